@@ -1,0 +1,55 @@
+"""What one step's attention needs to know, for every sequence of the step at once.
+
+The step's query tokens lie in one flat ragged batch: sequence s owns the rows `query_start[s]` up to
+`query_start[s + 1]`. A decode has one row, a prompt many, a chunk of a prompt some: one description for all.
+Paper: section 5.1, Figure 5. Does NOT know: requests, plans, layers, pools.
+
+    rows    | a a a a a | b | c c |      T = 8, S = 3, query_start = [0, 5, 6, 8]
+    context   5           9   7          a: a whole prompt; b: a decode; c: the last chunk of a prompt
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """Where each new token goes and what each query row may see; S sequences, T query tokens.
+
+    Raises ValueError if the host lists do not describe the same number of sequences.
+    """
+
+    slot_mapping: Tensor
+    """[T] int64: the slot each new token's K/V is written to; -1 = write nothing."""
+    query_start: Tensor
+    """[S + 1] int32: prefix sums of the query lengths."""
+    context_len: Tensor
+    """[S] int32: tokens in the cache once this step has written; the query tokens are the last of them."""
+    block_tables: Tensor
+    """[S, B] int32: physical block ids in logical order; entries past the context are never read."""
+    query_start_list: list[int]
+    """`query_start` on the host, so that a CPU path neither waits nor converts."""
+    context_len_list: list[int]
+    """`context_len` on the host."""
+    max_query_len: int
+    """The longest query of the step, in tokens."""
+    max_context_len: int
+    """The longest context of the step, in tokens."""
+
+    def __post_init__(self) -> None:
+        if len(self.query_start_list) != len(self.context_len_list) + 1:
+            raise ValueError(
+                f"query_start_list has {len(self.query_start_list)} entries for {len(self.context_len_list)} "
+                "sequences: it needs one more than there are sequences"
+            )
+
+    @property
+    def num_sequences(self) -> int:
+        """S."""
+        return len(self.context_len_list)
+
+    @property
+    def is_decode_only(self) -> bool:
+        """True if every sequence has exactly one query token."""
+        return self.max_query_len == 1 and self.query_start_list[-1] == self.num_sequences

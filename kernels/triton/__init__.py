@@ -1,0 +1,1 @@
+"""The operations of paper section 5.1 as Triton kernels, with the signatures of `reference`."""

@@ -1,0 +1,99 @@
+"""Ragged batches over a poisoned pool, for every kernel test.
+
+Whatever a kernel may not read is poison: unused blocks, the tail of a sequence's last block and tokens that
+no row can see any more hold NaN, unused block-table entries hold -7. A stray read gives NaN, or crashes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minipaged.kernels.layout import block_size_of, cache_shape
+from minipaged.kernels.metadata import AttentionMetadata
+
+UNUSED_BLOCK_ID = -7
+RELATIVE_ERROR = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+
+
+@dataclass
+class Case:
+    query: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    metadata: AttentionMetadata
+    new_key: Tensor
+    new_value: Tensor
+    sinks: Tensor
+
+
+def make_case(
+    lengths: list[tuple[int, int]],
+    *,
+    heads: tuple[int, int] = (4, 2),
+    head_dims: tuple[int, int] = (32, 32),
+    block_size: int = 4,
+    dtype: torch.dtype = torch.float32,
+    sliding_window: int | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+) -> Case:
+    """A case from (query length, context length) a sequence; heads = (Hq, Hkv), head_dims = (Dk, Dv)."""
+    generator = torch.Generator().manual_seed(seed)
+    (num_heads, num_kv_heads), (key_dim, value_dim) = heads, head_dims
+    blocks = [-(-context // block_size) for _, context in lengths]
+    num_blocks = sum(blocks) + 3
+    key_cache = torch.full(cache_shape(num_blocks, block_size, num_kv_heads, key_dim), float("nan"))
+    value_cache = torch.full(cache_shape(num_blocks, block_size, num_kv_heads, value_dim), float("nan"))
+    tables = torch.full((len(lengths), max(blocks, default=0) + 2), UNUSED_BLOCK_ID, dtype=torch.int32)
+    free = torch.randperm(num_blocks, generator=generator).tolist()
+    starts, slots, new_keys, new_values = [0], [], [], []
+    for sequence, (query_len, context) in enumerate(lengths):
+        mine = [free.pop() for _ in range(blocks[sequence])]
+        tables[sequence, : len(mine)] = torch.tensor(mine, dtype=torch.int32)
+        starts.append(starts[-1] + query_len)
+        oldest = 0 if sliding_window is None else max(0, context - query_len - sliding_window + 1)
+        for position in range(oldest, context):
+            block, offset = mine[position // block_size], position % block_size
+            key = torch.randn(num_kv_heads, key_dim, generator=generator)
+            value = torch.randn(num_kv_heads, value_dim, generator=generator)
+            key_cache[block, :, offset], value_cache[block, :, offset] = key, value
+            if position >= context - query_len:
+                slots.append(block * block_size + offset)
+                new_keys.append(key)
+                new_values.append(value)
+    query = torch.randn(starts[-1], num_heads, key_dim, generator=generator)
+    contexts = [context for _, context in lengths]
+    metadata = AttentionMetadata(
+        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+        query_start=torch.tensor(starts, dtype=torch.int32, device=device),
+        context_len=torch.tensor(contexts, dtype=torch.int32, device=device),
+        block_tables=tables.to(device),
+        query_start_list=starts,
+        context_len_list=contexts,
+        max_query_len=max((query_len for query_len, _ in lengths), default=0),
+        max_context_len=max(contexts, default=0),
+    )
+    return Case(
+        query=query.to(device, dtype),
+        key_cache=key_cache.to(device, dtype),
+        value_cache=value_cache.to(device, dtype),
+        metadata=metadata,
+        new_key=torch.stack(new_keys).to(device, dtype),
+        new_value=torch.stack(new_values).to(device, dtype),
+        sinks=torch.randn(num_heads, generator=generator).to(device, dtype),
+    )
+
+
+def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """Relative L2 error within the dtype's bound; any NaN fails, for NaN compares false."""
+    actual, expected = actual.double().cpu(), expected.double().cpu()
+    assert actual.shape == expected.shape
+    error = ((actual - expected).norm() / expected.norm()).item()
+    assert error <= RELATIVE_ERROR[dtype], f"relative L2 error {error:.2e} for {dtype}"
+
+
+def token_at(cache: Tensor, slot: int) -> Tensor:
+    """The [Hkv, D] entry a slot names."""
+    block_size = block_size_of(cache)
+    return cache[slot // block_size, :, slot % block_size]

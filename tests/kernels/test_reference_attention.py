@@ -1,0 +1,124 @@
+"""Layer 1: the fast PyTorch path against the float64 oracle, over poisoned pools."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minipaged.kernels.reference import oracle
+from minipaged.kernels.reference.attention import causal_mask, paged_attention
+from tests.kernels.cases import assert_close, make_case
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DECODES = [(1, 1), (1, 4), (1, 5), (1, 23)]
+MIXED = [(1, 9), (7, 7), (3, 12), (1, 1), (5, 6)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def check(
+    lengths, *, dtype=torch.float32, scale=0.3, softcap=None, with_sinks=False, sliding_window=None, **shape
+):
+    case = make_case(lengths, dtype=dtype, sliding_window=sliding_window, **shape)
+    options = {"scale": scale, "softcap": softcap, "sliding_window": sliding_window}
+    options["sinks"] = case.sinks if with_sinks else None
+    inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
+    actual = paged_attention(*inputs, **options)
+    assert actual.dtype == dtype
+    assert_close(actual, oracle.paged_attention(*inputs, **options), dtype)
+
+
+def test_oracle_equals_dense_attention_on_a_contiguous_prompt():
+    """Catches an oracle that is wrong the same way as the path it checks: SDPA knows nothing of pages."""
+    case = make_case([(11, 11)], heads=(4, 4), block_size=3)
+    key = case.new_key.transpose(0, 1).double()
+    value = case.new_value.transpose(0, 1).double()
+    query = case.query.transpose(0, 1).double()
+    dense = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.2).transpose(0, 1)
+    paged = oracle.paged_attention(case.query, case.key_cache, case.value_cache, case.metadata, scale=0.2)
+    torch.testing.assert_close(paged, dense, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths", [DECODES, MIXED], ids=["decode", "mixed"])
+def test_any_mix_of_query_lengths_equals_the_oracle(lengths, dtype):
+    """Catches rows scored against the wrong sequence, or a mask shifted by one."""
+    check(lengths, dtype=dtype)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 16, 64, 256])
+def test_block_size_changes_nothing(block_size):
+    """Catches slot arithmetic that is right for one block size only."""
+    check([*MIXED, (2, 35)], block_size=block_size)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (4, 1), (6, 2), (16, 1)])
+def test_query_heads_share_the_kv_head_of_their_group(heads):
+    """Catches heads packed in the wrong order (h % Hkv instead of h // G)."""
+    check(MIXED, heads=heads)
+
+
+@pytest.mark.parametrize("head_dims", [(64, 64), (48, 32), (8, 24), (1, 1)])
+def test_keys_and_values_may_differ_in_head_size(head_dims):
+    """Catches a value pool indexed with the key's strides (multi-head latent attention)."""
+    check(MIXED, head_dims=head_dims)
+
+
+@pytest.mark.parametrize("window", [1, 2, 4, 5, 100])
+@pytest.mark.parametrize("lengths", [DECODES, MIXED], ids=["decode", "mixed"])
+def test_a_window_reads_only_what_it_can_see(lengths, window):
+    """Catches an off-by-one at the window's edge, and gathered pages that no row can see (poison)."""
+    check(lengths, sliding_window=window)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("softcap", "with_sinks"), [(0.7, False), (None, True), (0.7, True)])
+def test_softcap_and_sinks_equal_the_oracle(softcap, with_sinks, window, dtype):
+    """Catches a softcap applied before the scale, or a sink that takes part in the values."""
+    check(MIXED, softcap=softcap, with_sinks=with_sinks, sliding_window=window, dtype=dtype, scale=1.0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01])
+def test_the_scale_is_the_callers(scale):
+    """Catches a hidden 1/sqrt(D): OPT sends 1.0."""
+    check(MIXED, scale=scale)
+
+
+def test_a_sequence_without_query_rows_is_skipped():
+    """Catches an empty chunk that shifts everyone behind it."""
+    check([(2, 5), (0, 6), (1, 3)])
+
+
+def test_causal_mask_by_hand():
+    """Catches a mask aligned to the first key instead of the last."""
+    assert causal_mask(2, 4, None, torch.device("cpu")).int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert causal_mask(2, 4, 2, torch.device("cpu")).int().tolist() == [[0, 1, 1, 0], [0, 0, 1, 1]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_random_shapes_equal_the_oracle(data):
+    """Catches what no table of cases thought of: features and shapes drawn together."""
+    contexts = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    lengths = [(data.draw(st.integers(1, context)), context) for context in contexts]
+    kv_heads, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
+    check(
+        lengths,
+        dtype=data.draw(st.sampled_from(DTYPES)),
+        heads=(kv_heads * group, kv_heads),
+        head_dims=(data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))),
+        block_size=data.draw(st.integers(1, 20)),
+        sliding_window=data.draw(st.none() | st.integers(1, 45)),
+        softcap=data.draw(st.none() | st.floats(0.5, 30)),
+        with_sinks=data.draw(st.booleans()),
+        scale=data.draw(st.floats(0.05, 1.0)),
+        seed=data.draw(st.integers(0, 99)),
+    )
