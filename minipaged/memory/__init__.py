@@ -1,0 +1,24 @@
+"""Where KV blocks live: allocator, block tables, prefix cache, page growth, swap space. No torch."""
+
+from minipaged.memory.allocator import BlockAllocator, BlockPool, OutOfBlocksError
+from minipaged.memory.block_table import BlockCopy, BlockTable
+from minipaged.memory.kv_manager import Admission, KVManager
+from minipaged.memory.page_growth import Chunked, OnDemand, PageGrowth, Reserve
+from minipaged.memory.prefix_cache import PrefixCache
+from minipaged.memory.swap_space import SwapSpace
+
+__all__ = [
+    "Admission",
+    "BlockAllocator",
+    "BlockCopy",
+    "BlockPool",
+    "BlockTable",
+    "Chunked",
+    "KVManager",
+    "OnDemand",
+    "OutOfBlocksError",
+    "PageGrowth",
+    "PrefixCache",
+    "Reserve",
+    "SwapSpace",
+]

@@ -1,0 +1,1 @@
+"""PagedAttention as code to learn from and to generate with."""

@@ -1,0 +1,116 @@
+"""Every setting of the engine in one frozen dataclass, validated when it is built.
+
+The command line, `LLM(...)` and the server take exactly these fields; the help text of a field is its
+`metadata["help"]`. Nothing mutates a config later. No torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args, get_type_hints
+
+PageGrowthName = Literal["on_demand", "chunked", "reserve"]
+PreemptionMode = Literal["auto", "recompute", "swap"]
+AttentionBackend = Literal["auto", "torch", "triton"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class ConfigError(ValueError):
+    """A setting has a value that cannot work; the message names the field, the value and the fix."""
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of the engine.
+
+    Raises:
+        ConfigError: a value out of its range.
+    """
+
+    block_size: int = _option(16, "Tokens in a KV block.")
+    num_blocks: int | None = _option(None, "KV blocks in the pool; overrides kv_cache_memory.")
+    kv_cache_memory: int | None = _option(
+        None, "Bytes for the KV pool. Default: 1 GiB on a CPU; on a GPU see gpu_memory_utilization."
+    )
+    gpu_memory_utilization: float = _option(
+        0.9, "Share of the GPU's memory for weights, activations and the KV pool together."
+    )
+    max_num_seqs: int = _option(256, "Sequences that may hold blocks at the same time.")
+    max_num_batched_tokens: int = _option(2048, "Tokens that one step computes at most.")
+    max_model_len: int | None = _option(
+        None, "Longest sequence, prompt and output together. Default: what the model was trained for."
+    )
+    enable_chunked_prefill: bool = _option(
+        True, "Cut prompts to the token budget and mix them with decodes; off: prefills first, alone."
+    )
+    enable_prefix_caching: bool = _option(True, "Keep full blocks and share them with equal prefixes.")
+    preemption_mode: PreemptionMode = _option(
+        "auto", "What happens to the blocks of a preempted request; auto picks the cheaper."
+    )
+    swap_space: int = _option(
+        4 << 30, "Bytes of host memory for swapped-out blocks at most (never more than the pool has)."
+    )
+    page_growth: PageGrowthName = _option(
+        "on_demand", "Blocks at admission: what the tokens need, in grants of 16, or all at once."
+    )
+    attention_backend: AttentionBackend = _option("auto", "Kernels to use; auto: triton on a GPU.")
+    dtype: DType = _option("auto", "Type of weights and KV cache; auto: what the checkpoint says.")
+    seed: int = _option(0, "Seed of requests that bring none of their own.")
+    disable_log_stats: bool = _option(False, "No periodic log line.")
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for option in fields(self):
+            value = getattr(self, option.name)
+            _check_type(option.name, value, hints[option.name])
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
+            _check_at_least(name, getattr(self, name), 1)
+        for name in ("num_blocks", "kv_cache_memory", "max_model_len"):
+            if getattr(self, name) is not None:
+                _check_at_least(name, getattr(self, name), 1)
+        _check_at_least("swap_space", self.swap_space, 0)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}; give a share in (0, 1]"
+            )
+
+
+def config_from(options: dict[str, Any]) -> EngineConfig:
+    """Build a config from keyword arguments.
+
+    Raises:
+        ConfigError: an unknown key (the message names the nearest field), or a bad value.
+    """
+    known = [option.name for option in fields(EngineConfig)]
+    for key in options:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            raise ConfigError(f"unknown setting {key!r}; {hint}")
+    return EngineConfig(**options)
+
+
+def _check_type(name: str, value: Any, hint: Any) -> None:
+    choices = get_args(hint)
+    if choices and all(isinstance(choice, str) for choice in choices):
+        if value not in choices:
+            raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+        return
+    allowed = choices or (hint,)
+    # bool is an int to Python, but `block_size=True` is a mistake.
+    is_bool = isinstance(value, bool)
+    if (is_bool and bool not in allowed) or not isinstance(
+        value, tuple(float if t is float else t for t in allowed) + ((int,) if float in allowed else ())
+    ):
+        names = " or ".join("None" if t is type(None) else t.__name__ for t in allowed)
+        raise ConfigError(f"{name} is {value!r}; give {names}")
+
+
+def _check_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{name} is {value}; give at least {least}")

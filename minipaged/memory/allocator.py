@@ -1,0 +1,154 @@
+"""Who holds which KV block: a reference-counted free list of block ids (paper, section 4.2).
+
+A block is **free** (on the free list), **used** (held by one or more block tables; the reference
+count says by how many) or **idle** (held by no table, its content kept for the prefix cache).
+
+        allocate                 share +1 / release -1
+  free ----------> used (1) <------------------------> used (2, 3, ...)
+   ^                 |  ^
+   | reclaim         v  | share
+   +-------------- idle (0)          free(block) = release + reclaim
+
+Every operation is O(1) a block. The allocator knows ids only: no tokens, no tensors, no requests.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class OutOfBlocksError(RuntimeError):
+    """An allocation asked for more blocks than there are; nothing was changed."""
+
+
+class BlockPool(Protocol):
+    """What a `BlockTable` needs of whoever hands out blocks (allocator or prefix cache)."""
+
+    def allocate(self, count: int = 1) -> list[int]:
+        """Take `count` blocks, each with one reference, or raise `OutOfBlocksError` and take none."""
+        ...
+
+    def share(self, block: int) -> None:
+        """Add a reference to a block that is used or idle; a free block raises `ValueError`."""
+        ...
+
+    def free(self, block: int) -> None:
+        """Drop one reference; the last one gives the block back. One too many raises `ValueError`."""
+        ...
+
+    def ref_count(self, block: int) -> int:
+        """How many references the block has."""
+        ...
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` could hand out now."""
+        ...
+
+
+class BlockAllocator:
+    """A pool of `num_blocks` block ids.
+
+    Args:
+        num_blocks: size of the pool, at least 1.
+        order: ids in the order in which a fresh pool hands them out (default 0, 1, 2, ...); the
+            paper's figures use 7, 1, 3.
+
+    Raises:
+        ValueError: `num_blocks` below 1, or `order` with an unknown or repeated id.
+    """
+
+    def __init__(self, num_blocks: int, order: Iterable[int] | None = None) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks is {num_blocks}; a pool needs at least 1 block")
+        ids = list(range(num_blocks)) if order is None else list(order)
+        if len(set(ids)) != len(ids) or not set(ids) <= set(range(num_blocks)):
+            raise ValueError(f"order {ids} must name each block of 0..{num_blocks - 1} at most once")
+        ids += sorted(set(range(num_blocks)) - set(ids))
+        self.num_blocks = num_blocks
+        # A stack: the block freed last is handed out first, while it is still warm in some cache.
+        self._free = array("i", reversed(ids))
+        self._is_free = bytearray(b"\x01") * num_blocks
+        self._ref_count = array("i", [0]) * num_blocks
+
+    def allocate(self, count: int = 1) -> list[int]:
+        """Take `count` blocks off the free list, each with reference count 1.
+
+        Raises:
+            OutOfBlocksError: fewer than `count` blocks are free; nothing was taken.
+        """
+        if count > len(self._free):
+            raise OutOfBlocksError(f"{count} blocks wanted, {len(self._free)} of {self.num_blocks} are free")
+        blocks = [self._free.pop() for _ in range(count)]
+        for block in blocks:
+            self._ref_count[block] = 1
+            self._is_free[block] = False
+        return blocks
+
+    def share(self, block: int) -> None:
+        """Add a reference to a used block, or bring an idle one back to use.
+
+        Raises:
+            ValueError: the block is free: its content is already somebody else's to overwrite.
+        """
+        if self._is_free[block]:
+            raise ValueError(f"block {block} is free and cannot be shared")
+        self._ref_count[block] += 1
+
+    def release(self, block: int) -> bool:
+        """Drop one reference. True when it was the last: the block is now idle, not yet free.
+
+        Raises:
+            ValueError: no reference is left to drop (a double free).
+        """
+        if self._ref_count[block] == 0:
+            raise ValueError(f"block {block} is freed twice: it has no reference left")
+        self._ref_count[block] -= 1
+        return self._ref_count[block] == 0
+
+    def reclaim(self, block: int) -> None:
+        """Put an idle block back on the free list.
+
+        Raises:
+            ValueError: the block is used or already free.
+        """
+        if self._ref_count[block] or self._is_free[block]:
+            state = "free" if self._is_free[block] else f"used {self._ref_count[block]} times"
+            raise ValueError(f"block {block} is {state}; only an idle block can be reclaimed")
+        self._is_free[block] = True
+        self._free.append(block)
+
+    def free(self, block: int) -> None:
+        """Drop one reference; the last one puts the block back on the free list."""
+        if self.release(block):
+            self.reclaim(block)
+
+    def ref_count(self, block: int) -> int:
+        """How many tables hold the block."""
+        return self._ref_count[block]
+
+    @property
+    def num_free(self) -> int:
+        """Blocks on the free list."""
+        return len(self._free)
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks that nobody holds and that are not on the free list (O(num_blocks), for reports)."""
+        return sum(not count and not free for count, free in zip(self._ref_count, self._is_free))
+
+    def check_invariants(self, references: Iterable[int]) -> None:
+        """Compare the counts with `references`: every block id once per table entry that holds it.
+
+        Raises:
+            AssertionError: a count is wrong, a block is lost, or one is on the free list twice.
+        """
+        held = [0] * self.num_blocks
+        for block in references:
+            held[block] += 1
+        wrong = {b: (self._ref_count[b], n) for b, n in enumerate(held) if self._ref_count[b] != n}
+        assert not wrong, f"reference counts differ from table entries, block: (count, entries) {wrong}"
+        assert sorted(self._free) == [b for b, free in enumerate(self._is_free) if free]
+        assert not any(held[b] for b in self._free), "a block on the free list is held by a table"

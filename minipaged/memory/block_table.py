@@ -1,0 +1,136 @@
+"""Logical blocks of a sequence -> physical blocks of the pool (paper, sections 4.2 to 4.4).
+
+    logical    0            1            2 (spare)
+             +------------+------------+------------+
+    tokens   | Four score | years ago  |            |     block_size 4, num_tokens 7
+             | and seven  | our  _     |            |
+             +------------+------------+------------+
+    physical   7            1            3
+
+Blocks fill from left to right, so at most the last one is partly filled. Three operations carry every
+decoding method: `append`, `fork`, `free`. A block that two tables hold is copied by whoever writes to
+it first (copy-on-write); since only the last block is ever written, at most one block is copied.
+A table knows neither tokens nor tensors; it counts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from minipaged.memory.allocator import BlockPool
+
+
+class BlockCopy(NamedTuple):
+    """Copy the content of one physical block to another, before the step computes anything."""
+
+    source: int
+    destination: int
+
+
+class BlockTable:
+    """The block table of one sequence.
+
+    Attributes:
+        blocks: physical block of each logical block; those past `num_tokens` are spare.
+        num_tokens: tokens that have a slot.
+    """
+
+    __slots__ = ("block_size", "blocks", "num_tokens", "pool")
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size is {block_size}; a block holds at least 1 token")
+        self.pool = pool
+        self.block_size = block_size
+        self.blocks: list[int] = []
+        self.num_tokens = 0
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit in the blocks the table holds."""
+        return len(self.blocks) * self.block_size
+
+    @property
+    def num_filled_blocks(self) -> int:
+        """Blocks that hold at least one token."""
+        return -(-self.num_tokens // self.block_size)
+
+    def filled(self, logical: int) -> int:
+        """Filled slots of a logical block, 0 to block_size (the "# filled" column of Fig. 6)."""
+        return max(0, min(self.block_size, self.num_tokens - logical * self.block_size))
+
+    def slot(self, position: int) -> int:
+        """Where the token at `position` lives: physical block x block_size + offset."""
+        logical, offset = divmod(position, self.block_size)
+        return self.blocks[logical] * self.block_size + offset
+
+    def slots(self, start: int, stop: int) -> list[int]:
+        """Slots of the positions start <= p < stop."""
+        return [self.slot(position) for position in range(start, stop)]
+
+    def blocks_to_append(self, count: int = 1) -> int:
+        """Blocks that `append(count)` will take from the pool, a copy-on-write included."""
+        missing = -(-(self.num_tokens + count) // self.block_size) - len(self.blocks)
+        return max(0, missing) + self._writes_to_shared_block()
+
+    def append(self, count: int = 1) -> BlockCopy | None:
+        """Give the next `count` tokens a slot; take blocks when the last is full.
+
+        Returns:
+            The copy that must run before the tokens are written, if the last block was shared.
+
+        Raises:
+            OutOfBlocksError: the pool cannot give the blocks; nothing was changed.
+        """
+        needed = self.blocks_to_append(count)
+        if not needed:
+            self.num_tokens += count
+            return None
+        fresh = self.pool.allocate(needed)
+        copy = None
+        if self._writes_to_shared_block():
+            # Fig. 8: the first writer moves to a fresh block and drops its reference to the shared
+            # one; when a single holder is left, that one writes in place.
+            last = self.num_tokens // self.block_size
+            copy = BlockCopy(self.blocks[last], fresh.pop())
+            self.pool.free(copy.source)
+            self.blocks[last] = copy.destination
+        self.blocks += fresh
+        self.num_tokens += count
+        return copy
+
+    def reserve(self, count: int) -> None:
+        """Take `count` spare blocks now, for tokens to come."""
+        self.blocks += self.pool.allocate(count)
+
+    def share(self, blocks: list[int]) -> None:
+        """Start with full blocks that somebody else computed (a shared prefix). The table is empty."""
+        for block in blocks:
+            self.pool.share(block)
+        self.blocks = list(blocks)
+        self.num_tokens = len(blocks) * self.block_size
+
+    def fork(self) -> BlockTable:
+        """A second table over the same filled blocks; spare blocks stay with this one."""
+        child = BlockTable(self.pool, self.block_size)
+        child.share(self.blocks[: self.num_filled_blocks])
+        child.num_tokens = self.num_tokens
+        return child
+
+    def truncate(self, num_tokens: int) -> None:
+        """Keep the slots of the first `num_tokens` tokens; give all other blocks back, the tail first."""
+        keep = -(-num_tokens // self.block_size)
+        for block in reversed(self.blocks[keep:]):
+            self.pool.free(block)
+        del self.blocks[keep:]
+        self.num_tokens = num_tokens
+
+    def free(self) -> None:
+        """Give every block back, the tail first, and be empty."""
+        self.truncate(0)
+
+    def _writes_to_shared_block(self) -> bool:
+        # The next token goes to blocks[num_tokens // block_size], if that block is there at all. A
+        # spare block is never shared, so only a partly filled one can have two holders.
+        last, offset = divmod(self.num_tokens, self.block_size)
+        return bool(offset) and self.pool.ref_count(self.blocks[last]) > 1

@@ -1,0 +1,349 @@
+"""The one place the scheduler asks about memory: may these sequences have blocks, and then have them.
+
+Composes allocator, block tables, growth policy, prefix cache and swap space (paper, sections 4.2 to
+4.5). Every question `can_x` changes nothing; its answer holds until the next call that changes
+something. Sequences come in groups (the sequences of one request): all get their blocks or none.
+
+The manager knows block ids and token ids; no queues, no tensors, no time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from minipaged.memory.allocator import BlockAllocator, BlockPool
+from minipaged.memory.block_table import BlockCopy, BlockTable
+from minipaged.memory.page_growth import PageGrowth
+from minipaged.memory.prefix_cache import PrefixCache
+from minipaged.memory.swap_space import SwapSpace
+
+
+class KVSequence(Protocol):
+    """What the manager reads and writes of a sequence."""
+
+    token_ids: array[int]
+    num_computed_tokens: int
+    max_num_tokens: int
+    table: BlockTable
+    block_hashes: list[int]
+    num_published_blocks: int
+    cache_salt: str
+
+
+class Hit(NamedTuple):
+    """What one sequence need not compute at admission.
+
+    `blocks` are cached; or the first `num_shared` blocks come from `leader`, an earlier sequence of the
+    same group. `copy_from` is the cached last block of a sequence that is cached to its last token.
+    """
+
+    blocks: list[int]
+    num_shared: int
+    leader: int | None = None
+    copy_from: int | None = None
+
+
+class Admission(NamedTuple):
+    """Answer of `can_admit`: whether the group fits, and how."""
+
+    fits: bool
+    hits: list[Hit]
+    grants: list[int]
+    num_tokens_to_compute: int
+
+
+class KVManager:
+    """Block accounting for all sequences.
+
+    Args:
+        allocator: the device pool.
+        block_size: tokens a block.
+        growth: how many blocks to ask for.
+        prefix_cache: built over `allocator`, or None when prefixes are not cached.
+        swap_space: host blocks, or None when nothing is swapped.
+        watermark: share of the pool that admission leaves free while others run (not growth).
+        prefix_aware: False counts cached blocks as if they had to be allocated and computed: the
+            scheduler that the third source improves on, kept for its experiment.
+    """
+
+    def __init__(
+        self,
+        allocator: BlockAllocator,
+        block_size: int,
+        growth: PageGrowth,
+        prefix_cache: PrefixCache | None = None,
+        swap_space: SwapSpace | None = None,
+        watermark: float = 0.01,
+        prefix_aware: bool = True,
+    ) -> None:
+        self.allocator = allocator
+        self.block_size = block_size
+        self.growth = growth
+        self.prefix_cache = prefix_cache
+        self.swap_space = swap_space
+        self.pool: BlockPool = prefix_cache if prefix_cache is not None else allocator
+        self.num_watermark_blocks = int(watermark * allocator.num_blocks)
+        self.prefix_aware = prefix_aware
+
+    def new_table(self) -> BlockTable:
+        """An empty block table over the device pool."""
+        return BlockTable(self.pool, self.block_size)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be handed out now, idle cached blocks included."""
+        return self.pool.num_free
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that some table holds."""
+        return self.allocator.num_blocks - self.pool.num_free
+
+    def num_blocks_of(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    # -- admission ------------------------------------------------------------------------------
+
+    def can_admit(self, sequences: Sequence[KVSequence], keep_watermark: bool = True) -> Admission:
+        """Whether the group gets blocks for all its tokens; only blocks that are not cached count.
+
+        Args:
+            sequences: the group; their tables are empty.
+            keep_watermark: leave the watermark free (the caller says no when nothing else runs).
+        """
+        hits = self._find_hits(sequences)
+        wishes = []
+        for sequence, hit in zip(sequences, hits):
+            needed = self.num_blocks_of(len(sequence.token_ids)) - hit.num_shared
+            remaining = self.num_blocks_of(sequence.max_num_tokens) - hit.num_shared
+            wishes.append(self.growth.at_admission(needed, max(needed, remaining)))
+        available = self.pool.num_free
+        if keep_watermark:
+            available -= self.num_watermark_blocks
+        cached = {block for hit in hits for block in hit.blocks}
+        if self.prefix_cache is not None:
+            available -= self.prefix_cache.count_idle(cached)
+        to_compute = sum(len(s.token_ids) - self._num_hit_tokens(s, h) for s, h in zip(sequences, hits))
+        if not self.prefix_aware:
+            to_compute = sum(len(sequence.token_ids) for sequence in sequences)
+            available -= sum(hit.num_shared for hit in hits if hit.leader is None)
+        grants = [wish[0] for wish in wishes]
+        if sum(grants) > available:
+            grants = [wish[-1] for wish in wishes]
+        return Admission(sum(grants) <= available, hits, grants, to_compute)
+
+    def admit(self, sequences: Sequence[KVSequence], admission: Admission) -> list[BlockCopy]:
+        """Give the group its blocks, as `can_admit` answered just before.
+
+        Returns:
+            Copies to run before the step computes.
+        """
+        # Cached blocks first: once shared they cannot be evicted by the allocations that follow.
+        for sequence, hit in zip(sequences, admission.hits):
+            if hit.leader is None:
+                sequence.table.share(hit.blocks)
+        copies = []
+        for sequence, hit, grant in zip(sequences, admission.hits, admission.grants):
+            table = sequence.table
+            if hit.leader is not None:
+                table.share(sequences[hit.leader].table.blocks[: hit.num_shared])
+            sequence.num_computed_tokens = self._num_hit_tokens(sequence, hit)
+            sequence.num_published_blocks = hit.num_shared
+            table.append(len(sequence.token_ids) - table.num_tokens)
+            if hit.copy_from is not None and hit.copy_from != table.blocks[-1]:
+                # (If the pool was so tight that the cached block itself was evicted and handed to us,
+                # its content is where we want it.)
+                copies.append(BlockCopy(hit.copy_from, table.blocks[-1]))
+            spare = hit.num_shared + grant - len(table.blocks)
+            if spare:
+                table.reserve(spare)
+        return copies
+
+    def _num_hit_tokens(self, sequence: KVSequence, hit: Hit) -> int:
+        if hit.copy_from is not None:
+            return len(sequence.token_ids) - 1
+        return hit.num_shared * self.block_size
+
+    def _find_hits(self, sequences: Sequence[KVSequence]) -> list[Hit]:
+        hits: list[Hit] = []
+        for i, sequence in enumerate(sequences):
+            hit = self._cached_prefix(sequence)
+            # A group that was preempted restores its sharing: what two sequences have in common is
+            # computed by the first and shared by the second, cached or not.
+            for j in range(i):
+                shared = self._common_blocks(sequences[j], sequence)
+                if shared > hit.num_shared:
+                    hit = Hit([], shared, leader=j)
+            hits.append(hit)
+        return hits
+
+    def _cached_prefix(self, sequence: KVSequence) -> Hit:
+        cache = self.prefix_cache
+        if cache is None:
+            return Hit([], 0)
+        cache.extend_hashes(sequence.block_hashes, sequence.token_ids, sequence.cache_salt)
+        blocks = cache.match(sequence.block_hashes, sequence.token_ids)
+        if len(blocks) * self.block_size < len(sequence.token_ids):
+            return Hit(blocks, len(blocks))
+        # Every token is cached, but the last must be computed for its logits. Its K/V goes to a copy
+        # of the last block; a block that this very step computes has nothing to copy yet.
+        last = blocks.pop()
+        return Hit(blocks, len(blocks), copy_from=None if cache.is_pending(last) else last)
+
+    def _common_blocks(self, first: KVSequence, second: KVSequence) -> int:
+        size = self.block_size
+        limit = (min(len(first.token_ids), len(second.token_ids)) - 1) // size
+        for i in range(limit):
+            if first.token_ids[i * size : (i + 1) * size] != second.token_ids[i * size : (i + 1) * size]:
+                return i
+        return limit
+
+    # -- growth ---------------------------------------------------------------------------------
+
+    def blocks_to_grow(self, sequences: Sequence[KVSequence]) -> int:
+        """Blocks it takes to give each sequence of the group a slot for all its tokens."""
+        needed = sum(s.table.blocks_to_append(len(s.token_ids) - s.table.num_tokens) for s in sequences)
+        if needed and len(sequences) > 1:
+            # Of the holders of one block, the last to write finds a count of 1 and copies nothing.
+            writers = Counter(
+                s.table.blocks[s.table.num_tokens // self.block_size]
+                for s in sequences
+                if s.table.num_tokens % self.block_size
+            )
+            needed -= sum(n > 1 and n == self.pool.ref_count(block) for block, n in writers.items())
+        return needed
+
+    def grow(self, sequences: Sequence[KVSequence]) -> list[BlockCopy]:
+        """Give each sequence a slot for all its tokens.
+
+        Returns:
+            Copies (copy-on-write) to run before the step computes.
+
+        Raises:
+            OutOfBlocksError: ask `blocks_to_grow` first; sequences before the failing one have grown.
+        """
+        copies = []
+        for i, sequence in enumerate(sequences):
+            table = sequence.table
+            if table.num_tokens == len(table.blocks) * self.block_size:
+                self._grant(sequence, sequences[i + 1 :])
+            copy = table.append(len(sequence.token_ids) - table.num_tokens)
+            if copy is not None:
+                copies.append(copy)
+        return copies
+
+    def _grant(self, sequence: KVSequence, others: Sequence[KVSequence]) -> None:
+        """Take blocks as the growth policy wishes; more than the minimum only if the rest of the
+        group still gets its own."""
+        held = len(sequence.table.blocks)
+        needed = self.num_blocks_of(len(sequence.token_ids)) - held
+        remaining = self.num_blocks_of(sequence.max_num_tokens) - held
+        for wish in self.growth.while_running(needed, max(needed, remaining)):
+            if wish == needed:
+                return  # `append` takes the minimum itself
+            if wish + self.blocks_to_grow(others) <= self.pool.num_free:
+                sequence.table.reserve(wish)
+                return
+
+    # -- the rest of a sequence's life ----------------------------------------------------------
+
+    def fork(self, sequence: KVSequence) -> BlockTable:
+        """A second table over the blocks of the sequence (paper, Fig. 8)."""
+        return sequence.table.fork()
+
+    def free(self, sequences: Iterable[KVSequence]) -> None:
+        """Give back all blocks of the sequences."""
+        for sequence in sequences:
+            sequence.table.free()
+            sequence.num_computed_tokens = 0
+            sequence.num_published_blocks = 0
+
+    def publish(self, sequence: KVSequence, num_tokens: int) -> None:
+        """Make the blocks findable that are full once `num_tokens` tokens are computed (by the step
+        being planned)."""
+        cache = self.prefix_cache
+        stop = num_tokens // self.block_size
+        if cache is None or stop <= sequence.num_published_blocks:
+            return
+        cache.extend_hashes(sequence.block_hashes, sequence.token_ids, sequence.cache_salt)
+        size = self.block_size
+        for i in range(sequence.num_published_blocks, stop):
+            tokens = sequence.token_ids[i * size : (i + 1) * size]
+            cache.publish(sequence.table.blocks[i], sequence.block_hashes[i], tokens)
+        sequence.num_published_blocks = stop
+
+    def commit_published(self) -> None:
+        """The planned step ran: its published blocks hold what they promise."""
+        if self.prefix_cache is not None:
+            self.prefix_cache.commit()
+
+    def withdraw_published(self) -> None:
+        """The planned step failed: nobody may find what it did not compute."""
+        if self.prefix_cache is not None:
+            self.prefix_cache.withdraw()
+
+    # -- swapping -------------------------------------------------------------------------------
+
+    def can_swap_out(self, sequences: Sequence[KVSequence]) -> bool:
+        """Whether the host has room for the group's computed blocks."""
+        if self.swap_space is None:
+            return False
+        distinct = {
+            block for s in sequences for block in s.table.blocks[: self.num_blocks_of(s.num_computed_tokens)]
+        }
+        return len(distinct) <= self.swap_space.allocator.num_free
+
+    def swap_out(self, sequences: Sequence[KVSequence]) -> list[BlockCopy]:
+        """Move the group's computed blocks to the host; blocks not computed yet are just freed."""
+        assert self.swap_space is not None
+        for sequence in sequences:
+            sequence.table.truncate(sequence.num_computed_tokens)
+        return self.swap_space.swap_out([sequence.table for sequence in sequences])
+
+    def can_swap_in(self, sequences: Sequence[KVSequence]) -> bool:
+        """Whether the group fits back, with a slot for every token it has."""
+        moved = {block for s in sequences for block in s.table.blocks}
+        grown = sum(s.table.blocks_to_append(len(s.token_ids) - s.table.num_tokens) for s in sequences)
+        return len(moved) + grown <= self.pool.num_free
+
+    def swap_in(self, sequences: Sequence[KVSequence]) -> list[BlockCopy]:
+        """Move the group's blocks back to the device. `grow` then gives the missing slots."""
+        assert self.swap_space is not None
+        return self.swap_space.swap_in([sequence.table for sequence in sequences], self.pool)
+
+    # -- checks ---------------------------------------------------------------------------------
+
+    def check_invariants(self, sequences: Iterable[KVSequence]) -> None:
+        """Raise AssertionError unless every block is accounted for.
+
+        Args:
+            sequences: all sequences that may hold blocks, swapped-out ones included.
+        """
+        device: list[int] = []
+        host: list[int] = []
+        writable: Counter[int] = Counter()
+        for sequence in sequences:
+            table = sequence.table
+            assert sequence.num_computed_tokens <= len(sequence.token_ids)
+            assert len(table.blocks) >= table.num_filled_blocks, "a token has no slot"
+            if table.pool is self.pool:
+                device += table.blocks
+                # Between the plan and its commit the last block is being written by its one holder.
+                writable.update(table.blocks[table.num_filled_blocks :])
+            else:
+                host += table.blocks
+        checked = self.prefix_cache if self.prefix_cache is not None else self.allocator
+        checked.check_invariants(device)
+        assert self.num_free + self.num_used == self.allocator.num_blocks
+        shared_spare = [block for block, n in writable.items() if n > 1]
+        assert not shared_spare, f"spare blocks {shared_spare} belong to two tables"
+        if self.swap_space is not None:
+            self.swap_space.check_invariants(host)
+            used = self.swap_space.allocator.num_blocks - self.swap_space.allocator.num_free
+            assert used <= self.allocator.num_blocks
+        else:
+            assert not host

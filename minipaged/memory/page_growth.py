@@ -1,0 +1,66 @@
+"""How many blocks a sequence gets at admission, and how many later (dynamic page growth).
+
+Reserving prompt + max_tokens at admission is pessimistic: most requests end early and the queue waits
+for memory that is never written. Growing while the request runs is optimistic: it admits more, and the
+pool may run dry, which preemption then handles (text-generation-inference's "re-allocate pages
+dynamically" killed the request instead).
+
+A policy answers with block counts to try, the preferred first; when the last cannot be had, the
+request waits (admission) or somebody is preempted (growth). It knows neither the pool nor the request.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class PageGrowth(Protocol):
+    """How many blocks to ask for. `needed` >= 1 blocks must be had now; `remaining` >= `needed`
+    blocks is all that the sequence could still use until its last token."""
+
+    def at_admission(self, needed: int, remaining: int) -> tuple[int, ...]:
+        """Block counts to try when the sequence is admitted, the preferred first; none below needed."""
+        ...
+
+    def while_running(self, needed: int, remaining: int) -> tuple[int, ...]:
+        """Block counts to try when the sequence has filled its last block; none below needed."""
+        ...
+
+
+class OnDemand:
+    """One block when the last is full: waste below one block a sequence (paper, section 4.3)."""
+
+    def at_admission(self, needed: int, remaining: int) -> tuple[int, ...]:
+        """Just the blocks of the tokens that exist."""
+        return (needed,)
+
+    def while_running(self, needed: int, remaining: int) -> tuple[int, ...]:
+        """Just the block of the next token."""
+        return (needed,)
+
+
+class Chunked:
+    """Grants of `grant` blocks, then of the bare minimum (the dynamic-growth source: 16, then 1)."""
+
+    def __init__(self, grant: int = 16) -> None:
+        self.grant = grant
+
+    def at_admission(self, needed: int, remaining: int) -> tuple[int, ...]:
+        """A whole grant if the pool has it, else what the tokens need."""
+        return (max(needed, min(remaining, self.grant)), needed)
+
+    def while_running(self, needed: int, remaining: int) -> tuple[int, ...]:
+        """A whole grant if the pool has it, else what the next token needs."""
+        return (max(needed, min(remaining, self.grant)), needed)
+
+
+class Reserve:
+    """Everything at admission: prompt + max_tokens (what the source changed away from)."""
+
+    def at_admission(self, needed: int, remaining: int) -> tuple[int, ...]:
+        """All that the sequence could ever use, or it waits."""
+        return (remaining,)
+
+    def while_running(self, needed: int, remaining: int) -> tuple[int, ...]:
+        """Only a fork gets here (its parent's spare blocks are not its own)."""
+        return (remaining, needed)

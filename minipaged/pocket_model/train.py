@@ -1,0 +1,211 @@
+"""Make the pocket model from nothing: `python -m minipaged.pocket_model.train`.
+
+Tokenizer first, then a small Llama on an endless stream of fresh documents (no document is seen twice on purpose), then
+the exam on held-out numbers, with the saved files loaded again.  Seed, wall time, losses and accuracy go to
+training.json and into the model card.  Knows nothing of paged attention.
+"""
+
+import argparse
+import json
+import math
+import platform
+import random
+import re
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor
+from torch.nn import functional
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from minipaged.pocket_model import PATH, corpus, exam
+
+VOCABULARY = 2048
+POSITIONS = 2048
+TOKENS_PER_STEP = 4096
+ROW_LENGTHS, ROW_WEIGHTS = (256, 512, 1024), (4, 4, 2)
+PEAK_LEARNING_RATE, WARMUP_STEPS = 3e-3, 80
+
+
+def make_tokenizer(seed: int, documents: int = 6000) -> PreTrainedTokenizerFast:
+    """A byte-level BPE learned from the corpus: any text survives the round trip, each digit is one token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=list(corpus.SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = (re.sub(r"<\|\w+\|>", "\n", text) for text in islice(corpus.documents(seed), documents))
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{corpus.BOS} $A", special_tokens=[(corpus.BOS, tokenizer.token_to_id(corpus.BOS))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=corpus.BOS,
+        eos_token=corpus.EOS,
+        pad_token=corpus.PAD,
+        additional_special_tokens=[corpus.SYSTEM, corpus.USER, corpus.ASSISTANT],
+        model_max_length=POSITIONS,
+        clean_up_tokenization_spaces=False,
+        chat_template=corpus.CHAT_TEMPLATE,
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """Four Llama layers with random weights, 8 query heads over 4 KV heads, embeddings tied: 3.3 M parameters."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=640,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Tensor]:
+    """Token ids [rows, length] without end; a row is whole documents, each behind its BOS, the last one cut."""
+    rng = random.Random(seed)
+    stream = corpus.documents(seed)
+    while True:
+        (length,) = rng.choices(ROW_LENGTHS, ROW_WEIGHTS)
+        rows = []
+        for _ in range(TOKENS_PER_STEP // length):
+            row: list[int] = []
+            while len(row) < length:
+                row += tokenizer.encode(next(stream), add_special_tokens=False)
+            rows.append(row[:length])
+        yield torch.tensor(rows)
+
+
+def loss_of(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
+    """Mean cross entropy of the next token, in nats, computed in bfloat16 where that is safe."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(input_ids=ids, use_cache=False).logits  # [rows, length, VOCABULARY]
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+
+
+def learning_rate(step: int, steps: int) -> float:
+    """A linear warm-up, then a cosine down to zero."""
+    warm = min(1.0, (step + 1) / WARMUP_STEPS)
+    return PEAK_LEARNING_RATE * warm * 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+def fit(model: LlamaForCausalLM, stream: Iterator[Tensor], steps: int) -> list[float]:
+    """Train for `steps` batches of the stream; returns the loss of each step."""
+    matrices = [weight for weight in model.parameters() if weight.ndim >= 2]
+    vectors = [weight for weight in model.parameters() if weight.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+    )
+    losses = []
+    started = time.monotonic()
+    for step, ids in enumerate(islice(stream, steps)):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, steps)
+        loss = loss_of(model, ids)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if step % 25 == 0:
+            print(f"step {step:5d}  loss {losses[-1]:.3f}  {time.monotonic() - started:6.0f} s", flush=True)
+    return losses
+
+
+def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
+    """Write the checkpoint: weights rounded to bfloat16, so that float32, float16 and bfloat16 load the same numbers."""
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model.to(torch.bfloat16).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    # What a loader should compute in, whatever the file stores.
+    config = json.loads((directory / "config.json").read_text())
+    config["dtype"] = "float32"
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def table(record: dict[str, object]) -> str:
+    """The record as the Markdown table of the model card."""
+    rows = [f"| {name.replace('_', ' ')} | {value} |" for name, value in record.items()]
+    return "\n".join(["| | |", "|---|---|", *rows])
+
+
+def main() -> None:
+    """Train, save, examine, record."""
+    parser = argparse.ArgumentParser(description="Train the pocket model on text that the project makes.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=PATH, help="checkpoint directory")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(arguments.seed)
+
+    started = time.monotonic()
+    tokenizer = make_tokenizer(arguments.seed)
+    model = make_model(tokenizer)
+    losses = fit(model, batches(tokenizer, arguments.seed), arguments.steps)
+    wall = time.monotonic() - started
+    save(model, tokenizer, arguments.out)
+
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(arguments.out),
+        AutoTokenizer.from_pretrained(arguments.out),
+    )
+    with torch.inference_mode():
+        unseen = [loss_of(model, ids).item() for ids in islice(batches(tokenizer, arguments.seed + 1), 10)]
+    tail = losses[-50:]
+    record: dict[str, object] = {
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "seed": arguments.seed,
+        "steps": arguments.steps,
+        "training_tokens": arguments.steps * TOKENS_PER_STEP,
+        "wall_time_s": round(wall),
+        "threads": arguments.threads,
+        "machine": f"{platform.machine()} CPU, bfloat16 autocast",
+        "final_training_loss": round(sum(tail) / len(tail), 4),
+        "loss_on_unseen_documents": round(sum(unseen) / len(unseen), 4),
+        "accuracy_on_200_held_out_numbers": exam.accuracy(model, tokenizer, corpus.heldout_cases()),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    here = Path(__file__).parent
+    (here / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+    card = here / "README.md"
+    head, _, _ = card.read_text().partition("## Figures\n")
+    card.write_text(f"{head}## Figures\n\nWritten by the training script.\n\n{table(record)}\n")
+    print(table(record))
+
+
+if __name__ == "__main__":
+    main()

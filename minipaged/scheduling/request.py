@@ -1,0 +1,213 @@
+"""A request and its sequences (the paper's "sequence group", section 4.5).
+
+One idea carries prefill, chunks, decode, recompute and prefix hits: a sequence has `num_tokens` and
+`num_computed_tokens`; a step closes part of the gap. A gap of 1 is a decode, a larger one a prefill,
+and recomputation after preemption is a prefill of prompt + generated tokens.
+
+A request starts with one sequence, the prompt. Its decoding method turns the samples of a step into
+branches; the scheduler turns branches into `fork`, `append` and `free`. Nothing here knows blocks'
+contents, tensors or text.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as SequenceOf
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from minipaged.memory import BlockTable
+
+if TYPE_CHECKING:
+    from minipaged.scheduling.plan import Sample
+
+
+class RequestState(Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+    FINISHED = "finished"
+
+
+class Branch(NamedTuple):
+    """A decoding method's wish: continue `parent` with one token.
+
+    The first live branch of a parent appends in place, further ones fork; a parent without a branch is
+    freed. A branch with a `finish_reason` is a finished completion and needs no blocks any more.
+    """
+
+    parent: Sequence
+    token_id: int
+    logprob: float
+    finish_reason: str | None = None
+
+
+class DecodingMethod(Protocol):
+    """Greedy and random sampling, n samples, beam search: how samples become branches."""
+
+    num_sequences: int
+    """The most sequences that are alive at once; counted against `max_num_seqs`."""
+
+    def num_candidates(self, request: Request) -> int:
+        """How many candidate tokens each live sequence must get from the next step, >= 1."""
+        ...
+
+    def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
+        """Choose the branches.
+
+        Args:
+            request: its `sequences` are the live ones.
+            samples: one per live sequence, in that order.
+
+        Returns:
+            Branches in the order the live sequences shall have; none live ends the request.
+        """
+        ...
+
+
+class Sequence:
+    """One token string of a request, and its KV blocks.
+
+    Attributes:
+        token_ids: prompt and generated tokens, int32.
+        num_prompt_tokens: how many of them are the prompt.
+        num_computed_tokens: how many have their K/V in the cache; never more than there are tokens.
+        max_num_tokens: the length at which the sequence ends.
+        table: its block table (device or, while swapped out, host blocks).
+        index: position among the request's samples or beams, for output order and seeds.
+        cumulative_logprob: sum of log-probabilities of the generated tokens.
+        logprobs: per generated token, what `Sample.top_logprobs` said; None unless asked for.
+        finish_reason: None while alive; "stop", "length" or "abort".
+        text_state: whatever the stop checker keeps per sequence (detokenized text); copied on fork.
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "cache_salt",
+        "cumulative_logprob",
+        "finish_reason",
+        "index",
+        "logprobs",
+        "max_num_tokens",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "num_published_blocks",
+        "request",
+        "table",
+        "text_state",
+        "token_ids",
+    )
+
+    def __init__(self, request: Request, token_ids: array[int], table: BlockTable, index: int = 0) -> None:
+        self.request = request
+        self.token_ids = token_ids
+        self.table = table
+        self.index = index
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_computed_tokens = 0
+        self.num_published_blocks = 0
+        self.max_num_tokens = request.max_num_tokens
+        self.block_hashes: list[int] = []
+        self.cache_salt = request.cache_salt
+        self.cumulative_logprob = 0.0
+        self.logprobs: list[dict[int, float]] | None = None
+        self.finish_reason: str | None = None
+        self.text_state: Any = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return len(self.token_ids)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Generated tokens."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The generated tokens."""
+        return list(self.token_ids[self.num_prompt_tokens :])
+
+    @property
+    def gap(self) -> int:
+        """Tokens whose K/V is not computed yet."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    def branch(self, table: BlockTable) -> Sequence:
+        """A copy that continues on its own, over `table`."""
+        child = Sequence(self.request, self.token_ids[:], table, self.index)
+        child.num_computed_tokens = self.num_computed_tokens
+        child.num_published_blocks = self.num_published_blocks
+        child.block_hashes = self.block_hashes[:]
+        child.cumulative_logprob = self.cumulative_logprob
+        child.logprobs = None if self.logprobs is None else self.logprobs[:]
+        child.text_state = None if self.text_state is None else self.text_state.copy()
+        return child
+
+    def append(self, token_id: int, logprob: float) -> None:
+        """Add a generated token."""
+        self.token_ids.append(token_id)
+        self.cumulative_logprob += logprob
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.request.request_id}/{self.index}, {self.num_computed_tokens} of "
+            f"{self.num_tokens} computed, blocks {self.table.blocks})"
+        )
+
+
+class Request:
+    """What a user asked for.
+
+    Args:
+        request_id: unique among the requests the engine holds.
+        prompt_token_ids: at least one token.
+        method: the decoding method.
+        params: its parameters, for the executor; the scheduler does not look inside.
+        max_num_tokens: prompt + output tokens at which a sequence ends.
+        table: an empty block table for the first sequence.
+        cache_salt: requests share cached prefixes only with the same salt.
+        arrival_time: seconds on the caller's clock; recorded, never decided upon.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: SequenceOf[int],
+        method: DecodingMethod,
+        params: Any,
+        max_num_tokens: int,
+        table: BlockTable,
+        cache_salt: str = "",
+        arrival_time: float = 0.0,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt_token_ids = list(prompt_token_ids)
+        self.method = method
+        self.params = params
+        self.max_num_tokens = max_num_tokens
+        self.cache_salt = cache_salt
+        self.arrival_time = arrival_time
+        self.arrival = -1  # place in the order of arrival; the scheduler's logical clock
+        self.state = RequestState.WAITING
+        self.sequences: list[Sequence] = [Sequence(self, array("i", self.prompt_token_ids), table)]
+        self.completions: list[Sequence] = []
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0
+        self.abort_requested = False
+
+    @property
+    def gap(self) -> int:
+        """Tokens of all live sequences whose K/V is not computed yet."""
+        return sum(sequence.gap for sequence in self.sequences)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no sequence is alive."""
+        return self.state is RequestState.FINISHED
+
+    def __repr__(self) -> str:
+        return f"Request({self.request_id}, {self.state.value}, {self.sequences})"
