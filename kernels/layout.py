@@ -2,7 +2,8 @@
 
 A layer's pool is two tensors, `[num_blocks, num_kv_heads, block_size, head_dim]` for keys and for values
 (their head sizes may differ). Within a block the tokens of one KV head are contiguous: attention for a head
-reads one dense tile a block, on a CPU as on a GPU. A slot addresses a token: `block_id * block_size + offset`.
+reads one dense tile a block, on a CPU as on a GPU. A token is addressed by its slot,
+`block_id * block_size + offset`.
 Paper: section 4.2 (KV blocks), 5.1 (kernels). Does NOT know: who owns a block, how large a pool should be.
 
 Measured on one CPU thread: decode of 32 sequences, context 512-1024, 8 query / 4 KV heads of 64, block size

@@ -118,7 +118,7 @@ GREETINGS = (
 SYSTEM_PROMPTS = (
     "You are a kind storyteller.",
     "You are a helpful assistant.",
-    "You answer in one short sentence.",
+    "You are fond of stories and numbers.",
     "Be friendly and clear.",
 )  # fmt: skip
 

@@ -6,12 +6,13 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minipaged.kernels.reference import oracle
+from minipaged.kernels.reference import attention, oracle
 from minipaged.kernels.reference.attention import causal_mask, paged_attention
 from tests.kernels.cases import assert_close, make_case
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 DECODES = [(1, 1), (1, 4), (1, 5), (1, 23)]
+LONG_DECODES = [(1, 130), (1, 9), (1, 200)]  # beyond SHORT_CONTEXT: attended one by one
 MIXED = [(1, 9), (7, 7), (3, 12), (1, 1), (5, 6)]
 
 
@@ -47,7 +48,7 @@ def test_oracle_equals_dense_attention_on_a_contiguous_prompt():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("lengths", [DECODES, MIXED], ids=["decode", "mixed"])
+@pytest.mark.parametrize("lengths", [DECODES, LONG_DECODES, MIXED], ids=["short", "long", "mixed"])
 def test_any_mix_of_query_lengths_equals_the_oracle(lengths, dtype):
     """Catches rows scored against the wrong sequence, or a mask shifted by one."""
     check(lengths, dtype=dtype)
@@ -95,6 +96,14 @@ def test_the_scale_is_the_callers(scale):
 def test_a_sequence_without_query_rows_is_skipped():
     """Catches an empty chunk that shifts everyone behind it."""
     check([(2, 5), (0, 6), (1, 3)])
+
+
+def test_many_short_decodes_are_attended_in_several_groups(monkeypatch):
+    """Catches a group that loses its last members, or answers written to another group's rows."""
+    monkeypatch.setattr(
+        attention, "PADDED_ELEMENTS", 2 * 32 * 40
+    )  # two sequences of 20 tokens, 2 heads of 32
+    check([(1, 3), (2, 9), (1, 20), (1, 17), (1, 19), (1, 1), (0, 4), (1, 2)])
 
 
 def test_causal_mask_by_hand():
