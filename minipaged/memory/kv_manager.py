@@ -47,12 +47,21 @@ class Hit(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """Answer of `can_admit`: whether the group fits, and how."""
+    """Answer of `can_admit`: whether the group fits, and how.
+
+    Attributes:
+        fits: whether `admit` may be called.
+        hits: per sequence, what it need not compute.
+        grants: per sequence, blocks it takes from the pool.
+        num_cached_tokens: tokens that need not be computed.
+        num_charged_tokens: tokens the step's budget is charged with if all are computed at once.
+    """
 
     fits: bool
     hits: list[Hit]
     grants: list[int]
-    num_tokens_to_compute: int
+    num_cached_tokens: int
+    num_charged_tokens: int
 
 
 class KVManager:
@@ -108,6 +117,11 @@ class KVManager:
 
     # -- admission ------------------------------------------------------------------------------
 
+    def blocks_for_admission(self, num_tokens: int, max_num_tokens: int) -> int:
+        """Blocks without which a sequence of `num_tokens` tokens is never admitted, nothing cached."""
+        needed = self.num_blocks_of(num_tokens)
+        return self.growth.at_admission(needed, max(needed, self.num_blocks_of(max_num_tokens)))[-1]
+
     def can_admit(self, sequences: Sequence[KVSequence], keep_watermark: bool = True) -> Admission:
         """Whether the group gets blocks for all its tokens; only blocks that are not cached count.
 
@@ -127,14 +141,16 @@ class KVManager:
         cached = {block for hit in hits for block in hit.blocks}
         if self.prefix_cache is not None:
             available -= self.prefix_cache.count_idle(cached)
-        to_compute = sum(len(s.token_ids) - self._num_hit_tokens(s, h) for s, h in zip(sequences, hits))
+        num_tokens = sum(len(sequence.token_ids) for sequence in sequences)
+        num_cached = sum(map(self._num_hit_tokens, sequences, hits))
+        num_charged = num_tokens - num_cached
         if not self.prefix_aware:
-            to_compute = sum(len(sequence.token_ids) for sequence in sequences)
+            num_charged = num_tokens
             available -= sum(hit.num_shared for hit in hits if hit.leader is None)
         grants = [wish[0] for wish in wishes]
         if sum(grants) > available:
             grants = [wish[-1] for wish in wishes]
-        return Admission(sum(grants) <= available, hits, grants, to_compute)
+        return Admission(sum(grants) <= available, hits, grants, num_cached, num_charged)
 
     def admit(self, sequences: Sequence[KVSequence], admission: Admission) -> list[BlockCopy]:
         """Give the group its blocks, as `can_admit` answered just before.
@@ -214,7 +230,8 @@ class KVManager:
                 for s in sequences
                 if s.table.num_tokens % self.block_size
             )
-            needed -= sum(n > 1 and n == self.pool.ref_count(block) for block, n in writers.items())
+            count = sequences[0].table.pool.ref_count
+            needed -= sum(n > 1 and n == count(block) for block, n in writers.items())
         return needed
 
     def grow(self, sequences: Sequence[KVSequence]) -> list[BlockCopy]:
@@ -259,6 +276,7 @@ class KVManager:
         """Give back all blocks of the sequences."""
         for sequence in sequences:
             sequence.table.free()
+            sequence.table.pool = self.pool  # a swapped-out table was over host blocks
             sequence.num_computed_tokens = 0
             sequence.num_published_blocks = 0
 
@@ -307,8 +325,7 @@ class KVManager:
     def can_swap_in(self, sequences: Sequence[KVSequence]) -> bool:
         """Whether the group fits back, with a slot for every token it has."""
         moved = {block for s in sequences for block in s.table.blocks}
-        grown = sum(s.table.blocks_to_append(len(s.token_ids) - s.table.num_tokens) for s in sequences)
-        return len(moved) + grown <= self.pool.num_free
+        return len(moved) + self.blocks_to_grow(sequences) <= self.pool.num_free
 
     def swap_in(self, sequences: Sequence[KVSequence]) -> list[BlockCopy]:
         """Move the group's blocks back to the device. `grow` then gives the missing slots."""

@@ -49,6 +49,7 @@ class StepPlan:
         events: what was decided, and why.
         finished: requests that ended while planning (they outgrew the pool).
         num_tokens: tokens computed, the sum over the chunks.
+        num_preempted: requests that gave way; nobody is admitted or resumed in such a step.
     """
 
     step: int
@@ -60,6 +61,7 @@ class StepPlan:
     events: list[Event] = field(default_factory=list)
     finished: list[Request] = field(default_factory=list)
     num_tokens: int = 0
+    num_preempted: int = 0
 
     @property
     def has_work(self) -> bool:

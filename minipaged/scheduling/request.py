@@ -36,12 +36,16 @@ class Branch(NamedTuple):
 
     The first live branch of a parent appends in place, further ones fork; a parent without a branch is
     freed. A branch with a `finish_reason` is a finished completion and needs no blocks any more.
+    `index` renumbers the branch (sample 2 of 4); None keeps the parent's. `top_logprobs` is what
+    `Sample.top_logprobs` said of this token.
     """
 
     parent: Sequence
     token_id: int
     logprob: float
     finish_reason: str | None = None
+    index: int | None = None
+    top_logprobs: dict[int, float] | None = None
 
 
 class DecodingMethod(Protocol):
@@ -147,10 +151,16 @@ class Sequence:
         child.text_state = None if self.text_state is None else self.text_state.copy()
         return child
 
-    def append(self, token_id: int, logprob: float) -> None:
+    def append(self, branch: Branch) -> None:
         """Add a generated token."""
-        self.token_ids.append(token_id)
-        self.cumulative_logprob += logprob
+        self.token_ids.append(branch.token_id)
+        self.cumulative_logprob += branch.logprob
+        self.finish_reason = branch.finish_reason
+        if branch.index is not None:
+            self.index = branch.index
+        if branch.top_logprobs is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs.append(branch.top_logprobs)
 
     def __repr__(self) -> str:
         return (
@@ -197,7 +207,6 @@ class Request:
         self.completions: list[Sequence] = []
         self.num_preemptions = 0
         self.num_cached_tokens = 0
-        self.abort_requested = False
 
     @property
     def gap(self) -> int:

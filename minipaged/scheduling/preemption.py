@@ -1,0 +1,107 @@
+"""Who gives way when the blocks run out, and how it comes back (paper, section 4.5).
+
+Which request: the latest arrived, so that the earliest are served first. How much: all its sequences,
+all their blocks (a sequence without one of its blocks cannot run at all). How it comes back:
+
+* **recompute**: the blocks are freed; prompt and generated tokens become one new prompt;
+* **swap**: the blocks move to host memory and back, if the host has room.
+
+A policy decides; the scheduler acts. It knows counts and rates, no clock and no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from minipaged.memory import KVManager
+from minipaged.scheduling.request import Request
+
+Mode = Literal["recompute", "swap"]
+
+
+class Decision(NamedTuple):
+    """How a victim comes back, and why."""
+
+    mode: Mode
+    reason: str
+
+
+class PreemptionPolicy(Protocol):
+    """Victim and mode."""
+
+    def choose_victim(self, candidates: Sequence[Request]) -> Request:
+        """Pick one of the running requests that are not in the step's plan yet.
+
+        Args:
+            candidates: in order of arrival, at least one; the last may be the one that needs blocks.
+        """
+        ...
+
+    def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
+        """Pick how it comes back; "swap" only if `kv.can_swap_out(victim.sequences)`."""
+        ...
+
+
+class Recompute:
+    """The latest arrived gives way and is computed again."""
+
+    def choose_victim(self, candidates: Sequence[Request]) -> Request:
+        """The latest arrived."""
+        return candidates[-1]
+
+    def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
+        """Always recompute."""
+        return Decision("recompute", "preemption_mode is recompute")
+
+
+class Swap(Recompute):
+    """The latest arrived gives way and keeps its blocks on the host, room permitting."""
+
+    def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
+        """Swap, or recompute when the host pool is missing or too full."""
+        if kv.can_swap_out(victim.sequences):
+            return Decision("swap", "preemption_mode is swap")
+        return Decision("recompute", "the swap space has no room for its blocks")
+
+
+class PreemptionCosts(NamedTuple):
+    """What moving and computing cost, for `Auto`.
+
+    Attributes:
+        seconds_per_transfer: fixed part of one copy of a block between device and host.
+        seconds_per_block: moving one block, one way.
+        seconds_per_token: computing one token of a prompt.
+    """
+
+    seconds_per_transfer: float
+    seconds_per_block: float
+    seconds_per_token: float
+
+
+class Auto(Swap):
+    """Whichever is cheaper: moving the blocks out and in, or computing the tokens again.
+
+    Small blocks make swapping slow (many small transfers); recomputation does not care (Fig. 19).
+    """
+
+    def __init__(self, costs: PreemptionCosts) -> None:
+        self.costs = costs
+
+    def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
+        """Compare both estimates; say them in the reason."""
+        decision = super().choose_mode(victim, kv)
+        if decision.mode == "recompute":
+            return decision
+        computed = [kv.num_blocks_of(s.num_computed_tokens) for s in victim.sequences]
+        blocks = {b for s, n in zip(victim.sequences, computed) for b in s.table.blocks[:n]}
+        # A shared block is moved once, and computed once.
+        num_tokens = min(sum(s.num_computed_tokens for s in victim.sequences), len(blocks) * kv.block_size)
+        per_block = self.costs.seconds_per_transfer + self.costs.seconds_per_block
+        swap = 2 * len(blocks) * per_block
+        recompute = num_tokens * self.costs.seconds_per_token
+        reason = (
+            f"moving {len(blocks)} blocks out and in takes about {swap * 1e3:.3g} ms, computing "
+            f"{num_tokens} tokens again {recompute * 1e3:.3g} ms"
+        )
+        return Decision("swap" if swap < recompute else "recompute", reason)
