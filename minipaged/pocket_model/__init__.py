@@ -1,7 +1,7 @@
 """The embedded model: a small Llama, its tokenizer, and everything that made them.
 
-`PATH` is the checkpoint directory, for `LLM(model=...)` or `AutoModelForCausalLM.from_pretrained`.  Importing this
-loads no torch.
+`PATH` is the checkpoint directory, for `LLM(model=...)` or `AutoModelForCausalLM.from_pretrained`.
+Importing this loads no torch.
 """
 
 from pathlib import Path

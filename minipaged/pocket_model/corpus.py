@@ -1,8 +1,8 @@
 """The training text of the pocket model, made from a seed, and the cases it is examined on.
 
-Four kinds of documents, without end: stories, facts, number questions, and chats about all three.  Nothing is
-downloaded and nothing is quoted; every sentence comes from the templates beside this file.  Knows only strings: which
-token ids they become is the tokenizer's business, and what is learned from them the trainer's.
+Four kinds of documents, without end: stories, facts, number questions, and chats about all three. Nothing
+is downloaded and nothing is quoted; every sentence comes from the templates in text/. Knows only strings:
+which token ids they become is the tokenizer's business, and what is learned from them the trainer's.
 """
 
 import random
@@ -43,9 +43,10 @@ def documents(seed: int) -> Iterator[str]:
 
 
 def heldout_cases(n: int = 200, seed: int = 0) -> list[tuple[str, str]]:
-    """`n` different (prompt, answer) pairs that the training text does not hold, half of them in each direction.
+    """`n` different (prompt, answer) pairs that the training text does not hold, half in each direction.
 
-    A prompt shows four examples from the training numbers, then asks; `first_line(completion) == answer` is right.
+    A prompt shows four examples from the training numbers, then asks.  A completion is right if its
+    `first_line` is the answer.
 
     Raises ValueError if `n` is more than there is.
     """

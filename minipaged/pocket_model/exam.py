@@ -6,7 +6,7 @@ Knows nothing of paged attention; the engine is examined on the same cases by it
 from collections.abc import Sequence
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from minipaged.pocket_model.corpus import first_line
 
@@ -15,7 +15,7 @@ LONGEST_ANSWER = 8  # tokens, with the line break: " seven hundred seventy seven
 
 @torch.inference_mode()
 def answers(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], batch_size: int = 50
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], batch_size: int = 50
 ) -> list[str]:
     """The first line of the greedy completion of each prompt, in order."""
     found: list[str] = []
@@ -23,7 +23,7 @@ def answers(
         batch = tokenizer(
             list(prompts[start : start + batch_size]), padding=True, padding_side="left", return_tensors="pt"
         )
-        output = model.generate(
+        output = model.generate(  # type: ignore[misc]  # its declared self type fits no model
             input_ids=batch["input_ids"],  # [batch, longest prompt]
             attention_mask=batch["attention_mask"],
             max_new_tokens=LONGEST_ANSWER,
@@ -35,7 +35,7 @@ def answers(
 
 
 def accuracy(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cases: Sequence[tuple[str, str]]
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, cases: Sequence[tuple[str, str]]
 ) -> float:
     """The share of `cases` (prompt, answer) whose answer is exactly right, from 0 to 1."""
     given = answers(model, tokenizer, [prompt for prompt, _ in cases])

@@ -1,41 +1,23 @@
 """The task whose answer can be checked: number words to digits and back, for 0 to 999.
 
-Some numbers are held out of the training text in one direction (or the other), so a right answer is not a
-remembered line.  Numbers that are one word, or a bare hundred, are never held out: every part of a held-out answer
-has been seen, its combination has not.  Knows nothing of tokenizers or models.
+Some numbers are held out of the training text in one direction or the other, so a right answer is not a
+remembered line. One-word numbers and bare hundreds are never held out: every part of a held-out answer has
+been seen, its combination has not. Knows nothing of tokenizers or models.
 """
 
 import random
 from typing import Literal, NamedTuple
 
 Direction = Literal["digits", "words"]
-DIRECTIONS: tuple[Direction, Direction] = ("digits", "words")
+DIRECTIONS: tuple[Direction, ...] = ("digits", "words")
 LIMIT = 1000
 HELD_OUT_PER_DIRECTION = 200
 
-_SMALL = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_SMALL = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
+    *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 
 
 class Question(NamedTuple):
@@ -92,6 +74,6 @@ def few_shot(examples: list[Question], asked: str | None = None) -> str:
 
 def document(rng: random.Random) -> str:
     """A list of questions and answers, in one direction or mixed."""
-    directions = rng.choice([("digits",), ("words",), DIRECTIONS])
+    directions = rng.choice([DIRECTIONS[:1], DIRECTIONS[1:], DIRECTIONS])
     length = rng.choice([3, 6, 6, 10, 20, 40])
     return few_shot([draw(rng.choice(directions), rng) for _ in range(length)])

@@ -1,118 +1,17 @@
 """Short stories from plots: a plot is a row of beats, a beat has several wordings, the slots stay one cast.
 
-A story picks its hero, friend, place and thing once, so that names and pronouns agree from the first line to the
-last.  Longer stories are two or three plots of the same cast.  Knows nothing of tokenizers or models.
+A story picks its hero, friend, place and thing once, so that names and pronouns agree from the first line
+to the last. Longer stories are two or three plots of the same cast. Knows nothing of tokenizers or models.
 """
 
 import random
+from pathlib import Path
 
-from minipaged.pocket_model.grammar import expand, tidy
-from minipaged.pocket_model.plots import CLOSINGS, LINKS, MORALS, OPENINGS, PLOTS, REQUESTS, TRAITS
+from minipaged.pocket_model.grammar import expand, read_sections, tidy
 
-_GIRLS = ["Mia", "Lily", "Anna", "Zoë", "Nora", "Ruby", "Ella", "Ida", "Clara", "Rosa", "June", "Hana"]
-_BOYS = ["Tom", "Ben", "Leo", "Max", "Sam", "Finn", "Otto", "Hugo", "Emil", "Noah", "Theo", "Kai"]
-_OTHERS = [
-    "Pip",
-    "Bolt",
-    "Momo",
-    "Bramble",
-    "Pepper",
-    "Button",
-    "Juno",
-    "Biscuit",
-    "Clover",
-    "Tiko",
-    "Nutmeg",
-    "Pebble",
-]
-_KINDS = [
-    "robot",
-    "robot",
-    "fox",
-    "rabbit",
-    "turtle",
-    "owl",
-    "mouse",
-    "bear",
-    "cat",
-    "dog",
-    "duck",
-    "frog",
-    "hedgehog",
-    "dragon",
-    "squirrel",
-]
-_ADJECTIVES = [
-    "little",
-    "little",
-    "small",
-    "young",
-    "clever",
-    "curious",
-    "quiet",
-    "brave",
-    "gentle",
-    "cheerful",
-    "shy",
-    "kind",
-]
-_PEOPLE_WORK = ["baker", "fisherman", "gardener", "painter", "clockmaker", "shepherd", "librarian", "teacher"]
-
-_PLACES = (
-    "in a quiet village", "in the green forest", "near the sea", "on a small farm", "at the edge of a big city",
-    "in a valley between two mountains", "beside a wide river", "on a windy hill", "in an old mill",
-    "on a tiny island", "in a house with a red roof", "next to a deep lake", "at the end of a long road",
-)  # fmt: skip
-_SPOTS = (
-    "under the old bridge", "behind the barn", "on top of the hill", "near the well", "inside a hollow tree",
-    "beside the stream", "at the bottom of the garden", "under a pile of leaves", "on the kitchen table",
-    "behind the waterfall", "in the tall grass", "next to the stone wall", "at the market", "under the bed",
-)  # fmt: skip
-_THINGS = (
-    "red kite", "silver key", "golden bell", "wooden boat", "blue scarf", "little drum", "paper lantern",
-    "glass marble", "old map", "music box", "green umbrella", "brass compass", "white shell", "picture book",
-    "copper coin", "small lamp", "long rope", "straw hat", "red ball", "shiny button", "magic stone",
-)  # fmt: skip
-_FOODS = [
-    "warm bread",
-    "sweet apples",
-    "hot soup",
-    "berry pie",
-    "honey cakes",
-    "fresh cheese",
-    "pancakes",
-    "roasted nuts",
-    "ripe plums",
-]
-_BUILDS = [
-    "raft",
-    "tree house",
-    "kite",
-    "bridge",
-    "windmill",
-    "wagon",
-    "flying machine",
-    "clock",
-    "boat",
-    "swing",
-    "lighthouse",
-]
-_SKILLS = [
-    "sing",
-    "paint",
-    "swim",
-    "dance",
-    "read",
-    "play the flute",
-    "whistle",
-    "bake bread",
-    "skate",
-    "climb trees",
-    "write letters",
-]
-_FEARS = ["the dark", "thunder", "deep water", "high places", "the big wind", "strangers", "the long tunnel"]
-_WEATHER = ["sunny", "rainy", "windy", "cold", "warm", "foggy", "bright", "snowy", "stormy", "cloudy"]
-_SEASONS = ["spring", "summer", "autumn", "winter"]
+_SECTIONS = read_sections(Path(__file__).parent / "text" / "stories.txt")
+_WORDS = {name: words.split(", ") for name, words in (line.split(": ") for line in _SECTIONS["words"][0])}
+_PLOTS = [beats for name, beats in _SECTIONS.items() if name.startswith("plot ")]
 
 
 def story(rng: random.Random) -> str:
@@ -125,53 +24,68 @@ def story(rng: random.Random) -> str:
 
 
 def request(rng: random.Random) -> tuple[str, str]:
-    """What a user might say and the story that answers it: the hero, and sometimes the thing, are as asked."""
+    """What a user might say and the story that answers it: the cast is the one asked for."""
     slots = _cast(rng)
-    return tidy(expand(rng.choice(REQUESTS), slots, rng)), "\n".join(_paragraphs(slots, rng, plots=1))
+    asked = tidy(expand(rng.choice(_SECTIONS["requests"][0]), slots, rng))
+    return asked, "\n".join(_paragraphs(slots, rng, plots=1))
 
 
 def _paragraphs(slots: dict[str, str], rng: random.Random, plots: int | None = None) -> list[str]:
     plots = plots or rng.choices([1, 2, 3], weights=[75, 18, 7])[0]
 
+    def wording(section: str) -> str:
+        return rng.choice(_SECTIONS[section][0])
+
     def told(templates: list[str]) -> str:
         return " ".join(tidy(expand(template, slots, rng)) for template in templates)
 
-    paragraphs = [told([rng.choice(OPENINGS), rng.choice(TRAITS)])]
-    for chapter, plot in enumerate(rng.sample(PLOTS, plots)):
+    paragraphs = [told([wording("openings"), wording("traits")])]
+    for chapter, plot in enumerate(rng.sample(_PLOTS, plots)):
         beats = [rng.choice(beat) for beat in plot]
         if chapter:
-            beats[0] = f"{rng.choice(LINKS)} {beats[0]}"
+            beats[0] = f"{wording('links')} {beats[0]}"
         middle = len(beats) // 2
         paragraphs += [told(beats[:middle]), told(beats[middle:])]
-    paragraphs.append(told([rng.choice(MORALS), rng.choice(CLOSINGS)]))
+    paragraphs.append(told([wording("morals"), wording("closings")]))
     return paragraphs
 
 
 def _cast(rng: random.Random) -> dict[str, str]:
-    """One value for every slot of the plots: the hero's slots without a prefix, the friend's with `f`."""
+    """One value for every slot of the plots: the hero's without a prefix, the friend's with `f`."""
     hero, friend = _being(rng), _being(rng)
     while friend["name"] == hero["name"] or friend["kind"] == hero["kind"]:
         friend = _being(rng)
-    thing, other_thing = rng.sample(_THINGS, 2)
-    spot, spot2, spot3 = rng.sample(_SPOTS, 3)
-    skill = rng.choice(_SKILLS)
+    thing, other_thing = rng.sample(_WORDS["things"], 2)
+    spot, spot2, spot3 = rng.sample(_WORDS["spots"], 3)
+    skill = rng.choice(_WORDS["skills"])
     return {
         **hero,
         **{f"f{key}": value for key, value in friend.items()},
-        "place": rng.choice(_PLACES), "spot": spot, "spot2": spot2, "spot3": spot3,
-        "thing": thing, "thing2": other_thing, "food": rng.choice(_FOODS), "build": rng.choice(_BUILDS),
-        "skill": skill, "fear": rng.choice(_FEARS), "weather": rng.choice(_WEATHER), "season": rng.choice(_SEASONS),
-        "worker": rng.choice(_PEOPLE_WORK), "count": rng.choice(["two", "three", "four", "five", "six", "seven", "nine", "ten"]),
-    }  # fmt: skip
+        "place": rng.choice(_WORDS["places"]),
+        "spot": spot,
+        "spot2": spot2,
+        "spot3": spot3,
+        "thing": thing,
+        "thing2": other_thing,
+        "food": rng.choice(_WORDS["foods"]),
+        "build": rng.choice(_WORDS["builds"]),
+        "skill": skill,
+        "fear": rng.choice(_WORDS["fears"]),
+        "weather": rng.choice(_WORDS["weather"]),
+        "season": rng.choice(_WORDS["seasons"]),
+        "worker": rng.choice(_WORDS["workers"]),
+        "count": rng.choice(_WORDS["counts"]),
+    }
 
 
 def _being(rng: random.Random) -> dict[str, str]:
     sort = rng.choices(["girl", "boy", "other"], weights=[2, 2, 6])[0]
     if sort == "girl":
-        name, kind, she = rng.choice(_GIRLS), "girl", True
+        name, kind, she = rng.choice(_WORDS["girls"]), "girl", True
     elif sort == "boy":
-        name, kind, she = rng.choice(_BOYS), "boy", False
+        name, kind, she = rng.choice(_WORDS["boys"]), "boy", False
     else:
-        name, kind, she = rng.choice(_OTHERS), rng.choice(_KINDS), rng.random() < 0.5
+        name, kind, she = rng.choice(_WORDS["others"]), rng.choice(_WORDS["kinds"]), rng.random() < 0.5
     he, him, his = ("she", "her", "her") if she else ("he", "him", "his")
-    return {"name": name, "kind": kind, "adj": rng.choice(_ADJECTIVES), "he": he, "him": him, "his": his}
+    adjective = rng.choice(_WORDS["adjectives"])
+    return {"name": name, "kind": kind, "adj": adjective, "he": he, "him": him, "his": his}

@@ -1,8 +1,8 @@
 """Make the pocket model from nothing: `python -m minipaged.pocket_model.train`.
 
-Tokenizer first, then a small Llama on an endless stream of fresh documents (no document is seen twice on purpose), then
-the exam on held-out numbers, with the saved files loaded again.  Seed, wall time, losses and accuracy go to
-training.json and into the model card.  Knows nothing of paged attention.
+Tokenizer first, then a small Llama on an endless stream of fresh documents, then the exam on held-out
+numbers with the saved files loaded again. Seed, wall time, losses and accuracy go to training.json and into
+the model card. Knows nothing of paged attention.
 """
 
 import argparse
@@ -10,20 +10,17 @@ import json
 import math
 import platform
 import random
-import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 from torch.nn import functional
 from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -31,46 +28,18 @@ from transformers import (
 )
 
 from minipaged.pocket_model import PATH, corpus, exam
+from minipaged.pocket_model.tokenizer import POSITIONS, VOCABULARY, make_tokenizer
 
-VOCABULARY = 2048
-POSITIONS = 2048
+CARD = Path(__file__).parent / "README.md"
+FIGURES = "## Figures"  # the section that the script writes
+
 TOKENS_PER_STEP = 4096
 ROW_LENGTHS, ROW_WEIGHTS = (256, 512, 1024), (4, 4, 2)
 PEAK_LEARNING_RATE, WARMUP_STEPS = 3e-3, 80
 
 
-def make_tokenizer(seed: int, documents: int = 6000) -> PreTrainedTokenizerFast:
-    """A byte-level BPE learned from the corpus: any text survives the round trip, each digit is one token."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=list(corpus.SPECIAL_TOKENS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    texts = (re.sub(r"<\|\w+\|>", "\n", text) for text in islice(corpus.documents(seed), documents))
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{corpus.BOS} $A", special_tokens=[(corpus.BOS, tokenizer.token_to_id(corpus.BOS))]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=corpus.BOS,
-        eos_token=corpus.EOS,
-        pad_token=corpus.PAD,
-        additional_special_tokens=[corpus.SYSTEM, corpus.USER, corpus.ASSISTANT],
-        model_max_length=POSITIONS,
-        clean_up_tokenization_spaces=False,
-        chat_template=corpus.CHAT_TEMPLATE,
-    )
-
-
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Four Llama layers with random weights, 8 query heads over 4 KV heads, embeddings tied: 3.3 M parameters."""
+    """Four Llama layers with random weights, 8 query heads over 4 KV heads, tied embeddings: 3.3 M."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=256,
@@ -88,7 +57,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Tensor]:
-    """Token ids [rows, length] without end; a row is whole documents, each behind its BOS, the last one cut."""
+    """Token ids [rows, length] without end; a row is whole documents, each behind its BOS, the last cut."""
     rng = random.Random(seed)
     stream = corpus.documents(seed)
     while True:
@@ -140,13 +109,13 @@ def fit(model: LlamaForCausalLM, stream: Iterator[Tensor], steps: int) -> list[f
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
-    """Write the checkpoint: weights rounded to bfloat16, so that float32, float16 and bfloat16 load the same numbers."""
+    """Write the checkpoint: weights rounded to bfloat16, so that every dtype loads the same numbers."""
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model.to(torch.bfloat16).save_pretrained(directory)
+    model.bfloat16().save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     # What a loader should compute in, whatever the file stores.
     config = json.loads((directory / "config.json").read_text())
@@ -154,10 +123,23 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, directory:
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def table(record: dict[str, object]) -> str:
-    """The record as the Markdown table of the model card."""
+def examine(directory: Path, seed: int) -> dict[str, float]:
+    """Load a checkpoint as a user would and measure it on text and numbers that it was not trained on."""
+    model = LlamaForCausalLM.from_pretrained(directory)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
+    with torch.inference_mode():
+        losses = [loss_of(model, ids).item() for ids in islice(batches(tokenizer, seed + 1), 10)]
+    return {
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "loss_on_unseen_documents": round(fmean(losses), 4),
+        "accuracy_on_200_held_out_numbers": exam.accuracy(model, tokenizer, corpus.heldout_cases()),
+    }
+
+
+def figures(record: Mapping[str, object]) -> str:
+    """The record as the last section of the model card."""
     rows = [f"| {name.replace('_', ' ')} | {value} |" for name, value in record.items()]
-    return "\n".join(["| | |", "|---|---|", *rows])
+    return "\n".join([FIGURES, "", "| figure | value |", "|---|---|", *rows, ""])
 
 
 def main() -> None:
@@ -166,7 +148,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=PATH, help="checkpoint directory")
+    parser.add_argument("--out", type=Path, default=PATH, help="where the checkpoint goes")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
@@ -175,36 +157,26 @@ def main() -> None:
     tokenizer = make_tokenizer(arguments.seed)
     model = make_model(tokenizer)
     losses = fit(model, batches(tokenizer, arguments.seed), arguments.steps)
-    wall = time.monotonic() - started
+    wall_time = time.monotonic() - started
     save(model, tokenizer, arguments.out)
 
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(arguments.out),
-        AutoTokenizer.from_pretrained(arguments.out),
-    )
-    with torch.inference_mode():
-        unseen = [loss_of(model, ids).item() for ids in islice(batches(tokenizer, arguments.seed + 1), 10)]
-    tail = losses[-50:]
-    record: dict[str, object] = {
-        "parameters": sum(weight.numel() for weight in model.parameters()),
+    record = {
         "seed": arguments.seed,
         "steps": arguments.steps,
         "training_tokens": arguments.steps * TOKENS_PER_STEP,
-        "wall_time_s": round(wall),
+        "wall_time_s": round(wall_time),
         "threads": arguments.threads,
         "machine": f"{platform.machine()} CPU, bfloat16 autocast",
-        "final_training_loss": round(sum(tail) / len(tail), 4),
-        "loss_on_unseen_documents": round(sum(unseen) / len(unseen), 4),
-        "accuracy_on_200_held_out_numbers": exam.accuracy(model, tokenizer, corpus.heldout_cases()),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "final_training_loss": round(fmean(losses[-50:]), 4),
+        **examine(arguments.out, arguments.seed),
     }
-    here = Path(__file__).parent
-    (here / "training.json").write_text(json.dumps(record, indent=2) + "\n")
-    card = here / "README.md"
-    head, _, _ = card.read_text().partition("## Figures\n")
-    card.write_text(f"{head}## Figures\n\nWritten by the training script.\n\n{table(record)}\n")
-    print(table(record))
+    (arguments.out.parent / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+    if arguments.out == PATH:
+        text, _, _ = CARD.read_text().partition(FIGURES)
+        CARD.write_text(text + figures(record))
+    print(figures(record))
 
 
 if __name__ == "__main__":

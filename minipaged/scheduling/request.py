@@ -36,7 +36,7 @@ class Branch(NamedTuple):
 
     The first live branch of a parent appends in place, further ones fork; a parent without a branch is
     freed. A branch with a `finish_reason` is a finished completion and needs no blocks any more.
-    `index` renumbers the branch (sample 2 of 4); None keeps the parent's. `top_logprobs` is what
+    `sample_index` renumbers it (sample 2 of 4); None keeps the parent's. `top_logprobs` is what
     `Sample.top_logprobs` said of this token.
     """
 
@@ -44,7 +44,7 @@ class Branch(NamedTuple):
     token_id: int
     logprob: float
     finish_reason: str | None = None
-    index: int | None = None
+    sample_index: int | None = None
     top_logprobs: dict[int, float] | None = None
 
 
@@ -156,8 +156,8 @@ class Sequence:
         self.token_ids.append(branch.token_id)
         self.cumulative_logprob += branch.logprob
         self.finish_reason = branch.finish_reason
-        if branch.index is not None:
-            self.index = branch.index
+        if branch.sample_index is not None:
+            self.index = branch.sample_index
         if branch.top_logprobs is not None:
             self.logprobs = self.logprobs or []
             self.logprobs.append(branch.top_logprobs)
