@@ -16,7 +16,7 @@ from torch import Tensor
 from minipaged.kernels.layout import block_size_of, num_kv_heads_of
 from minipaged.kernels.metadata import AttentionMetadata
 
-# Measured on one CPU thread, 8 query / 4 KV heads of 64, fp32, milliseconds one by one -> together: 32 decodes of
+# One CPU thread, 8 query / 4 KV heads of 64, fp32, milliseconds one by one -> together: 32 decodes of
 # up to 64 tokens 1.0 -> 0.4, 200 of up to 60 tokens 6.7 -> 2.9, 64 of 64-380 tokens 4.5 -> 4.5.
 SHORT_CONTEXT = 128
 PADDED_ELEMENTS = 2**18  # of the keys gathered together: about 1 MB, the size of a core's L2 cache
@@ -152,7 +152,7 @@ def attend_padded_decodes(
 ) -> Tensor:
     """Attention of n decodes at once: query [n, Hq, Dk], tables [n, B], context_len [n]; returns [n, Hq, Dv].
 
-    Shorter contexts are padded to `longest` by repeating their own last token, so that nothing but real tokens
+    Shorter contexts are padded to `longest` by repeating their own last token, so that only real tokens
     is gathered; the mask then hides the repetitions.
     """
     batch, num_heads, key_dim = query.shape

@@ -1,0 +1,196 @@
+"""Writing and moving KV blocks in Triton: one launch each, however many tokens, blocks or layers.
+
+`write_kv`: one program per token scatters its K and V, all heads, to the token's slot. `copy_blocks` and
+`swap_blocks` share a kernel that finds its pools by address, so that one launch serves all of them:
+
+    program (i, p, c) copies chunk c of block source[i] of pool p to block destination[i] of pool p'
+
+    pool p,  block 4 = source[i]         [ chunk 0 | chunk 1 | chunk 2 ]     p' is p itself (copy-on-write),
+                                              |         |         |          or its counterpart in pinned host
+    pool p', block 7 = destination[i]    [ chunk 0 | chunk 1 | chunk 2 ]     memory or back (swap)
+
+Paper: section 5.1 (fused reshape and write, fused copy), 4.5 (swapping). Does NOT know: why a block moves.
+"""
+
+import functools
+
+import torch
+from torch import Tensor
+
+import triton
+import triton.language as tl
+from minipaged.kernels.layout import block_size_of, num_kv_heads_of
+
+CHUNK = 1024  # words a program copies
+WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}  # blocks are moved as words of these bytes
+
+
+def write_kv(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """Write key [T, Hkv, Dk] and value [T, Hkv, Dv] to the slots of slot_mapping [T] int64; -1 is skipped.
+
+    Rows must be dense in their last dimension; token and head strides are free.
+    """
+    num_kv_heads, key_dim, value_dim = num_kv_heads_of(key_cache), key.shape[-1], value.shape[-1]
+    write_kernel[(key.shape[0],)](
+        key,
+        value,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        key.stride(0),
+        key.stride(1),
+        value.stride(0),
+        value.stride(1),
+        NUM_KV_HEADS=num_kv_heads,
+        HEADS_PADDED=triton.next_power_of_2(num_kv_heads),
+        BLOCK_SIZE=block_size_of(key_cache),
+        KEY_DIM=key_dim,
+        KEY_DIM_PADDED=triton.next_power_of_2(key_dim),
+        VALUE_DIM=value_dim,
+        VALUE_DIM_PADDED=triton.next_power_of_2(value_dim),
+    )
+
+
+def copy_blocks(caches: list[Tensor], source: Tensor, destination: Tensor) -> None:
+    """Copy block source[i] to destination[i] ([n] int64) in every pool of `caches`.
+
+    All reads happen before all writes: of X -> Y and Z -> X, in either order, Y receives the old X. Programs
+    run in no order, so copies that overlap pass through a staging pool; others, the rule, take one launch.
+    Ids on the host spare a synchronisation.
+    """
+    if torch.isin(source, destination).any():
+        staged = torch.arange(source.shape[0])
+        staging = [cache.new_empty((source.shape[0], *cache.shape[1:])) for cache in caches]
+        move_blocks(caches, staging, source, staged)
+        move_blocks(staging, caches, staged, destination)
+    else:
+        move_blocks(caches, caches, source, destination)
+
+
+def swap_blocks(
+    source_caches: list[Tensor], destination_caches: list[Tensor], source: Tensor, destination: Tensor
+) -> None:
+    """Copy block source[i] of source_caches[j] to block destination[i] of destination_caches[j], all i and j.
+
+    Host pools must be pinned: the kernel reads and writes them over the bus. Raises ValueError for one that
+    is not, and if the lists differ in length.
+    """
+    if len(source_caches) != len(destination_caches):
+        raise ValueError(
+            f"{len(source_caches)} source pools for {len(destination_caches)} destination pools: "
+            "pass as many of one as of the other"
+        )
+    move_blocks(source_caches, destination_caches, source, destination)
+
+
+def move_blocks(
+    source_caches: list[Tensor], destination_caches: list[Tensor], source: Tensor, destination: Tensor
+) -> None:
+    """Copy blocks pool by pool, in one launch for all pools whose blocks have as many bytes.
+
+    No block may be both read and written.
+    """
+    pools = [*source_caches, *destination_caches]
+    if source.numel() == 0 or not pools:
+        return
+    device = next((pool.device for pool in pools if pool.device.type == "cuda"), pools[0].device)
+    if device.type == "cuda" and any(pool.device.type == "cpu" and not pool.is_pinned() for pool in pools):
+        raise ValueError(
+            "a host pool is not pinned, the device cannot reach it: allocate it with pin_memory=True"
+        )
+    source, destination = source.to(device), destination.to(device)
+    sizes = sorted({cache[0].nbytes for cache in source_caches})
+    for block_bytes in sizes:
+        pairs = [
+            (theirs.data_ptr(), ours.data_ptr())
+            for theirs, ours in zip(source_caches, destination_caches)
+            if theirs[0].nbytes == block_bytes
+        ]
+        word = next(size for size in WORDS if block_bytes % size == 0)
+        words = block_bytes // word
+        addresses = address_table(tuple(pairs), device)
+        grid = (source.shape[0], len(pairs), triton.cdiv(words, CHUNK))
+        move_kernel[grid](
+            addresses,
+            source,
+            destination,
+            words,
+            WORD=WORDS[word],
+            ALIGNED=block_bytes % 16 == 0,
+            CHUNK=CHUNK,
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def address_table(pairs: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+    """Pool addresses on the device, [pools, 2] int64; kept, for an engine moves blocks of the same pools."""
+    return torch.tensor(pairs, dtype=torch.int64).to(device)
+
+
+@triton.jit
+def write_kernel(
+    key,
+    value,
+    key_cache,
+    value_cache,
+    slot_mapping,
+    key_stride_token,
+    key_stride_head,
+    value_stride_token,
+    value_stride_head,
+    NUM_KV_HEADS: tl.constexpr,
+    HEADS_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    KEY_DIM_PADDED: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_DIM_PADDED: tl.constexpr,
+):
+    """Scatter one token's K and V, all heads, to its slot."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_mapping + token)
+    if slot < 0:
+        return
+    head = tl.arange(0, HEADS_PADDED)
+    entry = (
+        (slot // BLOCK_SIZE) * NUM_KV_HEADS + head
+    ) * BLOCK_SIZE + slot % BLOCK_SIZE  # of every head: [heads]
+    dim = tl.arange(0, KEY_DIM_PADDED)
+    inside = (head[:, None] < NUM_KV_HEADS) & (dim[None, :] < KEY_DIM)
+    row = tl.load(
+        key + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :], mask=inside
+    )
+    tl.store(key_cache + entry[:, None] * KEY_DIM + dim[None, :], row, mask=inside)
+    dim = tl.arange(0, VALUE_DIM_PADDED)
+    inside = (head[:, None] < NUM_KV_HEADS) & (dim[None, :] < VALUE_DIM)
+    row = tl.load(
+        value + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :], mask=inside
+    )
+    tl.store(value_cache + entry[:, None] * VALUE_DIM + dim[None, :], row, mask=inside)
+
+
+@triton.jit
+def move_kernel(
+    addresses,
+    source,
+    destination,
+    words,
+    WORD: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Copy one chunk of one block of one pool."""
+    copy, pool, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    read_address = tl.load(addresses + 2 * pool)
+    write_address = tl.load(addresses + 2 * pool + 1)
+    read_pool = read_address.to(tl.pointer_type(WORD))
+    write_pool = write_address.to(tl.pointer_type(WORD))
+    if ALIGNED:  # an address from a table says nothing of its alignment: say it, and 16 bytes move at a time
+        read_pool = tl.multiple_of(read_pool, 16)
+        write_pool = tl.multiple_of(write_pool, 16)
+    word = chunk * CHUNK + tl.arange(0, CHUNK)
+    read = read_pool + tl.load(source + copy) * words + word
+    write = write_pool + tl.load(destination + copy) * words + word
+    tl.store(write, tl.load(read, mask=word < words), mask=word < words)

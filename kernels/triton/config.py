@@ -1,0 +1,83 @@
+"""How the attention kernels tile their work on which chip: a table, filled from measurement.
+
+The key is (architecture, larger head size, dtype); what is not in the table gets a default that compiles
+without register spills for the chips the tests know, but whose speed is **not yet measured**. Nothing is
+tuned at import or at run time: the same inputs run the same code. Does NOT know: the shapes of a batch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """Tiling of `paged_decode`."""
+
+    tile: int
+    """Tokens whose K/V a program holds at once; a power of two, at least 16."""
+    split_length: int
+    """Tokens of a context one program attends to, a multiple of `tile`.
+
+    A fixed length, not a fixed count: ragged batches stay balanced, and a sequence's result does not depend
+    on who else is in the batch.
+    """
+    num_warps: int
+    num_stages: int
+    """Depth of the load pipeline; the block-table lookup takes one level of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """Tiling of `paged_prefill`."""
+
+    rows: int
+    """Rows of a program, query tokens times query heads of its KV head; a power of two, at least 16."""
+    tile: int
+    """Tokens whose K/V a program holds at once; a power of two, at least 16."""
+    num_warps: int
+    num_stages: int
+
+
+# (architecture, larger of the two head sizes, dtype) -> measured config. Empty: no chip was measured yet.
+DECODE_CONFIGS: dict[tuple[str, int, torch.dtype], DecodeConfig] = {}
+PREFILL_CONFIGS: dict[tuple[str, int, torch.dtype], PrefillConfig] = {}
+
+INTERPRETER = (
+    "interpreter"  # every tile costs milliseconds there, and small shapes must still span several tiles
+)
+
+
+def architecture_of(device: torch.device) -> str:
+    """The name of the device's chip: "sm_90", "gfx942", or "interpreter" for a CPU."""
+    if device.type != "cuda":
+        return INTERPRETER
+    if torch.version.hip is not None:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def decode_config(architecture: str, head_dim: int, dtype: torch.dtype) -> DecodeConfig:
+    """The tiling of `paged_decode`: measured if the table has it, else a default (not yet measured)."""
+    measured = DECODE_CONFIGS.get((architecture, head_dim, dtype))
+    if measured is not None:
+        return measured
+    if architecture == INTERPRETER:
+        return DecodeConfig(tile=16, split_length=32, num_warps=1, num_stages=1)
+    wide = head_dim * dtype.itemsize > 256  # bytes of one token's key
+    return DecodeConfig(tile=32 if wide else 64, split_length=512, num_warps=4, num_stages=3)
+
+
+def prefill_config(architecture: str, head_dim: int, dtype: torch.dtype) -> PrefillConfig:
+    """The tiling of `paged_prefill`: measured if the table has it, else a default (not yet measured)."""
+    measured = PREFILL_CONFIGS.get((architecture, head_dim, dtype))
+    if measured is not None:
+        return measured
+    if architecture == INTERPRETER:
+        return PrefillConfig(rows=16, tile=16, num_warps=1, num_stages=1)
+    if dtype == torch.float32:
+        return PrefillConfig(rows=32, tile=32, num_warps=4, num_stages=2)
+    if head_dim > 128:
+        return PrefillConfig(rows=128, tile=32, num_warps=8, num_stages=2)
+    return PrefillConfig(rows=128, tile=64, num_warps=8, num_stages=3)

@@ -1,0 +1,271 @@
+"""Layer 2: every Triton kernel, every branch, in Triton's interpreter on a CPU, over poisoned pools.
+
+A run of its own, for the interpreter is chosen when triton is first imported:
+`TRITON_INTERPRET=1 python -m pytest -m interpreter tests/kernels`. Tiles of 16 tokens and splits of 32 keep the
+shapes tiny and still cross every boundary. bfloat16 is left to a device: here it would be computed wrongly.
+"""
+
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minipaged.kernels.layout import cache_shape
+from minipaged.kernels.reference import cache as reference_cache
+from minipaged.kernels.reference import oracle
+from tests.kernels.cases import assert_close, make_case
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs a run of its own with TRITON_INTERPRET=1", allow_module_level=True)
+pytest.importorskip("triton", reason="needs the package triton")
+
+from minipaged.kernels.dispatch import select_backend
+from minipaged.kernels.triton import cache as triton_cache
+from minipaged.kernels.triton.config import PrefillConfig
+from minipaged.kernels.triton.prefill import paged_prefill
+
+pytestmark = pytest.mark.interpreter
+
+TRITON = select_backend("triton", "cpu")
+DTYPES = [torch.float32, torch.float16]
+ONE_SPLIT = [(1, 1), (1, 16), (1, 30)]
+SPLITS = [(1, 32), (1, 33), (1, 75)]
+MIXED = [(1, 20), (19, 19), (9, 40)]
+
+
+def check(
+    lengths, *, dtype=torch.float32, scale=0.3, softcap=None, with_sinks=False, sliding_window=None, **shape
+):
+    case = make_case(lengths, dtype=dtype, sliding_window=sliding_window, **shape)
+    options = {"scale": scale, "softcap": softcap, "sliding_window": sliding_window}
+    options["sinks"] = case.sinks if with_sinks else None
+    inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
+    actual = TRITON.paged_attention(*inputs, **options)
+    assert actual.dtype == dtype
+    assert_close(actual, oracle.paged_attention(*inputs, **options), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths", [ONE_SPLIT, SPLITS, MIXED], ids=["decode", "split", "prefill"])
+def test_each_kernel_equals_the_oracle(lengths, dtype):
+    """Catches a tile, split or row boundary off by one."""
+    check(lengths, dtype=dtype)
+
+
+@pytest.mark.parametrize("lengths", [SPLITS, MIXED], ids=["split", "prefill"])
+@pytest.mark.parametrize("block_size", [1, 3, 16, 64, 256])
+def test_the_tile_is_independent_of_the_block(block_size, lengths):
+    """Catches a tile that assumes it covers whole blocks, or one block."""
+    check(lengths, block_size=block_size)
+
+
+@pytest.mark.parametrize("lengths", [SPLITS, MIXED], ids=["split", "prefill"])
+@pytest.mark.parametrize("heads", [(2, 2), (3, 1), (16, 1), (6, 2)])
+def test_every_group_size_is_packed(heads, lengths):
+    """Catches rows of padding taken for heads, and a group that does not divide the rows."""
+    check(lengths, heads=heads)
+
+
+@pytest.mark.parametrize("lengths", [SPLITS, MIXED], ids=["split", "prefill"])
+@pytest.mark.parametrize("head_dims", [(80, 80), (24, 16), (16, 48), (8, 4)])
+def test_odd_and_unequal_head_sizes_are_padded(head_dims, lengths):
+    """Catches a padded column read or stored, and K's size used for V."""
+    check(lengths, head_dims=head_dims)
+
+
+@pytest.mark.parametrize("lengths", [SPLITS, MIXED], ids=["split", "prefill"])
+@pytest.mark.parametrize("window", [1, 5, 16, 33, 100])
+def test_a_window_reads_only_what_it_can_see(window, lengths):
+    """Catches a window's edge off by one, a row that sees nothing of its first tile, tiles read in vain."""
+    check(lengths, sliding_window=window)
+
+
+@pytest.mark.parametrize("lengths", [ONE_SPLIT, SPLITS, MIXED], ids=["decode", "split", "prefill"])
+@pytest.mark.parametrize(("softcap", "with_sinks"), [(0.7, False), (None, True), (0.7, True)])
+def test_softcap_and_sinks_equal_the_oracle(softcap, with_sinks, lengths):
+    """Catches a sink counted once a split, and a softcap in the wrong base."""
+    check(lengths, softcap=softcap, with_sinks=with_sinks, scale=1.0)
+
+
+def test_a_softcap_survives_large_scores():
+    """Catches a tanh that overflows to NaN."""
+    check(ONE_SPLIT, softcap=2.0, scale=500.0)
+
+
+def test_a_sequence_without_query_rows_is_skipped():
+    """Catches an empty chunk that shifts everyone behind it."""
+    check([(2, 5), (0, 6), (17, 20)])
+
+
+def test_more_splits_than_one_reduce_chunk():
+    """Catches a reduce that keeps only its last chunk of splits."""
+    check([(1, 17 * 32 + 3), (1, 40)], heads=(1, 1), head_dims=(16, 16))
+
+
+def test_who_else_is_in_the_batch_changes_no_bit():
+    """Catches a split length that depends on the longest context of the batch."""
+    alone = make_case([(1, 30)], seed=5)
+    together = make_case([(1, 30), (1, 75)], seed=5)
+    table = together.metadata.block_tables
+    for position in range(30):  # the same tokens, in other blocks
+        theirs, ours = alone.metadata.block_tables[0, position // 4], table[0, position // 4]
+        together.key_cache[ours, :, position % 4] = alone.key_cache[theirs, :, position % 4]
+        together.value_cache[ours, :, position % 4] = alone.value_cache[theirs, :, position % 4]
+    together.query[0] = alone.query[0]
+    results = [
+        TRITON.paged_attention(case.query, case.key_cache, case.value_cache, case.metadata, scale=0.3)[0]
+        for case in (alone, together)
+    ]
+    assert torch.equal(*results)
+
+
+def test_strided_queries_are_read_by_their_strides():
+    """Catches a kernel that takes the transposed query of a model for a contiguous one."""
+    for lengths in (SPLITS, MIXED):
+        case = make_case(lengths)
+        strided = case.query.transpose(0, 1).contiguous().transpose(0, 1)
+        inputs = (case.key_cache, case.value_cache, case.metadata)
+        actual = TRITON.paged_attention(strided, *inputs, scale=0.3)
+        assert torch.equal(actual, TRITON.paged_attention(case.query, *inputs, scale=0.3))
+
+
+def test_bfloat16_is_refused():
+    """Catches silently wrong figures."""
+    case = make_case(ONE_SPLIT, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="use float16 or float32"):
+        TRITON.paged_attention(case.query, case.key_cache, case.value_cache, case.metadata, scale=0.3)
+
+
+def test_a_group_larger_than_a_programs_rows_is_refused():
+    """Catches a division by zero in the launch."""
+    case = make_case(MIXED, heads=(32, 1), head_dims=(16, 16))
+    config = PrefillConfig(rows=16, tile=16, num_warps=1, num_stages=1)
+    inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
+    with pytest.raises(ValueError, match="32 query heads a KV head do not fit 16 rows"):
+        paged_prefill(*inputs, scale=0.3, config=config)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_random_shapes_equal_the_oracle(data):
+    """Catches what no table of cases thought of: features and shapes drawn together."""
+    contexts = data.draw(st.lists(st.integers(1, 45), min_size=1, max_size=3))
+    decode = data.draw(st.booleans())
+    lengths = [(1 if decode else data.draw(st.integers(1, context)), context) for context in contexts]
+    kv_heads, group = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 5))
+    check(
+        lengths,
+        dtype=data.draw(st.sampled_from(DTYPES)),
+        heads=(kv_heads * group, kv_heads),
+        head_dims=(data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))),
+        block_size=data.draw(st.integers(1, 20)),
+        sliding_window=data.draw(st.none() | st.integers(1, 45)),
+        softcap=data.draw(st.none() | st.floats(0.5, 30)),
+        with_sinks=data.draw(st.booleans()),
+        scale=data.draw(st.floats(0.05, 1.0)),
+        seed=data.draw(st.integers(0, 99)),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_write_kv_is_bit_equal_to_the_reference(block_size, dtype):
+    """Catches a slot split wrongly into block and offset, and padding heads or columns written."""
+    case = make_case(
+        [(3, 7), (1, 1), (5, 5)], heads=(3, 3), head_dims=(10, 6), block_size=block_size, dtype=dtype
+    )
+    slots = case.metadata.slot_mapping.clone()
+    slots[2] = -1
+    expected = [torch.full_like(cache, 9.0) for cache in (case.key_cache, case.value_cache)]
+    actual = [cache.clone() for cache in expected]
+    reference_cache.write_kv(case.new_key, case.new_value, *expected, slots)
+    TRITON.write_kv(case.new_key, case.new_value, *actual, slots)
+    assert all(map(torch.equal, actual, expected))
+
+
+def test_write_kv_reads_strided_tokens():
+    """Catches a model's transposed keys taken for contiguous ones."""
+    case = make_case([(6, 6)])
+    expected = [torch.full_like(cache, 9.0) for cache in (case.key_cache, case.value_cache)]
+    actual = [cache.clone() for cache in expected]
+    reference_cache.write_kv(case.new_key, case.new_value, *expected, case.metadata.slot_mapping)
+    strided = [
+        tokens.transpose(0, 1).contiguous().transpose(0, 1) for tokens in (case.new_key, case.new_value)
+    ]
+    TRITON.write_kv(*strided, *actual, case.metadata.slot_mapping)
+    assert all(map(torch.equal, actual, expected))
+
+
+def random_pools(*block_shapes, num_blocks=6, dtype=torch.float32):
+    return [
+        torch.randn(cache_shape(num_blocks, size, heads, dim)).to(dtype) for size, heads, dim in block_shapes
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "destination"),
+    [([0, 3], [5, 4]), ([1, 2], [3, 1]), ([2, 1], [1, 3]), ([1, 2], [2, 1]), ([4], [4]), ([], [])],
+    ids=["apart", "chain", "chain backwards", "exchange", "itself", "nothing"],
+)
+def test_copy_blocks_is_bit_equal_to_the_reference(source, destination):
+    """Catches a write that overtakes a read, a chunk lost, a pool copied with another pool's size."""
+    expected = random_pools((4, 2, 160), (4, 2, 160), (4, 2, 3))
+    actual = [pool.clone() for pool in expected]
+    copies = torch.tensor(source, dtype=torch.int64), torch.tensor(destination, dtype=torch.int64)
+    reference_cache.copy_blocks(expected, *copies)
+    TRITON.copy_blocks(actual, *copies)
+    assert all(map(torch.equal, actual, expected))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((1, 1, 2), torch.float32),
+        ((3, 1, 1), torch.float32),
+        ((3, 1, 1), torch.float16),
+        ((3, 1, 1), torch.int8),
+    ],
+    ids=["words of 8", "words of 4", "words of 2", "words of 1"],
+)
+def test_blocks_of_any_number_of_bytes_are_copied_whole(shape, dtype):
+    """Catches a last word torn or spilled into the next block."""
+    expected = [(100 * pool).to(dtype) for pool in random_pools(shape)]
+    actual = [pool.clone() for pool in expected]
+    copies = torch.tensor([0, 2]), torch.tensor([3, 5])
+    reference_cache.copy_blocks(expected, *copies)
+    TRITON.copy_blocks(actual, *copies)
+    assert all(map(torch.equal, actual, expected))
+
+
+def test_copies_that_do_not_overlap_take_one_launch(monkeypatch):
+    """Catches a launch a layer, or a launch a block."""
+    launches = []
+    kernel = triton_cache.move_kernel
+
+    class Counting:
+        def __getitem__(self, grid):
+            launches.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(triton_cache, "move_kernel", Counting())
+    TRITON.copy_blocks(random_pools(*[(4, 2, 8)] * 6), torch.tensor([0, 1, 2]), torch.tensor([3, 4, 5]))
+    assert launches == [(3, 6, 1)]
+
+
+def test_swap_blocks_is_bit_equal_to_the_reference():
+    """Catches source and destination ids mixed up between the two pools."""
+    device = random_pools((4, 2, 8), (4, 2, 3))
+    expected, actual = ([torch.zeros_like(pool[:3]) for pool in device] for _ in range(2))
+    moves = torch.tensor([4, 1]), torch.tensor([0, 2])
+    reference_cache.swap_blocks(device, expected, *moves)
+    TRITON.swap_blocks(device, actual, *moves)
+    assert all(map(torch.equal, actual, expected))
+
+
+def test_swap_blocks_refuses_unequal_lists():
+    """Catches a silently shortened zip that loses a layer."""
+    pools = random_pools((4, 2, 8), (4, 2, 8))
+    with pytest.raises(ValueError, match="2 source pools for 1 destination pools"):
+        TRITON.swap_blocks(pools, pools[:1], torch.tensor([0]), torch.tensor([0]))
