@@ -1,0 +1,88 @@
+"""Token ids -> text, one token at a time, at a constant cost a token.
+
+A token is not a piece of text: it may be half a UTF-8 character, or lose its leading space where a text
+begins. So a short window of tokens is decoded with and without the new one, and the difference is the
+new text:
+
+    tokens   ... [ The | quick ] [ br | own ]      shown: decode(window[:num_read])
+                 ^ window        ^ num_read         delta: decode(window) without `shown`
+
+Text is held back while it ends in U+FFFD (a character's bytes are not all there), so that the pieces
+always join to `decode` of all tokens. Knows no sequences and no stop strings. (The prefix and read
+offsets are the ones of Hugging Face's text-generation-inference and of vLLM.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+MAX_PENDING = 8
+"""Tokens that may wait for the end of a character: the longest has 4 bytes, so more are garbage."""
+
+
+class Window(NamedTuple):
+    """The last few tokens, of which the first `num_read` are shown already."""
+
+    tokens: tuple[int, ...] = ()
+    num_read: int = 0
+
+
+class Detokenizer:
+    """Decodes with one tokenizer; immutable, shared by all requests.
+
+    Args:
+        tokenizer: any transformers tokenizer.
+        skip_special_tokens: leave tokens like EOS out of the text.
+    """
+
+    def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:
+        self.tokenizer = tokenizer
+        self.skip_special_tokens = skip_special_tokens
+        added = tokenizer.added_tokens_decoder
+        special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
+        self._skipped = frozenset(i for i in special if skip_special_tokens and not self.decode([i]))
+        # Byte fallback (SentencePiece): a run of <0xNN> tokens is text only as a whole; one bad byte
+        # turns every byte of the run into U+FFFD, those before it too.
+        names = [f"<0x{byte:02X}>" for byte in range(256)]
+        vocabulary = tokenizer.get_vocab()
+        self._bytes = frozenset(vocabulary[name] for name in names if name in vocabulary)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of all tokens at once."""
+        return self.tokenizer.decode(
+            list(token_ids),
+            skip_special_tokens=self.skip_special_tokens,
+            clean_up_tokenization_spaces=False,
+        )
+
+    def push(self, window: Window, token_id: int) -> tuple[Window, str]:
+        """Add a token; return the new window and the text that is certain now, possibly none."""
+        if token_id in self._skipped:
+            return window, ""
+        tokens, num_read = (*window.tokens, token_id), window.num_read
+        if token_id in self._bytes:
+            return Window(tokens, num_read), ""
+        text = self.decode(tokens)
+        if text.endswith("\ufffd"):
+            if len(tokens) - num_read <= MAX_PENDING:
+                return Window(tokens, num_read), ""
+            return self._give_up(tokens, num_read, text)
+        delta = text[len(self.decode(tokens[:num_read])) :]
+        if not delta:
+            return Window(tokens, num_read), ""
+        return Window(tokens[num_read:], len(tokens) - num_read), delta
+
+    def flush(self, window: Window) -> str:
+        """The text that was held back, when no token follows."""
+        return self.decode(window.tokens)[len(self.decode(window.tokens[: window.num_read])) :]
+
+    def _give_up(self, tokens: tuple[int, ...], num_read: int, text: str) -> tuple[Window, str]:
+        # Bytes that never become a character would make the window grow without end. The last 4 tokens
+        # may still become one; before them, cut where both halves decode as the whole does.
+        shown = len(self.decode(tokens[:num_read]))
+        for cut in range(len(tokens) - 4, num_read, -1):
+            head = self.decode(tokens[:cut])
+            if head + self.decode(tokens[cut:]) == text:
+                return Window(tokens[cut:]), head[shown:]
+        return Window(tokens, num_read), ""

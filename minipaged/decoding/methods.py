@@ -1,0 +1,54 @@
+"""Greedy and random sampling as a decoding method: n samples of a prompt fork once, then walk alone.
+
+    step 1   one sequence, the prompt          asks n candidates      -> n branches, blocks shared
+    step 2.. n sequences (or what is alive)    asks 1 candidate each  -> 1 branch each, in place
+
+The whole of parallel sampling (the paper's section 4.4, Fig. 8): one fork; copy-on-write does the rest.
+A method knows candidates and branches; neither blocks nor logits.
+
+A sequence's `index` is the number of its sample. It comes from the one fork: where a parent gets
+several branches, a branch's place in the answer is its child's index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+from minipaged.decoding.params import SamplingParams
+from minipaged.decoding.stopping import StopChecker
+from minipaged.scheduling.plan import Sample
+from minipaged.scheduling.request import Branch, Request, Sequence
+
+
+class SamplingMethod:
+    """Greedy decoding and random sampling, with one sample or several.
+
+    Args:
+        params: how many samples.
+        stop: when a sequence ends.
+    """
+
+    def __init__(self, params: SamplingParams, stop: StopChecker) -> None:
+        self.params = params
+        self.stop = stop
+        self.num_sequences = params.num_samples
+
+    def num_candidates(self, request: Request) -> int:
+        """All samples from the prompt, one from everything else."""
+        return self.num_sequences if request.sequences[0].num_generated_tokens == 0 else 1
+
+    def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
+        """One branch per candidate, in the order of the sequences; sample numbers follow from it."""
+        check = self.stop.check
+        return [
+            Branch(sequence, token_id, logprob, check(sequence, token_id))
+            for sequence, sample in zip(request.sequences, samples)
+            for token_id, logprob in zip(sample.token_ids, sample.logprobs)
+        ]
+
+    def rank(self, request: Request) -> list[Sequence]:
+        """The completions to return: by sample number; of `best_of`, the n likeliest, the best first."""
+        if self.params.num_samples == self.params.n:
+            return sorted(request.completions, key=lambda sequence: sequence.index)
+        likeliest = sorted(request.completions, key=lambda sequence: -sequence.cumulative_logprob)
+        return likeliest[: self.params.n]

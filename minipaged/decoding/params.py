@@ -1,0 +1,251 @@
+"""What a user may ask of decoding: `SamplingParams` and `BeamSearchParams`, checked when built.
+
+Names and defaults are vLLM's, so that scripts carry over. A bad value never reaches the engine: it
+raises `ParamsError` with one line that names the field, the value and the fix. What depends on the
+model (token ids, vocabulary size) is checked by `check_vocabulary` before a request is admitted.
+Knows no tensors, no tokenizer and no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+from minipaged.decoding.checks import (
+    ParamsError,
+    at_most_vocabulary,
+    bad_words,
+    boolean,
+    in_vocabulary,
+    integer,
+    logit_bias,
+    number,
+    stop_strings,
+    token_ids,
+)
+
+GREEDY_BELOW = 1e-5
+"""A temperature below this is greedy decoding: dividing by less would overflow float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """Greedy decoding and random sampling, one or several samples of a prompt.
+
+    Logits are edited in this order: masks (`allowed_token_ids`, `bad_words`, `min_tokens`),
+    `logit_bias`, `repetition_penalty` (prompt and output), `frequency_penalty` and
+    `presence_penalty` (output only), `temperature`, `top_k`, `top_p`, `min_p`.
+
+    Attributes:
+        n: samples to return; above 1 they need a temperature above 0.
+        best_of: samples to draw, of which the n likeliest are returned; None: n.
+        temperature: divides the logits; 0 is greedy.
+        top_p: sample from the likeliest tokens that hold this share of the probability.
+        top_k: sample from so many likeliest tokens; 0 or -1: all.
+        min_p: drop tokens less likely than this share of the likeliest.
+        repetition_penalty: above 1 discourages tokens of prompt and output, below 1 encourages them.
+        presence_penalty: subtracted from the logit of a token that the output has.
+        frequency_penalty: subtracted once per occurrence in the output.
+        logit_bias: token id -> number added to its logit; -inf forbids it.
+        bad_words: forbidden token id sequences, or strings, which `resolve` turns into ids.
+        allowed_token_ids: if given, no other token can be sampled.
+        seed: sample i draws the random stream `seed + i`: the same seed gives the same text in any
+            batch, and sample i of n equals a lone sample with that seed. None: a stream of its own.
+        logprobs: report this many likeliest tokens and the sampled one, of the model's own
+            distribution (before any of the above); None: none.
+        prompt_logprobs: the same for the tokens of the prompt.
+        stop: strings that end the text; they are cut off it.
+        stop_token_ids: tokens that end it like EOS.
+        include_stop_str_in_output: keep the stop string (or token) in the text.
+        ignore_eos: go on after EOS.
+        min_tokens: tokens before the first that may end the text.
+        max_tokens: tokens after which it ends; None: when the model's length is reached.
+
+    Raises:
+        ParamsError: a value out of its range, or two that contradict each other.
+    """
+
+    n: int = 1
+    best_of: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    bad_words: tuple[str | tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    max_tokens: int | None = 16
+
+    def __post_init__(self) -> None:
+        _set(self, "stop", stop_strings(self.stop))
+        _set(self, "bad_words", bad_words(self.bad_words))
+        if self.allowed_token_ids is not None:
+            _set(self, "allowed_token_ids", token_ids("allowed_token_ids", self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                raise ParamsError("allowed_token_ids is empty; give at least one token id, or None for all")
+        if self.logit_bias is not None:
+            _set(self, "logit_bias", logit_bias(self.logit_bias))
+        integer("n", self.n, 1)
+        if self.best_of is not None:
+            integer("best_of", self.best_of, 1)
+            if self.best_of < self.n:
+                raise ParamsError(f"best_of is {self.best_of}, below n = {self.n}; draw at least n samples")
+        number("temperature", self.temperature, "of at least 0 (0 is greedy)", lambda x: x >= 0)
+        number("top_p", self.top_p, "above 0 and at most 1 (1 keeps every token)", lambda x: 0 < x <= 1)
+        integer("top_k", self.top_k, -1, "at least 1, or 0 for every token")
+        number("min_p", self.min_p, "from 0 (off) to 1", lambda x: 0 <= x <= 1)
+        number("repetition_penalty", self.repetition_penalty, "above 0 (1 is off)", lambda x: x > 0)
+        for name in ("presence_penalty", "frequency_penalty"):
+            number(name, getattr(self, name), "from -2 to 2 (0 is off)", lambda x: -2 <= x <= 2)
+        if self.seed is not None:
+            integer("seed", self.seed)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                integer(name, getattr(self, name), 0)
+        boolean("include_stop_str_in_output", self.include_stop_str_in_output)
+        _common(self)
+        if self.is_greedy and self.num_samples > 1:
+            raise ParamsError(
+                f"temperature is {self.temperature} with {self.num_samples} samples; greedy samples are all "
+                "the same: set temperature above 0, or n to 1"
+            )
+
+    @cached_property
+    def num_samples(self) -> int:
+        """Samples that are drawn."""
+        return self.n if self.best_of is None else self.best_of
+
+    @cached_property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken."""
+        return self.temperature < GREEDY_BELOW
+
+    @cached_property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on the tokens so far through one of the three penalties."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @cached_property
+    def is_plain_greedy(self) -> bool:
+        """Greedy with nothing that edits logits or reports more than the token."""
+        edits = self.has_penalties or self.logit_bias or self.bad_words or self.min_tokens
+        asks = self.allowed_token_ids is not None or self.logprobs is not None
+        return self.is_greedy and not edits and not asks
+
+    def resolve(self, encode: Callable[[str], list[int]]) -> SamplingParams:
+        """Turn strings in `bad_words` into token ids, as at a line's start and as after a space.
+
+        Args:
+            encode: text -> token ids, without special tokens.
+
+        Raises:
+            ParamsError: a word that has no tokens.
+        """
+        if not any(isinstance(word, str) for word in self.bad_words):
+            return self
+        words: dict[tuple[int, ...], None] = {}
+        for word in self.bad_words:
+            forms = [word]
+            if isinstance(word, str):
+                forms = [tuple(encode(word)), tuple(encode(" " + word.lstrip()))]
+                if not forms[0]:
+                    raise ParamsError(f"bad_words has {word!r}, which has no token; remove it")
+            words |= dict.fromkeys(tuple(form) for form in forms)  # type: ignore[arg-type]
+        return replace(self, bad_words=tuple(words))
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Check what depends on the model.
+
+        Raises:
+            ParamsError: a token id or a count past the vocabulary, or an unresolved bad word.
+        """
+        for name in ("logprobs", "prompt_logprobs"):
+            at_most_vocabulary(name, getattr(self, name) or 0, vocab_size)
+        for word in self.bad_words:
+            if isinstance(word, str):
+                raise ParamsError(f"bad_words has the string {word!r}; give token ids, or use a tokenizer")
+            in_vocabulary("bad_words", word, vocab_size)
+        in_vocabulary("logit_bias", self.logit_bias or (), vocab_size)
+        in_vocabulary("allowed_token_ids", self.allowed_token_ids or (), vocab_size)
+        in_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamSearchParams:
+    """Beam search, with the semantics of transformers' `generate(num_beams=beam_width)`.
+
+    Attributes:
+        beam_width: beams that are alive, and finished hypotheses that are kept.
+        length_penalty: a hypothesis of n generated tokens scores sum(log p) / n ** length_penalty.
+        early_stopping: True ends with the beam_width-th hypothesis; False when the best live beam, at
+            its present length, beats none of them; "never" when it could not at any length.
+        num_return_sequences: hypotheses to return, the best first.
+        max_tokens, min_tokens, stop_token_ids, ignore_eos: as in `SamplingParams`.
+
+    Raises:
+        ParamsError: a value out of its range, or two that contradict each other.
+    """
+
+    beam_width: int
+    max_tokens: int | None = 16
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    num_return_sequences: int = 1
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        integer("beam_width", self.beam_width, 1)
+        number("length_penalty", self.length_penalty, "a finite number (0 is off)", lambda x: True)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise ParamsError(f'early_stopping is {self.early_stopping!r}; give True, False or "never"')
+        integer("num_return_sequences", self.num_return_sequences, 1)
+        if self.num_return_sequences > self.beam_width:
+            raise ParamsError(
+                f"num_return_sequences is {self.num_return_sequences}, above beam_width = {self.beam_width}; "
+                "widen the beam or return fewer"
+            )
+        _common(self)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Check what depends on the model.
+
+        Raises:
+            ParamsError: a beam wider than the vocabulary, or a token id past it.
+        """
+        at_most_vocabulary("beam_width", self.beam_width, vocab_size)
+        in_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
+
+
+DecodingParams = SamplingParams | BeamSearchParams
+
+
+def _set(params: object, name: str, value: object) -> None:
+    object.__setattr__(params, name, value)  # the dataclass is frozen; this is still its construction
+
+
+def _common(params: DecodingParams) -> None:
+    _set(params, "stop_token_ids", token_ids("stop_token_ids", params.stop_token_ids))
+    boolean("ignore_eos", params.ignore_eos)
+    integer("min_tokens", params.min_tokens, 0)
+    if params.max_tokens is None:
+        return
+    integer("max_tokens", params.max_tokens, 1, "at least 1, or None for the model's length")
+    if params.min_tokens > params.max_tokens:
+        raise ParamsError(
+            f"min_tokens is {params.min_tokens}, above max_tokens = {params.max_tokens}; lower it"
+        )
