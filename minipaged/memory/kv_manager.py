@@ -307,8 +307,14 @@ class KVManager:
     # -- swapping -------------------------------------------------------------------------------
 
     def can_swap_out(self, sequences: Sequence[KVSequence]) -> bool:
-        """Whether the host has room for the group's computed blocks."""
+        """Whether the group can move to the host: there is room, and it is not half recomputed.
+
+        While a group is recomputed, a sequence counts blocks as computed that it shares with an
+        earlier one and that this one has not filled yet; such a state cannot be cut off and moved.
+        """
         if self.swap_space is None:
+            return False
+        if len(sequences) > 1 and any(len(s.token_ids) - s.num_computed_tokens > 1 for s in sequences):
             return False
         distinct = {
             block for s in sequences for block in s.table.blocks[: self.num_blocks_of(s.num_computed_tokens)]

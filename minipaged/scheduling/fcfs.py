@@ -17,6 +17,7 @@ The scheduler decides by counts: no tensors, no text, no clock.
 from __future__ import annotations
 
 import logging
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
@@ -27,6 +28,10 @@ from minipaged.scheduling.preemption import PreemptionPolicy
 from minipaged.scheduling.request import Branch, Request, RequestState, Sequence
 
 logger = logging.getLogger(__name__)
+
+
+def _arrival(request: Request) -> int:
+    return request.arrival
 
 
 class BatchPolicy(Protocol):
@@ -185,7 +190,7 @@ class FCFSScheduler:
             self._leave(request)
             self.kv.free(request.sequences)
             request.state = RequestState.WAITING
-        requeued = sorted((*touched.values(), *self.waiting), key=lambda request: request.arrival)
+        requeued = sorted((*touched.values(), *self.waiting), key=_arrival)
         self.waiting = deque(requeued)
         self._end_aborted()
 
@@ -303,7 +308,6 @@ class FCFSScheduler:
             if not self.running:
                 # All blocks are free and still it does not fit: it grew, was preempted, and now
                 # needs more than the pool has.
-                self.waiting.popleft()
                 self._outgrown(plan, request)
             return 0
         if whole and admission.num_charged_tokens > left and plan.chunks:
@@ -328,7 +332,6 @@ class FCFSScheduler:
             return 0
         if not self.kv.can_swap_in(sequences):
             if not self.running:
-                self.swapped.popleft()
                 self._outgrown(plan, request)
             return 0
         self.swapped.popleft()
@@ -347,7 +350,6 @@ class FCFSScheduler:
             candidates = self.running[position:]  # those before it are planned already
             victim = self.preemption.choose_victim(candidates)
             if victim is request and len(self.running) == 1:
-                self._leave(request)
                 self._outgrown(plan, request)
                 return False
             self._preempt(plan, victim)
@@ -397,11 +399,12 @@ class FCFSScheduler:
 
     def _start(self, request: Request) -> None:
         request.state = RequestState.RUNNING
-        self.running.append(request)
+        # (After a failed step an earlier request may come back behind a later one.)
+        insort(self.running, request, key=_arrival)
         self._moved.append(request)
         self._num_seats += request.method.num_sequences
         if request.gap > len(request.sequences):
-            self._prefilling.append(request)
+            insort(self._prefilling, request, key=_arrival)
 
     def _leave(self, request: Request) -> None:
         """Take a request out of whichever queue it stands in."""

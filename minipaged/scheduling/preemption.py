@@ -59,10 +59,10 @@ class Swap(Recompute):
     """The latest arrived gives way and keeps its blocks on the host, room permitting."""
 
     def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
-        """Swap, or recompute when the host pool is missing or too full."""
+        """Swap, or recompute when the host pool is missing or too full, or the group half recomputed."""
         if kv.can_swap_out(victim.sequences):
             return Decision("swap", "preemption_mode is swap")
-        return Decision("recompute", "the swap space has no room for its blocks")
+        return Decision("recompute", "the swap space cannot take its blocks now")
 
 
 class PreemptionCosts(NamedTuple):

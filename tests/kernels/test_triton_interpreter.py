@@ -1,8 +1,8 @@
 """Layer 2: every Triton kernel, every branch, in Triton's interpreter on a CPU, over poisoned pools.
 
 A run of its own, for the interpreter is chosen when triton is first imported:
-`TRITON_INTERPRET=1 python -m pytest -m interpreter tests/kernels`. Tiles of 16 tokens and splits of 32 keep the
-shapes tiny and still cross every boundary. bfloat16 is left to a device: here it would be computed wrongly.
+`TRITON_INTERPRET=1 python -m pytest -m interpreter tests/kernels`. Tiles of 16 tokens and splits of 32 keep
+the shapes tiny and still cross every boundary. bfloat16 is left to a device: here it would be computed wrongly.
 """
 
 import os

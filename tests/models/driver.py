@@ -1,0 +1,90 @@
+"""Runs a `ModelRunner` on hand-made plans: the tests decide who computes how many tokens in which step."""
+
+import random
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from minipaged.config import EngineConfig
+from minipaged.execution.model_runner import ModelRunner
+from minipaged.memory import BlockAllocator, BlockTable
+from minipaged.scheduling.plan import Chunk, Sample, StepPlan, StepResult
+from minipaged.scheduling.request import Request, Sequence
+
+
+def greedy(logits: Tensor, chunks: list[Chunk]) -> list[Sample]:
+    """The most likely token of each row."""
+    assert len(logits) == len(chunks)
+    best = torch.log_softmax(logits.float(), dim=-1).max(dim=-1)
+    return [Sample([token], [logprob]) for token, logprob in zip(best.indices.tolist(), best.values.tolist())]
+
+
+class Driver:
+    """A runner, its block pool and its sequences.
+
+    Attributes:
+        runner: its pools are full of NaN, so that reading what was not written shows.
+    """
+
+    def __init__(
+        self, model: nn.Module, block_size: int = 4, num_blocks: int = 64, **settings: object
+    ) -> None:
+        config = EngineConfig(block_size=block_size, num_blocks=num_blocks, **settings)
+        self.runner = ModelRunner(model, config, greedy)
+        for _, keys, values in self.runner.cache.pools.values():
+            keys.fill_(float("nan"))
+            values.fill_(float("nan"))
+        self.pool = BlockAllocator(num_blocks)
+        self.steps = 0
+
+    def add(self, token_ids: list[int], params: object = None) -> Sequence:
+        """A new sequence, nothing of it computed."""
+        table = BlockTable(self.pool, self.runner.block_size)
+        request = Request(f"r{random.random()}", token_ids, None, params, self.runner.max_model_len, table)
+        return request.sequences[0]
+
+    def chunks(self, parts: list[tuple[Sequence, int]]) -> list[Chunk]:
+        """Chunks of the next `count` tokens of each sequence, with slots; the last token samples."""
+        chunks = []
+        for sequence, count in parts:
+            sequence.table.append(count)
+            start = sequence.num_computed_tokens
+            sequence.num_computed_tokens += count
+            chunks.append(Chunk(sequence, start, count, int(sequence.gap == 0)))
+        return chunks
+
+    def execute(self, parts: list[tuple[Sequence, int]]) -> StepResult:
+        """One step; the sampled tokens are appended."""
+        self.steps += 1
+        plan = StepPlan(self.steps, self.chunks(parts), num_tokens=sum(count for _, count in parts))
+        result = self.runner.execute(plan)
+        sampling = [chunk.sequence for chunk in plan.chunks if chunk.num_candidates]
+        assert len(sampling) == len(result.samples)
+        for sequence, sample in zip(sampling, result.samples):
+            sequence.append(sample.token_ids[0])
+        return result
+
+    @torch.inference_mode()
+    def logits(self, parts: list[tuple[Sequence, int]]) -> list[Tensor]:
+        """One step whose logits are all kept: per part [count, V]."""
+        batch = self.runner.builder.build(self.chunks(parts))
+        batch = batch._replace(logits_rows=torch.arange(batch.input_ids.shape[1]))
+        return list(self.runner.forward(batch).split([count for _, count in parts]))
+
+
+def random_tokens(length: int, vocab_size: int, seed: int) -> list[int]:
+    """Token ids from 2 on."""
+    source = random.Random(seed)
+    return [source.randrange(2, vocab_size) for _ in range(length)]
+
+
+def schedule(cuts: list[tuple[int, list[int]]]) -> Iterator[list[tuple[int, int]]]:
+    """Steps of (who, count): sequence i is computed in pieces `cuts[i][1]` from step `cuts[i][0]` on."""
+    last = max(first + len(pieces) for first, pieces in cuts)
+    for step in range(last):
+        yield [
+            (who, pieces[step - first])
+            for who, (first, pieces) in enumerate(cuts)
+            if 0 <= step - first < len(pieces)
+        ]
