@@ -1,0 +1,66 @@
+"""Chunked attention (Llama 4) as plain paged attention over more, shorter sequences.
+
+A token sees the tokens of its own chunk of positions only. So a sequence whose rows touch several chunks is
+cut at the chunk boundaries, and each piece becomes a sequence of its own whose block table starts at the
+chunk's first block:
+
+    chunk size 8, block size 4      rows   . . . . . . 6 7 | 8 9 10           one sequence, table a b c
+                                    pieces             6 7   context 8         table a b
+                                                             8 9 10  context 3  table c
+
+The kernels need to know nothing of it. Does NOT know: layers, models, requests.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from minipaged.kernels.layout import block_size_of
+from minipaged.kernels.metadata import AttentionMetadata
+
+
+def split_at_chunks(metadata: AttentionMetadata, chunk_size: int, key_cache: Tensor) -> AttentionMetadata:
+    """The metadata whose sequences are the pieces; rows and slots stay what they are.
+
+    Args:
+        metadata: the step's, S sequences.
+        chunk_size: positions a chunk; a multiple of the pool's block size.
+        key_cache: a pool, for its block size.
+    """
+    if metadata.max_context_len <= chunk_size:
+        return metadata
+    owners: list[int] = []
+    first_tokens: list[int] = []
+    query_start = [0]
+    contexts: list[int] = []
+    for sequence, context_len in enumerate(metadata.context_len_list):
+        row, end_row = metadata.query_start_list[sequence : sequence + 2]
+        while row < end_row:
+            position = context_len - (end_row - row)
+            chunk_start = position - position % chunk_size
+            chunk_end = min(chunk_start + chunk_size, context_len)
+            row += chunk_end - position
+            owners.append(sequence)
+            first_tokens.append(chunk_start)
+            query_start.append(row)
+            contexts.append(chunk_end - chunk_start)
+
+    tables = metadata.block_tables
+    device, block_size = tables.device, block_size_of(key_cache)
+    first_block = torch.tensor(first_tokens, device=device) // block_size
+    width = -(-max(contexts) // block_size)
+    logical = first_block[:, None] + torch.arange(width, device=device)
+    logical.clamp_(max=tables.shape[1] - 1)  # past the context: never read
+    return AttentionMetadata(
+        slot_mapping=metadata.slot_mapping,
+        query_start=torch.tensor(query_start, dtype=torch.int32, device=device),
+        context_len=torch.tensor(contexts, dtype=torch.int32, device=device),
+        block_tables=tables[torch.tensor(owners, device=device)[:, None], logical],
+        query_start_list=query_start,
+        context_len_list=contexts,
+        max_query_len=max(end - start for start, end in pairwise(query_start)),
+        max_context_len=max(contexts),
+    )

@@ -1,0 +1,41 @@
+"""What the engine asks of whatever computes a step: a model on a device, or a simulation of one.
+
+The plan is the only message down, the result the only message up; the numbers below are fixed before the
+first step and are all that the engine learns about the model. No torch here.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from minipaged.scheduling.plan import StepPlan, StepResult
+
+
+class Executor(Protocol):
+    """Computes steps.
+
+    Attributes:
+        block_size: tokens a block.
+        num_blocks: blocks in the device pool.
+        num_host_blocks: blocks in the host pool, never more than `num_blocks`.
+        block_bytes: bytes of one block, keys and values of all layers.
+        max_model_len: longest sequence, in tokens.
+        vocab_size: token ids are below it.
+        eos_token_ids: tokens that end a text; may be empty.
+    """
+
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int
+    block_bytes: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run the moves of the plan (swap out, swap in, copies), compute its chunks, sample.
+
+        Returns:
+            One sample per chunk with candidates, in the order of the chunks.
+        """
+        ...

@@ -1,0 +1,156 @@
+"""The pool tensors behind the block ids, and the moves of blocks: copies, swaps.
+
+One block id names one block in *every* layer's key pool and value pool. Layers may differ in shape, and so
+may keys and values. The host pool, the same shapes in host memory, is allocated when something is first
+swapped out: most runs never do.
+Paper: sections 4.2, 4.3 (copy-on-write), 4.5 (swapping), 5.1. Does NOT know: who holds a block, and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from minipaged.config import ConfigError, EngineConfig
+from minipaged.execution.attention import LayerSpec
+from minipaged.kernels.dispatch import Backend
+from minipaged.kernels.layout import cache_shape
+from minipaged.memory import BlockCopy
+
+DEFAULT_CPU_MEMORY = 1 << 30
+
+
+class KVCache:
+    """Device pools, and host pools on demand.
+
+    Args:
+        specs: layer -> shape and type of its keys and values.
+        num_blocks: blocks of the device pools.
+        num_host_blocks: blocks of the host pools.
+        block_size: tokens a block.
+        backend: its `copy_blocks` and `swap_blocks` do the work.
+
+    Attributes:
+        pools: layer -> (spec, key pool, value pool).
+    """
+
+    def __init__(
+        self,
+        specs: dict[int, LayerSpec],
+        num_blocks: int,
+        num_host_blocks: int,
+        block_size: int,
+        backend: Backend,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
+        self.block_size = block_size
+        self._backend = backend
+        self.pools = {
+            layer: (
+                spec,
+                torch.zeros(
+                    cache_shape(num_blocks, block_size, spec.num_kv_heads, spec.key_dim),
+                    dtype=spec.dtype,
+                    device=spec.device,
+                ),
+                torch.zeros(
+                    cache_shape(num_blocks, block_size, spec.num_kv_heads, spec.value_dim),
+                    dtype=spec.dtype,
+                    device=spec.device,
+                ),
+            )
+            for layer, spec in specs.items()
+        }
+        self._device_pools = [pool for _, keys, values in self.pools.values() for pool in (keys, values)]
+        self._host_pools: list[Tensor] = []
+        self._is_cuda = self._device_pools[0].is_cuda
+        self._stream = torch.cuda.Stream(self._device_pools[0].device) if self._is_cuda else None
+
+    def copy(self, copies: list[BlockCopy]) -> None:
+        """Copy device blocks; all reads happen before all writes."""
+        if copies:
+            source, destination = self._columns(copies)
+            self._backend.copy_blocks(self._device_pools, source, destination)
+
+    def swap_out(self, copies: list[BlockCopy]) -> None:
+        """Copy (device block, host block); done before any later work of this step."""
+        if copies:
+            self._allocate_host_pools()
+            source, destination = self._columns(copies)
+            with self._transfer():
+                self._backend.swap_blocks(self._device_pools, self._host_pools, source, destination)
+
+    def swap_in(self, copies: list[BlockCopy]) -> None:
+        """Copy (host block, device block); done before any later work of this step."""
+        if copies:
+            source, destination = self._columns(copies)
+            with self._transfer():
+                self._backend.swap_blocks(self._host_pools, self._device_pools, source, destination)
+
+    def _allocate_host_pools(self) -> None:
+        if not self._host_pools:
+            self._host_pools = [
+                torch.empty(
+                    (self.num_host_blocks, *pool.shape[1:]), dtype=pool.dtype, pin_memory=self._is_cuda
+                )
+                for pool in self._device_pools
+            ]
+
+    @contextmanager
+    def _transfer(self) -> Iterator[None]:
+        """On a GPU: a stream of its own, ordered with the compute stream by events on both sides."""
+        if self._stream is None:
+            yield
+            return
+        compute = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_event(compute.record_event())
+        with torch.cuda.stream(self._stream):
+            yield
+        compute.wait_event(self._stream.record_event())
+
+    @staticmethod
+    def _columns(copies: list[BlockCopy]) -> tuple[Tensor, Tensor]:
+        source, destination = torch.tensor(copies, dtype=torch.int64).T.contiguous()
+        return source, destination
+
+
+def block_bytes(specs: dict[int, LayerSpec], block_size: int) -> int:
+    """Bytes of one block: keys and values, all layers."""
+    return sum(
+        block_size * spec.num_kv_heads * (spec.key_dim + spec.value_dim) * spec.dtype.itemsize
+        for spec in specs.values()
+    )
+
+
+def pool_size(
+    config: EngineConfig, bytes_per_block: int, max_model_len: int, available_bytes: int
+) -> tuple[int, int]:
+    """How many blocks the device and the host pool get.
+
+    `num_blocks` is taken at its word; a pool sized by memory is never larger than `max_num_seqs` sequences
+    of `max_model_len` tokens could fill.
+
+    Args:
+        config: the settings.
+        bytes_per_block: see `block_bytes`.
+        max_model_len: tokens of the longest sequence.
+        available_bytes: what is free for the pool, unless the settings say.
+
+    Raises:
+        ConfigError: the memory holds no block.
+    """
+    num_blocks = config.num_blocks
+    if num_blocks is None:
+        memory = config.kv_cache_memory or available_bytes
+        useful = config.max_num_seqs * -(-max_model_len // config.block_size)
+        num_blocks = min(memory // bytes_per_block, useful)
+        if num_blocks < 1:
+            source = "kv_cache_memory" if config.kv_cache_memory else "gpu_memory_utilization"
+            raise ConfigError(
+                f"{memory} bytes for the KV pool hold no block of {bytes_per_block} bytes; raise {source}"
+            )
+    return num_blocks, min(num_blocks, config.swap_space // bytes_per_block)
