@@ -10,7 +10,7 @@ from minipaged.config import EngineConfig
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.memory import BlockAllocator, BlockTable
 from minipaged.scheduling.plan import Chunk, Sample, StepPlan, StepResult
-from minipaged.scheduling.request import Request, Sequence
+from minipaged.scheduling.request import Branch, Request, Sequence
 
 
 def greedy(logits: Tensor, chunks: list[Chunk]) -> list[Sample]:
@@ -62,7 +62,7 @@ class Driver:
         sampling = [chunk.sequence for chunk in plan.chunks if chunk.num_candidates]
         assert len(sampling) == len(result.samples)
         for sequence, sample in zip(sampling, result.samples):
-            sequence.append(sample.token_ids[0])
+            sequence.append(Branch(sequence, sample.token_ids[0], sample.logprobs[0]))
         return result
 
     @torch.inference_mode()
