@@ -53,11 +53,13 @@ class ModelRunner:
         self.device = next(model.parameters()).device
         self._sampler = sampler
         self._text_config = loading.text_config(model)
+        own_attention = model.config._attn_implementation
         try:
-            self.max_model_len = loading.longest_sequence(self._text_config, config.max_model_len)
             prepare(model)
+            self.max_model_len = loading.longest_sequence(self._text_config, config.max_model_len)
             specs = self._probe(config.block_size)
         except UnsupportedModelError as reason:
+            model.set_attn_implementation(own_attention)
             raise UnsupportedModelError(f"{type(model).__name__} is not supported: {reason}") from reason
         self.block_size = config.block_size
         self.block_bytes = block_bytes(specs, config.block_size)

@@ -1,0 +1,176 @@
+"""A model that would quietly compute something else is refused before its first token, with the reason."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, BertConfig
+
+from minipaged.config import ConfigError, EngineConfig
+from minipaged.execution.attention import (
+    LayerProbe,
+    Options,
+    UnsupportedModelError,
+    attention_step,
+    paged_attention_hook,
+)
+from minipaged.execution.model_runner import ModelRunner
+from tests.models.driver import Driver, greedy, random_tokens
+from tests.models.zoo import VOCAB_SIZE, build
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [3.0] * 4,
+    "factor": 2.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def refusal(model: nn.Module, **settings: object) -> str:
+    """The message; the model keeps the attention it came with, so that it still runs elsewhere."""
+    before = model.config._attn_implementation
+    with pytest.raises(UnsupportedModelError) as error:
+        ModelRunner(model, EngineConfig(num_blocks=8, **settings), greedy)
+    message = str(error.value)
+    assert message.startswith(f"{type(model).__name__} is not supported: ")
+    assert "\n" not in message
+    assert model.config._attn_implementation == before
+    return message
+
+
+@pytest.mark.parametrize("name", ["falcon", "gptj", "bloom", "mpt"])
+def test_a_model_that_keeps_its_own_attention_is_refused(name: str) -> None:
+    """transformers logs a warning and stays eager: every decode would see one token."""
+    assert "attention interface" in refusal(build(name))
+
+
+def test_a_model_with_recurrent_state_is_refused() -> None:
+    """Bamba's attention layers call the hook; its Mamba layers would start from nothing at every step."""
+    assert "recurrent state" in refusal(build("bamba"))
+
+
+def test_layers_that_never_call_the_hook_are_refused() -> None:
+    """Any hybrid that does not declare its state is found by its silent layers."""
+    model = build("bamba")
+    type(model)._is_stateful = False
+    try:
+        assert "layers [0] keep no K/V" in refusal(model)
+    finally:
+        type(model)._is_stateful = True
+
+
+def test_a_model_that_looks_ahead_is_refused() -> None:
+    """BERT's layers do call the hook, and causal attention would be wrong for them."""
+    config = BertConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+    )
+    assert "later tokens" in refusal(AutoModelForCausalLM.from_config(config).eval())
+
+
+@pytest.mark.parametrize("rope", [DYNAMIC, LONGROPE], ids=["dynamic", "longrope"])
+def test_rope_that_depends_on_the_longest_request_is_refused(rope: dict) -> None:
+    """One long request in the step would change everybody else's tokens."""
+    message = refusal(build("llama", rope_parameters=rope))
+    assert rope["rope_type"] in message
+    assert "max_model_len" in message
+
+
+@pytest.mark.parametrize(("rope", "exact"), [(DYNAMIC, 128), (LONGROPE, 64)], ids=["dynamic", "longrope"])
+def test_such_rope_is_served_up_to_the_length_where_it_is_plain(rope: dict, exact: int) -> None:
+    """The bound must be the last length at which no frequency switches: its very last position agrees."""
+    driver = Driver(build("llama", rope_parameters=rope), max_model_len=exact)
+    token_ids = random_tokens(exact, VOCAB_SIZE, seed=1)
+    sequence = driver.add(token_ids)
+    computed = [driver.logits([(sequence, count)])[0] for count in (5, exact - 6, 1)]
+    with torch.inference_mode():
+        expected = build("llama", rope_parameters=rope)(torch.tensor([token_ids])).logits[0]
+    torch.testing.assert_close(torch.cat(computed), expected, atol=1e-4, rtol=0)
+
+
+def test_a_block_size_that_cuts_attention_chunks_is_refused() -> None:
+    """A block may not belong to two chunks: a table starts at a whole block."""
+    message = refusal(build("llama4"), block_size=3)
+    assert "block_size 3" in message
+    assert "8 tokens" in message
+
+
+def test_a_length_the_model_cannot_reach_is_a_config_error() -> None:
+    """Positions past the table of learned positions crash in the middle of a request."""
+    with pytest.raises(ConfigError, match="max_model_len is 129; the model ends at 128 positions"):
+        ModelRunner(build("opt"), EngineConfig(num_blocks=8, max_model_len=129), greedy)
+
+
+class TestProbe:
+    """What the probe refuses layer by layer, on a hand-made module."""
+
+    class Layer(nn.Module):
+        def __init__(self, layer_idx: int = 0) -> None:
+            super().__init__()
+            self.layer_idx = layer_idx
+
+    class Config:
+        layer_types = ("sliding_attention", "full_attention", "linear_attention")
+
+    def call(self, layer: int, mask: torch.Tensor | None = None, times: int = 1, **options: object) -> None:
+        probe, rows = LayerProbe(self.Config()), torch.zeros(1, 2, 3, 4)
+        with attention_step(probe):
+            for _ in range(times):
+                paged_attention_hook(self.Layer(layer), rows, rows, rows, mask, **options)
+
+    def test_a_full_attention_layer_passes(self) -> None:
+        """Or the refusals below would prove nothing."""
+        self.call(1, use_cache=False, position_bias=None)
+
+    def test_a_mask_is_refused(self) -> None:
+        """Padding or prefix masks would be ignored."""
+        with pytest.raises(UnsupportedModelError, match="mask of its own"):
+            self.call(1, torch.zeros(1, 1, 3, 3))
+
+    def test_an_unknown_argument_is_refused(self) -> None:
+        """A position bias (T5) or chosen indices (sparse attention) would be ignored."""
+        with pytest.raises(UnsupportedModelError, match="'position_bias'"):
+            self.call(1, position_bias=torch.zeros(3))
+
+    def test_a_sliding_layer_without_a_window_is_refused(self) -> None:
+        """It would attend to everything."""
+        with pytest.raises(UnsupportedModelError, match="sliding window"):
+            self.call(0)
+
+    def test_an_unknown_kind_of_layer_is_refused(self) -> None:
+        """It would be taken for full attention."""
+        with pytest.raises(UnsupportedModelError, match="'linear_attention'"):
+            self.call(2)
+
+    def test_a_layer_that_attends_twice_is_refused(self) -> None:
+        """The second call would overwrite the first one's keys."""
+        with pytest.raises(UnsupportedModelError, match="twice"):
+            self.call(1, times=2)
+
+
+def test_a_switched_model_run_by_somebody_else_says_so() -> None:
+    """Without a step there is no pool; plain attention instead would hide the mistake."""
+    model = build("llama")
+    ModelRunner(model, EngineConfig(num_blocks=8), greedy)
+    with pytest.raises(RuntimeError, match="attention_step"):
+        model(torch.tensor([[1, 2]]))
+
+
+def test_default_scale_is_one_over_the_root_of_the_head_size() -> None:
+    """What transformers' own functions do when a model names no scale."""
+    seen: list[Options] = []
+
+    class Recorder:
+        def attend(self, module, query, key, value, options):
+            seen.append(options)
+            return query
+
+    rows = torch.zeros(1, 2, 3, 16)
+    with attention_step(Recorder()):
+        paged_attention_hook(nn.Module(), rows, rows, rows, None)
+    assert seen == [Options(0.25)]
