@@ -1,0 +1,23 @@
+"""How the next tokens are chosen, and when a text ends. `sampling` and `logits` need torch; the rest not."""
+
+from minipaged.decoding.beam_search import BeamSearch
+from minipaged.decoding.checks import ParamsError
+from minipaged.decoding.detokenizer import Detokenizer
+from minipaged.decoding.methods import SamplingMethod
+from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
+from minipaged.decoding.stopping import OutputText, StopChecker, TextRules, final_text, stream_text
+
+__all__ = [
+    "BeamSearch",
+    "BeamSearchParams",
+    "DecodingParams",
+    "Detokenizer",
+    "OutputText",
+    "ParamsError",
+    "SamplingMethod",
+    "SamplingParams",
+    "StopChecker",
+    "TextRules",
+    "final_text",
+    "stream_text",
+]

@@ -44,7 +44,7 @@ def gumbel_noise(keys: list[int], vocab_size: int, device: torch.device) -> torc
 
 
 def _scatter(bits: torch.Tensor) -> torch.Tensor:
-    # "lowbias32" (Wellons, 2018). int32 wraps around like uint32; a shift drags the sign along, hence the masks.
+    # "lowbias32" (Wellons, 2018). int32 wraps like uint32; its shifts drag the sign along, hence the masks.
     bits ^= (bits >> 16).bitwise_and_(0xFFFF)
     bits *= 0x7FEB352D
     bits ^= (bits >> 15).bitwise_and_(0x1FFFF)

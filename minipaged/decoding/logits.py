@@ -1,0 +1,174 @@
+"""What parameters do to logits: masks, bias and penalties; then temperature, top-k, top-p and min-p.
+
+Every row of a batch may ask for something else, and one call serves them all: edits become flat lists
+of (row, token) pairs, and the three filters become one threshold a row, since each of them keeps the
+tokens above some logit. The order is transformers' (see `SamplingParams`); vLLM's differs in applying
+min-p before top-k, which keeps the same tokens unless top-p is used too.
+Knows neither random numbers nor models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+import torch
+
+from minipaged.decoding.params import SamplingParams
+from minipaged.decoding.stopping import end_token_ids
+from minipaged.scheduling.request import Sequence
+
+SHORTLIST = 64
+"""Likeliest tokens that top-p looks at first; only rows that need more sort the whole vocabulary."""
+
+
+def edit_logits(
+    logits: torch.Tensor, sequences: SequenceOf[Sequence], eos_token_ids: Collection[int]
+) -> torch.Tensor:
+    """Apply masks, bias and penalties.
+
+    Args:
+        logits: [rows, vocab_size] float32; not changed.
+        sequences: one per row, before the token that is to be sampled.
+        eos_token_ids: the model's EOS, forbidden before `min_tokens`.
+
+    Returns:
+        The edited copy; `logits` itself when no row asks for an edit.
+    """
+    allowed, banned, biased, penalized = [], [], [], []
+    for row, sequence in enumerate(sequences):
+        params = sequence.request.params
+        if sequence.num_generated_tokens < params.min_tokens:
+            banned += [(row, token_id) for token_id in end_token_ids(params, eos_token_ids)]
+        if not isinstance(params, SamplingParams):
+            continue
+        if params.allowed_token_ids is not None:
+            allowed.append(row)
+        if params.bad_words:
+            banned += [(row, token_id) for token_id in _ends_of_bad_words(params.bad_words, sequence)]
+        if params.logit_bias:
+            biased += [(row, token_id, bias) for token_id, bias in params.logit_bias.items()]
+        if params.has_penalties:
+            penalized.append(row)
+    if not (allowed or banned or biased or penalized):
+        return logits
+    logits = logits.clone()
+    for row in allowed:
+        ids = torch.tensor(sequences[row].request.params.allowed_token_ids, device=logits.device)
+        kept = logits[row, ids]
+        logits[row] = -math.inf
+        logits[row, ids] = kept
+    if banned:
+        rows, ids = torch.tensor(banned, device=logits.device).unbind(1)
+        logits[rows, ids] = -math.inf
+    if biased:
+        rows, ids = torch.tensor([pair[:2] for pair in biased], device=logits.device).unbind(1)
+        logits[rows, ids] += torch.tensor([bias for *_, bias in biased], device=logits.device)
+    if penalized:
+        _penalize(logits, penalized, [sequences[row] for row in penalized])
+    return logits
+
+
+def filter_logits(logits: torch.Tensor, params: SequenceOf[SamplingParams]) -> torch.Tensor:
+    """Temperature, then top-k, top-p and min-p.
+
+    Args:
+        logits: [rows, vocab_size] float32; not changed.
+        params: one per row, temperature above 0.
+
+    Returns:
+        Logits [rows, vocab_size] whose softmax is to be sampled; dropped tokens are -inf.
+    """
+
+    def column(values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=logits.device).unsqueeze(1)
+
+    # The maximum is moved to 0 first: a small temperature then cannot overflow.
+    scaled = (logits - logits.amax(-1, keepdim=True)).div_(column([p.temperature for p in params]))
+    threshold = column([math.log(p.min_p) if p.min_p else -math.inf for p in params])
+    vocab_size = logits.shape[1]
+    top_k = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
+    top_p = [p.top_p for p in params]
+    rows = [row for row in range(len(params)) if top_k[row] < vocab_size or top_p[row] < 1.0]
+    size = max([SHORTLIST, *(top_k[row] for row in rows if top_k[row] < vocab_size)])
+    while rows:
+        size = min(size, vocab_size)
+        index = torch.tensor(rows, device=logits.device)
+        lowest, enough = _lowest_kept(
+            scaled[index], size, [top_k[row] for row in rows], column([top_p[row] for row in rows])
+        )
+        threshold[index] = torch.maximum(threshold[index], lowest)
+        rows = [row for row, done in zip(rows, enough.tolist()) if not done]
+        size = vocab_size
+    if not torch.isfinite(threshold).any():
+        return scaled
+    return scaled.masked_fill_(scaled < threshold, -math.inf)
+
+
+def _lowest_kept(
+    logits: torch.Tensor, size: int, top_k: list[int], top_p: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The lowest logit [rows, 1] that top-k and then top-p keep, among the `size` highest of each row.
+
+    Also whether [rows] those were enough to tell; where not, the lowest is that of a longer list.
+    """
+    vocab_size = logits.shape[1]
+    if size == vocab_size:
+        values = logits.sort(-1, descending=True).values
+    else:
+        values = logits.topk(size).values
+    has_top_k = torch.tensor([k < vocab_size for k in top_k], device=logits.device).unsqueeze(1)
+    last = torch.tensor([min(k, size) - 1 for k in top_k], device=logits.device).unsqueeze(1)
+    kth = values.gather(1, last)
+    kept = torch.where(values < kth, -math.inf, values)
+    # What top-p shares out is the probability that top-k left: of the list, or of all tokens.
+    total = torch.where(has_top_k, kept.logsumexp(-1, keepdim=True), logits.logsumexp(-1, keepdim=True))
+    probability = (kept - total).exp_()
+    before = probability.cumsum(-1) - probability
+    # The first token is always kept; a later one if those before it hold less than top_p.
+    num_kept = ((before < top_p) & (kept > -math.inf)).sum(-1, keepdim=True).clamp_(min=1)
+    lowest = torch.where((top_p < 1.0), values.gather(1, num_kept - 1), kth)
+    enough = has_top_k | (num_kept < size) | torch.full_like(has_top_k, size == vocab_size)
+    return torch.where(enough, lowest, -math.inf), enough.squeeze(1)
+
+
+def _penalize(logits: torch.Tensor, rows: list[int], sequences: list[Sequence]) -> None:
+    """Repetition, frequency and presence penalties, in place."""
+    device, vocab_size = logits.device, logits.shape[1]
+    flat = logits.view(-1)
+    params = [sequence.request.params for sequence in sequences]
+
+    def occurrences(tokens: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+        lengths = torch.tensor([len(ids) for ids in tokens])
+        ids = torch.from_numpy(np.concatenate(tokens)).long()
+        owner = torch.arange(len(tokens)).repeat_interleave(lengths)
+        return owner.to(device), (torch.tensor(rows)[owner] * vocab_size + ids).to(device)
+
+    def of_owner(name: str, owner: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([getattr(p, name) for p in params], dtype=torch.float32, device=device)[owner]
+
+    owner, places = occurrences([np.frombuffer(sequence.token_ids, np.int32) for sequence in sequences])
+    penalty = of_owner("repetition_penalty", owner)
+    # A token that occurs twice is written twice, with the same value.
+    values = flat[places]
+    flat[places] = torch.where(values < 0, values * penalty, values / penalty)
+    owner, places = occurrences(
+        [np.frombuffer(s.token_ids, np.int32)[s.num_prompt_tokens :] for s in sequences]
+    )
+    if len(places) == 0:
+        return
+    counts = torch.zeros_like(flat).index_add_(0, places, torch.ones_like(places, dtype=flat.dtype))[places]
+    discount = of_owner("frequency_penalty", owner) * counts + of_owner("presence_penalty", owner)
+    flat[places] = flat[places] - discount
+
+
+def _ends_of_bad_words(words: SequenceOf[str | tuple[int, ...]], sequence: Sequence) -> Iterator[int]:
+    # A word of several tokens is forbidden by its last one, after the others.
+    tokens = sequence.token_ids
+    for word in words:
+        assert not isinstance(word, str)
+        start = len(tokens) - (len(word) - 1)
+        if start >= 0 and tuple(tokens[start:]) == word[:-1]:
+            yield word[-1]
