@@ -13,6 +13,8 @@ Paper: section 5.1 (fused reshape and write, fused copy), 4.5 (swapping). Does N
 """
 
 import functools
+import itertools
+import math
 
 import torch
 from torch import Tensor
@@ -108,7 +110,8 @@ def move_blocks(
             for theirs, ours in zip(source_caches, destination_caches)
             if theirs[0].nbytes == block_bytes
         ]
-        word = next(size for size in WORDS if block_bytes % size == 0)
+        alignment = math.gcd(block_bytes, *itertools.chain.from_iterable(pairs))
+        word = next(size for size in WORDS if alignment % size == 0)
         words = block_bytes // word
         addresses = address_table(tuple(pairs), device)
         grid = (source.shape[0], len(pairs), triton.cdiv(words, CHUNK))
@@ -118,7 +121,7 @@ def move_blocks(
             destination,
             words,
             WORD=WORDS[word],
-            ALIGNED=block_bytes % 16 == 0,
+            ALIGNED=alignment % 16 == 0,
             CHUNK=CHUNK,
         )
 

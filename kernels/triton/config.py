@@ -65,8 +65,11 @@ def decode_config(architecture: str, head_dim: int, dtype: torch.dtype) -> Decod
         return measured
     if architecture == INTERPRETER:
         return DecodeConfig(tile=16, split_length=32, num_warps=1, num_stages=1)
-    wide = head_dim * dtype.itemsize > 256  # bytes of one token's key
-    return DecodeConfig(tile=32 if wide else 64, split_length=512, num_warps=4, num_stages=3)
+    if dtype == torch.float32:
+        tile = 32 if head_dim <= 64 else 16
+    else:
+        tile = 64 if head_dim <= 128 else 32
+    return DecodeConfig(tile=tile, split_length=512, num_warps=4, num_stages=3)
 
 
 def prefill_config(architecture: str, head_dim: int, dtype: torch.dtype) -> PrefillConfig:
@@ -77,7 +80,9 @@ def prefill_config(architecture: str, head_dim: int, dtype: torch.dtype) -> Pref
     if architecture == INTERPRETER:
         return PrefillConfig(rows=16, tile=16, num_warps=1, num_stages=1)
     if dtype == torch.float32:
-        return PrefillConfig(rows=32, tile=32, num_warps=4, num_stages=2)
+        rows, tile = (32, 32) if head_dim <= 64 else (32, 16) if head_dim <= 128 else (16, 16)
+        return PrefillConfig(rows=rows, tile=tile, num_warps=8, num_stages=2)
+    roomy = architecture in ("sm_90", "sm_100")  # the matrix units read shared memory, not registers
     if head_dim > 128:
-        return PrefillConfig(rows=128, tile=32, num_warps=8, num_stages=2)
-    return PrefillConfig(rows=128, tile=64, num_warps=8, num_stages=3)
+        return PrefillConfig(rows=128 if roomy else 64, tile=32, num_warps=8, num_stages=2)
+    return PrefillConfig(rows=128, tile=64 if roomy or head_dim <= 64 else 32, num_warps=8, num_stages=3)

@@ -36,17 +36,13 @@ def paged_prefill(
 ) -> Tensor:
     """Attention of a ragged batch: query [T, Hq, Dk]; returns [T, Hq, Dv].
 
-    Arguments as `reference.oracle.paged_attention`, plus the tiling. Raises ValueError if the query heads of
-    a KV head outnumber the rows of a program.
+    Arguments as `reference.oracle.paged_attention`, plus the tiling.
     """
     num_rows, num_heads, key_dim = query.shape
     num_kv_heads, value_dim = num_kv_heads_of(key_cache), value_cache.shape[-1]
     group = num_heads // num_kv_heads
-    tokens = config.rows // group
-    if tokens == 0:
-        raise ValueError(
-            f"{group} query heads a KV head do not fit {config.rows} rows: use a config with more rows"
-        )
+    rows = max(config.rows, triton.next_power_of_2(group))  # a token's heads stay together
+    tokens = rows // group
     output = query.new_empty(num_rows, num_heads, value_dim)
     prefill_kernel[(num_rows // tokens + metadata.num_sequences, num_kv_heads)](
         output,
@@ -71,7 +67,7 @@ def paged_prefill(
         VALUE_DIM=value_dim,
         VALUE_DIM_PADDED=max(16, triton.next_power_of_2(value_dim)),
         WINDOW=sliding_window,
-        ROWS=config.rows,
+        ROWS=rows,
         TILE=config.tile,
         num_warps=config.num_warps,
         num_stages=config.num_stages,

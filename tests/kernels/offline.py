@@ -1,6 +1,6 @@
-"""Compile the kernels for a chip that is not there, through their own wrappers, and read what they need of it.
+"""Compile the kernels for a chip that is not there, through their own wrappers, and read what they need.
 
-A stand-in driver names the target; every launch of a wrapper is turned into a compilation with the wrapper's real
+A stand-in driver names the target; every launch of a wrapper becomes a compilation with the wrapper's real
 arguments, so that argument lists and alignment hints are the ones a device would see.
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import triton
@@ -91,8 +92,6 @@ def describe(kernel: Any) -> Compiled:
 
 def resource_usage(cubin: bytes) -> dict[str, int]:
     """REG, STACK, LOCAL and SHARED of the one kernel in a cubin, as cuobjdump reports them."""
-    from tempfile import NamedTemporaryFile
-
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

@@ -1,0 +1,118 @@
+"""Layer 3: every Triton kernel compiled for chips that are not here, and what it needs of them.
+
+A spill to local memory, a lost 16-byte copy or a matrix unit left idle costs a factor, gives right results all the
+same, and shows in the compiled code alone.
+"""
+
+import os
+
+import pytest
+import torch
+
+from tests.kernels.cases import make_case
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter compiles nothing: run without TRITON_INTERPRET", allow_module_level=True)
+pytest.importorskip("triton", reason="needs the package triton")
+
+from minipaged.kernels.triton import cache
+from minipaged.kernels.triton.config import decode_config, prefill_config
+from minipaged.kernels.triton.decode import paged_decode
+from minipaged.kernels.triton.prefill import paged_prefill
+from tests.kernels.offline import SHARED_MEMORY_BYTES, compiling_for
+
+pytestmark = pytest.mark.compile_only
+
+CHIPS = list(SHARED_MEMORY_BYTES)
+SHAPES = {  # dtype, (Hq, Hkv), (Dk, Dv)
+    "bf16 128": (torch.bfloat16, (8, 2), (128, 128)),
+    "fp16 64": (torch.float16, (4, 4), (64, 64)),
+    "bf16 80": (torch.bfloat16, (4, 4), (80, 80)),
+    "bf16 192-128": (torch.bfloat16, (16, 1), (192, 128)),
+    "bf16 256": (torch.bfloat16, (8, 2), (256, 256)),
+    "fp32 64": (torch.float32, (8, 2), (64, 64)),
+    "fp32 256": (torch.float32, (8, 2), (256, 256)),
+}
+
+
+def assert_fits(kernel, chip):
+    assert kernel.shared_bytes <= SHARED_MEMORY_BYTES[chip], kernel.name
+    if chip.startswith("sm_"):
+        assert kernel.spilled == 0, f"{kernel.name} spills {kernel.spilled} bytes"
+
+
+def compile_attention(attend, config, lengths, shape, chip, with_features=False):
+    dtype, heads, head_dims = SHAPES[shape]
+    case = make_case(lengths, heads=heads, head_dims=head_dims, block_size=16, dtype=dtype)
+    features = {"sliding_window": 600, "softcap": 30.0, "sinks": case.sinks} if with_features else {}
+    with compiling_for(chip) as kernels:
+        attend(
+            case.query,
+            case.key_cache,
+            case.value_cache,
+            case.metadata,
+            scale=0.1,
+            config=config(chip, max(head_dims), dtype),
+            **features,
+        )
+    for kernel in kernels:
+        assert_fits(kernel, chip)
+    return {kernel.name: kernel.assembly for kernel in kernels}
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_decode_fits_the_chip_and_copies_16_bytes_at_a_time(shape, chip):
+    """Catches lost alignment hints (2-byte loads, 255 registers) and a pipeline that is not one."""
+    code = compile_attention(paged_decode, decode_config, [(1, 700), (1, 3)], shape, chip)
+    assert set(code) == {"decode_kernel", "reduce_kernel"}
+    if chip.startswith("sm_"):
+        assert "cp.async.cg.shared.global" in code["decode_kernel"]
+    else:
+        assert (
+            "global_load_dwordx4" in code["decode_kernel"] or "buffer_load_dwordx4" in code["decode_kernel"]
+        )
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_prefill_fits_the_chip_and_uses_its_matrix_units(shape, chip):
+    """Catches tiles too small for a warpgroup's matrix product, and tiles too large for the registers."""
+    code = compile_attention(paged_prefill, prefill_config, [(3, 70), (1, 1)], shape, chip)["prefill_kernel"]
+    if SHAPES[shape][0] != torch.float32:
+        instruction = {
+            "sm_80": "mma.sync",
+            "sm_90": "wgmma.mma_async",
+            "sm_100": "tcgen05.mma",
+            "gfx942": "v_mfma",
+        }
+        assert instruction[chip] in code
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_window_softcap_and_sinks_fit_too(chip):
+    """Catches a feature that the compiler refuses, or that pushes the kernel over its registers."""
+    compile_attention(paged_decode, decode_config, [(1, 700), (1, 3)], "bf16 128", chip, with_features=True)
+    compile_attention(paged_decode, decode_config, [(1, 70)], "bf16 128", chip, with_features=True)
+    compile_attention(paged_prefill, prefill_config, [(3, 70)], "bf16 128", chip, with_features=True)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_writes_and_moves_fit_and_move_16_bytes_at_a_time(chip):
+    """Catches block moves of 8 bytes: an address read from a table carries no alignment of its own."""
+    case = make_case([(3, 70)], heads=(8, 8), head_dims=(128, 128), block_size=16, dtype=torch.bfloat16)
+    with compiling_for(chip) as kernels:
+        cache.write_kv(
+            case.new_key, case.new_value, case.key_cache, case.value_cache, case.metadata.slot_mapping
+        )
+        cache.copy_blocks([case.key_cache, case.value_cache], torch.tensor([0]), torch.tensor([1]))
+    for kernel in kernels:
+        assert_fits(kernel, chip)
+    code = {kernel.name: kernel.assembly for kernel in kernels}
+    assert set(code) == {"write_kernel", "move_kernel"}
+    if chip.startswith("sm_"):
+        assert "ld.global.v2.b64" in code["move_kernel"]
+        assert "st.global.v2.b64" in code["move_kernel"]
+    else:
+        assert "global_load_dwordx4" in code["move_kernel"]
+        assert "global_store_dwordx4" in code["move_kernel"]
