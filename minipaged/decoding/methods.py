@@ -5,9 +5,6 @@
 
 The whole of parallel sampling (the paper's section 4.4, Fig. 8): one fork; copy-on-write does the rest.
 A method knows candidates and branches; neither blocks nor logits.
-
-A sequence's `index` is the number of its sample. It comes from the one fork: where a parent gets
-several branches, a branch's place in the answer is its child's index.
 """
 
 from __future__ import annotations
@@ -38,12 +35,18 @@ class SamplingMethod:
         return self.num_sequences if request.sequences[0].num_generated_tokens == 0 else 1
 
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
-        """One branch per candidate, in the order of the sequences; sample numbers follow from it."""
-        check = self.stop.check
+        """One branch per candidate, in the order of the sequences; the fork gives samples their numbers."""
         return [
-            Branch(sequence, token_id, logprob, check(sequence, token_id))
+            Branch(
+                sequence,
+                token_id,
+                logprob,
+                self.stop.check(sequence, token_id),
+                number if len(sample.token_ids) > 1 else None,
+                sample.top_logprobs and sample.top_logprobs[number],
+            )
             for sequence, sample in zip(request.sequences, samples)
-            for token_id, logprob in zip(sample.token_ids, sample.logprobs)
+            for number, (token_id, logprob) in enumerate(zip(sample.token_ids, sample.logprobs))
         ]
 
     def rank(self, request: Request) -> list[Sequence]:

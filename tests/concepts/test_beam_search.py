@@ -1,0 +1,230 @@
+"""Beam search: the answers of the method, and transformers' own beam search as the oracle."""
+
+import random
+
+import pytest
+import torch
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers.generation import GenerationMode
+
+from minipaged.decoding import BeamSearch, BeamSearchParams, StopChecker
+from minipaged.decoding.sampling import Sampler
+from minipaged.scheduling.plan import Sample
+from tests.concepts.decoding_driver import apply, decode, make_request
+
+WIDTHS = range(1, 9)
+PENALTIES = (0.0, 0.6, 1.0, 2.0)
+EARLY = (True, False, "never")
+
+
+def beam_request(eos=(), max_num_tokens=10_000, prompt=(1, 2), **options):
+    params = BeamSearchParams(max_tokens=None, **options)
+    return make_request(prompt, BeamSearch(params, StopChecker(params, eos)), params, max_num_tokens)
+
+
+def step(request, *samples):
+    """One step: {token: logprob} per live beam; returns the answer as (parent's place, token, reason)."""
+    places = {id(sequence): place for place, sequence in enumerate(request.sequences)}
+    made = [Sample(list(sample), list(sample.values())) for sample in samples]
+    branches = request.method.advance(request, made)
+    answer = [(places[id(b.parent)], b.token_id, b.finish_reason) for b in branches]
+    apply(request, branches)
+    return answer
+
+
+def outputs(request):
+    return [sequence.output_token_ids for sequence in request.method.rank(request)]
+
+
+def test_the_best_candidates_of_all_beams_go_on_in_beam_order():
+    """Catches beams that each keep one child: here the second beam dies and the first forks."""
+    request = beam_request(beam_width=2)
+    assert step(request, {5: -1.0, 6: -1.5, 7: -3.0, 8: -9.0}) == [(0, 5, None), (0, 6, None)]
+    first = {1: -0.2, 2: -0.3, 3: -4.0, 4: -5.0}
+    second = {1: -0.9, 2: -2.0, 3: -4.0, 4: -5.0}
+    assert step(request, first, second) == [(0, 1, None), (0, 2, None)]
+    assert [s.output_token_ids for s in request.sequences] == [[5, 1], [5, 2]]
+
+
+def test_equal_scores_go_to_the_better_beam_and_then_to_the_smaller_token():
+    """Catches an order that depends on how the candidates were listed."""
+    request = beam_request(beam_width=3)
+    assert step(request, {9: -1.0, 4: -1.0, 7: -1.0, 5: -1.0}) == [(0, 4, None), (0, 5, None), (0, 7, None)]
+    same = {8: -1.0, 3: -1.0}
+    assert step(request, same, same, same) == [(0, 3, None), (0, 8, None), (1, 3, None)]
+
+
+def test_an_end_past_the_first_w_candidates_is_no_hypothesis():
+    """Catches EOS collected from the reserve candidates, which transformers ignores."""
+    request = beam_request(eos={0}, beam_width=2)
+    assert step(request, {5: -1.0, 6: -1.5, 0: -1.6, 7: -2.0}) == [(0, 5, None), (0, 6, None)]
+    assert request.method.num_candidates(request) == 4
+
+
+def test_several_end_tokens_ask_for_more_candidates():
+    """Catches 2 * W with three end tokens: the beam would run dry when they are all likely."""
+    request = beam_request(eos={0, 1}, beam_width=2, stop_token_ids=[1, 2])
+    assert request.method.num_candidates(request) == 8
+    ends = {0: -0.1, 1: -0.2, 2: -0.3, 5: -2.0, 6: -3.0}
+    assert step(request, ends) == [(0, 0, "stop"), (0, 1, "stop")]  # both beat any live beam: done
+    assert outputs(request) == [[0]]
+
+
+@pytest.mark.parametrize(
+    ("early_stopping", "length_penalty", "goes_on"),
+    [
+        (True, 1.0, False),
+        (False, 1.0, False),  # -3 / 2 is worse than -1
+        ("never", 1.0, True),  # -3 / 10 could still be better than -1
+        ("never", 0.0, False),  # sums only fall
+    ],
+)
+def test_early_stopping_says_what_a_live_beam_may_still_hope_for(early_stopping, length_penalty, goes_on):
+    """Catches the three rules exchanged; width 1, hypothesis -1, live beam -3, at most 10 tokens."""
+    request = beam_request(
+        eos={0},
+        beam_width=1,
+        early_stopping=early_stopping,
+        length_penalty=length_penalty,
+        max_num_tokens=12,
+    )
+    step(request, {5: -0.5, 6: -4.0})
+    step(request, {0: -0.5 if length_penalty == 0 else -1.5, 6: -2.5})
+    assert bool(request.sequences) is goes_on
+    assert len(request.completions) == 1
+
+
+def test_at_the_last_length_the_w_best_end():
+    """Catches live beams that are thrown away when the length is reached."""
+    request = beam_request(beam_width=2, num_return_sequences=2, max_num_tokens=3)
+    assert step(request, {5: -1.0, 6: -1.5, 7: -2.0, 8: -3.0}) == [(0, 5, "length"), (0, 6, "length")]
+    assert outputs(request) == [[5], [6]]
+    assert not request.sequences
+
+
+def test_forbidden_tokens_are_no_candidates():
+    """Catches a beam of probability zero that survives because the vocabulary is small."""
+    request = beam_request(beam_width=2)
+    assert step(request, {5: -1.0, 6: float("-inf"), 7: float("-inf")}) == [(0, 5, None)]
+
+
+def test_beams_that_the_scheduler_ends_are_ranked_with_the_hypotheses():
+    """Catches a request that outgrew the pool and returns nothing, or only what ended by itself."""
+    request = beam_request(eos={0}, beam_width=2, num_return_sequences=2)
+    step(request, {0: -1.0, 5: -1.1, 6: -1.2, 7: -3.0})
+    for sequence in request.sequences:
+        sequence.finish_reason = "length"
+    request.completions += request.sequences
+    assert outputs(request) == [[0], [5]]
+
+
+def test_a_hypothesis_outside_the_best_w_is_not_kept():
+    """Catches completions that pile up: each would be turned into text and counted."""
+    request = beam_request(eos={0}, beam_width=1, early_stopping="never", max_num_tokens=1000)
+    step(request, {0: -1.0, 5: -1.1})
+    step(request, {0: -2.0, 5: -2.5})
+    assert [s.output_token_ids for s in request.completions] == [[0]]
+    assert request.sequences
+
+
+def tiny_llama(seed, vocab_size):
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(8)
+        model.lm_head.weight.mul_(1.5)
+    return model
+
+
+@torch.no_grad()
+def logits_of(model, token_lists):
+    """[sequences, vocab]; equal lengths go together, for speed."""
+    out = torch.empty(len(token_lists), model.config.vocab_size)
+    for length in {len(tokens) for tokens in token_lists}:
+        rows = [row for row, tokens in enumerate(token_lists) if len(tokens) == length]
+        ids = torch.tensor([token_lists[row] for row in rows])
+        out[rows] = model(ids, use_cache=False).logits[:, -1]
+    return out
+
+
+def likely_tokens(model):
+    """Tokens that beams will meet: EOS must be reachable."""
+    vocab_size = model.config.vocab_size
+    ids = torch.arange(vocab_size).repeat(2, 1).T
+    mean = logits_of(model, ids.tolist()).softmax(-1).mean(0)
+    return mean.argsort(descending=True).tolist()
+
+
+def hf_beam_search(model, prompt, eos, monkeypatch, **options):
+    """[(output token ids, score)], the best first."""
+    config = GenerationConfig(
+        do_sample=False,
+        eos_token_id=eos or None,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **options,
+    )
+    # With one beam, transformers would run its greedy search, which knows no scores.
+    monkeypatch.setattr(GenerationConfig, "get_generation_mode", lambda *_: GenerationMode.BEAM_SEARCH)
+    ids = torch.tensor([prompt])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    results = []
+    for sequence, indices, score in zip(out.sequences, out.beam_indices, out.sequences_scores):
+        length = int((indices >= 0).sum())
+        results.append((sequence[len(prompt) :][:length].tolist(), score.item()))
+    return results
+
+
+@pytest.mark.parametrize("group", range(8))
+def test_ids_and_scores_are_those_of_transformers(group, monkeypatch):
+    """Catches any deviation from `generate(num_beams=W)`; 40 random cases in one batch, 8 groups."""
+    rng = random.Random(group)
+    model = tiny_llama(group, vocab_size=rng.choice([24, 40]))
+    requests, expected, ends = [], [], []
+    eos = likely_tokens(model)[: group % 4]
+    for case in range(40):
+        prompt = [rng.randrange(model.config.vocab_size) for _ in range(rng.randint(1, 6))]
+        width = WIDTHS[(case + group) % 8]
+        length = rng.randint(1, 14)
+        min_tokens = rng.choice([0, 0, rng.randint(0, length)])
+        options = {
+            "length_penalty": PENALTIES[rng.randrange(4)],
+            "early_stopping": EARLY[rng.randrange(3)],
+            "num_return_sequences": rng.randint(1, width),
+        }
+        params = BeamSearchParams(beam_width=width, max_tokens=length, min_tokens=min_tokens, **options)
+        method = BeamSearch(params, StopChecker(params, eos))
+        requests.append(make_request(prompt, method, params, len(prompt) + length))
+        expected.append(
+            hf_beam_search(
+                model,
+                prompt,
+                eos,
+                monkeypatch,
+                num_beams=width,
+                max_new_tokens=length,
+                min_new_tokens=min_tokens or None,
+                **options,
+            )
+        )
+    decode(lambda tokens: logits_of(model, tokens), requests, Sampler(eos))
+    for request, wanted in zip(requests, expected):
+        best = request.method.rank(request)
+        ends += [sequence.finish_reason for sequence in best]
+        assert [s.output_token_ids for s in best] == [ids for ids, _ in wanted], request.params
+        scores = [request.method.score_of(s) for s in best]
+        assert scores == pytest.approx([score for _, score in wanted], abs=1e-4), request.params
+    assert not eos or 0.1 < ends.count("stop") / len(ends), "EOS was hardly reached: the cases test little"
