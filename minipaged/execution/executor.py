@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from minipaged.scheduling.plan import StepPlan, StepResult
+from minipaged.scheduling.preemption import PreemptionCosts
 
 
 class Executor(Protocol):
@@ -22,6 +23,7 @@ class Executor(Protocol):
         max_model_len: longest sequence, in tokens.
         vocab_size: token ids are below it.
         eos_token_ids: tokens that end a text; may be empty.
+        preemption_costs: estimates for choosing between swapping and recomputing.
     """
 
     block_size: int
@@ -31,6 +33,7 @@ class Executor(Protocol):
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    preemption_costs: PreemptionCosts
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run the moves of the plan (swap out, swap in, copies), compute its chunks, sample.

@@ -8,7 +8,7 @@ Paper: sections 4.2, 4.3 (copy-on-write), 4.5 (swapping), 5.1. Does NOT know: wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -33,6 +33,9 @@ class KVCache:
         block_size: tokens a block.
         backend: its `copy_blocks` and `swap_blocks` do the work.
 
+    Raises:
+        ConfigError: the pools do not fit in memory.
+
     Attributes:
         pools: layer -> (spec, key pool, value pool).
     """
@@ -50,25 +53,23 @@ class KVCache:
         self.block_size = block_size
         self._backend = backend
         self.pools = {
-            layer: (
-                spec,
-                torch.zeros(
-                    cache_shape(num_blocks, block_size, spec.num_kv_heads, spec.key_dim),
-                    dtype=spec.dtype,
-                    device=spec.device,
-                ),
-                torch.zeros(
-                    cache_shape(num_blocks, block_size, spec.num_kv_heads, spec.value_dim),
-                    dtype=spec.dtype,
-                    device=spec.device,
-                ),
-            )
+            layer: (spec, self._pool(spec, spec.key_dim), self._pool(spec, spec.value_dim))
             for layer, spec in specs.items()
         }
         self._device_pools = [pool for _, keys, values in self.pools.values() for pool in (keys, values)]
         self._host_pools: list[Tensor] = []
         self._is_cuda = self._device_pools[0].is_cuda
         self._stream = torch.cuda.Stream(self._device_pools[0].device) if self._is_cuda else None
+
+    def _pool(self, spec: LayerSpec, head_dim: int) -> Tensor:
+        shape = cache_shape(self.num_blocks, self.block_size, spec.num_kv_heads, head_dim)
+        try:
+            return torch.zeros(shape, dtype=spec.dtype, device=spec.device)
+        except RuntimeError as error:  # of which out-of-memory is a kind
+            raise ConfigError(
+                f"a KV pool of {self.num_blocks} blocks does not fit in memory; "
+                "lower num_blocks, kv_cache_memory or gpu_memory_utilization"
+            ) from error
 
     def copy(self, copies: list[BlockCopy]) -> None:
         """Copy device blocks; all reads happen before all writes."""
@@ -127,7 +128,7 @@ def block_bytes(specs: dict[int, LayerSpec], block_size: int) -> int:
 
 
 def pool_size(
-    config: EngineConfig, bytes_per_block: int, max_model_len: int, available_bytes: int
+    config: EngineConfig, bytes_per_block: int, max_model_len: int, available_bytes: Callable[[], int]
 ) -> tuple[int, int]:
     """How many blocks the device and the host pool get.
 
@@ -138,14 +139,14 @@ def pool_size(
         config: the settings.
         bytes_per_block: see `block_bytes`.
         max_model_len: tokens of the longest sequence.
-        available_bytes: what is free for the pool, unless the settings say.
+        available_bytes: asked for what is free for the pool if the settings do not say.
 
     Raises:
         ConfigError: the memory holds no block.
     """
     num_blocks = config.num_blocks
     if num_blocks is None:
-        memory = config.kv_cache_memory or available_bytes
+        memory = config.kv_cache_memory or available_bytes()
         useful = config.max_num_seqs * -(-max_model_len // config.block_size)
         num_blocks = min(memory // bytes_per_block, useful)
         if num_blocks < 1:
@@ -154,3 +155,15 @@ def pool_size(
                 f"{memory} bytes for the KV pool hold no block of {bytes_per_block} bytes; raise {source}"
             )
     return num_blocks, min(num_blocks, config.swap_space // bytes_per_block)
+
+
+def gpu_budget(total: int, free: int, peak: int, utilization: float) -> int:
+    """Bytes a GPU has for the pool.
+
+    Args:
+        total: its memory.
+        free: what nobody uses now, the weights being in place.
+        peak: what the largest step takes on top.
+        utilization: share of the memory that may be used, others' use included.
+    """
+    return max(0, int(total * utilization) - (total - free) - peak)

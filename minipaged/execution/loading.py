@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from minipaged.config import ConfigError, DType
 from minipaged.execution.attention import UnsupportedModelError
@@ -46,6 +46,14 @@ def load_model(name: str, dtype: DType, device: torch.device) -> PreTrainedModel
             "the checkpoint is damaged or of another architecture"
         )
     return model.to(device).eval()
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer beside the model, or None if it has none (then prompts are token ids)."""
+    try:
+        return AutoTokenizer.from_pretrained(str(Path(name).expanduser()))
+    except (OSError, ValueError):
+        return None
 
 
 def text_config(model: PreTrainedModel) -> Any:

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from minipaged.config import EngineConfig
+from minipaged.decoding.sampling import Sampler, prompt_logprobs
 from minipaged.execution import loading
 from minipaged.execution.attention import (
     LayerProbe,
@@ -26,9 +27,10 @@ from minipaged.execution.attention import (
     prepare,
 )
 from minipaged.execution.batch import Batch, BatchBuilder, num_predicted_prompt_tokens
-from minipaged.execution.kv_cache import DEFAULT_CPU_MEMORY, KVCache, block_bytes, pool_size
+from minipaged.execution.kv_cache import DEFAULT_CPU_MEMORY, KVCache, block_bytes, gpu_budget, pool_size
 from minipaged.kernels.dispatch import select_backend
 from minipaged.scheduling.plan import Chunk, Sample, StepPlan, StepResult
+from minipaged.scheduling.preemption import PreemptionCosts
 
 TokenSampler = Callable[[Tensor, list[Chunk]], list[Sample]]
 """logits [R, V] and the R chunks they belong to -> one `Sample` each."""
@@ -41,17 +43,18 @@ class ModelRunner:
         model: a causal language model of transformers, in eval mode on its device; its attention
             implementation is switched to the pool's.
         config: the settings.
-        sampler: chooses tokens from logits.
+        sampler: chooses tokens from logits; the default follows each request's parameters.
 
     Raises:
         UnsupportedModelError: the model would compute something else than its own attention.
         ConfigError: settings that this model cannot serve.
     """
 
-    def __init__(self, model: PreTrainedModel, config: EngineConfig, sampler: TokenSampler) -> None:
+    def __init__(
+        self, model: PreTrainedModel, config: EngineConfig, sampler: TokenSampler | None = None
+    ) -> None:
         self.model = model
         self.device = next(model.parameters()).device
-        self._sampler = sampler
         self._text_config = loading.text_config(model)
         own_attention = model.config._attn_implementation
         try:
@@ -61,25 +64,27 @@ class ModelRunner:
         except UnsupportedModelError as reason:
             model.set_attn_implementation(own_attention)
             raise UnsupportedModelError(f"{type(model).__name__} is not supported: {reason}") from reason
+        self.backend = select_backend(config.attention_backend, self.device)
         self.block_size = config.block_size
         self.block_bytes = block_bytes(specs, config.block_size)
         self.num_blocks, self.num_host_blocks = pool_size(
-            config, self.block_bytes, self.max_model_len, self._available_bytes(config)
+            config, self.block_bytes, self.max_model_len, lambda: self._available_bytes(config)
         )
-        self.backend = select_backend(config.attention_backend, self.device)
         self.eos_token_ids = loading.end_of_text(model)
+        self._sampler = sampler or Sampler(self.eos_token_ids, config.seed)
         self.cache = KVCache(specs, self.num_blocks, self.num_host_blocks, config.block_size, self.backend)
         self.builder = BatchBuilder(config.block_size, self.device)
+        self.preemption_costs = self._estimate_costs()
 
     @classmethod
-    def load(cls, name: str, config: EngineConfig, sampler: TokenSampler) -> ModelRunner:
+    def load(cls, name: str, config: EngineConfig) -> ModelRunner:
         """A runner for a model directory or hub id, on the GPU if there is one.
 
         Raises:
             ModelLoadError: the model cannot be found or read.
         """
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(loading.load_model(name, config.dtype, device), config, sampler)
+        return cls(loading.load_model(name, config.dtype, device), config)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -91,12 +96,12 @@ class ModelRunner:
             return StepResult([])
         batch = self.builder.build(plan.chunks)
         logits = self.forward(batch)
-        prompt_logprobs = self._prompt_logprobs(batch, logits) if batch.prompts else None
+        reports = self._prompt_logprobs(batch, logits) if batch.prompts else None
         if not batch.sampling:
-            return StepResult([], prompt_logprobs)
+            return StepResult([], reports)
         if batch.sampling_index is not None:
             logits = logits[batch.sampling_index]
-        return StepResult(self._sampler(logits, batch.sampling), prompt_logprobs)
+        return StepResult(self._sampler(logits, batch.sampling), reports)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [R, V] of `batch.logits_rows`; the K/V of all rows are in the pool afterwards."""
@@ -109,45 +114,71 @@ class ModelRunner:
             input_ids=input_ids, position_ids=positions, use_cache=False, logits_to_keep=logits_rows
         ).logits
 
-    @torch.inference_mode()
-    def _probe(self, block_size: int, num_tokens: int = 2) -> dict[int, LayerSpec]:
-        """One forward pass without a pool: which layers call the hook, with which shapes."""
-        probe = LayerProbe(self._text_config)
-        input_ids = torch.zeros(1, num_tokens, dtype=torch.int64, device=self.device)
-        positions = torch.arange(num_tokens, device=self.device)[None]
-        with attention_step(probe):
-            logits = self._call(input_ids, positions, positions[0, -1:])
-        if logits.shape[1] != 1:
+    def _probe(self, block_size: int) -> dict[int, LayerSpec]:
+        """Which layers call the hook, with which shapes: one forward pass without a pool."""
+        specs, logits = self._run_without_pool(num_tokens=2, num_rows=1)
+        if logits.shape[0] != 1:
             raise UnsupportedModelError("it cannot compute the logits of chosen rows only")
-        self.vocab_size = logits.shape[-1]
-        silent = set(range(self._text_config.num_hidden_layers)) - set(probe.specs)
+        self.vocab_size = logits.shape[1]
+        silent = set(range(self._text_config.num_hidden_layers)) - set(specs)
         if silent:
             raise UnsupportedModelError(f"layers {sorted(silent)} keep no K/V in the cache")
-        for layer, spec in probe.specs.items():
+        for layer, spec in specs.items():
             if spec.chunk_size is not None and spec.chunk_size % block_size:
                 raise UnsupportedModelError(
                     f"block_size {block_size} does not divide the attention chunk of {spec.chunk_size} "
                     f"tokens of layer {layer}; choose one that does, for example 16"
                 )
-        return dict(sorted(probe.specs.items()))
+        return specs
+
+    @torch.inference_mode()
+    def _run_without_pool(self, num_tokens: int, num_rows: int) -> tuple[dict[int, LayerSpec], Tensor]:
+        """What the layers look like, and the logits [num_rows, V] (of no meaning)."""
+        probe = LayerProbe(self._text_config)
+        rows = torch.arange(num_tokens, device=self.device)
+        with attention_step(probe):
+            logits = self._call(
+                torch.zeros_like(rows)[None], (rows % self.max_model_len)[None], rows[:num_rows]
+            )
+        return probe.specs, logits[0]
+
+    def _estimate_costs(self) -> PreemptionCosts:
+        """Rough rates: PCIe 4 x16 and a GPU's matrix units, or one core's memory and vector units."""
+        bandwidth, flops, overhead = (2e10, 1e14, 1e-5) if self.device.type == "cuda" else (5e9, 5e10, 1e-6)
+        flops_per_token = 2 * sum(parameter.numel() for parameter in self.model.parameters())
+        return PreemptionCosts(overhead, self.block_bytes / bandwidth, flops_per_token / flops)
 
     def _available_bytes(self, config: EngineConfig) -> int:
-        return DEFAULT_CPU_MEMORY
+        """Bytes for the pool if the settings do not say: on a GPU, what the largest step leaves."""
+        if self.device.type != "cuda":
+            return DEFAULT_CPU_MEMORY
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        resting = torch.cuda.memory_allocated(self.device)
+        num_tokens = config.max_num_batched_tokens
+        _, logits = self._run_without_pool(num_tokens, min(num_tokens, config.max_num_seqs))
+        torch.log_softmax(logits.float(), dim=-1)  # the sampler's share
+        del logits
+        peak = torch.cuda.max_memory_allocated(self.device) - resting
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self.device)
+        return gpu_budget(total, free, peak, config.gpu_memory_utilization)
 
-    def _prompt_logprobs(self, batch: Batch, logits: Tensor) -> dict[str, list[tuple[int, dict[int, float]]]]:
-        """Per request, (position, {token id: log-probability}) of the prompt tokens that the rows predict.
-
-        The prompt's own token is always among them, and the `prompt_logprobs` most likely ones.
-        """
-        result = {}
+    @staticmethod
+    def _prompt_logprobs(batch: Batch, logits: Tensor) -> dict[str, list[tuple[int, dict[int, float]]]]:
+        """Per request, position and log-probabilities of the prompt tokens that the step's rows predict."""
+        reports = {}
         for chunk, first in batch.prompts:
-            sequence, start, num_tokens = chunk.sequence, chunk.start, num_predicted_prompt_tokens(chunk)
-            logprobs = torch.log_softmax(logits[first : first + num_tokens].float(), dim=-1)
-            targets = sequence.token_ids[start + 1 : start + 1 + num_tokens].tolist()
-            own = logprobs[range(num_tokens), targets].tolist()
-            top = logprobs.topk(sequence.request.params.prompt_logprobs)
-            result[sequence.request.request_id] = [
-                (start + 1 + row, {targets[row]: own[row], **dict(zip(ids, values))})
-                for row, (ids, values) in enumerate(zip(top.indices.tolist(), top.values.tolist()))
-            ]
-        return result
+            sequence, num_tokens = chunk.sequence, num_predicted_prompt_tokens(chunk)
+            position = chunk.start + 1  # a row predicts the token after its own
+            reports[sequence.request.request_id] = list(
+                enumerate(
+                    prompt_logprobs(
+                        logits[first : first + num_tokens],
+                        sequence.token_ids[position : position + num_tokens],
+                        sequence.request.params.prompt_logprobs,
+                    ),
+                    start=position,
+                )
+            )
+        return reports

@@ -1,0 +1,151 @@
+"""A plan's chunks become flat ragged tensors: the rows, slots and tables are those of the block tables."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from minipaged.execution.batch import Batch, BatchBuilder
+from minipaged.memory import BlockAllocator, BlockTable
+from minipaged.scheduling.plan import Chunk
+from minipaged.scheduling.request import Request
+
+BLOCK_SIZE = 4
+
+
+def chunk(
+    pool: BlockAllocator,
+    start: int,
+    count: int,
+    candidates: int = 1,
+    prompt: int = 0,
+    wanted: int | None = None,
+) -> Chunk:
+    """A chunk of a sequence with tokens 100, 101, ...; `prompt` of them, at least up to the chunk's end."""
+    table = BlockTable(pool, BLOCK_SIZE)
+    tokens = list(range(100, 100 + max(prompt, start + count)))
+    request = Request("r", tokens, None, SimpleNamespace(prompt_logprobs=wanted), 1000, table)
+    table.append(start + count)
+    return Chunk(request.sequences[0], start, count, candidates)
+
+
+@pytest.fixture
+def pool() -> BlockAllocator:
+    return BlockAllocator(64)
+
+
+def check(batch: Batch, chunks: list[Chunk]) -> None:
+    """Against the slow way: one token after the other, through `BlockTable.slot`."""
+    tokens, positions, slots, starts = [], [], [], [0]
+    for sequence, start, count, _ in chunks:
+        tokens += sequence.token_ids[start : start + count]
+        positions += range(start, start + count)
+        slots += sequence.table.slots(start, start + count)
+        starts.append(starts[-1] + count)
+    metadata = batch.metadata
+    contexts = [c.start + c.num_tokens for c in chunks]
+    assert batch.input_ids.tolist() == [tokens]
+    assert batch.positions.tolist() == [positions]
+    assert metadata.slot_mapping.tolist() == slots
+    assert metadata.query_start.tolist() == metadata.query_start_list == starts
+    assert metadata.context_len.tolist() == metadata.context_len_list == contexts
+    assert metadata.max_query_len == max(c.num_tokens for c in chunks)
+    assert metadata.max_context_len == max(contexts)
+    for row, context, (sequence, *_) in zip(metadata.block_tables.tolist(), contexts, chunks):
+        used = -(-context // BLOCK_SIZE)
+        assert row[:used] == sequence.table.blocks[:used]
+
+
+def test_prompt_decode_and_chunk_in_one_batch(pool: BlockAllocator) -> None:
+    """The picture of the module's docstring."""
+    chunks = [chunk(pool, 0, 5), chunk(pool, 8, 1), chunk(pool, 5, 2)]
+    batch = BatchBuilder(BLOCK_SIZE, "cpu").build(chunks)
+    assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 8, 5, 6]]
+    assert batch.metadata.query_start.tolist() == [0, 5, 6, 8]
+    assert batch.metadata.context_len.tolist() == [5, 9, 7]
+    assert batch.logits_rows.tolist() == [4, 5, 7]
+    check(batch, chunks)
+
+
+def test_dtypes_are_those_of_the_kernels(pool: BlockAllocator) -> None:
+    """A kernel reads int32 tables and int64 slots; the wrong width is garbage on a GPU."""
+    metadata = BatchBuilder(BLOCK_SIZE, "cpu").build([chunk(pool, 0, 5)]).metadata
+    names = ("slot_mapping", "query_start", "context_len", "block_tables")
+    assert [str(getattr(metadata, name).dtype) for name in names] == [
+        "torch.int64",
+        "torch.int32",
+        "torch.int32",
+        "torch.int32",
+    ]
+
+
+def test_only_chunks_with_candidates_have_logits(pool: BlockAllocator) -> None:
+    """A chunk in the middle of a prompt predicts nothing that anybody wants."""
+    chunks = [chunk(pool, 0, 5, 0), chunk(pool, 8, 1), chunk(pool, 5, 2, 0), chunk(pool, 2, 3, 2)]
+    batch = BatchBuilder(BLOCK_SIZE, "cpu").build(chunks)
+    assert batch.logits_rows.tolist() == [5, 10]
+    assert batch.sampling == [chunks[1], chunks[3]]
+    assert batch.sampling_index is None
+
+
+def test_a_step_without_candidates_has_no_logits(pool: BlockAllocator) -> None:
+    """An empty list of rows, not "all rows"."""
+    batch = BatchBuilder(BLOCK_SIZE, "cpu").build([chunk(pool, 0, 5, 0)])
+    assert batch.logits_rows.tolist() == []
+    assert batch.sampling == []
+
+
+def test_prompt_rows_are_those_that_predict_a_prompt_token(pool: BlockAllocator) -> None:
+    """Prompt of 7, tokens 3..6: rows 3, 4, 5 predict tokens 4, 5, 6; row 6 predicts the first output."""
+    last = chunk(pool, 3, 4, 1, prompt=7, wanted=0)
+    middle = chunk(pool, 3, 2, 0, prompt=7, wanted=2)
+    decode = chunk(pool, 8, 1, 1, prompt=9)
+    batch = BatchBuilder(BLOCK_SIZE, "cpu").build([decode, last, middle, decode])
+    assert batch.logits_rows.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert batch.prompts == [(last, 1), (middle, 5)]
+    assert batch.sampling_index == [0, 4, 7]
+
+
+def test_a_generated_token_is_no_prompt_token(pool: BlockAllocator) -> None:
+    """Recomputing prompt and output after a preemption reports the prompt part alone."""
+    again = chunk(pool, 0, 6, 1, prompt=6, wanted=1)
+    again.sequence.num_prompt_tokens = 3
+    batch = BatchBuilder(BLOCK_SIZE, "cpu").build([again])
+    assert batch.logits_rows.tolist() == [0, 1, 5]
+
+
+def test_a_later_batch_leaves_an_earlier_one_alone(pool: BlockAllocator) -> None:
+    """The tables are kept between steps; a tensor that is a view of them would change under the GPU."""
+    builder = BatchBuilder(BLOCK_SIZE, "cpu")
+    first, second = [chunk(pool, 0, 8)], [chunk(pool, 0, 8)]
+    batch = builder.build(first)
+    builder.build(second)
+    check(batch, first)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kept_tables_never_go_stale(seed: int) -> None:
+    """Rows change hands, sequences grow and move (swap, copy-on-write): each batch is as if built anew."""
+    source = random.Random(seed)
+    pool, builder = BlockAllocator(200), BatchBuilder(BLOCK_SIZE, "cpu")
+    alive = [chunk(pool, 0, source.randrange(1, 20)) for _ in range(4)]
+    for _ in range(60):
+        action = source.randrange(4)
+        which = source.randrange(len(alive))
+        table = alive[which].sequence.table
+        if action == 0 and len(alive) < 8:
+            alive.insert(which, chunk(pool, source.randrange(9), source.randrange(1, 20)))
+        elif action == 1 and len(alive) > 1:
+            table.free()
+            del alive[which]
+        elif action == 2:  # moved: the same sequence and length, other blocks
+            fresh = pool.allocate(len(table.blocks))
+            for block in table.blocks:
+                pool.free(block)
+            table.blocks = fresh
+        else:  # the next token
+            sequence, start, count, _ = alive[which]
+            sequence.token_ids.append(source.randrange(100))
+            table.append(1)
+            alive[which] = Chunk(sequence, start + count, 1, 1)
+        check(builder.build(alive), alive)
