@@ -12,6 +12,9 @@
 Paper: section 5.1 (fused reshape and write, fused copy), 4.5 (swapping). Does NOT know: why a block moves.
 """
 
+# Kernel arguments are Triton's own: pointers, numbers, compile-time constants.
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
 import functools
 import itertools
 import math

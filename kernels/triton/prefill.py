@@ -12,6 +12,9 @@ Paper: section 5.1. Does NOT know: which of its sequences are decodes.
              | . . . . . . . | . . . . . . . | x x x |   x masked row by row: the diagonal, a window's edge
 """
 
+# Kernel arguments are Triton's own: pointers, numbers, compile-time constants.
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
 from torch import Tensor
 
 import triton

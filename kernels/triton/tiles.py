@@ -10,6 +10,9 @@ A tile is a run of consecutive tokens of one sequence and one KV head, lying in 
     rows of K      5.0 5.1 5.2 5.3 2.0 2.1 ..    [tile, head_dim], consecutive within a block
 """
 
+# Kernel arguments are Triton's own: pointers, numbers, compile-time constants.
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
 import triton
 import triton.language as tl
 

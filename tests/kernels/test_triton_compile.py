@@ -1,7 +1,7 @@
 """Layer 3: every Triton kernel compiled for chips that are not here, and what it needs of them.
 
-A spill to local memory, a lost 16-byte copy or a matrix unit left idle costs a factor, gives right results all the
-same, and shows in the compiled code alone.
+A spill to local memory, a lost 16-byte copy or an idle matrix unit costs a factor and gives right results all
+the same: it shows in the compiled code alone.
 """
 
 import os
@@ -24,6 +24,12 @@ from tests.kernels.offline import SHARED_MEMORY_BYTES, compiling_for
 pytestmark = pytest.mark.compile_only
 
 CHIPS = list(SHARED_MEMORY_BYTES)
+MATRIX_PRODUCT = {
+    "sm_80": "mma.sync",
+    "sm_90": "wgmma.mma_async",
+    "sm_100": "tcgen05.mma",
+    "gfx942": "v_mfma",
+}
 SHAPES = {  # dtype, (Hq, Hkv), (Dk, Dv)
     "bf16 128": (torch.bfloat16, (8, 2), (128, 128)),
     "fp16 64": (torch.float16, (4, 4), (64, 64)),
@@ -69,9 +75,7 @@ def test_decode_fits_the_chip_and_copies_16_bytes_at_a_time(shape, chip):
     if chip.startswith("sm_"):
         assert "cp.async.cg.shared.global" in code["decode_kernel"]
     else:
-        assert (
-            "global_load_dwordx4" in code["decode_kernel"] or "buffer_load_dwordx4" in code["decode_kernel"]
-        )
+        assert "_load_dwordx4" in code["decode_kernel"]
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -80,13 +84,7 @@ def test_prefill_fits_the_chip_and_uses_its_matrix_units(shape, chip):
     """Catches tiles too small for a warpgroup's matrix product, and tiles too large for the registers."""
     code = compile_attention(paged_prefill, prefill_config, [(3, 70), (1, 1)], shape, chip)["prefill_kernel"]
     if SHAPES[shape][0] != torch.float32:
-        instruction = {
-            "sm_80": "mma.sync",
-            "sm_90": "wgmma.mma_async",
-            "sm_100": "tcgen05.mma",
-            "gfx942": "v_mfma",
-        }
-        assert instruction[chip] in code
+        assert MATRIX_PRODUCT[chip] in code
 
 
 @pytest.mark.parametrize("chip", CHIPS)

@@ -2,7 +2,7 @@
 
 A run of its own, for the interpreter is chosen when triton is first imported:
 `TRITON_INTERPRET=1 python -m pytest -m interpreter tests/kernels`. Tiles of 16 tokens and splits of 32 keep
-the shapes tiny and still cross every boundary. bfloat16 is left to a device: here it would be computed wrongly.
+the shapes tiny and still cross every boundary. bfloat16 is left to a device: here it would be wrong.
 """
 
 import os
