@@ -11,7 +11,7 @@ from pathlib import Path
 
 _INNERMOST_CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _SLOT = re.compile(r"\{(\w+)\}")
-_ARTICLE = re.compile(r"\b([Aa]) (?=[aeiou])")
+_ARTICLE = re.compile(r"\b([Aa]) (?=[aeio])")
 _SENTENCE_START = re.compile(r"((?:^|[.!?] )\"?)([a-z])")
 
 Groups = list[tuple[str, ...]]

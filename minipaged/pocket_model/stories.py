@@ -31,7 +31,7 @@ def request(rng: random.Random) -> tuple[str, str]:
 
 
 def _paragraphs(slots: dict[str, str], rng: random.Random, plots: int | None = None) -> list[str]:
-    plots = plots or rng.choices([1, 2, 3], weights=[75, 18, 7])[0]
+    plots = plots or rng.choices([1, 2, 3, 5], weights=[75, 16, 6, 3])[0]
 
     def wording(section: str) -> str:
         return rng.choice(_SECTIONS[section][0])

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import torch
 import transformers
@@ -34,7 +35,7 @@ CARD = Path(__file__).parent / "README.md"
 FIGURES = "## Figures"  # the section that the script writes
 
 TOKENS_PER_STEP = 4096
-ROW_LENGTHS, ROW_WEIGHTS = (256, 512, 1024), (4, 4, 2)
+ROW_LENGTHS, ROW_WEIGHTS = (512, 1024), (4, 1)
 PEAK_LEARNING_RATE, WARMUP_STEPS = 3e-3, 80
 
 
@@ -56,26 +57,43 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Tensor]:
-    """Token ids [rows, length] without end; a row is whole documents, each behind its BOS, the last cut."""
+class Batch(NamedTuple):
+    """Packed documents: token ids and their positions, which start again at 0 with each document."""
+
+    ids: Tensor  # [rows, length] int64
+    positions: Tensor  # [rows, length] int64
+
+
+def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Batch]:
+    """Batches of TOKENS_PER_STEP tokens without end; a row is whole documents, the last one cut."""
     rng = random.Random(seed)
     stream = corpus.documents(seed)
     while True:
         (length,) = rng.choices(ROW_LENGTHS, ROW_WEIGHTS)
-        rows = []
+        ids, positions = [], []
         for _ in range(TOKENS_PER_STEP // length):
             row: list[int] = []
+            places: list[int] = []
             while len(row) < length:
-                row += tokenizer.encode(next(stream), add_special_tokens=False)
-            rows.append(row[:length])
-        yield torch.tensor(rows)
+                document = tokenizer.encode(next(stream), add_special_tokens=False)
+                row += document
+                places += range(len(document))
+            ids.append(row[:length])
+            positions.append(places[:length])
+        yield Batch(torch.tensor(ids), torch.tensor(positions))
 
 
-def loss_of(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
-    """Mean cross entropy of the next token, in nats, computed in bfloat16 where that is safe."""
+def loss_of(model: LlamaForCausalLM, batch: Batch) -> Tensor:
+    """Mean cross entropy of the next token, in nats, computed in bfloat16 where that is safe.
+
+    transformers sees from the positions where a document starts, and lets no token look into the one before.
+    """
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = model(input_ids=ids, use_cache=False).logits  # [rows, length, VOCABULARY]
-    return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+        output = model(input_ids=batch.ids, position_ids=batch.positions, use_cache=False)
+    logits = output.logits[:, :-1].flatten(0, 1).float()  # [rows * (length - 1), VOCABULARY]
+    # Which document comes after an EOS is not to be guessed.
+    following = batch.ids[:, 1:].masked_fill(batch.positions[:, 1:] == 0, -100)
+    return functional.cross_entropy(logits, following.flatten(), ignore_index=-100)
 
 
 def learning_rate(step: int, steps: int) -> float:
@@ -84,7 +102,7 @@ def learning_rate(step: int, steps: int) -> float:
     return PEAK_LEARNING_RATE * warm * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
-def fit(model: LlamaForCausalLM, stream: Iterator[Tensor], steps: int) -> list[float]:
+def fit(model: LlamaForCausalLM, stream: Iterator[Batch], steps: int) -> list[float]:
     """Train for `steps` batches of the stream; returns the loss of each step."""
     matrices = [weight for weight in model.parameters() if weight.ndim >= 2]
     vectors = [weight for weight in model.parameters() if weight.ndim < 2]
@@ -94,10 +112,10 @@ def fit(model: LlamaForCausalLM, stream: Iterator[Tensor], steps: int) -> list[f
     )
     losses = []
     started = time.monotonic()
-    for step, ids in enumerate(islice(stream, steps)):
+    for step, batch in enumerate(islice(stream, steps)):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps)
-        loss = loss_of(model, ids)
+        loss = loss_of(model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -128,7 +146,7 @@ def examine(directory: Path, seed: int) -> dict[str, float]:
     model = LlamaForCausalLM.from_pretrained(directory)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
     with torch.inference_mode():
-        losses = [loss_of(model, ids).item() for ids in islice(batches(tokenizer, seed + 1), 10)]
+        losses = [loss_of(model, batch).item() for batch in islice(batches(tokenizer, seed + 1), 10)]
     return {
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "loss_on_unseen_documents": round(fmean(losses), 4),

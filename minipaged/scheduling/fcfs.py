@@ -77,6 +77,7 @@ class FCFSScheduler:
         self.running: list[Request] = []  # in order of arrival
         self.swapped: deque[Request] = deque()  # in order of arrival
         self.num_preemptions = 0
+        self.num_generated_tokens = 0
         self._num_arrived = 0
         self._num_steps = 0
         self._num_seats = 0  # sequences the running requests hold blocks for, or will after they fork
@@ -317,7 +318,11 @@ class FCFSScheduler:
         if not request.num_preemptions:
             request.num_cached_tokens = admission.num_cached_tokens
         kind = "resumed" if request.num_preemptions else "admitted"
-        detail = {"cached_tokens": admission.num_cached_tokens, "blocks": sum(admission.grants)}
+        detail = {
+            "prompt_tokens": len(request.prompt_token_ids),
+            "cached_tokens": admission.num_cached_tokens,
+            "blocks": sum(admission.grants),
+        }
         plan.events.append(Event(kind, request.request_id, detail))
         self._start(request)
         used = self._plan_request(plan, request, self._allowance(request, left, share))
@@ -439,6 +444,7 @@ class FCFSScheduler:
 
     def _apply(self, request: Request, branches: list[Branch]) -> None:
         """Turn branches into fork, append and free."""
+        self.num_generated_tokens += len(branches)
         if len(branches) == 1 and len(request.sequences) == 1:
             branch = branches[0]
             branch.parent.append(branch)

@@ -207,6 +207,7 @@ class Request:
         self.completions: list[Sequence] = []
         self.num_preemptions = 0
         self.num_cached_tokens = 0
+        self.prompt_logprobs: dict[int, dict[int, float]] = {}  # position -> what was asked for
 
     @property
     def gap(self) -> int:

@@ -1,0 +1,219 @@
+"""The engine: requests in, one step at a time, finished requests out.
+
+    add_request -> scheduler.schedule() -> executor.execute(plan) -> scheduler.commit(plan, result)
+
+It owns the parts and validates what comes in. It knows no tensor; what it knows of the model are the few
+numbers of the `Executor`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minipaged.config import EngineConfig
+from minipaged.decoding.beam_search import BeamSearch
+from minipaged.decoding.detokenizer import Detokenizer
+from minipaged.decoding.methods import SamplingMethod
+from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
+from minipaged.decoding.stopping import StopChecker, TextRules, final_text
+from minipaged.execution.executor import Executor
+from minipaged.observability.metrics import Metrics, StatsLogger
+from minipaged.outputs import CompletionOutput, RequestOutput
+from minipaged.parts import Parts, build_scheduler
+from minipaged.scheduling import Request, RequestState, StepPlan, StepResult
+
+Observer = Callable[[StepPlan, StepResult, "Engine"], None]
+
+
+class RequestError(ValueError):
+    """A request that the engine cannot take; the message names the value and the fix."""
+
+
+class Engine:
+    """Continuous batching over paged KV memory.
+
+    Args:
+        executor: computes plans: a model, or a simulation of one.
+        config: settings.
+        tokenizer: for stop strings and texts; None when requests bring and take token ids.
+        parts: classes that replace the project's own.
+        clock: seconds; used for metrics only.
+
+    Attributes:
+        observers: called after each committed step with (plan, result, engine).
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        config: EngineConfig,
+        tokenizer: Any = None,
+        parts: Parts | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.executor = executor
+        self.config = config
+        self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
+        self.scheduler = build_scheduler(config, executor, parts)
+        self.metrics = Metrics()
+        self.observers: list[Observer] = []
+        self._stats = None if config.disable_log_stats else StatsLogger()
+        self._clock = clock
+        self._requests: dict[str, Request] = {}
+        self._num_requests = 0
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: DecodingParams,
+        cache_salt: str = "",
+        arrival_time: float | None = None,
+    ) -> Request:
+        """Queue a request; it is checked completely before anything is admitted.
+
+        Args:
+            request_id: unique among unfinished requests.
+            prompt_token_ids: at least one token of the model's vocabulary.
+            params: the decoding method and its settings.
+            cache_salt: prefixes are shared only among requests with the same salt.
+            arrival_time: seconds on the engine's clock; default now.
+
+        Raises:
+            RequestError, ParamsError, RequestTooLongError: all are ValueErrors with one clear line.
+        """
+        if request_id in self._requests:
+            raise RequestError(f"request_id {request_id!r} is in use; give each request its own")
+        if not len(prompt_token_ids):
+            raise RequestError("the prompt is empty; give at least one token")
+        vocab_size = self.executor.vocab_size
+        for token_id in prompt_token_ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+                raise RequestError(
+                    f"the prompt has token id {token_id!r}; the model's ids are 0 to {vocab_size - 1}"
+                )
+        params.check_vocabulary(vocab_size)
+        stop = StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
+        method = (
+            BeamSearch(params, stop)
+            if isinstance(params, BeamSearchParams)
+            else SamplingMethod(params, stop)
+        )
+        if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
+            # Every prompt token must go through the model: a salt of its own keeps it from hitting.
+            cache_salt = f"{cache_salt}/{request_id}"
+        room = self.executor.max_model_len - len(prompt_token_ids)
+        max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
+        request = Request(
+            request_id,
+            prompt_token_ids,
+            method,
+            params,
+            len(prompt_token_ids) + max_tokens,
+            self.scheduler.kv.new_table(),
+            cache_salt,
+            self._clock() if arrival_time is None else arrival_time,
+        )
+        self.scheduler.add(request)
+        self._requests[request_id] = request
+        self._num_requests += 1
+        return request
+
+    def abort(self, request_id: str) -> None:
+        """End a request now; unknown and finished ones are ignored."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self.scheduler.abort(request)
+            self._forget(request)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self.scheduler.has_unfinished
+
+    # -- steps ----------------------------------------------------------------------------------
+
+    def step(self) -> list[Request]:
+        """Compute one step.
+
+        Returns:
+            Requests that got tokens or ended.
+
+        Raises:
+            Exception: whatever the executor raised. The step is rolled back first: its requests are in
+                the queue again, and stepping on recomputes them.
+        """
+        plan = self.scheduler.schedule()
+        try:
+            result = self.executor.execute(plan) if plan.has_work else StepResult([])
+        except BaseException:
+            self.scheduler.rollback(plan)
+            raise
+        touched = self.scheduler.commit(plan, result)
+        for request_id, entries in (result.prompt_logprobs or {}).items():
+            self._requests[request_id].prompt_logprobs.update(entries)
+        now = self._clock()
+        self.metrics.observe(plan, self.scheduler, touched, now)
+        if self._stats is not None:
+            self._stats.observe(self.metrics, self.scheduler, now)
+        for observer in self.observers:
+            observer(plan, result, self)
+        for request in touched:
+            self._forget(request)
+        return touched
+
+    def _forget(self, request: Request) -> None:
+        if request.state is RequestState.FINISHED:
+            self._requests.pop(request.request_id, None)
+
+    # -- results --------------------------------------------------------------------------------
+
+    def text_rules(self, params: DecodingParams) -> TextRules | None:
+        """How the tokens of a request with these parameters become text; None without a tokenizer."""
+        if self.detokenizer is None:
+            return None
+        return TextRules.of(params, self.executor.eos_token_ids, self.detokenizer)
+
+    def output(self, request: Request, prompt: str | None = None) -> RequestOutput:
+        """What the user gets for a request, finished or not."""
+        rules = self.text_rules(request.params)
+        ranked = request.method.rank(request) if request.is_finished else request.sequences
+        is_beam = isinstance(request.params, BeamSearchParams)
+        outputs = []
+        for rank, sequence in enumerate(ranked):
+            token_ids = sequence.output_token_ids
+            outputs.append(
+                CompletionOutput(
+                    rank if is_beam else sequence.index,
+                    "" if rules is None or not token_ids else final_text(rules, token_ids),
+                    token_ids,
+                    sequence.cumulative_logprob,
+                    sequence.finish_reason,
+                    sequence.logprobs,
+                    request.method.score_of(sequence) if is_beam else None,
+                )
+            )
+        prompt_logprobs = None
+        if getattr(request.params, "prompt_logprobs", None) is not None:
+            prompt_logprobs = [
+                request.prompt_logprobs.get(position) for position in range(len(request.prompt_token_ids))
+            ]
+        return RequestOutput(
+            request.request_id,
+            prompt,
+            request.prompt_token_ids,
+            outputs,
+            request.is_finished,
+            request.num_cached_tokens,
+            prompt_logprobs,
+        )
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless every block is accounted for."""
+        self.scheduler.check_invariants()
+        if not self.has_unfinished:
+            assert self.scheduler.kv.num_used == 0, "blocks are held after the last request"

@@ -1,0 +1,185 @@
+"""Text in, text out: a model, its tokenizer and the engine behind three methods.
+
+`generate` runs a batch to its end, `stream` yields one request's text as it comes, `chat` applies the
+tokenizer's chat template first. Everything below this module works with token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from minipaged import pocket_model
+from minipaged.config import config_from
+from minipaged.decoding.params import DecodingParams, SamplingParams
+from minipaged.decoding.stopping import OutputText
+from minipaged.engine import Engine, RequestError
+from minipaged.execution.executor import Executor
+from minipaged.outputs import RequestOutput
+from minipaged.parts import Parts
+
+Prompt = str | Mapping[str, Any]
+"""A text, or `{"prompt_token_ids": [...]}`, optionally with "cache_salt"."""
+
+
+class LLM:
+    """A model ready to generate.
+
+    Args:
+        model: model directory or hub id; None: the embedded pocket model.
+        executor: computes the steps instead of the model's own runner (an already built model, say).
+        tokenizer: a transformers tokenizer; default: the model's own, if it has one.
+        parts: classes that replace the engine's own (see `minipaged.parts`).
+        options: fields of `EngineConfig`.
+
+    Raises:
+        ConfigError, ModelLoadError, UnsupportedModelError: one clear line each.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        executor: Executor | None = None,
+        tokenizer: Any = None,
+        parts: Parts | None = None,
+        **options: Any,
+    ) -> None:
+        self.config = config_from(options)
+        name = str(model if model is not None else pocket_model.PATH)
+        if executor is None:
+            from minipaged.execution.model_runner import ModelRunner
+
+            executor = ModelRunner.load(name, self.config)
+            if tokenizer is None:
+                from minipaged.execution.loading import load_tokenizer
+
+                tokenizer = load_tokenizer(name)
+        self.tokenizer = tokenizer
+        self.engine = Engine(executor, self.config, tokenizer, parts)
+        self._num_requests = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: DecodingParams | Sequence[DecodingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete all prompts in one continuous batch.
+
+        Args:
+            prompts: one or several; see `Prompt`.
+            params: one for all, or one per prompt (methods may differ); default `SamplingParams()`.
+            progress: show a progress bar on standard error.
+
+        Returns:
+            One output per prompt, in their order.
+
+        Raises:
+            ValueError: a prompt or a parameter that cannot work; then nothing was started.
+        """
+        if isinstance(prompts, str | Mapping):
+            prompts = [prompts]
+        if params is None:
+            params = SamplingParams()
+        if not isinstance(params, Sequence):
+            params = [params] * len(prompts)
+        if len(params) != len(prompts):
+            raise RequestError(f"{len(params)} params for {len(prompts)} prompts; give one, or one per prompt")
+        requests = []
+        try:
+            for prompt, own in zip(prompts, params):
+                requests.append(self._add(prompt, own))
+            with _bar(len(requests), enabled=progress) as advance:
+                while self.engine.has_unfinished:
+                    advance(sum(request.is_finished for request in self.engine.step()))
+        except BaseException:
+            for request in requests:
+                self.engine.abort(request.request_id)
+            raise
+        return [
+            self.engine.output(request, prompt if isinstance(prompt, str) else None)
+            for request, prompt in zip(requests, prompts)
+        ]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+        """Yield the text of one completion as it becomes certain: never half a character, never a part of
+        a stop string. The pieces join to the text that `generate` returns.
+
+        Raises:
+            ValueError: as `generate`; also more than one completion, or a model without a tokenizer.
+        """
+        params = params or SamplingParams()
+        if not isinstance(params, SamplingParams) or params.num_samples != 1:
+            raise RequestError("stream yields one completion; use SamplingParams with n = 1, or generate")
+        rules = self.engine.text_rules(params)
+        if rules is None:
+            raise RequestError("the model has no tokenizer, so there is no text to stream; use generate")
+        request = self._add(prompt, params)
+        text = OutputText(rules)
+        try:
+            while not request.is_finished:
+                self.engine.step()
+                sequence = (request.completions or request.sequences)[0]
+                for token_id in sequence.output_token_ids[text.num_tokens :]:
+                    text = text.after(token_id)
+                    if text.delta:
+                        yield text.delta
+                    if text.stopped:
+                        break
+            if rest := text.rest():
+                yield rest
+        finally:
+            self.engine.abort(request.request_id)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        params: DecodingParams | None = None,
+    ) -> RequestOutput:
+        """Complete a conversation: messages like `{"role": "user", "content": "..."}`.
+
+        Raises:
+            RequestError: the tokenizer has no chat template.
+        """
+        return self.generate(self.chat_prompt(messages), params)[0]
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+        """The tokens of a conversation up to where the assistant answers."""
+        if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
+            raise RequestError("the model's tokenizer has no chat template; use generate with a plain prompt")
+        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return {"prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
+
+    def _add(self, prompt: Prompt, params: DecodingParams) -> Any:
+        cache_salt = ""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError('the model has no tokenizer; give {"prompt_token_ids": [...]}')
+            if not prompt:
+                raise RequestError("the prompt is empty; give at least one character")
+            token_ids = self.tokenizer.encode(prompt)
+        elif isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
+            token_ids = list(prompt["prompt_token_ids"])
+            cache_salt = prompt.get("cache_salt", "")
+        else:
+            raise RequestError(f'the prompt is {prompt!r}; give a string or {{"prompt_token_ids": [...]}}')
+        if isinstance(params, SamplingParams) and self.tokenizer is not None:
+            params = params.resolve(lambda text: self.tokenizer.encode(text, add_special_tokens=False))
+        self._num_requests += 1
+        return self.engine.add_request(str(self._num_requests - 1), token_ids, params, cache_salt)
+
+
+@contextmanager
+def _bar(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
+    """A progress bar over requests on standard error, or nothing."""
+    columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not enabled, transient=True) as progress:
+        task = progress.add_task("generating", total=total)
+        yield lambda count: progress.advance(task, count)

@@ -1,0 +1,147 @@
+"""What happened, counted: everything here is derived from (plan, result) of each step.
+
+Names are those users of vLLM know, with the prefix `minipaged:`. Time enters as an argument; nothing
+here is read by a decision.
+
+    KV usage    blocks held by tables / blocks of the pool
+    waste       slots of held blocks without a token / slots of held blocks
+    sharing     1 - physical blocks / logical blocks (paper, Fig. 15)
+    hit rate    prompt tokens found in the prefix cache / prompt tokens looked up
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from minipaged.scheduling import FCFSScheduler, Request, StepPlan
+
+logger = logging.getLogger(__name__)
+
+SAMPLE_EVERY = 8
+"""Steps between two looks at the tables for waste and sharing: a look costs time in every sequence."""
+
+KEEP = 65_536
+"""Latencies that are kept for percentiles."""
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Counters and latencies since the engine started. Latencies are in seconds."""
+
+    steps: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    blocks_swapped_out: int = 0
+    blocks_swapped_in: int = 0
+    blocks_copied: int = 0
+    peak_kv_blocks: int = 0
+    request_success: Counter[str] = field(default_factory=Counter)
+    time_to_first_token: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
+    inter_token_latency: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
+    e2e_request_latency: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
+    _held_slots: int = 0
+    _empty_slots: int = 0
+    _physical_blocks: int = 0
+    _logical_blocks: int = 0
+    _last_token: dict[str, float] = field(default_factory=dict)
+
+    def observe(self, plan: StepPlan, scheduler: FCFSScheduler, touched: Iterable[Request], now: float) -> None:
+        """Take a committed step into account."""
+        self.steps += 1
+        self.num_preemptions += plan.num_preempted
+        self.blocks_swapped_out += len(plan.swap_out)
+        self.blocks_swapped_in += len(plan.swap_in)
+        self.blocks_copied += len(plan.copies)
+        self.generation_tokens = scheduler.num_generated_tokens
+        self.peak_kv_blocks = max(self.peak_kv_blocks, scheduler.kv.num_used)
+        for event in plan.events:
+            if event.kind == "admitted":
+                self.prefix_cache_queries += event.detail["prompt_tokens"]
+                self.prefix_cache_hits += event.detail["cached_tokens"]
+                self.prompt_tokens += event.detail["prompt_tokens"]
+        for request in plan.sampling:
+            self._observe_tokens(request, now)
+        for request in touched:
+            if request.is_finished:
+                self.forget(request, now)
+        if plan.step % SAMPLE_EVERY == 0:
+            self._look_at_tables(scheduler)
+
+    def _observe_tokens(self, request: Request, now: float) -> None:
+        last = self._last_token.get(request.request_id)
+        if last is None:
+            self.time_to_first_token.append(now - request.arrival_time)
+        else:
+            self.inter_token_latency.append(now - last)
+        self._last_token[request.request_id] = now
+
+    def forget(self, request: Request, now: float) -> None:
+        """A request has ended."""
+        self._last_token.pop(request.request_id, None)
+        self.request_success[request.completions[0].finish_reason or "abort"] += 1
+        self.e2e_request_latency.append(now - request.arrival_time)
+
+    def _look_at_tables(self, scheduler: FCFSScheduler) -> None:
+        seen: set[int] = set()
+        for request in scheduler.running:
+            for sequence in request.sequences:
+                table = sequence.table
+                self._logical_blocks += len(table.blocks)
+                if table.blocks and table.blocks[-1] not in seen:
+                    # Only the tail of a table is not full, and a shared tail counts once.
+                    self._empty_slots += table.capacity - table.num_tokens
+                    seen.add(table.blocks[-1])
+        self._physical_blocks += scheduler.kv.num_used
+        self._held_slots += scheduler.kv.num_used * scheduler.kv.block_size
+
+    @property
+    def kv_waste(self) -> float:
+        """Share of held slots without a token, averaged over the run."""
+        return self._empty_slots / self._held_slots if self._held_slots else 0.0
+
+    @property
+    def sharing_saving(self) -> float:
+        """Share of blocks saved by sharing, averaged over the run."""
+        return 1 - self._physical_blocks / self._logical_blocks if self._logical_blocks else 0.0
+
+    @property
+    def prefix_cache_hit_rate(self) -> float:
+        """Share of looked-up prompt tokens that were cached."""
+        return self.prefix_cache_hits / self.prefix_cache_queries if self.prefix_cache_queries else 0.0
+
+
+class StatsLogger:
+    """A log line every `interval` seconds, as users of such engines know it."""
+
+    def __init__(self, interval: float = 5.0) -> None:
+        self.interval = interval
+        self._last: tuple[float, int, int] | None = None
+
+    def observe(self, metrics: Metrics, scheduler: FCFSScheduler, now: float) -> None:
+        """Log if the interval has passed."""
+        if self._last is None:
+            self._last = (now, 0, 0)
+        since, prompt, generated = self._last
+        if now - since < self.interval:
+            return
+        kv = scheduler.kv
+        logger.info(
+            "Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, "
+            "Running: %d reqs, Waiting: %d reqs, Swapped: %d reqs, KV cache usage: %.1f%%, "
+            "Prefix cache hit rate: %.1f%%, Preemptions: %d",
+            (metrics.prompt_tokens - prompt) / (now - since),
+            (metrics.generation_tokens - generated) / (now - since),
+            len(scheduler.running),
+            len(scheduler.waiting),
+            len(scheduler.swapped),
+            100 * kv.num_used / kv.allocator.num_blocks,
+            100 * metrics.prefix_cache_hit_rate,
+            metrics.num_preemptions,
+        )
+        self._last = (now, metrics.prompt_tokens, metrics.generation_tokens)

@@ -1,0 +1,51 @@
+"""What a user gets back for a request. Plain data; no tensors, no blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One completion of a prompt.
+
+    Attributes:
+        index: number of the sample, or rank of the beam.
+        text: the generated text; empty without a tokenizer.
+        token_ids: the generated tokens, a final EOS or stop token included.
+        cumulative_logprob: sum of their log-probabilities.
+        finish_reason: "stop", "length" or "abort"; None while it is being generated.
+        logprobs: per token {token id: log-probability}, if asked for.
+        score: what beam search ranks by; None for samples.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float
+    finish_reason: str | None
+    logprobs: list[dict[int, float]] | None = None
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """All completions of a prompt.
+
+    Attributes:
+        request_id: the engine's name for the request.
+        prompt: its text; None if it was given as token ids.
+        prompt_token_ids: its tokens.
+        outputs: the completions, in the order the decoding method ranks them.
+        finished: whether nothing more will come.
+        num_cached_tokens: prompt tokens that the prefix cache had.
+        prompt_logprobs: per prompt token {token id: log-probability} (None for the first), if asked for.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = False
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, float] | None] | None = None
