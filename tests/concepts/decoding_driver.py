@@ -6,7 +6,7 @@ import torch
 
 from minipaged.decoding.sampling import Sampler
 from minipaged.memory import BlockAllocator, BlockTable
-from minipaged.scheduling.plan import Chunk, Sample
+from minipaged.scheduling.plan import Chunk
 from minipaged.scheduling.request import Branch, Request, Sequence
 
 

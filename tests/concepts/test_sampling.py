@@ -1,0 +1,427 @@
+"""Sampling: what parameters do to logits, what is drawn from them, and what is reported.
+
+The oracle of the processors is transformers'. Chi-square tests run on fixed seeds: they pass always or
+never; the odds in their docstrings are those of a sound generator failing on seeds picked afresh.
+"""
+
+import math
+import random
+
+import pytest
+import torch
+from transformers.generation import logits_process as hf
+
+from minipaged.decoding import BeamSearchParams, SamplingParams
+from minipaged.decoding.logits import edit_logits, filter_logits
+from minipaged.decoding.noise import gumbel_noise, noise_key
+from minipaged.decoding.sampling import Sampler, prompt_logprobs
+from tests.concepts.decoding_driver import chunk, make_sequence
+
+VOCAB = 200
+NEVER = -math.inf
+
+
+def random_logits(rows, vocab=VOCAB, seed=0):
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def same_logits(ours, theirs):
+    """Equal where finite and -inf at the same places, up to a constant a row (softmax ignores it)."""
+    assert torch.equal(ours == NEVER, theirs == NEVER)
+    torch.testing.assert_close(ours.log_softmax(-1), theirs.log_softmax(-1), rtol=0, atol=2e-5)
+
+
+def filtered_by_transformers(row, params):
+    ids = torch.zeros(1, 1, dtype=torch.long)
+    row = row.unsqueeze(0)
+    if params.temperature != 1.0:
+        row = hf.TemperatureLogitsWarper(params.temperature)(ids, row)
+    if params.top_k > 0:
+        row = hf.TopKLogitsWarper(params.top_k)(ids, row)
+    if params.top_p < 1.0:
+        row = hf.TopPLogitsWarper(params.top_p)(ids, row)
+    if params.min_p > 0:
+        row = hf.MinPLogitsWarper(params.min_p)(ids, row)
+    return row[0]
+
+
+def test_filters_equal_those_of_transformers_with_other_settings_in_every_row():
+    """Catches one row's setting applied to another, a wrong order, an off-by-one at the threshold."""
+    rng = random.Random(0)
+    params = [
+        SamplingParams(
+            temperature=rng.choice([0.3, 1.0, 1.7]),
+            top_k=rng.choice([0, 0, -1, 1, 2, 7, 50, 199, 200, 1000]),
+            top_p=rng.choice([1.0, 1.0, 0.999, 0.9, 0.5, 0.1, 1e-6]),
+            min_p=rng.choice([0.0, 0.0, 0.01, 0.2, 1.0]),
+        )
+        for _ in range(300)
+    ]
+    logits = random_logits(300)
+    same_logits(
+        filter_logits(logits, params),
+        torch.stack([filtered_by_transformers(row, p) for row, p in zip(logits, params)]),
+    )
+
+
+def test_top_p_of_a_flat_distribution_looks_past_the_shortlist():
+    """Catches top-p cut at the short list of likely tokens; the rows beside it need no more."""
+    logits = random_logits(4, vocab=3000) * torch.tensor([[0.01], [1.0], [0.05], [3.0]])
+    params = [SamplingParams(top_p=0.9), SamplingParams(top_p=0.9), SamplingParams(), SamplingParams(top_k=2)]
+    ours = filter_logits(logits, params)
+    same_logits(ours, torch.stack([filtered_by_transformers(r, p) for r, p in zip(logits, params)]))
+    assert (ours[0] > NEVER).sum() > 2000
+
+
+def test_filters_leave_their_input_alone():
+    """Catches a filter that spoils the logits from which log-probabilities are reported."""
+    logits = random_logits(2)
+    before = logits.clone()
+    filter_logits(logits, [SamplingParams(top_k=3, temperature=0.5)] * 2)
+    edit_logits(logits, [make_sequence([1], [2], SamplingParams(presence_penalty=1))] * 2, ())
+    assert torch.equal(logits, before)
+
+
+def test_a_tiny_temperature_is_no_overflow():
+    """Catches inf - inf = NaN: the likeliest token must be sampled."""
+    sampler, logits = Sampler(), random_logits(8) * 1e30
+    chunks = [chunk(make_sequence([1], params=SamplingParams(temperature=1.1e-5, seed=s))) for s in range(8)]
+    assert [s.token_ids[0] for s in sampler(logits, chunks)] == logits.argmax(-1).tolist()
+
+
+def sequences_with(params_of, count=40):
+    rng = random.Random(1)
+    return [
+        make_sequence(
+            [rng.randrange(20) for _ in range(rng.randint(1, 9))],
+            [rng.randrange(20) for _ in range(rng.randint(0, 9))],
+            params_of(rng),
+        )
+        for _ in range(count)
+    ]
+
+
+def check_edits(sequences, expected, eos=()):
+    logits = random_logits(len(sequences))
+    wanted = [
+        expected(torch.tensor([list(s.token_ids)]), row.unsqueeze(0), s)[0]
+        for row, s in zip(logits, sequences)
+    ]
+    torch.testing.assert_close(edit_logits(logits, sequences, eos), torch.stack(wanted))
+
+
+def test_repetition_penalty_equals_that_of_transformers():
+    """Catches a penalty applied twice to a token that occurs twice, or not to the prompt."""
+    check_edits(
+        sequences_with(lambda rng: SamplingParams(repetition_penalty=rng.choice([0.5, 1.0, 1.3, 2.0]))),
+        lambda ids, row, s: hf.RepetitionPenaltyLogitsProcessor(float(s.request.params.repetition_penalty))(
+            ids, row
+        ),
+    )
+
+
+def test_logit_bias_equals_that_of_transformers():
+    """Catches a bias added to another row, or a forbidden token that is only made unlikely."""
+    check_edits(
+        sequences_with(lambda rng: SamplingParams(logit_bias={rng.randrange(VOCAB): 2.5, 3: -math.inf})),
+        lambda ids, row, s: hf.SequenceBiasLogitsProcessor(
+            {(token,): bias for token, bias in s.request.params.logit_bias.items()}
+        )(ids, row),
+    )
+
+
+def test_bad_words_equal_those_of_transformers():
+    """Catches the first token of a word forbidden on its own, or its last one always."""
+
+    def words(rng):
+        return [[rng.randrange(20) for _ in range(rng.choice([1, 2, 2, 3]))] for _ in range(30)]
+
+    check_edits(
+        sequences_with(lambda rng: SamplingParams(bad_words=words(rng))),
+        lambda ids, row, s: hf.NoBadWordsLogitsProcessor([list(w) for w in s.request.params.bad_words])(
+            ids, row
+        ),
+    )
+
+
+def test_allowed_tokens_equal_those_of_transformers():
+    """Catches an allowed list that lets others through."""
+    check_edits(
+        sequences_with(
+            lambda rng: SamplingParams(allowed_token_ids=rng.sample(range(VOCAB), rng.randint(1, 9)))
+        ),
+        lambda ids, row, s: hf.PrefixConstrainedLogitsProcessor(
+            lambda *_: list(s.request.params.allowed_token_ids), 1
+        )(ids, row),
+    )
+
+
+def test_min_tokens_equals_that_of_transformers():
+    """Catches EOS a token too early or too late; several EOS, and stop tokens, which are masked too."""
+    check_edits(
+        sequences_with(
+            lambda rng: SamplingParams(min_tokens=rng.randrange(10), max_tokens=None, stop_token_ids=[30])
+        ),
+        lambda ids, row, s: hf.MinNewTokensLengthLogitsProcessor(
+            s.num_prompt_tokens, s.request.params.min_tokens, [7, 9, 30]
+        )(ids, row),
+        eos=[7, 9],
+    )
+
+
+def test_presence_and_frequency_penalties_count_the_output_only():
+    """Catches the prompt counted, presence counted twice, and a row that is charged for another."""
+
+    def expected(ids, row, sequence):
+        row, params = row.clone(), sequence.request.params
+        output = sequence.output_token_ids
+        for token in set(output):
+            row[0, token] -= params.frequency_penalty * output.count(token) + params.presence_penalty
+        return row
+
+    check_edits(
+        sequences_with(
+            lambda rng: SamplingParams(
+                presence_penalty=rng.choice([0, 0.7, -2]), frequency_penalty=rng.choice([0, 0.4, 2])
+            )
+        ),
+        expected,
+    )
+
+
+def test_all_edits_together_come_in_the_stated_order():
+    """Catches a penalty before the bias: repetition multiplies what the bias has moved."""
+    params = SamplingParams(
+        logit_bias={1: 5.0}, repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25
+    )
+    logits = torch.tensor([[0.0, -1.0, 4.0, 1.0]])
+    edited = edit_logits(logits, [make_sequence([2], [1, 1, 3], params)], ())
+    assert edited.tolist() == [[0.0, 4.0 / 2 - 2 * 0.5 - 0.25, 2.0, 0.5 - 0.5 - 0.25]]
+
+
+def test_a_greedy_row_obeys_masks_and_penalties():
+    """Catches an argmax over the raw logits as soon as temperature is 0."""
+    logits = torch.tensor([[0.0, 3.0, 2.0, 1.0]])
+    for options, token in [({}, 1), ({"logit_bias": {1: -9}}, 2), ({"allowed_token_ids": [0, 3]}, 3)]:
+        params = SamplingParams(temperature=0, **options)
+        [sample] = Sampler()(logits, [chunk(make_sequence([0], params=params))])
+        assert sample.token_ids == [token]
+        assert sample.logprobs == pytest.approx([logits.log_softmax(-1)[0, token].item()])
+
+
+# ---------------------------------------------------------------------------------------- randomness
+
+
+def chi_square_limit(degrees):
+    """The value that chi-square exceeds with odds of one in a million (Wilson and Hilferty, 1931)."""
+    spread = 2 / (9 * degrees)
+    return degrees * (1 - spread + 4.753 * math.sqrt(spread)) ** 3
+
+
+def chi_square(counts, probabilities):
+    expected = probabilities * counts.sum()
+    return ((counts - expected) ** 2 / expected).sum().item()
+
+
+def draw(logits, keys, params=None):
+    sampler = Sampler()
+    chunks = []
+    for seed, position in keys:
+        own = SamplingParams(seed=seed, **(params or {}))
+        chunks.append(chunk(make_sequence([1], [0] * position, own)))
+    rows = logits.expand(len(keys), -1)
+    return torch.tensor([sample.token_ids[0] for sample in sampler(rows, chunks)])
+
+
+@pytest.mark.parametrize("axis", ["seeds", "positions"])
+def test_tokens_come_with_their_probabilities(axis):
+    """Catches biased noise, along neighbouring seeds and along the positions of one seed.
+
+    20,000 draws over 12 tokens; odds of a false alarm 1e-6.
+    """
+    logits = torch.linspace(0, 3, 12)
+    keys = [(s, 0) for s in range(20_000)] if axis == "seeds" else [(5, p) for p in range(20_000)]
+    noise = gumbel_noise([noise_key(*key) for key in keys], 12, logits.device)
+    tokens = (logits + noise).argmax(-1)
+    assert torch.equal(tokens[:500], draw(logits, keys[:500]))
+    assert chi_square(tokens.bincount(minlength=12), logits.softmax(-1)) < chi_square_limit(11)
+
+
+@pytest.mark.parametrize("other", [(1, 0), (0, 1), (-1, 1)], ids=["next seed", "next position", "diagonal"])
+def test_neighbouring_draws_are_independent(other):
+    """Catches a stream that runs beside its neighbour: (seed + 1, position) or (seed, position + 1).
+
+    40,000 pairs in an 8 x 8 table against the product of uniform margins; odds of a false alarm 1e-6.
+    """
+    keys = [(seed, position) for seed in range(200) for position in range(200)]
+    first = gumbel_noise([noise_key(s, p) for s, p in keys], 8, torch.device("cpu")).argmax(-1)
+    second = gumbel_noise([noise_key(s + other[0], p + other[1]) for s, p in keys], 8, torch.device("cpu"))
+    table = (first * 8 + second.argmax(-1)).bincount(minlength=64)
+    assert chi_square(table, torch.full((64,), 1 / 64)) < chi_square_limit(63)
+
+
+def test_every_token_of_a_large_vocabulary_gets_its_turn():
+    """Catches noise that repeats along the vocabulary: 20,000 equally likely tokens in 80 buckets.
+
+    4,800 draws; odds of a false alarm 1e-6 for each of two bucketings, neighbours and modulo 80.
+    """
+    keys = [noise_key(seed, 3) for seed in range(4_800)]
+    draws = [gumbel_noise(keys[i : i + 50], 20_000, torch.device("cpu")) for i in range(0, 4_800, 50)]
+    tokens = torch.cat([noise.argmax(-1) for noise in draws])
+    uniform = torch.full((80,), 1 / 80)
+    assert chi_square((tokens // 250).bincount(minlength=80), uniform) < chi_square_limit(79)
+    assert chi_square((tokens % 80).bincount(minlength=80), uniform) < chi_square_limit(79)
+
+
+def test_top_k_top_p_and_temperature_shape_what_is_drawn():
+    """Catches a filter that is computed and not used. 6,000 draws; odds of a false alarm 1e-6."""
+    logits = torch.linspace(0, 4, 20)
+    options = {"temperature": 0.8, "top_k": 8, "top_p": 0.9}
+    tokens = draw(logits, [(seed, 2) for seed in range(6_000)], options)
+    wanted = filtered_by_transformers(logits, SamplingParams(**options)).softmax(-1)
+    counts = tokens.bincount(minlength=20)
+    kept = wanted > 0
+    assert counts[~kept].sum() == 0
+    assert chi_square(counts[kept], wanted[kept]) < chi_square_limit(int(kept.sum()) - 1)
+
+
+def varied_chunks(count):
+    """Sequences of all kinds, some with several candidates."""
+    rng = random.Random(3)
+    chunks = []
+    for row in range(count):
+        output = [rng.randrange(VOCAB) for _ in range(rng.choice([0, 3, 8]))]
+        prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 5))]
+        kind = rng.choice(["greedy", "random", "random", "n", "beam"])
+        if kind == "beam":
+            params, candidates = (
+                BeamSearchParams(beam_width=rng.randint(1, 8), min_tokens=4),
+                rng.randint(2, 16),
+            )
+        else:
+            params = SamplingParams(
+                n=4 if kind == "n" else 1,
+                temperature=0 if kind == "greedy" else rng.choice([0.5, 1.0]),
+                top_k=rng.choice([0, 20]),
+                top_p=rng.choice([1.0, 0.8]),
+                repetition_penalty=rng.choice([1.0, 1.2]),
+                frequency_penalty=rng.choice([0, 1.0]),
+                min_tokens=rng.choice([0, 5]),
+                logprobs=rng.choice([None, 0, 3]),
+                seed=row,
+            )
+            candidates = 4 if kind == "n" and not output else 1
+        chunks.append(chunk(make_sequence(prompt, output, params), candidates))
+    return chunks
+
+
+def test_a_row_does_not_depend_on_its_batch():
+    """Catches rows exchanged, and randomness that depends on who else is there: each row alone again."""
+    chunks, logits, sampler = varied_chunks(80), random_logits(80), Sampler(eos_token_ids=[5])
+    together = sampler(logits, chunks)
+    for row, wanted in enumerate(together):
+        assert sampler(logits[row : row + 1], chunks[row : row + 1]) == [wanted]
+    order = list(range(80))
+    random.Random(0).shuffle(order)
+    assert sampler(logits[order], [chunks[row] for row in order]) == [together[row] for row in order]
+
+
+def test_sampling_again_draws_the_same():
+    """Catches a generator that remembers: recomputation after preemption must not change the text."""
+    chunks, logits = varied_chunks(40), random_logits(40)
+    sampler = Sampler()
+    first = sampler(logits, chunks)
+    sampler(random_logits(40, seed=9), varied_chunks(40))
+    assert sampler(logits, chunks) == first
+
+
+def test_sample_i_is_a_lone_sample_with_seed_plus_i():
+    """Catches n samples that share one stream, and a first step that draws otherwise than later ones."""
+    logits = random_logits(1) / 10
+    alone = [draw(logits, [(10 + i, 0)]).item() for i in range(5)]
+    root = make_sequence([1], params=SamplingParams(n=5, seed=10))
+    assert Sampler()(logits, [chunk(root, 5)])[0].token_ids == alone
+    later = [make_sequence([1], [0], SamplingParams(n=5, seed=10), index=i) for i in range(5)]
+    drawn = Sampler()(logits.expand(5, -1), [chunk(sequence) for sequence in later])
+    assert [s.token_ids[0] for s in drawn] == draw(logits, [(10 + i, 1) for i in range(5)]).tolist()
+    assert len(set(alone)) > 3
+
+
+@pytest.mark.parametrize("seed", [-3, 0, 2**31, 2**63, 2**64 + 1, 10**30])
+def test_any_integer_is_a_seed(seed):
+    """Catches an overflow of 32 or 64 bits."""
+    logits = random_logits(1)
+    assert draw(logits, [(seed, 4)]) == draw(logits, [(seed, 4)])
+
+
+def test_requests_without_a_seed_differ_and_a_run_can_be_repeated():
+    """Catches equal texts for equal prompts, and texts that nobody can reproduce."""
+    logits = random_logits(1).mul(0.1).expand(64, -1)
+    chunks = [chunk(make_sequence([1], params=SamplingParams(), arrival=arrival)) for arrival in range(64)]
+    first = Sampler(seed=1)(logits, chunks)
+    assert first == Sampler(seed=1)(logits, chunks)
+    assert first != Sampler(seed=2)(logits, chunks)
+    assert len({sample.token_ids[0] for sample in first}) > 30
+
+
+# ---------------------------------------------------------------------------------------- what is reported
+
+
+def test_logprobs_are_those_of_the_model_whatever_shaped_the_choice():
+    """Catches log-probabilities after temperature, penalties or filters, and a cumulative sum of those."""
+    chunks, logits = varied_chunks(60), random_logits(60)
+    raw = logits.log_softmax(-1)
+    for row, (sample, (sequence, *_)) in enumerate(zip(Sampler(eos_token_ids=[5])(logits, chunks), chunks)):
+        assert sample.logprobs == pytest.approx(raw[row, sample.token_ids].tolist(), abs=1e-5)
+        asked = getattr(sequence.request.params, "logprobs", None)
+        if asked is None:
+            assert sample.top_logprobs is None
+            continue
+        best = raw[row].argsort(descending=True)[:asked].tolist()
+        assert len(sample.top_logprobs) == len(sample.token_ids)
+        for token, report in zip(sample.token_ids, sample.top_logprobs):
+            assert list(report) == [*best, *([token] if token not in best else [])]
+            assert list(report.values()) == pytest.approx(raw[row, list(report)].tolist(), abs=1e-5)
+
+
+def test_the_short_way_of_an_all_greedy_batch_says_the_same():
+    """Catches a fast path that differs from the general one."""
+    logits = random_logits(6)
+    plain = [chunk(make_sequence([1], params=SamplingParams(temperature=0))) for _ in range(6)]
+    sampled = [*plain[:5], chunk(make_sequence([1], params=SamplingParams(temperature=0, logprobs=0)))]
+    for short, general in zip(Sampler()(logits, plain), Sampler()(logits, sampled)):
+        assert short.token_ids == general.token_ids
+        assert short.logprobs == pytest.approx(general.logprobs, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits_are_sampled_in_float32(dtype):
+    """Catches a log-softmax in half precision, whose sums drift."""
+    logits = random_logits(3).to(dtype)
+    chunks = [chunk(make_sequence([1], params=SamplingParams(temperature=t, seed=1))) for t in (0, 1, 0)]
+    assert Sampler()(logits, chunks) == Sampler()(logits.float(), chunks)
+
+
+def test_beam_rows_get_their_best_candidates():
+    """Catches candidates that are not the best, not sorted, or more than the vocabulary has."""
+    logits = random_logits(3, vocab=10)
+    params = BeamSearchParams(beam_width=4, min_tokens=1)
+    chunks = [chunk(make_sequence([1], output, params), n) for output, n in [([], 3), ([2], 8), ([2], 99)]]
+    raw = logits.log_softmax(-1)
+    raw[0, 7] = NEVER  # EOS, before min_tokens; the others are not scaled up, as in transformers
+    for row, sample in enumerate(Sampler(eos_token_ids=[7])(logits, chunks)):
+        best = raw[row].argsort(descending=True)[: chunks[row].num_candidates].tolist()
+        assert sample.token_ids == best
+        assert sample.logprobs == pytest.approx(raw[row, best].tolist(), abs=1e-5)
+
+
+def test_prompt_logprobs_name_the_token_that_came_and_the_likeliest():
+    """Catches the token reported for the wrong position, or dropped when it was unlikely."""
+    logits = random_logits(4)
+    raw = logits.log_softmax(-1)
+    reports = prompt_logprobs(logits, [3, 9, int(raw[2].argmax()), 0], 2)
+    for row, (token, report) in enumerate(zip([3, 9, int(raw[2].argmax()), 0], reports)):
+        best = raw[row].argsort(descending=True)[:2].tolist()
+        assert set(report) == {token, *best}
+        assert report[token] == pytest.approx(raw[row, token].item(), abs=1e-5)
+    assert len(prompt_logprobs(logits, [3, 9, 1, 0], 0)[0]) == 1
