@@ -99,9 +99,7 @@ class Engine:
         params.check_vocabulary(vocab_size)
         stop = StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
         method = (
-            BeamSearch(params, stop)
-            if isinstance(params, BeamSearchParams)
-            else SamplingMethod(params, stop)
+            BeamSearch(params, stop) if isinstance(params, BeamSearchParams) else SamplingMethod(params, stop)
         )
         if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
             # Every prompt token must go through the model: a salt of its own keeps it from hitting.
@@ -211,6 +209,10 @@ class Engine:
             request.num_cached_tokens,
             prompt_logprobs,
         )
+
+    def reset_metrics(self) -> None:
+        """Count from zero again; nothing else changes."""
+        self.metrics = Metrics(_generated_before=self.scheduler.num_generated_tokens)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless every block is accounted for."""

@@ -91,7 +91,7 @@ class LLM:
         if not isinstance(params, Sequence):
             params = [params] * len(prompts)
         if len(params) != len(prompts):
-            raise RequestError(f"{len(params)} params for {len(prompts)} prompts; give one, or one per prompt")
+            raise RequestError(f"{len(params)} params for {len(prompts)} prompts; give one, or as many")
         requests = []
         try:
             for prompt, own in zip(prompts, params):

@@ -45,20 +45,23 @@ class Metrics:
     time_to_first_token: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
     inter_token_latency: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
     e2e_request_latency: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
+    _generated_before: int = 0
     _held_slots: int = 0
     _empty_slots: int = 0
     _physical_blocks: int = 0
     _logical_blocks: int = 0
     _last_token: dict[str, float] = field(default_factory=dict)
 
-    def observe(self, plan: StepPlan, scheduler: FCFSScheduler, touched: Iterable[Request], now: float) -> None:
+    def observe(
+        self, plan: StepPlan, scheduler: FCFSScheduler, touched: Iterable[Request], now: float
+    ) -> None:
         """Take a committed step into account."""
         self.steps += 1
         self.num_preemptions += plan.num_preempted
         self.blocks_swapped_out += len(plan.swap_out)
         self.blocks_swapped_in += len(plan.swap_in)
         self.blocks_copied += len(plan.copies)
-        self.generation_tokens = scheduler.num_generated_tokens
+        self.generation_tokens = scheduler.num_generated_tokens - self._generated_before
         self.peak_kv_blocks = max(self.peak_kv_blocks, scheduler.kv.num_used)
         for event in plan.events:
             if event.kind == "admitted":

@@ -85,7 +85,13 @@ def _being(rng: random.Random) -> dict[str, str]:
     elif sort == "boy":
         name, kind, she = rng.choice(_WORDS["boys"]), "boy", False
     else:
-        name, kind, she = rng.choice(_WORDS["others"]), rng.choice(_WORDS["kinds"]), rng.random() < 0.5
+        name = _invented_name(rng) if rng.random() < 0.3 else rng.choice(_WORDS["others"])
+        kind, she = rng.choice(_WORDS["kinds"]), rng.random() < 0.5
     he, him, his = ("she", "her", "her") if she else ("he", "him", "his")
     adjective = rng.choice(_WORDS["adjectives"])
     return {"name": name, "kind": kind, "adj": adjective, "he": he, "him": him, "his": his}
+
+
+def _invented_name(rng: random.Random) -> str:
+    """A name such as "Mizeltor", which can only be known by looking back."""
+    return "".join(rng.choices(_WORDS["syllables"], k=rng.randint(2, 3))).capitalize()
