@@ -3,13 +3,17 @@
 Reading a sequence through its block table must give back exactly its tokens; a block handed out twice,
 a missed copy, a swap in the wrong order or a prefix published before it is computed shows up as
 foreign content. The next token is a hash of what was *read*, so that garbage also changes the output.
+
+`ToyEngine` steps scheduler and executor together and checks every plan and every invariant; `alone` is
+the oracle: the same decoding methods on plain lists, without blocks, batches or a scheduler.
 """
 
 from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from zlib import crc32
 
 from minipaged.memory import (
@@ -20,6 +24,7 @@ from minipaged.memory import (
     PrefixCache,
     SwapSpace,
 )
+from minipaged.memory.prefix_cache import HashFunction
 from minipaged.scheduling import (
     BatchPolicy,
     Branch,
@@ -33,17 +38,20 @@ from minipaged.scheduling import (
     StepResult,
 )
 
-Content = tuple[int, int]  # position, token id
+
+def content(position: int, token_id: int) -> int:
+    """What the slot of a token holds."""
+    return position << 16 | token_id
 
 
 class ToyExecutor:
-    """Follows plans on lists instead of tensors."""
+    """Follows plans on lists instead of tensors. A slot that was never written, or poisoned, is None."""
 
     def __init__(self, num_blocks: int, num_host_blocks: int, block_size: int, vocabulary: int = 50) -> None:
         self.block_size = block_size
         self.vocabulary = vocabulary
-        self.device: list[Content | None] = [None] * (num_blocks * block_size)
-        self.host: list[Content | None] = [None] * (num_host_blocks * block_size)
+        self.device: list[int | None] = [None] * (num_blocks * block_size)
+        self.host: list[int | None] = [None] * (num_host_blocks * block_size)
         self.num_tokens_computed = 0
         self.num_copies = 0
 
@@ -54,30 +62,44 @@ class ToyExecutor:
         self._copy(self.device, self.device, plan.copies)
         self.num_copies += len(plan.copies)
         for sequence, start, num_tokens, _ in plan.chunks:
-            assert num_tokens >= 1, "an empty chunk"
             for position in range(start, start + num_tokens):
-                self.device[sequence.table.slot(position)] = (position, sequence.token_ids[position])
+                self.device[sequence.table.slot(position)] = content(position, sequence.token_ids[position])
             self.num_tokens_computed += num_tokens
         samples = []
         for sequence, start, num_tokens, candidates in plan.chunks:
             stop = start + num_tokens
             read = [self.device[slot] for slot in sequence.table.slots(0, stop)]
-            assert read == list(enumerate(sequence.token_ids[:stop])), f"{sequence} reads foreign KV"
+            expected = [content(i, token) for i, token in enumerate(sequence.token_ids[:stop])]
+            assert read == expected, f"{sequence} reads foreign KV: {read} for {expected}"
             if candidates:
                 assert stop == len(sequence.token_ids), "sampled before the last token was computed"
                 samples.append(next_tokens(read, candidates, self.vocabulary))
         return StepResult(samples)
 
+    def fail(self, plan: StepPlan) -> None:
+        """The step dies half way: whatever it was to write may hold anything now."""
+        for sequence, start, num_tokens, _ in plan.chunks:
+            for slot in sequence.table.slots(start, start + num_tokens):
+                self.device[slot] = None
+        for memory, moves in (
+            (self.host, plan.swap_out),
+            (self.device, plan.swap_in),
+            (self.device, plan.copies),
+        ):
+            for _, block in moves:
+                memory[block * self.block_size : (block + 1) * self.block_size] = [None] * self.block_size
+
     def _copy(self, source: list, destination: list, copies: Iterable[tuple[int, int]]) -> None:
         size = self.block_size
-        content = [(to, source[block * size : (block + 1) * size]) for block, to in copies]
-        for block, values in content:
+        read = [(to, source[block * size : (block + 1) * size]) for block, to in copies]
+        assert len({to for to, _ in read}) == len(read), "two copies go to one block"
+        for block, values in read:
             destination[block * size : (block + 1) * size] = values
 
 
-def next_tokens(read: Iterable[Content | None], candidates: int, vocabulary: int) -> Sample:
+def next_tokens(read: Iterable[int], candidates: int, vocabulary: int) -> Sample:
     """What the toy model says after the given content: distinct tokens, best first."""
-    rng = random.Random(crc32(repr(list(read)).encode()))
+    rng = random.Random(crc32(array("q", read).tobytes()))
     token_ids = rng.sample(range(vocabulary), candidates)
     logprobs = sorted((-rng.random() * 3 for _ in range(candidates)), reverse=True)
     return Sample(token_ids, logprobs)
@@ -97,9 +119,15 @@ class ToySampling:
     def advance(self, request: Request, samples: list[Sample]) -> list[Branch]:
         """One branch per candidate."""
         return [
-            Branch(parent, token, logprob, finish_reason(parent, token, self.stop), None if len(s[0]) == 1 else i)
-            for parent, s in zip(request.sequences, samples)
-            for i, (token, logprob) in enumerate(zip(s.token_ids, s.logprobs))
+            Branch(
+                parent,
+                token,
+                logprob,
+                finish_reason(parent, token, self.stop),
+                i if len(sample.token_ids) > 1 else None,
+            )
+            for parent, sample in zip(request.sequences, samples)
+            for i, (token, logprob) in enumerate(zip(sample.token_ids, sample.logprobs))
         ]
 
 
@@ -151,6 +179,7 @@ def toy_scheduler(
     watermark: float = 0.0,
     order: Iterable[int] | None = None,
     prefix_aware: bool = True,
+    hash_function: HashFunction = hash,
 ) -> FCFSScheduler:
     """A scheduler over real memory parts."""
     allocator = BlockAllocator(num_blocks, order)
@@ -158,7 +187,7 @@ def toy_scheduler(
         allocator,
         block_size,
         growth or OnDemand(),
-        PrefixCache(allocator, block_size) if caching else None,
+        PrefixCache(allocator, block_size, hash_function) if caching else None,
         SwapSpace(num_host_blocks, num_blocks) if num_host_blocks else None,
         watermark,
         prefix_aware,
@@ -200,11 +229,28 @@ class ToyEngine:
         self.requests.append(request)
         return request
 
-    def step(self) -> StepPlan:
-        """Schedule, execute, commit, check."""
-        plan = self.scheduler.schedule()
-        self.scheduler.commit(plan, self.executor.execute(plan))
+    def step(self, meanwhile: Callable[[], None] = lambda: None) -> StepPlan:
+        """Schedule, execute, commit, check. `meanwhile` runs while the step is in flight."""
+        plan = self._schedule()
+        result = self.executor.execute(plan)
+        meanwhile()
+        self.scheduler.commit(plan, result)
         self.scheduler.check_invariants()
+        return plan
+
+    def fail_step(self, meanwhile: Callable[[], None] = lambda: None) -> StepPlan:
+        """Schedule, die while executing, roll back, check."""
+        plan = self._schedule()
+        self.executor.fail(plan)
+        meanwhile()
+        self.scheduler.rollback(plan)
+        self.scheduler.check_invariants()
+        return plan
+
+    def _schedule(self) -> StepPlan:
+        plan = self.scheduler.schedule()
+        self.scheduler.check_invariants()
+        check_plan(plan, self.scheduler)
         self.plans.append(plan)
         return plan
 
@@ -219,16 +265,61 @@ class ToyEngine:
         raise AssertionError(f"not finished after {max_steps} steps: {self.scheduler.running}")
 
 
+def check_plan(plan: StepPlan, scheduler: FCFSScheduler) -> None:
+    """What every plan must obey, whatever the settings."""
+    assert plan.num_tokens == sum(chunk.num_tokens for chunk in plan.chunks)
+    assert plan.num_tokens <= scheduler.max_num_batched_tokens
+    assert len({id(chunk.sequence) for chunk in plan.chunks}) == len(plan.chunks), "a sequence has two chunks"
+    for sequence, start, num_tokens, _ in plan.chunks:
+        assert num_tokens >= 1, "an empty chunk"
+        assert start == sequence.num_computed_tokens
+        assert sequence.request in scheduler.running
+    sampled = [chunk.sequence for chunk in plan.chunks if chunk.num_candidates]
+    assert sampled == [s for request in plan.sampling for s in request.sequences], "half a group is sampled"
+    started = [event.request_id for event in plan.events if event.kind in ("admitted", "resumed")]
+    assert not (plan.num_preempted and started), "admitted and preempted in one step"
+    holders = [r for r in scheduler.running if any(s.table.blocks for s in r.sequences)]
+    assert sum(len(r.sequences) for r in holders) <= scheduler.max_num_seqs
+    for queue in (scheduler.waiting, scheduler.running, scheduler.swapped):
+        assert [r.arrival for r in queue] == sorted(r.arrival for r in queue), "not in order of arrival"
+    if scheduler.swapped:
+        late = [r for r in scheduler.running if r.arrival > scheduler.swapped[0].arrival]
+        assert not [r for r in late if r.request_id in started], "admitted while something is swapped out"
+    if isinstance(scheduler.kv.growth, OnDemand):
+        for sequence in (s for r in scheduler.running for s in r.sequences):
+            waste = sequence.table.capacity - sequence.table.num_tokens
+            assert waste < scheduler.kv.block_size, f"{sequence} wastes a whole block"
+
+
 def outputs(request: Request) -> list[list[int]]:
     """Generated tokens of each completion, in the order of their sample index."""
     return [c.output_token_ids for c in sorted(request.completions, key=lambda c: c.index)]
 
 
 def alone(prompt: Iterable[int], max_tokens: int, method, vocabulary: int = 50) -> list[list[int]]:
-    """The oracle: the request by itself in an ample pool of one-token blocks, nothing cached."""
-    engine = ToyEngine(toy_scheduler(4096, 1, budget=4096), vocabulary)
-    engine.add(prompt, max_tokens, method)
-    return engine.run()[0]
+    """The oracle: the outputs of a request by itself, on lists of tokens, without blocks or batches."""
+    prompt = list(prompt)
+    root = SimpleNamespace(
+        token_ids=prompt, max_num_tokens=len(prompt) + max_tokens, cumulative_logprob=0.0, index=0
+    )
+    request = SimpleNamespace(prompt_token_ids=prompt, sequences=[root])
+    completions = []
+    while request.sequences:
+        candidates = method.num_candidates(request)
+        samples = [
+            next_tokens([content(*slot) for slot in enumerate(s.token_ids)], candidates, vocabulary)
+            for s in request.sequences
+        ]
+        live = []
+        for branch in method.advance(request, samples):
+            child = SimpleNamespace(**vars(branch.parent))
+            child.token_ids = [*child.token_ids, branch.token_id]
+            child.cumulative_logprob += branch.logprob
+            if branch.sample_index is not None:
+                child.index = branch.sample_index
+            (completions if branch.finish_reason else live).append(child)
+        request.sequences = live
+    return [c.token_ids[len(prompt) :] for c in sorted(completions, key=lambda c: c.index)]
 
 
 def tokens(*values: int) -> array:

@@ -122,31 +122,32 @@ class KVManager:
         needed = self.num_blocks_of(num_tokens)
         return self.growth.at_admission(needed, max(needed, self.num_blocks_of(max_num_tokens)))[-1]
 
-    def can_admit(self, sequences: Sequence[KVSequence], keep_watermark: bool = True) -> Admission:
+    def can_admit(self, sequences: Sequence[KVSequence], others_run: bool = True) -> Admission:
         """Whether the group gets blocks for all its tokens; only blocks that are not cached count.
 
         Args:
             sequences: the group; their tables are empty.
-            keep_watermark: leave the watermark free (the caller says no when nothing else runs).
+            others_run: leave the watermark free, and the growth policy its say. When nothing else
+                runs, what the tokens need will do: waiting would free nothing.
         """
         hits = self._find_hits(sequences)
         wishes = []
         for sequence, hit in zip(sequences, hits):
             needed = self.num_blocks_of(len(sequence.token_ids)) - hit.num_shared
             remaining = self.num_blocks_of(sequence.max_num_tokens) - hit.num_shared
-            wishes.append(self.growth.at_admission(needed, max(needed, remaining)))
+            wish = self.growth.at_admission(needed, max(needed, remaining))
+            wishes.append(wish if others_run else (*wish, needed))
         available = self.pool.num_free
-        if keep_watermark:
+        if others_run:
             available -= self.num_watermark_blocks
         cached = {block for hit in hits for block in hit.blocks}
-        if self.prefix_cache is not None:
+        if not self.prefix_aware:
+            available -= len(cached)
+        elif self.prefix_cache is not None:
             available -= self.prefix_cache.count_idle(cached)
         num_tokens = sum(len(sequence.token_ids) for sequence in sequences)
         num_cached = sum(map(self._num_hit_tokens, sequences, hits))
-        num_charged = num_tokens - num_cached
-        if not self.prefix_aware:
-            num_charged = num_tokens
-            available -= sum(hit.num_shared for hit in hits if hit.leader is None)
+        num_charged = num_tokens - num_cached if self.prefix_aware else num_tokens
         grants = [wish[0] for wish in wishes]
         if sum(grants) > available:
             grants = [wish[-1] for wish in wishes]
@@ -265,6 +266,13 @@ class KVManager:
             if wish + self.blocks_to_grow(others) <= self.pool.num_free:
                 sequence.table.reserve(wish)
                 return
+
+    def give_back_spare(self, sequences: Sequence[KVSequence]) -> int:
+        """Free the blocks of the sequences that hold no token yet. Returns how many came free."""
+        before = self.pool.num_free
+        for sequence in sequences:
+            sequence.table.truncate(sequence.table.num_tokens)
+        return self.pool.num_free - before
 
     # -- the rest of a sequence's life ----------------------------------------------------------
 

@@ -304,7 +304,7 @@ class FCFSScheduler:
         request = self.waiting[0]
         if self._num_seats + request.method.num_sequences > self.max_num_seqs:
             return 0
-        admission = self.kv.can_admit(request.sequences, keep_watermark=bool(self.running))
+        admission = self.kv.can_admit(request.sequences, others_run=bool(self.running))
         if not admission.fits:
             if not self.running:
                 # All blocks are free and still it does not fit: it grew, was preempted, and now
@@ -355,6 +355,10 @@ class FCFSScheduler:
             candidates = self.running[position:]  # those before it are planned already
             victim = self.preemption.choose_victim(candidates)
             if victim is request and len(self.running) == 1:
+                # Its own spare blocks are the last there are.
+                if self.kv.give_back_spare(request.sequences):
+                    needed = self.kv.blocks_to_grow(request.sequences)
+                    continue
                 self._outgrown(plan, request)
                 return False
             self._preempt(plan, victim)
