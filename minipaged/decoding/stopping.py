@@ -117,12 +117,18 @@ class OutputText:
         return text
 
     def _find_stop(self, text: str) -> int | None:
-        # Where the text must be cut: at the stop string that is complete first.
-        ends = [(text.find(stop) + len(stop), stop) for stop in self._rules.stop if stop in text]
-        if not ends:
+        # Where the text must be cut: at the stop string that is complete first, the longest of several.
+        # Only one that ends in what is new: what was held may have one from before `min_tokens`.
+        old = len(self._held)
+        found = []
+        for stop in self._rules.stop:
+            start = text.find(stop, max(0, old - len(stop) + 1))
+            if start >= 0:
+                found.append((start + len(stop), start))
+        if not found:
             return None
-        end, stop = min(ends)
-        return end if self._rules.include_stop else end - len(stop)
+        end, start = min(found)
+        return end if self._rules.include_stop else start
 
     def _num_undecided(self, text: str) -> int:
         # Characters at the end that are the beginning of a stop string.
