@@ -40,6 +40,10 @@ UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__nam
 Model = Annotated[str | None, typer.Option(help="Model directory or hub id; default: the pocket model.")]
 
 
+def _choice(name: str, choices: list[str]) -> Any:
+    return Enum(name, {choice: choice for choice in choices})
+
+
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command one option per field of `EngineConfig`; it receives them as the dict `options`.
 
@@ -53,7 +57,7 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
         kind: Any = hints[option.name]
         choices = [choice for choice in get_args(kind) if isinstance(choice, str)]
         if choices:
-            kind = Enum(option.name, {choice: choice for choice in choices})  # type: ignore[misc]
+            kind = _choice(option.name, choices)
         elif get_args(kind):
             kind = next(argument for argument in get_args(kind) if argument is not type(None))
         names = [f"--{flag}/--no-{flag}" if option.name.startswith("enable_") else f"--{flag}"]

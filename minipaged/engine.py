@@ -180,19 +180,19 @@ class Engine:
         """What the user gets for a request, finished or not."""
         rules = self.text_rules(request.params)
         ranked = request.method.rank(request) if request.is_finished else request.sequences
-        is_beam = isinstance(request.params, BeamSearchParams)
+        beams = request.method if isinstance(request.method, BeamSearch) else None
         outputs = []
         for rank, sequence in enumerate(ranked):
             token_ids = sequence.output_token_ids
             outputs.append(
                 CompletionOutput(
-                    rank if is_beam else sequence.index,
+                    sequence.index if beams is None else rank,
                     "" if rules is None or not token_ids else final_text(rules, token_ids),
                     token_ids,
                     sequence.cumulative_logprob,
                     sequence.finish_reason,
                     sequence.logprobs,
-                    request.method.score_of(sequence) if is_beam else None,
+                    None if beams is None else beams.score_of(sequence),
                 )
             )
         prompt_logprobs = None

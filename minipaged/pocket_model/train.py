@@ -36,7 +36,7 @@ FIGURES = "## Figures"  # the section that the script writes
 
 TOKENS_PER_STEP = 4096
 ROW_LENGTHS, ROW_WEIGHTS = (512, 1024), (4, 1)
-PEAK_LEARNING_RATE, WARMUP_STEPS = 3e-3, 80
+PEAK_LEARNING_RATE, WARMUP_STEPS = 3e-3, 50
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -104,22 +104,25 @@ def learning_rate(step: int, steps: int) -> float:
 
 def fit(model: LlamaForCausalLM, stream: Iterator[Batch], steps: int) -> list[float]:
     """Train for `steps` batches of the stream; returns the loss of each step."""
-    matrices = [weight for weight in model.parameters() if weight.ndim >= 2]
-    vectors = [weight for weight in model.parameters() if weight.ndim < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-        betas=(0.9, 0.95),
-    )
+    # Muon for the matrices inside the layers, AdamW for the embedding and the norms.
+    inner = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
+    chosen = {id(weight) for weight in inner}
+    outer = [weight for weight in model.parameters() if id(weight) not in chosen]
+    optimizers = [
+        torch.optim.Muon(inner, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(outer, weight_decay=0.0, betas=(0.9, 0.95)),
+    ]
     losses = []
     started = time.monotonic()
     for step, batch in enumerate(islice(stream, steps)):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps)
         loss = loss_of(model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, steps)
+            optimizer.step()
+            optimizer.zero_grad()
         losses.append(loss.item())
         if step % 25 == 0:
             print(f"step {step:5d}  loss {losses[-1]:.3f}  {time.monotonic() - started:6.0f} s", flush=True)
@@ -134,6 +137,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, directory:
         pad_token_id=tokenizer.pad_token_id,
     )
     model.bfloat16().save_pretrained(directory)
+    (directory / "model.safetensors").chmod(0o644)
     tokenizer.save_pretrained(directory)
     # What a loader should compute in, whatever the file stores.
     config = json.loads((directory / "config.json").read_text())
@@ -164,7 +168,7 @@ def main() -> None:
     """Train, save, examine, record."""
     parser = argparse.ArgumentParser(description="Train the pocket model on text that the project makes.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=PATH, help="where the checkpoint goes")
     arguments = parser.parse_args()

@@ -70,6 +70,10 @@ class DecodingMethod(Protocol):
         """
         ...
 
+    def rank(self, request: Request) -> list[Sequence]:
+        """Of a finished request's `completions` those to return, in their order."""
+        ...
+
 
 class Sequence:
     """One token string of a request, and its KV blocks.

@@ -1,0 +1,96 @@
+"""How long a step takes: a roofline over the plan of the step.
+
+    step = host time + max(weights / bandwidth, FLOPs / peak)        the matrix products
+                     + max(KV read / bandwidth, FLOPs / peak)        attention
+                     + all-reduces + block copies + swaps
+
+A decode step is bound by reading (weights once, everybody's KV), a prefill by multiplying. Reading KV
+through a block table costs a lookup a block; moving a block to the host costs 2 x layers transfers,
+which is what makes small blocks slow to swap (paper, section 7.3). Knows plans, but no clock.
+"""
+
+from __future__ import annotations
+
+from operator import itemgetter
+
+from minipaged.scheduling import PreemptionCosts, StepPlan
+from minipaged.simulation.hardware import CONSTANTS, Constants, Deployment
+
+_start = itemgetter(1)
+
+
+class CostModel:
+    """Seconds of a step.
+
+    Args:
+        deployment: the model and its chips.
+        block_size: tokens a KV block; 1 for contiguous memory.
+        paged: whether attention reads through a block table.
+        constants: what no data sheet says.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        block_size: int = 16,
+        paged: bool = True,
+        constants: Constants = CONSTANTS,
+    ) -> None:
+        model, chip, chips = deployment.model, deployment.chip, deployment.num_chips
+        self.block_size = block_size
+        self.constants = constants
+        bandwidth = chips * chip.bandwidth * constants.bandwidth_efficiency
+        flops = chips * chip.flops * constants.flops_efficiency
+        self.weight_seconds = model.weight_bytes / bandwidth
+        self.token_seconds = 2 * model.num_parameters / flops
+        lookup = 1 + constants.paged_read_tokens / block_size if paged else 1.0
+        self.kv_read_seconds = model.kv_bytes * lookup / bandwidth
+        self.pair_seconds = 4 * model.num_layers * model.num_heads * model.head_dim / flops
+        self.block_copy_seconds = 2 * block_size * model.kv_bytes / bandwidth
+        # K and V of every layer are separate tensors; each chip moves its own share over its own link.
+        self.block_transfer_seconds = 2 * model.num_layers * constants.transfer_seconds
+        self.block_move_seconds = block_size * model.kv_bytes / (chips * chip.host_link)
+        self.reduce_seconds = self.reduce_token_seconds = 0.0
+        if chips > 1:
+            # Two all-reduces a layer; a ring moves 2 (n - 1) / n of the activations over each link.
+            self.reduce_seconds = 2 * model.num_layers * constants.all_reduce_seconds
+            ring = 2 * (chips - 1) / chips * 2 * model.hidden
+            self.reduce_token_seconds = 2 * model.num_layers * ring / chip.peer_link
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        """Seconds that the step of this plan takes."""
+        chunks = plan.chunks
+        tokens = plan.num_tokens
+        # Tokens attended to: each chunk reads its context once, each of its tokens multiplies with it.
+        read = sum(map(_start, chunks)) + tokens
+        pairs: float = read
+        if tokens > len(chunks):
+            pairs = sum(n * (start + (n + 1) / 2) for _, start, n, _ in chunks)
+        seconds = self.constants.step_seconds
+        if chunks:
+            seconds += max(self.weight_seconds, tokens * self.token_seconds)
+            seconds += max(read * self.kv_read_seconds, pairs * self.pair_seconds)
+            seconds += self.reduce_seconds + tokens * self.reduce_token_seconds
+        seconds += len(plan.copies) * self.block_copy_seconds
+        moved = len(plan.swap_out) + len(plan.swap_in)
+        if moved:
+            seconds += moved * (self.block_transfer_seconds + self.block_move_seconds)
+        return seconds
+
+    def prefill_seconds(self, num_tokens: int) -> float:
+        """Seconds to compute a prompt of so many tokens alone, without the host time of a step."""
+        pairs = num_tokens * (num_tokens + 1) / 2
+        return (
+            max(self.weight_seconds, num_tokens * self.token_seconds)
+            + max(num_tokens * self.kv_read_seconds, pairs * self.pair_seconds)
+            + self.reduce_seconds
+            + num_tokens * self.reduce_token_seconds
+        )
+
+    def swap_seconds(self, num_blocks: int) -> float:
+        """Seconds to move so many blocks one way."""
+        return num_blocks * (self.block_transfer_seconds + self.block_move_seconds)
+
+    def preemption_costs(self) -> PreemptionCosts:
+        """What the `auto` preemption policy weighs."""
+        return PreemptionCosts(self.block_transfer_seconds, self.block_move_seconds, self.token_seconds)

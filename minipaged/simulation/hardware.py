@@ -1,0 +1,185 @@
+"""Chips, models and constants: every number that the cost model uses, with its source.
+
+A decode step reads all weights and the KV cache of everybody in the batch; a prefill multiplies. So a
+chip is a few rates (bytes/s, FLOP/s, links) and a model a few sizes (parameters, KV bytes a token).
+`CONSTANTS` is one set for every figure; nothing is tuned per figure. Knows no scheduler and no time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+GB = 10**9
+GIB = 2**30
+
+T = TypeVar("T")
+
+
+class UnknownNameError(ValueError):
+    """A chip, model or workload that is not in the table; the message lists those that are."""
+
+
+class DoesNotFitError(ValueError):
+    """The model does not fit on the chips; the message has the numbers."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One accelerator.
+
+    Attributes:
+        memory: bytes.
+        bandwidth: of its memory, bytes/s.
+        flops: dense 16-bit multiply-add peak, FLOP/s.
+        host_link: to host memory, bytes/s one way.
+        peer_link: to the other chips, bytes/s one way; 0 if it cannot be joined with others.
+        source: where the numbers are from.
+    """
+
+    name: str
+    memory: int
+    bandwidth: float
+    flops: float
+    host_link: float
+    peer_link: float
+    source: str
+
+
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("a100-40gb", 40 * GB, 1.555e12, 312e12, 25e9, 300e9, "NVIDIA A100 data sheet, SXM 40 GB"),
+        Chip("a100-80gb", 80 * GB, 2.039e12, 312e12, 25e9, 300e9, "NVIDIA A100 data sheet, SXM 80 GB"),
+        Chip("h100", 80 * GB, 3.35e12, 989e12, 50e9, 450e9, "NVIDIA H100 data sheet, SXM, dense"),
+        Chip("h200", 141 * GB, 4.8e12, 989e12, 50e9, 450e9, "NVIDIA H200 data sheet, SXM, dense"),
+        Chip("a10g", 24 * GB, 600e9, 70e12, 25e9, 0, "AWS G5 (A10G): 24 GB, 600 GB/s, 70 TFLOP/s"),
+        Chip("laptop", 16 * GB, 40e9, 0.2e12, 40e9, 0, "two DDR4-3200 channels less losses; AVX2, 4 cores"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder.
+
+    Attributes:
+        num_parameters: all of them; `weight_bytes` = 2 a parameter.
+        max_model_len: longest sequence it was trained for, tokens.
+        source: where the numbers are from.
+    """
+
+    name: str
+    num_parameters: float
+    num_layers: int
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_model_len: int
+    source: str
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of the weights, 16 bit each."""
+        return 2 * self.num_parameters
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K and V of one token in all layers, 16 bit each (OPT-13B: 800 KiB)."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * 2
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        Model("opt-13b", 13e9, 40, 5120, 40, 40, 128, 2048, "OPT paper, table 1; 26 GB in paper table 1"),
+        Model("opt-66b", 66e9, 64, 9216, 72, 72, 128, 2048, "OPT paper, table 1; 132 GB in paper table 1"),
+        Model("opt-175b", 173e9, 96, 12288, 96, 96, 128, 2048, "OPT paper, table 1; 346 GB in paper table 1"),
+        Model("llama-13b", 13e9, 40, 5120, 40, 40, 128, 2048, "LLaMA paper, table 2"),
+        Model("llama-3-8b", 8.03e9, 32, 4096, 32, 8, 128, 8192, "Llama 3 model card and config.json"),
+        Model("llama-3-70b", 70.6e9, 80, 8192, 64, 8, 128, 8192, "Llama 3 model card and config.json"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model on one or more chips, tensor parallel."""
+
+    model: Model
+    chip: Chip
+    num_chips: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_chips < 1:
+            raise ValueError(f"num_chips is {self.num_chips}; give at least 1")
+        if self.num_chips > 1 and not self.chip.peer_link:
+            raise DoesNotFitError(f"{self.chip.name} has no link to other chips; use 1 of them")
+        if self.model.weight_bytes > self.memory:
+            raise DoesNotFitError(
+                f"{self.model.name} needs {self.model.weight_bytes / GB:.0f} GB for its weights, "
+                f"{self.num_chips} x {self.chip.name} has {self.memory / GB:.0f} GB; use more or larger chips"
+            )
+
+    @property
+    def memory(self) -> int:
+        """Bytes on all chips together."""
+        return self.num_chips * self.chip.memory
+
+    def num_kv_slots(self, utilization: float = 0.9) -> int:
+        """Tokens whose K and V fit beside the weights in this share of the memory.
+
+        Raises:
+            DoesNotFitError: none do.
+        """
+        slots = int((self.memory * utilization - self.model.weight_bytes) // self.model.kv_bytes)
+        if slots < 1:
+            raise DoesNotFitError(
+                f"the weights of {self.model.name} ({self.model.weight_bytes / GB:.0f} GB) leave no room for "
+                f"a KV cache in {utilization:.0%} of {self.memory / GB:.0f} GB; raise "
+                "gpu_memory_utilization or use more chips"
+            )
+        return slots
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What no data sheet says. One set for all figures; `CONSTANT_SOURCES` says where each is from."""
+
+    bandwidth_efficiency: float = 0.80
+    flops_efficiency: float = 0.55
+    step_seconds: float = 0.012
+    paged_read_tokens: float = 3.5
+    transfer_seconds: float = 6e-6
+    all_reduce_seconds: float = 15e-6
+
+
+CONSTANTS = Constants()
+
+CONSTANT_SOURCES = {
+    "bandwidth_efficiency": "share of the memory bandwidth that large reads reach; STREAM-like copies on A100",
+    "flops_efficiency": "share of the peak that large matrix products of a prefill reach in 16 bit",
+    "step_seconds": "host time of a step (Python scheduling, launches, sampling) of a 2023 engine; fitted once "
+    "to the knee of Orca Max in Fig. 12 a (7 requests x 338 tokens at 0.5 to 0.6 req/s: 35 to 41 ms a step)",
+    "paged_read_tokens": "looking up a KV block costs as much as reading so many tokens of it: 22 % at block "
+    "size 16 (Fig. 18 a: 20 to 26 %)",
+    "transfer_seconds": "one cudaMemcpyAsync; a block moves as 2 x layers copies (Fig. 19 a)",
+    "all_reduce_seconds": "launch and synchronisation of one all-reduce among 4 or 8 chips on NVLink",
+}
+
+
+def find_chip(name: str) -> Chip:
+    """The chip of that name, or `UnknownNameError`."""
+    return _find("chip", CHIPS, name)
+
+
+def find_model(name: str) -> Model:
+    """The model of that name, or `UnknownNameError`."""
+    return _find("model", MODELS, name)
+
+
+def _find(kind: str, table: dict[str, T], name: str) -> T:
+    if name not in table:
+        raise UnknownNameError(f"unknown {kind} {name!r}; choose one of {', '.join(table)}")
+    return table[name]

@@ -1,0 +1,269 @@
+"""One simulated run: arrivals in, steps, what happened to every request out.
+
+    while anything is left:   add what has arrived -> schedule -> execute (the clock moves) -> commit
+
+The loop of the real engine with a clock that jumps. Records are made from (plan, clock) alone. Knows
+neither why the scheduler decides nor what a step costs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from minipaged.scheduling import DecodingMethod, FCFSScheduler, Request, RequestState, StepPlan
+from minipaged.simulation.executor import SimulatedExecutor
+from minipaged.simulation.scripts import ScriptedSampling
+from minipaged.simulation.workloads import Arrival, prompt_tokens
+
+GAP_RESOLUTION = 1e-4
+"""Inter-token latencies are counted in bins of so many seconds."""
+
+MethodOf = Callable[[Arrival], DecodingMethod]
+
+
+class Record:
+    """What happened to one request; times in seconds on the simulated clock.
+
+    Attributes:
+        admitted: when it first got blocks.
+        first_token: end of the step that gave its first token.
+        last_token: end of the step that gave its newest token.
+        finished: when it was handed back; None while it is not.
+    """
+
+    __slots__ = ("admitted", "arrival", "finished", "first_token", "last_token", "lengths", "preemptions")
+
+    def __init__(self, arrival: Arrival) -> None:
+        self.arrival = arrival.time
+        self.lengths = arrival.lengths
+        self.admitted: float | None = None
+        self.first_token: float | None = None
+        self.last_token = 0.0
+        self.finished: float | None = None
+        self.preemptions = 0
+
+    @property
+    def normalized_latency(self) -> float:
+        """End-to-end seconds per output token."""
+        assert self.finished is not None
+        return (self.finished - self.arrival) / self.lengths.output
+
+
+class Usage(NamedTuple):
+    """Averages over time while requests run.
+
+    Attributes:
+        requests: running requests.
+        tokens: share of the KV memory that holds token states.
+        held: share of the KV memory that is handed out.
+        shared: share of block-table entries that need no block of their own.
+    """
+
+    requests: float
+    tokens: float
+    held: float
+    shared: float
+
+
+@dataclass
+class Run:
+    """Result of a run.
+
+    Attributes:
+        records: of the finished requests, in the order in which they finished.
+        seconds: simulated time at the end.
+        num_steps: steps executed.
+        num_preemptions: how often a request gave way.
+        num_dropped: arrivals turned away at `max_users`.
+        num_cached_tokens: prompt tokens found in the prefix cache.
+        gaps: inter-token latencies in units of `GAP_RESOLUTION`: how many of each.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    seconds: float = 0.0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_dropped: int = 0
+    num_cached_tokens: int = 0
+    gaps: Counter[int] = field(default_factory=Counter)
+    usage: Usage = Usage(0.0, 0.0, 0.0, 0.0)
+
+    @property
+    def normalized_latency(self) -> float:
+        """Mean over requests of end-to-end latency / output length, s/token (the paper's metric)."""
+        return sum(record.normalized_latency for record in self.records) / len(self.records)
+
+    @property
+    def throughput(self) -> float:
+        """Finished requests a second."""
+        return len(self.records) / self.seconds
+
+    @property
+    def output_tokens(self) -> int:
+        """Generated tokens of the finished requests (one sample of each)."""
+        return sum(record.lengths.output for record in self.records)
+
+
+def one_sample(arrival: Arrival) -> DecodingMethod:
+    """The usual decoding: one sample, as long as the trace says."""
+    return ScriptedSampling(arrival.lengths.output)
+
+
+class Simulation:
+    """A scheduler, an executor and the records of what they do.
+
+    Args:
+        scheduler: the real one, or a baseline.
+        executor: its clock is the simulation's.
+        method_of: the decoding method of a request.
+        max_output: output limit that the user asks for; None: up to the scheduler's longest sequence.
+            (Where a request really ends is known to its decoding method alone.)
+        usage_every: look at the memory every so many steps; 0: never.
+    """
+
+    def __init__(
+        self,
+        scheduler: FCFSScheduler,
+        executor: SimulatedExecutor,
+        method_of: MethodOf = one_sample,
+        max_output: int | None = None,
+        usage_every: int = 0,
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.method_of = method_of
+        self.max_output = max_output
+        self.run = Run()
+        self.num_present = 0
+        self._records: dict[str, Record] = {}
+        self._usage_every = usage_every
+        self._watched = [0.0] * 5  # seconds, and seconds x (requests, tokens, held, shared)
+
+    def add(self, arrival: Arrival) -> Request:
+        """Queue a request. Raises `RequestTooLongError` when it can never run."""
+        tokens = prompt_tokens(arrival)
+        limit = self.scheduler.max_model_len
+        if self.max_output is not None:
+            limit = min(limit, len(tokens) + self.max_output)
+        name = str(arrival.number)
+        request = Request(
+            name, tokens, self.method_of(arrival), arrival.lengths, limit, self.scheduler.kv.new_table()
+        )
+        self.scheduler.add(request)
+        self._records[name] = Record(arrival)
+        self.num_present += 1
+        return request
+
+    def step(self) -> StepPlan:
+        """One step; the clock moves to its end."""
+        scheduler, executor, run = self.scheduler, self.executor, self.run
+        begin = executor.now
+        plan = scheduler.schedule()
+        if plan.events:
+            self._note_events(plan, begin)
+        touched = scheduler.commit(plan, executor.execute(plan))
+        now = executor.now
+        run.num_steps += 1
+        if self._usage_every and run.num_steps % self._usage_every == 0:
+            self._watch(now - begin)
+        records, gaps = self._records, run.gaps
+        per_second = 1 / GAP_RESOLUTION
+        finished = RequestState.FINISHED
+        for request in plan.sampling:
+            record = records[request.request_id]
+            if record.first_token is None:
+                record.first_token = now
+            else:
+                gaps[int((now - record.last_token) * per_second)] += 1
+            record.last_token = now
+        for request in touched:
+            if request.state is finished:
+                self._note_finished(request, now)
+        return plan
+
+    def _note_events(self, plan: StepPlan, now: float) -> None:
+        for kind, request_id, detail in plan.events:
+            if kind == "admitted":
+                self._records[request_id].admitted = now
+                self.run.num_cached_tokens += detail["cached_tokens"]
+            elif kind == "preempted":
+                self._records[request_id].preemptions += 1
+                self.run.num_preemptions += 1
+
+    def _note_finished(self, request: Request, now: float) -> None:
+        record = self._records.pop(request.request_id)
+        record.finished = now
+        self.run.records.append(record)
+        self.num_present -= 1
+
+    def _watch(self, seconds: float) -> None:
+        scheduler = self.scheduler
+        kv = scheduler.kv
+        sequences = [s for request in scheduler.running for s in request.sequences]
+        entries = sum(len(s.table.blocks) for s in sequences)
+        blocks = kv.num_used
+        tokens = sum(s.table.num_tokens for s in sequences)
+        slots = kv.allocator.num_blocks * kv.block_size
+        if entries > blocks:
+            # Sequences of a request share: what counts is distinct slots.
+            tokens = _distinct_tokens(sequences, kv.block_size)
+        for i, value in enumerate(
+            (1.0, len(scheduler.running), tokens / slots, blocks * kv.block_size / slots, 0.0)
+        ):
+            self._watched[i] += seconds * value
+        if entries:
+            self._watched[4] += seconds * (1 - min(1.0, blocks / entries))
+
+    def finish(self) -> Run:
+        """Close the books."""
+        run = self.run
+        run.seconds = self.executor.now
+        seconds = self._watched[0]
+        if seconds:
+            run.usage = Usage(*(value / seconds for value in self._watched[1:]))
+        return run
+
+
+def _distinct_tokens(sequences: list, block_size: int) -> int:
+    filled: dict[int, int] = {}
+    for sequence in sequences:
+        table = sequence.table
+        for logical, block in enumerate(table.blocks):
+            filled[block] = max(filled.get(block, 0), table.filled(logical))
+    return sum(filled.values())
+
+
+def simulate(
+    simulation: Simulation,
+    arrivals: Iterable[Arrival],
+    *,
+    until: float = float("inf"),
+    max_users: int | None = None,
+) -> Run:
+    """Run a trace.
+
+    Args:
+        arrivals: in order of time.
+        until: stop the clock here, finished or not, seconds.
+        max_users: turn an arrival away while so many requests are in the system.
+    """
+    source: Iterator[Arrival] = iter(arrivals)
+    upcoming = next(source, None)
+    executor, scheduler = simulation.executor, simulation.scheduler
+    while executor.now < until:
+        while upcoming is not None and upcoming.time <= executor.now:
+            if max_users is not None and simulation.num_present >= max_users:
+                simulation.run.num_dropped += 1
+            else:
+                simulation.add(upcoming)
+            upcoming = next(source, None)
+        if scheduler.has_unfinished:
+            simulation.step()
+        elif upcoming is None:
+            break
+        else:
+            executor.now = upcoming.time
+    return simulation.finish()

@@ -1,0 +1,89 @@
+"""Decoding methods that follow a script: how many tokens a request generates is known from the trace.
+
+They drive the scheduler's real fork, append and free paths; only the choice of tokens is made up.
+
+    sampling   root -> n branches, then one each                     (all samples equally long)
+    beams      each of the k places continues its own beam, or, with probability `switch`, one drawn
+               at random from all; beams that nobody continues are freed, the others fork
+
+The second is the neutral (Wright-Fisher) model of ancestry with k individuals; its one parameter says
+how fast beams forget that they were different. Tokens are the number of the place, so that two
+sequences hold equal tokens exactly as far as they share ancestors.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as SequenceOf
+
+from minipaged.scheduling import Branch, Request, Sample, Sequence
+
+BEAM_SWITCH = 0.3
+"""Probability that a place of the beam draws its parent at random; fitted once, to Fig. 15's width 4."""
+
+
+class ScriptedSampling:
+    """n samples that each end after `num_output_tokens`."""
+
+    __slots__ = ("_branches", "num_output_tokens", "num_sequences")
+
+    def __init__(self, num_output_tokens: int, n: int = 1) -> None:
+        self.num_output_tokens = num_output_tokens
+        self.num_sequences = n
+        self._branches: list[Branch] = []
+
+    def num_candidates(self, request: Request) -> int:
+        """n for the prompt, then one each."""
+        return self.num_sequences if not request.sequences[0].num_generated_tokens else 1
+
+    def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
+        """One more token for every sequence, the last with finish reason "stop"."""
+        sequences = request.sequences
+        first = sequences[0]
+        done = len(first.token_ids) - first.num_prompt_tokens
+        last = done + 1 == self.num_output_tokens
+        # From the second token to the last but one the answer is the same: made once.
+        if done < 2 or last:
+            self._branches = self._make(sequences, "stop" if last else None)
+        return self._branches
+
+    def _make(self, sequences: list[Sequence], reason: str | None) -> list[Branch]:
+        n = self.num_sequences
+        parents = sequences if len(sequences) == n else sequences * n
+        return [Branch(parent, i, 0.0, reason) for i, parent in enumerate(parents)]
+
+
+class ScriptedBeams:
+    """k beams that end together after `num_output_tokens`.
+
+    Args:
+        width: k.
+        switch: probability that a place draws its parent from all beams.
+        seed: of the ancestry.
+    """
+
+    __slots__ = ("_random", "num_output_tokens", "num_sequences", "switch")
+
+    def __init__(self, num_output_tokens: int, width: int, seed: int, switch: float = BEAM_SWITCH) -> None:
+        self.num_output_tokens = num_output_tokens
+        self.num_sequences = width
+        self.switch = switch
+        self._random = random.Random(seed)
+
+    def num_candidates(self, request: Request) -> int:
+        """k a beam, as for real."""
+        return self.num_sequences
+
+    def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
+        """Draw the parent of each place."""
+        sequences, draw = request.sequences, self._random.random
+        first = sequences[0]
+        reason = "stop" if first.num_generated_tokens + 1 == self.num_output_tokens else None
+        width = self.num_sequences
+        branches = []
+        for place in range(width):
+            parent = place if len(sequences) == width else 0
+            if len(sequences) > 1 and draw() < self.switch:
+                parent = int(draw() * width)
+            branches.append(Branch(sequences[parent], place, 0.0, reason))
+        return branches

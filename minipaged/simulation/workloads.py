@@ -1,0 +1,222 @@
+"""Who asks for what, when: token lengths, arrival times, shared prefixes. Seeded, to the last digit.
+
+The data sets behind the sources' figures cannot be shipped; lengths are drawn from lognormal
+distributions with the published means (paper, Fig. 11) and a stated spread, cut to the published limits;
+a file with real lengths may be given instead. Arrivals are a Poisson process. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import NamedTuple, Protocol
+
+from minipaged.simulation.hardware import UnknownNameError
+
+
+class WorkloadError(ValueError):
+    """A workload that cannot be simulated; the message names the value and the fix."""
+
+
+class Lengths(NamedTuple):
+    """Tokens of a prompt and of its output, both at least 1; the first `prefix_tokens` of the prompt are
+    those of the shared prefix `prefix_id`."""
+
+    prompt: int
+    output: int
+    prefix_id: int = 0
+    prefix_tokens: int = 0
+
+
+class Arrival(NamedTuple):
+    """One request of a trace: number, seconds since the start, lengths."""
+
+    number: int
+    time: float
+    lengths: Lengths
+
+
+@dataclass(frozen=True)
+class Lognormal:
+    """Lognormal lengths cut to 1..`most`, whose mean *after* the cut is `mean`.
+
+    Attributes:
+        mean: tokens.
+        sigma: standard deviation of the logarithm: 0.5 is a mild, 1 a heavy skew.
+        most: longest, tokens.
+    """
+
+    mean: float
+    sigma: float
+    most: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.mean < self.most:
+            raise WorkloadError(f"mean is {self.mean} tokens; give 1 <= mean < {self.most}, the longest")
+
+    @property
+    def mu(self) -> float:
+        """Mean of the logarithm that gives `mean` after the cut, found by bisection."""
+        low, high = -5.0, 2 * math.log(self.most)
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._cut_mean(middle) < self.mean else (low, middle)
+        return low
+
+    def _cut_mean(self, mu: float) -> float:
+        """E[max(1, min(X, most))] in closed form."""
+        cdf, s = NormalDist().cdf, self.sigma
+        a, b = (0 - mu) / s, (math.log(self.most) - mu) / s
+        inside = math.exp(mu + s * s / 2) * (cdf(b - s) - cdf(a - s))
+        return cdf(a) + inside + self.most * (1 - cdf(b))
+
+    def draw(self, rng: random.Random, mu: float) -> int:
+        """One length; `mu` is the property, computed once by the caller."""
+        return round(max(1.0, min(self.most, math.exp(rng.gauss(mu, self.sigma)))))
+
+
+class Workload(Protocol):
+    """A source of lengths."""
+
+    def lengths(self, seed: int) -> Iterator[Lengths]:
+        """Endless, the same for the same seed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Independent:
+    """Prompts and outputs drawn independently, behind a prefix that `num_prefixes` groups share.
+
+    Attributes:
+        prefix_tokens: tokens of the prefix, in front of the drawn prompt; 0 for none.
+        num_prefixes: how many different ones there are, equally likely.
+    """
+
+    prompt: Lognormal
+    output: Lognormal
+    prefix_tokens: int = 0
+    num_prefixes: int = 1
+
+    def lengths(self, seed: int) -> Iterator[Lengths]:
+        """Endless, the same for the same seed."""
+        rng = random.Random(seed)
+        prompt_mu, output_mu = self.prompt.mu, self.output.mu
+        while True:
+            prefix = rng.randrange(self.num_prefixes) if self.prefix_tokens else 0
+            prompt = self.prompt.draw(rng, prompt_mu) + self.prefix_tokens
+            yield Lengths(prompt, self.output.draw(rng, output_mu), prefix, self.prefix_tokens)
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Rounds of conversations: the prompt is all that was said so far and a new question, cut to its last
+    `most_prompt` tokens; the output ends at `most_output`. Rounds of many conversations are mixed."""
+
+    turn: Independent
+    mean_rounds: float
+    most_prompt: int
+    most_output: int
+
+    def lengths(self, seed: int) -> Iterator[Lengths]:
+        """Endless, the same for the same seed; a round is drawn from a conversation at a random point."""
+        rng = random.Random(seed)
+        turns = self.turn.lengths(seed + 1)
+        while True:
+            history = 0
+            # Geometric number of rounds, at least one.
+            while True:
+                prompt, output, *_ = next(turns)
+                output = min(output, self.most_output)
+                yield Lengths(min(self.most_prompt, history + prompt), output)
+                history += prompt + output
+                if rng.random() < 1 / self.mean_rounds:
+                    break
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """Real lengths, drawn at random with replacement."""
+
+    pairs: tuple[tuple[int, int], ...]
+
+    def lengths(self, seed: int) -> Iterator[Lengths]:
+        """Endless, the same for the same seed."""
+        rng = random.Random(seed)
+        while True:
+            yield Lengths(*rng.choice(self.pairs))
+
+
+def read_lengths(path: Path) -> FromFile:
+    """Lengths from a file: a JSON list of [prompt tokens, output tokens].
+
+    Raises:
+        WorkloadError: not such a file, or a length below 1; the message names the entry.
+    """
+    try:
+        pairs = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise WorkloadError(f"cannot read lengths from {path}: {error}") from None
+    if not isinstance(pairs, list) or not pairs:
+        raise WorkloadError(f"{path} must be a JSON list of [prompt tokens, output tokens], not empty")
+    for i, pair in enumerate(pairs):
+        if not (isinstance(pair, list) and len(pair) == 2 and all(type(n) is int and n >= 1 for n in pair)):
+            raise WorkloadError(
+                f"{path}: entry {i} is {pair!r}; give [prompt tokens, output tokens], whole numbers of at least 1"
+            )
+    return FromFile(tuple((prompt, output) for prompt, output in pairs))
+
+
+SHAREGPT = Independent(Lognormal(161.31, 1.0, 1024), Lognormal(337.99, 0.8, 1024))
+ALPACA = Independent(Lognormal(19.31, 0.5, 1024), Lognormal(58.45, 1.0, 1024))
+TRANSLATION = Independent(Lognormal(30, 0.5, 256), Lognormal(30, 0.5, 256))
+CHAT = Chat(SHAREGPT, 4, 1024, 1024)
+
+WORKLOADS: dict[str, Workload] = {
+    "sharegpt": SHAREGPT,
+    "alpaca": ALPACA,
+    "translation": replace(TRANSLATION, prefix_tokens=341),
+    "chat": CHAT,
+}
+
+
+def find_workload(name: str) -> Workload:
+    """A named workload, or a file of lengths if the name ends in .json."""
+    if name.endswith(".json"):
+        return read_lengths(Path(name))
+    if name not in WORKLOADS:
+        raise UnknownNameError(
+            f"unknown workload {name!r}; choose one of {', '.join(WORKLOADS)} or give a .json file of lengths"
+        )
+    return WORKLOADS[name]
+
+
+def poisson(workload: Workload, rate: float, count: int, seed: int) -> Iterator[Arrival]:
+    """`count` requests at `rate` a second on average, exponential gaps. An infinite rate: all at 0.
+
+    The lengths depend on the seed alone: at every rate the same requests come in the same order.
+    """
+    if rate <= 0:
+        raise WorkloadError(f"rate is {rate} requests/s; give a rate above 0")
+    rng = random.Random(f"arrivals {seed}")
+    time = 0.0
+    for number, lengths in zip(range(count), workload.lengths(seed)):
+        time += rng.expovariate(1.0) / rate
+        yield Arrival(number, time, lengths)
+
+
+def steady(workload: Workload, rate: float, seconds: float, seed: int) -> Iterator[Arrival]:
+    """One request every 1 / rate seconds (a load generator's constant arrival rate)."""
+    for number, lengths in zip(range(int(rate * seconds)), workload.lengths(seed)):
+        yield Arrival(number, number / rate, lengths)
+
+
+def prompt_tokens(arrival: Arrival) -> list[int]:
+    """Token ids of the prompt: equal in the shared prefix, otherwise the request's own."""
+    lengths = arrival.lengths
+    own = 1_000_000 + arrival.number
+    return [lengths.prefix_id] * lengths.prefix_tokens + [own] * (lengths.prompt - lengths.prefix_tokens)
