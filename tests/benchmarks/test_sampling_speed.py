@@ -1,0 +1,72 @@
+"""What sampling costs beside itself: 256 settings against one, greedy against its logits.
+
+`pytest tests/benchmarks/test_sampling_speed.py --benchmark-columns=min,median`. Read the groups: in
+each, "256 settings" should take less than twice "one setting".
+"""
+
+import random
+
+import pytest
+import torch
+
+from minipaged.decoding import SamplingParams
+from minipaged.decoding.sampling import Sampler
+from tests.concepts.decoding_driver import chunk, make_sequence
+
+ROWS, VOCAB = 256, 8_000
+CENTER = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.02}
+PENALTIES = {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1}
+
+
+def varied(rng, penalties):
+    options = {
+        "temperature": rng.uniform(0.3, 1.5),
+        "top_k": rng.randint(1, 99),
+        "top_p": rng.uniform(0.5, 1.0),
+        "min_p": rng.uniform(0, 0.1),
+    }
+    if penalties:
+        options |= {
+            "repetition_penalty": rng.uniform(0.8, 1.4),
+            "frequency_penalty": rng.uniform(0, 1),
+            "presence_penalty": rng.uniform(0, 1),
+        }
+    return options
+
+
+def batch(options_of_row):
+    rng = random.Random(0)
+    prompts = [[rng.randrange(VOCAB) for _ in range(150)] for _ in range(ROWS)]
+    return [
+        chunk(make_sequence(prompt, prompt[:100], SamplingParams(seed=row, **options_of_row(row))))
+        for row, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.fixture(scope="module")
+def logits():
+    return torch.randn(ROWS, VOCAB, generator=torch.Generator().manual_seed(0)) * 3
+
+
+@pytest.mark.parametrize("penalties", [False, True], ids=["filters", "filters and penalties"])
+@pytest.mark.parametrize("settings", ["one setting", "256 settings"])
+def test_random_rows(benchmark, logits, settings, penalties):
+    """Each row a setting of its own, or all the same."""
+    rng = random.Random(1)
+    same = CENTER | (PENALTIES if penalties else {})
+    chunks = batch(lambda row: same if settings == "one setting" else varied(rng, penalties))
+    benchmark.group = "filters and penalties" if penalties else "filters"
+    benchmark(Sampler(), logits, chunks)
+
+
+@pytest.mark.parametrize("options", [{}, {"logprobs": 0}], ids=["plain", "general path"])
+def test_greedy_rows(benchmark, logits, options):
+    """The short way of an all-greedy batch, and the general one."""
+    benchmark.group = "greedy"
+    benchmark(Sampler(), logits, batch(lambda row: {"temperature": 0, **options}))
+
+
+def test_random_rows_without_filters(benchmark, logits):
+    """Noise for the whole vocabulary and nothing else."""
+    benchmark.group = "filters"
+    benchmark(Sampler(), logits, batch(lambda row: {}))

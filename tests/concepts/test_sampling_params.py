@@ -1,0 +1,230 @@
+"""Decoding parameters: what is accepted, and what each bad value is told."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+
+import pytest
+
+from minipaged.decoding import BeamSearchParams, ParamsError, SamplingParams
+
+NAN, INF = math.nan, math.inf
+
+BAD_SAMPLING = {
+    "n": [0, -1, 1.0, True, "2", None, NAN],
+    "best_of": [0, -1, 2.5, True],
+    "temperature": [-0.1, NAN, INF, -INF, "0.5", None, True, 10**400],
+    "top_p": [0, 0.0, -0.5, 1.1, NAN, INF, "1", None],
+    "top_k": [-2, 1.5, True, "5", None, NAN],
+    "min_p": [-0.1, 1.1, NAN, INF, None, "0"],
+    "repetition_penalty": [0, -1.0, NAN, INF, None, "1"],
+    "presence_penalty": [-2.1, 2.1, NAN, INF, None],
+    "frequency_penalty": [-2.1, 2.1, NAN, INF, None],
+    "logit_bias": [[1, 2], {"a": 1.0}, {-1: 1.0}, {1: NAN}, {1: INF}, {1: "x"}, {1: None}, {True: 1.0}],
+    "bad_words": ["word", [""], [[]], [[1, -2]], [[1.5]], [3], 7],
+    "allowed_token_ids": [[], [-1], [1.0], "12", 3, [True]],
+    "seed": [1.5, "1", True, NAN, [1]],
+    "logprobs": [-1, 1.0, True, "5"],
+    "prompt_logprobs": [-1, 1.0, True, "5"],
+    "stop": ["", [""], ["a", ""], [1], 5, [None]],
+    "stop_token_ids": [[-1], [1.5], ["a"], 7, "7", [True]],
+    "include_stop_str_in_output": [1, "yes", None],
+    "ignore_eos": [1, "yes", None],
+    "min_tokens": [-1, 1.0, True, None],
+    "max_tokens": [0, -1, 1.5, True, "16", NAN],
+}
+BAD_BEAM = {
+    "beam_width": [0, -1, 1.5, True, "4", None],
+    "length_penalty": [NAN, INF, -INF, "1", None, True],
+    "early_stopping": ["always", None, 1, 0, "True"],
+    "num_return_sequences": [0, -1, 5, 1.5, True],
+    "ignore_eos": [1, None],
+    "min_tokens": [-1, 1.0],
+    "stop_token_ids": [[-1], 7],
+    "max_tokens": [0, 1.5],
+}
+
+
+def cases(bad):
+    return [pytest.param(name, value, id=f"{name}={value!r}"[:40]) for name in bad for value in bad[name]]
+
+
+def complaint(make, **options):
+    """The message of the error: one line that names the field."""
+    with pytest.raises(ParamsError) as error:
+        make(**options)
+    assert isinstance(error.value, ValueError)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("name", "value"), cases(BAD_SAMPLING))
+def test_a_bad_sampling_value_is_named_with_its_field(name, value):
+    """Catches a value that would fail later, inside a step, with the request half admitted."""
+    message = complaint(SamplingParams, **{name: value})
+    assert message.startswith(name)
+    assert any(hint in message for hint in ("; give", "; set"))
+
+
+@pytest.mark.parametrize(("name", "value"), cases(BAD_BEAM))
+def test_a_bad_beam_value_is_named_with_its_field(name, value):
+    """Catches the same for beam search."""
+    options = {"beam_width": 4, name: value}
+    assert complaint(BeamSearchParams, **options).startswith(name)
+
+
+def test_bad_values_are_checked_for_every_field():
+    """Catches a field added without a check."""
+    assert set(BAD_SAMPLING) == {field.name for field in dataclasses.fields(SamplingParams)}
+    assert set(BAD_BEAM) == {field.name for field in dataclasses.fields(BeamSearchParams)}
+
+
+def test_the_message_has_the_value_and_the_fix():
+    """Catches a message that leaves the user guessing."""
+    assert complaint(SamplingParams, top_p=0) == (
+        "top_p is 0; give a number above 0 and at most 1 (1 keeps every token)"
+    )
+    assert complaint(SamplingParams, n=0) == "n is 0; give an integer of at least 1"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n": 3, "best_of": 2}, ("best_of", "3", "2")),
+        ({"n": 2, "temperature": 0}, ("temperature", "2")),
+        ({"best_of": 2, "temperature": 0}, ("temperature", "2")),
+        ({"min_tokens": 17}, ("min_tokens", "17", "16")),
+    ],
+)
+def test_sampling_values_that_contradict_each_other_are_refused(options, words):
+    """Catches two values of which one would silently win."""
+    message = complaint(SamplingParams, **options)
+    assert all(word in message for word in words)
+
+
+def test_beam_values_that_contradict_each_other_are_refused():
+    """Catches more sequences to return than the beam can hold."""
+    assert "beam_width" in complaint(BeamSearchParams, beam_width=2, num_return_sequences=3)
+    assert "max_tokens" in complaint(BeamSearchParams, beam_width=2, max_tokens=3, min_tokens=4)
+
+
+def test_good_values_on_the_boundary_are_taken():
+    """Catches a check that is off by one."""
+    SamplingParams(
+        n=1,
+        best_of=1,
+        temperature=0,
+        top_p=1,
+        top_k=-1,
+        min_p=1,
+        repetition_penalty=1e-3,
+        presence_penalty=-2,
+        frequency_penalty=2,
+        logit_bias={0: -INF, 3: 5},
+        seed=-(10**30),
+        logprobs=0,
+        prompt_logprobs=0,
+        min_tokens=16,
+        max_tokens=16,
+    )
+    SamplingParams(max_tokens=None, min_tokens=10**6, stop=None, stop_token_ids=None, bad_words=None)
+    BeamSearchParams(beam_width=1, length_penalty=-1, early_stopping="never", max_tokens=None)
+    BeamSearchParams(beam_width=3, num_return_sequences=3, early_stopping=True)
+
+
+def test_defaults_are_those_of_vllm():
+    """Catches a default that changes what a script carried over from vLLM generates."""
+    params = SamplingParams()
+    assert (params.n, params.temperature, params.top_p, params.top_k, params.max_tokens) == (1, 1, 1, 0, 16)
+    assert (params.seed, params.stop, params.ignore_eos, params.logprobs) == (None, (), False, None)
+
+
+def test_lists_become_tuples_and_one_stop_string_a_tuple_of_one():
+    """Catches a list that the caller changes while the request runs, and "END" read as "E", "N", "D"."""
+    ids = [1, 2]
+    params = SamplingParams(stop="END", stop_token_ids=ids, allowed_token_ids=ids, bad_words=["a", [1, 2]])
+    ids.append(3)
+    assert (params.stop, params.stop_token_ids, params.allowed_token_ids) == (("END",), (1, 2), (1, 2))
+    assert params.bad_words == ("a", (1, 2))
+    bias = {1: 2}
+    params = SamplingParams(logit_bias=bias)
+    bias[1] = 3
+    assert params.logit_bias == {1: 2.0}
+
+
+def test_params_are_frozen():
+    """Catches settings that change under a running request."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SamplingParams().n = 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        BeamSearchParams(beam_width=2).beam_width = 3
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({"temperature": 0}, True),
+        ({"temperature": 1e-6, "top_p": 0.5, "seed": 1, "stop": "x"}, True),
+        ({"temperature": 1e-4}, False),
+        ({"temperature": 0, "logprobs": 0}, False),
+        ({"temperature": 0, "min_tokens": 1}, False),
+        ({"temperature": 0, "presence_penalty": 0.1}, False),
+        ({"temperature": 0, "logit_bias": {1: 1.0}}, False),
+        ({"temperature": 0, "bad_words": [[1]]}, False),
+        ({"temperature": 0, "allowed_token_ids": [1]}, False),
+    ],
+)
+def test_plain_greedy_is_what_needs_only_an_argmax(options, plain):
+    """Catches a setting that the fast path of a greedy batch would ignore."""
+    assert SamplingParams(**options).is_plain_greedy is plain
+
+
+def test_bad_words_are_resolved_alone_and_after_a_space():
+    """Catches a word that slips through at the beginning of a text or in the middle of it."""
+    vocabulary = {"bad": [5], " bad": [6], "worse": [7, 8], " worse": [7, 8]}
+    params = SamplingParams(bad_words=["bad", [1, 2], "worse"])
+    assert params.resolve(vocabulary.__getitem__).bad_words == ((5,), (6,), (1, 2), (7, 8))
+    with pytest.raises(ParamsError, match="no token"):
+        params.resolve(lambda text: [])
+    unchanged = SamplingParams(bad_words=[[1]])
+    assert unchanged.resolve(vocabulary.__getitem__) is unchanged
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"logprobs": 101},
+        {"prompt_logprobs": 101},
+        {"logit_bias": {100: 1.0}},
+        {"bad_words": [[1, 100]]},
+        {"bad_words": ["text"]},
+        {"allowed_token_ids": [0, 100]},
+        {"stop_token_ids": [100]},
+    ],
+)
+def test_what_the_vocabulary_lacks_is_refused(options):
+    """Catches an index error inside a step, which would end every request of the batch."""
+    [name] = options
+    assert complaint(SamplingParams(**options).check_vocabulary, vocab_size=100).startswith(name)
+
+
+def test_what_the_vocabulary_has_passes():
+    """Catches a check that is off by one."""
+    SamplingParams(
+        logprobs=100, prompt_logprobs=100, logit_bias={99: 1.0}, bad_words=[[99]], stop_token_ids=[99]
+    ).check_vocabulary(100)
+    BeamSearchParams(beam_width=100, stop_token_ids=[99]).check_vocabulary(100)
+
+
+def test_a_beam_wider_than_the_vocabulary_is_refused():
+    """Catches a beam that can never be filled."""
+    message = complaint(BeamSearchParams(beam_width=101).check_vocabulary, vocab_size=100)
+    assert message.startswith("beam_width is 101")
+    assert complaint(BeamSearchParams(beam_width=1, stop_token_ids=[100]).check_vocabulary, vocab_size=100)
+
+
+def test_parameters_and_methods_load_no_torch():
+    """Catches an import that makes the command line's checks slow."""
+    code = "import minipaged.decoding, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
