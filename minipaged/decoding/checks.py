@@ -77,13 +77,15 @@ def bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
 
 
 def logit_bias(value: Any) -> dict[int, float]:
-    """A mapping from token id to a number or -inf."""
+    """A mapping from token id to a number that float32 logits can bear, or -inf."""
     if not isinstance(value, Mapping):
         raise ParamsError(f"logit_bias is {value!r}; give a mapping from token id to number")
     token_ids("logit_bias", tuple(value))
     for token_id, bias in value.items():
-        if not _is_number(bias) or math.isnan(bias) or bias == math.inf:
-            raise ParamsError(f"logit_bias of token {token_id} is {bias!r}; give a number, or -inf to forbid")
+        if not _is_number(bias) or not (-100 <= bias <= 100 or bias == -math.inf):
+            raise ParamsError(
+                f"logit_bias of token {token_id} is {bias!r}; give -100 to 100, or -inf to forbid"
+            )
     return {token_id: float(bias) for token_id, bias in value.items()}
 
 

@@ -43,7 +43,7 @@ class SamplingMethod:
                 logprob,
                 self.stop.check(sequence, token_id),
                 number if len(sample.token_ids) > 1 else None,
-                sample.top_logprobs and sample.top_logprobs[number],
+                None if sample.top_logprobs is None else sample.top_logprobs[number],
             )
             for sequence, sample in zip(request.sequences, samples)
             for number, (token_id, logprob) in enumerate(zip(sample.token_ids, sample.logprobs))

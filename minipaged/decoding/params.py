@@ -48,7 +48,7 @@ class SamplingParams:
         repetition_penalty: above 1 discourages tokens of prompt and output, below 1 encourages them.
         presence_penalty: subtracted from the logit of a token that the output has.
         frequency_penalty: subtracted once per occurrence in the output.
-        logit_bias: token id -> number added to its logit; -inf forbids it.
+        logit_bias: token id -> number added to its logit, from -100 to 100; -inf forbids it.
         bad_words: forbidden token id sequences, or strings, which `resolve` turns into ids.
         allowed_token_ids: if given, no other token can be sampled.
         seed: sample i draws the random stream `seed + i`: the same seed gives the same text in any
@@ -103,11 +103,16 @@ class SamplingParams:
             integer("best_of", self.best_of, 1)
             if self.best_of < self.n:
                 raise ParamsError(f"best_of is {self.best_of}, below n = {self.n}; draw at least n samples")
-        number("temperature", self.temperature, "of at least 0 (0 is greedy)", lambda x: x >= 0)
+        number("temperature", self.temperature, "from 0 (greedy) to 1000", lambda x: 0 <= x <= 1000)
         number("top_p", self.top_p, "above 0 and at most 1 (1 keeps every token)", lambda x: 0 < x <= 1)
         integer("top_k", self.top_k, -1, "at least 1, or 0 for every token")
         number("min_p", self.min_p, "from 0 (off) to 1", lambda x: 0 <= x <= 1)
-        number("repetition_penalty", self.repetition_penalty, "above 0 (1 is off)", lambda x: x > 0)
+        number(
+            "repetition_penalty",
+            self.repetition_penalty,
+            "from 0.01 to 100 (1 is off)",
+            lambda x: 0.01 <= x <= 100,
+        )
         for name in ("presence_penalty", "frequency_penalty"):
             number(name, getattr(self, name), "from -2 to 2 (0 is off)", lambda x: -2 <= x <= 2)
         if self.seed is not None:
@@ -210,7 +215,7 @@ class BeamSearchParams:
 
     def __post_init__(self) -> None:
         integer("beam_width", self.beam_width, 1)
-        number("length_penalty", self.length_penalty, "a finite number (0 is off)", lambda x: True)
+        number("length_penalty", self.length_penalty, "from -50 to 50 (0 is off)", lambda x: -50 <= x <= 50)
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise ParamsError(f'early_stopping is {self.early_stopping!r}; give True, False or "never"')
         integer("num_return_sequences", self.num_return_sequences, 1)

@@ -21,6 +21,9 @@ from minipaged.decoding.params import SamplingParams
 from minipaged.scheduling.plan import Chunk, Sample
 from minipaged.scheduling.request import Sequence
 
+DRAW_ELEMENTS = 1 << 20
+"""Logits that are filtered and get noise at a time: 4 MB a tensor, which stays in a CPU's cache."""
+
 
 class Sampler:
     """Turns the logits of a step into samples.
@@ -62,7 +65,10 @@ class Sampler:
         if greedy:
             picks.append(_take(edited, greedy).argmax(-1))
         if random:
-            picks.append(self._draw(_take(edited, random), [chunks[row] for row in random]))
+            size = max(1, DRAW_ELEMENTS // logits.shape[1])
+            for start in range(0, len(random), size):
+                part = random[start : start + size]
+                picks.append(self._draw(_take(edited, part), [chunks[row] for row in part]))
             rows += [row for row in random for _ in range(chunks[row].num_candidates)]
         if rows:
             samples |= _as_samples(logits, total, rows, torch.cat(picks), params)
@@ -77,12 +83,11 @@ class Sampler:
     def _draw(self, logits: torch.Tensor, chunks: list[Chunk]) -> torch.Tensor:
         """Token ids [candidates of all chunks], in the order of the chunks."""
         filtered = filter_logits(logits, [chunk.sequence.request.params for chunk in chunks])
-        owners = [i for i, chunk in enumerate(chunks) for _ in range(chunk.num_candidates)]
-        keys = [
-            noise_key(self._stream(chunk.sequence) + sample, chunk.sequence.num_generated_tokens)
-            for chunk in chunks
-            for sample in range(chunk.num_candidates)
-        ]
+        owners, keys = [], []
+        for owner, (sequence, *_, num_candidates) in enumerate(chunks):
+            stream = self._stream(sequence)
+            owners += [owner] * num_candidates
+            keys += [noise_key(stream + i, sequence.num_generated_tokens) for i in range(num_candidates)]
         noise = gumbel_noise(keys, logits.shape[1], logits.device)
         return noise.add_(_take(filtered, owners)).argmax(-1)
 

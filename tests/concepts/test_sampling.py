@@ -89,6 +89,29 @@ def test_a_tiny_temperature_is_no_overflow():
     assert [s.token_ids[0] for s in sampler(logits, chunks)] == logits.argmax(-1).tolist()
 
 
+def test_extreme_settings_make_no_nan_and_forbid_what_is_forbidden():
+    """Catches inf / inf and inf - inf, whose NaN would win every argmax: only tokens 1 and 2 are allowed."""
+    options = [
+        {"temperature": 1000},
+        {"temperature": 1.1e-5},
+        {"repetition_penalty": 100},
+        {"repetition_penalty": 0.01},
+        {"logit_bias": {1: 100, 2: -100}},
+        {"top_p": 1e-300},
+        {"top_p": 1 - 1e-12},
+        {"min_p": 1e-300},
+        {"min_p": 1},
+        {"top_k": 1},
+    ]
+    for seed in range(20):
+        params = [SamplingParams(allowed_token_ids=[1, 2], seed=seed, **option) for option in options]
+        samples = Sampler()(
+            random_logits(len(params), seed=seed) * 100, [chunk(make_sequence([1], [2], p)) for p in params]
+        )
+        assert {s.token_ids[0] for s in samples} <= {1, 2}
+        assert all(math.isfinite(s.logprobs[0]) for s in samples)
+
+
 def sequences_with(params_of, count=40):
     rng = random.Random(1)
     return [
@@ -324,6 +347,15 @@ def test_a_row_does_not_depend_on_its_batch():
     order = list(range(80))
     random.Random(0).shuffle(order)
     assert sampler(logits[order], [chunks[row] for row in order]) == [together[row] for row in order]
+
+
+def test_batches_too_large_for_one_pass_are_drawn_the_same():
+    """Catches rows mixed up where a large batch is cut: 60 rows of 40,000 tokens are three passes."""
+    logits = random_logits(60, vocab=40_000)
+    chunks = [chunk(make_sequence([1], params=SamplingParams(n=2, seed=row)), 2) for row in range(60)]
+    together = Sampler()(logits, chunks)
+    for row in (0, 25, 26, 27, 52, 59):
+        assert Sampler()(logits[row : row + 1], [chunks[row]])[0].token_ids == together[row].token_ids
 
 
 def test_sampling_again_draws_the_same():

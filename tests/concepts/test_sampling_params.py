@@ -14,14 +14,25 @@ NAN, INF = math.nan, math.inf
 BAD_SAMPLING = {
     "n": [0, -1, 1.0, True, "2", None, NAN],
     "best_of": [0, -1, 2.5, True],
-    "temperature": [-0.1, NAN, INF, -INF, "0.5", None, True, 10**400],
+    "temperature": [-0.1, 1001, NAN, INF, -INF, "0.5", None, True, 10**400],
     "top_p": [0, 0.0, -0.5, 1.1, NAN, INF, "1", None],
     "top_k": [-2, 1.5, True, "5", None, NAN],
     "min_p": [-0.1, 1.1, NAN, INF, None, "0"],
-    "repetition_penalty": [0, -1.0, NAN, INF, None, "1"],
+    "repetition_penalty": [0, -1.0, 0.001, 101, NAN, INF, None, "1"],
     "presence_penalty": [-2.1, 2.1, NAN, INF, None],
     "frequency_penalty": [-2.1, 2.1, NAN, INF, None],
-    "logit_bias": [[1, 2], {"a": 1.0}, {-1: 1.0}, {1: NAN}, {1: INF}, {1: "x"}, {1: None}, {True: 1.0}],
+    "logit_bias": [
+        [1, 2],
+        {"a": 1.0},
+        {-1: 1.0},
+        {1: NAN},
+        {1: INF},
+        {1: 101},
+        {1: -1e30},
+        {1: "x"},
+        {1: None},
+        {True: 1.0},
+    ],
     "bad_words": ["word", [""], [[]], [[1, -2]], [[1.5]], [3], 7],
     "allowed_token_ids": [[], [-1], [1.0], "12", 3, [True]],
     "seed": [1.5, "1", True, NAN, [1]],
@@ -36,7 +47,7 @@ BAD_SAMPLING = {
 }
 BAD_BEAM = {
     "beam_width": [0, -1, 1.5, True, "4", None],
-    "length_penalty": [NAN, INF, -INF, "1", None, True],
+    "length_penalty": [51, -51, NAN, INF, -INF, "1", None, True],
     "early_stopping": ["always", None, 1, 0, "True"],
     "num_return_sequences": [0, -1, 5, 1.5, True],
     "ignore_eos": [1, None],
@@ -118,10 +129,10 @@ def test_good_values_on_the_boundary_are_taken():
         top_p=1,
         top_k=-1,
         min_p=1,
-        repetition_penalty=1e-3,
+        repetition_penalty=0.01,
         presence_penalty=-2,
         frequency_penalty=2,
-        logit_bias={0: -INF, 3: 5},
+        logit_bias={0: -INF, 3: 100},
         seed=-(10**30),
         logprobs=0,
         prompt_logprobs=0,
@@ -129,7 +140,7 @@ def test_good_values_on_the_boundary_are_taken():
         max_tokens=16,
     )
     SamplingParams(max_tokens=None, min_tokens=10**6, stop=None, stop_token_ids=None, bad_words=None)
-    BeamSearchParams(beam_width=1, length_penalty=-1, early_stopping="never", max_tokens=None)
+    BeamSearchParams(beam_width=1, length_penalty=-50, early_stopping="never", max_tokens=None)
     BeamSearchParams(beam_width=3, num_return_sequences=3, early_stopping=True)
 
 
