@@ -146,6 +146,7 @@ class Engine:
                 the queue again, and stepping on recomputes them.
         """
         plan = self.scheduler.schedule()
+        self.metrics.observe_plan(plan, self.scheduler)
         try:
             result = self.executor.execute(plan) if plan.has_work else StepResult([])
         except BaseException:

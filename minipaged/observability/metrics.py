@@ -52,6 +52,12 @@ class Metrics:
     _logical_blocks: int = 0
     _last_token: dict[str, float] = field(default_factory=dict)
 
+    def observe_plan(self, plan: StepPlan, scheduler: FCFSScheduler) -> None:
+        """Look at the memory that a planned step holds, before its commit gives any of it back."""
+        self.peak_kv_blocks = max(self.peak_kv_blocks, scheduler.kv.num_used)
+        if plan.step % SAMPLE_EVERY == 0:
+            self._look_at_tables(scheduler)
+
     def observe(
         self, plan: StepPlan, scheduler: FCFSScheduler, touched: Iterable[Request], now: float
     ) -> None:
@@ -62,7 +68,6 @@ class Metrics:
         self.blocks_swapped_in += len(plan.swap_in)
         self.blocks_copied += len(plan.copies)
         self.generation_tokens = scheduler.num_generated_tokens - self._generated_before
-        self.peak_kv_blocks = max(self.peak_kv_blocks, scheduler.kv.num_used)
         for event in plan.events:
             if event.kind == "admitted":
                 self.prefix_cache_queries += event.detail["prompt_tokens"]
@@ -73,8 +78,6 @@ class Metrics:
         for request in touched:
             if request.is_finished:
                 self.forget(request, now)
-        if plan.step % SAMPLE_EVERY == 0:
-            self._look_at_tables(scheduler)
 
     def _observe_tokens(self, request: Request, now: float) -> None:
         last = self._last_token.get(request.request_id)

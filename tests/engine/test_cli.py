@@ -1,0 +1,143 @@
+"""The command line as a user meets it: what it prints, and one clear line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from minipaged.cli import main
+
+
+def call(capsys, monkeypatch, *arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
+    """Run the command in this process; exit code, standard output, standard error."""
+    monkeypatch.setattr(sys, "argv", ["minipaged", *arguments])
+    with pytest.raises(SystemExit) as exit_code:
+        main()
+    out, err = capsys.readouterr()
+    return exit_code.value.code, out, err
+
+
+def test_generate_prints_texts_and_an_account_of_memory(capsys, monkeypatch):
+    """A main job that needs a flag to work."""
+    code, out, _ = call(capsys, monkeypatch, "generate", "--prompt", "Once upon a time", "--max-tokens", "20")
+    assert code == 0
+    assert "Once upon a time, " in out
+    assert "KV blocks of 16 tokens at peak" in out
+    assert "tokens/s" in out
+
+
+def test_generate_json_has_the_documented_shape(capsys, monkeypatch):
+    """Scripts that read the output."""
+    code, out, _ = call(
+        capsys, monkeypatch, "generate", "--prompt", "a", "--prompt", "b", "--n", "2", "--json"
+    )
+    assert code == 0
+    result = json.loads(out)
+    assert [o["prompt"] for o in result["outputs"]] == ["a", "b"]
+    completion = result["outputs"][0]["completions"][1]
+    assert set(completion) == {"text", "token_ids", "finish_reason", "cumulative_logprob"}
+    assert result["stats"]["peak_kv_blocks"] > 0
+
+
+def test_beam_search_reports_what_sharing_saved(capsys, monkeypatch):
+    """The saving of the paper's Fig. 15 not shown."""
+    code, out, _ = call(
+        capsys, monkeypatch, "generate", "--beam-width", "4", "--n", "2", "--max-tokens", "24"
+    )
+    assert code == 0
+    assert "sharing saved" in out
+    assert "completion 2" in out
+
+
+def test_prompts_come_from_a_file(capsys, monkeypatch, tmp_path):
+    """A line lost, or the empty line taken for a prompt."""
+    path = tmp_path / "prompts.txt"
+    path.write_text("The sun\n\nThe moon\n")
+    code, out, _ = call(
+        capsys, monkeypatch, "generate", "--prompt-file", str(path), "--max-tokens", "3", "--json"
+    )
+    assert code == 0
+    assert [o["prompt"] for o in json.loads(out)["outputs"]] == ["The sun", "The moon"]
+
+
+def test_stream_prints_the_same_text(capsys, monkeypatch):
+    """A stream that loses its last piece."""
+    arguments = ("generate", "--prompt", "The sun", "--max-tokens", "12")
+    _, streamed, _ = call(capsys, monkeypatch, *arguments, "--stream")
+    _, out, _ = call(capsys, monkeypatch, *arguments, "--json")
+    assert streamed == json.loads(out)["outputs"][0]["completions"][0]["text"] + "\n"
+
+
+def test_trace_has_a_header_and_a_line_per_step(capsys, monkeypatch, tmp_path):
+    """A trace that cannot be read back."""
+    path = tmp_path / "trace.jsonl"
+    call(capsys, monkeypatch, "generate", "--max-tokens", "5", "--trace", str(path))
+    header, *steps = map(json.loads, path.read_text().splitlines())
+    assert header["format"] == "minipaged-trace"
+    assert [step["step"] for step in steps] == list(range(5))
+    assert steps[0]["events"][0]["kind"] == "admitted"
+    assert steps[-1]["finished"] == ["0"]
+
+
+def test_bench_reports_every_documented_figure(capsys, monkeypatch, tmp_path):
+    """A figure that scripts compare is missing."""
+    workload = tmp_path / "w.json"
+    workload.write_text(json.dumps([{"prompt_token_ids": [5, 6, 7], "max_tokens": 4}] * 3))
+    tokens = tmp_path / "t.json"
+    code, out, _ = call(
+        capsys, monkeypatch, "bench", "--workload", str(workload), "--json", "--tokens-out", str(tokens),
+        "--threads", "1",
+    )  # fmt: skip
+    assert code == 0
+    assert (
+        list(json.loads(out))
+        == (
+            "wall_s cpu_s requests prompt_tokens output_tokens out_tok_per_s out_tok_per_cpu_s steps ttft_ms_p50 "
+            "ttft_ms_p95 itl_ms_p50 itl_ms_p99 preemptions prefix_cache_hit_tokens peak_kv_blocks kv_waste"
+        ).split()
+    )
+    assert [len(ids) for ids in json.loads(tokens.read_text())] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "--blok-size", "3"], "--blok-size"),
+        (["generate", "--block-size", "0"], "block_size is 0"),
+        (["generate", "--block-size", "x"], "--block-size"),
+        (["generate", "--model", "./no/such/model"], "there is no directory ./no/such/model"),
+        (["generate", "--prompt", ""], "the prompt is empty"),
+        (["generate", "--prompt", "word " * 5000], "max_model_len"),
+        (["generate", "--temperature", "-1"], "temperature is -1"),
+        (["generate", "--temperature", "nan"], "temperature is nan"),
+        (["generate", "--top-p", "0"], "top_p is 0"),
+        (["generate", "--n", "0"], "n is 0"),
+        (["generate", "--seed", "1.5"], "--seed"),
+        (["generate", "--beam-width", "4", "--temperature", "1"], "contradicts temperature"),
+        (["generate", "--beam-width", "99999"], "beam_width is 99999"),
+        (["generate", "--preemption-mode", "maybe"], "maybe"),
+        (["generate", "--prompt-file", "no-such-file"], "cannot read prompt file no-such-file"),
+        (["bench", "--workload", "no-such-file"], "cannot read workload no-such-file"),
+        (["bench"], "--workload"),
+        (["frobnicate"], "frobnicate"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_exit_code_2(capsys, monkeypatch, arguments, message):
+    """A traceback, or a mistake that is silently accepted."""
+    code, out, err = call(capsys, monkeypatch, *arguments)
+    lines = [line for line in err.splitlines() if line.startswith("minipaged: ")]
+    assert code == 2
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert "Traceback" not in out + err
+
+
+def test_python_dash_m_is_the_same_command():
+    """A package without a __main__."""
+    done = subprocess.run(
+        [sys.executable, "-m", "minipaged", "--help"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "generate" in done.stdout
