@@ -53,19 +53,19 @@ def make_case(
         tables[sequence, : len(mine)] = torch.tensor(mine, dtype=torch.int32)
         starts.append(starts[-1] + query_len)
         oldest = 0 if sliding_window is None else max(0, context - query_len - sliding_window + 1)
-        for position in range(oldest, context):
-            block, offset = mine[position // block_size], position % block_size
-            key = torch.randn(num_kv_heads, key_dim, generator=generator)
-            value = torch.randn(num_kv_heads, value_dim, generator=generator)
-            key_cache[block, :, offset], value_cache[block, :, offset] = key, value
-            if position >= context - query_len:
-                slots.append(block * block_size + offset)
-                new_keys.append(key)
-                new_values.append(value)
+        positions = torch.arange(oldest, context)
+        block, offset = torch.tensor(mine)[positions // block_size], positions % block_size
+        key = torch.randn(len(positions), num_kv_heads, key_dim, generator=generator)
+        value = torch.randn(len(positions), num_kv_heads, value_dim, generator=generator)
+        key_cache[block, :, offset], value_cache[block, :, offset] = key, value
+        first_new = len(positions) - query_len
+        slots.append((block * block_size + offset)[first_new:])
+        new_keys.append(key[first_new:])
+        new_values.append(value[first_new:])
     query = torch.randn(starts[-1], num_heads, key_dim, generator=generator)
     contexts = [context for _, context in lengths]
     metadata = AttentionMetadata(
-        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+        slot_mapping=torch.cat(slots).to(device),
         query_start=torch.tensor(starts, dtype=torch.int32, device=device),
         context_len=torch.tensor(contexts, dtype=torch.int32, device=device),
         block_tables=tables.to(device),
@@ -79,8 +79,8 @@ def make_case(
         key_cache=key_cache.to(device, dtype),
         value_cache=value_cache.to(device, dtype),
         metadata=metadata,
-        new_key=torch.stack(new_keys).to(device, dtype),
-        new_value=torch.stack(new_values).to(device, dtype),
+        new_key=torch.cat(new_keys).to(device, dtype),
+        new_value=torch.cat(new_values).to(device, dtype),
         sinks=torch.randn(num_heads, generator=generator).to(device, dtype),
     )
 

@@ -30,9 +30,10 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 @dataclass
 class Compiled:
-    """One compiled kernel: its assembly, and the resources of a program."""
+    """One compiled kernel: what it was compiled from, its assembly, and the resources of a program."""
 
     name: str
+    fingerprint: str
     assembly: str
     registers: int
     spilled: int
@@ -84,10 +85,14 @@ def describe(kernel: Any) -> Compiled:
             return int(re.search(rf"\.{key}:\s*(\d+)", assembly)[1])
 
         spilled = number("vgpr_spill_count") + number("sgpr_spill_count")
-        return Compiled(kernel.name, assembly, number("vgpr_count"), spilled, kernel.metadata.shared)
+        return Compiled(
+            kernel.name, kernel.hash, assembly, number("vgpr_count"), spilled, kernel.metadata.shared
+        )
     usage = resource_usage(kernel.asm["cubin"])
     spilled = usage["STACK"] + usage["LOCAL"]
-    return Compiled(kernel.name, kernel.asm["ptx"], usage["REG"], spilled, kernel.metadata.shared)
+    return Compiled(
+        kernel.name, kernel.hash, kernel.asm["ptx"], usage["REG"], spilled, kernel.metadata.shared
+    )
 
 
 def resource_usage(cubin: bytes) -> dict[str, int]:

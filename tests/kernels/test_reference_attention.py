@@ -98,6 +98,16 @@ def test_a_sequence_without_query_rows_is_skipped():
     check([(2, 5), (0, 6), (1, 3)])
 
 
+@pytest.mark.parametrize("lengths", [DECODES, LONG_DECODES, MIXED], ids=["short", "long", "mixed"])
+def test_strided_queries_are_read_by_their_strides(lengths):
+    """Catches a view that a model's transposed query does not allow, or that scrambles it."""
+    case = make_case(lengths)
+    strided = case.query.transpose(0, 1).contiguous().transpose(0, 1)
+    inputs = (case.key_cache, case.value_cache, case.metadata)
+    expected = paged_attention(case.query, *inputs, scale=0.3)
+    torch.testing.assert_close(paged_attention(strided, *inputs, scale=0.3), expected)
+
+
 def test_many_short_decodes_are_attended_in_several_groups(monkeypatch):
     """Catches a group that loses its last members, or answers written to another group's rows."""
     monkeypatch.setattr(

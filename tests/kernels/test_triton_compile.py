@@ -114,3 +114,21 @@ def test_writes_and_moves_fit_and_move_16_bytes_at_a_time(chip):
     else:
         assert "global_load_dwordx4" in code["move_kernel"]
         assert "global_store_dwordx4" in code["move_kernel"]
+
+
+def test_batches_of_any_lengths_share_one_compiled_kernel():
+    """Catches an integer that changes every step and is compiled in: each step would compile anew."""
+    config = decode_config("sm_90", 32, torch.bfloat16), prefill_config("sm_90", 32, torch.bfloat16)
+    with compiling_for("sm_90") as kernels:
+        for lengths in ([(1, 513)], [(1, 700)] * 16, [(1, 9000), (1, 3)], [(2, 5)], [(1, 1), (300, 1600)]):
+            case = make_case(lengths, dtype=torch.bfloat16)
+            attend, tiling = (
+                (paged_decode, config[0]) if case.metadata.is_decode_only else (paged_prefill, config[1])
+            )
+            inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
+            attend(*inputs, scale=0.1, config=tiling)
+            cache.write_kv(
+                case.new_key, case.new_value, case.key_cache, case.value_cache, case.metadata.slot_mapping
+            )
+    assert len(kernels) == 3 * 2 + 2 + 5
+    assert len({kernel.fingerprint for kernel in kernels}) == 4
