@@ -32,10 +32,17 @@ class SamplingMethod:
 
     def num_candidates(self, request: Request) -> int:
         """All samples from the prompt, one from everything else."""
+        if self.num_sequences == 1:
+            return 1
         return self.num_sequences if request.sequences[0].num_generated_tokens == 0 else 1
 
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
         """One branch per candidate, in the order of the sequences; the fork gives samples their numbers."""
+        if self.num_sequences == 1 and samples[0].top_logprobs is None:
+            # Nearly every request of nearly every step: no loops, no numbers.
+            sequence, sample = request.sequences[0], samples[0]
+            token_id = sample.token_ids[0]
+            return [Branch(sequence, token_id, sample.logprobs[0], self.stop.check(sequence, token_id))]
         return [
             Branch(
                 sequence,

@@ -70,8 +70,12 @@ class BlockTable:
 
     def blocks_to_append(self, count: int = 1) -> int:
         """Blocks that `append(count)` will take from the pool, a copy-on-write included."""
-        missing = -(-(self.num_tokens + count) // self.block_size) - len(self.blocks)
-        return max(0, missing) + self._writes_to_shared_block()
+        num_tokens, size = self.num_tokens, self.block_size
+        missing = num_tokens + count - len(self.blocks) * size
+        # The next token goes to blocks[num_tokens // size], if that is there at all. A spare block is
+        # never shared, so only a partly filled one can have two holders.
+        copied = num_tokens % size and self.pool.ref_count(self.blocks[num_tokens // size]) > 1
+        return (-(-missing // size) if missing > 0 else 0) + bool(copied)
 
     def append(self, count: int = 1) -> BlockCopy | None:
         """Give the next `count` tokens a slot; take blocks when the last is full.

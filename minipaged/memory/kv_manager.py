@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from minipaged.memory.allocator import BlockAllocator, BlockPool
@@ -76,6 +76,7 @@ class KVManager:
         watermark: share of the pool that admission leaves free while others run (not growth).
         prefix_aware: False counts cached blocks as if they had to be allocated and computed: the
             scheduler that the third source improves on, kept for its experiment.
+        block_table: makes the tables; None: `BlockTable`.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class KVManager:
         swap_space: SwapSpace | None = None,
         watermark: float = 0.01,
         prefix_aware: bool = True,
+        block_table: Callable[[BlockPool, int], BlockTable] | None = None,
     ) -> None:
         self.allocator = allocator
         self.block_size = block_size
@@ -96,10 +98,11 @@ class KVManager:
         self.pool: BlockPool = prefix_cache if prefix_cache is not None else allocator
         self.num_watermark_blocks = int(watermark * allocator.num_blocks)
         self.prefix_aware = prefix_aware
+        self._block_table = block_table or BlockTable
 
     def new_table(self) -> BlockTable:
         """An empty block table over the device pool."""
-        return BlockTable(self.pool, self.block_size)
+        return self._block_table(self.pool, self.block_size)
 
     @property
     def num_free(self) -> int:
@@ -223,8 +226,11 @@ class KVManager:
 
     def blocks_to_grow(self, sequences: Sequence[KVSequence]) -> int:
         """Blocks it takes to give each sequence of the group a slot for all its tokens."""
+        if len(sequences) == 1:
+            table = sequences[0].table
+            return table.blocks_to_append(len(sequences[0].token_ids) - table.num_tokens)
         needed = sum(s.table.blocks_to_append(len(s.token_ids) - s.table.num_tokens) for s in sequences)
-        if needed and len(sequences) > 1:
+        if needed:
             # Of the holders of one block, the last to write finds a count of 1 and copies nothing.
             writers = Counter(
                 s.table.blocks[s.table.num_tokens // self.block_size]
@@ -235,16 +241,24 @@ class KVManager:
             needed -= sum(n > 1 and n == count(block) for block, n in writers.items())
         return needed
 
-    def grow(self, sequences: Sequence[KVSequence]) -> list[BlockCopy]:
+    def grow(self, sequences: Sequence[KVSequence], needed: int) -> list[BlockCopy]:
         """Give each sequence a slot for all its tokens.
+
+        Args:
+            sequences: the group.
+            needed: what `blocks_to_grow` answered, at most `num_free`.
 
         Returns:
             Copies (copy-on-write) to run before the step computes.
 
         Raises:
-            OutOfBlocksError: ask `blocks_to_grow` first; sequences before the failing one have grown.
+            OutOfBlocksError: more was needed; sequences before the failing one have grown.
         """
-        copies = []
+        copies: list[BlockCopy] = []
+        if not needed:  # 15 steps of 16: every next token has its slot
+            for sequence in sequences:
+                sequence.table.num_tokens = len(sequence.token_ids)
+            return copies
         for i, sequence in enumerate(sequences):
             table = sequence.table
             if table.num_tokens == len(table.blocks) * self.block_size:

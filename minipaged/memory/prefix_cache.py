@@ -37,6 +37,7 @@ class PrefixCache:
     ) -> None:
         self.allocator = allocator
         self.block_size = block_size
+        self.ref_count = allocator.ref_count  # how many tables hold a block; idle ones have none
         self._hash = hash_function
         self._index: dict[int, int] = {}  # chain hash -> block
         self._hash_of: list[int | None] = [None] * allocator.num_blocks
@@ -76,10 +77,6 @@ class PrefixCache:
                 self.allocator.reclaim(block)
             else:
                 self._idle.add(block)
-
-    def ref_count(self, block: int) -> int:
-        """How many tables hold the block."""
-        return self.allocator.ref_count(block)
 
     @property
     def num_free(self) -> int:

@@ -203,20 +203,21 @@ class FCFSScheduler:
         Preempts the latest arrived when blocks run out. Returns the tokens planned.
         """
         kv = self.kv
+        prefilling = self._prefilling
         left = budget
         position = 0
         while position < len(self.running) and left:
             request = self.running[position]
             position += 1
-            sequences = request.sequences
-            if request.gap != len(sequences):
+            if prefilling and request in prefilling:
                 continue
+            sequences = request.sequences
             if len(sequences) > left:
                 break
             needed = kv.blocks_to_grow(sequences)
-            if needed and not self._make_room(plan, request, needed, position - 1):
+            if needed > kv.num_free and not self._make_room(plan, request, needed, position - 1):
                 break  # the request itself gave way: nobody is behind it
-            plan.copies += kv.grow(sequences)
+            plan.copies += kv.grow(sequences, needed)
             left -= self._plan_request(plan, request, left)
         return budget - left
 
@@ -236,11 +237,17 @@ class FCFSScheduler:
     def resume_preempted(self, plan: StepPlan, budget: int) -> int:
         """Bring swapped-out requests back, the earliest arrived first. Returns the tokens planned."""
         left = budget
+        admitted = False
         while self.swapped and not plan.num_preempted:
             request = self.swapped[0]
             if self.waiting and self.waiting[0].arrival < request.arrival:
                 # It was preempted after that one, but the host had no room for it: it is not new.
                 used = self._admit_first(plan, left, whole=False, share=None)
+                admitted = True
+            elif admitted:
+                # Admission may copy from a cached block that nobody holds. A swap-in of the same step
+                # would run before the copy, perhaps into that very block.
+                break
             else:
                 used = self._swap_in_first(plan, left)
             if not used:
@@ -277,6 +284,7 @@ class FCFSScheduler:
         sequences = request.sequences
         complete = request.gap <= allowance
         candidates = request.method.num_candidates(request) if complete else 0
+        publish = self.kv.prefix_cache is not None
         used = 0
         for sequence in sequences:
             start = sequence.num_computed_tokens
@@ -286,11 +294,12 @@ class FCFSScheduler:
                 if not count:
                     continue
             plan.chunks.append(Chunk(sequence, start, count, candidates))
-            self.kv.publish(sequence, start + count)
+            if publish:
+                self.kv.publish(sequence, start + count)
             used += count
         if complete:
             plan.sampling.append(request)
-            if request in self._prefilling:
+            if self._prefilling and request in self._prefilling:
                 self._prefilling.remove(request)
         plan.num_tokens += used
         return used
@@ -341,7 +350,7 @@ class FCFSScheduler:
             return 0
         self.swapped.popleft()
         plan.swap_in += self.kv.swap_in(sequences)
-        plan.copies += self.kv.grow(sequences)
+        plan.copies += self.kv.grow(sequences, self.kv.blocks_to_grow(sequences))
         plan.events.append(Event("resumed", request.request_id, {"mode": "swap"}))
         self._start(request)
         return self._plan_request(plan, request, left)
@@ -372,12 +381,12 @@ class FCFSScheduler:
         if mode == "swap":
             plan.swap_out += self.kv.swap_out(victim.sequences)
             victim.state = RequestState.SWAPPED
-            self.swapped.appendleft(victim)
+            insort(self.swapped, victim, key=_arrival)
             self._moved.append(victim)
         else:
             self.kv.free(victim.sequences)
             victim.state = RequestState.WAITING
-            self.waiting.appendleft(victim)
+            insort(self.waiting, victim, key=_arrival)
         victim.num_preemptions += 1
         self.num_preemptions += 1
         plan.num_preempted += 1

@@ -216,6 +216,9 @@ class Request:
     @property
     def gap(self) -> int:
         """Tokens of all live sequences whose K/V is not computed yet."""
+        if len(self.sequences) == 1:
+            sequence = self.sequences[0]
+            return len(sequence.token_ids) - sequence.num_computed_tokens
         return sum(sequence.gap for sequence in self.sequences)
 
     @property

@@ -92,13 +92,24 @@ def test_bench_reports_every_documented_figure(capsys, monkeypatch, tmp_path):
         "--threads", "1",
     )  # fmt: skip
     assert code == 0
-    assert (
-        list(json.loads(out))
-        == (
-            "wall_s cpu_s requests prompt_tokens output_tokens out_tok_per_s out_tok_per_cpu_s steps ttft_ms_p50 "
-            "ttft_ms_p95 itl_ms_p50 itl_ms_p99 preemptions prefix_cache_hit_tokens peak_kv_blocks kv_waste"
-        ).split()
-    )
+    assert list(json.loads(out)) == [
+        "wall_s",
+        "cpu_s",
+        "requests",
+        "prompt_tokens",
+        "output_tokens",
+        "out_tok_per_s",
+        "out_tok_per_cpu_s",
+        "steps",
+        "ttft_ms_p50",
+        "ttft_ms_p95",
+        "itl_ms_p50",
+        "itl_ms_p99",
+        "preemptions",
+        "prefix_cache_hit_tokens",
+        "peak_kv_blocks",
+        "kv_waste",
+    ]
     assert [len(ids) for ids in json.loads(tokens.read_text())] == [4, 4, 4]
 
 

@@ -138,7 +138,9 @@ class Scenario:
         """Only what needs more than the pool, sharing nothing, may be cut."""
         if self.outgrew(request):
             kv = self.engine.scheduler.kv
-            live = [c for c in request.completions if len(c.output_token_ids) == max(map(len, outputs(request)))]
+            live = [
+                c for c in request.completions if len(c.output_token_ids) == max(map(len, outputs(request)))
+            ]
             most = sum(kv.num_blocks_of(c.num_tokens) for c in live)
             assert most > kv.allocator.num_blocks, f"{request.request_id} was cut though it fits"
 

@@ -1,4 +1,4 @@
-"""Greedy, samples and beams in one batch: each request's result equals the same request alone (paper, 4.4)."""
+"""Greedy, samples and beams in one batch: each equals the same request alone (paper, section 4.4)."""
 
 from __future__ import annotations
 
