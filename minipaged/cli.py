@@ -40,6 +40,14 @@ UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__nam
 Model = Annotated[str | None, typer.Option(help="Model directory or hub id; default: the pocket model.")]
 
 
+Use = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CONCEPT=FILE.py:Class", help="Run a part of your own, e.g. an allocator; may be repeated."
+    ),
+]
+
+
 def _choice(name: str, choices: list[str]) -> Any:
     return Enum(name, {choice: choice for choice in choices})
 
@@ -117,6 +125,7 @@ def generate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Write what each step did to this file.")] = None,
+    use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
     """Complete prompts."""
@@ -154,7 +163,7 @@ def generate(
             max_tokens=max_tokens,
             stop=tuple(stop or ()),
         )
-    llm = _load(model, options)
+    llm = _load(model, options, use)
     from minipaged.observability.report import outputs_json, print_outputs
     from minipaged.observability.trace import TraceWriter
 
@@ -187,6 +196,7 @@ def bench(
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the matrix products.")] = None,
     tokens_out: Annotated[Path | None, typer.Option(help="Write the generated ids to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
     """Run a workload and report speed, latency and memory."""
@@ -199,7 +209,7 @@ def bench(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    llm = _load(model, {"disable_log_stats": True, **options})
+    llm = _load(model, {"disable_log_stats": True, **options}, use)
     result = run_workload(llm, items, progress=not as_json and sys.stderr.isatty())
     tokens = result.pop("tokens")
     if tokens_out is not None:
@@ -213,16 +223,20 @@ def bench(
     Console().print(table)
 
 
-def _load(model: str | None, options: dict[str, Any]) -> Any:
+def _load(model: str | None, options: dict[str, Any], use: list[str] | None) -> Any:
     from minipaged.config import config_from
+    from minipaged.parts import parse_use, parts_from
 
-    config_from(options)  # a bad setting is told before torch takes its seconds to load
+    # A bad setting or part is told before torch takes its seconds to load.
+    config_from(options)
+    parts = parse_use(use or ())
+    parts_from(parts)
     from transformers.utils import logging as transformers_logging
 
     from minipaged.llm import LLM
 
     transformers_logging.disable_progress_bar()
-    return LLM(model, **options)
+    return LLM(model, use=parts, **options)
 
 
 def _read_prompts(name: str) -> list[str]:
@@ -252,7 +266,7 @@ def main() -> None:
         _fail(error.format_message())
     except typer.Abort:
         raise SystemExit(130) from None
-    except ValueError as error:
+    except (ValueError, NotImplementedError) as error:  # the latter: a stub of --use that says what is to do
         _fail(str(error))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

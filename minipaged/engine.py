@@ -13,9 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minipaged.config import EngineConfig
-from minipaged.decoding.beam_search import BeamSearch
 from minipaged.decoding.detokenizer import Detokenizer
-from minipaged.decoding.methods import SamplingMethod
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.decoding.stopping import StopChecker, TextRules, final_text
 from minipaged.execution.executor import Executor
@@ -56,7 +54,8 @@ class Engine:
         self.executor = executor
         self.config = config
         self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
-        self.scheduler = build_scheduler(config, executor, parts)
+        self._parts = parts or Parts()
+        self.scheduler = build_scheduler(config, executor, self._parts)
         self.metrics = Metrics()
         self.observers: list[Observer] = []
         self._stats = None if config.disable_log_stats else StatsLogger()
@@ -99,7 +98,9 @@ class Engine:
         params.check_vocabulary(vocab_size)
         stop = StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
         method = (
-            BeamSearch(params, stop) if isinstance(params, BeamSearchParams) else SamplingMethod(params, stop)
+            self._parts.beam_search(params, stop)
+            if isinstance(params, BeamSearchParams)
+            else self._parts.parallel_sampling(params, stop)
         )
         if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
             # Every prompt token must go through the model: a salt of its own keeps it from hitting.
@@ -181,7 +182,7 @@ class Engine:
         """What the user gets for a request, finished or not."""
         rules = self.text_rules(request.params)
         ranked = request.method.rank(request) if request.is_finished else request.sequences
-        beams = request.method if isinstance(request.method, BeamSearch) else None
+        beams: Any = request.method if isinstance(request.params, BeamSearchParams) else None
         outputs = []
         for rank, sequence in enumerate(ranked):
             token_ids = sequence.output_token_ids

@@ -21,7 +21,7 @@ from minipaged.decoding.stopping import OutputText
 from minipaged.engine import Engine, RequestError
 from minipaged.execution.executor import Executor
 from minipaged.outputs import RequestOutput
-from minipaged.parts import Parts
+from minipaged.parts import Parts, parts_from
 
 Prompt = str | Mapping[str, Any]
 """A text, or `{"prompt_token_ids": [...]}`, optionally with "cache_salt"."""
@@ -34,11 +34,13 @@ class LLM:
         model: model directory or hub id; None: the embedded pocket model.
         executor: computes the steps instead of the model's own runner (an already built model, say).
         tokenizer: a transformers tokenizer; default: the model's own, if it has one.
-        parts: classes that replace the engine's own (see `minipaged.parts`).
+        use: concept -> class or "FILE.py:Class" that plays it, e.g. `{"allocator": MyAllocator}`; it is
+            watched, and a breach of its contract is told in one line (see `minipaged.contracts`).
+        parts: the same as one object, unwatched (see `minipaged.parts`).
         options: fields of `EngineConfig`.
 
     Raises:
-        ConfigError, ModelLoadError, UnsupportedModelError: one clear line each.
+        ConfigError, ModelLoadError, UnsupportedModelError, PartError, ContractError: one clear line each.
     """
 
     def __init__(
@@ -47,10 +49,12 @@ class LLM:
         *,
         executor: Executor | None = None,
         tokenizer: Any = None,
+        use: Mapping[str, Any] | None = None,
         parts: Parts | None = None,
         **options: Any,
     ) -> None:
         self.config = config_from(options)
+        parts = parts_from(use) if use else parts or Parts()
         name = str(model if model is not None else pocket_model.PATH)
         if executor is None:
             from minipaged.execution.model_runner import ModelRunner
@@ -60,6 +64,10 @@ class LLM:
                 from minipaged.execution.loading import load_tokenizer
 
                 tokenizer = load_tokenizer(name)
+        if parts.paged_attention is not None:
+            # Only an executor with kernels has one; the simulation's has no attention to replace.
+            runner: Any = executor
+            runner.backend = runner.backend._replace(paged_attention=parts.paged_attention)
         self.tokenizer = tokenizer
         self.engine = Engine(executor, self.config, tokenizer, parts)
         self._num_requests = 0
