@@ -1,7 +1,8 @@
 """Who runs next: requests, the step plan, the FCFS scheduler, batch policies, preemption. No torch."""
 
+from minipaged.scheduling.base import RequestTooLongError, Scheduler
 from minipaged.scheduling.chunked_prefill import ChunkedPrefill
-from minipaged.scheduling.fcfs import BatchPolicy, FCFSScheduler, RequestTooLongError
+from minipaged.scheduling.fcfs import BatchPolicy, FCFSScheduler
 from minipaged.scheduling.plan import Chunk, Event, Sample, StepPlan, StepResult
 from minipaged.scheduling.preemption import (
     Auto,
@@ -38,6 +39,7 @@ __all__ = [
     "RequestState",
     "RequestTooLongError",
     "Sample",
+    "Scheduler",
     "Sequence",
     "StepPlan",
     "StepResult",
