@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from minipaged import learn
 from minipaged.config import EngineConfig
 
 app = typer.Typer(
@@ -31,6 +32,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(learn.app, name="learn")
 
 DEFAULT_PROMPT = "Once upon a time"
 

@@ -2,15 +2,57 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+
+from minipaged.learn import read_lessons
+from tests.student_parts import put, replacements
+from tests.trials import TrialRunner, matching
+
+LESSONS = read_lessons(Path(__file__).parent.parent)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Sizes of the random tests."""
+    """Sizes of the random tests, and parts that take the place of the project's own."""
     parser.addoption(
         "--fuzz-steps", type=int, default=3000, help="Random engine steps in tests/engine/test_fuzz.py."
     )
     parser.addoption("--fuzz-seed", type=int, default=0, help="Seed of the first random scenario.")
+    parser.addoption(
+        "--use",
+        action="append",
+        default=[],
+        metavar="CONCEPT=FILE.py:Class",
+        help="Run the concept tests on this part; may be repeated.",
+    )
+    parser.addoption("--trials", type=Path, help="A file of trials to run instead; see tests/trials.py.")
+    parser.addoption("--trials-out", type=Path, help="Where their results go.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A marker per task of the lessons; the parts of `--use` before any test is imported."""
+    for lesson in LESSONS:
+        for number, task in enumerate(lesson.tasks, start=1):
+            config.addinivalue_line(
+                "markers", f"{lesson.marker(number)}: {lesson.title}, task {number}: {task.name}"
+            )
+    try:
+        put(replacements(config.getoption("--use")))
+    except (ValueError, NotImplementedError) as error:
+        raise pytest.UsageError(str(error)) from error
+    if config.getoption("--trials"):
+        runner = TrialRunner(config.getoption("--trials"), config.getoption("--trials_out"))
+        config.pluginmanager.register(runner, "trials")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of a task carry its marker."""
+    for lesson in LESSONS:
+        for number, task in enumerate(lesson.tasks, start=1):
+            for name in task.tests:
+                for item in matching(items, name):
+                    item.add_marker(lesson.marker(number))
 
 
 @pytest.fixture

@@ -80,6 +80,7 @@ class WatchedCache:
         self._inner = self.rules.call(make, allocator, block_size)
         self._published: dict[int, tuple[int, bytes]] = {}  # block -> hash, tokens
         self._since_commit: set[int] = set()
+        self._chain: dict[int, tuple[object, bytes]] = {}  # hash -> the hash (or salt) before it, tokens
 
     def allocate(self, count: int = 1) -> list[int]:
         """See `Cache`."""
@@ -152,6 +153,14 @@ class WatchedCache:
             f"extend_hashes turned {len(before)} hashes into {len(hashes)}; {len(token_ids)} tokens in "
             f"blocks of {self.block_size} make {full}",
         )
+        for i in range(len(before), len(hashes)):
+            tokens = token_ids[i * self.block_size : (i + 1) * self.block_size]
+            link = (hashes[i - 1] if i else salt, tokens.tobytes())
+            self.rules.require(
+                self._chain.setdefault(hashes[i], link) == link,
+                f"extend_hashes gives block {i} of {short(token_ids.tolist())} a hash that another block "
+                "has, or the same tokens after another prefix",
+            )
 
     def match(self, hashes: Sequence[int], token_ids: array[int]) -> list[int]:
         """See `Cache`."""

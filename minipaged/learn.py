@@ -1,0 +1,293 @@
+"""`minipaged learn`: the lessons, what is red and what is green, hints, a fresh start.
+
+Progress is not stored; it is what the concept tests say of the exercise right now. The lessons are folders of
+the repository, `tutorials/NN_name/` with `lesson.md`, `exercise.py` and `tasks.toml`; this needs a clone.
+No torch here: the tests run in a process of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+
+class LearnError(ValueError):
+    """No lessons here, or no such lesson; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to write.
+
+    Attributes:
+        name: what to write.
+        hint: what to think of when stuck.
+        tests: node ids of the tests that specify it.
+    """
+
+    name: str
+    hint: str
+    tests: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One folder of `tutorials/`.
+
+    Attributes:
+        number: "00" to "13".
+        folder: where it lies.
+        title: for the list.
+        minutes: about how long it takes.
+        use: concept -> class of the exercise.
+        environment: variables that the tests need.
+        tasks: in the order in which they are done.
+    """
+
+    number: str
+    folder: Path
+    title: str
+    minutes: int
+    use: tuple[str, ...]
+    environment: dict[str, str]
+    tasks: tuple[Task, ...]
+
+    @property
+    def exercise(self) -> Path:
+        """The file to write in."""
+        return self.folder / "exercise.py"
+
+    @property
+    def start(self) -> Path:
+        """The exercise as it was at the start."""
+        return self.folder.parent / ".start" / f"{self.folder.name}.py"
+
+    def parts(self, file: Path | None = None) -> list[str]:
+        """The `--use` options that put the exercise (or another file of its kind) in place."""
+        return [
+            f"{concept}={file or self.exercise}:{name}"
+            for concept, _, name in (use.partition(":") for use in self.use)
+        ]
+
+    def marker(self, task: int) -> str:
+        """The pytest marker of a task; the first is 1."""
+        return f"lesson{self.number}_task{task}"
+
+
+def repository() -> Path:
+    """The clone that holds the lessons: the one this package runs from, or the one you stand in.
+
+    Raises:
+        LearnError: there is none.
+    """
+    here = Path.cwd()
+    for folder in (Path(__file__).resolve().parent.parent, here, *here.parents):
+        if (folder / "tutorials" / ".start").is_dir():
+            return folder
+    raise LearnError("the lessons are not here; clone the repository and run `minipaged learn` in it")
+
+
+def read_lessons(root: Path) -> list[Lesson]:
+    """All lessons of a clone, in order."""
+    return [_read_lesson(file.parent) for file in sorted(root.glob("tutorials/*/tasks.toml"))]
+
+
+def _read_lesson(folder: Path) -> Lesson:
+    data = tomllib.loads((folder / "tasks.toml").read_text())
+    tasks = tuple(Task(t["name"], t["hint"].strip(), tuple(t["tests"])) for t in data.get("task", ()))
+    return Lesson(
+        folder.name[:2],
+        folder,
+        data["title"],
+        data["minutes"],
+        tuple(data.get("use", ())),
+        data.get("environment", {}),
+        tasks,
+    )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Tests to run on parts. `parts`: `--use` options."""
+
+    name: str
+    parts: Sequence[str]
+    tests: Sequence[str]
+
+
+def run_trials(
+    root: Path, trials: Sequence[Trial], environment: dict[str, str] | None = None
+) -> dict[str, dict[str, str]]:
+    """Run the tests of each trial in one fresh process.
+
+    Returns:
+        trial -> test -> "" if it passed, else one line that says what went wrong.
+
+    Raises:
+        LearnError: the test run itself failed.
+    """
+    files = sorted({test.partition("::")[0] for trial in trials for test in trial.tests})
+    if not files:
+        return {trial.name: {} for trial in trials}
+    with tempfile.TemporaryDirectory() as folder:
+        source, destination = Path(folder, "in.json"), Path(folder, "out.json")
+        source.write_text(
+            json.dumps([{"name": t.name, "use": list(t.parts), "tests": list(t.tests)} for t in trials])
+        )
+        command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider"]
+        command += ["-o", "timeout=60", "--trials", str(source), "--trials-out", str(destination)]
+        ran = subprocess.run(
+            command, cwd=root, env={**os.environ, **(environment or {})}, capture_output=True, text=True
+        )
+        if not destination.exists():
+            tail = " / ".join((ran.stdout + ran.stderr).strip().splitlines()[-3:])
+            raise LearnError(f"the tests could not be run (is the extra `test` installed?): {tail}")
+        return json.loads(destination.read_text())
+
+
+def progress(root: Path, lessons: Sequence[Lesson]) -> dict[str, list[dict[str, str]]]:
+    """Lesson number -> per task, test -> what went wrong ("" when it passed).
+
+    An exercise that nobody has touched is red without running anything: every stub fails its tests.
+    """
+    untouched = {lesson.number for lesson in lessons if _is_untouched(lesson)}
+    outcomes: dict[str, dict[str, str]] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[Lesson]] = {}
+    for lesson in lessons:
+        if lesson.number not in untouched:
+            groups.setdefault(tuple(sorted(lesson.environment.items())), []).append(lesson)
+    for environment, group in groups.items():
+        trials = [
+            Trial(lesson.number, lesson.parts(), [test for task in lesson.tasks for test in task.tests])
+            for lesson in group
+        ]
+        outcomes |= run_trials(root, trials, dict(environment))
+    return {
+        lesson.number: [
+            {
+                test: "not started" if lesson.number in untouched else outcomes[lesson.number][test]
+                for test in task.tests
+            }
+            for task in lesson.tasks
+        ]
+        for lesson in lessons
+    }
+
+
+def _is_untouched(lesson: Lesson) -> bool:
+    return lesson.start.exists() and lesson.start.read_text() == lesson.exercise.read_text()
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+app = typer.Typer(
+    help="Lessons: write the parts yourself, then run the engine with them.", add_completion=False
+)
+Number = Annotated[str, typer.Argument(help="The lesson, e.g. 02.")]
+
+
+@app.callback(invoke_without_command=True)
+def overview(context: typer.Context) -> None:
+    """List the lessons; every task is red or green, as its tests say now."""
+    if context.invoked_subcommand is None:
+        root = repository()
+        lessons = read_lessons(root)
+        with Console(stderr=True).status("running the tests of what you have begun"):
+            done = progress(root, lessons)
+        table = Table("lesson", "minutes", "tasks")
+        for lesson in lessons:
+            marks = " ".join(_mark(outcome) for outcome in done[lesson.number])
+            table.add_row(f"{lesson.number} {lesson.title}", str(lesson.minutes), marks or "to read and run")
+        console = Console()
+        console.print(table)
+        console.print(
+            "minipaged learn next opens the first that is not green; learn check 02, learn hint 02."
+        )
+
+
+@app.command()
+def check(number: Number) -> None:
+    """Run the tests of a lesson on your exercise."""
+    root = repository()
+    lesson = find(read_lessons(root), number)
+    if not lesson.tasks:
+        raise LearnError(f"lesson {lesson.number} has no tasks; read {lesson.folder / 'lesson.md'}")
+    outcomes = progress(root, [lesson])[lesson.number]
+    console = Console(highlight=False)
+    for i, (task, outcome) in enumerate(zip(lesson.tasks, outcomes), start=1):
+        passed = sum(not failure for failure in outcome.values())
+        console.print(f"{_mark(outcome)} task {i}: {task.name}  ({passed} of {len(outcome)} tests)")
+        for test, failure in outcome.items():
+            if failure:
+                console.print(f"    {test.partition('::')[2]}: {failure}", markup=False)
+                break
+    if any(failure for outcome in outcomes for failure in outcome.values()):
+        raise typer.Exit(1)
+    console.print(
+        f"Lesson {lesson.number} is green. Now compare with the real module; the lesson links to it."
+    )
+
+
+@app.command()
+def hint(number: Number) -> None:
+    """A hint for the first task that is not green."""
+    root = repository()
+    lesson = find(read_lessons(root), number)
+    for i, (task, outcome) in enumerate(zip(lesson.tasks, progress(root, [lesson])[lesson.number]), start=1):
+        if any(outcome.values()):
+            Console(highlight=False).print(f"Task {i}, {task.name}:\n{task.hint}", markup=False)
+            return
+    Console().print(f"Lesson {lesson.number} is green; no hint is left.")
+
+
+@app.command()
+def reset(number: Number) -> None:
+    """Begin a lesson again; what you wrote is kept beside it as exercise.backup.py."""
+    lesson = find(read_lessons(repository()), number)
+    if not lesson.start.exists():
+        raise LearnError(f"lesson {lesson.number} has no exercise to reset")
+    backup = lesson.exercise.with_name("exercise.backup.py")
+    shutil.copyfile(lesson.exercise, backup)
+    shutil.copyfile(lesson.start, lesson.exercise)
+    Console(soft_wrap=True, highlight=False).print(f"{lesson.exercise} is as at the start; yours is {backup}")
+
+
+@app.command(name="next")
+def next_lesson() -> None:
+    """Say which lesson and task come next."""
+    root = repository()
+    console = Console(soft_wrap=True, highlight=False)
+    for lesson in read_lessons(root):
+        for i, outcome in enumerate(progress(root, [lesson])[lesson.number]):
+            if any(outcome.values()):
+                console.print(f"Lesson {lesson.number}, {lesson.title}, about {lesson.minutes} minutes.")
+                console.print(f"Read   {lesson.folder / 'lesson.md'}")
+                console.print(f"Write  {lesson.exercise}: {lesson.tasks[i].name} (task {i + 1})")
+                console.print(f"Check  minipaged learn check {lesson.number}")
+                return
+    console.print("All lessons are green.")
+
+
+def find(lessons: Iterable[Lesson], number: str) -> Lesson:
+    """The lesson with a number like "02" or "2". Raises `LearnError` if there is none."""
+    known = {lesson.number: lesson for lesson in lessons}
+    if number.zfill(2) not in known:
+        raise LearnError(f"there is no lesson {number}; choose one of {', '.join(known)}")
+    return known[number.zfill(2)]
+
+
+def _mark(outcome: dict[str, Any]) -> str:
+    return "[red]✗[/red]" if any(outcome.values()) else "[green]✓[/green]"

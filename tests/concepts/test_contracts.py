@@ -1,0 +1,467 @@
+"""Contracts: a part that keeps them is never accused; one that breaks them is told the rule, in a line."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from minipaged.contracts import CONCEPTS, ContractError
+from minipaged.memory import (
+    BlockAllocator,
+    BlockTable,
+    Chunked,
+    KVManager,
+    OnDemand,
+    OutOfBlocksError,
+    PrefixCache,
+    Reserve,
+    SwapSpace,
+)
+from minipaged.scheduling import (
+    Branch,
+    ChunkedPrefill,
+    Decision,
+    FCFSScheduler,
+    PrefillFirst,
+    Recompute,
+    Sample,
+    Swap,
+)
+from tests.toy import ToyBeams, ToyEngine, ToySampling, alone, tokens
+
+
+def watched(concept, part):
+    """A part behind its contract, as `--use` would load it."""
+    CONCEPTS[concept].check(concept, part)
+    return CONCEPTS[concept].watch(part)
+
+
+def subclass(base):
+    """The project's own, made to look like somebody's."""
+    return type(base.__name__, (base,), {})
+
+
+def watched_engine(rng):
+    """A toy engine, all of whose parts are watched."""
+    block_size, num_blocks = rng.choice([1, 3, 4]), rng.randint(8, 24)
+    allocator = watched("allocator", subclass(BlockAllocator))(num_blocks)
+    cache = watched("prefix_cache", subclass(PrefixCache))(allocator, block_size)
+    kv = KVManager(
+        allocator,
+        block_size,
+        watched("page_growth", subclass(rng.choice([OnDemand, Chunked, Reserve])))(),
+        cache if rng.random() < 0.7 else None,
+        SwapSpace(rng.randint(1, num_blocks), num_blocks) if rng.random() < 0.7 else None,
+        block_table=watched("block_table", subclass(BlockTable)),
+    )
+    concept, policy = rng.choice([("chunked_prefill", ChunkedPrefill), ("prefill_first", PrefillFirst)])
+    scheduler = watched("scheduler", subclass(FCFSScheduler))(
+        kv,
+        watched(concept, subclass(policy))(),
+        watched("preemption", subclass(rng.choice([Recompute, Swap])))(),
+        max_num_seqs=rng.randint(4, 12),
+        max_num_batched_tokens=rng.randint(4, 30),
+        max_model_len=1000,
+    )
+    return ToyEngine(scheduler, vocabulary=6)
+
+
+class WithRank:
+    """The toy methods rank nothing; the contract asks for it."""
+
+    def rank(self, request):
+        return request.completions
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_projects_own_parts_keep_every_contract(seed):
+    """Catches a watcher that accuses a correct part, or changes what it watches."""
+    rng = random.Random(seed)
+    engine = watched_engine(rng)
+    stem = [rng.randrange(3) for _ in range(20)]
+    for _ in range(rng.randint(2, 8)):
+        prompt = [*stem[: rng.randint(1, 20)], rng.randrange(3)]
+        toy = rng.choice([lambda: ToySampling(rng.randint(1, 3)), lambda: ToyBeams(rng.randint(1, 3))])()
+        concept = "beam_search" if isinstance(toy, ToyBeams) else "parallel_sampling"
+        method = CONCEPTS[concept].watch(
+            lambda params, stop, toy=toy: type("Ranked", (WithRank, type(toy)), {})(toy.num_sequences)
+        )(None, None)
+        try:
+            engine.add(prompt, rng.choice([1, 5, 12]), method).params = toy
+        except ValueError as error:
+            assert "needs" in str(error) or "sequences at once" in str(error)  # noqa: PT017
+    engine.run()
+    cut = {e.request_id for plan in engine.plans for e in plan.events if e.kind == "outgrown"}
+    for request in engine.requests:
+        if request.request_id not in cut:
+            limit = request.max_num_tokens - len(request.prompt_token_ids)
+            got = [c.output_token_ids for c in sorted(request.completions, key=lambda c: c.index)]
+            assert got == alone(request.prompt_token_ids, limit, request.params, 6)
+
+
+# -- breaches: one line, with the concept, what happened and the rule --------------------------------------
+
+
+def breach(match):
+    return pytest.raises(ContractError, match=match)
+
+
+def allocator_with(**methods):
+    return watched("allocator", type("Mine", (BlockAllocator,), methods))
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        (
+            {"allocate": lambda self, count=1: [3] * count},
+            r"^allocator: allocate\(2\) returned \[3, 3\]; each block may be handed out once",
+        ),
+        ({"allocate": lambda self, count=1: [0]}, r"returned \[0\]; give a list of 2 block ids"),
+        ({"allocate": lambda self, count=1: [7, 8]}, "block ids are the integers 0 to 3"),
+        ({"allocate": lambda self, count=1: None}, "returned None; give a list"),
+        ({"num_free": property(lambda self: 4)}, r"num_free is 4 after allocate\(2\) .*; 2 blocks are free"),
+    ],
+)
+def test_an_allocator_that_hands_out_nonsense_is_told(methods, message):
+    """Catches each rule of `allocate` that is not checked."""
+    with breach(message):
+        allocator_with(**methods)(4).allocate(2)
+
+
+def test_an_allocator_must_refuse_without_taking_anything():
+    """Catches a partial allocation before the error, and an error although blocks are free."""
+
+    def takes_some(self, count=1):
+        taken = []
+        while len(taken) < count:
+            taken += BlockAllocator.allocate(self)
+        return taken
+
+    with breach("num_free is 0 after .* may take nothing"):
+        allocator_with(allocate=takes_some)(3).allocate(4)
+
+    def refuses(self, count=1):
+        raise OutOfBlocksError("none")
+
+    with breach("raised OutOfBlocksError though 3 blocks are free"):
+        allocator_with(allocate=refuses)(3).allocate(1)
+
+
+def test_an_allocator_that_miscounts_references_is_told():
+    """Catches `share` without a count, a double free that passes, `release` that says the wrong thing."""
+    pool = allocator_with(share=lambda self, block: None)(3)
+    with breach(r"ref_count\(0\) is 1; 2 references were taken"):
+        pool.share(*pool.allocate())
+    pool = allocator_with(free=lambda self, block: None)(3)
+    with breach(r"num_free is 2 after free\(0\); 3 blocks are free"):
+        pool.free(*pool.allocate())
+    pool = allocator_with(release=lambda self, block: BlockAllocator.release(self, block) and False)(3)
+    with breach(r"release\(0\) returned False"):
+        pool.release(*pool.allocate())
+    with breach("without references must raise ValueError"):
+        allocator_with(free=lambda self, block: None)(3).free(1)
+
+
+def test_an_exception_of_another_kind_is_told_with_its_line():
+    """Catches a stack trace from deep inside instead of the rule."""
+
+    def allocate(self, count=1):
+        return 1 // 0
+
+    message = r"allocator: allocate\(2\) raised ZeroDivisionError: .*\(test_contracts.py, line \d+\)"
+    with breach(message) as caught:
+        allocator_with(allocate=allocate)(3).allocate(2)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_after_a_breach_every_call_repeats_it():
+    """Catches a second, misleading message from whoever cleans up after the first."""
+    pool = allocator_with(allocate=lambda self, count=1: [9])(3)
+    for call in (pool.allocate, pool.allocate, lambda: pool.free(0)):
+        with breach(r"allocate\(1\) returned \[9\]"):
+            call()
+
+
+def test_a_stub_speaks_for_itself():
+    """Catches a stub's own words buried under a contract."""
+
+    def allocate(self, count=1):
+        raise NotImplementedError("Lesson 2, task 1: take blocks off the free list")
+
+    with pytest.raises(NotImplementedError, match="Lesson 2, task 1"):
+        allocator_with(allocate=allocate)(3).allocate()
+
+
+def table_with(**methods):
+    pool = BlockAllocator(8)
+    return watched("block_table", type("Mine", (BlockTable,), methods))(pool, 4)
+
+
+def append_without_copy(self, count=1):
+    missing = -(-(self.num_tokens + count) // 4) - len(self.blocks)
+    self.blocks += self.pool.allocate(max(0, missing))
+    self.num_tokens += count
+
+
+def test_a_table_that_writes_to_a_shared_block_is_told():
+    """Catches a missing copy-on-write, the breach that would corrupt a neighbour."""
+    table = table_with(append=append_without_copy)
+    table.append(6)
+    table.fork()
+    with breach(r"block_table: append\(1\) at 6 tokens .* where 1 are needed"):
+        table.append(1)
+
+
+def test_a_table_off_by_one_is_told():
+    """Catches a block taken one token early or late, and slots in the wrong order."""
+
+    def early(self, count=1):
+        self.blocks += self.pool.allocate((self.num_tokens + count) // 4 + 1 - len(self.blocks))
+        self.num_tokens += count
+
+    with breach(r"append\(4\) at 0 tokens in blocks \[\] of 4 took 2 blocks \(\[0, 1\]\) where 1"):
+        table_with(append=early).append(4)
+    table = table_with(slot=lambda self, position: self.blocks[0] + position + 1)
+    table.append(3)
+    with breach(r"the slot of position 2 is 3; block 0 x 4 \+ 2 = 2"):
+        table.slot(2)
+
+
+def test_a_table_that_keeps_or_loses_references_is_told():
+    """Catches a fork that does not count, and a free that forgets to give back."""
+    table = table_with(fork=lambda self: _copy_of(self))
+    table.append(5)
+    with breach("fork: block 0 had 1 references and has 1; each table adds one"):
+        table.fork()
+
+    def forgetful(self):
+        self.blocks, self.num_tokens = [], 0
+
+    table = table_with(free=forgetful)
+    table.append(5)
+    with breach(r"free\(\) dropped block 0, whose references went from 1 to 1"):
+        table.free()
+
+
+def _copy_of(table):
+    child = BlockTable(table.pool, table.block_size)
+    child.blocks, child.num_tokens = list(table.blocks), table.num_tokens
+    return child
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((), "at least one block count"),
+        ([3], "give a tuple"),
+        ((2,), r"at_admission\(needed=3, remaining=9\) answered \(2,\); a count below 3"),
+        ((16, 3), "more than 9 blocks are never used"),
+    ],
+)
+def test_a_growth_policy_that_asks_for_nonsense_is_told(answer, message):
+    """Catches each rule of a growth policy that is not checked."""
+    policy = type("Mine", (OnDemand,), {"at_admission": lambda self, needed, remaining: answer})
+    with breach("^page_growth: .*" + message):
+        watched("page_growth", policy)().at_admission(3, 9)
+
+
+def cache_with(**methods):
+    pool = BlockAllocator(4)
+    return watched("prefix_cache", type("Mine", (PrefixCache,), methods))(pool, 2)
+
+
+def published(cache, *values):
+    """Blocks that hold these tokens, published and committed; their hashes."""
+    hashes: list[int] = []
+    cache.extend_hashes(hashes, tokens(*values))
+    blocks = cache.allocate(len(hashes))
+    for i, block in enumerate(blocks):
+        cache.publish(block, hashes[i], tokens(*values[2 * i : 2 * i + 2]))
+    cache.commit()
+    return blocks, hashes
+
+
+def test_a_cache_that_finds_the_wrong_block_is_told():
+    """Catches a match that ignores the tokens, and a hash without its parent."""
+    cache = cache_with(match=lambda self, hashes, token_ids: list(self._index.values())[: len(hashes)])
+    published(cache, 1, 2, 3, 4)
+    hashes: list[int] = []
+    cache.extend_hashes(hashes, tokens(1, 2, 9, 9))
+    with breach(r"match returned block 1 for tokens \[9, 9\], but it was published with other tokens"):
+        cache.match(hashes, tokens(1, 2, 9, 9))
+
+    def without_parent(self, hashes, token_ids, salt=""):
+        hashes += [
+            hash(token_ids[i : i + 2].tobytes()) for i in range(2 * len(hashes), len(token_ids) - 1, 2)
+        ]
+
+    cache = cache_with(extend_hashes=without_parent)
+    published(cache, 5, 6, 1, 2)
+    with breach("the same tokens after another prefix"):
+        cache.extend_hashes([], tokens(1, 2))
+
+
+def test_a_cache_that_finds_evicted_blocks_is_told():
+    """Catches a block handed out again without its content being forgotten."""
+
+    def allocate(self, count=1):
+        while self.allocator.num_free < count:
+            self.allocator.reclaim(self._idle.pop_oldest())
+        return self.allocator.allocate(count)
+
+    cache = cache_with(allocate=allocate)
+    blocks, hashes = published(cache, 1, 2, 3, 4)
+    for block in reversed(blocks):
+        cache.free(block)
+    cache.allocate(4)
+    with breach("is not published"):
+        cache.match(hashes, tokens(1, 2, 3, 4))
+
+
+def test_a_cache_that_keeps_what_a_failed_step_published_is_told():
+    """Catches `withdraw` that withdraws nothing."""
+    cache = cache_with(withdraw=lambda self: None)
+    hashes: list[int] = []
+    cache.extend_hashes(hashes, tokens(1, 2))
+    cache.publish(*cache.allocate(), hashes[0], tokens(1, 2))
+    cache.withdraw()
+    with breach("is not published"):
+        cache.match(hashes, tokens(1, 2))
+
+
+def toy_with(scheduler=FCFSScheduler, policy=ChunkedPrefill, preemption=Recompute, num_blocks=16):
+    allocator = BlockAllocator(num_blocks)
+    kv = KVManager(allocator, 4, OnDemand())
+    return ToyEngine(
+        watched("scheduler", subclass(scheduler))(
+            kv,
+            watched("chunked_prefill", subclass(policy))(),
+            watched("preemption", subclass(preemption))(),
+            max_num_seqs=4,
+            max_num_batched_tokens=8,
+            max_model_len=100,
+        )
+    )
+
+
+def test_a_policy_over_budget_or_idle_is_told():
+    """Catches a step of more tokens than the budget, and an engine that stands still."""
+
+    class Greedy:
+        def fill(self, plan, scheduler):
+            scheduler.admit_waiting(plan, 100)
+
+    class Idle:
+        def fill(self, plan, scheduler):
+            pass
+
+    for policy, message in (
+        (Greedy, "chunked_prefill: the plan of step 0 has 9 tokens .* the budget is 8"),
+        (Idle, "chunked_prefill: step 0 does nothing, though 0 requests run, 0 are swapped out and 1 wait"),
+    ):
+        engine = toy_with(policy=policy)
+        engine.add(range(9))
+        with breach(message):
+            engine.scheduler.schedule()
+
+
+def test_a_victim_from_elsewhere_is_told():
+    """Catches a victim that is planned already or was never running, and a swap without room."""
+
+    class Stranger(Recompute):
+        def choose_victim(self, candidates):
+            return SimpleNamespace(request_id="nobody")
+
+    engine = toy_with(preemption=Stranger, num_blocks=4)
+    engine.add(range(7), 20)
+    engine.add(range(7), 20)
+    with breach("preemption: choose_victim chose .*, which is none of the candidates"):
+        engine.run()
+
+    class Hopeful(Recompute):
+        def choose_mode(self, victim, kv):
+            return Decision("swap", "why not")
+
+    engine = toy_with(preemption=Hopeful, num_blocks=4)
+    engine.add(range(7), 20)
+    engine.add(range(7), 20)
+    with breach(r"choose_mode\(r1\) answered .*ask kv.can_swap_out first"):
+        engine.run()
+
+
+def test_a_scheduler_that_loses_or_disorders_requests_is_told():
+    """Catches a queue that drops a request and one that runs them in another order."""
+
+    class Forgetful(FCFSScheduler):
+        def add(self, request):
+            pass
+
+    engine = toy_with(Forgetful)
+    with breach(r"scheduler: add\(r0\) left the request out of the queue"):
+        engine.add(range(4))
+
+    class Lifo(FCFSScheduler):
+        def schedule(self):
+            plan = super().schedule()
+            self.running.reverse()
+            return plan
+
+    engine = toy_with(Lifo)
+    engine.add(range(3))
+    engine.add(range(3))
+    with breach("running requests stand in the order"):
+        engine.run()
+
+
+def test_a_branch_from_nowhere_is_told():
+    """Catches a method that invents a token or keeps a dead sequence alive."""
+
+    class Inventive(WithRank, ToySampling):
+        def advance(self, request, samples):
+            return [Branch(request.sequences[0], 49, -9.0)]
+
+    method = watched("parallel_sampling", Inventive)(1, None)
+    request = SimpleNamespace(request_id="r", sequences=["parent"], completions=[])
+    with breach("parallel_sampling: advance.r. continues 'parent' with 49 .* none of its candidates"):
+        method.advance(request, [Sample([1], [-0.5])])
+    with breach(r"num_candidates answered 0"):
+        watched("parallel_sampling", type("Zero", (Inventive,), {"num_candidates": lambda s, r: 0}))(
+            1, None
+        ).num_candidates(request)
+
+
+# -- the interface, before anything runs -------------------------------------------------------------------
+
+
+def test_a_missing_method_is_told_when_the_class_is_loaded():
+    """Catches an AttributeError in the middle of a run."""
+    with breach(r"allocator: Empty has no method allocate\(count\); see Allocator in minipaged.contracts"):
+        watched("allocator", type("Empty", (), {}))
+
+
+def test_a_method_with_other_arguments_is_told_when_the_class_is_loaded():
+    """Catches a TypeError in the middle of a run."""
+    mine = type("Mine", (OnDemand,), {"at_admission": lambda self, needed: (needed,)})
+    with breach(r"page_growth: Mine.at_admission\(needed, remaining\) is what the contract calls"):
+        watched("page_growth", mine)
+
+
+def test_what_is_no_class_is_told():
+    """Catches an object given where a class is wanted."""
+    with breach("allocator: .* is not a class"):
+        watched("allocator", BlockAllocator(3))
+
+
+def test_a_scheduler_must_be_a_subclass():
+    """Catches a class whose queues the engine could not read."""
+    alien = type(
+        "Alien",
+        (),
+        {
+            name: getattr(FCFSScheduler, name)
+            for name in ("add", "abort", "schedule", "commit", "rollback", "check_invariants")
+        },
+    )
+    with breach("scheduler: Alien must be a subclass of FCFSScheduler"):
+        watched("scheduler", alien)

@@ -1,0 +1,70 @@
+"""Many parts, one test session: `pytest FILES --trials IN.json --trials-out OUT.json`.
+
+    IN   [{"name": "stub", "use": ["allocator=FILE.py:Class"], "tests": ["tests/concepts/test_x.py::test_y"]}]
+    OUT  {"stub": {"tests/concepts/test_x.py::test_y": ""}}        "" passed; else what went wrong, one line
+
+The files are collected once; each trial puts its parts in place, runs its tests and takes the parts out
+again. A test that has parameters stands for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.student_parts import installed, replacements
+
+NOT_FOUND = "there is no such test"
+
+
+class TrialRunner:
+    """Plays every trial over the collected tests."""
+
+    def __init__(self, source: Path, destination: Path) -> None:
+        self.trials = json.loads(source.read_text())
+        self.destination = destination
+        self._failure = ""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Instead of running each test once."""
+        results = {}
+        for trial in self.trials:
+            try:
+                pairs = replacements(trial["use"])
+            except (ValueError, NotImplementedError) as error:
+                results[trial["name"]] = dict.fromkeys(trial["tests"], str(error))
+                continue
+            with installed(pairs):
+                results[trial["name"]] = {name: self._run(session.items, name) for name in trial["tests"]}
+        self.destination.write_text(json.dumps(results))
+        return True
+
+    def _run(self, items: Iterable[pytest.Item], name: str) -> str:
+        outcome = NOT_FOUND
+        for item in matching(items, name):
+            self._failure = ""
+            item._initrequest()  # type: ignore[attr-defined]  # as pytest-rerunfailures: run it once more
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+            outcome = self._failure
+            if outcome:
+                break
+        return outcome
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember the first failure of the test that runs."""
+        if report.failed and not self._failure:
+            crash: Any = getattr(report.longrepr, "reprcrash", None)
+            text = crash.message if crash is not None else report.longreprtext
+            self._failure = " ".join(text.split())[:300] or "failed"
+        if report.skipped and not self._failure:
+            self._failure = f"skipped: {report.longrepr}"
+
+
+def matching(items: Iterable[pytest.Item], name: str) -> list[pytest.Item]:
+    """The tests that a node id stands for; without parameters it stands for all of them."""
+    return [item for item in items if item.nodeid == name or item.nodeid.startswith(name + "[")]
