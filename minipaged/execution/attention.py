@@ -77,11 +77,8 @@ class AttentionStep(Protocol):
 class LayerProbe:
     """Records a `LayerSpec` per layer and refuses what a `PagedStep` could not honour."""
 
-    KNOWN_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
-
     def __init__(self, text_config: Any) -> None:
         self._config = text_config
-        self._layer_types = getattr(text_config, "layer_types", None)
         self.specs: dict[int, LayerSpec] = {}
 
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
@@ -91,21 +88,26 @@ class LayerProbe:
             raise UnsupportedModelError(f"layer {layer} attends twice (cross-attention?)")
         if not getattr(module, "is_causal", True):
             raise UnsupportedModelError(f"layer {layer} attends to later tokens, too (no causal decoder)")
-        chunk_size = temperature = None
-        if self._layer_types is not None:
-            kind = self._layer_types[layer]
-            if kind not in self.KNOWN_LAYER_TYPES:
-                raise UnsupportedModelError(f"layer {layer} is of type {kind!r}")
-            if kind == "sliding_attention" and options.sliding_window is None:
-                raise UnsupportedModelError(f"layer {layer} does not say how long its sliding window is")
-            if kind == "chunked_attention":
-                chunk_size = self._config.attention_chunk_size
+        kind = self._kind_of(layer)
+        if kind not in ("full_attention", "sliding_attention", "chunked_attention"):
+            raise UnsupportedModelError(f"layer {layer} is of type {kind!r}")
+        if kind == "sliding_attention" and options.sliding_window is None:
+            raise UnsupportedModelError(f"layer {layer} does not say how long its sliding window is")
+        chunk_size = self._config.attention_chunk_size if kind == "chunked_attention" else None
+        temperature = None
         if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
             temperature = Temperature(module.floor_scale, module.attn_scale)
         self.specs[layer] = LayerSpec(
             key.shape[1], key.shape[2], value.shape[2], key.dtype, key.device, chunk_size, temperature
         )
         return query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+
+    def _kind_of(self, layer: int) -> str:
+        layer_types = getattr(self._config, "layer_types", None)
+        if layer_types is not None:
+            return layer_types[layer]
+        has_window = getattr(self._config, "sliding_window", None) is not None
+        return "sliding_attention" if has_window else "full_attention"
 
 
 class PagedStep:

@@ -116,7 +116,14 @@ class ModelRunner:
 
     def _probe(self, block_size: int) -> dict[int, LayerSpec]:
         """Which layers call the hook, with which shapes: one forward pass without a pool."""
-        specs, logits = self._run_without_pool(num_tokens=2, num_rows=1)
+        try:
+            specs, logits = self._run_without_pool(num_tokens=2, num_rows=1)
+        except UnsupportedModelError:
+            raise
+        except Exception as error:  # code of other people, which may rely on a mask or a cache
+            raise UnsupportedModelError(
+                f"it fails without mask and cache of its own: {type(error).__name__}: {error}"
+            ) from error
         if logits.shape[0] != 1:
             raise UnsupportedModelError("it cannot compute the logits of chosen rows only")
         self.vocab_size = logits.shape[1]

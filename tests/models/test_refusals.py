@@ -61,6 +61,12 @@ def test_layers_that_never_call_the_hook_are_refused() -> None:
         type(model)._is_stateful = True
 
 
+def test_a_model_that_cannot_run_without_its_mask_is_refused() -> None:
+    """DeepSeek V3.2 chooses the tokens to attend to with a mask: no traceback out of its code."""
+    message = refusal(build("deepseek_v32"))
+    assert "fails without mask and cache of its own: TypeError" in message
+
+
 def test_a_model_that_looks_ahead_is_refused() -> None:
     """BERT's layers do call the hook, and causal attention would be wrong for them."""
     config = BertConfig(
@@ -141,6 +147,12 @@ class TestProbe:
         """It would attend to everything."""
         with pytest.raises(UnsupportedModelError, match="sliding window"):
             self.call(0)
+
+    def test_a_window_that_is_only_in_the_configuration_is_refused(self) -> None:
+        """PhiMoE puts it into its mask, of which the hook sees nothing."""
+        message = refusal(build("phimoe", sliding_window=6))
+        assert "sliding window" in message
+        ModelRunner(build("phimoe"), EngineConfig(num_blocks=8), greedy)
 
     def test_an_unknown_kind_of_layer_is_refused(self) -> None:
         """It would be taken for full attention."""

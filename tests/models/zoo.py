@@ -79,6 +79,19 @@ SUPPORTED = {
             "query_pre_attn_scalar": 20,
         },
     ),
+    "gemma4": (  # the two kinds of layers have different head sizes, the last two no K/V weights of their own
+        "gemma4_text",
+        {
+            **_WIDE_HEADS,
+            "num_hidden_layers": 4,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "global_head_dim": 32,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+        },
+    ),
     "phi3": ("phi3", _SMALL),
     "smollm3": ("smollm3", {**_SMALL, "num_hidden_layers": 4, "no_rope_layer_interval": 2}),
     "gpt_neox": ("gpt_neox", {**_SMALL, "rotary_pct": 0.5}),
@@ -140,7 +153,10 @@ SUPPORTED = {
     ),
 }
 
-REFUSED = {
+# For the tests of refusals.
+OTHERS = {
+    "deepseek_v32": ("deepseek_v32", SUPPORTED["deepseek_v3"][1]),
+    "phimoe": ("phimoe", {**_SMALL, "num_local_experts": 4}),
     "falcon": ("falcon", {**_SMALL, "new_decoder_architecture": True, "num_kv_heads": 2}),
     "gptj": (
         "gptj",
@@ -175,7 +191,7 @@ REFUSED = {
 
 def build(name: str, **changes: object) -> nn.Module:
     """The model called `name`, eager attention, fp32, eval mode; `changes` go into its configuration."""
-    model_type, options = {**SUPPORTED, **REFUSED}[name]
+    model_type, options = {**SUPPORTED, **OTHERS}[name]
     config = CONFIG_MAPPING[model_type](**{**options, **changes})
     with torch.random.fork_rng():
         torch.manual_seed(0)
