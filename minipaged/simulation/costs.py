@@ -38,7 +38,8 @@ class CostModel:
     ) -> None:
         model, chip, chips = deployment.model, deployment.chip, deployment.num_chips
         self.block_size = block_size
-        self.constants = constants
+        self.sequence_seconds = constants.sequence_seconds
+        self.host_seconds = constants.step_seconds + (chips - 1) * constants.worker_seconds
         bandwidth = chips * chip.bandwidth * constants.bandwidth_efficiency
         flops = chips * chip.flops * constants.flops_efficiency
         self.weight_seconds = model.weight_bytes / bandwidth
@@ -66,7 +67,7 @@ class CostModel:
         pairs: float = read
         if tokens > len(chunks):
             pairs = sum(n * (start + (n + 1) / 2) for _, start, n, _ in chunks)
-        seconds = self.constants.step_seconds
+        seconds = self.host_seconds + len(chunks) * self.sequence_seconds
         if chunks:
             seconds += max(self.weight_seconds, tokens * self.token_seconds)
             seconds += max(read * self.kv_read_seconds, pairs * self.pair_seconds)

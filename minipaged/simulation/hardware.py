@@ -148,24 +148,30 @@ class Constants:
     """What no data sheet says. One set for all figures; `CONSTANT_SOURCES` says where each is from."""
 
     bandwidth_efficiency: float = 0.80
-    flops_efficiency: float = 0.55
-    step_seconds: float = 0.012
+    flops_efficiency: float = 0.70
+    step_seconds: float = 0.011
+    sequence_seconds: float = 80e-6
+    worker_seconds: float = 0.006
     paged_read_tokens: float = 3.5
     transfer_seconds: float = 6e-6
-    all_reduce_seconds: float = 15e-6
+    all_reduce_seconds: float = 25e-6
 
 
 CONSTANTS = Constants()
 
 CONSTANT_SOURCES = {
     "bandwidth_efficiency": "share of the memory bandwidth that large reads reach; STREAM-like copies on A100",
-    "flops_efficiency": "share of the peak that large matrix products of a prefill reach in 16 bit",
+    "flops_efficiency": "share of the peak that large 16-bit matrix products reach: 220 of 312 TFLOP/s on A100",
     "step_seconds": "host time of a step (Python scheduling, launches, sampling) of a 2023 engine; fitted once "
     "to the knee of Orca Max in Fig. 12 a (7 requests x 338 tokens at 0.5 to 0.6 req/s: 35 to 41 ms a step)",
+    "sequence_seconds": "host time of a step for each sequence in it (its input, block table, sample and text, "
+    "in Python): 50 to 100 us, as profiles of 2023 engines show",
+    "worker_seconds": "host time of a step for each further chip: a remote call with the plan and its answer "
+    "(one actor a worker in 2023); chosen once so that four and eight chips are as slow as Fig. 12 b, c show",
     "paged_read_tokens": "looking up a KV block costs as much as reading so many tokens of it: 22 % at block "
     "size 16 (Fig. 18 a: 20 to 26 %)",
     "transfer_seconds": "one cudaMemcpyAsync; a block moves as 2 x layers copies (Fig. 19 a)",
-    "all_reduce_seconds": "launch and synchronisation of one all-reduce among 4 or 8 chips on NVLink",
+    "all_reduce_seconds": "latency of a small all-reduce among 8 A100 on NVLink (nccl-tests: 20 to 30 us)",
 }
 
 

@@ -18,8 +18,8 @@ from collections.abc import Sequence as SequenceOf
 
 from minipaged.scheduling import Branch, Request, Sample, Sequence
 
-BEAM_SWITCH = 0.3
-"""Probability that a place of the beam draws its parent at random; fitted once, to Fig. 15's width 4."""
+BEAM_SWITCH = 0.08
+"""Probability that a place of the beam draws its parent at random; fitted once, to Fig. 15's widths."""
 
 
 class ScriptedSampling:

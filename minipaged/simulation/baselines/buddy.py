@@ -58,7 +58,9 @@ class BuddyAllocator:
         order = order_of(size)
         source = next((o for o in range(order, len(self._free)) if self._free[o]), None)
         if source is None:
-            raise OutOfBlocksError(f"no free region of {1 << order} slots; {self.num_free} slots are free in all")
+            raise OutOfBlocksError(
+                f"no free region of {1 << order} slots; {self.num_free} slots are free in all"
+            )
         start = min(self._free[source])
         self._free[source].remove(start)
         for o in range(source - 1, order - 1, -1):
@@ -82,6 +84,24 @@ class BuddyAllocator:
             start &= ~(1 << order)
             order += 1
         self._free[order].add(start)
+
+    def regions(self) -> list[int]:
+        """Addresses of the allocated regions."""
+        return list(self._order_of)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless regions, allocated and free, tile the pool, and no free pair is unmerged."""
+        spans = [(start, order) for order, starts in enumerate(self._free) for start in starts]
+        for start, order in spans:
+            assert start ^ (1 << order) not in self._free[order], f"{start} is free and so is its buddy"
+        spans += self._order_of.items()
+        end = 0
+        for start, order in sorted(spans):
+            assert start == end, f"slots {end}..{start - 1} are lost, or used twice"
+            assert start % (1 << order) == 0, f"the region at {start} is not aligned"
+            end = start + (1 << order)
+        assert end == self.num_blocks
+        assert self.num_free == sum(len(starts) << order for order, starts in enumerate(self._free))
 
 
 def order_of(size: int) -> int:

@@ -15,8 +15,16 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import cast
 
-from minipaged.memory import Admission, BlockAllocator, BlockCopy, BlockTable, KVManager, OnDemand
-from minipaged.memory.kv_manager import Hit, KVSequence
+from minipaged.memory import (
+    Admission,
+    BlockAllocator,
+    BlockCopy,
+    BlockTable,
+    Hit,
+    KVManager,
+    KVSequence,
+    OnDemand,
+)
 from minipaged.scheduling import Request, Sequence
 from minipaged.simulation.baselines.buddy import BuddyAllocator
 
