@@ -2,9 +2,10 @@
 
 from minipaged.memory.allocator import BlockAllocator, BlockPool, OutOfBlocksError
 from minipaged.memory.block_table import BlockCopy, BlockTable
-from minipaged.memory.kv_manager import Admission, KVManager
+from minipaged.memory.kv_manager import KVManager
 from minipaged.memory.page_growth import Chunked, OnDemand, PageGrowth, Reserve
 from minipaged.memory.prefix_cache import PrefixCache
+from minipaged.memory.prefix_hits import Admission, Hit, KVSequence
 from minipaged.memory.swap_space import SwapSpace
 
 __all__ = [
@@ -14,7 +15,9 @@ __all__ = [
     "BlockPool",
     "BlockTable",
     "Chunked",
+    "Hit",
     "KVManager",
+    "KVSequence",
     "OnDemand",
     "OutOfBlocksError",
     "PageGrowth",

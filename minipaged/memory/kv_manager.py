@@ -9,59 +9,15 @@ The manager knows block ids and token ids; no queues, no tensors, no time.
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
 
 from minipaged.memory.allocator import BlockAllocator, BlockPool
 from minipaged.memory.block_table import BlockCopy, BlockTable
 from minipaged.memory.page_growth import PageGrowth
 from minipaged.memory.prefix_cache import PrefixCache
+from minipaged.memory.prefix_hits import Admission, KVSequence, find_hits, num_hit_tokens
 from minipaged.memory.swap_space import SwapSpace
-
-
-class KVSequence(Protocol):
-    """What the manager reads and writes of a sequence."""
-
-    token_ids: array[int]
-    num_computed_tokens: int
-    max_num_tokens: int
-    table: BlockTable
-    block_hashes: list[int]
-    num_published_blocks: int
-    cache_salt: str
-
-
-class Hit(NamedTuple):
-    """What one sequence need not compute at admission.
-
-    `blocks` are cached; or the first `num_shared` blocks come from `leader`, an earlier sequence of the
-    same group. `copy_from` is the cached last block of a sequence that is cached to its last token.
-    """
-
-    blocks: list[int]
-    num_shared: int
-    leader: int | None = None
-    copy_from: int | None = None
-
-
-class Admission(NamedTuple):
-    """Answer of `can_admit`: whether the group fits, and how.
-
-    Attributes:
-        fits: whether `admit` may be called.
-        hits: per sequence, what it need not compute.
-        grants: per sequence, blocks it takes from the pool.
-        num_cached_tokens: tokens that need not be computed.
-        num_charged_tokens: tokens the step's budget is charged with if all are computed at once.
-    """
-
-    fits: bool
-    hits: list[Hit]
-    grants: list[int]
-    num_cached_tokens: int
-    num_charged_tokens: int
 
 
 class KVManager:
@@ -133,7 +89,7 @@ class KVManager:
             others_run: leave the watermark free, and the growth policy its say. When nothing else
                 runs, what the tokens need will do: waiting would free nothing.
         """
-        hits = self._find_hits(sequences)
+        hits = find_hits(sequences, self.prefix_cache, self.block_size)
         wishes = []
         for sequence, hit in zip(sequences, hits):
             needed = self.num_blocks_of(len(sequence.token_ids)) - hit.num_shared
@@ -149,7 +105,7 @@ class KVManager:
         elif self.prefix_cache is not None:
             available -= self.prefix_cache.count_idle(cached)
         num_tokens = sum(len(sequence.token_ids) for sequence in sequences)
-        num_cached = sum(map(self._num_hit_tokens, sequences, hits))
+        num_cached = sum(num_hit_tokens(s, hit, self.block_size) for s, hit in zip(sequences, hits))
         num_charged = num_tokens - num_cached if self.prefix_aware else num_tokens
         grants = [wish[0] for wish in wishes]
         if sum(grants) > available:
@@ -171,7 +127,7 @@ class KVManager:
             table = sequence.table
             if hit.leader is not None:
                 table.share(sequences[hit.leader].table.blocks[: hit.num_shared])
-            sequence.num_computed_tokens = self._num_hit_tokens(sequence, hit)
+            sequence.num_computed_tokens = num_hit_tokens(sequence, hit, self.block_size)
             sequence.num_published_blocks = hit.num_shared
             table.append(len(sequence.token_ids) - table.num_tokens)
             if hit.copy_from is not None and hit.copy_from != table.blocks[-1]:
@@ -182,45 +138,6 @@ class KVManager:
             if spare:
                 table.reserve(spare)
         return copies
-
-    def _num_hit_tokens(self, sequence: KVSequence, hit: Hit) -> int:
-        if hit.copy_from is not None:
-            return len(sequence.token_ids) - 1
-        return hit.num_shared * self.block_size
-
-    def _find_hits(self, sequences: Sequence[KVSequence]) -> list[Hit]:
-        hits: list[Hit] = []
-        for i, sequence in enumerate(sequences):
-            hit = self._cached_prefix(sequence)
-            # A group that was preempted restores its sharing: what two sequences have in common is
-            # computed by the first and shared by the second, cached or not.
-            for j in range(i):
-                shared = self._common_blocks(sequences[j], sequence)
-                if shared > hit.num_shared:
-                    hit = Hit([], shared, leader=j)
-            hits.append(hit)
-        return hits
-
-    def _cached_prefix(self, sequence: KVSequence) -> Hit:
-        cache = self.prefix_cache
-        if cache is None:
-            return Hit([], 0)
-        cache.extend_hashes(sequence.block_hashes, sequence.token_ids, sequence.cache_salt)
-        blocks = cache.match(sequence.block_hashes, sequence.token_ids)
-        if len(blocks) * self.block_size < len(sequence.token_ids):
-            return Hit(blocks, len(blocks))
-        # Every token is cached, but the last must be computed for its logits. Its K/V goes to a copy
-        # of the last block; a block that this very step computes has nothing to copy yet.
-        last = blocks.pop()
-        return Hit(blocks, len(blocks), copy_from=None if cache.is_pending(last) else last)
-
-    def _common_blocks(self, first: KVSequence, second: KVSequence) -> int:
-        size = self.block_size
-        limit = (min(len(first.token_ids), len(second.token_ids)) - 1) // size
-        for i in range(limit):
-            if first.token_ids[i * size : (i + 1) * size] != second.token_ids[i * size : (i + 1) * size]:
-                return i
-        return limit
 
     # -- growth ---------------------------------------------------------------------------------
 
