@@ -38,7 +38,8 @@ def load_model(name: str, dtype: DType, device: torch.device) -> PreTrainedModel
         model, info = loaded
     except Exception as error:  # transformers, the hub and safetensors raise all kinds; one line for all
         reason = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
-        raise ModelLoadError(f"cannot load {name}: {type(error).__name__}: {reason}") from error
+        what = name if path.is_dir() else f"{name} (no directory here, so a hub id)"
+        raise ModelLoadError(f"cannot load {what}: {type(error).__name__}: {reason}") from error
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ModelLoadError(

@@ -1,5 +1,7 @@
 """The model runner: moves before the forward pass, samples and reports after it."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +24,12 @@ def expected_logits(token_ids: list[int]) -> Tensor:
 
 def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
+
+
+def test_the_protocol_of_executors_needs_no_torch() -> None:
+    """The engine and the simulation name it; a simulated run must not take seconds to import torch."""
+    code = "import sys, minipaged.execution.executor; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_it_tells_the_engine_what_it_must_know() -> None:

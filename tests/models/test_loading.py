@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution.loading import ModelLoadError, load_model
@@ -74,6 +75,19 @@ def test_a_file_is_no_directory(directory: Path) -> None:
 def test_a_directory_without_a_configuration(tmp_path: Path) -> None:
     """The most common wrong directory."""
     assert "has no config.json" in refusal(tmp_path)
+
+
+def test_a_hub_id_that_cannot_be_had_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt directory looks like a hub id; the network's error alone would mislead."""
+
+    def unreachable(*args: object, **options: object) -> None:
+        raise OSError("We couldn't connect to the hub.\nCheck your connection.")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", unreachable)
+    message = refusal("pocket_modle")
+    assert message == (
+        "cannot load pocket_modle (no directory here, so a hub id): OSError: We couldn't connect to the hub."
+    )
 
 
 def test_a_configuration_without_weights(directory: Path) -> None:

@@ -1,0 +1,57 @@
+"""The executor on a GPU: the same numbers, swaps on a stream of their own, a pool sized by what is free."""
+
+import pytest
+import torch
+
+from minipaged.config import EngineConfig
+from minipaged.execution.model_runner import ModelRunner
+from minipaged.memory import BlockCopy
+from minipaged.scheduling.plan import StepPlan
+from tests.models.driver import Driver, greedy, random_tokens
+from tests.models.zoo import VOCAB_SIZE, build
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device"),
+]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "llama4"])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_logits_agree_with_transformers_on_the_cpu(name: str, backend: str) -> None:
+    """Devices of indices, tables and pools: whatever stayed on the host shows here."""
+    token_ids = random_tokens(30, VOCAB_SIZE, seed=1)
+    driver = Driver(build(name).cuda(), attention_backend=backend)
+    sequence, other = driver.add(token_ids), driver.add(random_tokens(30, VOCAB_SIZE, seed=2))
+    computed = [driver.logits([(other, 2), (sequence, count)])[1] for count in (3, 14, 1, 1, 11)]
+    with torch.inference_mode():
+        expected = build(name)(torch.tensor([token_ids]), use_cache=False).logits[0]
+    torch.testing.assert_close(torch.cat(computed).cpu(), expected, atol=1e-3, rtol=0)
+
+
+def test_swaps_are_ordered_with_the_steps_around_them() -> None:
+    """Out, overwritten and in again, many times without a wait in between."""
+    runner = Driver(build("llama").cuda(), num_blocks=3).runner
+    _, keys, _ = runner.cache.pools[0]
+    for value in range(200):
+        keys[0] = value
+        runner.execute(StepPlan(1, swap_out=[BlockCopy(0, 0)]))
+        keys[0] = -1
+        runner.execute(StepPlan(2, swap_in=[BlockCopy(0, 1)], copies=[BlockCopy(1, 2)]))
+        assert keys[:, 0, 0, 0].tolist() == [-1, value, value]
+    assert all(pool.is_pinned() for pool in runner.cache._host_pools)
+
+
+def test_the_pool_takes_what_the_largest_step_leaves() -> None:
+    """Twice the share leaves about twice the blocks; and the memory really is there."""
+    settings = {"max_num_seqs": 256, "max_num_batched_tokens": 512}
+    found = []
+    for share in (0.05, 0.1):
+        model = build("llama", max_position_embeddings=1 << 24).cuda()
+        config = EngineConfig(gpu_memory_utilization=share, **settings)
+        runner = ModelRunner(model, config, greedy)
+        found.append(runner.num_blocks * runner.block_bytes)
+        del runner, model
+        torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info()[1]
+    assert found[1] - found[0] == pytest.approx(0.05 * total, rel=0.1)
