@@ -11,6 +11,7 @@ import torch
 
 from minipaged.decoding import SamplingParams
 from minipaged.decoding.sampling import Sampler
+from minipaged.decoding.stopping import StopChecker
 from tests.concepts.decoding_driver import chunk, make_sequence
 
 ROWS, VOCAB = 256, 8_000
@@ -70,3 +71,11 @@ def test_random_rows_without_filters(benchmark, logits):
     """Noise for the whole vocabulary and nothing else."""
     benchmark.group = "filters"
     benchmark(Sampler(), logits, batch(lambda row: {}))
+
+
+@pytest.mark.benchmark(group="a stop check without stop strings")
+def test_stop_check(benchmark):
+    """Text or sets built per token would show here: 256 sequences at 1,500 steps/s leave 2.6 us each."""
+    checker = StopChecker(SamplingParams(max_tokens=None), [0])
+    sequence = make_sequence([1], params=None)
+    assert benchmark(checker.check, sequence, 3) is None
