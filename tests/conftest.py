@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except (ValueError, NotImplementedError) as error:
         raise pytest.UsageError(str(error)) from error
     if config.getoption("--trials"):
-        runner = TrialRunner(config.getoption("--trials"), config.getoption("--trials_out"))
+        runner = TrialRunner(config.getoption("--trials"), config.getoption("--trials-out"))
         config.pluginmanager.register(runner, "trials")
 
 

@@ -455,13 +455,7 @@ def test_what_is_no_class_is_told():
 
 def test_a_scheduler_must_be_a_subclass():
     """Catches a class whose queues the engine could not read."""
-    alien = type(
-        "Alien",
-        (),
-        {
-            name: getattr(FCFSScheduler, name)
-            for name in ("add", "abort", "schedule", "commit", "rollback", "check_invariants")
-        },
-    )
+    names = ("add", "abort", "schedule", "commit", "rollback", "check_invariants")
+    alien = type("Alien", (), {name: getattr(FCFSScheduler, name) for name in names})
     with breach("scheduler: Alien must be a subclass of FCFSScheduler"):
         watched("scheduler", alien)

@@ -1,0 +1,170 @@
+"""Parts: a class of your own is found, loaded, watched and run; whatever is wrong is told in one line."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from minipaged.config import EngineConfig
+from minipaged.contracts import CONCEPTS, ContractError
+from minipaged.contracts.allocator import WatchedAllocator
+from minipaged.memory import BlockAllocator
+from minipaged.parts import PartError, Parts, build_scheduler, load_part, parse_use, parts_from
+from minipaged.scheduling import PreemptionCosts
+from tests.student_parts import installed, replacements
+
+ROOT = Path(__file__).parents[2]
+LIMITS = SimpleNamespace(
+    num_blocks=8, num_host_blocks=0, max_model_len=64, preemption_costs=PreemptionCosts(1.0, 1.0, 1.0)
+)
+
+
+def python(*arguments):
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A file with an allocator, a growth policy and a broken class."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        textwrap.dedent(
+            """
+            from minipaged.memory import BlockAllocator, Chunked
+
+            class Mine(BlockAllocator):
+                pass
+
+            class Twice(BlockAllocator):
+                def allocate(self, count=1):
+                    return [0] * count
+
+            class Generous(Chunked):
+                pass
+
+            class Empty:
+                pass
+            """
+        )
+    )
+    return file
+
+
+def test_a_part_of_a_file_runs_watched_and_the_rest_is_the_projects_own(mine):
+    """Catches a part that is loaded and then not used."""
+    parts = parts_from({"allocator": f"{mine}:Mine"})
+    scheduler = build_scheduler(EngineConfig(), LIMITS, parts)
+    assert isinstance(scheduler.kv.allocator, WatchedAllocator)
+    assert type(scheduler.kv.allocator._inner).__name__ == "Mine"
+    assert parts.prefix_cache is Parts().prefix_cache
+
+
+def test_a_class_may_be_given_itself_and_the_projects_own_runs_unwatched():
+    """Catches a watcher around every engine, which would cost speed."""
+    assert parts_from({"allocator": BlockAllocator}).allocator is BlockAllocator
+    assert parts_from({"allocator": type("Mine", (BlockAllocator,), {})}).allocator is not BlockAllocator
+
+
+@pytest.mark.parametrize("concept", CONCEPTS)
+def test_every_concept_is_a_field_of_parts(concept):
+    """Catches a concept that can be named and then does nothing."""
+    assert hasattr(Parts(), concept)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["alocator=a.py:B"], "unknown concept 'alocator'; did you mean allocator"),
+        (["magic=a.py:B"], "unknown concept 'magic'; choose one of allocator, "),
+        (["allocator"], "--use allocator is not CONCEPT=FILE.py:Class"),
+        (["allocator=a.py"], "is not CONCEPT=FILE.py:Class"),
+        (["allocator=a.py:A", "allocator=a.py:B"], "--use allocator is given twice: a.py:A and a.py:B"),
+    ],
+)
+def test_a_use_option_that_cannot_be_read_is_told(values, message):
+    """Catches a typo that silently runs the project's own part."""
+    with pytest.raises(PartError, match=message):
+        parse_use(values)
+
+
+def test_what_cannot_be_loaded_is_told(tmp_path, mine):
+    """Catches a traceback of importlib where the file name is wrong, empty or not Python."""
+    with pytest.raises(PartError, match=r"there is no file .*nowhere.py; give the path from where you are"):
+        load_part(f"{tmp_path}/nowhere.py:A")
+    with pytest.raises(PartError, match="has no Yours; it defines Mine, Twice, Generous, Empty"):
+        load_part(f"{mine}:Yours")
+    (tmp_path / "bad.py").write_text("x = 1\ndef f(:\n")
+    with pytest.raises(PartError, match=r"bad.py, line 2 cannot be loaded: SyntaxError"):
+        load_part(f"{tmp_path}/bad.py:f")
+    with pytest.raises(ContractError, match="allocator: Empty has no method allocate"):
+        parts_from({"allocator": f"{mine}:Empty"})
+
+
+def test_the_command_line_tells_a_breach_in_one_line(mine):
+    """Catches a stack trace from deep inside the engine."""
+    prompt = "a b c d e f g h i j k l m n o p q r s t u v"
+    ran = python("-m", "minipaged", "generate", "--prompt", prompt, "--use", f"allocator={mine}:Twice")
+    assert ran.returncode == 2
+    told = [line for line in ran.stderr.splitlines() if line.startswith("minipaged: ")]
+    assert len(told) == 1
+    assert "each block may be handed out once" in told[0]
+    assert "Traceback" not in ran.stderr
+
+
+def test_pytest_use_replaces_the_class_in_package_and_tests(mine):
+    """Catches a test that still holds the project's class; here the first allocator test must fail."""
+    ran = python(
+        *("-m", "pytest", "-p", "no:cacheprovider", "tests/concepts/test_parts.py"),
+        *("-k", "whoever_is_installed", "--use", f"allocator={mine}:Twice"),
+    )
+    assert "Twice is installed" in ran.stdout
+
+
+def test_whoever_is_installed_hands_out_distinct_blocks():
+    """The one that `test_pytest_use...` runs on a broken allocator."""
+    blocks = BlockAllocator(4).allocate(2)
+    assert blocks == [0, 1], f"{BlockAllocator.__name__} is installed"
+
+
+def test_a_part_replaces_the_class_it_is_named_for_or_derives_from(mine):
+    """Catches Chunked's stand-in put in the place of OnDemand."""
+    from minipaged.memory import Chunked
+
+    assert [original for original, _ in replacements([f"page_growth={mine}:Generous"])] == [Chunked]
+
+
+def test_parts_are_taken_out_again(mine):
+    """Catches a trial that leaves its part behind for the next one."""
+    import minipaged.memory.allocator as home
+
+    before = home.BlockAllocator
+    with installed(replacements([f"allocator={mine}:Mine"])):
+        assert home.BlockAllocator.__name__ == BlockAllocator.__name__ == "Mine"
+    assert home.BlockAllocator is BlockAllocator is before
+
+
+def test_trials_run_one_test_on_several_parts(tmp_path, mine):
+    """Catches results that belong to another trial, and a missing test that counts as passed."""
+    test = "tests/concepts/test_parts.py::test_whoever_is_installed_hands_out_distinct_blocks"
+    trials = [
+        {"name": "good", "use": [f"allocator={mine}:Mine"], "tests": [test, f"{test}_too"]},
+        {"name": "bad", "use": [f"allocator={mine}:Twice"], "tests": [test]},
+        {"name": "empty", "use": [f"allocator={mine}:Empty"], "tests": [test]},
+        {"name": "good again", "use": [], "tests": [test]},
+    ]
+    source, destination = tmp_path / "in.json", tmp_path / "out.json"
+    source.write_text(json.dumps(trials))
+    ran = python(
+        *("-m", "pytest", "-p", "no:cacheprovider", "tests/concepts/test_parts.py"),
+        *("--trials", str(source), "--trials-out", str(destination)),
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    results = json.loads(destination.read_text())
+    assert results["good"] == {test: "", f"{test}_too": "there is no such test"}
+    assert "Twice is installed" in results["bad"][test]
+    assert "has no method allocate" in results["empty"][test]
+    assert results["good again"] == {test: ""}
