@@ -162,7 +162,7 @@ def test_trials_run_one_test_on_several_parts(tmp_path, mine):
         *("-m", "pytest", "-p", "no:cacheprovider", "tests/concepts/test_parts.py"),
         *("--trials", str(source), "--trials-out", str(destination)),
     )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert destination.exists(), ran.stdout + ran.stderr
     results = json.loads(destination.read_text())
     assert results["good"] == {test: "", f"{test}_too": "there is no such test"}
     assert "Twice is installed" in results["bad"][test]
