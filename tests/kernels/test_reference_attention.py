@@ -16,14 +16,6 @@ LONG_DECODES = [(1, 130), (1, 9), (1, 200)]  # beyond SHORT_CONTEXT: attended on
 MIXED = [(1, 9), (7, 7), (3, 12), (1, 1), (5, 6)]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def check(
     lengths, *, dtype=torch.float32, scale=0.3, softcap=None, with_sinks=False, sliding_window=None, **shape
 ):

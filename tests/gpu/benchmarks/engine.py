@@ -1,0 +1,96 @@
+"""The engine against transformers' `generate` and continuous batching: a random Llama of 1.1 B parameters."""
+
+import random
+import time
+from collections.abc import Callable
+
+import torch
+from timing import Machine, reason_of
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from minipaged import LLM, SamplingParams
+from minipaged.config import config_from
+from minipaged.execution.model_runner import ModelRunner
+
+
+def build_model(machine: Machine) -> LlamaForCausalLM:
+    """Random weights; large enough ones that greedy decoding does not repeat one token."""
+    size = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 32000}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8}
+    if machine.dry_run:
+        size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 128}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(
+        **size, **heads, max_position_embeddings=4096, initializer_range=0.05, eos_token_id=None
+    )
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config).to(machine.device, machine.dtype).eval()
+
+
+def engine(machine: Machine) -> None:
+    """Output tokens a second; every request at t = 0, greedy, of a fixed length."""
+    num_requests, longest, new_tokens = (3, 12, 4) if machine.dry_run else (64, 512, 128)
+    draw = random.Random(0)
+    model = build_model(machine)
+    prompts = [
+        [draw.randrange(3, model.config.vocab_size) for _ in range(draw.randint(longest // 8, longest))]
+        for _ in range(num_requests)
+    ]
+    greedy = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
+
+    def generate() -> None:
+        """One batch, padded on the left."""
+        width = max(map(len, prompts))
+        padding = [width - len(prompt) for prompt in prompts]
+        ids = [[0] * pad + prompt for pad, prompt in zip(padding, prompts)]
+        mask = [[0] * pad + [1] * (width - pad) for pad in padding]
+        tensors = [torch.tensor(rows, device=machine.device) for rows in (ids, mask)]
+        model.generate(tensors[0], attention_mask=tensors[1], generation_config=greedy)
+
+    def continuous_batching() -> None:
+        model.generate_batch(inputs=prompts, generation_config=greedy)
+
+    def through(backend: str) -> Callable[[], None]:
+        blocks = num_requests * (-(-(longest + new_tokens) // 16) + 1)
+        options = {
+            "attention_backend": backend,
+            "num_blocks": blocks,
+            "max_num_batched_tokens": 8192,
+            "enable_prefix_caching": False,  # the second run has the first one's prompts
+        }
+        llm = LLM(executor=ModelRunner(model, config_from(options)), **options)
+        params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+
+        def run() -> None:
+            llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+
+        return run
+
+    # In this order: the engine switches the model's attention to its own.
+    contenders: dict[str, Callable[[], Callable[[], None]]] = {
+        "transformers generate": lambda: generate,
+        "transformers generate_batch": lambda: continuous_batching,
+        "engine, torch": lambda: through("torch"),
+        "engine, triton": lambda: through("triton"),
+    }
+    parameters = f"{num_requests} prompts of {longest // 8}-{longest}, {new_tokens} new tokens"
+    for name, prepare in contenders.items():
+        if machine.dry_run and name == "transformers generate_batch":
+            machine.skip("engine", f"{parameters}: {name}", "needs a GPU")
+            continue
+        try:
+            run = prepare()
+            seconds = min(timed(machine, run) for _ in range(2))  # the first one compiles
+        except Exception as error:  # a peer this version lacks or refuses must not end the run
+            machine.skip("engine", f"{parameters}: {name}", reason_of(error))
+            continue
+        machine.record("engine", f"{parameters}: {name}", num_requests * new_tokens / seconds, "tok/s")
+
+
+def timed(machine: Machine, run: Callable[[], None]) -> float:
+    """Wall-clock seconds of a run to the end of its work on the device."""
+    started = time.perf_counter()
+    run()
+    if not machine.dry_run:
+        torch.cuda.synchronize()
+    return time.perf_counter() - started

@@ -1,0 +1,51 @@
+"""Prefill attention: arithmetic a second, against PyTorch's causal attention without pages."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from batches import HEAD_DIM, KV_HEADS, Storage, metadata, storage_bytes
+from decode import contiguous
+from timing import Machine
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+
+from minipaged.kernels.dispatch import select_backend
+
+GROUP, BLOCK_SIZE, SCALE = 4, 16, HEAD_DIM**-0.5
+
+
+def prefill(machine: Machine, storage: Storage) -> None:
+    """Whole prompts, and the last chunk of a long one."""
+    attend = select_backend("triton", machine.device).paged_attention
+    shapes = [(1, 8192, 8192), (8, 1024, 1024), (32, 512, 512), (1, 512, 16384)]
+    for batch, query_len, context in [(2, 20, 20), (1, 5, 33)] if machine.dry_run else shapes:
+        num_heads, tokens = KV_HEADS * GROUP, batch * query_len
+        query = torch.randn(tokens, num_heads, HEAD_DIM, device=machine.device).to(machine.dtype)
+        batch_metadata = metadata([(query_len, context)] * batch, BLOCK_SIZE, machine.device)
+        num_blocks = batch * -(-context // BLOCK_SIZE)
+        visible = query_len * context - query_len * (query_len - 1) // 2  # pairs of one sequence and head
+        operations = 4 * batch * num_heads * HEAD_DIM * visible
+
+        def paged(i: int, q: Tensor = query, m: Any = batch_metadata, n: int = num_blocks) -> None:
+            attend(q, *storage.pools(n, BLOCK_SIZE, i), m, scale=SCALE)
+
+        rows = query.view(batch, query_len, num_heads, HEAD_DIM).transpose(1, 2)
+        mask = None if query_len == context else causal_lower_right(query_len, context)
+
+        def sdpa(i: int, q: Tensor = rows, shape: tuple[int, int] = (batch, context), m: Any = mask) -> None:
+            keys, values = contiguous(storage, *shape, i)
+            F.scaled_dot_product_attention(
+                q, keys, values, m, is_causal=m is None, scale=SCALE, enable_gqa=True
+            )
+
+        read = storage_bytes(batch * context, machine.dtype)
+        ours, theirs = (machine.time_ms(run, reads=read, repeat=10) for run in (paged, sdpa))
+        machine.record(
+            "prefill",
+            f"{batch} x {query_len} new of {context} tokens, GQA {GROUP}",
+            operations / ours / 1e9,
+            "TFLOP/s",
+            SDPA=operations / theirs / 1e9,
+            ratio=theirs / ours,
+        )

@@ -1,0 +1,110 @@
+"""The machine, its clock and its results: what every benchmark shares."""
+
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Machine:
+    """Where the benchmarks run. A dry run is a CPU with tiny sizes: every step is taken, no figure counts."""
+
+    dry_run: bool
+    results: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu" if self.dry_run else "cuda")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.dry_run else torch.bfloat16
+
+    @property
+    def cache_bytes(self) -> int:
+        """The last-level cache: what is measured must not fit in it."""
+        return 0 if self.dry_run else torch.cuda.get_device_properties(0).L2_cache_size
+
+    @property
+    def free_bytes(self) -> int:
+        return 1 << 26 if self.dry_run else torch.cuda.mem_get_info()[0]
+
+    def describe(self) -> dict[str, Any]:
+        versions = {"python": platform.python_version(), "torch": torch.__version__}
+        for name in ("triton", "transformers"):
+            versions[name] = __import__(name).__version__
+        name = "dry run" if self.dry_run else torch.cuda.get_device_name()
+        return {"device": name, "dry_run": self.dry_run, "versions": versions}
+
+    def record(self, benchmark: str, parameters: str, value: float, unit: str, **more: Any) -> None:
+        """Keep one figure and print it as it comes."""
+        self.results.append(
+            {"benchmark": benchmark, "parameters": parameters, "value": value, "unit": unit} | more
+        )
+        notes = "  ".join(f"{key} {shown(number)}" for key, number in more.items())
+        print(f"  {benchmark:<24} {parameters:<52} {shown(value):>9} {unit:<8} {notes}", flush=True)
+
+    def skip(self, benchmark: str, parameters: str, reason: str) -> None:
+        """Say what was not measured, and why."""
+        self.results.append({"benchmark": benchmark, "parameters": parameters, "not_measured": reason})
+        print(f"  {benchmark:<24} {parameters:<52} not measured: {reason}", flush=True)
+
+    def time_ms(self, run: Callable[[int], Any], *, reads: int, repeat: int = 20) -> float:
+        """Median milliseconds of run(i) on the device, which reads so many bytes.
+
+        Calls are recorded once and replayed, so the host's launches are not in the figure. There are enough
+        of them that, i counting up and each reading other bytes, none finds its own in the cache.
+        """
+        if self.dry_run:
+            return self._time_on_host(run)
+        for i in range(3):
+            run(i)
+        torch.cuda.synchronize()
+        calls = min(128, max(4, 3 * self.cache_bytes // reads))
+        recorded = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(recorded):
+            for i in range(calls):
+                run(i)
+        recorded.replay()
+        return statistics.median(self._elapsed(recorded.replay) for _ in range(repeat)) / calls
+
+    def time_with_host_ms(self, run: Callable[[], Any], *, repeat: int = 5) -> float:
+        """Median milliseconds of a call with what its launches and transfers of arguments cost."""
+        if self.dry_run:
+            return self._time_on_host(lambda _: run())
+        run()
+        torch.cuda.synchronize()
+        return statistics.median(self._elapsed(run) for _ in range(repeat))
+
+    @staticmethod
+    def _elapsed(run: Callable[[], Any]) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    @staticmethod
+    def _time_on_host(run: Callable[[int], Any]) -> float:
+        started = time.perf_counter()
+        run(0)
+        return (time.perf_counter() - started) * 1e3
+
+
+def reason_of(error: Exception) -> str:
+    """One short line."""
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:100]}"
+
+
+def shown(value: Any) -> str:
+    """Three significant digits for numbers."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
