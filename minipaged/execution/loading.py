@@ -37,9 +37,8 @@ def load_model(name: str, dtype: DType, device: torch.device) -> PreTrainedModel
         loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
         model, info = loaded
     except Exception as error:  # transformers, the hub and safetensors raise all kinds; one line for all
-        reason = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
         what = name if path.is_dir() else f"{name} (no directory here, so a hub id)"
-        raise ModelLoadError(f"cannot load {what}: {type(error).__name__}: {reason}") from error
+        raise ModelLoadError(f"cannot load {what}: {in_one_line(error)}") from error
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ModelLoadError(
@@ -47,6 +46,12 @@ def load_model(name: str, dtype: DType, device: torch.device) -> PreTrainedModel
             "the checkpoint is damaged or of another architecture"
         )
     return model.to(device).eval()
+
+
+def in_one_line(error: Exception) -> str:
+    """The kind of an error and the first line of what it says."""
+    lines = (line for line in str(error).splitlines() if line.strip())
+    return f"{type(error).__name__}: {next(lines, 'no reason given')}"
 
 
 def load_tokenizer(name: str) -> Any:

@@ -122,7 +122,7 @@ class ModelRunner:
             raise
         except Exception as error:  # code of other people, which may rely on a mask or a cache
             raise UnsupportedModelError(
-                f"it fails without mask and cache of its own: {type(error).__name__}: {error}"
+                f"it fails without mask and cache of its own: {loading.in_one_line(error)}"
             ) from error
         if logits.shape[0] != 1:
             raise UnsupportedModelError("it cannot compute the logits of chosen rows only")
