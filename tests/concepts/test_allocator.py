@@ -1,0 +1,169 @@
+"""The block allocator: a reference-counted free list (paper, section 4.2)."""
+
+import random
+
+import pytest
+
+from minipaged.memory import BlockAllocator, OutOfBlocksError
+
+
+def test_a_pool_hands_out_each_block_once():
+    """Catches a block given to two holders at the same time."""
+    pool = BlockAllocator(8)
+    assert sorted(pool.allocate(3) + pool.allocate() + pool.allocate(4)) == list(range(8))
+    assert pool.num_free == 0
+
+
+def test_an_allocated_block_has_one_reference():
+    """Catches counts that start at 0, so that the first free would be a double free."""
+    pool = BlockAllocator(4)
+    assert [pool.ref_count(block) for block in pool.allocate(3)] == [1, 1, 1]
+
+
+def test_an_allocation_that_cannot_be_met_takes_nothing():
+    """Catches blocks that are lost when only some of those wanted are there."""
+    pool = BlockAllocator(4)
+    held = pool.allocate(3)
+    with pytest.raises(OutOfBlocksError):
+        pool.allocate(2)
+    assert pool.num_free == 1
+    pool.check_invariants(held)
+
+
+def test_allocating_no_block_is_possible_on_an_empty_pool():
+    """Catches an off-by-one that refuses a sequence which needs nothing."""
+    pool = BlockAllocator(1)
+    pool.allocate()
+    assert list(pool.allocate(0)) == []
+
+
+def test_a_freed_block_can_be_handed_out_again():
+    """Catches a pool that shrinks with every request until the engine stands still."""
+    pool = BlockAllocator(2)
+    for _ in range(10):
+        for block in pool.allocate(2):
+            pool.free(block)
+    assert pool.num_free == 2
+
+
+def test_a_shared_block_is_free_only_after_its_last_holder():
+    """Catches a block taken from sample 2 because sample 1 ended."""
+    pool = BlockAllocator(1)
+    (block,) = pool.allocate()
+    pool.share(block)
+    pool.share(block)
+    assert pool.ref_count(block) == 3
+    for left in (2, 1):
+        pool.free(block)
+        assert (pool.ref_count(block), pool.num_free) == (left, 0)
+    pool.free(block)
+    assert pool.num_free == 1
+
+
+def test_a_double_free_raises_and_changes_nothing():
+    """Catches an abort whose blocks are freed twice: the second time they are somebody else's."""
+    pool = BlockAllocator(3)
+    first, second = pool.allocate(2)
+    pool.free(first)
+    with pytest.raises(ValueError):
+        pool.free(first)
+    assert pool.num_free == 2
+    pool.check_invariants([second])
+
+
+def test_a_free_block_cannot_be_shared():
+    """Catches a fork of a table that was given back already."""
+    pool = BlockAllocator(2)
+    (block,) = pool.allocate()
+    pool.free(block)
+    with pytest.raises(ValueError):
+        pool.share(block)
+    assert pool.num_free == 2
+
+
+def test_release_tells_the_last_holder():
+    """Catches a prefix cache that never learns when nobody uses a block any more."""
+    pool = BlockAllocator(1)
+    (block,) = pool.allocate()
+    pool.share(block)
+    assert [pool.release(block), pool.release(block)] == [False, True]
+
+
+def test_an_idle_block_is_neither_free_nor_used():
+    """Catches cached content that the next allocation overwrites although nobody evicted it."""
+    pool = BlockAllocator(2)
+    (block,) = pool.allocate()
+    pool.release(block)
+    assert (pool.num_free, pool.ref_count(block)) == (1, 0)
+    assert pool.allocate() != [block]
+
+
+def test_an_idle_block_can_be_shared_or_reclaimed():
+    """Catches a prefix hit on a block without holders that raises, or an eviction that loses it."""
+    pool = BlockAllocator(1)
+    (block,) = pool.allocate()
+    pool.release(block)
+    pool.share(block)
+    assert pool.ref_count(block) == 1
+    pool.release(block)
+    pool.reclaim(block)
+    assert pool.num_free == 1
+
+
+@pytest.mark.parametrize("state", ["used", "free"])
+def test_only_an_idle_block_can_be_reclaimed(state):
+    """Catches a block that is on the free list while held, or there twice."""
+    pool = BlockAllocator(2)
+    (block,) = pool.allocate()
+    if state == "free":
+        pool.free(block)
+    with pytest.raises(ValueError):
+        pool.reclaim(block)
+
+
+def test_random_operations_agree_with_a_dictionary():
+    """Catches whatever the cases above do not: counts are compared with a plain dictionary throughout."""
+    rng = random.Random(0)
+    pool, counts = BlockAllocator(7), {}
+    for _ in range(3000):
+        action = rng.choice(["allocate", "share", "free"])
+        if action == "allocate":
+            wanted = rng.randint(0, 3)
+            if wanted > 7 - len(counts):
+                with pytest.raises(OutOfBlocksError):
+                    pool.allocate(wanted)
+            else:
+                blocks = pool.allocate(wanted)
+                assert len(set(blocks)) == wanted
+                assert not set(blocks) & set(counts)
+                counts |= dict.fromkeys(blocks, 1)
+        elif counts:
+            block = rng.choice(sorted(counts))
+            getattr(pool, action)(block)
+            counts[block] += 1 if action == "share" else -1
+            if not counts[block]:
+                del counts[block]
+        assert pool.num_free == 7 - len(counts)
+        assert all(pool.ref_count(block) == counts.get(block, 0) for block in range(7))
+
+
+def test_check_invariants_sees_a_wrong_count():
+    """Catches a check that checks nothing: all tests of the engine rely on it."""
+    pool = BlockAllocator(3)
+    first, second = pool.allocate(2)
+    pool.check_invariants([first, second])
+    for wrong in ([first], [first, first, second], [first, second, 3 - first - second]):
+        with pytest.raises(AssertionError):
+            pool.check_invariants(wrong)
+
+
+def test_an_order_can_be_given_as_in_the_papers_figures():
+    """Catches figures that cannot be replayed; ids that are not named follow."""
+    assert BlockAllocator(8, order=[7, 1, 3]).allocate(5) == [7, 1, 3, 0, 2]
+
+
+@pytest.mark.parametrize(("num_blocks", "order"), [(0, None), (-1, None), (4, [1, 1]), (4, [4])])
+def test_an_impossible_pool_is_refused(num_blocks, order):
+    """Catches a pool without blocks, or with a block twice, that fails much later."""
+    with pytest.raises(ValueError):
+        BlockAllocator(num_blocks, order)
