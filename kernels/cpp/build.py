@@ -1,0 +1,92 @@
+"""Compile the C++ kernels once for this machine, and keep the result.
+
+The library lies in the user's cache directory under a name made from everything that shaped it: source,
+command, compiler, processor. So nothing is ever rebuilt in vain or used where it does not belong. It is
+written beside its place and then renamed: processes that start together each find all of it or none.
+Does NOT know: attention, tensors.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("paged_attention.cpp")
+HEADER = Path(__file__).with_name("vectors.h")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
+
+
+class BuildError(RuntimeError):
+    """The kernels cannot be compiled or loaded here; the message says why."""
+
+
+def find_compiler() -> str:
+    """The path of the C++ compiler: $CXX if it is set, else the first of c++, g++, clang++.
+
+    Raises:
+        BuildError: there is none.
+    """
+    candidates = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
+    for name in candidates:
+        if path := shutil.which(name):
+            return path
+    raise BuildError(f"no C++ compiler found (looked for {', '.join(candidates)})")
+
+
+def cache_directory() -> Path:
+    """Where compiled libraries are kept: minipaged/ in $XDG_CACHE_HOME or ~/.cache."""
+    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "minipaged"
+
+
+def library_path(compiler: str) -> Path:
+    """Where the library of this source, compiler and processor belongs.
+
+    Raises:
+        BuildError: the compiler does not run.
+    """
+    sources = [SOURCE.read_text(), HEADER.read_text()]
+    parts = [*sources, compiler, *FLAGS, _run([compiler, "--version"]), _processor()]
+    return cache_directory() / f"attention-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
+
+
+@cache
+def load_library() -> ctypes.CDLL:
+    """The compiled kernels, built if this is the first time.
+
+    Raises:
+        BuildError: no compiler, it fails, or the library cannot be written or loaded.
+    """
+    compiler = find_compiler()
+    try:
+        path = library_path(compiler)
+        if not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+                built = Path(scratch) / path.name
+                _run([compiler, *FLAGS, str(SOURCE), "-o", str(built)])
+                built.rename(path)
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(str(error)) from error
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        errors = (line for line in done.stderr.splitlines() if "error" in line)
+        raise BuildError(f"{Path(command[0]).name} failed: {next(errors, f'exit status {done.returncode}')}")
+    return done.stdout
+
+
+def _processor() -> str:
+    """What `-march=native` depends on: the instruction sets, where the system lists them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() + platform.machine()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())

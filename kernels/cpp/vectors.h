@@ -1,0 +1,141 @@
+// What the kernels compute with: vectors of floats, float32 and bfloat16 rows, sums and exponentials.
+// GCC's and Clang's vector extensions, so any processor will do; AVX-512 has registers for 16 floats.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+namespace {
+
+#ifdef __AVX512F__
+constexpr int LANES = 16;
+#else
+constexpr int LANES = 8;
+#endif
+constexpr int CHUNK = 2 * LANES;  // elements of a row that are loaded together
+
+using Vec = float __attribute__((vector_size(4 * LANES)));
+using Int = int32_t __attribute__((vector_size(4 * LANES)));
+
+Vec load(const float* source) {
+    Vec vector;
+    std::memcpy(&vector, source, sizeof vector);
+    return vector;
+}
+
+void store(float* destination, Vec vector) { std::memcpy(destination, &vector, sizeof vector); }
+
+// ---- Rows of the two storage types: CHUNK elements become two vectors ------------------------------------
+
+struct BFloat16 {
+    uint16_t bits;
+};
+
+void load_chunk(const float* source, Vec& first, Vec& second) {
+    first = load(source);
+    second = load(source + LANES);
+}
+
+// Two bfloat16 share a 32-bit lane; each is the upper half of a float32. So one shift gives the even elements
+// and one mask the odd ones; nothing crosses lanes. All that meets them follows that order (`place`).
+void load_chunk(const BFloat16* source, Vec& first, Vec& second) {
+    Int bits;
+    std::memcpy(&bits, source, sizeof bits);
+    first = (Vec)(bits << 16);
+    second = (Vec)(bits & (int32_t)0xffff0000);
+}
+
+int place(const float*, int inside) { return inside; }
+int place(const BFloat16*, int inside) { return inside % 2 * LANES + inside / 2; }
+
+// A row of 80 in chunks of 32: the last one begins early, so that nothing beyond the row is read.
+//
+//     0              32              64      80
+//     | chunk 0       | chunk 1       |       |      what chunks 1 and 2 share counts once:
+//                             | chunk 2       |      in chunk 2 the query is zero there (`clear_shared`)
+int chunk_start(int chunk, int dim) { return std::max(0, std::min(chunk, dim - CHUNK)); }
+
+float widen(float value) { return value; }
+float widen(BFloat16 value) {
+    uint32_t bits = (uint32_t)value.bits << 16;
+    float wide;
+    std::memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+void narrow(float value, float& result) { result = value; }
+void narrow(float value, BFloat16& result) {  // round to nearest even
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    result.bits = std::isnan(value) ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+// A row as floats, chunk by chunk. A row shorter than a chunk leaves the rest of it as it is.
+template <class T>
+void widen_row(const T* row, int dim, float* wide) {
+    if (dim < CHUNK) {
+        for (int d = 0; d < dim; d++) wide[place(row, d)] = widen(row[d]);
+        return;
+    }
+    for (int chunk = 0; chunk < dim; chunk += CHUNK) {
+        Vec first, second;
+        load_chunk(row + chunk_start(chunk, dim), first, second);
+        store(wide + chunk, first);
+        store(wide + chunk + LANES, second);
+    }
+}
+
+template <class T>
+void clear_shared(int dim, float* wide) {
+    const int last = (dim - 1) / CHUNK * CHUNK, num_shared = last - chunk_start(last, dim);
+    for (int inside = 0; inside < num_shared; inside++) wide[last + place((T*)nullptr, inside)] = 0;
+}
+
+// The row again in its own type and order, divided by `sum`.
+template <class T>
+void narrow_row(const float* wide, int dim, float sum, T* row) {
+    for (int d = 0; d < dim; d++) {
+        const int chunk = d / CHUNK * CHUNK;
+        narrow(wide[chunk + place(row, d - chunk_start(chunk, dim))] / sum, row[d]);
+    }
+}
+
+// ---- Vector arithmetic -----------------------------------------------------------------------------------
+
+// e^x as 2^n * e^f with |f| <= ln(2) / 2 (Cephes' polynomial); exactly 0 for x < -87, -inf included.
+Vec exponential(Vec x) {
+    Vec n = (x * 1.44269504f + 12582912.f) - 12582912.f;  // + 1.5 * 2^23 rounds to an integer
+    Vec f = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    Vec sum = f * 1.9875691500e-4f + 1.3981999507e-3f;
+    sum = sum * f + 8.3334519073e-3f;
+    sum = sum * f + 4.1665795894e-2f;
+    sum = sum * f + 1.6666665459e-1f;
+    sum = sum * f + 5.0000001201e-1f;
+    sum = sum * f * f + f + 1.f;
+    Vec power = (Vec)((__builtin_convertvector(n, Int) + 127) << 23);
+    return x < -87.f ? Vec{} : sum * power;
+}
+
+template <int STEP, int... I>
+Vec fold(Vec a, Vec b, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a, b, (I & STEP ? LANES + I : I)...) +
+           __builtin_shufflevector(a, b, (I & STEP ? LANES + (I ^ STEP) : I ^ STEP)...);
+}
+
+// Lane i of the result is the sum of all lanes of vectors[i]: LANES horizontal sums for LANES - 1 additions.
+template <int STEP = 1>
+Vec sums_of(Vec* vectors) {
+    if constexpr (STEP == LANES) {
+        return vectors[0];
+    } else {
+        for (int i = 0; i < LANES; i += 2 * STEP)
+            vectors[i] = fold<STEP>(vectors[i], vectors[i + STEP], std::make_integer_sequence<int, LANES>());
+        return sums_of<2 * STEP>(vectors);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,198 @@
+"""The C++ kernels against the float64 oracle, over the same poisoned pools as the reference path."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minipaged.kernels.cpp.build import BuildError, load_library
+from minipaged.kernels.reference import cache as reference_cache
+from minipaged.kernels.reference import oracle
+from tests.kernels.cases import assert_close, make_case, token_at
+
+try:
+    load_library()
+except BuildError as reason:
+    pytest.skip(f"the C++ kernels cannot be built here: {reason}", allow_module_level=True)
+
+from minipaged.kernels.cpp.attention import paged_attention, write_kv
+
+DTYPES = [torch.float32, torch.bfloat16]
+DECODES = [(1, 1), (1, 4), (1, 5), (1, 23), (1, 300)]  # the last one in several tiles of keys
+MIXED = [(1, 9), (7, 7), (3, 12), (1, 1), (5, 6), (2, 140)]
+PROMPTS = [(150, 150), (40, 200), (1, 3)]  # more rows than a work item, more keys than a tile
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def check(
+    lengths, *, dtype=torch.float32, scale=0.3, softcap=None, with_sinks=False, sliding_window=None, **shape
+):
+    case = make_case(lengths, dtype=dtype, sliding_window=sliding_window, **shape)
+    options = {"scale": scale, "softcap": softcap, "sliding_window": sliding_window}
+    options["sinks"] = case.sinks if with_sinks else None
+    inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
+    actual = paged_attention(*inputs, **options)
+    assert actual.dtype == dtype
+    assert_close(actual, oracle.paged_attention(*inputs, **options), dtype)
+
+
+def attend(case, **options):
+    return paged_attention(case.query, case.key_cache, case.value_cache, case.metadata, scale=0.3, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths", [DECODES, MIXED, PROMPTS], ids=["decodes", "mixed", "prompts"])
+def test_any_mix_of_query_lengths_equals_the_oracle(lengths, dtype):
+    """Catches a mask shifted by one, and a running softmax that forgets to shrink what came before."""
+    check(lengths, dtype=dtype, head_dims=(64, 64))
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 16, 64, 256])
+def test_block_size_changes_nothing(block_size):
+    """Catches row pointers that run past a page, or stop short of its end."""
+    check(MIXED, block_size=block_size)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (4, 1), (6, 2), (14, 2), (40, 1)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_query_heads_share_the_kv_head_of_their_group(heads, dtype):
+    """Catches rows lost between groups of 4, 2 and 1, and a work item too small for one token's heads."""
+    check(MIXED, heads=heads, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dims", [(64, 64), (80, 80), (33, 63), (192, 128), (8, 24), (32, 8), (1, 1)])
+def test_head_sizes_need_not_be_whole_vectors(head_dims, dtype):
+    """Catches elements counted twice where chunks overlap, and reads beyond the end of a row (poison)."""
+    check([*MIXED, (20, 33)], head_dims=head_dims, dtype=dtype)
+
+
+@pytest.mark.parametrize("window", [1, 2, 4, 5, 100])
+@pytest.mark.parametrize("lengths", [DECODES, MIXED, PROMPTS], ids=["decodes", "mixed", "prompts"])
+def test_a_window_reads_only_what_it_can_see(lengths, window):
+    """Catches an off-by-one at the window's edge, and NaN from a row that sees nothing of a tile."""
+    check(lengths, sliding_window=window)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("softcap", "with_sinks"), [(0.7, False), (None, True), (0.7, True)])
+def test_softcap_and_sinks_equal_the_oracle(softcap, with_sinks, window, dtype):
+    """Catches a softcap applied before the scale, or a sink that takes part in the values."""
+    check(MIXED, softcap=softcap, with_sinks=with_sinks, sliding_window=window, dtype=dtype, scale=1.0)
+
+
+@pytest.mark.parametrize("size", [1e-3, 30.0])
+def test_scores_of_any_size_stay_finite(size):
+    """Catches an exponential that overflows, or is wrong far from 0: scores up to about +-1500."""
+    case = make_case(MIXED)
+    case.query *= size
+    inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
+    assert_close(
+        paged_attention(*inputs, scale=1.0), oracle.paged_attention(*inputs, scale=1.0), torch.float32
+    )
+
+
+def test_a_sequence_without_query_rows_is_skipped():
+    """Catches an empty chunk that shifts everyone behind it."""
+    check([(2, 5), (0, 6), (1, 3)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dims", [(64, 64), (80, 40)])
+def test_a_row_is_the_same_bits_alone_in_a_chunk_or_in_a_prompt(head_dims, dtype):
+    """Catches greedy tokens that depend on the batch: the order of additions must be the row's own."""
+    case = make_case([(150, 150)], head_dims=head_dims, dtype=dtype)
+    whole = attend(case)
+    for query_len, end in [(1, 150), (1, 77), (5, 140), (33, 130)]:
+        part = make_case([(query_len, end)], head_dims=head_dims, dtype=dtype)
+        part.metadata.block_tables[:] = case.metadata.block_tables[:, : part.metadata.block_tables.shape[1]]
+        part.query = case.query[end - query_len : end]
+        part.key_cache, part.value_cache = case.key_cache, case.value_cache
+        assert torch.equal(attend(part), whole[end - query_len : end])
+
+
+def test_threads_change_nothing():
+    """Catches scratch memory shared between threads, and an item done by nobody."""
+    case = make_case([(60, 300), (1, 900), (200, 200)], head_dims=(64, 64), heads=(8, 4))
+    alone = attend(case)
+    torch.set_num_threads(3)
+    assert torch.equal(attend(case), alone)
+
+
+def test_strided_queries_are_read_by_their_strides():
+    """Catches a transposed query taken for a contiguous one."""
+    case = make_case(MIXED)
+    expected = attend(case)
+    for strided in (
+        case.query.transpose(0, 1).contiguous().transpose(0, 1),
+        case.query.transpose(1, 2).contiguous().transpose(1, 2),  # not even a row is contiguous
+    ):
+        case.query = strided
+        assert torch.equal(attend(case), expected)
+
+
+def test_float16_takes_the_reference_path():
+    """Catches bits of one type read as another."""
+    check(MIXED, dtype=torch.float16)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_random_shapes_equal_the_oracle(data):
+    """Catches what no table of cases thought of: features and shapes drawn together."""
+    contexts = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    lengths = [(data.draw(st.integers(1, context)), context) for context in contexts]
+    kv_heads, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 7))
+    check(
+        lengths,
+        dtype=data.draw(st.sampled_from(DTYPES)),
+        heads=(kv_heads * group, kv_heads),
+        head_dims=(data.draw(st.integers(1, 100)), data.draw(st.integers(1, 100))),
+        block_size=data.draw(st.integers(1, 20)),
+        sliding_window=data.draw(st.none() | st.integers(1, 45)),
+        softcap=data.draw(st.none() | st.floats(0.5, 30)),
+        with_sinks=data.draw(st.booleans()),
+        scale=data.draw(st.floats(0.05, 1.0)),
+        seed=data.draw(st.integers(0, 99)),
+    )
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+def test_write_kv_equals_the_reference_bit_for_bit(dtype, block_size):
+    """Catches a block and an offset swapped, and a write past the batch: all else of the pool is compared."""
+    case = make_case([(3, 7), (1, 1), (5, 5)], dtype=dtype, head_dims=(8, 6), block_size=block_size)
+    pools = [(torch.full_like(case.key_cache, 9.0), torch.full_like(case.value_cache, 9.0)) for _ in range(2)]
+    for write, (keys, values) in zip((write_kv, reference_cache.write_kv), pools):
+        write(case.new_key, case.new_value, keys, values, case.metadata.slot_mapping)
+    for actual, expected in zip(*pools):
+        assert torch.equal(actual, expected)
+
+
+def test_write_kv_skips_slot_minus_one_and_reads_by_strides():
+    """Catches -1 taken for an address before the pool, and rows of a transposed tensor mixed up."""
+    case = make_case([(4, 4)])
+    tokens = torch.randn(2, 4, 32).transpose(0, 1)  # [T, Hkv, D], heads outermost in memory
+    keys, values = torch.zeros_like(case.key_cache), torch.zeros_like(case.value_cache)
+    write_kv(tokens, tokens, keys, values, torch.tensor([-1, 5, -1, 2]))
+    for cache in (keys, values):
+        for token, slot in ((1, 5), (3, 2)):
+            assert torch.equal(token_at(cache, slot), tokens[token])
+            token_at(cache, slot).zero_()
+        assert not cache.any()
+
+
+def test_write_kv_converts_to_the_pools_type():
+    """Catches float32 keys copied byte by byte into a bfloat16 pool."""
+    case = make_case([(2, 2)], dtype=torch.bfloat16)
+    keys, values = torch.zeros_like(case.key_cache), torch.zeros_like(case.value_cache)
+    write_kv(case.new_key.float(), case.new_value.float(), keys, values, case.metadata.slot_mapping)
+    assert torch.equal(token_at(keys, int(case.metadata.slot_mapping[1])), case.new_key[1])
