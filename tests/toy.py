@@ -322,6 +322,19 @@ def alone(prompt: Iterable[int], max_tokens: int, method, vocabulary: int = 50) 
     return [c.token_ids[len(prompt) :] for c in sorted(completions, key=lambda c: c.index)]
 
 
+def kv_sequence(kv: KVManager, token_ids: Iterable[int], max_num_tokens: int = 1000, salt: str = ""):
+    """A sequence as far as the manager looks at it; nothing computed, an empty table."""
+    return SimpleNamespace(
+        token_ids=array("i", token_ids),
+        num_computed_tokens=0,
+        max_num_tokens=max_num_tokens,
+        table=kv.new_table(),
+        block_hashes=[],
+        num_published_blocks=0,
+        cache_salt=salt,
+    )
+
+
 def tokens(*values: int) -> array:
     """Token ids as sequences hold them."""
     return array("i", values)

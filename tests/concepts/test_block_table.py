@@ -155,10 +155,10 @@ def test_three_samples_copy_the_last_block_twice():
 def figure_9():
     """The tree of Fig. 9 before the step: candidates 0 to 3 over blocks 0 to 8, block size 2.
 
-            0 -- 1 -- 3 -- 5        candidate 0
-              \\         \\- 6        candidate 1
-               \\         \\ 7        candidate 2
-                2 -- 4 -- 8        candidate 3
+            0 -- 1 -- 3 --+-- 5     candidate 0
+            |             +-- 6     candidate 1
+            |             +-- 7     candidate 2
+            +--- 2 -- 4 ----- 8     candidate 3
 
     Blocks 5 to 8 are full as well, so that each survivor takes a new block for its next token.
     """
