@@ -1,0 +1,398 @@
+"""The prefix cache: full blocks found again by their content (paper, section 4.4)."""
+
+import tracemalloc
+from array import array
+
+import pytest
+
+from minipaged.memory import BlockAllocator, OutOfBlocksError, PrefixCache
+from tests.toy import ToyEngine, ToySampling, alone, tokens, toy_scheduler
+
+
+def cache_of(num_blocks, block_size=2, **options):
+    return PrefixCache(BlockAllocator(num_blocks), block_size, **options)
+
+
+def hashes_of(cache, values, salt=""):
+    hashes = []
+    cache.extend_hashes(hashes, array("i", values), salt)
+    return hashes
+
+
+def published(cache, *values, salt="", commit=True):
+    """The blocks, held once, of a sequence whose full blocks were computed and published."""
+    size, hashes = cache.block_size, hashes_of(cache, values, salt)
+    blocks = list(cache.allocate(len(hashes)))
+    for i, block in enumerate(blocks):
+        cache.publish(block, hashes[i], tokens(*values[size * i : size * (i + 1)]))
+    if commit:
+        cache.commit()
+    return blocks
+
+
+def found(cache, *values, salt=""):
+    return list(cache.match(hashes_of(cache, values, salt), array("i", values)))
+
+
+def give_back(cache, blocks):
+    """As a table does: the tail first."""
+    for block in reversed(blocks):
+        cache.free(block)
+
+
+# -- finding -----------------------------------------------------------------------------------------------
+
+
+def test_the_longest_cached_prefix_is_found():
+    """Catches a walk that stops too early or goes past the first difference."""
+    cache = cache_of(8)
+    blocks = published(cache, 1, 2, 3, 4, 5, 6)
+    assert found(cache, 1, 2, 3, 4, 5, 6, 7) == blocks
+    assert found(cache, 1, 2, 3, 4, 9, 9) == blocks[:2]
+    assert found(cache, 1, 2) == blocks[:1]
+    assert found(cache, 9, 2, 3, 4) == []
+
+
+def test_only_full_blocks_are_hashed():
+    """Catches a partly filled block that is shared and then written."""
+    cache = cache_of(8)
+    assert len(hashes_of(cache, [1, 2, 3])) == 1
+    assert hashes_of(cache, [1]) == []
+
+
+def test_a_block_is_found_only_after_its_own_prefix():
+    """Catches a hash of the block alone: its K/V depends on everything before it."""
+    cache = cache_of(8)
+    published(cache, 1, 2, 5, 6)
+    assert found(cache, 5, 6) == []
+    assert found(cache, 3, 4, 5, 6) == []
+    assert hashes_of(cache, [5, 6]) != hashes_of(cache, [1, 2, 5, 6])[1:]
+
+
+def test_hashes_are_extended_not_made_anew():
+    """Catches hashing the whole sequence again for every block that is generated."""
+    calls = []
+
+    def counting(key):
+        calls.append(key)
+        return hash(key)
+
+    cache = cache_of(8, hash_function=counting)
+    hashes = hashes_of(cache, [1, 2, 3, 4])
+    calls.clear()
+    first_two = list(hashes)
+    cache.extend_hashes(hashes, tokens(1, 2, 3, 4, 5, 6))
+    assert len(calls) == 1
+    assert hashes[:2] == first_two
+    assert hashes == hashes_of(cache, [1, 2, 3, 4, 5, 6])
+
+
+def test_a_salt_keeps_prefixes_apart():
+    """Catches a user who learns from the time to first token what another one asked."""
+    cache = cache_of(8)
+    blocks = published(cache, 1, 2, 3, 4, salt="alice")
+    assert found(cache, 1, 2, 3, 4, salt="bob") == []
+    assert found(cache, 1, 2, 3, 4) == []
+    assert found(cache, 1, 2, 3, 4, salt="alice") == blocks
+
+
+def test_a_hash_collision_is_a_miss():
+    """Catches a hit that is believed without comparing tokens: foreign K/V, and nobody would notice."""
+    cache = cache_of(8, hash_function=lambda key: 7)
+    (block, _) = published(cache, 1, 2, 3, 4)
+    assert found(cache, 5, 6) == []
+    assert found(cache, 1, 2) == [block]
+
+
+def test_a_collision_does_not_replace_what_is_cached():
+    """Catches an index that loses a block which is still marked as published."""
+    cache = cache_of(8, hash_function=lambda key: 7)
+    first = published(cache, 1, 2)
+    second = published(cache, 5, 6)
+    assert found(cache, 1, 2) == first
+    give_back(cache, first + second)
+    cache.check_invariants([])
+    assert cache.num_free == 8
+
+
+def test_the_first_block_of_a_content_wins():
+    """Catches two blocks under one hash: freeing the one would forget the other."""
+    cache = cache_of(8)
+    first = published(cache, 1, 2)
+    second = published(cache, 1, 2)
+    assert found(cache, 1, 2) == first
+    give_back(cache, second)
+    assert found(cache, 1, 2) == first
+    assert cache.num_published == 1
+
+
+# -- keeping and evicting ----------------------------------------------------------------------------------
+
+
+def test_a_block_that_nobody_holds_keeps_its_content():
+    """Catches a cache that forgets a prompt when its last request ends."""
+    cache = cache_of(4)
+    blocks = published(cache, 1, 2, 3, 4)
+    give_back(cache, blocks)
+    assert found(cache, 1, 2, 3, 4) == blocks
+    assert cache.num_free == 4
+    assert cache.num_idle == 2
+
+
+def test_free_blocks_are_used_before_cached_ones_are_evicted():
+    """Catches an eviction that was not needed."""
+    cache = cache_of(4)
+    blocks = published(cache, 1, 2, 3, 4)
+    give_back(cache, blocks)
+    assert not set(cache.allocate(2)) & set(blocks)
+    assert found(cache, 1, 2, 3, 4) == blocks
+
+
+def test_the_tail_of_a_chain_is_evicted_before_its_head():
+    """Catches a chain without its head: the rest of it can never be found and only takes room."""
+    cache = cache_of(3)
+    blocks = published(cache, 1, 2, 3, 4, 5, 6)
+    give_back(cache, blocks)
+    for left in (2, 1, 0):
+        cache.allocate()
+        assert found(cache, 1, 2, 3, 4, 5, 6) == blocks[:left]
+
+
+def test_the_least_recently_used_chain_is_evicted_first():
+    """Catches first in, first out: a prompt that everybody uses would go."""
+    cache = cache_of(3)
+    old, middle, new = published(cache, 1, 1), published(cache, 2, 2), published(cache, 3, 3)
+    for blocks in (old, middle, new):
+        give_back(cache, blocks)
+    cache.share(old[0])  # a hit
+    cache.free(old[0])
+    cache.allocate(2)
+    assert [found(cache, v, v) for v in (1, 2, 3)] == [old, [], []]
+
+
+def test_a_block_in_use_is_never_evicted():
+    """Catches content taken away under a running request."""
+    cache = cache_of(3)
+    held = published(cache, 1, 2)
+    give_back(cache, published(cache, 3, 4))
+    assert not set(cache.allocate(2)) & set(held)
+    with pytest.raises(OutOfBlocksError):
+        cache.allocate()
+    assert found(cache, 1, 2) == held
+
+
+def test_an_allocation_that_fails_evicts_nothing():
+    """Catches cached prompts thrown away for a request that is then not admitted."""
+    cache = cache_of(4)
+    blocks = published(cache, 1, 2, 3, 4)
+    give_back(cache, blocks)
+    with pytest.raises(OutOfBlocksError):
+        cache.allocate(5)
+    assert found(cache, 1, 2, 3, 4) == blocks
+    assert cache.num_free == 4
+
+
+def test_a_hit_takes_an_idle_block_out_of_the_reach_of_eviction():
+    """Catches a shared prefix that is evicted by the allocation for the rest of the same prompt."""
+    cache = cache_of(3)
+    blocks = published(cache, 1, 2, 3, 4)
+    give_back(cache, blocks)
+    cache.share(blocks[0])
+    cache.allocate(2)
+    assert found(cache, 1, 2, 3, 4) == blocks[:1]
+
+
+def test_count_idle_says_what_sharing_uses_up():
+    """Catches an admission that counts an idle hit as free as well."""
+    cache = cache_of(4)
+    blocks = published(cache, 1, 2, 3, 4)
+    give_back(cache, blocks[1:])
+    assert cache.count_idle(blocks) == 1
+
+
+def test_clear_forgets_idle_blocks_only():
+    """Catches a reset that pulls content away from a running request."""
+    cache = cache_of(4)
+    held = published(cache, 1, 2)
+    give_back(cache, published(cache, 3, 4))
+    cache.clear()
+    assert (found(cache, 1, 2), found(cache, 3, 4)) == (held, [])
+    assert (cache.num_free, cache.num_idle) == (3, 0)
+
+
+def test_a_double_free_of_a_cached_block_raises():
+    """Catches a cached block that stands in the LRU list twice."""
+    cache = cache_of(2)
+    (block,) = published(cache, 1, 2)
+    cache.free(block)
+    with pytest.raises(ValueError):
+        cache.free(block)
+    cache.check_invariants([])
+
+
+# -- pending and withdrawn ---------------------------------------------------------------------------------
+
+
+def test_published_blocks_are_pending_until_their_step_is_committed():
+    """Catches a copy from a block that this very step still computes."""
+    cache = cache_of(4)
+    (block,) = published(cache, 1, 2, commit=False)
+    assert found(cache, 1, 2) == [block]
+    assert cache.is_pending(block)
+    cache.commit()
+    assert not cache.is_pending(block)
+
+
+def test_a_failed_step_withdraws_what_it_published():
+    """Catches garbage that the next request attends to."""
+    cache = cache_of(4)
+    kept = published(cache, 1, 2)
+    lost = published(cache, 3, 4, commit=False)
+    cache.withdraw()
+    assert (found(cache, 1, 2), found(cache, 3, 4)) == (kept, [])
+    give_back(cache, lost)
+    assert cache.num_idle == 0
+    assert cache.num_free == 3
+
+
+def test_a_pending_block_that_nobody_holds_any_more_is_free_after_withdrawal():
+    """Catches a block lost between the cache and the free list."""
+    cache = cache_of(2)
+    give_back(cache, published(cache, 1, 2, commit=False))
+    cache.withdraw()
+    cache.check_invariants([])
+    assert (cache.num_free, cache.num_idle) == (2, 0)
+
+
+def test_content_can_be_published_again_after_a_withdrawal():
+    """Catches a hash that stays taken by a block which is gone."""
+    cache = cache_of(4)
+    give_back(cache, published(cache, 1, 2, commit=False))
+    cache.withdraw()
+    blocks = published(cache, 1, 2)
+    assert found(cache, 1, 2) == blocks
+
+
+# -- in the engine -----------------------------------------------------------------------------------------
+
+
+def cached_tokens(engine):
+    return [request.num_cached_tokens for request in engine.requests]
+
+
+def test_a_prompt_seen_before_is_not_computed_again():
+    """Catches a cache that is filled and never asked. Blocks of 4: 8 of 10 tokens are in full blocks."""
+    engine = ToyEngine(toy_scheduler(caching=True))
+    for _ in range(2):
+        engine.add(range(10), 1)
+        engine.run()
+    assert cached_tokens(engine) == [0, 8]
+    assert engine.executor.num_tokens_computed == 10 + 2
+
+
+def test_generated_tokens_are_cached_too():
+    """Catches the second round of a chat that computes the first answer again."""
+    engine = ToyEngine(toy_scheduler(caching=True))
+    engine.add(range(6), 11)
+    ((answer,),) = engine.run()
+    engine.add([*range(6), *answer, 1, 2, 3], 1)
+    engine.run()
+    assert cached_tokens(engine) == [0, 16]
+
+
+def test_equal_prompts_admitted_in_one_step_share():
+    """Catches a burst of the same system prompt that is computed once per request."""
+    engine = ToyEngine(toy_scheduler(caching=True))
+    requests = [engine.add(range(10), 4) for _ in range(3)]
+    plan = engine.step()
+    assert [chunk.num_tokens for chunk in plan.chunks] == [10, 2, 2]
+    first, *others = (request.sequences[0].table.blocks for request in requests)
+    assert all(blocks[:2] == first[:2] and blocks[2] != first[2] for blocks in others)
+    assert engine.run() == [alone(range(10), 4, ToySampling())] * 3
+
+
+def test_equal_prompts_of_full_blocks_admitted_in_one_step_share_all_but_the_last():
+    """Catches a copy of a block that is computed only after the copies of the step."""
+    engine = ToyEngine(toy_scheduler(caching=True))
+    for _ in range(2):
+        engine.add(range(8), 4)
+    plan = engine.step()
+    assert [chunk.num_tokens for chunk in plan.chunks] == [8, 4]
+    assert plan.copies == []
+    assert engine.run() == [alone(range(8), 4, ToySampling())] * 2
+
+
+def test_a_chunk_publishes_only_the_blocks_it_fills():
+    """Catches a long prompt whose later blocks are shared before their chunk ran."""
+    engine = ToyEngine(toy_scheduler(caching=True, budget=8))
+    engine.add(range(16), 2)
+    engine.add(range(16), 2)
+    plan = engine.step()
+    assert [(c.sequence.request.request_id, c.start, c.num_tokens) for c in plan.chunks] == [
+        ("r0", 0, 6),
+        ("r1", 4, 2),
+    ]
+    assert engine.run() == [alone(range(16), 2, ToySampling())] * 2
+
+
+def test_a_request_dropped_before_its_step_publishes_nothing():
+    """Catches blocks published at free time that were never computed: garbage for the next request."""
+    engine = ToyEngine(toy_scheduler(caching=True, budget=6))
+    request = engine.add(range(20), 2)
+    engine.step()
+    engine.scheduler.abort(request)
+    engine.add(range(20), 2)
+    assert engine.run()[1] == alone(range(20), 2, ToySampling())
+    assert cached_tokens(engine)[1] == 4
+
+
+def test_a_failed_step_leaves_no_prefix_behind():
+    """Catches a hit on what the failed step was to compute."""
+    engine = ToyEngine(toy_scheduler(caching=True))
+    engine.add(range(10), 3)
+    engine.fail_step()
+    engine.add(range(10), 3)
+    assert engine.run() == [alone(range(10), 3, ToySampling())] * 2
+
+
+def test_a_preempted_request_finds_its_own_blocks_again():
+    """Catches a recomputation of everything although the blocks were not needed by others."""
+    engine = ToyEngine(toy_scheduler(9, 2, caching=True))
+    engine.add(range(6), 10)
+    engine.add(range(20, 26), 10)
+    assert engine.run() == [alone(r.prompt_token_ids, 10, ToySampling()) for r in engine.requests]
+    resumed = [e for plan in engine.plans for e in plan.events if e.kind == "resumed"]
+    assert resumed
+    assert any(event.detail["cached_tokens"] for event in resumed)
+
+
+def test_salts_keep_requests_apart_in_the_engine():
+    """Catches a salt that is accepted and not handed on."""
+    engine = ToyEngine(toy_scheduler(caching=True))
+    for salt in ("a", "b", "a"):
+        engine.add(range(10), 1, salt=salt)
+        engine.run()
+    assert cached_tokens(engine) == [0, 0, 8]
+
+
+# -- size --------------------------------------------------------------------------------------------------
+
+
+def test_the_manager_takes_less_than_200_bytes_a_block():
+    """Catches an object per block. Blocks of 16 tokens, all published; hashes are what Python ints take."""
+    num_blocks, size = 40_000, 16
+    content = array("i", range(num_blocks * size))
+    tracemalloc.start()
+    allocator = BlockAllocator(num_blocks)
+    cache = PrefixCache(allocator, size)
+    blocks = cache.allocate(num_blocks)
+    hashes = []
+    cache.extend_hashes(hashes, content)
+    for i, block in enumerate(blocks):
+        cache.publish(block, hashes[i], content[i * size : (i + 1) * size])
+    cache.commit()
+    del blocks, hashes, block
+    used = tracemalloc.get_traced_memory()[0] / num_blocks
+    tracemalloc.stop()
+    assert cache.num_published == num_blocks
+    assert used < 200, f"{used:.0f} bytes a block"
