@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 PageGrowthName = Literal["on_demand", "chunked", "reserve"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
-AttentionBackend = Literal["auto", "torch", "triton"]
+AttentionBackend = Literal["auto", "torch", "cpp", "triton"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -58,7 +58,7 @@ class EngineConfig:
     page_growth: PageGrowthName = _option(
         "on_demand", "Blocks at admission: what the tokens need, in grants of 16, or all at once."
     )
-    attention_backend: AttentionBackend = _option("auto", "Kernels to use; auto: triton on a GPU.")
+    attention_backend: AttentionBackend = _option("auto", "Kernels to use; auto: triton on a GPU, cpp on a CPU with a compiler, else torch.")
     dtype: DType = _option("auto", "Type of weights and KV cache; auto: what the checkpoint says.")
     seed: int = _option(0, "Seed of requests that bring none of their own.")
     disable_log_stats: bool = _option(False, "No periodic log line.")
