@@ -1,7 +1,7 @@
 """One small table: backend name -> the four operations that touch the KV pool.
 
-`torch` runs anywhere; `triton` needs a GPU (or, for tests, Triton's interpreter) and is imported only when
-it is chosen.
+`torch` runs anywhere; `cpp` needs a CPU and a C++ compiler; `triton` needs a GPU (or, for tests, Triton's
+interpreter). The latter two are imported only when they are chosen.
 Paper: section 5.1. Does NOT know: models, steps, layers.
 """
 
@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from minipaged.kernels.cpp.build import BuildError, load_library
 from minipaged.kernels.reference import attention as reference_attention
 from minipaged.kernels.reference import cache as reference_cache
 
@@ -40,13 +41,25 @@ def _load_torch() -> Backend:
     )
 
 
+def _load_cpp() -> Backend:
+    from minipaged.kernels.cpp import attention
+
+    return _load_torch()._replace(
+        name="cpp", write_kv=attention.write_kv, paged_attention=attention.paged_attention
+    )
+
+
 def _load_triton() -> Backend:
     from minipaged.kernels.triton import attention, cache
 
     return Backend("triton", cache.write_kv, attention.paged_attention, cache.copy_blocks, cache.swap_blocks)
 
 
-BACKENDS: dict[str, Callable[[], Backend]] = {"torch": _load_torch, "triton": _load_triton}
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "torch": _load_torch,
+    "triton": _load_triton,
+    "cpp": _load_cpp,
+}
 
 
 def why_not_triton(device: torch.device) -> str | None:
@@ -58,17 +71,31 @@ def why_not_triton(device: torch.device) -> str | None:
     return None
 
 
-def select_backend(name: str, device: torch.device | str) -> Backend:
-    """The backend called `name` ("torch", "triton"), or the right one for the device ("auto").
+def why_not_cpp(device: torch.device) -> str | None:
+    """What the C++ backend lacks on this device, or None if it can run. Compiles it, the first time."""
+    if device.type != "cpu":
+        return f"C++ kernels run on CPUs, this device is {device.type!r}"
+    try:
+        load_library()
+    except BuildError as error:
+        return str(error)
+    return None
 
-    Raises ValueError for an unknown name, and for "triton" where it cannot run, saying what is missing.
+
+def select_backend(name: str, device: torch.device | str) -> Backend:
+    """The backend called `name` ("torch", "triton", "cpp"), or the right one for the device ("auto").
+
+    Raises ValueError for an unknown name, and for one that cannot run, saying what is missing.
     """
     device = torch.device(device)
+    why_not = {"triton": why_not_triton, "cpp": why_not_cpp}
     if name == "auto":
-        name = "triton" if device.type == "cuda" and why_not_triton(device) is None else "torch"
-        logger.info("attention backend: %s (chosen for device %s)", name, device)
+        name, remark = "triton" if device.type == "cuda" else "cpp", ""
+        if (missing := why_not[name](device)) is not None:
+            name, remark = "torch", f"; {name} cannot be used: {missing}"
+        logger.info("attention backend: %s (chosen for device %s%s)", name, device, remark)
+    elif name in why_not and (missing := why_not[name](device)) is not None:
+        raise ValueError(f"attention backend {name!r} cannot be used: {missing}; use 'torch' or 'auto'")
     if name not in BACKENDS:
         raise ValueError(f"unknown attention backend {name!r}: choose auto, {', '.join(BACKENDS)}")
-    if name == "triton" and (missing := why_not_triton(device)) is not None:
-        raise ValueError(f"attention backend 'triton' cannot be used: {missing}; use 'torch' or 'auto'")
     return BACKENDS[name]()

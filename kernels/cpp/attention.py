@@ -49,14 +49,14 @@ class Call(ctypes.Structure):
 
 
 _library = load_library()
-_library.write_tokens.argtypes = [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER] + [_INTEGER] * 4
+_library.write_tokens.argtypes = (_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, *[_INTEGER] * 4)
 _library.write_tokens.restype = None
 _attend_in = {
     torch.float32: _library.paged_attention_float32,
     torch.bfloat16: _library.paged_attention_bfloat16,
 }
 for _function in _attend_in.values():
-    _function.argtypes = [ctypes.POINTER(Call)]
+    _function.argtypes = (ctypes.POINTER(Call),)
     _function.restype = None
 
 

@@ -11,8 +11,9 @@ from minipaged.kernels.dispatch import select_backend
 in_the_interpreter = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def test_auto_picks_torch_on_a_cpu_and_says_so(caplog):
+def test_auto_picks_torch_where_no_compiler_is_found_and_says_so(caplog, monkeypatch):
     """Catches an automatic choice the user cannot see."""
+    monkeypatch.setattr("minipaged.kernels.dispatch.why_not_cpp", lambda device: "no C++ compiler found")
     with caplog.at_level(logging.INFO, logger="minipaged.kernels.dispatch"):
         assert select_backend("auto", "cpu").name == "torch"
     assert "attention backend: torch" in caplog.text

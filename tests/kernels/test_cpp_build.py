@@ -1,0 +1,137 @@
+"""Compiling the C++ kernels: once, whole or not at all, and never required."""
+
+import logging
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from minipaged.kernels.cpp import build
+from minipaged.kernels.cpp.build import BuildError, cache_directory, find_compiler, library_path, load_library
+from minipaged.kernels.dispatch import select_backend
+from minipaged.kernels.reference.attention import paged_attention
+
+try:
+    load_library()
+except BuildError as reason:
+    unavailable: str | None = str(reason)
+else:
+    unavailable = None
+needs_compiler = pytest.mark.skipif(unavailable is not None, reason=f"C++ kernels: {unavailable}")
+
+
+@pytest.fixture(autouse=True)
+def nothing_built_yet(tmp_path, monkeypatch):
+    """An empty cache directory, and no library remembered from other tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    load_library.cache_clear()
+    yield
+    load_library.cache_clear()
+
+
+def files():
+    return sorted(path.name for path in cache_directory().iterdir())
+
+
+def fake_compiler(tmp_path, script):
+    compiler = tmp_path / "fake-c++"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    return str(compiler)
+
+
+@needs_compiler
+def test_the_second_load_compiles_nothing():
+    """Catches seconds of compilation at every start, and leftovers beside the library."""
+    load_library()
+    path = library_path(find_compiler())
+    assert files() == [path.name]
+    load_library.cache_clear()
+    built_at = path.stat().st_mtime_ns
+    load_library()
+    assert path.stat().st_mtime_ns == built_at
+
+
+@needs_compiler
+@pytest.mark.parametrize("changed", ["SOURCE", "HEADER", "FLAGS", "_processor"])
+def test_whatever_shapes_the_library_is_in_its_name(changed, tmp_path, monkeypatch):
+    """Catches a stale library after an edit, and one for another processor's instructions (a crash)."""
+    before = library_path(find_compiler())
+    if changed in ("SOURCE", "HEADER"):
+        edited = tmp_path / getattr(build, changed).name
+        edited.write_text(getattr(build, changed).read_text() + "// edited\n")
+        monkeypatch.setattr(build, changed, edited)
+    else:
+        value = (*build.FLAGS, "-g") if changed == "FLAGS" else lambda: "another processor"
+        monkeypatch.setattr(build, changed, value)
+    assert library_path(find_compiler()) != before
+
+
+@needs_compiler
+def test_builds_at_the_same_time_do_not_disturb_each_other():
+    """Catches a process that loads what another one has written half."""
+    command = (
+        "import torch; from minipaged.kernels.cpp.build import load_library; load_library().write_tokens"
+    )
+    with ThreadPoolExecutor(2) as pool:
+        runs = pool.map(lambda _: subprocess.run([sys.executable, "-c", command], check=False), range(2))
+        assert [run.returncode for run in runs] == [0, 0]
+    assert files() == [library_path(find_compiler()).name]
+
+
+@needs_compiler
+def test_auto_picks_cpp_on_a_cpu():
+    """Catches the fast path left unused where it could run."""
+    backend = select_backend("auto", "cpu")
+    assert backend.name == "cpp"
+    assert backend.paged_attention is not paged_attention
+
+
+@pytest.mark.parametrize(
+    ("compiler", "message"),
+    [
+        ("there-is-no-such-compiler", "no C++ compiler found (looked for there-is-no-such-compiler)"),
+        ("exit 3", "fake-c++ failed: exit status 3"),
+        ('[ "$1" = --version ] || { echo "x.cpp:1: error: too new" >&2; exit 1; }', "error: too new"),
+    ],
+    ids=["no compiler", "compiler does not run", "compiler rejects the source"],
+)
+def test_auto_falls_back_to_torch_in_one_line_if_nothing_can_be_built(
+    compiler, message, tmp_path, monkeypatch, caplog
+):
+    """Catches a program that ends, or a compiler's output on the screen, because of an optional extra."""
+    if " " in compiler:
+        compiler = fake_compiler(tmp_path, compiler)
+    monkeypatch.setenv("CXX", compiler)
+    with caplog.at_level(logging.INFO, logger="minipaged.kernels.dispatch"):
+        assert select_backend("auto", "cpu").paged_attention is paged_attention
+    (line,) = caplog.messages
+    assert line.startswith("attention backend: torch (chosen for device cpu; cpp cannot be used: ")
+    assert message in line
+
+
+def test_an_unwritable_cache_directory_is_a_reason_like_any_other(tmp_path, monkeypatch):
+    """Catches a PermissionError out of a read-only home; a file in the way stands for it (root may write)."""
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, "true"))
+    with pytest.raises(BuildError, match="cache"):
+        load_library()
+
+
+def test_a_library_that_cannot_be_loaded_is_a_reason_like_any_other(tmp_path, monkeypatch):
+    """Catches an OSError from a compiler that writes something else than a library."""
+    script = 'for last; do :; done; [ "$1" = --version ] || echo nonsense > "$last"'
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, script))
+    with pytest.raises(BuildError, match=r"file too short|invalid ELF"):
+        load_library()
+
+
+def test_cpp_by_name_says_what_is_missing_and_what_to_use(monkeypatch):
+    """Catches a silent second choice for someone who asked by name."""
+    monkeypatch.setenv("CXX", "there-is-no-such-compiler")
+    with pytest.raises(ValueError, match=r"'cpp' cannot be used: no C\+\+ compiler.*; use 'torch' or 'auto'"):
+        select_backend("cpp", "cpu")
+    with pytest.raises(ValueError, match="C\\+\\+ kernels run on CPUs, this device is 'cuda'"):
+        select_backend("cpp", torch.device("cuda"))
