@@ -217,10 +217,10 @@ def reduce_kernel(
         partial = result * num_splits + split
         their_maximum = tl.load(maximum_in + partial, mask=split < num_splits, other=float("-inf"))
         their_total = tl.load(total_in + partial, mask=split < num_splits, other=0.0)
+        # An empty split, its sum zero, has written no values.
         theirs = tl.load(
             mixed_in + partial[:, None] * VALUE_DIM + value_dim[None, :],
-            mask=(their_total > 0)[:, None]
-            & (value_dim[None, :] < VALUE_DIM),  # an empty split wrote no values
+            mask=(their_total > 0)[:, None] & (value_dim[None, :] < VALUE_DIM),
             other=0.0,
         )
         new_maximum = tl.maximum(maximum, tl.max(their_maximum, 0))

@@ -21,6 +21,8 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a run of its own with TRITON_INTERPRET=1", allow_module_level=True)
 pytest.importorskip("triton", reason="needs the package triton")
 
+from triton.runtime import interpreter
+
 from minipaged.kernels.dispatch import select_backend
 from minipaged.kernels.triton import cache as triton_cache
 
@@ -134,6 +136,19 @@ def test_bfloat16_is_refused():
     case = make_case(ONE_SPLIT, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="use float16 or float32"):
         TRITON.paged_attention(case.query, case.key_cache, case.value_cache, case.metadata, scale=0.3)
+
+
+@pytest.mark.parametrize("lengths", [SPLITS, MIXED], ids=["split", "prefill"])
+def test_programs_may_run_in_any_order(lengths, monkeypatch):
+    """Catches a program that writes another's rows: in ascending order their owner would put them right."""
+    builder = interpreter.interpreter_builder
+    set_index = builder.set_grid_idx
+    monkeypatch.setattr(
+        builder,
+        "set_grid_idx",
+        lambda *index: set_index(*(size - 1 - i for size, i in zip(builder.grid_dim, index))),
+    )
+    check(lengths, heads=(3, 1))  # 16 rows hold 5 tokens of 3 heads: one row is left over
 
 
 def test_a_group_larger_than_the_configured_rows_widens_the_program():
