@@ -378,9 +378,11 @@ def test_salts_keep_requests_apart_in_the_engine():
 # -- size --------------------------------------------------------------------------------------------------
 
 
-def test_the_manager_takes_less_than_200_bytes_a_block():
-    """Catches an object per block. Blocks of 16 tokens, all published; hashes are what Python ints take."""
-    num_blocks, size = 40_000, 16
+@pytest.mark.parametrize(("num_blocks", "limit"), [(40_000, 200), (44_000, 220)])
+def test_the_manager_takes_about_200_bytes_a_block(num_blocks, limit):
+    """Catches an object per block. Blocks of 16 tokens, all published. Of these bytes 64 are the tokens, 64
+    the hash and the block id as Python ints, 30 the dictionary, and 60 where it has just doubled."""
+    size = 16
     content = array("i", range(num_blocks * size))
     tracemalloc.start()
     allocator = BlockAllocator(num_blocks)
@@ -395,4 +397,4 @@ def test_the_manager_takes_less_than_200_bytes_a_block():
     used = tracemalloc.get_traced_memory()[0] / num_blocks
     tracemalloc.stop()
     assert cache.num_published == num_blocks
-    assert used < 200, f"{used:.0f} bytes a block"
+    assert used < limit, f"{used:.0f} bytes a block"
