@@ -59,9 +59,8 @@ def paged_attention(
                 sinks,
             )
 
-    short.sort(
-        key=lambda sequence: context_lens[sequence], reverse=True
-    )  # alike lengths waste little padding
+    # alike lengths waste little padding
+    short.sort(key=lambda sequence: context_lens[sequence], reverse=True)
     while short:
         longest = context_lens[short[0]]
         together = max(1, PADDED_ELEMENTS // (longest * key_cache.shape[1] * key_cache.shape[-1]))
@@ -108,9 +107,8 @@ def attend_sequence(
     first_block, end_block = oldest // block_size, -(-context_len // block_size)
     visible = slice(oldest - first_block * block_size, context_len - first_block * block_size)
     heads = torch.arange(num_kv_heads, device=query.device)
-    pages = (table[first_block:end_block] * num_kv_heads + heads[:, None]).view(
-        -1
-    )  # a page: a block of one head
+    # a page: a block of one head
+    pages = (table[first_block:end_block] * num_kv_heads + heads[:, None]).view(-1)
     key = key_cache.view(-1, block_size, key_cache.shape[-1]).index_select(0, pages)
     value = value_cache.view(-1, block_size, value_cache.shape[-1]).index_select(0, pages)
     key = key.view(num_kv_heads, -1, key_cache.shape[-1])[:, visible]

@@ -102,9 +102,8 @@ def test_strided_queries_are_read_by_their_strides(lengths):
 
 def test_many_short_decodes_are_attended_in_several_groups(monkeypatch):
     """Catches a group that loses its last members, or answers written to another group's rows."""
-    monkeypatch.setattr(
-        attention, "PADDED_ELEMENTS", 2 * 32 * 40
-    )  # two sequences of 20 tokens, 2 heads of 32
+    # two sequences of 20 tokens, 2 heads of 32
+    monkeypatch.setattr(attention, "PADDED_ELEMENTS", 2 * 32 * 40)
     check([(1, 3), (2, 9), (1, 20), (1, 17), (1, 19), (1, 1), (0, 4), (1, 2)])
 
 
