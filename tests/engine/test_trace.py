@@ -1,0 +1,301 @@
+"""The trace: from the file alone, the memory at every step is what it was in the engine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from minipaged import SamplingParams
+from minipaged.decoding.params import BeamSearchParams
+from minipaged.memory import BlockAllocator
+from minipaged.observability.recorder import Highlights, Recorder, StepRecord, Tap
+from minipaged.observability.replay import TraceError, read_trace
+from minipaged.observability.snapshot import PoolView
+from minipaged.observability.trace import TraceFile, TraceWriter
+from tests.engine.conftest import make_llm
+from tests.engine.test_fuzz import VOCABULARY, Scenario
+from tests.toy import ToyBeams, ToyEngine, ToySampling, toy_scheduler
+
+
+class Truth(NamedTuple):
+    """What the live engine says, asked of allocator and tables themselves."""
+
+    device_counts: list[int]
+    host_counts: list[int]
+    num_free: int
+    tables: dict[tuple[str, int], tuple[list[int], int, int, list[int], bool]]
+
+
+def counts(allocator: BlockAllocator) -> list[int]:
+    return [allocator.ref_count(block) for block in range(allocator.num_blocks)]
+
+
+def truth(scheduler) -> Truth:
+    """The memory of a scheduler, not by way of `look`."""
+    kv = scheduler.kv
+    host = kv.swap_space.allocator if kv.swap_space else None
+    tables = {}
+    for queue in (scheduler.running, scheduler.swapped):
+        for request in queue:
+            for i, s in enumerate(request.sequences):
+                t = s.table
+                entry = (list(t.blocks), t.num_tokens, s.num_computed_tokens, list(s.token_ids))
+                tables[request.request_id, i] = (*entry, queue is scheduler.swapped)
+    return Truth(counts(kv.allocator), counts(host) if host else [], kv.allocator.num_free, tables)
+
+
+def compare(view: PoolView, live: Truth) -> None:
+    device, host = view.blocks(), view.blocks(on_host=True)
+    assert [block.ref_count for block in device] == live.device_counts
+    assert [block.ref_count for block in host] == live.host_counts
+    assert [block.state for block in device].count("free") == view.num_free == live.num_free
+    assert [block.state for block in device].count("used") == view.num_used
+    assert {
+        (t.request, t.position): (list(t.blocks), t.num_tokens, t.num_computed, list(t.token_ids), t.on_host)
+        for t in view.tables.values()
+    } == live.tables
+    for name, table in view.tables.items():
+        assert name == table.name
+        for logical, block in enumerate(table.blocks):
+            found = (host if table.on_host else device)[block]
+            assert table in found.owners
+            assert found.filled >= table.filled(logical, view.block_size)
+
+
+class TracedToyEngine(ToyEngine):
+    """Writes a trace and remembers the truth at the same moments."""
+
+    def __init__(self, scheduler, path: Path) -> None:
+        super().__init__(scheduler, VOCABULARY)
+        self.recorder = Recorder(scheduler)
+        self.file = TraceFile(path, scheduler)
+        self.moments: list[tuple[Truth, Truth]] = []
+        self.records: list[StepRecord] = []
+
+    def _schedule(self):
+        plan = super()._schedule()
+        self.recorder.planned(plan)
+        self._at_plan = truth(self.scheduler)
+        return plan
+
+    def step(self, meanwhile=lambda: None):
+        plan = super().step(meanwhile)
+        self.records.append(self.recorder.committed(plan))
+        self.file.write(self.records[-1])
+        self.moments.append((self._at_plan, truth(self.scheduler)))
+        return plan
+
+
+def replay_and_compare(path: Path, engine: TracedToyEngine) -> None:
+    replayed = list(read_trace(path))
+    assert len(replayed) >= len(engine.moments)
+    for record, seen, (planned, committed) in zip(replayed, engine.records, engine.moments):
+        assert record == seen
+        compare(record.planned, planned)
+        compare(record.committed, committed)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_replayed_memory_is_the_live_memory_at_every_step(seed, tmp_path, caplog):
+    """A block whose owner, count, fill or state cannot be told from the file: after a fork, a swap, a
+    preemption, an eviction, an abort, or a step that failed and left no line."""
+    caplog.set_level(logging.ERROR, "minipaged")
+    scenario = Scenario(seed)
+    engine = TracedToyEngine(toy_scheduler(**scenario.settings), tmp_path / "trace")
+    scenario.engine = engine
+    scenario.run()
+    engine.file.close()
+    replay_and_compare(tmp_path / "trace", engine)
+
+
+def test_the_scenarios_meet_everything_that_moves_blocks():
+    """Sixty calm runs that would prove nothing."""
+    met = set()
+    for seed in range(60):
+        scenario = Scenario(seed)
+        scenario.run()
+        met.update(kind for kind, count in (scenario.counts + scenario.count_events()).items() if count)
+    assert met >= {
+        "preempted (swap)", "preempted (recompute)", "resumed (swap)", "copies", "cached tokens", "aborts",
+        "failed steps", "outgrown",
+    }  # fmt: skip
+
+
+def test_idle_blocks_are_told_from_free_ones(tmp_path):
+    """Blocks that the prefix cache keeps shown as free: a viewer would not know why a prompt hits."""
+    engine = TracedToyEngine(toy_scheduler(8, 4, caching=True), tmp_path / "trace")
+    engine.add(range(8), 1)
+    engine.run()
+    engine.file.close()
+    *_, last = read_trace(tmp_path / "trace")
+    assert last.committed.idle == {0, 1}
+    assert last.committed.num_free == 6
+
+
+def test_a_decode_costs_few_bytes_however_long_the_sequence(tmp_path):
+    """Whole tables in every line: a trace that grows with the square of the length."""
+    engine = TracedToyEngine(toy_scheduler(512, 4, budget=2000), tmp_path / "trace")
+    for _ in range(4):
+        engine.add([1] * 400, 40)
+    engine.run()
+    engine.file.close()
+    lines = (tmp_path / "trace").read_text().splitlines()
+    # Three decodes of four take no block: a chunk and a token id a sequence.
+    assert sorted(map(len, lines[2:-1]))[len(lines) // 2] < 4 * 70
+
+
+def test_memory_that_changes_after_the_last_step_is_in_the_closing_line(tmp_path):
+    """An aborted request that holds its blocks for ever in the viewer."""
+    engine = TracedToyEngine(toy_scheduler(8, 4), tmp_path / "trace")
+    request = engine.add(range(8), 5)
+    engine.step()
+    engine.scheduler.abort(request)
+    engine.file.close()
+    *_, last = read_trace(tmp_path / "trace")
+    assert last.events == ({"kind": "closed"},)
+    assert last.committed.num_free == 8
+    assert not last.committed.tables
+
+
+def test_a_trace_may_begin_in_the_middle_of_a_run(tmp_path):
+    """Tables that were there before the file was opened are missing from it."""
+    engine = ToyEngine(toy_scheduler(32, 4))
+    engine.add(range(9), 6, ToyBeams(2))
+    engine.add(range(5), 6, ToySampling(2))
+    engine.step()
+    traced = TracedToyEngine(engine.scheduler, tmp_path / "trace")
+    traced.executor = engine.executor
+    for _ in range(3):
+        traced.step()
+    traced.file.close()
+    replay_and_compare(tmp_path / "trace", traced)
+
+
+@pytest.fixture
+def traced(model, prompts, tmp_path):
+    """A small model under a tight pool, traced while it generates by every method."""
+    llm = make_llm(
+        model,
+        block_size=4,
+        num_blocks=40,
+        preemption_mode="swap",
+        max_num_batched_tokens=48,
+    )
+    moments: list[PoolView] = []
+    executor = llm.engine.executor
+    records: list[StepRecord] = []
+    with TraceWriter(tmp_path / "trace", llm.engine):
+        tap = Tap(llm.engine, records.append)
+        llm.engine.observers.append(lambda plan, result, engine: moments.append(truth(engine.scheduler)))
+        params = [
+            SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
+            BeamSearchParams(beam_width=3, max_tokens=12),
+            SamplingParams(n=3, temperature=1.0, max_tokens=12, seed=1),
+        ]
+        chosen = [p for p in prompts if len(p) < 60][:6]
+        outputs = llm.generate(
+            [{"prompt_token_ids": p} for p in chosen], [params[i % 3] for i in range(len(chosen))]
+        )
+        tap.remove()
+    assert llm.engine.executor is executor
+    return tmp_path / "trace", moments, records, outputs, llm
+
+
+def test_a_traced_engine_replays(traced):
+    """The tap on a real engine: a plan seen too late, or an engine not left as it was found."""
+    path, moments, records, outputs, llm = traced
+    replayed = list(read_trace(path))
+    assert replayed == records
+    assert len(replayed) == len(moments)
+    for record, live in zip(replayed, moments):
+        compare(record.committed, live)
+    assert any(event["kind"] == "preempted" and event["reason"] for r in replayed for event in r.events)
+    assert any(record.copies for record in replayed)
+    ended = {request: tokens for record in replayed for request, tokens in record.completions.items()}
+    assert ended["0"] == (tuple(outputs[0].outputs[0].token_ids),)
+    assert len(llm.engine.observers) == 2  # the invariants and the moments: the trace took itself out
+
+
+def test_a_trace_changes_no_token(traced, prompts):
+    """A tap that touches what it looks at."""
+    *_, outputs, llm = traced
+    chosen = [p for p in prompts if len(p) < 60][:6]
+    again = llm.generate(
+        [{"prompt_token_ids": chosen[0]}], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    )
+    assert again[0].outputs[0].token_ids == outputs[0].outputs[0].token_ids
+
+
+def test_highlights_keep_the_fullest_moment_and_the_last_tables(traced):
+    """A picture of the pool after the run, when everything is free again."""
+    _, _, records, outputs, _ = traced
+    highlights = Highlights()
+    for record in records:
+        highlights(record)
+    assert highlights.fullest.num_used == max(record.planned.num_used for record in records)
+    table = highlights.last["0"][0]
+    # The last token is sampled by the last step and has no slot.
+    assert list(table.token_ids) == outputs[0].prompt_token_ids + outputs[0].outputs[0].token_ids[:-1]
+    assert table.num_tokens == len(table.token_ids)
+    assert set(highlights.last) == {output.request_id for output in outputs}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read trace"),
+        (b"\xff\xfe\x00\x80", "not text"),
+        (b"", "line 1 is not JSON"),
+        (b"[1]\n", "line 1 is not a JSON object"),
+        (b'{"format": "other"}\n', "no trace of version 1"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_told_in_one_line(content, message, tmp_path):
+    """A traceback for a wrong argument."""
+    path = tmp_path / "trace"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(TraceError, match=message) as error:
+        list(read_trace(path))
+    assert "\n" not in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_a_trace_with_a_lost_or_cut_line_is_refused(tmp_path):
+    """A viewer that draws a memory that never was."""
+    engine = TracedToyEngine(toy_scheduler(32, 4), tmp_path / "trace")
+    rng = random.Random(1)
+    engine.add([rng.randrange(VOCABULARY) for _ in range(9)], 6, ToySampling(2))
+    engine.run()
+    engine.file.close()
+    lines = (tmp_path / "trace").read_text().splitlines(keepends=True)
+    cut = tmp_path / "cut"
+    cut.write_text("".join(lines[:-1]) + lines[-1][:20])
+    with pytest.raises(TraceError, match=f"line {len(lines)} is not JSON"):
+        list(read_trace(cut))
+    lost = tmp_path / "lost"
+    lost.write_text("".join(lines[:1] + lines[2:]))
+    with pytest.raises(TraceError, match="line 2 does not continue the trace"):
+        list(read_trace(lost))
+
+
+def test_the_text_of_a_token_is_written_once(capsys, tmp_path, monkeypatch):
+    """A trace that only the tokenizer can read, or that repeats every word in every step."""
+    from tests.engine.test_cli import call
+
+    path = tmp_path / "trace"
+    call(
+        capsys, monkeypatch, "generate", "--prompt", "The sun The sun", "--max-tokens", "12", "--trace", str(path)
+    )  # fmt: skip
+    trace = read_trace(path)
+    records = list(trace)
+    lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    written = [token for line in lines for token in line.get("texts", {})]
+    assert len(written) == len(set(written))
+    table = records[0].planned.tables["0/0"]
+    assert "".join(trace.texts[token] for token in table.token_ids) == "<|begin|>The sun The sun"
