@@ -116,7 +116,8 @@ class Scheduler:
         if request.state is RequestState.FINISHED:
             return
         if self._in_flight is not None and request.state is not RequestState.WAITING:
-            self._aborted.append(request)
+            if request not in self._aborted:
+                self._aborted.append(request)
             return
         self._end(request, "abort")
 
@@ -168,8 +169,8 @@ class Scheduler:
             row = stop
         if finished:
             self.running = [r for r in self.running if r.state is not RequestState.FINISHED]
-        self._end_aborted()
-        return plan.sampling + plan.finished
+        aborted = [request for request in self._end_aborted() if request not in plan.sampling]
+        return plan.sampling + plan.finished + aborted
 
     def rollback(self, plan: StepPlan) -> None:
         """The step failed: nothing it was to compute, copy or move can be trusted.
@@ -217,11 +218,12 @@ class Scheduler:
             sequence.finish_reason = reason
         finish(request, self.kv)
 
-    def _end_aborted(self) -> None:
-        for request in self._aborted:
-            if request.state is not RequestState.FINISHED:
-                self._end(request, "abort")
+    def _end_aborted(self) -> list[Request]:
+        ended = [request for request in self._aborted if request.state is not RequestState.FINISHED]
+        for request in ended:
+            self._end(request, "abort")
         self._aborted.clear()
+        return ended
 
     def _preempt(self, plan: StepPlan, victim: Request) -> None:
         mode, reason = self.preemption.choose_mode(victim, self.kv)
