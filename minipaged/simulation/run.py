@@ -8,6 +8,7 @@ neither why the scheduler decides nor what a step costs.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -101,10 +102,52 @@ class Run:
         """Finished requests a second."""
         return len(self.records) / self.seconds
 
+    def gap_quantile(self, share: float) -> float:
+        """Inter-token latency that this share of the gaps does not exceed, s; 0 if there were none."""
+        left = share * self.gaps.total()
+        for gap in sorted(self.gaps):
+            left -= self.gaps[gap]
+            if left <= 0:
+                return gap * GAP_RESOLUTION
+        return 0.0
+
+    @property
+    def gap_mean(self) -> float:
+        """Mean inter-token latency, s."""
+        return GAP_RESOLUTION * sum(g * n for g, n in self.gaps.items()) / max(1, self.gaps.total())
+
+    def quantile(self, what: Callable[[Record], float], share: float) -> float:
+        """The value of `what` that this share of the finished requests does not exceed."""
+        return quantile([what(record) for record in self.records], share)
+
     @property
     def output_tokens(self) -> int:
         """Generated tokens of the finished requests (one sample of each)."""
         return sum(record.lengths.output for record in self.records)
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The smallest value that this share of `values` does not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def time_to_first_token(record: Record) -> float:
+    """From arrival to the first token, s."""
+    assert record.first_token is not None
+    return record.first_token - record.arrival
+
+
+def queue_time(record: Record) -> float:
+    """From arrival to the first blocks, s."""
+    assert record.admitted is not None
+    return record.admitted - record.arrival
+
+
+def inference_time(record: Record) -> float:
+    """From the first blocks to the end, s."""
+    assert record.admitted is not None
+    assert record.finished is not None
+    return record.finished - record.admitted
 
 
 def one_sample(arrival: Arrival) -> DecodingMethod:
@@ -216,6 +259,10 @@ class Simulation:
             self._watched[i] += seconds * value
         if entries:
             self._watched[4] += seconds * (1 - min(1.0, blocks / entries))
+
+    def forget_usage(self) -> None:
+        """Average from here on: what was before is warm-up."""
+        self._watched = [0.0] * 5
 
     def finish(self) -> Run:
         """Close the books."""

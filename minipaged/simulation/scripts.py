@@ -34,7 +34,8 @@ class ScriptedSampling:
 
     def num_candidates(self, request: Request) -> int:
         """n for the prompt, then one each."""
-        return self.num_sequences if not request.sequences[0].num_generated_tokens else 1
+        n = self.num_sequences
+        return n if n > 1 and not request.sequences[0].num_generated_tokens else 1
 
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
         """One more token for every sequence, the last with finish reason "stop"."""

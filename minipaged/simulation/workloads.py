@@ -173,7 +173,7 @@ def read_lengths(path: Path) -> FromFile:
 
 SHAREGPT = Independent(Lognormal(161.31, 1.0, 1024), Lognormal(337.99, 0.8, 1024))
 ALPACA = Independent(Lognormal(19.31, 0.6, 1024), Lognormal(58.45, 0.9, 1024))
-TRANSLATION = Independent(Lognormal(30, 0.5, 256), Lognormal(30, 0.5, 256))
+TRANSLATION = Independent(Lognormal(40, 0.5, 256), Lognormal(50, 0.5, 256))
 CHAT = Chat(SHAREGPT, 4, 1024, 1024)
 
 WORKLOADS: dict[str, Workload] = {

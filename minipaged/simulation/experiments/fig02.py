@@ -1,0 +1,61 @@
+"""Fig. 2: how much of the KV memory holds token states when the queue never empties."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from minipaged.simulation.experiments.common import LABELS, percent
+from minipaged.simulation.measure import saturate
+from minipaged.simulation.results import Case, Claim, Curve, Experiment, Outcome, Panel
+from minipaged.simulation.systems import OPT_13B, system
+from minipaged.simulation.workloads import SHAREGPT
+
+PUBLISHED = {"orca-max": 20.4, "orca-pow2": 26.8, "orca-oracle": 38.2, "paged": 96.3}
+
+
+def effective(name: str) -> tuple[float, float]:
+    """Shares of the memory: holding token states, and handed out."""
+    usage = saturate(system(name, OPT_13B, usage_every=5), SHAREGPT, 2000, 8000).usage
+    return usage.tokens, usage.held
+
+
+def cases() -> dict[str, Case]:
+    """One a system."""
+    return {name: partial(effective, name) for name in PUBLISHED}
+
+
+def conclude(results: Mapping[str, tuple[float, float]]) -> Outcome:
+    """Bars of three parts."""
+    claims = [
+        Claim(
+            f"KV memory holding token states, {LABELS[name]}", "Fig. 2", paper, percent(results[name][0]), "%"
+        )
+        for name, paper in PUBLISHED.items()
+    ]
+    names = [LABELS[name] for name in PUBLISHED]
+    tokens = [percent(results[name][0]) for name in PUBLISHED]
+    held = [percent(results[name][1]) for name in PUBLISHED]
+    panel = Panel(
+        "KV memory by use, queue never empty",
+        "",
+        "share of the KV memory [%]",
+        [
+            Curve("token states", names, tokens),
+            Curve("reserved or rounded up", names, [h - t for h, t in zip(held, tokens)]),
+            Curve("free, but not in one piece", names, [100 - h for h in held]),
+        ],
+        kind="stacked",
+        y_limit=100,
+    )
+    return Outcome(claims, [panel])
+
+
+EXPERIMENT = Experiment(
+    "fig02",
+    "Memory that holds token states",
+    "PagedAttention paper, Fig. 2",
+    "OPT-13B on an A100 40 GB, ShareGPT-like lengths, queue kept full; 8,000 steps after 2,000 of warm-up.",
+    cases,
+    conclude,
+)

@@ -1,0 +1,87 @@
+"""Fig. 12: normalized latency against request rate, three models, two data sets, five systems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
+
+from minipaged.simulation.experiments.common import LABELS, SYSTEMS, capacity_and_curve
+from minipaged.simulation.results import Case, Claim, Curve, Experiment, Outcome, Panel
+from minipaged.simulation.systems import OPT_13B, OPT_66B, OPT_175B, Setup
+
+
+class Part(NamedTuple):
+    """One panel: set-up, steps of warm-up and measurement, seconds of the traces."""
+
+    title: str
+    setup: Setup
+    data: str
+    warm_up: int
+    steps: int
+    seconds: float
+
+
+PARTS = {
+    "a": Part("OPT-13B, 1 GPU, ShareGPT", OPT_13B, "sharegpt", 1000, 6000, 400),
+    "b": Part("OPT-66B, 4 GPUs, ShareGPT", OPT_66B, "sharegpt", 1000, 6000, 400),
+    "c": Part("OPT-175B, 8 GPUs, ShareGPT", OPT_175B, "sharegpt", 1000, 3000, 200),
+    "d": Part("OPT-13B, 1 GPU, Alpaca", OPT_13B, "alpaca", 300, 2000, 40),
+    "e": Part("OPT-66B, 4 GPUs, Alpaca", OPT_66B, "alpaca", 300, 2000, 60),
+    "f": Part("OPT-175B, 8 GPUs, Alpaca", OPT_175B, "alpaca", 300, 1000, 40),
+}
+KNEES = {"faster-transformer": 0.3, "orca-max": 0.5, "orca-pow2": 0.75, "orca-oracle": 1.1, "paged": 1.9}
+RATIOS = {"orca-oracle": (1.7, 2.7), "orca-max": (2.7, 8.0), "faster-transformer": (None, 22.0)}
+COMPUTE_BOUND = (
+    "short sequences on 264 GB of KV memory: 256 sequences fit for everybody, computing is what limits "
+    "(the paper says the same of its panel f)"
+)
+
+
+def cases() -> dict[tuple[str, str], Case]:
+    """One a panel and system."""
+    return {
+        (part, name): partial(capacity_and_curve, name, *PARTS[part][1:])
+        for part in PARTS
+        for name in SYSTEMS
+    }
+
+
+def conclude(results: Mapping[tuple[str, str], tuple[float, list[tuple[float, float]]]]) -> Outcome:
+    """Sustained rates, their ratios, and six panels."""
+    claims, panels = [], []
+    for part, (title, _, data, *_) in PARTS.items():
+        rates = {name: results[part, name][0] for name in SYSTEMS}
+        if part == "a":
+            claims += [
+                Claim(f"sustained rate, {LABELS[name]}", "Fig. 12 a", KNEES[name], rates[name], "req/s")
+                for name in SYSTEMS
+            ]
+        for name, published in RATIOS.items():
+            paper = published if data == "sharegpt" else None
+            note = COMPUTE_BOUND if part == "f" and name == "orca-oracle" else ""
+            claim = f"sustained rate of paged over {LABELS[name]}, {title}"
+            claims.append(Claim(claim, f"Fig. 12 {part}", paper, rates["paged"] / rates[name], "x", note))
+        curves = [
+            Curve(
+                LABELS[name],
+                [rate for rate, _ in results[part, name][1]],
+                [y for _, y in results[part, name][1]],
+            )
+            for name in SYSTEMS
+        ]
+        axes = ("request rate [req/s]", "normalized latency [s/token]")
+        panels.append(Panel(f"({part}) {title}", *axes, curves, y_limit=1.0))
+    return Outcome(claims, panels)
+
+
+EXPERIMENT = Experiment(
+    "fig12",
+    "Latency against request rate",
+    "PagedAttention paper, Fig. 12",
+    "Three models as in the paper's table 1. Sustained rate: what a system completes when the queue never "
+    "empties. Curves: Poisson traces of 200 to 400 s (ShareGPT-like) and 40 to 60 s (Alpaca-like) instead of "
+    "1 h and 15 min, so that overload shows as a smaller latency than in the paper.",
+    cases,
+    conclude,
+)

@@ -1,0 +1,62 @@
+"""Fig. 13: how many requests a system runs at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from minipaged.simulation.experiments.common import DATA, LABELS
+from minipaged.simulation.measure import SEED
+from minipaged.simulation.results import Case, Claim, Curve, Experiment, Outcome, Panel
+from minipaged.simulation.run import simulate
+from minipaged.simulation.systems import OPT_13B, system
+from minipaged.simulation.workloads import poisson
+
+PARTS = {
+    "a": ("ShareGPT, 2 req/s", "sharegpt", 2.0, 1200.0),
+    "b": ("Alpaca, 30 req/s", "alpaca", 30.0, 120.0),
+}
+PUBLISHED = {"orca-max": 7.00, "orca-pow2": 9.81, "orca-oracle": 13.62, "paged": 30.42}
+
+
+def batched(name: str, data: str, rate: float, seconds: float) -> float:
+    """Mean number of running requests while the trace arrives."""
+    simulation = system(name, OPT_13B, usage_every=5)
+    arrivals = poisson(DATA[data], rate, round(rate * seconds), SEED)
+    return simulate(simulation, arrivals, until=seconds).usage.requests
+
+
+def cases() -> dict[tuple[str, str], Case]:
+    """One a panel and system."""
+    return {
+        (part, name): partial(batched, name, *settings)
+        for part, (_, *settings) in PARTS.items()
+        for name in PUBLISHED
+    }
+
+
+def conclude(results: Mapping[tuple[str, str], float]) -> Outcome:
+    """Bars, with the published ones beside them for panel a."""
+    claims, panels = [], []
+    names = [LABELS[name] for name in PUBLISHED]
+    for part, (title, *_) in PARTS.items():
+        curves = [Curve("measured", names, [results[part, name] for name in PUBLISHED])]
+        if part == "a":
+            curves.append(Curve("published", names, list(PUBLISHED.values()), published=True))
+        for name, paper in PUBLISHED.items():
+            known = paper if part == "a" else None
+            text = f"batched requests, {LABELS[name]}, {title}"
+            claims.append(Claim(text, f"Fig. 13 {part}", known, results[part, name], "requests"))
+        panels.append(Panel(f"({part}) {title}", "", "mean running requests", curves, kind="bar"))
+    return Outcome(claims, panels)
+
+
+EXPERIMENT = Experiment(
+    "fig13",
+    "Requests batched together",
+    "PagedAttention paper, Fig. 13",
+    "OPT-13B on an A100 40 GB; averages over time while a trace of 20 min (ShareGPT-like) or 2 min "
+    "(Alpaca-like) arrives.",
+    cases,
+    conclude,
+)

@@ -1,0 +1,65 @@
+"""Fig. 16: translation behind a shared prefix of examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from minipaged.simulation.experiments.common import capacity, curve
+from minipaged.simulation.results import Case, Claim, Curve, Experiment, Outcome, Panel
+from minipaged.simulation.run import Simulation
+from minipaged.simulation.systems import LLAMA_13B, paged, system
+from minipaged.simulation.workloads import TRANSLATION
+
+PUBLISHED = {80: 1.67, 341: 3.58}
+SHOTS = {80: "1 example", 341: "5 examples"}
+LABELS = {"shared": "paged, prefix shared", "paged": "paged, nothing shared", "orca-oracle": "Orca (Oracle)"}
+
+
+def build(name: str) -> Simulation:
+    """The paged system with its prefix cache, without it, or Orca Oracle."""
+    if name == "orca-oracle":
+        return system(name, LLAMA_13B)
+    return paged(LLAMA_13B, prefix_caching=name == "shared")
+
+
+def measure(name: str, prefix: int) -> tuple[float, list[tuple[float, float]]]:
+    """Sustained rate, and latencies at fractions of it."""
+    workload = replace(TRANSLATION, prefix_tokens=prefix)
+    sustained = capacity(build(name), workload, 400, 1600)
+    rates = [f * sustained for f in (0.4, 0.7, 0.9, 1.0, 1.1)]
+    return sustained, curve(lambda: build(name), workload, rates, 30)
+
+
+def cases() -> dict[tuple[str, int], Case]:
+    """One a system and prefix."""
+    return {(name, prefix): partial(measure, name, prefix) for name in LABELS for prefix in PUBLISHED}
+
+
+def conclude(results: Mapping[tuple[str, int], tuple[float, list[tuple[float, float]]]]) -> Outcome:
+    """Ratios and latency curves."""
+    claims, panels = [], []
+    for prefix, paper in PUBLISHED.items():
+        base = results["orca-oracle", prefix][0]
+        for name, known in (("shared", paper), ("paged", None)):
+            text = f"sustained rate over Orca (Oracle), prefix of {prefix} tokens, {LABELS[name]}"
+            claims.append(Claim(text, "Fig. 16", known, results[name, prefix][0] / base, "x"))
+        curves = [
+            Curve(label, [x for x, _ in results[name, prefix][1]], [y for _, y in results[name, prefix][1]])
+            for name, label in LABELS.items()
+        ]
+        axes = ("request rate [req/s]", "normalized latency [s/token]")
+        panels.append(Panel(f"{SHOTS[prefix]}, {prefix} tokens", *axes, curves, y_limit=1.0))
+    return Outcome(claims, panels)
+
+
+EXPERIMENT = Experiment(
+    "fig16",
+    "A shared prefix",
+    "PagedAttention paper, Fig. 16",
+    "LLaMA-13B on an A100 40 GB, English-German sentences behind 1 or 5 examples. Sentence lengths are not "
+    "published with the figure: 40 tokens in, 50 out on average are assumed.",
+    cases,
+    conclude,
+)

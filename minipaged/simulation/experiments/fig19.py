@@ -1,0 +1,89 @@
+"""Fig. 19: swapping against recomputing, by block size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from minipaged.scheduling import PreemptionPolicy, Recompute, Swap
+from minipaged.simulation.costs import CostModel
+from minipaged.simulation.experiments.fig18 import BLOCK_SIZES
+from minipaged.simulation.measure import on_trace
+from minipaged.simulation.results import Case, Claim, Curve, Experiment, Outcome, Panel
+from minipaged.simulation.systems import OPT_13B, paged
+from minipaged.simulation.workloads import SHAREGPT
+
+TOKENS = 256
+RATE, SECONDS = 1.9, 300.0
+POLICIES: dict[str, PreemptionPolicy] = {"recompute": Recompute(), "swap": Swap()}
+
+
+def overhead(block_size: int) -> tuple[float, float, float]:
+    """Milliseconds to recompute, to swap out and to swap in a sequence of `TOKENS` tokens."""
+    costs = CostModel(OPT_13B.deployment, block_size)
+    one_way = costs.swap_seconds(-(-TOKENS // block_size))
+    return 1e3 * costs.prefill_seconds(TOKENS), 1e3 * one_way, 1e3 * one_way
+
+
+def latency(mode: str, block_size: int) -> tuple[float, int]:
+    """Normalized latency on a trace, s/token, and preemptions."""
+    simulation = paged(OPT_13B, block_size=block_size, preemption=POLICIES[mode], swap=mode == "swap")
+    run = on_trace(simulation, SHAREGPT, RATE, SECONDS)
+    return run.normalized_latency, run.num_preemptions
+
+
+def cases() -> dict[tuple[str, int], Case]:
+    """One a mode and block size."""
+    return {(mode, size): partial(latency, mode, size) for mode in POLICIES for size in BLOCK_SIZES}
+
+
+def conclude(results: Mapping[tuple[str, int], tuple[float, int]]) -> Outcome:
+    """Micro-benchmark and end to end."""
+    micro = {size: overhead(size) for size in BLOCK_SIZES}
+    swap = {size: micro[size][1] + micro[size][2] for size in BLOCK_SIZES}
+    end = {size: results["recompute", size][0] / results["swap", size][0] for size in (16, 32, 64)}
+    flat = max(m[0] for m in micro.values()) / min(m[0] for m in micro.values())
+    claims = [
+        Claim("swap out and in at block size 1 over block size 16", "Fig. 19 a", (3.0, None),
+              swap[1] / swap[16], "x"),
+        Claim("recompute, slowest over fastest block size", "Fig. 19 a", 1.0, flat, "x"),
+        Claim("recompute over swap, highest of all block sizes", "Fig. 19 a", (None, 1.2),
+              max(micro[size][0] / swap[size] for size in BLOCK_SIZES), "x"),
+        Claim("recompute over swap end to end, highest of block sizes 16 to 64", "Fig. 19 b", (0.8, 1.25),
+              max(end.values()), "x"),
+        Claim("recompute over swap end to end, lowest of block sizes 16 to 64", "Fig. 19 b", (0.8, 1.25),
+              min(end.values()), "x"),
+    ]  # fmt: skip
+    sizes = list(BLOCK_SIZES)
+    panels = [
+        Panel(
+            f"(a) one sequence of {TOKENS} tokens",
+            "block size [tokens]",
+            "time [ms]",
+            [
+                Curve("recompute", sizes, [micro[size][0] for size in sizes]),
+                Curve("swap in", sizes, [micro[size][2] for size in sizes]),
+                Curve("swap in + out", sizes, [swap[size] for size in sizes]),
+            ],
+            x_scale="log2",
+        ),
+        Panel(
+            f"(b) ShareGPT at {RATE} req/s",
+            "block size [tokens]",
+            "normalized latency [s/token]",
+            [Curve(mode, sizes, [results[mode, size][0] for size in sizes]) for mode in POLICIES],
+            x_scale="log2",
+            y_scale="log",
+        ),
+    ]
+    return Outcome(claims, panels)
+
+
+EXPERIMENT = Experiment(
+    "fig19",
+    "Swap or recompute",
+    "PagedAttention paper, Fig. 19",
+    "OPT-13B on an A100 40 GB, PCIe 4. (a) the cost model alone; (b) a trace at a rate near the sustained one.",
+    cases,
+    conclude,
+)

@@ -1,0 +1,111 @@
+"""Run experiments on all cores; print, save and draw what comes out.
+
+Cases are independent and seeded one by one, so the results do not depend on how many processes there are
+or which one runs what. Knows experiments only as cases and conclusions.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+from rich.table import Table
+
+from minipaged.simulation.experiments import EXPERIMENTS
+from minipaged.simulation.hardware import UnknownNameError
+from minipaged.simulation.results import Case, Experiment, as_json
+
+
+def find_experiments(names: Sequence[str]) -> list[Experiment]:
+    """Experiments by name, in the order of the page.
+
+    Raises:
+        UnknownNameError: a name that is not there.
+    """
+    for name in names:
+        if name not in EXPERIMENTS:
+            raise UnknownNameError(f"unknown experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}")
+    return [experiment for name, experiment in EXPERIMENTS.items() if name in names]
+
+
+def run_experiments(
+    experiments: Sequence[Experiment],
+    processes: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[dict[str, Any]]:
+    """Run them; one JSON-able dict each (see `results.as_json`).
+
+    Args:
+        processes: default: one a core.
+        progress: called with (cases done, cases in all).
+    """
+    jobs: list[tuple[int, Hashable, Case]] = [
+        (i, key, case) for i, experiment in enumerate(experiments) for key, case in experiment.cases().items()
+    ]
+    results: list[dict[Hashable, Any]] = [{} for _ in experiments]
+    with ProcessPoolExecutor(processes or os.cpu_count(), get_context("spawn"), _quiet) as pool:
+        answers = pool.map(_call, [case for *_, case in jobs])
+        for done, ((i, key, _), answer) in enumerate(zip(jobs, answers), start=1):
+            results[i][key] = answer
+            progress(done, len(jobs))
+    return [as_json(e, e.conclude(result)) for e, result in zip(experiments, results)]
+
+
+def _call(case: Case) -> Any:
+    return case()
+
+
+def _quiet() -> None:
+    # Every preemption is a warning; here they are counted instead.
+    logging.getLogger("minipaged.scheduling").setLevel(logging.ERROR)
+
+
+def claims_of(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All claims in one list: what `reproduce --json` prints."""
+    return [claim for result in results for claim in result["claims"]]
+
+
+def claims_table(results: Sequence[dict[str, Any]]) -> Table:
+    """Claim, source, paper, measured, ratio."""
+    table = Table(title="paper beside measured", title_justify="left")
+    for name, justify in (
+        ("claim", "left"),
+        ("source", "left"),
+        ("paper", "right"),
+        ("measured", "right"),
+        ("ratio", "right"),
+    ):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for result in results:
+        table.add_section()
+        for claim in result["claims"]:
+            ratio = "" if claim["ratio"] is None else f"{claim['ratio']:.2f}"
+            paper, measured = (
+                published_text(claim["paper"]),
+                f"{number_text(claim['measured'])} {claim['unit']}",
+            )
+            table.add_row(claim["claim"], claim["source"], paper, measured.strip(), ratio)
+    return table
+
+
+def published_text(paper: Any) -> str:
+    """A number, a range with open ends, or a dash."""
+    if paper is None:
+        return "-"
+    if isinstance(paper, (int, float)):
+        return number_text(paper)
+    low, high = paper
+    if low is None:
+        return f"up to {number_text(high)}"
+    if high is None:
+        return f"above {number_text(low)}"
+    return f"{number_text(low)} to {number_text(high)}"
+
+
+def number_text(value: float) -> str:
+    """Three significant digits, no exponent for what people say in words."""
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
