@@ -30,7 +30,7 @@ def documents(seed: int) -> Iterator[str]:
     """Training documents without end, each with its BOS and EOS: the same ones for the same seed."""
     rng = random.Random(seed)
     while True:
-        kind = rng.choices(["story", "numbers", "chat", "facts"], weights=[42, 20, 30, 8])[0]
+        kind = rng.choices(["story", "numbers", "chat", "facts"], weights=[50, 18, 22, 10])[0]
         if kind == "story":
             body = stories.story(rng)
         elif kind == "numbers":
@@ -78,7 +78,7 @@ def _chat(rng: random.Random) -> str:
 
 
 def _exchange(rng: random.Random, greet: bool) -> tuple[str, str]:
-    kind = rng.choices(["story", "number", "fact", "greeting"], weights=[25, 40, 30, 10 if greet else 0])[0]
+    kind = rng.choices(["story", "number", "fact", "greeting"], weights=[30, 30, 30, 10 if greet else 0])[0]
     if kind == "story":
         return stories.request(rng)
     if kind == "number":

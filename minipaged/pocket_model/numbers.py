@@ -75,5 +75,5 @@ def few_shot(examples: list[Question], asked: str | None = None) -> str:
 def document(rng: random.Random) -> str:
     """A list of questions and answers, in one direction or mixed."""
     directions = rng.choice([DIRECTIONS[:1], DIRECTIONS[1:], DIRECTIONS])
-    length = rng.choice([3, 5, 5, 8, 12, 20, 40, 80])
+    length = rng.choice([3, 6, 6, 10, 20, 40])
     return few_shot([draw(rng.choice(directions), rng) for _ in range(length)])

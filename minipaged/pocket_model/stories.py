@@ -31,7 +31,7 @@ def request(rng: random.Random) -> tuple[str, str]:
 
 
 def _paragraphs(slots: dict[str, str], rng: random.Random, plots: int | None = None) -> list[str]:
-    plots = plots or rng.choices([1, 2, 3, 5], weights=[75, 16, 6, 3])[0]
+    plots = plots or rng.choices([1, 2, 3], weights=[75, 18, 7])[0]
 
     def wording(section: str) -> str:
         return rng.choice(_SECTIONS[section][0])
@@ -85,13 +85,7 @@ def _being(rng: random.Random) -> dict[str, str]:
     elif sort == "boy":
         name, kind, she = rng.choice(_WORDS["boys"]), "boy", False
     else:
-        name = _invented_name(rng) if rng.random() < 0.3 else rng.choice(_WORDS["others"])
-        kind, she = rng.choice(_WORDS["kinds"]), rng.random() < 0.5
+        name, kind, she = rng.choice(_WORDS["others"]), rng.choice(_WORDS["kinds"]), rng.random() < 0.5
     he, him, his = ("she", "her", "her") if she else ("he", "him", "his")
     adjective = rng.choice(_WORDS["adjectives"])
     return {"name": name, "kind": kind, "adj": adjective, "he": he, "him": him, "his": his}
-
-
-def _invented_name(rng: random.Random) -> str:
-    """A name such as "Mizeltor", which can only be known by looking back."""
-    return "".join(rng.choices(_WORDS["syllables"], k=rng.randint(2, 3))).capitalize()

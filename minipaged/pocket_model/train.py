@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 import torch
 import transformers
@@ -35,8 +34,8 @@ CARD = Path(__file__).parent / "README.md"
 FIGURES = "## Figures"  # the section that the script writes
 
 TOKENS_PER_STEP = 4096
-ROW_LENGTHS, ROW_WEIGHTS = (512, 1024), (4, 1)
-PEAK_LEARNING_RATE, WARMUP_STEPS = 3e-3, 50
+ROW_LENGTHS, ROW_WEIGHTS = (256, 512, 1024), (4, 4, 2)
+PEAK_LEARNING_RATE, WARMUP_STEPS = 3e-3, 80
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -57,43 +56,26 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-class Batch(NamedTuple):
-    """Packed documents: token ids and their positions, which start again at 0 with each document."""
-
-    ids: Tensor  # [rows, length] int64
-    positions: Tensor  # [rows, length] int64
-
-
-def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Batch]:
-    """Batches of TOKENS_PER_STEP tokens without end; a row is whole documents, the last one cut."""
+def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Tensor]:
+    """Token ids [rows, length] without end; a row is whole documents, each behind its BOS, the last cut."""
     rng = random.Random(seed)
     stream = corpus.documents(seed)
     while True:
         (length,) = rng.choices(ROW_LENGTHS, ROW_WEIGHTS)
-        ids, positions = [], []
+        rows = []
         for _ in range(TOKENS_PER_STEP // length):
             row: list[int] = []
-            places: list[int] = []
             while len(row) < length:
-                document = tokenizer.encode(next(stream), add_special_tokens=False)
-                row += document
-                places += range(len(document))
-            ids.append(row[:length])
-            positions.append(places[:length])
-        yield Batch(torch.tensor(ids), torch.tensor(positions))
+                row += tokenizer.encode(next(stream), add_special_tokens=False)
+            rows.append(row[:length])
+        yield torch.tensor(rows)
 
 
-def loss_of(model: LlamaForCausalLM, batch: Batch) -> Tensor:
-    """Mean cross entropy of the next token, in nats, computed in bfloat16 where that is safe.
-
-    transformers sees from the positions where a document starts, and lets no token look into the one before.
-    """
+def loss_of(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
+    """Mean cross entropy of the next token, in nats, computed in bfloat16 where that is safe."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = model(input_ids=batch.ids, position_ids=batch.positions, use_cache=False)
-    logits = output.logits[:, :-1].flatten(0, 1).float()  # [rows * (length - 1), VOCABULARY]
-    # Which document comes after an EOS is not to be guessed.
-    following = batch.ids[:, 1:].masked_fill(batch.positions[:, 1:] == 0, -100)
-    return functional.cross_entropy(logits, following.flatten(), ignore_index=-100)
+        logits = model(input_ids=ids, use_cache=False).logits  # [rows, length, VOCABULARY]
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
 def learning_rate(step: int, steps: int) -> float:
@@ -102,27 +84,24 @@ def learning_rate(step: int, steps: int) -> float:
     return PEAK_LEARNING_RATE * warm * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
-def fit(model: LlamaForCausalLM, stream: Iterator[Batch], steps: int) -> list[float]:
+def fit(model: LlamaForCausalLM, stream: Iterator[Tensor], steps: int) -> list[float]:
     """Train for `steps` batches of the stream; returns the loss of each step."""
-    # Muon for the matrices inside the layers, AdamW for the embedding and the norms.
-    inner = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
-    chosen = {id(weight) for weight in inner}
-    outer = [weight for weight in model.parameters() if id(weight) not in chosen]
-    optimizers = [
-        torch.optim.Muon(inner, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(outer, weight_decay=0.0, betas=(0.9, 0.95)),
-    ]
+    matrices = [weight for weight in model.parameters() if weight.ndim >= 2]
+    vectors = [weight for weight in model.parameters() if weight.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+    )
     losses = []
     started = time.monotonic()
-    for step, batch in enumerate(islice(stream, steps)):
-        loss = loss_of(model, batch)
+    for step, ids in enumerate(islice(stream, steps)):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, steps)
+        loss = loss_of(model, ids)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, steps)
-            optimizer.step()
-            optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         losses.append(loss.item())
         if step % 25 == 0:
             print(f"step {step:5d}  loss {losses[-1]:.3f}  {time.monotonic() - started:6.0f} s", flush=True)
@@ -137,7 +116,6 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, directory:
         pad_token_id=tokenizer.pad_token_id,
     )
     model.bfloat16().save_pretrained(directory)
-    (directory / "model.safetensors").chmod(0o644)
     tokenizer.save_pretrained(directory)
     # What a loader should compute in, whatever the file stores.
     config = json.loads((directory / "config.json").read_text())
@@ -150,7 +128,7 @@ def examine(directory: Path, seed: int) -> dict[str, float]:
     model = LlamaForCausalLM.from_pretrained(directory)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
     with torch.inference_mode():
-        losses = [loss_of(model, batch).item() for batch in islice(batches(tokenizer, seed + 1), 10)]
+        losses = [loss_of(model, ids).item() for ids in islice(batches(tokenizer, seed + 1), 10)]
     return {
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "loss_on_unseen_documents": round(fmean(losses), 4),
@@ -168,7 +146,7 @@ def main() -> None:
     """Train, save, examine, record."""
     parser = argparse.ArgumentParser(description="Train the pocket model on text that the project makes.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=PATH, help="where the checkpoint goes")
     arguments = parser.parse_args()
