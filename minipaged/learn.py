@@ -88,13 +88,13 @@ class Lesson:
 
 
 def repository() -> Path:
-    """The clone that holds the lessons: the one this package runs from, or the one you stand in.
+    """The clone that holds the lessons: the one you stand in, or the one this package runs from.
 
     Raises:
         LearnError: there is none.
     """
     here = Path.cwd()
-    for folder in (Path(__file__).resolve().parent.parent, here, *here.parents):
+    for folder in (here, *here.parents, Path(__file__).resolve().parent.parent):
         if (folder / "tutorials" / ".start").is_dir():
             return folder
     raise LearnError("the lessons are not here; clone the repository and run `minipaged learn` in it")

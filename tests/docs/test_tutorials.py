@@ -1,0 +1,266 @@
+"""The lessons: every task is specified, every stub is red, every solution green, every wrong part caught.
+
+And every command and code block of a lesson runs, in a copy of the repository whose exercises are solved.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minipaged import cli
+from minipaged.contracts import CONCEPTS
+from minipaged.learn import Lesson, Trial, read_lessons, run_trials
+from tests.docs.solutions import is_stub, solve, stubs, task_of
+from tests.student_parts import replaced_by
+
+ROOT = Path(__file__).parents[2]
+LESSONS = read_lessons(ROOT)
+WITH_TASKS = [lesson for lesson in LESSONS if lesson.tasks]
+TASKS = [(lesson, number) for lesson in WITH_TASKS for number in range(1, len(lesson.tasks) + 1)]
+
+
+def name(value):
+    return value.number if isinstance(value, Lesson) else str(value)
+
+
+def wrong_parts(lesson: Lesson) -> dict[str, tuple[str, str]]:
+    """Name of a wrong part -> (`--use` option, the test that must catch it)."""
+    file = ROOT / f"tests/docs/wrong_parts/lesson_{lesson.number}.py"
+    spec = importlib.util.spec_from_file_location(f"wrong_{lesson.number}", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    tests = [test for task in lesson.tasks for test in task.tests]
+    found = {}
+    for part_name, part in vars(module).items():
+        if not hasattr(part, "caught_by"):
+            continue
+        test = next(t for t in tests if t.rpartition("::")[2].partition("[")[0] == part.caught_by)
+        concepts = [use.partition(":")[0] for use in lesson.use]
+        [concept] = {c for c in concepts if is_for(c, part)}
+        found[part_name] = (f"{concept}={file}:{part_name}", test)
+    return found
+
+
+def is_for(concept: str, part: object) -> bool:
+    """Whether a wrong part derives from the concept's own (a function belongs to its lesson's only one)."""
+    original = replaced_by(part, CONCEPTS[concept].originals)
+    return not isinstance(part, type) or issubclass(part, original)
+
+
+@pytest.fixture(scope="session")
+def outcomes(tmp_path_factory) -> dict[str, dict[str, str]]:
+    """All trials: "02 stub", "02 solved", "02 TakesWhatItCanGet" -> test -> what went wrong."""
+    folder = tmp_path_factory.mktemp("solved")
+    groups: dict[tuple, list[Trial]] = {}
+    for lesson in WITH_TASKS:
+        tests = [test for task in lesson.tasks for test in task.tests]
+        trials = groups.setdefault(tuple(lesson.environment.items()), [])
+        trials.append(Trial(f"{lesson.number} stub", lesson.parts(lesson.start), tests))
+        trials.append(Trial(f"{lesson.number} solved", lesson.parts(solve(lesson, folder)), tests))
+        trials.append(Trial(f"{lesson.number} own", [], tests))
+        trials += [
+            Trial(f"{lesson.number} {part}", [use], [test])
+            for part, (use, test) in wrong_parts(lesson).items()
+        ]
+    results: dict[str, dict[str, str]] = {}
+    for environment, trials in groups.items():
+        results |= run_trials(ROOT, trials, dict(environment))
+    return results
+
+
+@pytest.mark.parametrize(("lesson", "number"), TASKS, ids=name)
+def test_every_test_of_a_task_fails_on_the_stub(outcomes, lesson, number):
+    """Catches a task that is green before anything is written, and a test that does not exist."""
+    for test in lesson.tasks[number - 1].tests:
+        assert f"Lesson {int(lesson.number)}, task " in outcomes[f"{lesson.number} stub"][test], test
+
+
+@pytest.mark.parametrize(("lesson", "number"), TASKS, ids=name)
+def test_every_test_of_a_task_passes_on_the_solution(outcomes, lesson, number):
+    """Catches an exercise whose given half does not fit the worked methods, and a broken test."""
+    for trial in ("solved", "own"):
+        for test in lesson.tasks[number - 1].tests:
+            assert outcomes[f"{lesson.number} {trial}"][test] == "", (trial, test)
+
+
+WRONG = [(lesson, part) for lesson in WITH_TASKS for part in wrong_parts(lesson)]
+
+
+@pytest.mark.parametrize(("lesson", "part"), WRONG, ids=name)
+def test_a_wrong_part_is_caught_by_the_test_named_for_it(outcomes, lesson, part):
+    """Catches a specification that a plausible mistake passes."""
+    [(test, failure)] = outcomes[f"{lesson.number} {part}"].items()
+    assert failure, f"{test} passes on {part}"
+    assert failure != "there is no such test"
+    assert "NotImplementedError" not in failure
+
+
+@pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
+def test_a_lesson_has_at_least_three_wrong_parts(lesson):
+    """Catches a lesson whose tests were never tried on a mistake."""
+    assert len(wrong_parts(lesson)) >= 3
+
+
+@pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
+def test_every_stub_belongs_to_a_task_and_every_task_has_stubs_tests_and_a_hint(lesson):
+    """Catches a task that nothing in the exercise mentions, or a stub that no test looks at."""
+    tree = ast.parse(lesson.start.read_text())
+    numbers = {task_of(node) for node in ast.walk(tree) if is_stub(node)}
+    mentioned = {int(n) for n in re.findall(r"[Tt]ask (\d+)", lesson.start.read_text())}
+    assert stubs(lesson)
+    assert numbers <= mentioned == set(range(1, len(lesson.tasks) + 1))
+    for task in lesson.tasks:
+        assert task.tests
+        assert task.hint
+        assert task.name
+
+
+@pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
+def test_a_task_has_a_marker_that_selects_its_tests(lesson, request):
+    """Catches `pytest -m lesson02_task1` that runs nothing."""
+    registered = request.config.getini("markers")
+    for number in range(1, len(lesson.tasks) + 1):
+        assert any(line.startswith(lesson.marker(number) + ":") for line in registered)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
+def test_the_exercise_ships_as_its_start(lesson):
+    """Catches an exercise that was committed half solved; solve a copy to work on the lessons."""
+    assert lesson.exercise.read_text() == lesson.start.read_text()
+
+
+# -- the text ------------------------------------------------------------------------------------------------
+
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#]+)(#[^)]*)?\)")
+
+
+def blocks(lesson: Lesson) -> list[tuple[str, str]]:
+    """(language, content) of every fenced block."""
+    return FENCE.findall((lesson.folder / "lesson.md").read_text())
+
+
+@pytest.fixture(scope="session")
+def clone(tmp_path_factory) -> Path:
+    """A copy of the repository in which somebody has done all exercises."""
+    root = tmp_path_factory.mktemp("clone")
+    for item in ROOT.iterdir():
+        if item.name in ("tests", "tutorials"):
+            shutil.copytree(item, root / item.name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif item.name not in (".venv", ".git"):
+            (root / item.name).symlink_to(item)
+    for lesson in WITH_TASKS:
+        solved = solve(lesson, root / "solved")
+        shutil.copyfile(solved, root / "tutorials" / lesson.folder.name / "exercise.py")
+    return root
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=name)
+def test_every_block_of_the_lesson_runs_and_prints_what_it_says(lesson, clone, monkeypatch):
+    """Catches a command that has another name by now, and a figure that is not what the code prints."""
+    monkeypatch.chdir(clone)
+    for variable, value in lesson.environment.items():
+        monkeypatch.setenv(variable, value)
+    names: dict[str, object] = {"__name__": "lesson"}
+    printed = None
+    for language, content in blocks(lesson):
+        if language == "python":
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
+                exec(compile(content, str(lesson.folder / "lesson.md"), "exec"), names)
+            printed = output.getvalue()
+        elif language == "bash":
+            printed = "".join(run(command) for command in content.replace("\\\n", " ").splitlines())
+        elif language == "text":
+            assert printed is not None, "a block of output that follows no code"
+            assert printed.strip() == content.strip()
+            printed = None
+        else:
+            assert language == "console", f"unknown kind of block {language!r}"
+
+
+def run(command: str) -> str:
+    """A command of a lesson, in this process if it is ours and needs no other environment."""
+    first, *arguments = shlex.split(command)
+    if first != "minipaged" or "TRITON_INTERPRET" in os.environ:
+        words = [sys.executable, *([] if first == "python" else ["-m", first]), *arguments]
+        ran = subprocess.run(words, capture_output=True, text=True)
+        assert ran.returncode == 0, f"{command}: {ran.stdout} {ran.stderr}"
+        return ran.stdout
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["minipaged", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    assert ended.value.code == 0, f"{command}: {output.getvalue()}"
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=name)
+def test_the_links_of_a_lesson_lead_somewhere(lesson):
+    """Catches a module that was moved, or a lesson that was renamed."""
+    for target, _ in LINK.findall((lesson.folder / "lesson.md").read_text()):
+        if not target.startswith("https://"):
+            assert (lesson.folder / target).exists(), target
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=name)
+def test_a_lesson_has_its_sections(lesson):
+    """Catches a lesson that begins with code, or ends without the engine run."""
+    text = (lesson.folder / "lesson.md").read_text()
+    assert text.startswith(f"# Lesson {lesson.number}: {lesson.title}\n")
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert headings[0] == "The problem"
+    assert "Questions" in headings
+    assert "Compare" in headings
+    assert text.count("<details>") == text.count("</details>") >= 3
+    assert f"{lesson.minutes} minutes" in text
+    if lesson.tasks:
+        assert "Tasks" in headings
+        assert f"minipaged learn check {lesson.number}" in text
+
+
+# -- all parts together --------------------------------------------------------------------------------------
+
+
+def test_all_solved_parts_in_one_engine_change_nothing(clone, monkeypatch):
+    """Catches parts that pass their own tests and do not work with each other."""
+    from minipaged import LLM, BeamSearchParams, SamplingParams
+
+    monkeypatch.chdir(clone)
+    use = {}
+    for lesson in WITH_TASKS:
+        for part in lesson.parts(clone / "tutorials" / lesson.folder.name / "exercise.py"):
+            concept, _, where = part.partition("=")
+            if concept != "paged_attention" or not lesson.environment:
+                use[concept] = where  # the later lesson's: the table of lesson 02, the scheduler of 07
+    prompts = [f"{'The fox said. ' * i}One day {who}" for i, who in enumerate(("Tom", "Mia", "Ada", "Otto"))]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=24),
+        SamplingParams(temperature=1.0, n=3, seed=1, max_tokens=12),
+        BeamSearchParams(beam_width=3, max_tokens=12),
+        SamplingParams(temperature=0.0, max_tokens=24),
+    ]
+    for options in (
+        {"num_blocks": 256},
+        {"num_blocks": 17, "block_size": 8, "max_num_batched_tokens": 40, "enable_chunked_prefill": False},
+        {"num_blocks": 17, "block_size": 8, "max_num_batched_tokens": 40},
+    ):
+        own = LLM(disable_log_stats=True, **options).generate(prompts, params)
+        theirs = LLM(disable_log_stats=True, use=use, **options).generate(prompts, params)
+        for ours, mine in zip(own, theirs):
+            assert [o.token_ids for o in ours.outputs] == [o.token_ids for o in mine.outputs]
+    assert set(use) >= set(CONCEPTS) - {"prefill_first", "chunked_prefill"} or len(WITH_TASKS) < 9

@@ -1,0 +1,69 @@
+"""Lesson 01, done wrong; `caught_by` names the test that must notice."""
+
+from minipaged.memory import BlockTable
+
+
+class TakesABlockTooEarly(BlockTable):
+    """n // size + 1 blocks instead of the ceiling: a new block as soon as the last is full."""
+
+    caught_by = "test_figure_6_the_first_decode_writes_into_the_free_slot"
+
+    def blocks_to_append(self, count=1):
+        return max(0, (self.num_tokens + count) // self.block_size + 1 - len(self.blocks))
+
+    def append(self, count=1):
+        self.blocks += self.pool.allocate(self.blocks_to_append(count))
+        self.num_tokens += count
+
+
+class CountsLogicalBlocks(BlockTable):
+    """The slot without the table: right for the first request of a fresh pool, wrong for all others."""
+
+    caught_by = "test_the_slot_of_a_token_is_found_through_the_table"
+
+    def slot(self, position):
+        return position
+
+
+class RoundsDown(BlockTable):
+    """Off by one at the block boundary."""
+
+    caught_by = "test_a_full_block_is_one_block"
+
+    @property
+    def num_filled_blocks(self):
+        return self.num_tokens // self.block_size
+
+
+class CountsBeforeItHas(BlockTable):
+    """The tokens are counted, then the pool says no."""
+
+    caught_by = "test_an_append_that_fails_changes_nothing"
+
+    def append(self, count=1):
+        needed = self.blocks_to_append(count)
+        self.num_tokens += count
+        self.blocks += self.pool.allocate(needed)
+
+
+class GivesBackTheHeadFirst(BlockTable):
+    """A prefix cache would lose the beginning of a prefix before its end."""
+
+    caught_by = "test_a_table_gives_its_tail_back_first"
+
+    def truncate(self, num_tokens):
+        keep = -(-num_tokens // self.block_size)
+        for block in self.blocks[keep:]:
+            self.pool.free(block)
+        del self.blocks[keep:]
+        self.num_tokens = num_tokens
+
+
+class ForgetsToGiveBack(BlockTable):
+    """Drops the ids, and nobody else knows them."""
+
+    caught_by = "test_truncate_keeps_the_blocks_of_the_first_tokens"
+
+    def truncate(self, num_tokens):
+        del self.blocks[-(-num_tokens // self.block_size) :]
+        self.num_tokens = num_tokens
