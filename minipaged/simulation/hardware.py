@@ -160,12 +160,12 @@ class Constants:
 CONSTANTS = Constants()
 
 CONSTANT_SOURCES = {
-    "bandwidth_efficiency": "share of the memory bandwidth that large reads reach; STREAM-like copies on A100",
-    "flops_efficiency": "share of the peak that large 16-bit matrix products reach: 220 of 312 TFLOP/s on A100",
-    "step_seconds": "host time of a step (Python scheduling, launches, sampling) of a 2023 engine; fitted once "
-    "to the knee of Orca Max in Fig. 12 a (7 requests x 338 tokens at 0.5 to 0.6 req/s: 35 to 41 ms a step)",
-    "sequence_seconds": "host time of a step for each sequence in it (its input, block table, sample and text, "
-    "in Python): 50 to 100 us, as profiles of 2023 engines show",
+    "bandwidth_efficiency": "share of the bandwidth that large reads reach: 1.25 of 1.555 TB/s on A100",
+    "flops_efficiency": "share of the peak that large 16-bit matrix products reach: 220 of 312 on A100",
+    "step_seconds": "host time of a step (Python scheduling, launches, sampling) of a 2023 engine; fitted "
+    "once to the knee of Orca Max in Fig. 12 a (7 requests x 338 tokens at 0.5 to 0.6 req/s is 35 to 41 ms)",
+    "sequence_seconds": "host time of a step for each sequence in it (its input, block table, sample and "
+    "text, in Python): 50 to 100 us, as profiles of 2023 engines show",
     "worker_seconds": "host time of a step for each further chip: a remote call with the plan and its answer "
     "(one actor a worker in 2023); chosen once so that four and eight chips are as slow as Fig. 12 b, c show",
     "paged_read_tokens": "looking up a KV block costs as much as reading so many tokens of it: 22 % at block "

@@ -6,7 +6,7 @@ Knows no simulation and no drawing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -100,7 +100,7 @@ class Experiment:
     title: str
     source: str
     setup: str
-    cases: Callable[[], Mapping[Hashable, Case]]
+    cases: Callable[[], Mapping[Any, Case]]
     conclude: Callable[[Mapping[Any, Any]], Outcome]
 
 

@@ -48,6 +48,10 @@ class ScriptedSampling:
             self._branches = self._make(sequences, "stop" if last else None)
         return self._branches
 
+    def rank(self, request: Request) -> list[Sequence]:
+        """All completions, as they are."""
+        return request.completions
+
     def _make(self, sequences: list[Sequence], reason: str | None) -> list[Branch]:
         n = self.num_sequences
         parents = sequences if len(sequences) == n else sequences * n
@@ -88,3 +92,7 @@ class ScriptedBeams:
                 parent = int(draw() * width)
             branches.append(Branch(sequences[parent], place, 0.0, reason))
         return branches
+
+    def rank(self, request: Request) -> list[Sequence]:
+        """All completions, as they are."""
+        return request.completions

@@ -166,7 +166,7 @@ def read_lengths(path: Path) -> FromFile:
     for i, pair in enumerate(pairs):
         if not (isinstance(pair, list) and len(pair) == 2 and all(type(n) is int and n >= 1 for n in pair)):
             raise WorkloadError(
-                f"{path}: entry {i} is {pair!r}; give [prompt tokens, output tokens], whole numbers of at least 1"
+                f"{path}: entry {i} is {pair!r}; give [prompt tokens, output tokens], whole, at least 1"
             )
     return FromFile(tuple((prompt, output) for prompt, output in pairs))
 

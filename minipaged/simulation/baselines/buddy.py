@@ -90,7 +90,7 @@ class BuddyAllocator:
         return list(self._order_of)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless regions, allocated and free, tile the pool, and no free pair is unmerged."""
+        """Raise AssertionError unless regions tile the pool and every free pair of buddies is merged."""
         spans = [(start, order) for order, starts in enumerate(self._free) for start in starts]
         for start, order in spans:
             assert start ^ (1 << order) not in self._free[order], f"{start} is free and so is its buddy"

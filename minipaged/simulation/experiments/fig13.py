@@ -12,7 +12,7 @@ from minipaged.simulation.run import simulate
 from minipaged.simulation.systems import OPT_13B, system
 from minipaged.simulation.workloads import poisson
 
-PARTS = {
+PARTS: dict[str, tuple[str, str, float, float]] = {
     "a": ("ShareGPT, 2 req/s", "sharegpt", 2.0, 1200.0),
     "b": ("Alpaca, 30 req/s", "alpaca", 30.0, 120.0),
 }
@@ -29,8 +29,8 @@ def batched(name: str, data: str, rate: float, seconds: float) -> float:
 def cases() -> dict[tuple[str, str], Case]:
     """One a panel and system."""
     return {
-        (part, name): partial(batched, name, *settings)
-        for part, (_, *settings) in PARTS.items()
+        (part, name): partial(batched, name, data, rate, seconds)
+        for part, (_, data, rate, seconds) in PARTS.items()
         for name in PUBLISHED
     }
 

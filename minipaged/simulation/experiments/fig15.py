@@ -48,8 +48,8 @@ EXPERIMENT = Experiment(
     "fig15",
     "Blocks saved by sharing",
     "PagedAttention paper, Fig. 15",
-    "OPT-13B on an A100 40 GB, queue kept full; block-table entries without a block of their own / all entries, "
-    "averaged over time.",
+    "OPT-13B on an A100 40 GB, queue kept full; block-table entries without a block of their own / all "
+    "entries, averaged over time.",
     cases,
     conclude,
 )

@@ -83,7 +83,8 @@ EXPERIMENT = Experiment(
     "fig19",
     "Swap or recompute",
     "PagedAttention paper, Fig. 19",
-    "OPT-13B on an A100 40 GB, PCIe 4. (a) the cost model alone; (b) a trace at a rate near the sustained one.",
+    "OPT-13B on an A100 40 GB, PCIe 4. (a) the cost model alone; (b) a trace at a rate near the sustained "
+    "one.",
     cases,
     conclude,
 )

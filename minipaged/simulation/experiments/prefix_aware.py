@@ -65,7 +65,7 @@ def conclude(results: Mapping[tuple[str, bool, int, bool], float]) -> Outcome:
         for output in OUTPUTS:
             note = ""
             if output == 32 and kind == "online":
-                note = "short answers to a queue that never empties are all prefill; the source's load is not known"
+                note = "nearly all prefill, and a queue that never empties; the source's load is not known"
             text = f"throughput, aware over unaware, {kind}, 94 % of the prompt cached, {output} tokens out"
             claims.append(Claim(text, source, published, gain(kind, True, output), "x", note))
         text = f"throughput, aware over unaware, {kind}, nothing shared"
@@ -82,8 +82,8 @@ EXPERIMENT = Experiment(
     "Prefix-caching-aware scheduling",
     "vLLM, prefix-caching-aware scheduling",
     "Llama-3-8B on an A100 40 GB, prefills first, budget 2048 tokens; prompts of 960 shared and about 64 own "
-    "tokens, 8 prefixes. Batch: 800 requests at once; online: what is sustained. The source names no workload "
-    "and says up to: read as a range.",
+    "tokens, 8 prefixes. Batch: 800 requests at once; online: what is sustained. The source names no "
+    "workload and says up to: read as a range.",
     cases,
     conclude,
 )
