@@ -243,8 +243,9 @@ class Scheduler:
         plan.events.append(Event("preempted", victim.request_id, {"mode": mode, "reason": reason}))
         logger.warning(
             "Request %s is preempted by %s because there is not enough KV cache space (%s). This can "
-            "affect the end-to-end performance. Increase gpu_memory_utilization or num_blocks, or "
-            "decrease max_num_seqs or max_num_batched_tokens. total_cumulative_preemption_cnt=%d",
+            "affect the end-to-end performance. Increase gpu_memory_utilization, num_blocks, "
+            "tensor_parallel_size or pipeline_parallel_size, or decrease max_num_seqs or "
+            "max_num_batched_tokens. total_cumulative_preemption_cnt=%d",
             victim.request_id,
             mode,
             reason,

@@ -1,0 +1,93 @@
+"""Chunked prefill: decodes first, prompts cut to the rest of the budget (the fourth source)."""
+
+import pytest
+
+from minipaged.scheduling import ChunkedPrefill
+from tests.toy import ToyEngine, ToySampling, alone, toy_scheduler
+
+
+def engine_of(**options):
+    return ToyEngine(toy_scheduler(policy=ChunkedPrefill(), **options))
+
+
+def shape(plan):
+    """(request, first position, tokens) of each chunk."""
+    return [(chunk.sequence.request.request_id, chunk.start, chunk.num_tokens) for chunk in plan.chunks]
+
+
+def test_a_prompt_is_cut_to_the_budget():
+    """Catches a chunk that begins where the last one did not end."""
+    engine = engine_of(budget=8)
+    engine.add(range(19), 2)
+    plans = [engine.step() for _ in range(4)]
+    assert [shape(plan) for plan in plans] == [
+        [("r0", 0, 8)],
+        [("r0", 8, 8)],
+        [("r0", 16, 3)],
+        [("r0", 19, 1)],
+    ]
+
+
+def test_only_the_last_chunk_of_a_prompt_samples():
+    """Catches a token sampled in the middle of a prompt."""
+    engine = engine_of(budget=8)
+    engine.add(range(19), 2)
+    plans = [engine.step() for _ in range(4)]
+    assert [chunk.num_candidates for plan in plans for chunk in plan.chunks] == [0, 0, 1, 1]
+
+
+def test_decodes_come_first_and_share_the_step_with_a_prompt():
+    """Catches decodes that wait for a prompt: the time between tokens would follow the prompts' length."""
+    engine = engine_of(budget=8)
+    for _ in range(3):
+        engine.add([1], 9)
+    engine.step()
+    engine.add(range(12), 4)
+    assert shape(engine.step()) == [("r0", 1, 1), ("r1", 1, 1), ("r2", 1, 1), ("r3", 0, 5)]
+    assert shape(engine.step()) == [("r0", 2, 1), ("r1", 2, 1), ("r2", 2, 1), ("r3", 5, 5)]
+    assert shape(engine.step())[3:] == [("r3", 10, 2)]
+
+
+def test_a_short_prompt_behind_a_long_one_runs_in_the_same_step():
+    """Catches starvation: 5,000 tokens at a budget of 2048 would take the whole of three steps."""
+    engine = engine_of(num_blocks=400, block_size=16, budget=2048, max_model_len=8000)
+    engine.add(range(5000), 2)
+    short = engine.add(range(20), 2)
+    plan = engine.step()
+    assert shape(plan) == [("r0", 0, 1536), ("r1", 0, 20)]
+    assert short.sequences[0].num_generated_tokens == 1
+
+
+def test_a_prompt_with_nobody_behind_it_takes_the_whole_budget():
+    """Catches a cap that slows down a prompt for nobody's benefit."""
+    engine = engine_of(num_blocks=400, block_size=16, budget=2048, max_model_len=8000)
+    engine.add(range(5000), 2)
+    assert [engine.step().num_tokens for _ in range(3)] == [2048, 2048, 904]
+
+
+def test_two_long_prompts_both_move_in_every_step():
+    """Catches a second prompt that stands still until the first is done."""
+    engine = engine_of(budget=8)
+    engine.add(range(30), 2)
+    engine.add(range(30), 2)
+    for _ in range(3):
+        assert [name for name, _, _ in shape(engine.step())] == ["r0", "r1"]
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 5, 8, 64])
+@pytest.mark.parametrize("block_size", [1, 4, 5])
+def test_the_budget_changes_nothing_in_the_tokens(budget, block_size):
+    """Catches chunk edges that meet block edges badly."""
+    engine = engine_of(num_blocks=80, block_size=block_size, budget=budget)
+    for i, length in enumerate((3, 2, 5, 13, 1)):
+        engine.add(range(i, i + length), 4)
+    assert engine.run() == [alone(r.prompt_token_ids, 4, ToySampling()) for r in engine.requests]
+
+
+def test_a_group_waits_for_a_step_that_has_room_for_all_of_it():
+    """Catches half a group that is sampled: beams would be chosen among some of the candidates."""
+    engine = engine_of(budget=4)
+    engine.add([1], 6, ToySampling(3))
+    engine.add([2], 6, ToySampling(3))
+    assert engine.run() == [alone([i], 6, ToySampling(3)) for i in (1, 2)]
+    assert all(len(plan.sampling) == 1 for plan in engine.plans[2:])

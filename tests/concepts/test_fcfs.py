@@ -1,0 +1,146 @@
+"""First come, first served: order, seats, watermark (paper, section 4.5)."""
+
+import pytest
+
+from minipaged.scheduling import ChunkedPrefill, PrefillFirst
+from tests.toy import ToyBeams, ToyEngine, ToySampling, alone, toy_scheduler
+
+POLICIES = [ChunkedPrefill, PrefillFirst]
+
+
+def names(requests):
+    return [request.request_id for request in requests]
+
+
+def events(plan):
+    return [(event.kind, event.request_id) for event in plan.events]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_requests_are_admitted_in_the_order_of_arrival(policy):
+    """Catches a scheduler that prefers short prompts."""
+    engine = ToyEngine(toy_scheduler(policy=policy(), budget=16))
+    for length in (14, 9, 3, 12, 1):
+        engine.add(range(length), 4)
+    engine.run()
+    admitted = [r for plan in engine.plans for kind, r in events(plan) if kind == "admitted"]
+    assert admitted == names(engine.requests)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_first_that_does_not_fit_stops_the_scan(policy):
+    """Catches small requests that overtake a large one for ever."""
+    engine = ToyEngine(toy_scheduler(6, 4, policy=policy()))
+    engine.add(range(12), 4)
+    engine.add(range(16), 4)
+    engine.add(range(2), 4)
+    engine.step()
+    assert names(engine.scheduler.running) == ["r0"]
+    assert names(engine.scheduler.waiting) == ["r1", "r2"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 5])
+def test_max_num_seqs_bounds_the_sequences_that_hold_blocks(policy, max_num_seqs):
+    """Catches six requests that hold blocks while two decode."""
+    engine = ToyEngine(toy_scheduler(policy=policy(), max_num_seqs=max_num_seqs))
+    for i in range(6):
+        engine.add([i] * 9, 4)
+    while engine.scheduler.has_unfinished:
+        engine.step()
+        holders = [r for r in engine.requests if any(s.table.blocks for s in r.sequences)]
+        assert len(holders) <= max_num_seqs
+    assert max(len(plan.sampling) for plan in engine.plans) == max_num_seqs
+
+
+@pytest.mark.parametrize("method", [ToySampling(3), ToyBeams(3)])
+def test_a_group_takes_as_many_seats_as_it_will_have_sequences(method):
+    """Catches a seat for the prompt that becomes three after the first step."""
+    engine = ToyEngine(toy_scheduler(max_num_seqs=4))
+    engine.add(range(3), 4, method)
+    engine.add(range(3), 4, ToySampling(2))
+    engine.add(range(3), 4)
+    engine.step()
+    assert names(engine.scheduler.running) == ["r0"]
+    assert engine.run() == [alone(range(3), 4, r.method) for r in engine.requests]
+
+
+def test_seats_come_free_when_a_request_ends():
+    """Catches seats that leak with groups, aborts or preemption until nobody is admitted."""
+    engine = ToyEngine(toy_scheduler(max_num_seqs=3))
+    for i in range(9):
+        engine.add([i], 3, ToySampling(1 + i % 3))
+    engine.step()
+    engine.scheduler.abort(engine.scheduler.running[0])
+    engine.fail_step()
+    assert engine.run()[1:] == [alone([i], 3, ToySampling(1 + i % 3)) for i in range(1, 9)]
+
+
+def test_the_watermark_holds_back_admission_but_not_growth():
+    """Catches a newcomer that makes the running ones preempt each other, and a pool that is never full."""
+    engine = ToyEngine(toy_scheduler(10, 4, watermark=0.2))
+    engine.add(range(20), 20)
+    engine.add(range(12), 4)
+    engine.add(range(2), 1)
+    plan = engine.step()
+    assert events(plan) == [("admitted", "r0"), ("admitted", "r1")]
+    least = engine.scheduler.kv.num_free
+    assert least == 2
+    while engine.scheduler.has_unfinished:
+        engine.step()
+        least = min(least, engine.scheduler.kv.num_free)
+    assert least == 0
+
+
+def test_the_watermark_does_not_lock_out_a_request_when_nothing_runs():
+    """Catches a prompt of nearly the whole pool that waits for ever."""
+    engine = ToyEngine(toy_scheduler(10, 4, watermark=0.5))
+    engine.add(range(36), 4)
+    assert engine.run() == [alone(range(36), 4, ToySampling())]
+
+
+def test_no_step_computes_more_than_its_budget():
+    """Catches a budget that is a suggestion."""
+    engine = ToyEngine(toy_scheduler(budget=7))
+    for i in range(12):
+        engine.add([i] * (3 * i + 1), 5, ToySampling(1 + i % 3))
+    assert engine.run() == [alone([i] * (3 * i + 1), 5, ToySampling(1 + i % 3)) for i in range(12)]
+    assert max(plan.num_tokens for plan in engine.plans) == 7
+
+
+def test_the_waiting_queue_costs_nothing_until_its_turn():
+    """Catches a scan of everybody who waits in every step."""
+    engine = ToyEngine(toy_scheduler(max_num_seqs=1))
+    engine.add(range(3), 6)
+    waiting = [engine.add([1], 1) for _ in range(3)]
+    engine.step()
+    for request in waiting[1:]:
+        del request.sequences[0].token_ids
+    for _ in range(4):
+        plan = engine.scheduler.schedule()
+        engine.scheduler.commit(plan, engine.executor.execute(plan))
+    assert names(engine.scheduler.waiting) == ["r1", "r2", "r3"]
+
+
+def test_every_output_is_that_of_the_request_alone():
+    """Catches neighbours that change each other's tokens."""
+    engine = ToyEngine(toy_scheduler(40, 3, budget=12, max_num_seqs=7))
+    for i in range(15):
+        engine.add(range(i, i + 1 + i % 9), 2 + i, [ToySampling(), ToySampling(3), ToyBeams(2)][i % 3])
+    assert engine.run() == [
+        alone(r.prompt_token_ids, 2 + i, r.method) for i, r in enumerate(engine.requests)
+    ]
+
+
+def test_after_a_failed_step_arrivals_keep_their_order():
+    """Catches a request that lost its place because a step failed."""
+    engine = ToyEngine(toy_scheduler(budget=8, max_num_seqs=4))
+    engine.add(range(1), 6, ToySampling(2))
+    engine.add(range(30), 6)
+    engine.add(range(50, 60), 6)
+    engine.step()
+    engine.fail_step()
+    assert names(engine.scheduler.waiting) == ["r0", "r1"]
+    while engine.scheduler.waiting:
+        engine.step()
+    assert names(engine.scheduler.running) == ["r0", "r1", "r2"]

@@ -1,0 +1,337 @@
+"""Preemption: who gives way when the blocks run out, and how it comes back (paper, section 4.5)."""
+
+import logging
+import re
+
+import pytest
+
+from minipaged.scheduling import (
+    Auto,
+    ChunkedPrefill,
+    Decision,
+    PreemptionCosts,
+    PrefillFirst,
+    Recompute,
+    Swap,
+)
+from tests.toy import ToyBeams, ToyEngine, ToySampling, alone, toy_scheduler
+
+MODES = {"recompute": Recompute, "swap": Swap}
+
+
+def engine_of(num_blocks=8, mode="recompute", **options):
+    options.setdefault("num_host_blocks", num_blocks)
+    return ToyEngine(toy_scheduler(num_blocks, 2, preemption=MODES[mode](), **options))
+
+
+def events(engine, *kinds):
+    return [(e.kind, e.request_id) for plan in engine.plans for e in plan.events if e.kind in kinds]
+
+
+def expected(engine, max_tokens):
+    return [alone(r.prompt_token_ids, max_tokens, r.method) for r in engine.requests]
+
+
+# -- who ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_latest_arrived_gives_way(mode):
+    """Catches a victim that was there first."""
+    engine = engine_of(12, mode)
+    for i in range(3):
+        engine.add([i] * 5, 10)
+    assert engine.run() == expected(engine, 10)
+    victims = [name for _, name in events(engine, "preempted")]
+    assert victims[0] == "r2"
+    assert "r0" not in victims
+
+
+def test_the_latest_gives_way_even_to_keep_itself_from_running():
+    """Catches a late request that takes an earlier one's blocks when it needs one itself."""
+    engine = engine_of(7)
+    engine.add(range(4), 4)
+    engine.add(range(10, 17), 4)
+    while not events(engine, "preempted"):
+        engine.step()
+    assert events(engine, "preempted") == [("preempted", "r1")]
+    assert [r.request_id for r in engine.scheduler.running] == ["r0"]
+    assert engine.run() == expected(engine, 4)
+
+
+def test_nobody_gives_way_while_there_are_blocks():
+    """Catches preemption one block too early: the last block of the pool is used."""
+    engine = engine_of(8)
+    engine.add(range(5), 4)
+    engine.add(range(10, 15), 4)
+    assert engine.run() == expected(engine, 4)
+    assert events(engine, "preempted") == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", [ToySampling(3), ToyBeams(3)])
+def test_the_sequences_of_a_request_give_way_and_come_back_together(mode, method):
+    """Catches a group of which some samples run and others wait."""
+    engine = engine_of(16, mode)
+    engine.add(range(8), 16)
+    group = engine.add(range(10, 16), 8, method)
+    while engine.scheduler.has_unfinished:
+        engine.step()
+        assert len({bool(s.table.blocks) for s in group.sequences}) <= 1
+    assert ("preempted", "r1") in events(engine, "preempted")
+    assert [r.completions and len(r.completions) for r in engine.requests] == [1, 3]
+    assert engine.run() == [alone(range(8), 16, ToySampling()), alone(range(10, 16), 8, method)]
+
+
+# -- how ---------------------------------------------------------------------------------------------------
+
+
+def test_recompute_is_one_prefill_of_prompt_and_generated_tokens():
+    """Catches a resumption that decodes its old tokens one by one, or drops the token it samples."""
+    engine = engine_of()
+    engine.add(range(5), 8)
+    engine.add(range(20, 25), 8)
+    assert engine.run() == expected(engine, 8)
+    (plan,) = [plan for plan in engine.plans if any(e.kind == "resumed" for e in plan.events)]
+    (chunk,) = [c for c in plan.chunks if c.sequence.request.request_id == "r1"]
+    assert chunk.start == 0
+    assert chunk.num_tokens > 5
+    assert chunk.num_candidates == 1
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_a_recomputed_group_shares_its_prompt_again(caching):
+    """Catches a group that needs more blocks after preemption than before, and is cut or computed n times."""
+    engine = engine_of(16, caching=caching)
+    engine.add(range(6), 9)
+    engine.add(range(10, 18), 6, ToySampling(3))
+    assert engine.run() == [alone(range(6), 9, ToySampling()), alone(range(10, 18), 6, ToySampling(3))]
+    resumed = [plan for plan in engine.plans if any(e.kind == "resumed" for e in plan.events)]
+    assert resumed
+    for plan in resumed:
+        starts = [c.start for c in plan.chunks if c.sequence.request.request_id == "r1"]
+        assert all(start >= 8 for start in starts[1:])
+
+
+@pytest.mark.parametrize("policy", [ChunkedPrefill, PrefillFirst])
+@pytest.mark.parametrize("mode", MODES)
+def test_preempting_a_half_prefilled_request_keeps_its_whole_prompt(policy, mode):
+    """Catches a victim that comes back with the part of its prompt that was computed."""
+    engine = engine_of(12, mode, policy=policy(), budget=4)
+    engine.add(range(4), 14)
+    victim = engine.add(range(20, 36), 4)
+    while not victim.num_preemptions:
+        engine.step()
+        assert len(victim.completions) == 0
+        if len(engine.plans) > 40:
+            break
+    assert engine.run() == [alone(range(4), 14, ToySampling()), alone(range(20, 36), 4, ToySampling())]
+
+
+def test_a_half_prefilled_request_is_a_victim_in_its_own_right():
+    """Catches a test above that never meets its case: here the victim has computed 6 of 16 tokens."""
+    engine = engine_of(12, budget=4)
+    engine.add(range(4), 14, ToySampling(2))
+    victim = engine.add(range(20, 36), 4)
+    seen = 0
+    while not victim.num_preemptions:
+        seen = victim.sequences[0].num_computed_tokens
+        engine.step()
+    assert 0 < seen < 16
+    assert victim.sequences[0].num_tokens == 16
+    assert engine.run()[1] == alone(range(20, 36), 4, ToySampling())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_preempted_requests_come_back_before_new_ones(mode):
+    """Catches a newcomer that overtakes a request which has been served already."""
+    engine = engine_of(8, mode)
+    engine.add(range(5), 8)
+    engine.add(range(20, 25), 8)
+    while not events(engine, "preempted"):
+        engine.step()
+    engine.add([1], 2)
+    assert engine.run() == [*expected(engine, 8)[:2], alone([1], 2, ToySampling())]
+    assert events(engine, "admitted", "resumed")[2:] == [("resumed", "r1"), ("admitted", "r2")]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nobody_is_admitted_in_a_step_that_preempts(mode):
+    """Catches a newcomer that takes what the preemption just made free."""
+    engine = engine_of(8, mode)
+    engine.add(range(5), 8)
+    engine.add(range(20, 25), 8)
+    while engine.scheduler.has_unfinished:
+        if len(engine.requests) < 20:
+            engine.add([1], 1)
+        plan = engine.step()
+        kinds = {event.kind for event in plan.events}
+        assert not {"preempted"} < kinds & {"preempted", "admitted", "resumed"}
+    assert events(engine, "preempted")
+
+
+def test_a_mixed_resumption_never_swaps_into_a_block_that_is_still_to_be_copied():
+    """Catches a swap-in that overwrites the cached last block of a request which is admitted in the same
+    step and fully cached: swap-ins run before copies."""
+
+    class ByName(Swap):
+        """r1 is recomputed, others are swapped."""
+
+        def choose_mode(self, victim, kv):
+            if victim.request_id == "r1":
+                return Decision("recompute", "for the test")
+            return super().choose_mode(victim, kv)
+
+    engine = ToyEngine(toy_scheduler(5, 2, num_host_blocks=5, caching=True, preemption=ByName()))
+    engine.add([1], 9)
+    for _ in range(2):
+        engine.step()
+    engine.add([1], 9)
+    engine.add([9, 9], 8)
+    assert engine.run() == [*[alone([1], 9, ToySampling())] * 2, alone([9, 9], 8, ToySampling())]
+    assert {e.detail["mode"] for p in engine.plans for e in p.events if e.kind == "preempted"} == set(MODES)
+
+
+# -- the pool is too small for one -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_lone_request_that_outgrows_the_pool_ends_with_length(mode, caplog):
+    """Catches the assertion that kills every request, and the retry that hangs for ever."""
+    engine = engine_of(4, mode)
+    request = engine.add(range(5), 20)
+    engine.run()
+    (completion,) = request.completions
+    assert completion.finish_reason == "length"
+    assert completion.num_tokens == 9, "8 tokens have a slot, the ninth is sampled from them"
+    assert [completion.output_token_ids] == alone(range(5), 4, ToySampling())
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    text = record.getMessage()
+    for word in ("r0", "length", "9 tokens", "4 KV blocks", "2 tokens", "num_blocks"):
+        assert word in text
+
+
+def test_the_others_go_on_when_one_outgrows_the_pool():
+    """Catches an engine that is dead afterwards."""
+    engine = engine_of(4)
+    engine.add(range(3), 2)
+    engine.add(range(20, 25), 20)
+    engine.add(range(3), 2)
+    outputs = engine.run()
+    assert outputs[0] == outputs[2] == alone(range(3), 2, ToySampling())
+    assert outputs[1] == alone(range(20, 25), 4, ToySampling())
+
+
+def test_a_group_that_outgrows_the_pool_ends_with_what_it_has():
+    """Catches a group of which some samples are lost."""
+    engine = engine_of(7)
+    request = engine.add(range(5), 20, ToySampling(3))
+    engine.run()
+    lengths = {len(c.output_token_ids) for c in request.completions}
+    assert len(request.completions) == 3
+    (length,) = lengths
+    assert [c.output_token_ids for c in sorted(request.completions, key=lambda c: c.index)] == alone(
+        range(5), length, ToySampling(3)
+    )
+
+
+def test_an_outgrown_request_is_reported_by_the_commit_of_its_step():
+    """Catches a request that ends while planning and is never answered."""
+    engine = engine_of(4)
+    request = engine.add(range(5), 20)
+    reported = []
+    while engine.scheduler.has_unfinished:
+        plan = engine.scheduler.schedule()
+        reported.append(engine.scheduler.commit(plan, engine.executor.execute(plan)))
+    assert reported[-1] == [request]
+
+
+# -- what is said about it ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_preemption_warns_with_its_cause_its_cure_and_the_count(mode, caplog):
+    """Catches silence: the first sign of a pool that is too small would be bad latency."""
+    engine = engine_of(12, mode)
+    for i in range(3):
+        engine.add([i] * 5, 10)
+    engine.run()
+    victims = [name for _, name in events(engine, "preempted")]
+    assert len(victims) > 1
+    texts = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(texts) == len(victims) == engine.scheduler.num_preemptions
+    for count, (victim, text) in enumerate(zip(victims, texts), start=1):
+        assert re.match(f"Request {victim} is preempted by (recompute|swap) because", text)
+        for cure in (
+            "gpu_memory_utilization",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+        ):
+            assert cure in text
+        assert text.endswith(f"total_cumulative_preemption_cnt={count}")
+
+
+def test_the_count_of_a_request_is_its_own():
+    """Catches a count that goes to somebody else."""
+    engine = engine_of(12)
+    for i in range(3):
+        engine.add([i] * 5, 10)
+    engine.run()
+    victims = [name for _, name in events(engine, "preempted")]
+    assert [r.num_preemptions for r in engine.requests] == [victims.count(f"r{i}") for i in range(3)]
+
+
+# -- auto --------------------------------------------------------------------------------------------------
+
+
+def auto(seconds_per_block, seconds_per_token, num_host_blocks=8):
+    engine = ToyEngine(
+        toy_scheduler(
+            8,
+            2,
+            num_host_blocks=num_host_blocks,
+            preemption=Auto(PreemptionCosts(0.0, seconds_per_block, seconds_per_token)),
+        )
+    )
+    engine.add(range(5), 8)
+    engine.add(range(20, 25), 8)
+    assert engine.run() == expected(engine, 8)
+    return [e.detail for plan in engine.plans for e in plan.events if e.kind == "preempted"]
+
+
+def test_auto_takes_the_cheaper_way_and_says_why():
+    """Catches a decision nobody can follow: bytes to move against tokens to recompute."""
+    (cheap_moves,) = auto(1e-3, 1.0)
+    (cheap_tokens,) = auto(1.0, 1e-3)
+    assert (cheap_moves["mode"], cheap_tokens["mode"]) == ("swap", "recompute")
+    for detail in (cheap_moves, cheap_tokens):
+        assert re.search(r"moving \d+ blocks .* computing \d+ tokens", detail["reason"])
+
+
+def test_auto_recomputes_when_the_host_has_no_room():
+    """Catches a cheap move to nowhere."""
+    (detail,) = auto(1e-9, 1.0, num_host_blocks=0)
+    assert detail["mode"] == "recompute"
+
+
+def test_small_blocks_make_swapping_dear():
+    """Catches a cost per byte only: many small transfers are what makes swapping slow (Fig. 19)."""
+
+    def mode(block_size, num_blocks):
+        engine = ToyEngine(
+            toy_scheduler(
+                num_blocks,
+                block_size,
+                num_host_blocks=num_blocks,
+                preemption=Auto(PreemptionCosts(1.0, 0.0, 1.0)),
+            )
+        )
+        engine.add(range(8), 24)
+        engine.add(range(20, 28), 24)
+        engine.run()
+        return next(e.detail["mode"] for plan in engine.plans for e in plan.events if e.kind == "preempted")
+
+    assert (mode(1, 40), mode(8, 5)) == ("recompute", "swap")

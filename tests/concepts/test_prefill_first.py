@@ -1,0 +1,57 @@
+"""Prefills first, alone; then decodes (the paper's schedule)."""
+
+from minipaged.scheduling import PrefillFirst, Swap
+from tests.toy import ToyEngine, ToySampling, alone, toy_scheduler
+
+
+def engine_of(**options):
+    return ToyEngine(toy_scheduler(policy=PrefillFirst(), **options))
+
+
+def shape(plan):
+    """(request, tokens) of each chunk."""
+    return [(chunk.sequence.request.request_id, chunk.num_tokens) for chunk in plan.chunks]
+
+
+def test_a_prompt_runs_in_one_step_alone():
+    """Catches a prompt that is mixed with decodes: the paper's system never does."""
+    engine = engine_of()
+    engine.add(range(5), 4)
+    assert shape(engine.step()) == [("r0", 5)]
+    engine.add(range(7), 4)
+    assert shape(engine.step()) == [("r1", 7)]
+    assert shape(engine.step()) == [("r0", 1), ("r1", 1)]
+
+
+def test_prompts_that_fit_together_share_a_step():
+    """Catches one prompt a step."""
+    engine = engine_of(budget=16)
+    for length in (6, 7, 5, 2):
+        engine.add(range(length), 4)
+    assert shape(engine.step()) == [("r0", 6), ("r1", 7)]
+    assert shape(engine.step()) == [("r2", 5), ("r3", 2)]
+
+
+def test_a_prompt_is_not_cut_while_another_is_in_the_step():
+    """Catches a chunk where whole prompts were promised."""
+    engine = engine_of(budget=10)
+    engine.add(range(6), 1)
+    engine.add(range(6), 1)
+    assert shape(engine.step()) == [("r0", 6)]
+    assert shape(engine.step()) == [("r1", 6)]
+
+
+def test_a_prompt_beyond_the_budget_takes_several_steps():
+    """Catches a long prompt that is never admitted, or overruns the budget."""
+    engine = engine_of(budget=8)
+    engine.add(range(19), 2)
+    assert [shape(engine.step()) for _ in range(4)] == [[("r0", 8)], [("r0", 8)], [("r0", 3)], [("r0", 1)]]
+
+
+def test_the_same_tokens_as_alone_with_swapping():
+    """Catches swapped-out requests that wait behind prefills for ever."""
+    engine = engine_of(num_blocks=9, block_size=2, num_host_blocks=9, preemption=Swap())
+    for i in range(5):
+        engine.add([i] * 4, 7, ToySampling(1 + i % 2))
+    assert engine.run() == [alone([i] * 4, 7, ToySampling(1 + i % 2)) for i in range(5)]
+    assert any(plan.swap_in for plan in engine.plans)
