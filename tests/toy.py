@@ -299,11 +299,7 @@ def outputs(request: Request) -> list[list[int]]:
 def alone(prompt: Iterable[int], max_tokens: int, method, vocabulary: int = 50) -> list[list[int]]:
     """The oracle: the outputs of a request by itself, on lists of tokens, without blocks or batches."""
     prompt = list(prompt)
-    root = SimpleNamespace(
-        token_ids=prompt, max_num_tokens=len(prompt) + max_tokens, cumulative_logprob=0.0, index=0
-    )
-    request = SimpleNamespace(prompt_token_ids=prompt, sequences=[root])
-    completions = []
+    request = Request("alone", prompt, method, None, len(prompt) + max_tokens, table=None)
     while request.sequences:
         candidates = method.num_candidates(request)
         samples = [
@@ -312,14 +308,11 @@ def alone(prompt: Iterable[int], max_tokens: int, method, vocabulary: int = 50) 
         ]
         live = []
         for branch in method.advance(request, samples):
-            child = SimpleNamespace(**vars(branch.parent))
-            child.token_ids = [*child.token_ids, branch.token_id]
-            child.cumulative_logprob += branch.logprob
-            if branch.sample_index is not None:
-                child.index = branch.sample_index
-            (completions if branch.finish_reason else live).append(child)
+            child = branch.parent.branch(table=None)
+            child.append(branch)
+            (request.completions if branch.finish_reason else live).append(child)
         request.sequences = live
-    return [c.token_ids[len(prompt) :] for c in sorted(completions, key=lambda c: c.index)]
+    return outputs(request)
 
 
 def kv_sequence(kv: KVManager, token_ids: Iterable[int], max_num_tokens: int = 1000, salt: str = ""):

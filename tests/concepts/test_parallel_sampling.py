@@ -1,0 +1,119 @@
+"""Parallel sampling: n samples of one prompt (paper, section 4.4, Fig. 8)."""
+
+import pytest
+
+from minipaged.decoding.methods import SamplingMethod
+from minipaged.decoding.params import SamplingParams
+from minipaged.decoding.stopping import StopChecker
+from tests.toy import ToyEngine, alone, outputs, toy_scheduler
+
+
+def sampling(n, stop_token_ids=(), max_tokens=8):
+    """The project's own method; the toy model takes the place of the sampler."""
+    params = SamplingParams(
+        n=n, temperature=1.0, max_tokens=max_tokens, ignore_eos=True, stop_token_ids=list(stop_token_ids)
+    )
+    return SamplingMethod(params, StopChecker(params, ()))
+
+
+def held(engine):
+    kv = engine.scheduler.kv
+    return kv.num_used
+
+
+def test_the_prompt_is_computed_once():
+    """Catches a prompt that is computed once per sample."""
+    engine = ToyEngine(toy_scheduler())
+    engine.add(range(10), 4, sampling(5))
+    assert [chunk.num_tokens for chunk in engine.step().chunks] == [10]
+    engine.run()
+    assert engine.executor.num_tokens_computed == 10 + 5 * 3
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_the_last_block_of_the_prompt_is_copied_for_all_samples_but_one(n):
+    """Catches copies of full blocks, and a copy whose source is then thrown away. Blocks of 4,
+    a prompt of 7."""
+    engine = ToyEngine(toy_scheduler())
+    request = engine.add(range(7), 4, sampling(n))
+    assert engine.step().copies == []
+    assert held(engine) == 2
+    assert len(engine.step().copies) == n - 1
+    assert held(engine) == 1 + n
+    assert len({sequence.table.blocks[0] for sequence in request.sequences}) == 1
+    engine.run()
+    assert engine.executor.num_copies == n - 1
+
+
+def test_a_prompt_of_full_blocks_is_never_copied():
+    """Catches a copy of a block that nobody writes to."""
+    engine = ToyEngine(toy_scheduler())
+    engine.add(range(8), 6, sampling(4))
+    engine.run()
+    assert engine.executor.num_copies == 0
+
+
+def test_nothing_is_copied_before_it_is_written():
+    """Catches a copy at the fork: sample 2 may end before it writes anything."""
+    engine = ToyEngine(toy_scheduler())
+    engine.add(range(7), 1, sampling(4))
+    engine.run()
+    assert engine.executor.num_copies == 0
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
+@pytest.mark.parametrize("caching", [False, True])
+def test_each_sample_goes_its_own_way(block_size, caching):
+    """Catches two samples that write to one block."""
+    engine = ToyEngine(toy_scheduler(block_size=block_size, caching=caching))
+    request = engine.add(range(7), 8, sampling(4))
+    (got,) = engine.run()
+    assert got == alone(range(7), 8, sampling(4))
+    assert len({tuple(sample) for sample in got}) == 4
+    assert [c.index for c in sorted(request.completions, key=lambda c: c.index)] == [0, 1, 2, 3]
+
+
+def test_samples_that_end_free_their_own_blocks_only():
+    """Catches a prompt that is freed with the first sample that stops."""
+    prompt = range(7)
+    first_tokens = [sample[0] for sample in alone(prompt, 8, sampling(4))]
+    method = sampling(4, stop_token_ids=first_tokens[1:2])
+    engine = ToyEngine(toy_scheduler())
+    request = engine.add(prompt, 8, method)
+    engine.step()
+    assert [c.output_token_ids for c in request.completions] == [first_tokens[1:2]]
+    assert [s.index for s in request.sequences] == [0, 2, 3]
+    assert engine.run() == [alone(prompt, 8, method)]
+
+
+def test_all_samples_may_end_at_the_first_token():
+    """Catches a request without a live sequence that is scheduled once more."""
+    first_tokens = [sample[0] for sample in alone(range(7), 8, sampling(3))]
+    engine = ToyEngine(toy_scheduler())
+    request = engine.add(range(7), 8, sampling(3, stop_token_ids=first_tokens))
+    engine.step()
+    assert request.is_finished
+    assert [c.finish_reason for c in request.completions] == ["stop"] * 3
+    assert outputs(request) == [[token] for token in first_tokens]
+    assert engine.run() == [[[token] for token in first_tokens]]
+
+
+def test_sharing_saves_what_the_paper_counts():
+    """Catches samples that share nothing: 6 samples over a prompt of 64 tokens and 16 of output."""
+    engine = ToyEngine(toy_scheduler(200, 4, budget=200))
+    engine.add(range(64), 16, sampling(6, max_tokens=16))
+    peak = 0
+    while engine.scheduler.has_unfinished:
+        engine.step()
+        peak = max(peak, held(engine))
+    assert peak == 16 + 6 * 4
+
+
+@pytest.mark.parametrize("num_blocks", [11, 14, 40])
+def test_preemption_changes_nothing_in_the_samples(num_blocks):
+    """Catches samples renumbered, lost or merged when a group comes back."""
+    engine = ToyEngine(toy_scheduler(num_blocks, 2))
+    for i in range(3):
+        engine.add([i] * 5, 6, sampling(2, max_tokens=6))
+    assert engine.run() == [alone([i] * 5, 6, sampling(2, max_tokens=6)) for i in range(3)]
+    assert bool(engine.scheduler.num_preemptions) == (num_blocks < 40)
