@@ -47,12 +47,24 @@ def run_experiments(
         (i, key, case) for i, experiment in enumerate(experiments) for key, case in experiment.cases().items()
     ]
     results: list[dict[Hashable, Any]] = [{} for _ in experiments]
-    with ProcessPoolExecutor(processes or os.cpu_count(), get_context("spawn"), _quiet) as pool:
-        answers = pool.map(_call, [case for *_, case in jobs])
-        for done, ((i, key, _), answer) in enumerate(zip(jobs, answers), start=1):
-            results[i][key] = answer
-            progress(done, len(jobs))
+    answers = run_cases([case for *_, case in jobs], processes, progress)
+    for (i, key, _), answer in zip(jobs, answers):
+        results[i][key] = answer
     return [as_json(e, e.conclude(result)) for e, result in zip(experiments, results)]
+
+
+def run_cases(
+    cases: Sequence[Case],
+    processes: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Any]:
+    """The answers of independent cases, in their order."""
+    answers = []
+    with ProcessPoolExecutor(processes or os.cpu_count(), get_context("spawn"), _quiet) as pool:
+        for answer in pool.map(_call, cases):
+            answers.append(answer)
+            progress(len(answers), len(cases))
+    return answers
 
 
 def _call(case: Case) -> Any:
@@ -72,23 +84,17 @@ def claims_of(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def claims_table(results: Sequence[dict[str, Any]]) -> Table:
     """Claim, source, paper, measured, ratio."""
     table = Table(title="paper beside measured", title_justify="left")
-    for name, justify in (
-        ("claim", "left"),
-        ("source", "left"),
-        ("paper", "right"),
-        ("measured", "right"),
-        ("ratio", "right"),
-    ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for name in ("claim", "source"):
+        table.add_column(name)
+    for name in ("paper", "measured", "ratio"):
+        table.add_column(name, justify="right")
     for result in results:
         table.add_section()
         for claim in result["claims"]:
             ratio = "" if claim["ratio"] is None else f"{claim['ratio']:.2f}"
-            paper, measured = (
-                published_text(claim["paper"]),
-                f"{number_text(claim['measured'])} {claim['unit']}",
-            )
-            table.add_row(claim["claim"], claim["source"], paper, measured.strip(), ratio)
+            paper = published_text(claim["paper"])
+            measured = f"{number_text(claim['measured'])} {claim['unit']}".strip()
+            table.add_row(claim["claim"], claim["source"], paper, measured, ratio)
     return table
 
 

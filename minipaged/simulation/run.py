@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from minipaged.scheduling import DecodingMethod, FCFSScheduler, Request, RequestState, StepPlan
+from minipaged.scheduling import (
+    DecodingMethod,
+    FCFSScheduler,
+    Request,
+    RequestState,
+    RequestTooLongError,
+    StepPlan,
+)
 from minipaged.simulation.executor import SimulatedExecutor
 from minipaged.simulation.scripts import ScriptedSampling
 from minipaged.simulation.workloads import Arrival, prompt_tokens
@@ -79,6 +86,7 @@ class Run:
         num_steps: steps executed.
         num_preemptions: how often a request gave way.
         num_dropped: arrivals turned away at `max_users`.
+        num_refused: requests that could never run.
         num_cached_tokens: prompt tokens found in the prefix cache.
         gaps: inter-token latencies in units of `GAP_RESOLUTION`: how many of each.
     """
@@ -88,6 +96,7 @@ class Run:
     num_steps: int = 0
     num_preemptions: int = 0
     num_dropped: int = 0
+    num_refused: int = 0
     num_cached_tokens: int = 0
     gaps: Counter[int] = field(default_factory=Counter)
     usage: Usage = Usage(0.0, 0.0, 0.0, 0.0)
@@ -185,20 +194,33 @@ class Simulation:
         self._usage_every = usage_every
         self._watched = [0.0] * 5  # seconds, and seconds x (requests, tokens, held, shared)
 
-    def add(self, arrival: Arrival) -> Request:
-        """Queue a request. Raises `RequestTooLongError` when it can never run."""
-        tokens = prompt_tokens(arrival)
+    def add(self, arrival: Arrival) -> None:
+        """Queue a request, its output cut to the longest sequence; one that can never run is refused."""
         limit = self.scheduler.max_model_len
+        lengths = arrival.lengths
+        if lengths.prompt + lengths.output > limit > lengths.prompt:
+            arrival = arrival._replace(lengths=lengths._replace(output=limit - lengths.prompt))
+        tokens = prompt_tokens(arrival)
         if self.max_output is not None:
             limit = min(limit, len(tokens) + self.max_output)
         name = str(arrival.number)
         request = Request(
             name, tokens, self.method_of(arrival), arrival.lengths, limit, self.scheduler.kv.new_table()
         )
-        self.scheduler.add(request)
+        try:
+            self.scheduler.add(request)
+        except RequestTooLongError:
+            self.run.num_refused += 1
+            return
+        # (An idle clock stands where its last step ended.)
+        self.executor.now = max(self.executor.now, arrival.time)
         self._records[name] = Record(arrival)
         self.num_present += 1
-        return request
+
+    def advance(self, until: float) -> None:
+        """Step until nothing is left or the clock reaches `until` (the last step may go past it)."""
+        while self.scheduler.has_unfinished and self.executor.now < until:
+            self.step()
 
     def step(self) -> StepPlan:
         """One step; the clock moves to its end."""

@@ -112,8 +112,8 @@ EXPERIMENT = Experiment(
     "text-generation-inference, re-allocate pages dynamically",
     "10 arrivals a second for 60 s, at most 100 in the system, max_new_tokens 2048 (what the source's "
     "counts of finished, dropped and open requests amount to). Chip and model are not named there: "
-    "Llama-3-8B on an A10G (24 GB), a size that fits its fastest token (39 ms). Outputs end after 160 tokens on average (its "
-    " finished requests: 129 to 147).",
+    "Llama-3-8B on an A10G (24 GB), a size that fits its fastest token (39 ms). Outputs end after 160 "
+    "tokens on average (its finished requests: 129 to 147).",
     cases,
     conclude,
 )

@@ -1,0 +1,88 @@
+"""Many replicas behind a router: round robin, least loaded, or where the prefix is already cached.
+
+    arrival --> router --> replica 0 | replica 1 | ...      each a whole engine with a clock of its own
+
+When a request arrives, every replica is stepped up to that moment, so the router sees what a real one
+would: how many requests each replica has. Time and memory grow linearly with the requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from minipaged.simulation.hardware import UnknownNameError
+from minipaged.simulation.run import Run, Simulation
+from minipaged.simulation.workloads import Arrival
+
+
+class Router(Protocol):
+    """Picks the replica of a request."""
+
+    def choose(self, arrival: Arrival, replicas: Sequence[Simulation]) -> int:
+        """Index of the replica."""
+        ...
+
+
+class RoundRobin:
+    """One after the other."""
+
+    def choose(self, arrival: Arrival, replicas: Sequence[Simulation]) -> int:
+        """By number."""
+        return arrival.number % len(replicas)
+
+
+class LeastLoaded:
+    """Where the fewest requests are."""
+
+    def choose(self, arrival: Arrival, replicas: Sequence[Simulation]) -> int:
+        """The first of those with the fewest requests."""
+        return min(range(len(replicas)), key=lambda i: replicas[i].num_present)
+
+
+class PrefixAware(LeastLoaded):
+    """Where the prefix was last sent, unless that one is much busier than the others.
+
+    Args:
+        slack: requests that a replica may have beyond twice the least loaded.
+    """
+
+    def __init__(self, slack: int = 8) -> None:
+        self.slack = slack
+        self._home: dict[int, int] = {}
+
+    def choose(self, arrival: Arrival, replicas: Sequence[Simulation]) -> int:
+        """The prefix's home, or a new one."""
+        least = super().choose(arrival, replicas)
+        if not arrival.lengths.prefix_tokens:
+            return least
+        home = self._home.get(arrival.lengths.prefix_id, least)
+        if replicas[home].num_present > 2 * replicas[least].num_present + self.slack:
+            home = least
+        self._home[arrival.lengths.prefix_id] = home
+        return home
+
+
+ROUTERS: dict[str, type[Router]] = {
+    "round-robin": RoundRobin,
+    "least-loaded": LeastLoaded,
+    "prefix-aware": PrefixAware,
+}
+
+
+def find_router(name: str) -> Router:
+    """A router by name, or `UnknownNameError`."""
+    if name not in ROUTERS:
+        raise UnknownNameError(f"unknown router {name!r}; choose one of {', '.join(ROUTERS)}")
+    return ROUTERS[name]()
+
+
+def simulate_fleet(replicas: Sequence[Simulation], arrivals: Iterable[Arrival], router: Router) -> list[Run]:
+    """Run a trace over all replicas; one result each."""
+    for arrival in arrivals:
+        for replica in replicas:
+            replica.advance(arrival.time)
+        replicas[router.choose(arrival, replicas)].add(arrival)
+    for replica in replicas:
+        replica.advance(float("inf"))
+    return [replica.finish() for replica in replicas]

@@ -1,0 +1,94 @@
+"""The docs page, from the JSON of the experiments alone: tables, figures, constants, commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from minipaged.simulation.hardware import CHIPS, CONSTANT_SOURCES, CONSTANTS, GB, MODELS
+from minipaged.simulation.reproduce import number_text, published_text
+from minipaged.simulation.workloads import ALPACA, SHAREGPT, TRANSLATION
+
+INTRODUCTION = """# The sources, reproduced on a laptop
+
+The figures of the PagedAttention paper and the numbers of the three other sources, run again with
+this project's own memory manager and scheduler on a simulated clock. A step takes as long as a roofline model says;
+which blocks go where, who is admitted and who gives way is decided by the code that also serves real models.
+
+    minipaged reproduce --all
+
+runs everything and prints these tables; `--json` prints the claims, `--docs docs/reproduce` writes this page.
+
+What is simulated, and what that means: the data sets cannot be shipped, so lengths are drawn from
+lognormal distributions with the published means; the time of a step is a model with the constants below, one set for
+all figures. So the *ratios* between systems are what to look at. Ratio: measured over published; inside a published
+range it is 1, outside it is taken to the nearer end. Where something does not come out, the reason
+stands below the table.
+"""
+
+
+def page(results: Sequence[dict[str, Any]]) -> str:
+    """Markdown."""
+    parts = [INTRODUCTION]
+    parts += [_section(result) for result in results]
+    parts.append(_appendix())
+    return "\n".join(parts)
+
+
+def _section(result: dict[str, Any]) -> str:
+    name = result["experiment"]
+    lines = [
+        f"## {result['title']}",
+        "",
+        f"{result['source']}. {result['setup']}",
+        "",
+        f"    minipaged reproduce {name}",
+        "",
+        f"![{result['title']}]({name}.svg)",
+        "",
+        "| claim | source | published | measured | ratio |",
+        "|---|---|---:|---:|---:|",
+    ]
+    notes = []
+    for claim in result["claims"]:
+        ratio = "" if claim["ratio"] is None else f"{claim['ratio']:.2f}"
+        mark = ""
+        if claim["note"]:
+            if claim["note"] not in notes:
+                notes.append(claim["note"])
+            mark = f" ({notes.index(claim['note']) + 1})"
+        measured = f"{number_text(claim['measured'])} {claim['unit']}".strip()
+        paper = published_text(claim["paper"])
+        lines.append(f"| {claim['claim']}{mark} | {claim['source']} | {paper} | {measured} | {ratio} |")
+    lines += ["", *(f"({i}) {note}.  " for i, note in enumerate(notes, start=1)), ""]
+    return "\n".join(lines)
+
+
+def _appendix() -> str:
+    lines = ["## Constants", "", "| constant | value | what it is, and from where |", "|---|---:|---|"]
+    for name, value in asdict(CONSTANTS).items():
+        lines.append(f"| `{name}` | {value:g} | {CONSTANT_SOURCES[name]} |")
+    lines += [
+        "",
+        "| chip | memory | bandwidth | 16-bit peak | host link | source |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    for chip in CHIPS.values():
+        lines.append(
+            f"| {chip.name} | {chip.memory / GB:.0f} GB | {chip.bandwidth / 1e9:,.0f} GB/s "
+            f"| {chip.flops / 1e12:g} TFLOP/s | {chip.host_link / 1e9:.0f} GB/s | {chip.source} |"
+        )
+    lines += ["", "| model | weights | KV a token | longest | source |", "|---|---:|---:|---:|---|"]
+    for model in MODELS.values():
+        lines.append(
+            f"| {model.name} | {model.weight_bytes / GB:.0f} GB | {model.kv_bytes / 1024:.0f} KiB "
+            f"| {model.max_model_len} | {model.source} |"
+        )
+    lines += ["", "| lengths | prompt: mean, sigma | output: mean, sigma | longest |", "|---|---:|---:|---:|"]
+    for name, w in (("ShareGPT-like", SHAREGPT), ("Alpaca-like", ALPACA), ("translation", TRANSLATION)):
+        lines.append(
+            f"| {name} | {w.prompt.mean:g}, {w.prompt.sigma:g} | {w.output.mean:g}, {w.output.sigma:g} "
+            f"| {w.prompt.most} |"
+        )
+    return "\n".join([*lines, ""])
