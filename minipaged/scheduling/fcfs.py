@@ -155,8 +155,8 @@ class FCFSScheduler(Scheduler):
             used += count
         if complete:
             plan.sampling.append(request)
-            if self._prefilling and request in self._prefilling:
-                self._prefilling.remove(request)
+        if self._prefilling and request in self._prefilling and request.gap - used <= len(sequences):
+            self._prefilling.remove(request)  # its last tokens, if they are left, make a decode
         plan.num_tokens += used
         return used
 

@@ -91,3 +91,15 @@ def test_a_group_waits_for_a_step_that_has_room_for_all_of_it():
     engine.add([2], 6, ToySampling(3))
     assert engine.run() == [alone([i], 6, ToySampling(3)) for i in (1, 2)]
     assert all(len(plan.sampling) == 1 for plan in engine.plans[2:])
+
+
+def test_a_group_of_which_only_the_last_tokens_are_missing_is_a_decode():
+    """Catches a recomputed group that stands still for ever: its four last tokens are sampled together, but
+    the cap on prompts lets it have three of a budget of five while somebody waits."""
+    engine = engine_of(num_blocks=40, budget=5, max_num_seqs=4)
+    engine.add([1], 12, ToySampling(4))
+    engine.add([2], 4)
+    for _ in range(8):
+        engine.step()
+    engine.fail_step()
+    assert engine.run(max_steps=100) == [alone([1], 12, ToySampling(4)), alone([2], 4, ToySampling())]
