@@ -1,0 +1,91 @@
+"""Write the pages and page fragments that come from the code. Run before `mkdocs build --strict`.
+
+    python docs/_generate/build.py [--junit FILE]
+
+`FILE` is a report of `python -m pytest tests/concepts --junit-xml FILE`; with it the specification carries
+the marks of that run. What is written is listed in docs/.gitignore and is not committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import moving
+import pages
+from reading import ROOT, module_docstring, piece_of_source, read_report
+
+from minipaged.observability import drawing_scenes
+
+DOCS = ROOT / "docs"
+FRAGMENTS = DOCS / "_fragments"
+
+
+def main() -> None:
+    """Write everything."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--junit", type=Path, help="report of a run of tests/concepts")
+    arguments = parser.parse_args()
+    report = read_report(arguments.junit) if arguments.junit else None
+    shutil.rmtree(FRAGMENTS, ignore_errors=True)
+    shutil.rmtree(DOCS / "learn", ignore_errors=True)
+
+    written = {
+        "engine/configuration.md": pages.configuration(),
+        "specification.md": pages.specification(report),
+        "guides/messages.md": pages.messages(),
+        "benchmarks/index.md": pages.benchmarks(),
+        "paper.md": pages.paper(),
+        "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
+        **pages.lessons(),
+    }
+    for name, text in written.items():
+        write(DOCS / name, text)
+    write(FRAGMENTS / "commands.md", pages.commands())
+    write(DOCS / "stylesheets/palette.css", pages.palette_css())
+    for page in sorted(DOCS.glob("**/*.md")):
+        for name in re.findall(r'--8<-- "((?:spec|code|drawing|moving)/[^"]+)"', page.read_text()):
+            write(FRAGMENTS / name, fragment(name, report))
+
+
+def fragment(name: str, report: pages.Report) -> str:
+    """What a page includes by name.
+
+    spec/test_allocator.md                                          the facts of a test file
+    code/minipaged/memory/block_table.py/BlockTable.append.py       a piece of source
+    drawing/kernels/triton/decode.py.txt                            the docstring of a module
+    moving/fig8.html                                                a figure of the paper, step by step
+    """
+    kind, _, rest = name.partition("/")
+    if kind == "spec":
+        return pages.facts(rest.removesuffix(".md"), report)
+    if kind == "drawing":
+        return module_docstring(rest.removesuffix(".txt")) + "\n"
+    if kind == "moving":
+        return moving_picture(rest.removesuffix(".html"))
+    path, _, piece = rest.rpartition("/")
+    return piece_of_source(path, piece.removesuffix(".py"))
+
+
+def moving_picture(name: str) -> str:
+    """ "home", or one of the paper's figures: "fig6" to "fig9"."""
+    if name == "home":
+        label = "Figure 6 of the paper, step by step, from a trace of the engine"
+        return moving.frames_html(moving.figure_6(), label, moving.WORDS.__getitem__, plays=True)
+    label = f"Figure {name.removeprefix('fig')} of the paper, step by step"
+    return moving.frames_html(moving.scene(name), label, drawing_scenes.text_of)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file, and the folder it lies in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Pictures that move: the paper's figures as a row of frames, for docs/javascripts/frames.js to step through.
+
+The home page's frames come from a trace that the real engine wrote: scheduler, allocator and block tables are
+the project's, only the model is a script that says the next word of figure 6. Without scripts, and on paper,
+all frames are shown below one another.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+
+from minipaged.config import EngineConfig
+from minipaged.decoding.params import SamplingParams
+from minipaged.engine import Engine
+from minipaged.memory import BlockAllocator
+from minipaged.observability import drawing_scenes
+from minipaged.observability.drawing_tables import tables_svg
+from minipaged.observability.replay import read_trace
+from minipaged.observability.snapshot import PoolView
+from minipaged.observability.trace import TraceWriter
+from minipaged.parts import Parts
+from minipaged.scheduling import PreemptionCosts, Sample, StepPlan, StepResult
+
+WORDS = ["Four", "score", "and", "seven", "years", "ago", "our", "fathers", "brought", "forth"]
+PROMPT = 7
+BLOCK_SIZE = 4
+
+
+class Reciter:
+    """An executor without a model: the next token is the next word."""
+
+    block_size = BLOCK_SIZE
+    num_blocks = 9
+    num_host_blocks = 0
+    block_bytes = 1
+    max_model_len = 64
+    vocab_size = len(WORDS)
+    eos_token_ids = ()
+    preemption_costs = PreemptionCosts(0.0, 0.0, 0.0)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Answer each chunk that samples with the word after its last."""
+        ends = [chunk.start + chunk.num_tokens for chunk in plan.chunks if chunk.num_candidates]
+        return StepResult([Sample([end % len(WORDS)], [0.0]) for end in ends])
+
+
+Frame = tuple[str, str, PoolView]
+"""A heading, a sentence, the memory then."""
+
+
+def figure_6() -> list[Frame]:
+    """The frames of the home page, from a trace."""
+    config = EngineConfig(
+        block_size=BLOCK_SIZE,
+        enable_prefix_caching=False,
+        enable_chunked_prefill=False,
+        disable_log_stats=True,
+    )
+    parts = Parts(allocator=lambda count: BlockAllocator(count, order=(7, 1, 3)))
+    engine = Engine(Reciter(), config, parts=parts)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "figure-6.jsonl")
+        with TraceWriter(path, engine):
+            engine.add_request(
+                "A", range(PROMPT), SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+            )
+            while engine.has_unfinished:
+                engine.step()
+            engine.check_invariants()
+        records = list(read_trace(path))
+    empty = PoolView(BLOCK_SIZE, Reciter.num_blocks)
+    prompt, first, second = (record.planned for record in records)
+    return [
+        ("A request arrives", "Nine blocks of four tokens each are free. Nothing is reserved.", empty),
+        (
+            "The prompt",
+            "Seven tokens need two blocks. The allocator hands out 7 and 1; they need not be neighbours. "
+            "Hatched slots are being computed.",
+            prompt,
+        ),
+        (
+            "The first generated token",
+            "“fathers” goes to the slot of block 1 that is still free. No memory is asked for.",
+            first,
+        ),
+        (
+            "The second generated token",
+            "Block 1 is full now, so “brought” takes a new block: 3. At most one block of a sequence is "
+            "ever partly empty.",
+            second,
+        ),
+        (
+            "The request has ended",
+            "All blocks are free again, in the same step.",
+            records[-1].committed,
+        ),
+    ]
+
+
+def scene(name: str) -> list[Frame]:
+    """The moments of one of the paper's figures, "fig6" to "fig9"."""
+    moments = getattr(drawing_scenes, name)()
+    return [(moment.caption, "", moment.view) for moment in moments]
+
+
+def frames_html(
+    frames: Sequence[Frame], label: str, text_of: Callable[[int], str], plays: bool = False
+) -> str:
+    """Frames as HTML.
+
+    Args:
+        frames: at least one.
+        label: what they show together, for readers who do not see it.
+        text_of: text of a token.
+        plays: whether it begins to move by itself (never where the reader prefers stillness).
+    """
+    figures = []
+    for number, (heading, sentence, view) in enumerate(frames, 1):
+        picture = tables_svg(view, text_of).strip()
+        if number > 1:  # one style sheet serves all frames
+            picture = re.sub(r"<style>.*?</style>", "", picture, flags=re.DOTALL)
+        count = f"{number} of {len(frames)}: " if len(frames) > 1 else ""
+        caption = f"<strong>{count}{escape(heading)}</strong> {escape(sentence)}".strip()
+        figures.append(
+            f'<figure class="frame"><div class="sheet" tabindex="0" role="group" '
+            f'aria-label="{escape(heading)}">{picture}</div><figcaption>{caption}</figcaption></figure>'
+        )
+    play = ' data-plays="true"' if plays else ""
+    return f'<div class="frames" role="group" aria-label="{escape(label)}"{play}>{"".join(figures)}</div>\n'

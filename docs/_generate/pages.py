@@ -1,0 +1,303 @@
+"""The generated pages, each a function that returns Markdown."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+import typing
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from reading import ROOT, Fact, Outcome, read_facts, read_messages
+
+from minipaged.config import EngineConfig
+from minipaged.observability import palette
+
+Report = dict[tuple[str, str], Outcome] | None
+
+# Where a reader of the site finds a file of the repository: the page that includes it.
+PAGE_OF = {
+    "minipaged/memory/allocator.py": "concepts/allocator.md",
+    "minipaged/memory/block_table.py": "concepts/block-table.md",
+    "minipaged/memory/page_growth.py": "concepts/page-growth.md",
+    "minipaged/memory/prefix_cache.py": "concepts/prefix-cache.md",
+    "minipaged/memory/swap_space.py": "concepts/swapping.md",
+    "minipaged/scheduling/fcfs.py": "concepts/scheduler.md",
+    "minipaged/scheduling/preemption.py": "concepts/preemption.md",
+    "minipaged/scheduling/prefill_first.py": "concepts/batch-policies.md",
+    "minipaged/scheduling/chunked_prefill.py": "concepts/batch-policies.md",
+    "minipaged/decoding/methods.py": "concepts/parallel-sampling.md",
+    "minipaged/decoding/beam_search.py": "concepts/beam-search.md",
+    "kernels/reference/attention.py": "concepts/paged-attention.md",
+    "docs/architecture.md": "architecture.md",
+    "CONTRIBUTING.md": "guides/contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+
+
+def front_matter(**entries: str) -> str:
+    """A page's front matter."""
+    return "---\n" + "".join(f"{key}: {value}\n" for key, value in entries.items()) + "---\n\n"
+
+
+def commands() -> str:
+    """The two commands of the README, as they stand there."""
+    readme = (ROOT / "README.md").read_text()
+    run, test = (
+        re.search(rf"<!-- {name} -->\n(```bash\n.*?```\n)", readme, re.DOTALL) for name in ("run", "test")
+    )
+    assert run is not None
+    assert test is not None
+    return (
+        "Install it and generate text with the embedded model: 3 million parameters, no download, no GPU.\n\n"
+        f"{run[1]}\nInstall it and run the tests:\n\n{test[1]}"
+    )
+
+
+def palette_css() -> str:
+    """The colours of the pictures, as variables for the site's own style sheet."""
+    return (
+        f"[data-md-color-scheme=default]{{{palette.variables(palette.LIGHT)}}}\n"
+        f"[data-md-color-scheme=slate]{{{palette.variables(palette.DARK)}}}\n"
+    )
+
+
+# -- configuration --------------------------------------------------------------------------------------
+
+
+def configuration() -> str:
+    """Every field of `EngineConfig`."""
+    lines = [
+        front_matter(source="minipaged/config.py"),
+        "# Configuration\n",
+        "Every setting of the engine, read from `EngineConfig` when this page was built. `LLM(...)` takes",
+        "the names as keyword arguments, `minipaged generate` and `minipaged bench` take the flags. A value",
+        "that cannot work is refused when the engine is built, with the field, the value and the fix.",
+        "",
+    ]
+    hints = typing.get_type_hints(EngineConfig)
+    for option in fields(EngineConfig):
+        flag = option.name.replace("_", "-")
+        flags = f"`--{flag}`"
+        if isinstance(option.default, bool):
+            flags += f", `--no-{flag}`" if option.name.startswith("enable_") else ""
+        default = "not set" if option.default is None else f"`{option.default}`"
+        lines += [
+            f"## `{option.name}` {{ #{option.name} }}\n",
+            f"{option.metadata['help']}\n",
+            f"{_type_text(hints[option.name])} · default {default} · {flags}\n",
+        ]
+    return "\n".join(lines)
+
+
+def _type_text(hint: Any) -> str:
+    choices = typing.get_args(hint)
+    if choices and all(isinstance(choice, str) for choice in choices):
+        return "one of " + ", ".join(f"`{choice}`" for choice in choices)
+    kinds = [kind.__name__ for kind in choices or (hint,) if kind is not type(None)]
+    return {"int": "integer", "float": "number", "bool": "switch"}[kinds[0]]
+
+
+# -- specification --------------------------------------------------------------------------------------
+
+
+def specification(report: Report) -> str:
+    """All tests of `tests/concepts`, by concept."""
+    files = sorted((ROOT / "tests/concepts").glob("test_*.py"))
+    count = sum(len(read_facts(file)) for file in files)
+    lines = [
+        front_matter(source="tests/concepts"),
+        "# Specification\n",
+        f"What each part must do: {count} facts, each of them a test. A test's name states the fact; what",
+        "follows is the bug that the test would catch. Students' own classes are run against the same tests.",
+        "",
+    ]
+    if report is None:
+        lines.append("This page was built without a test report, so it carries no marks.\n")
+    else:
+        cases = [sum(outcome[i] for outcome in report.values()) for i in range(3)]
+        lines.append(
+            f"Marks of the run that this build was made from: {cases[0]} cases passed, {cases[1]} failed, "
+            f"{cases[2]} skipped. A test with several cases says how many.\n"
+        )
+    for file in files:
+        lines.append(f"## {_title(file.stem)} {{ #{file.stem} }}\n")
+        lines.append(f"`tests/concepts/{file.name}`\n")
+        lines.append(facts(file.stem, report))
+    return "\n".join(lines)
+
+
+def facts(stem: str, report: Report) -> str:
+    """The facts of one test file as a list.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    lines, section = [], ""
+    for fact in read_facts(ROOT / "tests/concepts" / f"{stem}.py"):
+        if fact.section != section:
+            section = fact.section
+            lines.append(f"\n**{section}**\n")
+        catches = fact.catches.replace("\n", " ").replace("<", "&lt;").replace("*", r"\*")
+        lines.append(f"- {_mark(fact, stem, report)}**{fact.statement}.**\n  {catches}".rstrip())
+    return '<div class="facts" markdown="1">\n\n' + "\n".join(lines) + "\n\n</div>\n"
+
+
+def _mark(fact: Fact, stem: str, report: Report) -> str:
+    outcome = None if report is None else report.get((stem, fact.name))
+    if outcome is None:
+        return ""
+    if outcome.failed:
+        return '<span class="mark failed">✗ failed</span> '
+    if not outcome.passed:
+        return '<span class="mark skipped">○ skipped</span> '
+    cases = "" if outcome.passed == 1 else f" {outcome.passed} cases"
+    return f'<span class="mark passed">✓ passed{cases}</span> '
+
+
+def _title(stem: str) -> str:
+    words = stem.removeprefix("test_").replace("_", " ")
+    return {"fcfs": "FCFS scheduling"}.get(words, words[0].upper() + words[1:])
+
+
+# -- lessons --------------------------------------------------------------------------------------------
+
+
+def lessons() -> dict[str, str]:
+    """A page per lesson of `tutorials/`, and their index."""
+    written = {}
+    rows = []
+    for folder in sorted(ROOT.glob("tutorials/[0-9][0-9]_*")):
+        name = f"{folder.name}.md"
+        if not (folder / "lesson.md").exists():
+            written[f"learn/{name}"] = f"# Lesson {folder.name[:2]}\n\nThis lesson has no text yet.\n"
+            continue
+        about = tomllib.loads((folder / "tasks.toml").read_text())
+        rows.append(f"| {folder.name[:2]} | [{about['title']}]({name}) | about {about['minutes']} minutes |")
+        source = folder / "lesson.md"
+        text = rewrite_links(source.read_text(), source.parent, Path("learn"))
+        written[f"learn/{name}"] = front_matter(source=str(source.relative_to(ROOT))) + text
+    written["learn/index.md"] = "\n".join(
+        [
+            front_matter(source="tutorials"),
+            "# Learn\n",
+            "In each lesson you write a part of the engine, the project's own tests check it, and then the",
+            "whole engine runs with your part in place of the original. The lessons need a clone of the",
+            "repository.",
+            "",
+            "```bash",
+            "minipaged learn            # which lesson is red, which is green",
+            "minipaged learn next       # what to read, what to write",
+            "minipaged learn check 01   # run the tests of a lesson on your code",
+            "```\n",
+            "| | lesson | |",
+            "|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+    return written
+
+
+def rewrite_links(text: str, source: Path, page: Path) -> str:
+    """Make the relative links of a repository file work on the page that shows it.
+
+    A link to a file of the repository goes to the page that includes it; without one to the file in the
+    repository, if its address is known (MINIPAGED_REPO_URL), else it is no link any more.
+
+    Args:
+        source: folder in which the file lies.
+        page: folder of the page, relative to docs/.
+    """
+
+    def rewritten(match: re.Match[str]) -> str:
+        image, label, target, anchor = match.groups()
+        if re.match(r"[a-z]+:", target) or not target:
+            return match[0]
+        path = os.path.relpath((source / target).resolve(), ROOT)
+        where = PAGE_OF.get(path)
+        if (lesson := re.fullmatch(r"tutorials/(\w+)(?:/lesson\.md)?/?", path)) is not None:
+            where = f"learn/{lesson[1]}.md"
+        elif path.startswith("docs/"):
+            where = path.removeprefix("docs/")
+        if where is not None:
+            return f"{image}[{label}]({os.path.relpath(where, page)}{anchor or ''})"
+        address = os.environ.get("MINIPAGED_REPO_URL")
+        return f"{image}[{label}]({address}/blob/main/{path})" if address else label
+
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)  # code is left alone
+    link = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
+    return "".join(part if part.startswith("```") else link.sub(rewritten, part) for part in parts)
+
+
+# -- messages, figures, benchmarks ----------------------------------------------------------------------
+
+
+def messages() -> str:
+    """Every error and warning, by the module that says it."""
+    lines = [
+        front_matter(source="minipaged"),
+        "# All messages\n",
+        "Every error and warning of the project, collected from its source when this page was built. `…`",
+        "stands for a value. The common ones are explained in [Troubleshooting](troubleshooting.md).\n",
+    ]
+    path = ""
+    for message in read_messages():
+        if message.path != path:
+            path = message.path
+            lines.append(f"\n## `{path}`\n")
+        text = message.text.replace("`", "'").replace("\n", " ").strip()
+        lines.append(f"- {message.kind}: `{text}`")
+    return "\n".join(lines) + "\n"
+
+
+def paper() -> str:
+    """The paper's figures beside ours; from `docs/reproduce/`, which `minipaged reproduce` writes."""
+    folder = ROOT / "docs/reproduce"
+    lines = [front_matter(source="docs/reproduce"), "# The paper, reproduced\n"]
+    index = folder / "index.md"
+    if index.exists():
+        body = re.sub(r"\A---.*?---\n", "", index.read_text(), flags=re.DOTALL)
+        body = re.sub(r"\A\s*# .*\n", "", body)
+        return lines[0] + lines[1] + rewrite_links(body, folder, Path())
+    return "\n".join([*lines, "No run of `minipaged reproduce --all` is recorded in this repository yet.\n"])
+
+
+def benchmarks() -> str:
+    """Measured figures: the files of `docs/benchmarks/`, as they are."""
+    folder = ROOT / "docs/benchmarks"
+    lines = [
+        front_matter(source="docs/benchmarks"),
+        "# Benchmarks\n",
+        "Only what was measured, with the machine, the versions, the date and the command. What is not here",
+        "has not been measured.\n",
+    ]
+    pages = [page for page in sorted(folder.glob("*.md")) if page.name != "index.md"]
+    results = sorted(folder.glob("*.json"))
+    for page in pages:
+        lines.append(rewrite_links(_one_level_down(page.read_text()), folder, Path("benchmarks")))
+    for file in results:
+        lines.append(_result(file))
+    if not pages and not results:
+        lines.append("No run is recorded yet. Make your own with `minipaged bench --workload FILE`.\n")
+    return "\n".join(lines)
+
+
+def _one_level_down(text: str) -> str:
+    return re.sub(r"^(#+ )", r"#\1", text, flags=re.MULTILINE)
+
+
+def _result(file: Path) -> str:
+    result = json.loads(file.read_text())
+    rows = result if isinstance(result, list) else [result]
+    lines = [f"## {file.stem.replace('_', ' ')}\n"]
+    for row in rows:
+        lines += ["| | |", "|---|---|"]
+        for key, value in row.items():
+            shown = f"{value:,.4g}" if isinstance(value, float) else json.dumps(value).strip('"')
+            lines.append(f"| {key} | {shown} |")
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,63 @@
+// Rows of frames (docs/_generate/moving.py) become one frame with buttons; arrow keys work, too.
+// Starts moving by itself only if asked to, and never where the reader prefers stillness.
+for (const box of document.querySelectorAll(".frames")) {
+  const frames = [...box.querySelectorAll(".frame")];
+  if (frames.length < 2) continue;
+  const still = matchMedia("(prefers-reduced-motion: reduce)");
+  const bar = document.createElement("div");
+  bar.className = "frames-bar";
+  let at = 0;
+  let timer = 0;
+
+  const show = (number) => {
+    at = (number + frames.length) % frames.length;
+    frames.forEach((frame, i) => (frame.hidden = i !== at));
+    previous.disabled = at === 0;
+    next.disabled = at === frames.length - 1;
+  };
+  const stop = () => {
+    clearInterval(timer);
+    timer = 0;
+    play.textContent = "Play";
+  };
+  const start = () => {
+    play.textContent = "Pause";
+    timer = setInterval(() => show(at + 1), 3500);
+  };
+  const button = (text, action) => {
+    const made = document.createElement("button");
+    made.type = "button";
+    made.textContent = text;
+    made.className = "md-button";
+    made.addEventListener("click", action);
+    bar.append(made);
+    return made;
+  };
+  const step = (by) => {
+    stop();
+    const target = at + by;
+    if (target >= 0 && target < frames.length) show(target);
+  };
+  const previous = button("Back", () => step(-1));
+  const play = button("Play", () => (timer ? stop() : start()));
+  const next = button("Next", () => step(1));
+  box.addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (by && event.target.tagName === "BUTTON") {
+      event.preventDefault();
+      step(by);
+    }
+  });
+  // All frames as high as the highest, so that the page does not jump.
+  box.classList.add("moving");
+  box.append(bar);
+  const fit = () => {
+    frames.forEach((frame) => ((frame.hidden = false), (frame.style.minHeight = "")));
+    const height = Math.max(...frames.map((frame) => frame.offsetHeight));
+    frames.forEach((frame) => (frame.style.minHeight = `${height}px`));
+    show(at);
+  };
+  fit();
+  addEventListener("resize", fit);
+  if (box.dataset.plays && !still.matches) start();
+}
