@@ -128,6 +128,9 @@ def generate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Write what each step did to this file.")] = None,
+    show_blocks: Annotated[
+        bool, typer.Option("--show-blocks", help="Show the KV pool at its fullest and where the tokens lay.")
+    ] = False,
     use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
@@ -167,11 +170,15 @@ def generate(
             stop=tuple(stop or ()),
         )
     llm = _load(model, options, use)
+    from minipaged.observability.highlights import Highlights
     from minipaged.observability.report import outputs_json, print_outputs
+    from minipaged.observability.terminal import print_blocks
     from minipaged.observability.trace import TraceWriter
 
     writer = TraceWriter(trace, llm.engine) if trace is not None else None
+    seen = Highlights(llm.engine) if show_blocks else None
     prompts = prompts or [DEFAULT_PROMPT]
+    outputs: list[Any] = []
     if stream:
         if len(prompts) != 1 or not isinstance(params, SamplingParams):
             raise ParamsError(f"--stream prints one completion of one prompt, not of {len(prompts)}; drop it")
@@ -185,6 +192,8 @@ def generate(
             print(json.dumps(outputs_json(outputs, llm.engine), indent=2))
         else:
             print_outputs(outputs, llm.engine)
+    if seen is not None:
+        print_blocks(seen, outputs, Console(stderr=as_json, highlight=False))
     if writer is not None:
         writer.close()
 

@@ -133,6 +133,11 @@ class BlockTable:
         """Give every block back, the tail first, and be empty."""
         self.truncate(0)
 
+    def _repr_html_(self) -> str:
+        from minipaged.observability.drawing_tables import table_svg
+
+        return table_svg(self)
+
     def _writes_to_shared_block(self) -> bool:
         # The next token goes to blocks[num_tokens // block_size], if that block is there at all. A
         # spare block is never shared, so only a partly filled one can have two holders.

@@ -277,6 +277,11 @@ class KVManager:
         assert self.swap_space is not None
         return self.swap_space.swap_in([sequence.table for sequence in sequences], self.pool)
 
+    def _repr_html_(self) -> str:
+        from minipaged.observability.drawing_pool import manager_svg
+
+        return manager_svg(self)
+
     # -- checks ---------------------------------------------------------------------------------
 
     def check_invariants(self, sequences: Iterable[KVSequence]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minipaged.observability.delta import ChunkLine
-from minipaged.observability.snapshot import PoolView, TableView, look
+from minipaged.observability.snapshot import PoolView, look
 
 if TYPE_CHECKING:
     from minipaged.engine import Engine
@@ -124,30 +124,3 @@ class Tap:
         if self._observe in self._engine.observers:
             self._engine.observers.remove(self._observe)
             self._engine.executor = self._executor
-
-
-class Highlights:
-    """What is worth showing after a run: the fullest moment, and where the tokens of each request lay.
-
-    Attributes:
-        fullest: the planned memory with the most blocks in use; None before the first step.
-        last: id of a request -> its tables in the last step that computed it.
-        fullest_step: the step of `fullest`.
-    """
-
-    def __init__(self) -> None:
-        self.fullest: PoolView | None = None
-        self.fullest_step = 0
-        self.last: dict[str, tuple[TableView, ...]] = {}
-
-    def __call__(self, record: StepRecord) -> None:
-        """Take a step into account."""
-        if self.fullest is None or record.planned.num_used > self.fullest.num_used:
-            self.fullest, self.fullest_step = record.planned, record.step
-        running: dict[str, list[TableView]] = {}
-        for chunk in record.chunks:
-            running[chunk.request] = []
-        for table in record.planned.tables.values():
-            if table.request in running:
-                running[table.request].append(table)
-        self.last.update({request: tuple(tables) for request, tables in running.items()})

@@ -60,7 +60,7 @@ class Trace:
                     record = _record(now, line)
                 except (KeyError, TypeError, ValueError, IndexError) as error:
                     raise TraceError(
-                        f"{self.path}, line {number} does not continue the trace ({error!r}); is a line missing?"
+                        f"{self.path}, line {number} does not continue the trace ({error!r}); is one missing?"
                     ) from error
                 yield record
                 now = record.committed
@@ -87,13 +87,17 @@ def _record(before: PoolView, line: Mapping[str, Any]) -> StepRecord:
     return StepRecord(
         line["step"],
         chunks,
-        *(tuple((a, b) for a, b in line.get(name, ())) for name in ("swap_out", "swap_in", "copies")),
-        events=tuple(line.get("events", ())),
-        finished=tuple(line.get("finished", ())),
-        completions={
-            request: tuple(map(tuple, outputs)) for request, outputs in line.get("completions", {}).items()
-        },
-        num_waiting=line["num_waiting"],
-        planned=planned,
-        committed=committed,
+        _pairs(line, "swap_out"),
+        _pairs(line, "swap_in"),
+        _pairs(line, "copies"),
+        tuple(line.get("events", ())),
+        tuple(line.get("finished", ())),
+        {request: tuple(map(tuple, outputs)) for request, outputs in line.get("completions", {}).items()},
+        line["num_waiting"],
+        planned,
+        committed,
     )
+
+
+def _pairs(line: Mapping[str, Any], name: str) -> tuple[tuple[int, int], ...]:
+    return tuple((source, destination) for source, destination in line.get(name, ()))

@@ -68,6 +68,11 @@ class StepPlan:
         """Whether the executor has anything to do."""
         return bool(self.chunks or self.swap_out or self.swap_in or self.copies)
 
+    def _repr_html_(self) -> str:
+        from minipaged.observability.drawing_plan import plan_svg
+
+        return plan_svg(self)
+
 
 class Sample(NamedTuple):
     """Candidates for the next token of one sequence.

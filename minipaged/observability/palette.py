@@ -1,0 +1,122 @@
+"""The colours of every picture and page: one palette, light and dark, safe for colour-blind readers.
+
+Hues are those of Okabe and Ito (2008), which stay apart under every common colour blindness. A block is
+filled with a tint of its owner's hue, so that text on it is dark on light or light on dark; the full hue
+draws edges and arrows. Colour is never the only sign: owners and states also carry names or patterns.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+RGB = tuple[int, int, int]
+
+OWNERS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+"""Hues of the first, second, ... request: blue, orange, green, purple, sky, vermillion; then again."""
+
+
+class Theme(NamedTuple):
+    """Colours that differ between light and dark, as #rrggbb.
+
+    Attributes:
+        paper: behind everything.
+        ink: text.
+        soft: less important text.
+        line: edges of what is nobody's.
+        shade: a block without an owner.
+        tints: fill of the blocks of each owner.
+        hues: edges and arrows of each owner.
+    """
+
+    paper: str
+    ink: str
+    soft: str
+    line: str
+    shade: str
+    tints: tuple[str, ...]
+    hues: tuple[str, ...]
+
+
+def _rgb(colour: str) -> RGB:
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def mix(colour: str, other: str, share: float) -> str:
+    """`share` of `other` in `colour`, #rrggbb."""
+    mixed = (round(a + (b - a) * share) for a, b in zip(_rgb(colour), _rgb(other)))
+    return "#" + "".join(f"{value:02x}" for value in mixed)
+
+
+def contrast(first: str, second: str) -> float:
+    """Contrast ratio of two colours by WCAG 2.1, from 1 to 21."""
+    light, dark = sorted((_luminance(first), _luminance(second)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in _unit(colour)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _unit(colour: str) -> list[float]:
+    return [value / 255 for value in _rgb(colour)]
+
+
+def _theme(paper: str, ink: str, soft: str, line: str, shade: str, tint: float, hue: float) -> Theme:
+    return Theme(
+        paper,
+        ink,
+        soft,
+        line,
+        shade,
+        tuple(mix(colour, paper, tint) for colour in OWNERS),
+        tuple(mix(colour, ink, hue) for colour in OWNERS),
+    )
+
+
+LIGHT = _theme("#ffffff", "#1b2430", "#56616f", "#8a94a1", "#eef1f4", tint=0.68, hue=0.2)
+DARK = _theme("#151b23", "#e8edf3", "#a3afbd", "#6d7a89", "#232c37", tint=0.58, hue=0.12)
+
+
+def variables(theme: Theme) -> str:
+    """The theme as CSS variables."""
+    named = {name: getattr(theme, name) for name in ("paper", "ink", "soft", "line", "shade")}
+    for i, (tint, hue) in enumerate(zip(theme.tints, theme.hues)):
+        named |= {f"tint{i}": tint, f"hue{i}": hue}
+    return "".join(f"--mp-{name}:{value};" for name, value in named.items())
+
+
+def _rule(selector: str, *properties: tuple[str, str]) -> str:
+    """A rule whose colours follow the theme, and are the light ones where CSS variables are not known."""
+    light = dict(item.split(":") for item in variables(LIGHT).rstrip(";").split(";"))
+    text = "".join(f"{key}:{light[f'--mp-{name}']};{key}:var(--mp-{name});" for key, name in properties)
+    return f"{selector}{{{text}}}"
+
+
+def css() -> str:
+    """The style sheet of a picture: follows the reader's system, or the page's own switch."""
+    dark_pages = '[data-md-color-scheme=slate] .mp,[data-jp-theme-light="false"] .mp,.vscode-dark .mp'
+    light_pages = '[data-md-color-scheme=default] .mp,[data-jp-theme-light="true"] .mp,.vscode-light .mp'
+    rules = [
+        f".mp{{{variables(LIGHT)}}}",
+        f"@media(prefers-color-scheme:dark){{.mp{{{variables(DARK)}}}}}",
+        f"{dark_pages}{{{variables(DARK)}}}",
+        f"{light_pages}{{{variables(LIGHT)}}}",
+        ".mp text{font-family:system-ui,'Segoe UI',Roboto,'Helvetica Neue','DejaVu Sans',sans-serif}",
+        ".mp .mono{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace}",
+        _rule(".mp .paper", ("fill", "paper")),
+        _rule(".mp .ink", ("fill", "ink")),
+        _rule(".mp .soft", ("fill", "soft")),
+        _rule(".mp .shade", ("fill", "shade"), ("stroke", "line")),
+        _rule(".mp .free", ("fill", "paper"), ("stroke", "line")) + ".mp .free{stroke-dasharray:3 3}",
+        _rule(".mp .gap", ("stroke", "paper")),
+        _rule(".mp .rule", ("stroke", "line")) + ".mp .rule{fill:none}",
+    ]
+    for i in range(len(OWNERS)):
+        rules += [
+            _rule(f".mp .tint{i}", ("fill", f"tint{i}"), ("stroke", f"hue{i}")),
+            _rule(f".mp .hue{i}", ("fill", f"hue{i}")),
+            f".mp .pure{i}{{fill:{OWNERS[i]}}}",
+            _rule(f".mp .edge{i}", ("stroke", f"hue{i}")) + f".mp .edge{i}{{fill:none}}",
+        ]
+    return "".join(rules)
