@@ -1,0 +1,48 @@
+"""Packed weights compute what `nn.Linear` computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from minipaged.execution.packed_linear import PackedLinear, can_pack, pack_linears
+from tests.models.zoo import SUPPORTED, build
+
+pytestmark = pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN products")
+
+
+@pytest.mark.parametrize("rows", [1, 2, 31, 64])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("features", "tolerance"), [((96, 40), 1e-5), ((1100, 1000), 1e-4)])
+def test_a_packed_layer_equals_the_plain_one(rows, bias, features, tolerance):
+    """A transposed weight, a lost bias, products in less than float32."""
+    torch.manual_seed(0)
+    linear = nn.Linear(*features, bias=bias)
+    x = torch.randn(1, rows, features[0])
+    with torch.inference_mode():
+        exact = nn.functional.linear(
+            x.double(), linear.weight.double(), linear.bias.double() if bias else None
+        )
+        torch.testing.assert_close(PackedLinear(linear)(x).double(), exact, atol=tolerance, rtol=tolerance)
+
+
+def test_bfloat16_is_packed_too():
+    """Weights reinterpreted in another type."""
+    torch.manual_seed(0)
+    linear = nn.Linear(64, 48).bfloat16()
+    x = torch.randn(5, 64).bfloat16()
+    with torch.inference_mode():
+        torch.testing.assert_close(PackedLinear(linear)(x), linear(x), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_a_packed_model_gives_the_same_logits(name):
+    """An architecture that reads a layer's weight, or computes with a subclass of a linear layer."""
+    model = build(name)
+    ids = torch.arange(3, 40)[None] % model.config.get_text_config().vocab_size
+    with torch.inference_mode():
+        plain = model(input_ids=ids, use_cache=False).logits
+        assert pack_linears(model) > 0
+        packed = model(input_ids=ids, use_cache=False).logits
+    torch.testing.assert_close(packed, plain, atol=1e-4, rtol=1e-4)
