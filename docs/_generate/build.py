@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import moving
 import pages
-from reading import ROOT, module_docstring, piece_of_source, read_report
+from reading import ROOT, docstring_as_markdown, piece_of_source, read_report
 
 from minipaged.observability import drawing_scenes
 
@@ -39,7 +39,7 @@ def main() -> None:
         "engine/configuration.md": pages.configuration(),
         "specification.md": pages.specification(report),
         "guides/messages.md": pages.messages(),
-        "benchmarks/index.md": pages.benchmarks(),
+        "benchmarks.md": pages.benchmarks(),
         "paper.md": pages.paper(),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
         **pages.lessons(),
@@ -58,14 +58,14 @@ def fragment(name: str, report: pages.Report) -> str:
 
     spec/test_allocator.md                                          the facts of a test file
     code/minipaged/memory/block_table.py/BlockTable.append.py       a piece of source
-    drawing/kernels/triton/decode.py.txt                            the docstring of a module
+    drawing/kernels/triton/decode.py.md                             the docstring of a module
     moving/fig8.html                                                a figure of the paper, step by step
     """
     kind, _, rest = name.partition("/")
     if kind == "spec":
         return pages.facts(rest.removesuffix(".md"), report)
     if kind == "drawing":
-        return module_docstring(rest.removesuffix(".txt")) + "\n"
+        return docstring_as_markdown(rest.removesuffix(".md"))
     if kind == "moving":
         return moving_picture(rest.removesuffix(".html"))
     path, _, piece = rest.rpartition("/")

@@ -1,4 +1,4 @@
-"""Pictures that move: the paper's figures as a row of frames, for docs/javascripts/frames.js to step through.
+"""Pictures that move: the paper's figures as a row of frames, for docs/javascripts/site.js to step through.
 
 The home page's frames come from a trace that the real engine wrote: scheduler, allocator and block tables are
 the project's, only the model is a script that says the next word of figure 6. Without scripts, and on paper,
@@ -129,5 +129,5 @@ def frames_html(
             f'<figure class="frame"><div class="sheet" tabindex="0" role="group" '
             f'aria-label="{escape(heading)}">{picture}</div><figcaption>{caption}</figcaption></figure>'
         )
-    play = ' data-plays="true"' if plays else ""
+    play = ' data-plays="true" data-start="1"' if plays else ""
     return f'<div class="frames" role="group" aria-label="{escape(label)}"{play}>{"".join(figures)}</div>\n'

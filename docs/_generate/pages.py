@@ -278,7 +278,7 @@ def benchmarks() -> str:
     pages = [page for page in sorted(folder.glob("*.md")) if page.name != "index.md"]
     results = sorted(folder.glob("*.json"))
     for page in pages:
-        lines.append(rewrite_links(_one_level_down(page.read_text()), folder, Path("benchmarks")))
+        lines.append(rewrite_links(_one_level_down(page.read_text()), folder, Path()))
     for file in results:
         lines.append(_result(file))
     if not pages and not results:

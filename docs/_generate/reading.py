@@ -23,6 +23,18 @@ def module_docstring(path: str) -> str:
     return docstring
 
 
+def docstring_as_markdown(path: str) -> str:
+    """The docstring of a module: paragraphs as text, its indented drawings as code."""
+    lines: list[str] = []
+    for block in re.split(r"\n\n(?=\S)", module_docstring(path)):
+        text, _, drawing = block.partition("\n\n    ")
+        lines.append(text)
+        if drawing:
+            shown = re.sub(r"^    ", "", "    " + drawing, flags=re.MULTILINE)
+            lines.append(f"```text\n{shown}\n```")
+    return "\n\n".join(lines) + "\n"
+
+
 def piece_of_source(path: str, name: str) -> str:
     """The source of one function, class or method ("Class.method"), without the indentation of its class.
 

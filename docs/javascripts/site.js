@@ -1,12 +1,20 @@
 // Rows of frames (docs/_generate/moving.py) become one frame with buttons; arrow keys work, too.
 // Starts moving by itself only if asked to, and never where the reader prefers stillness.
+// Besides, what the theme leaves out for keyboards and screen readers: a name for the search dialog, and focus
+// for tables that scroll sideways.
+
+for (const search of document.querySelectorAll(".md-search")) search.setAttribute("aria-label", "Search");
+addEventListener("load", () => {
+  for (const wrap of document.querySelectorAll(".md-typeset__scrollwrap")) wrap.tabIndex = 0;
+});
+
 for (const box of document.querySelectorAll(".frames")) {
   const frames = [...box.querySelectorAll(".frame")];
   if (frames.length < 2) continue;
   const still = matchMedia("(prefers-reduced-motion: reduce)");
   const bar = document.createElement("div");
   bar.className = "frames-bar";
-  let at = 0;
+  let at = Number(box.dataset.start || 0);
   let timer = 0;
 
   const show = (number) => {
