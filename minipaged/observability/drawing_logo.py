@@ -5,7 +5,7 @@ Also the card that social networks show with a link. Colours are the palette's; 
 
 from __future__ import annotations
 
-from minipaged.observability.drawing_svg import Picture
+from minipaged.observability.drawing_svg import Picture, Svg
 
 SHAPE = (
     "00112",
@@ -25,7 +25,7 @@ def mark(picture: Picture, x: float, y: float, block: float) -> None:
             picture.rect(x + column * block, y + row * block, side, side, look, block / 7)
 
 
-def logo_svg(size: float = 128) -> str:
+def logo_svg(size: float = 128) -> Svg:
     """The m in a square, on paper with round corners."""
     picture = Picture(size, size)
     block = size * 0.165
@@ -34,13 +34,13 @@ def logo_svg(size: float = 128) -> str:
     return picture.render("minipaged", "The letter m made of memory blocks in three colours.")
 
 
-def card_svg() -> str:
+def card_svg() -> Svg:
     """The card, 1280 x 640."""
     picture = Picture(1280, 640)
     mark(picture, 96, 170, 60)
     picture.text(470, 262, "minipaged", size=104, bold=True)
-    picture.text(474, 330, "PagedAttention, the paper behind vLLM,", "soft", 36)
-    picture.text(474, 378, "as code to learn from and to generate with", "soft", 36)
+    picture.text(474, 330, "PagedAttention, the paper behind vLLM,", "soft", 33)
+    picture.text(474, 376, "as code to learn from and to generate with", "soft", 33)
     words = (
         ("Four", "score", "and", "seven"),
         ("years", "ago", "our", "fathers"),
@@ -49,5 +49,5 @@ def card_svg() -> str:
     for i, (row, block) in enumerate(zip(words, (7, 1, 3))):
         x = 96 + i * 370
         picture.text(x, 502, f"block {block}", "soft", 20)
-        picture.slots(x, 514, 85, 48, f"tint{i}", row, size=19)
+        picture.slots(x, 514, 85, 48, f"tint{i}", row, size=17)
     return picture.render("minipaged", "PagedAttention as code to learn from and to generate with.")

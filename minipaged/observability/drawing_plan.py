@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minipaged.observability.delta import ChunkLine
-from minipaged.observability.drawing_svg import Picture, text_width
+from minipaged.observability.drawing_svg import Picture, Svg, text_width
 from minipaged.observability.palette import OWNERS
 
 MARGIN, BAR, WIDTH = 18, 34, 720
@@ -45,7 +45,7 @@ def shares(chunks: Sequence[ChunkLine], events: Sequence[Mapping[str, Any]]) -> 
     return sorted((Share(*key, count) for key, count in parts.items()), key=lambda s: order.index(s.kind))
 
 
-def plan_svg(plan: Any, budget: int | None = None) -> str:
+def plan_svg(plan: Any, budget: int | None = None) -> Svg:
     """The picture of a `StepPlan` or a `StepRecord`.
 
     Args:

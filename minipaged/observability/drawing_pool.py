@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minipaged.observability.drawing_svg import Picture, text_width
+from minipaged.observability.drawing_svg import Picture, Svg, text_width
 from minipaged.observability.drawing_tables import colours, describe, fill, label
 from minipaged.observability.snapshot import BlockView, PoolView, idle_blocks
 
@@ -24,7 +24,7 @@ MOST_BLOCKS = 192
 """Tiles that are drawn; of a larger pool the first ones, and a line says how many more there are."""
 
 
-def pool_svg(view: PoolView, caption: str = "", columns: int = 12) -> str:
+def pool_svg(view: PoolView, caption: str = "", columns: int = 12) -> Svg:
     """The picture of a pool whose owners are known; host blocks, if any are in use, below it."""
     host = view.blocks(on_host=True)
     groups = [("device", view.blocks())]
@@ -33,7 +33,7 @@ def pool_svg(view: PoolView, caption: str = "", columns: int = 12) -> str:
     return _draw(groups, view.block_size, columns, caption, describe(view), view)
 
 
-def manager_svg(kv: Any) -> str:
+def manager_svg(kv: Any) -> Svg:
     """The picture of a `KVManager`: reference counts, idle and free blocks, without names."""
     idle = idle_blocks(kv)
     blocks = []
@@ -52,7 +52,7 @@ def _draw(
     caption: str,
     words: str,
     view: PoolView | None,
-) -> str:
+) -> Svg:
     shown = [(name, _worth_drawing(blocks), blocks) for name, blocks in groups]
     rows = sum(-(-len(some) // columns) for _, some, _ in shown)
     head = 26 if caption else 0

@@ -20,6 +20,13 @@ MONO = 0.6
 """Width of a monospaced character / font size."""
 
 
+class Svg(str):
+    """The text of a picture; notebooks show it as one."""
+
+    def _repr_svg_(self) -> str:
+        return str(self)
+
+
 class Picture:
     """A sheet of `width` x `height` to draw on."""
 
@@ -106,7 +113,7 @@ class Picture:
                 middle = left + slot_width / 2
                 self.text(middle, y + height / 2 + fitting * 0.36, text, "ink mono", fitting, "middle")
 
-    def render(self, title: str, description: str) -> str:
+    def render(self, title: str, description: str) -> Svg:
         """The picture as a text that is a whole SVG file and can stand in an HTML page as it is.
 
         Args:
@@ -115,7 +122,7 @@ class Picture:
         """
         label = escape(f"{title}. {description}", quote=True)
         box = f'viewBox="0 0 {_n(self.width)} {_n(self.height)}" width="{_n(self.width)}"'
-        return (
+        return Svg(
             f'<svg xmlns="http://www.w3.org/2000/svg" class="mp" role="img" aria-label="{label}" {box} '
             f'height="{_n(self.height)}" style="max-width:100%;height:auto">'
             f"<title>{escape(title)}</title><desc>{escape(description)}</desc>"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from minipaged.observability.drawing_svg import Picture, text_width
+from minipaged.observability.drawing_svg import Picture, Svg, text_width
 from minipaged.observability.palette import OWNERS
 from minipaged.observability.snapshot import BlockView, PoolView, TableView
 
@@ -39,7 +39,7 @@ def label(table: TableView, view: PoolView) -> str:
     return table.request if alone else f"{table.request}.{table.position + 1}"
 
 
-def tables_svg(view: PoolView, text_of: TextOf | None = None, caption: str = "") -> str:
+def tables_svg(view: PoolView, text_of: TextOf | None = None, caption: str = "") -> Svg:
     """The picture of all device tables and the pool.
 
     Args:
@@ -82,8 +82,8 @@ def tables_svg(view: PoolView, text_of: TextOf | None = None, caption: str = "")
             picture.arrow(start, y + BLOCK / 2, x_pool - 30, place[block] + BLOCK / 2, number)
             y += ROW
         y += (0 if table.blocks else ROW) + 20
-    for block in shown:
-        _pool_block(picture, view, block, x_pool, place[block.block], slot, colour, text_of)
+    for physical in shown:
+        _pool_block(picture, view, physical, x_pool, place[physical.block], slot, colour, text_of)
     picture.text(MARGIN, picture.height - 16, _summary(view), "soft", 12.5)
     return picture.render(caption or "Block tables and pool", describe(view))
 
@@ -163,7 +163,7 @@ def describe(view: PoolView) -> str:
     return " ".join([*sentences, _summary(view) + "."])
 
 
-def table_svg(table: Any) -> str:
+def table_svg(table: Any) -> Svg:
     """A `BlockTable` alone, as the paper's Fig. 6 writes it: physical block number, # filled, references."""
     size = table.block_size
     slot = max(9.0, min(24.0, 384 / size))

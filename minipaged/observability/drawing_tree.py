@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from minipaged.observability.drawing_svg import Picture, text_width
+from minipaged.observability.drawing_svg import Picture, Svg, text_width
 from minipaged.observability.drawing_tables import label
 from minipaged.observability.palette import OWNERS
 from minipaged.observability.snapshot import PoolView
@@ -51,7 +51,7 @@ def grow(paths: Iterable[tuple[tuple[int, ...], bool]]) -> dict[int, Node]:
     return roots
 
 
-def tree_svg(view: PoolView, before: PoolView | None = None, caption: str = "") -> str:
+def tree_svg(view: PoolView, before: PoolView | None = None, caption: str = "") -> Svg:
     """The picture of the device tables of a view.
 
     Args:

@@ -10,7 +10,7 @@ Listens to the records of `recorder.py`; holds nothing of the engine's memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -60,30 +60,28 @@ class Highlights:
         self.fullest_step = 0
         self.text_of = text_of(engine)
         self._block_size = engine.scheduler.kv.block_size
-        self._current: dict[str, list[TableView]] = {}  # of each request, when it was last computed
-        self._ended: dict[str, list[TableView]] = {}  # those that went no further
+        self._last: dict[str, list[TableView]] = {}  # of each request, when it was last computed
+        self._ended: dict[str, dict[tuple[int, ...], TableView]] = {}  # by generated tokens but the last
         self._tap = Tap(engine, self.observe)
 
     def observe(self, record: StepRecord) -> None:
         """Take a step into account."""
         if self.fullest is None or record.planned.num_used > self.fullest.num_used:
             self.fullest, self.fullest_step = record.planned, record.step
-        going_on = _by_request(record.committed)
-        computed = {chunk.request for chunk in record.chunks}
-        for request, tables in _by_request(record.planned).items():
-            if request in computed:
-                self._current[request] = tables
-                self._ended.setdefault(request, []).extend(
-                    table for table in tables if not _continued(table, going_on.get(request, ()))
-                )
+        for request in {chunk.request for chunk in record.chunks}:
+            self._last[request] = [t for t in record.planned.tables.values() if t.request == request]
         for request, completions in record.completions.items():
-            seen = [*self._ended.pop(request, []), *self._current.pop(request, [])]
-            self._ended[request] = [t for t in seen if _generated(t) in {c[:-1] for c in completions}]
+            # (A request that outgrew the pool ends before it is computed: its last step counts.)
+            lay = {table.token_ids[table.num_prompt :]: table for table in self._last.get(request, ())}
+            ended = {tokens[:-1]: lay[tokens[:-1]] for tokens in completions if tokens[:-1] in lay}
+            self._ended.setdefault(request, {}).update(ended)
+        for request in record.finished:
+            self._last.pop(request, None)
 
     def place(self, output: RequestOutput) -> RequestOutput:
         """The output with its `placement`, which is then part of its picture."""
-        seen = {_generated(t): t for t in reversed(self._ended.get(output.request_id, []))}
-        tables = tuple(seen.get(tuple(completion.token_ids[:-1])) for completion in output.outputs)
+        ended = self._ended.get(output.request_id, {})
+        tables = tuple(ended.get(tuple(completion.token_ids[:-1])) for completion in output.outputs)
         return replace(output, placement=Placement(self._block_size, tables, self.text_of))
 
     def close(self) -> None:
@@ -95,19 +93,3 @@ class Highlights:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _by_request(view: PoolView) -> dict[str, list[TableView]]:
-    found: dict[str, list[TableView]] = {}
-    for table in view.tables.values():
-        found.setdefault(table.request, []).append(table)
-    return found
-
-
-def _continued(table: TableView, others: Sequence[TableView]) -> bool:
-    length = len(table.token_ids)
-    return any(other.token_ids[:length] == table.token_ids for other in others)
-
-
-def _generated(table: TableView) -> tuple[int, ...]:
-    return table.token_ids[table.num_prompt :]

@@ -8,15 +8,17 @@ in this very step, `committed` the forks before anyone writes. Derived from plan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from minipaged.observability.delta import ChunkLine
 from minipaged.observability.snapshot import PoolView, look
 
 if TYPE_CHECKING:
     from minipaged.engine import Engine
-    from minipaged.scheduling import FCFSScheduler, StepPlan, StepResult
+    from minipaged.scheduling import FCFSScheduler, Request, StepPlan, StepResult
 
 
 class StepRecord(NamedTuple):
@@ -30,7 +32,8 @@ class StepRecord(NamedTuple):
         copies: copy-on-write copies (device block, device block).
         events: kind, request and details of each decision: admitted, preempted (with the reason), ...
         finished: ids of the requests that ended.
-        completions: of those, the generated tokens of each completion.
+        completions: id -> generated tokens of each completion that ended in this step, also while others
+            of the same request go on.
         num_waiting: requests in the queue.
         planned: the memory while the step is computed.
         committed: the memory after it.
@@ -55,6 +58,7 @@ class Recorder:
     def __init__(self, scheduler: FCFSScheduler) -> None:
         self.scheduler = scheduler
         self._in_flight: tuple[int, tuple[ChunkLine, ...], PoolView] | None = None
+        self._told: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # completions of each so far
 
     def planned(self, plan: StepPlan) -> None:
         """Look at the memory with the plan made; call it before `commit`."""
@@ -66,7 +70,7 @@ class Recorder:
         # (A plan without work is not executed, and nobody saw it before its commit.)
         seen = self._in_flight is not None and self._in_flight[0] == plan.step
         step, chunks, planned = self._in_flight if seen and self._in_flight else (plan.step, (), now)
-        ended = [request for request in (*plan.sampling, *plan.finished) if request.is_finished]
+        requests = (*plan.sampling, *plan.finished)
         return StepRecord(
             step,
             chunks,
@@ -74,12 +78,16 @@ class Recorder:
             tuple((a, b) for a, b in plan.swap_in),
             tuple((a, b) for a, b in plan.copies),
             tuple({"kind": e.kind, "request": e.request_id, **e.detail} for e in plan.events),
-            tuple(request.request_id for request in ended),
-            {r.request_id: tuple(tuple(c.output_token_ids) for c in r.completions) for r in ended},
+            tuple(request.request_id for request in requests if request.is_finished),
+            {request.request_id: new for request in requests if (new := self._new_completions(request))},
             len(self.scheduler.waiting),
             planned,
             now,
         )
+
+    def _new_completions(self, request: Request) -> tuple[tuple[int, ...], ...]:
+        told, self._told[request] = self._told.get(request, 0), len(request.completions)
+        return tuple(tuple(sequence.output_token_ids) for sequence in request.completions[told:])
 
 
 def chunk_lines(plan: StepPlan) -> tuple[ChunkLine, ...]:
@@ -124,3 +132,14 @@ class Tap:
         if self._observe in self._engine.observers:
             self._engine.observers.remove(self._observe)
             self._engine.executor = self._executor
+
+
+@contextmanager
+def recording(engine: Engine) -> Iterator[list[StepRecord]]:
+    """The records of all steps while the block runs; for short runs, as they are kept in memory."""
+    records: list[StepRecord] = []
+    tap = Tap(engine, records.append)
+    try:
+        yield records
+    finally:
+        tap.remove()

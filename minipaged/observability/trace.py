@@ -7,7 +7,7 @@
 
 The first line is the header. Each further line is a `StepRecord` (recorder.py); lists that are empty are
 left out. `chunks`: request, position of the sequence, first token, tokens, candidates. `swap_out`,
-`swap_in`, `copies`: pairs of blocks. `finished`: ids, and `completions` their generated tokens.
+`swap_in`, `copies`: pairs of blocks. `finished`: ids; `completions`: generated tokens of what ended.
 
 A CHANGE is what `delta.py` describes. The memory of a step, from that of the step before:
 

@@ -13,11 +13,13 @@ import pytest
 from minipaged import SamplingParams
 from minipaged.decoding.params import BeamSearchParams
 from minipaged.memory import BlockAllocator
-from minipaged.observability.recorder import Highlights, Recorder, StepRecord, Tap
+from minipaged.observability.highlights import Highlights
+from minipaged.observability.recorder import Recorder, StepRecord, Tap
 from minipaged.observability.replay import TraceError, read_trace
 from minipaged.observability.snapshot import PoolView
 from minipaged.observability.trace import TraceFile, TraceWriter
 from tests.engine.conftest import make_llm
+from tests.engine.test_cli import call
 from tests.engine.test_fuzz import VOCABULARY, Scenario
 from tests.toy import ToyBeams, ToyEngine, ToySampling, toy_scheduler
 
@@ -231,18 +233,65 @@ def test_a_trace_changes_no_token(traced, prompts):
     assert again[0].outputs[0].token_ids == outputs[0].outputs[0].token_ids
 
 
-def test_highlights_keep_the_fullest_moment_and_the_last_tables(traced):
+def test_highlights_keep_the_fullest_moment(traced, model):
     """A picture of the pool after the run, when everything is free again."""
-    _, _, records, outputs, _ = traced
-    highlights = Highlights()
-    for record in records:
-        highlights(record)
-    assert highlights.fullest.num_used == max(record.planned.num_used for record in records)
-    table = highlights.last["0"][0]
-    # The last token is sampled by the last step and has no slot.
-    assert list(table.token_ids) == outputs[0].prompt_token_ids + outputs[0].outputs[0].token_ids[:-1]
-    assert table.num_tokens == len(table.token_ids)
-    assert set(highlights.last) == {output.request_id for output in outputs}
+    _, _, records, _, _ = traced
+    llm = make_llm(model)
+    with Highlights(llm.engine) as seen:
+        for record in records:
+            seen.observe(record)
+    assert seen.fullest.num_used == max(record.planned.num_used for record in records)
+    assert records[seen.fullest_step].planned == seen.fullest
+
+
+def test_every_completion_is_placed_in_the_blocks_it_ended_in(model, prompts):
+    """A sample that ended early, a beam of another step, a preempted request: tokens in foreign blocks."""
+    llm = make_llm(model, block_size=4, num_blocks=40, preemption_mode="swap", max_num_batched_tokens=48)
+    chosen = [p for p in prompts if len(p) < 60][:6]
+    records: list[StepRecord] = []
+    tap = Tap(llm.engine, records.append)
+    with Highlights(llm.engine) as seen:
+        outputs = llm.generate(
+            [{"prompt_token_ids": p} for p in chosen],
+            [
+                SamplingParams(n=3, temperature=1.0, max_tokens=12, seed=1, stop_token_ids=(5, 6, 7, 8, 9)),
+                BeamSearchParams(beam_width=3, num_return_sequences=3, max_tokens=12),
+            ]
+            * 3,
+        )
+    tap.remove()
+    placed = [seen.place(output) for output in outputs]
+    lengths = set()
+    for output in placed:
+        for completion, table in zip(output.outputs, output.placement.tables):
+            assert list(table.token_ids) == output.prompt_token_ids + completion.token_ids[:-1]
+            assert table.num_tokens == len(table.token_ids)
+            assert any(table in record.planned.tables.values() for record in records)
+            lengths.add(len(completion.token_ids))
+    assert len(lengths) > 1, "all ended in the same step"
+
+
+def test_generate_shows_the_pool_and_where_the_tokens_lay(capsys, monkeypatch):
+    """--show-blocks after the run, when nothing is held any more."""
+    arguments = (
+        "generate",
+        "--prompt",
+        "The sun",
+        "--max-tokens",
+        "20",
+        "--block-size",
+        "8",
+        "--show-blocks",
+    )
+    code, out, _ = call(capsys, monkeypatch, *arguments)
+    assert code == 0
+    assert "The pool at its fullest (step 1" in out
+    assert "3 of " in out
+    assert "Request 0: " in out
+    assert "<|begin|>The sun" in out
+    code, out, err = call(capsys, monkeypatch, *arguments, "--json")
+    assert json.loads(out)["outputs"]
+    assert "The pool at its fullest" in err
 
 
 @pytest.mark.parametrize(
@@ -286,12 +335,9 @@ def test_a_trace_with_a_lost_or_cut_line_is_refused(tmp_path):
 
 def test_the_text_of_a_token_is_written_once(capsys, tmp_path, monkeypatch):
     """A trace that only the tokenizer can read, or that repeats every word in every step."""
-    from tests.engine.test_cli import call
-
     path = tmp_path / "trace"
-    call(
-        capsys, monkeypatch, "generate", "--prompt", "The sun The sun", "--max-tokens", "12", "--trace", str(path)
-    )  # fmt: skip
+    prompt = ("--prompt", "The sun The sun")
+    call(capsys, monkeypatch, "generate", *prompt, "--max-tokens", "12", "--trace", str(path))
     trace = read_trace(path)
     records = list(trace)
     lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]

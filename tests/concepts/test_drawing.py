@@ -1,0 +1,391 @@
+"""Pictures: the paper's figures with the paper's numbers, readable by everybody, true to the memory."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from minipaged.memory import BlockAllocator, BlockTable
+from minipaged.observability import drawing, drawing_runs, drawing_scenes
+from minipaged.observability.drawing_output import output_html
+from minipaged.observability.drawing_plan import Share, plan_svg, shares
+from minipaged.observability.drawing_pool import pool_svg
+from minipaged.observability.drawing_svg import SLOT_TEXT, fit
+from minipaged.observability.drawing_tables import holders, label, tables_svg
+from minipaged.observability.drawing_tree import tree_svg
+from minipaged.observability.highlights import Placement
+from minipaged.observability.palette import DARK, LIGHT, OWNERS, contrast, css
+from minipaged.observability.recorder import Recorder
+from minipaged.observability.snapshot import PoolView, TableView, view_of
+from minipaged.observability.terminal import Pool, Table
+from minipaged.outputs import CompletionOutput, RequestOutput
+from tests.toy import ToyEngine, ToySampling, toy_scheduler
+
+ASSETS = Path(__file__).parents[2] / "docs" / "assets"
+PICTURES = drawing.pictures()
+
+
+def texts(svg: str) -> list[str]:
+    """What is written in a picture."""
+    root = ElementTree.fromstring(svg)
+    return [element.text or "" for element in root.iter() if element.tag.endswith("}text")]
+
+
+def table(request: str, position: int, blocks: tuple[int, ...], num_tokens: int, **fields) -> TableView:
+    view = TableView(request, position, False, blocks, num_tokens, num_tokens, 0, tuple(range(num_tokens)))
+    return view._replace(**fields)
+
+
+def rows(view: PoolView) -> dict[str, list[tuple[int, int]]]:
+    """Of each sequence (physical block, # filled) per logical block, as the paper's Fig. 6 has it."""
+    return {
+        name: [(block, t.filled(i, view.block_size)) for i, block in enumerate(t.blocks)]
+        for name, t in view.tables.items()
+    }
+
+
+class TestThePapersFigures:
+    def test_fig6_has_the_blocks_of_the_paper_after_each_token(self):
+        """Another block, another fill count, or a block taken before the last one is full."""
+        tables = [rows(moment.view)["A/0"] for moment in drawing_scenes.fig6()]
+        assert tables == [[(7, 4), (1, 3)], [(7, 4), (1, 4)], [(7, 4), (1, 4), (3, 1)]]
+
+    def test_fig7_has_both_requests_in_one_pool(self):
+        """Requests drawn as if each had memory of its own."""
+        (moment,) = drawing_scenes.fig7()
+        assert rows(moment.view) == {"A/0": [(7, 4), (1, 4), (3, 1)], "B/0": [(5, 4), (2, 1)]}
+
+    def test_fig8_counts_go_from_2_to_1_when_the_first_sample_writes(self):
+        """The copy made by both writers, or by none."""
+        counts = [
+            {b.block: b.ref_count for b in moment.view.blocks() if b.ref_count}
+            for moment in drawing_scenes.fig8()
+        ]
+        assert counts == [{7: 2, 1: 2}, {7: 2, 1: 1, 3: 1}, {7: 2, 1: 1, 3: 1}]
+        last = drawing_scenes.fig8()[-1].view
+        words = {n: " ".join(map(drawing_scenes.text_of, t.token_ids[4:])) for n, t in last.tables.items()}
+        assert words == {"A/0": "years ago our fathers", "A/1": "years ago our mothers"}
+
+    def test_fig9_frees_blocks_2_4_5_and_8_and_takes_9_to_12(self):
+        """Beams that keep blocks of candidates that left, or copy more than the last block."""
+        before, after = (moment.view for moment in drawing_scenes.fig9())
+        used = [{b.block for b in view.blocks() if b.state == "used"} for view in (before, after)]
+        assert used[0] - used[1] == {2, 4, 5, 8}
+        assert used[1] - used[0] == {9, 10, 11, 12}
+        assert [t.blocks for t in after.tables.values()] == [
+            (0, 1, 3, 6, 9), (0, 1, 3, 6, 10), (0, 1, 3, 7, 11), (0, 1, 3, 7, 12),
+        ]  # fmt: skip
+        assert "9 blocks for 20 table entries; blocks 2, 4, 5, 8 fell free" in texts(tree_svg(after, before))
+
+
+class TestEveryPicture:
+    @pytest.mark.parametrize("name", PICTURES)
+    def test_is_what_lies_in_the_documentation(self, name):
+        """A picture that the code would not draw any more; run python -m minipaged.observability.drawing."""
+        assert (ASSETS / name).read_text() == PICTURES[name]
+
+    def test_nothing_else_lies_there(self):
+        """A picture that nobody makes any more."""
+        assert {path.name for path in ASSETS.glob("*.svg")} == set(PICTURES)
+
+    @pytest.mark.parametrize("name", PICTURES)
+    def test_has_a_title_a_description_and_a_role(self, name):
+        """A reader who cannot see it learns nothing."""
+        root = ElementTree.fromstring(PICTURES[name])
+        title, description = root[0], root[1]
+        assert root.get("role") == "img"
+        assert title.tag.endswith("}title")
+        assert description.tag.endswith("}desc")
+        assert len(description.text) > 20
+        assert root.get("aria-label") == f"{title.text}. {description.text}"
+
+    @pytest.mark.parametrize("name", PICTURES)
+    def test_asks_nobody_and_runs_nothing(self, name):
+        """A font, a script or a picture from elsewhere."""
+        bare = PICTURES[name].replace('xmlns="http://www.w3.org/2000/svg"', "")
+        assert not re.search(r"http|url\(|@import|<script|<image|<use", bare)
+
+    @pytest.mark.parametrize("name", PICTURES)
+    def test_keeps_everything_on_the_sheet(self, name):
+        """A block or a text cut off at the edge. (Widths of text are estimated.)"""
+        root = ElementTree.fromstring(PICTURES[name])
+        width, height = float(root.get("width")), float(root.get("height"))
+        for element in root.iter():
+            if element.tag.endswith("}rect"):
+                x, y = float(element.get("x", 0)), float(element.get("y", 0))
+                assert x + float(element.get("width")) <= width
+                assert y + float(element.get("height")) <= height
+            elif element.tag.endswith("}text"):
+                size = float(element.get("font-size"))
+                share = 0.6 if "mono" in element.get("class") else 0.56
+                wide = len(element.text) * size * share
+                anchor = {"middle": 0.5, "end": 1}.get(element.get("text-anchor"), 0)
+                left = float(element.get("x")) - anchor * wide
+                assert left > 0
+                assert left + wide < width, element.text
+                assert float(element.get("y")) < height
+
+    def test_is_made_by_the_documented_command(self, tmp_path):
+        """A command in the docstring that fails."""
+        command = [sys.executable, "-m", "minipaged.observability.drawing", "--out", str(tmp_path / "new")]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        assert {path.name for path in (tmp_path / "new").iterdir()} == set(PICTURES)
+
+
+class TestPalette:
+    @pytest.mark.parametrize("theme", [LIGHT, DARK])
+    def test_text_has_the_contrast_that_accessibility_asks(self, theme):
+        """Grey on grey: WCAG AA asks 4.5 for text and 3 for edges."""
+        for background in (theme.paper, theme.shade, *theme.tints):
+            assert contrast(theme.ink, background) >= 4.5
+        for background in (theme.paper, theme.shade):
+            assert contrast(theme.soft, background) >= 4.5
+        for edge in (theme.line, *theme.hues):
+            assert contrast(edge, theme.paper) >= 3
+
+    @pytest.mark.parametrize("theme", [LIGHT, DARK])
+    @pytest.mark.parametrize("missing", [None, "red", "green"])
+    def test_neighbouring_owners_differ_for_colour_blind_readers(self, theme, missing):
+        """Two requests of one colour for one reader in twelve (Vienot et al. 1999, simplified)."""
+        seen = [perceived(colour, missing) for colour in theme.hues[:4]]
+        for first, second in itertools.combinations(seen, 2):
+            assert sum((a - b) ** 2 for a, b in zip(first, second)) ** 0.5 > 25
+
+    def test_light_colours_stand_where_variables_are_not_known(self):
+        """A black picture in viewers that know no CSS variables."""
+        assert f"fill:{LIGHT.ink};fill:var(--mp-ink)" in css()
+        assert "prefers-color-scheme:dark" in css()
+
+    def test_the_contrast_of_black_and_white_is_21(self):
+        """A contrast that flatters."""
+        assert contrast("#000000", "#ffffff") == pytest.approx(21)
+        assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+
+
+def perceived(colour: str, missing: str | None) -> tuple[float, float, float]:
+    """Roughly what a dichromat sees of #rrggbb."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    if missing is None:
+        return red, green, blue
+    mixed = 0.11 * red + 0.89 * green if missing == "red" else 0.29 * red + 0.71 * green
+    return mixed, mixed, blue
+
+
+class TestTables:
+    view = view_of(
+        [table("A", 0, (2, 0), 6), table("A", 1, (2, 3), 5), table("B", 0, (5,), 4, num_computed=1)],
+        4,
+        8,
+        idle=[6],
+    )
+
+    def test_a_block_says_who_holds_it_in_letters(self):
+        """Owners told by colour alone."""
+        held = {block.block: holders(block, self.view) for block in self.view.blocks() if block.owners}
+        assert held == {0: "A.1", 2: "A.1 A.2", 3: "A.2", 5: "B"}
+        assert [label(t, self.view) for t in self.view.tables.values()] == ["A.1", "A.2", "B"]
+
+    def test_free_idle_and_held_blocks_are_named(self):
+        """A hatch that nobody understands."""
+        written = texts(tables_svg(self.view))
+        assert written.count("free") == 3
+        assert written.count("cached, idle") == 1
+        assert (
+            "4 of 8 blocks in use, 1 cached and idle, 3 free; 5 table entries, 1 saved by sharing" in written
+        )
+
+    def test_the_description_has_every_table(self):
+        """An alt text that says "a diagram"."""
+        description = ElementTree.fromstring(tables_svg(self.view))[1].text
+        assert "Sequence A.2: 5 tokens in physical blocks 2, 3." in description
+
+    def test_slots_that_are_not_computed_yet_are_hatched(self):
+        """A chunked prompt drawn as if it were all there."""
+
+        def hatched(view: PoolView) -> int:
+            return tables_svg(view).count('class="rule" stroke-width="0.8"')
+
+        plain = view_of([table("B", 0, (5,), 4)], 4, 8)
+        part = view_of([table("B", 0, (5,), 4, num_computed=1)], 4, 8)
+        assert hatched(plain) == 0
+        assert hatched(part) == 2 * 3  # three slots, in the table and in the pool
+
+    def test_of_a_large_pool_only_blocks_in_use_are_drawn(self):
+        """A picture with sixteen thousand rows."""
+        view = view_of([table("A", 0, (9000, 4), 6)], 4, 16384)
+        assert texts(tables_svg(view)).count("free") == 0
+        assert len(tables_svg(view)) < 20_000
+
+    def test_text_from_a_prompt_cannot_break_the_picture(self):
+        """A prompt with markup in it that ends up in the page."""
+        svg = tables_svg(self.view, lambda token: "<script>&\"'", caption="<b>")
+        ElementTree.fromstring(svg)
+        assert "<script" not in svg
+
+    @pytest.mark.parametrize("word", ["", " ", "\n", "a", "internationalization", "\u4e2d\u6587"])
+    @pytest.mark.parametrize("width", [6, 20, 58])
+    def test_a_word_never_leaves_its_slot(self, word, width):
+        """Words that run into the next slot."""
+        shown, size = fit(word, width)
+        assert len(shown) * size * 0.6 <= width + 1e-9
+        assert size <= SLOT_TEXT
+
+    def test_a_block_table_in_a_notebook_has_the_columns_of_fig6(self):
+        """A repr that shows an address."""
+        written = texts(fig8_table()._repr_html_())
+        assert written[:4] == ["logical", "filled", "physical", "refs"]
+        assert written[4:8] == ["0", "4/4", "7", "\u00d72"]
+        assert written[8:12] == ["1", "3/4", "1", "\u00d72"]
+
+
+def fig8_table() -> BlockTable:
+    first = BlockTable(BlockAllocator(9, order=(7, 1, 3)), 4)
+    first.append(7)
+    first.fork()
+    return first
+
+
+class TestPool:
+    def test_preemption_shows_the_victim_on_the_host(self):
+        """A swapped-out request that vanishes from the picture."""
+        record = drawing_runs.preempted()
+        written = texts(pool_svg(record.planned))
+        assert "host (swapped out)" in written
+        host = written[written.index("host (swapped out)") :]
+        assert host.count("C") == 4
+        assert "C" not in written[: written.index("host (swapped out)")]
+
+    def test_a_large_pool_says_how_much_is_not_drawn(self):
+        """A pool of sixteen thousand blocks that looks like one of 48."""
+        view = view_of([table("A", 0, (3, 4), 6)], 4, 16384)
+        assert "and 16,372 more, all free" in texts(pool_svg(view))
+        far = view_of([table("A", 0, (16000, 4), 6)], 4, 16384)
+        assert "and 16,192 more, 16,191 free" in texts(pool_svg(far))
+
+    def test_a_manager_in_a_notebook_counts_references(self):
+        """A pool without its reference counts and idle blocks."""
+        engine = ToyEngine(toy_scheduler(8, 4, caching=True))
+        engine.add(range(8), 2, ToySampling(2))
+        engine.step()
+        written = texts(engine.scheduler.kv._repr_html_())
+        assert written.count("used") == 2
+        assert written.count("\u00d72") == 2
+        engine.run()
+        assert "cached, idle (2)" in texts(engine.scheduler.kv._repr_html_())
+
+
+class TestPlan:
+    def test_a_token_is_a_decode_a_prefill_or_cached(self):
+        """A last chunk of one token, or a first of one, taken for the wrong kind."""
+        first, _ = drawing_runs.chunked()
+        assert shares(first.chunks, first.events) == [
+            Share("decode", "A", 1),
+            Share("decode", "B", 2),
+            Share("prefill", "C", 20),
+            Share("prefill", "D", 9),
+            Share("cached", "C", 20),
+        ]
+
+    def test_a_plan_and_its_record_give_the_same_picture(self):
+        """Two ways to draw that drift apart."""
+        engine = ToyEngine(toy_scheduler(30, 4, budget=16))
+        engine.add(range(20), 4)
+        engine.add(range(5), 4, ToySampling(2))
+        recorder = Recorder(engine.scheduler)
+        drawn = []
+        for _ in range(4):
+            plan = engine._schedule()
+            drawn.append(plan_svg(plan, 16))
+            recorder.planned(plan)
+            engine.scheduler.commit(plan, engine.executor.execute(plan))
+            assert plan_svg(recorder.committed(plan), 16) == drawn[-1]
+        assert "Step 0: 16 tokens of a budget of 16" in texts(drawn[0])
+        assert "Step 3" in plan._repr_html_()
+
+    def test_moves_and_reasons_are_told(self):
+        """A preemption without its reason."""
+        written = texts(plan_svg(drawing_runs.preempted()))
+        assert any(line.startswith("swap out: device") for line in written)
+        assert "C preempted (swap): preemption_mode is swap" in written
+
+
+class TestOutput:
+    completions = (
+        CompletionOutput(0, " b c", [2, 3], -1.0, "stop"),
+        CompletionOutput(1, " <d>", [4], -1.0, "length"),
+    )
+    output = RequestOutput("7", "a", [1, 1, 1], list(completions), True, 2)
+
+    def test_without_a_placement_it_is_the_text(self):
+        """A repr that needs what is not there."""
+        html = self.output._repr_html_()
+        assert "a b c" in html
+        assert "&lt;d&gt;" in html
+        assert "3 prompt tokens, 2 cached, 2 generated (stop)" in html
+
+    def test_with_a_placement_each_token_stands_in_its_block(self):
+        """A token in its neighbour's block; a shared block that looks like two."""
+        tables = (
+            TableView("7", 0, False, (5, 2), 4, 4, 3, (1, 1, 1, 2)),
+            TableView("7", 1, False, (5,), 3, 3, 3, (1, 1, 1)),
+        )
+        placement = Placement(3, tables, lambda token: f"<{token}>")
+        html = output_html(replace(self.output, placement=placement))
+        blocks = re.findall(r"<b>(.*?)</b><code>(.*?)</code>", html)
+        assert [name for name, _ in blocks] == ["block 5, \u00d72", "block 2", "block 5, \u00d72"]
+        assert re.sub("<[^>]*>", "", blocks[0][1]) == "&lt;1&gt;" * 3
+        assert re.sub("<[^>]*>", "", blocks[1][1]) == "&lt;2&gt;"
+
+
+class TestTerminal:
+    def print(self, *renderables) -> str:
+        out = io.StringIO()
+        Console(file=out, width=80, color_system=None).print(*renderables)
+        return out.getvalue()
+
+    def test_the_pool_is_readable_without_colour(self):
+        """Owners, fill and sharing told by colour alone."""
+        view = view_of([table("A", 0, (2, 0), 6), table("A", 1, (2, 3), 5)], 4, 8, idle=[4])
+        shown = self.print(Pool(view))
+        assert re.search(r"2 A\u00d72 +\u2588{4}", shown)
+        assert re.search(r"3 A\.2 +\u2588\u2591{3}", shown)
+        assert re.search(r"4 cached", shown)
+        assert re.search(r"1 free", shown)
+        assert "3 of 8 blocks in use, 1 cached and idle, 4 free" in shown
+
+    def test_a_table_has_a_line_a_block_with_its_words(self):
+        """Tokens cut off, or put in the wrong block."""
+        shown = self.print(Table("Request 0", table("0", 0, (7, 1), 6), 4, "abcdef".__getitem__))
+        assert "Request 0: 6 tokens in 2 blocks, 2 slots empty" in shown
+        assert re.search(r"0 \u2192 7 4/4 abcd", shown)
+        assert re.search(r"1 \u2192 1 2/4 ef", shown)
+
+    def test_markup_in_a_prompt_stays_text(self):
+        """A prompt with [bold] in it that styles the terminal, or crashes it."""
+        shown = self.print(Table("x", table("0", 0, (7,), 1), 4, lambda token: "[/red]"))
+        assert "[/red]" in shown
+
+
+def test_memory_and_scheduling_load_no_drawing():
+    """A notebook nicety that everybody pays for."""
+    code = (
+        "import sys, minipaged.memory, minipaged.scheduling; "
+        "sys.exit(any('drawing' in name or name == 'rich' for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_every_owner_colour_is_okabe_and_itos():
+    """A colour added by taste."""
+    assert set(OWNERS) <= {
+        "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#000000",
+    }  # fmt: skip
