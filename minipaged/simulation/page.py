@@ -12,19 +12,20 @@ from minipaged.simulation.workloads import ALPACA, SHAREGPT, TRANSLATION
 
 INTRODUCTION = """# The sources, reproduced on a laptop
 
-The figures of the PagedAttention paper and the numbers of the three other sources, run again with
-this project's own memory manager and scheduler on a simulated clock. A step takes as long as a roofline model says;
-which blocks go where, who is admitted and who gives way is decided by the code that also serves real models.
+The figures of the PagedAttention paper and the numbers of the three other sources, run again with this
+project's own memory manager and scheduler on a simulated clock. A step takes as long as a roofline model
+says; which blocks go where, who is admitted and who gives way is decided by the code that also serves real
+models.
 
     minipaged reproduce --all
 
 runs everything and prints these tables; `--json` prints the claims, `--docs docs/reproduce` writes this page.
 
-What is simulated, and what that means: the data sets cannot be shipped, so lengths are drawn from
-lognormal distributions with the published means; the time of a step is a model with the constants below, one set for
-all figures. So the *ratios* between systems are what to look at. Ratio: measured over published; inside a published
-range it is 1, outside it is taken to the nearer end. Where something does not come out, the reason
-stands below the table.
+What is simulated, and what that means: the data sets cannot be shipped, so lengths are drawn from lognormal
+distributions with the published means; the time of a step is a model with the constants below, one set for
+all figures. So the *ratios* between systems are what to look at. Ratio: measured over published; inside a
+published range it is 1, outside it is taken to the nearer end. Where something does not come out, the
+reason stands below the table.
 """
 
 

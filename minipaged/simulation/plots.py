@@ -69,7 +69,8 @@ def _draw(axis: Any, panel: dict[str, Any]) -> None:
         axis.set_ylim(0, panel["y_limit"])
     axis.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
-    legend = axis.legend(fontsize=7.5, frameon=False)
+    below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.1), "ncols": 3}
+    legend = axis.legend(fontsize=7.5, frameon=False, **({} if panel["kind"] == "line" else below))
     for text in legend.get_texts():
         text.set_color(GREY)
 

@@ -20,6 +20,7 @@ from minipaged.scheduling import (
     Request,
     RequestState,
     RequestTooLongError,
+    Sequence,
     StepPlan,
 )
 from minipaged.simulation.executor import SimulatedExecutor
@@ -265,22 +266,21 @@ class Simulation:
         self.num_present -= 1
 
     def _watch(self, seconds: float) -> None:
-        scheduler = self.scheduler
-        kv = scheduler.kv
-        sequences = [s for request in scheduler.running for s in request.sequences]
+        kv = self.scheduler.kv
+        sequences = [s for request in self.scheduler.running for s in request.sequences]
+        if not sequences:
+            return
         entries = sum(len(s.table.blocks) for s in sequences)
-        blocks = kv.num_used
         tokens = sum(s.table.num_tokens for s in sequences)
-        slots = kv.allocator.num_blocks * kv.block_size
+        blocks = kv.num_used
         if entries > blocks:
-            # Sequences of a request share: what counts is distinct slots.
-            tokens = _distinct_tokens(sequences, kv.block_size)
-        for i, value in enumerate(
-            (1.0, len(scheduler.running), tokens / slots, blocks * kv.block_size / slots, 0.0)
-        ):
+            # Some are shared: their slots count once.
+            tokens = _distinct_tokens(sequences)
+        slots = kv.allocator.num_blocks * kv.block_size
+        shared = max(0.0, 1 - blocks / entries)
+        usage = (len(self.scheduler.running), tokens / slots, blocks * kv.block_size / slots, shared)
+        for i, value in enumerate((1.0, *usage)):
             self._watched[i] += seconds * value
-        if entries:
-            self._watched[4] += seconds * (1 - min(1.0, blocks / entries))
 
     def forget_usage(self) -> None:
         """Average from here on: what was before is warm-up."""
@@ -296,7 +296,7 @@ class Simulation:
         return run
 
 
-def _distinct_tokens(sequences: list, block_size: int) -> int:
+def _distinct_tokens(sequences: Iterable[Sequence]) -> int:
     filled: dict[int, int] = {}
     for sequence in sequences:
         table = sequence.table

@@ -78,7 +78,7 @@ class ContiguousKVManager(KVManager):
     def admit(self, sequences: SequenceOf[KVSequence], admission: Admission) -> list[BlockCopy]:
         """Take the regions; the prompt gets the first."""
         request = cast(Sequence, sequences[0]).request
-        self._spare[request] = [self.regions.allocate(size) for size in reversed(admission.grants)]
+        self._spare[request] = [self.regions.allocate(size) for size in admission.grants][::-1]
         return self.grow(sequences, 0)
 
     def blocks_to_grow(self, sequences: SequenceOf[KVSequence]) -> int:

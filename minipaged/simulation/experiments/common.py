@@ -39,7 +39,7 @@ def capacity_and_curve(
     warm_up: int,
     steps: int,
     seconds: float,
-    fractions: tuple[float, ...] = (0.3, 0.6, 0.8, 0.9, 1.0, 1.1, 1.2),
+    fractions: tuple[float, ...] = (0.3, 0.6, 0.8, 1.0, 1.1, 1.25, 1.5),
 ) -> tuple[float, list[tuple[float, float]]]:
     """The sustained rate of a system, and (rate, normalized latency) at fractions of it."""
     workload = DATA[data]

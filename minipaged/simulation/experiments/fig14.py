@@ -86,8 +86,8 @@ EXPERIMENT = Experiment(
     "fig14",
     "Parallel sampling and beam search",
     "PagedAttention paper, Fig. 14",
-    "OPT-13B on an A100 40 GB, Alpaca-like lengths, queue kept full; forks and copy-on-write are "
-    "the real ones; which beam continues which is drawn (a place draws its parent at random with probability 0.08).",
+    "OPT-13B on an A100 40 GB, Alpaca-like lengths, queue kept full; forks and copy-on-write are the real "
+    "ones; which beam continues which is drawn (a place draws its parent at random with probability 0.08).",
     cases,
     conclude,
 )

@@ -24,12 +24,16 @@ def build(name: str) -> Simulation:
     return paged(LLAMA_13B, prefix_caching=name == "shared")
 
 
+def sustained(name: str, prefix: int) -> float:
+    """Requests a second."""
+    return capacity(build(name), replace(TRANSLATION, prefix_tokens=prefix), 400, 1600)
+
+
 def measure(name: str, prefix: int) -> tuple[float, list[tuple[float, float]]]:
     """Sustained rate, and latencies at fractions of it."""
-    workload = replace(TRANSLATION, prefix_tokens=prefix)
-    sustained = capacity(build(name), workload, 400, 1600)
-    rates = [f * sustained for f in (0.4, 0.7, 0.9, 1.0, 1.1)]
-    return sustained, curve(lambda: build(name), workload, rates, 30)
+    rate = sustained(name, prefix)
+    rates = [f * rate for f in (0.4, 0.7, 0.9, 1.0, 1.1)]
+    return rate, curve(lambda: build(name), replace(TRANSLATION, prefix_tokens=prefix), rates, 30)
 
 
 def cases() -> dict[tuple[str, int], Case]:

@@ -1,0 +1,204 @@
+"""`reproduce` and `simulate`: what they print, what they refuse, and that they need no torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from minipaged.simulation import commands, plots
+from minipaged.simulation.commands import reproduce, simulate
+from minipaged.simulation.page import page
+from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel, as_json
+
+
+def command_line(*arguments: str, options: dict | None = None):
+    """Both commands as a typer application; engine flags come as a dict from the real command line."""
+    app = typer.Typer()
+    app.command()(reproduce)
+
+    def simulate_(**values) -> None:
+        simulate(options or {}, **values)
+
+    import inspect
+
+    parameters = list(inspect.signature(simulate, eval_str=True).parameters.values())[1:]
+    simulate_.__signature__ = inspect.Signature(parameters)
+    simulate_.__annotations__ = {p.name: p.annotation for p in parameters}
+    app.command("simulate")(simulate_)
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_list_names_every_experiment():
+    shown = command_line("reproduce", "--list")
+    for name in ("fig02", "fig12", "fig13", "fig19", "growth", "prefix_aware", "chunked_prefill"):
+        assert name in shown
+
+
+def test_reproduce_prints_json_with_the_promised_keys():
+    claims = json.loads(command_line("reproduce", "growth", "--json"))
+    assert {"experiment", "claim", "source", "paper", "measured", "unit"} <= claims[0].keys()
+    assert {claim["experiment"] for claim in claims} == {"growth"}
+
+
+def test_reproduce_writes_figures_results_and_a_page(tmp_path):
+    pytest.importorskip("matplotlib", reason="figures need the extra `plot`")
+    shown = command_line("reproduce", "growth", "--docs", str(tmp_path))
+    assert "requests finished" in shown
+    assert (tmp_path / "growth.svg").read_text().startswith("<?xml")
+    assert json.loads((tmp_path / "results.json").read_text())[0]["experiment"] == "growth"
+    assert "![Dynamic page growth](growth.svg)" in (tmp_path / "index.md").read_text()
+
+
+def test_an_unknown_experiment_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"unknown experiment 'fig99'; choose one of fig02"):
+        command_line("reproduce", "fig99")
+
+
+SMALL = ("simulate", "--workload", "alpaca", "--requests", "30", "--rate", "10")
+
+
+def test_simulate_reports_what_people_who_serve_ask_for():
+    report = json.loads(command_line(*SMALL, "--json"))
+    assert report["requests"] == 30
+    assert 0 < report["ttft_p50"] <= report["ttft_p95"]
+    assert 0 < report["itl_mean"] <= report["itl_p99"]
+    assert 0 < report["kv_usage"] < 1
+    assert "time to first token, median [s]" in command_line(*SMALL)
+
+
+def test_engine_flags_reach_the_engine():
+    """A pool of 40 blocks of 16: preemptions, which the default pool does not know."""
+    tight = json.loads(command_line(*SMALL, "--json", options={"num_blocks": 40}))
+    assert tight["preemptions"] > 0
+    assert json.loads(command_line(*SMALL, "--json"))["preemptions"] == 0
+
+
+def test_a_sweep_runs_once_per_value_and_draws(tmp_path):
+    pytest.importorskip("matplotlib", reason="figures need the extra `plot`")
+    file = tmp_path / "sweep.png"
+    rows = json.loads(
+        command_line(*SMALL, "--sweep", "max-num-batched-tokens=64,512", "--json", "--plot", str(file))
+    )
+    assert [row["max_num_batched_tokens"] for row in rows] == [64, 512]
+    assert file.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_sweep_over_choices_and_rates():
+    rows = json.loads(command_line(*SMALL, "--sweep", "page_growth=reserve,on_demand", "--json"))
+    assert rows[0]["kv_waste"] > rows[1]["kv_waste"]
+    rows = json.loads(command_line(*SMALL, "--sweep", "rate=1,inf", "--json"))
+    assert rows[0]["request_rate"] < rows[1]["request_rate"]
+
+
+def test_a_fleet_serves_everything():
+    report = json.loads(command_line(*SMALL, "--replicas", "3", "--router", "prefix-aware", "--json"))
+    assert report["requests"] == 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "opt-175b"], "opt-175b needs 346 GB for its weights, 1 x a100-80gb has 80 GB"),
+        (["--model", "gpt"], "unknown model 'gpt'; choose one of opt-13b"),
+        (["--hardware", "tpu"], "unknown chip 'tpu'"),
+        (["--workload", "chatgpt"], "unknown workload 'chatgpt'"),
+        (["--rate", "0"], "rate is 0.0 requests/s; give a rate above 0"),
+        (["--requests", "0"], "requests is 0"),
+        (["--router", "fastest"], "unknown router 'fastest'"),
+        (["--sweep", "block=1,2"], "sweep is 'block=1,2'; give FLAG=V1,V2"),
+        (["--sweep", "block_size=16,x"], "block_size is 'x'"),
+        (["--sweep", "block_size=0"], "block_size is 0; give at least 1"),
+        (["--plot", "x.svg"], "give a .svg or .png file, and --sweep"),
+        (["--host-ms", "-1"], "host_ms is -1"),
+        (["--chips", "0"], "num_chips is 0"),
+    ],
+)
+def test_what_cannot_be_simulated_gets_a_clear_line(arguments, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")) as caught:
+        command_line("simulate", *arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_length_file_with_a_negative_length_gets_a_clear_line(tmp_path):
+    file = tmp_path / "lengths.json"
+    file.write_text("[[10, -3]]")
+    with pytest.raises(ValueError, match=r"entry 0 is \[10, -3\]"):
+        command_line("simulate", "--workload", str(file))
+
+
+def test_a_model_length_beyond_the_model_is_refused():
+    with pytest.raises(ValueError, match="max_model_len is 99999; llama-3-8b was trained for 8192"):
+        command_line(*SMALL, options={"max_model_len": 99999})
+
+
+def test_no_torch_is_imported():
+    """Everything that the two commands import, in a fresh interpreter."""
+    program = (
+        "import sys, minipaged.simulation.commands\n"
+        "print([m for m in ('torch', 'transformers', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_without_matplotlib_a_figure_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(plots.PlotError, match=r"pip install 'minipaged\[plot\]'"):
+        plots.save_figure({"panels": []}, tmp_path / "x.svg")
+
+
+def _result() -> dict:
+    panels = [
+        Panel(
+            "a",
+            "x",
+            "y",
+            [Curve("one", [1, 2], [1.0, 2.0]), Curve("two", [1, 2], [2.0, 3.0], published=True)],
+        ),
+        Panel("b", "", "y", [Curve("one", ["p", "q"], [1.0, 2.0])], kind="bar"),
+        Panel("c", "", "y", [Curve("one", ["p"], [1.0]), Curve("two", ["p"], [2.0])], kind="stacked"),
+        Panel("d", "x", "y", [Curve("one", [1, 2], [1.0, 2.0])], x_scale="log2", y_scale="log"),
+    ]
+    claims = [
+        Claim("speed", "Fig. 1", 2.0, 3.0, "x", "because of this"),
+        Claim("size", "Fig. 1", (None, 5.0), 3.0, "B"),
+        Claim("other", "Fig. 1", None, 12300.0, "B"),
+    ]
+    experiment = Experiment(
+        "demo", "A demo", "a paper", "Nothing.", dict, lambda results: Outcome(claims, panels)
+    )
+    return as_json(experiment, experiment.conclude({}))
+
+
+def test_the_same_result_gives_the_same_figure_byte_for_byte(tmp_path):
+    """Catches a date or a random id in the SVG, which would change the docs with every run."""
+    pytest.importorskip("matplotlib", reason="figures need the extra `plot`")
+    for name in ("a.svg", "b.svg"):
+        plots.save_figure(_result(), tmp_path / name)
+    drawn = (tmp_path / "a.svg").read_bytes()
+    assert drawn == (tmp_path / "b.svg").read_bytes()
+    assert b"#ffffff" not in drawn.lower(), "a white background hides the grey text of a dark page's theme"
+
+
+def test_the_page_shows_paper_beside_measured_with_reason_and_command():
+    shown = page([_result()])
+    assert "| speed (1) | Fig. 1 | 2 | 3 x | 1.50 |" in shown
+    assert "(1) because of this." in shown
+    assert "| size | Fig. 1 | up to 5 | 3 B | 1.00 |" in shown
+    assert "| other | Fig. 1 | - | 12,300 B |  |" in shown
+    assert "minipaged reproduce demo" in shown
+    assert "`step_seconds`" in shown
+
+
+def test_every_figure_of_the_report_has_a_label():
+    """Catches a metric that is measured and never shown."""
+    from dataclasses import fields
+
+    assert set(commands.LABELS) == {option.name for option in fields(commands.Report)}

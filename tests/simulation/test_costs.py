@@ -1,0 +1,138 @@
+"""The cost model: the paper's sizes, and what must grow with what."""
+
+from array import array
+
+import pytest
+
+from minipaged.memory import BlockAllocator, BlockCopy, BlockTable
+from minipaged.scheduling import Chunk, Request, Sequence, StepPlan
+from minipaged.simulation.costs import CostModel
+from minipaged.simulation.hardware import (
+    CHIPS,
+    CONSTANT_SOURCES,
+    CONSTANTS,
+    GIB,
+    MODELS,
+    Constants,
+    Deployment,
+    DoesNotFitError,
+    UnknownNameError,
+    find_chip,
+    find_model,
+)
+from minipaged.simulation.scripts import ScriptedSampling
+from minipaged.simulation.systems import OPT_13B, OPT_66B, OPT_175B
+
+
+def plan_of(*chunks: tuple[int, int]) -> StepPlan:
+    """A plan of (start, tokens) chunks."""
+    table = BlockTable(BlockAllocator(1), 16)
+    request = Request("r", [0], ScriptedSampling(1), None, 1, table)
+    made = [Chunk(Sequence(request, array("i", [0]), table), start, count, 1) for start, count in chunks]
+    return StepPlan(0, chunks=made, num_tokens=sum(count for _, count in chunks))
+
+
+def seconds(*chunks, deployment=OPT_13B.deployment, **options) -> float:
+    return CostModel(deployment, **options).step_seconds(plan_of(*chunks))
+
+
+def test_sizes_are_those_of_the_papers_table():
+    """800 KiB a token for OPT-13B; 15.7K, 9.7K and 60.1K slots."""
+    assert MODELS["opt-13b"].kv_bytes == 800 * 1024
+    assert OPT_13B.num_slots == pytest.approx(15_700, rel=0.005)
+    assert OPT_66B.num_slots == pytest.approx(21 * GIB / MODELS["opt-66b"].kv_bytes, rel=0.02)
+    assert OPT_175B.num_slots == pytest.approx(60_100, rel=0.005)
+    assert [MODELS[m].weight_bytes / 1e9 for m in ("opt-13b", "opt-66b", "opt-175b")] == [26, 132, 346]
+
+
+def test_llama_3_8b_keeps_an_eighth_of_the_kv_of_its_width():
+    """32 layers x 2 x 8 heads x 128 x 2 bytes = 128 KiB. Catches counting query heads."""
+    assert MODELS["llama-3-8b"].kv_bytes == 128 * 1024
+
+
+def test_a_decode_step_is_bound_by_reading_the_weights():
+    """Twice the sequences take less than 1.2 times as long: what batching lives on."""
+    few, many = (seconds(*[(100, 1)] * n) for n in (8, 16))
+    assert few < many < 1.2 * few
+
+
+def test_a_long_prefill_is_bound_by_computing():
+    """Twice the tokens take about twice as long, host time aside."""
+    short, long = (CostModel(OPT_13B.deployment).prefill_seconds(n) for n in (1000, 2000))
+    assert long == pytest.approx(2 * short, rel=0.1)
+
+
+def test_one_decode_is_at_least_the_time_to_read_the_weights():
+    """26 GB at 1.555 TB/s are 16.7 ms. Catches a unit that is off by a thousand."""
+    assert 26e9 / 1.555e12 < seconds((100, 1)) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("smaller", "larger"),
+    [
+        ([(100, 1)], [(1000, 1)]),
+        ([(100, 1)], [(100, 1), (100, 1)]),
+        ([(0, 100)], [(0, 200)]),
+        ([(0, 512)], [(1536, 512)]),
+    ],
+    ids=["longer context", "more sequences", "longer prompt", "later chunk"],
+)
+def test_more_work_takes_longer(smaller, larger):
+    assert seconds(*smaller) < seconds(*larger)
+
+
+def test_smaller_blocks_read_slower_and_contiguous_memory_fastest():
+    """Fig. 18 a: 20 to 26 % at block size 16, of the attention alone."""
+    costs = {size: CostModel(OPT_13B.deployment, size).kv_read_seconds for size in (1, 16, 256)}
+    contiguous = CostModel(OPT_13B.deployment, 1, paged=False).kv_read_seconds
+    assert costs[1] > costs[16] > costs[256] > contiguous
+    assert 1.20 <= costs[16] / contiguous <= 1.26
+
+
+def test_swapping_small_blocks_is_slow_and_large_ones_is_bandwidth():
+    """Fig. 19 a: the same 256 tokens in blocks of 1 take several times as long as in blocks of 16."""
+    move = {size: CostModel(OPT_13B.deployment, size).swap_seconds(256 // size) for size in (1, 16, 256)}
+    assert move[1] > 3 * move[16]
+    assert move[256] == pytest.approx(256 * 800 * 1024 / 25e9, rel=0.1)
+
+
+def test_moves_and_copies_are_paid_for():
+    """Catches a plan whose swaps or copy-on-write cost nothing."""
+    costs, base = CostModel(OPT_13B.deployment), seconds((100, 1))
+    for field in ("swap_out", "swap_in", "copies"):
+        plan = plan_of((100, 1))
+        getattr(plan, field).append(BlockCopy(0, 1))
+        assert costs.step_seconds(plan) > base
+
+
+def test_more_chips_are_faster_but_not_as_many_times():
+    """All-reduces and one more worker to tell cost something."""
+    model = MODELS["opt-13b"]
+    one, four = (seconds((0, 2000), deployment=Deployment(model, CHIPS["a100-40gb"], n)) for n in (1, 4))
+    assert one / 4 < four < one
+
+
+def test_a_model_larger_than_the_hardware_is_refused_with_the_numbers():
+    with pytest.raises(DoesNotFitError, match=r"opt-175b needs 346 GB .* 1 x a100-80gb has 80 GB"):
+        Deployment(MODELS["opt-175b"], CHIPS["a100-80gb"])
+    with pytest.raises(DoesNotFitError, match="leave no room for a KV cache"):
+        Deployment(MODELS["opt-66b"], CHIPS["h200"]).num_kv_slots(0.9)
+    with pytest.raises(DoesNotFitError, match="a10g has no link"):
+        Deployment(MODELS["llama-3-8b"], CHIPS["a10g"], 2)
+    with pytest.raises(ValueError, match="num_chips is 0"):
+        Deployment(MODELS["llama-3-8b"], CHIPS["h200"], 0)
+
+
+def test_unknown_names_list_the_known_ones():
+    with pytest.raises(UnknownNameError, match="choose one of a100-40gb"):
+        find_chip("a100")
+    with pytest.raises(UnknownNameError, match="choose one of opt-13b"):
+        find_model("gpt-5")
+
+
+def test_every_constant_has_a_source():
+    """One table for all figures; a number without a source would be a number tuned in secret."""
+    assert set(CONSTANT_SOURCES) == set(Constants.__dataclass_fields__)
+    assert all(chip.source for chip in CHIPS.values())
+    assert all(model.source for model in MODELS.values())
+    assert Constants() == CONSTANTS

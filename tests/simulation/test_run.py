@@ -1,0 +1,227 @@
+"""The simulated clock: worked examples, determinism, and that scheduler and memory are the real ones."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from minipaged.memory import Reserve
+from minipaged.scheduling import ChunkedPrefill, PrefillFirst, Swap
+from minipaged.simulation.fleet import LeastLoaded, PrefixAware, RoundRobin, find_router, simulate_fleet
+from minipaged.simulation.hardware import UnknownNameError
+from minipaged.simulation.measure import saturate
+from minipaged.simulation.run import Simulation, quantile, simulate, time_to_first_token
+from minipaged.simulation.scripts import ScriptedBeams, ScriptedSampling
+from minipaged.simulation.systems import OPT_13B, Setup, paged
+from minipaged.simulation.workloads import ALPACA, Arrival, Lengths, poisson, steady
+
+SMALL = Setup(OPT_13B.deployment, 2048 + 512)
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    logging.getLogger("minipaged.scheduling").setLevel(logging.ERROR)
+
+
+def run_checked(simulation: Simulation, arrivals) -> None:
+    """Everything at once, invariants of the real scheduler and manager checked after every step."""
+    for arrival in arrivals:
+        simulation.add(arrival)
+    while simulation.scheduler.has_unfinished:
+        simulation.step()
+        simulation.scheduler.check_invariants()
+    kv = simulation.scheduler.kv
+    assert kv.num_free == kv.allocator.num_blocks
+
+
+@pytest.mark.parametrize("policy", [PrefillFirst, ChunkedPrefill])
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize(
+    "method",
+    [
+        lambda a: ScriptedSampling(a.lengths.output),
+        lambda a: ScriptedSampling(a.lengths.output, 3),
+        lambda a: ScriptedBeams(a.lengths.output, 4, a.number, switch=0.4),
+    ],
+    ids=["one", "three samples", "four beams"],
+)
+def test_a_tight_pool_keeps_all_invariants_and_finishes_everything(policy, swap, method):
+    """2,560 slots for 60 requests: preemption happens. Catches a script that disagrees with the scheduler
+    about who is alive, and lengths that are not the trace's."""
+    options = {"preemption": Swap(), "swap": True} if swap else {}
+    simulation = paged(SMALL, policy=policy(), method_of=method, prefix_caching=True, **options)
+    run_checked(simulation, poisson(ALPACA, float("inf"), 60, 0))
+    assert len(simulation.run.records) == 60
+
+
+def test_every_request_generates_as_many_tokens_as_the_trace_says():
+    """One gap less than tokens a request. Catches an output that ends one token early or late."""
+    arrivals = list(poisson(ALPACA, 5.0, 40, 0))
+    run = simulate(paged(OPT_13B), arrivals)
+    assert sum(run.gaps.values()) == sum(a.lengths.output - 1 for a in arrivals)
+
+
+def test_an_output_ends_at_the_longest_sequence_of_the_model():
+    """2,000 + 100 tokens end at 2,048. Catches sequences longer than the model can attend to."""
+    run = simulate(paged(OPT_13B), [Arrival(0, 0.0, Lengths(2000, 100))])
+    assert run.records[0].lengths.output == 48
+
+
+def test_a_prompt_that_can_never_run_is_refused_and_the_rest_goes_on():
+    run = simulate(paged(OPT_13B), [Arrival(0, 0.0, Lengths(5000, 1)), Arrival(1, 0.0, Lengths(5, 1))])
+    assert (run.num_refused, len(run.records)) == (1, 1)
+
+
+def test_the_clock_is_the_sum_of_the_steps():
+    """One request of 3 tokens: a prefill and two decodes. Catches time that passes twice or not at all."""
+    simulation = paged(OPT_13B)
+    costs = simulation.executor.costs
+    expected = []
+    execute = simulation.executor.execute
+
+    def watched(plan):
+        expected.append(costs.step_seconds(plan))
+        return execute(plan)
+
+    simulation.executor.execute = watched
+    run = simulate(simulation, [Arrival(0, 7.0, Lengths(50, 3))])
+    assert len(expected) == run.num_steps == 3
+    assert run.seconds == pytest.approx(7.0 + sum(expected))
+    assert time_to_first_token(run.records[0]) == pytest.approx(expected[0])
+    assert run.normalized_latency == pytest.approx(sum(expected) / 3)
+
+
+def test_an_idle_clock_jumps_to_the_next_arrival():
+    run = simulate(paged(OPT_13B), [Arrival(0, 1000.0, Lengths(5, 1))])
+    assert run.records[0].admitted == 1000.0
+    assert run.num_steps == 1
+
+
+def test_the_same_seed_gives_the_same_numbers_to_the_last_digit():
+    """In this process and in another one (hash seeds differ). Catches an order taken from a set."""
+    program = (
+        "import logging; logging.disable(50)\n"
+        "from minipaged.simulation.experiments import fig14\n"
+        "from minipaged.simulation.measure import on_trace\n"
+        "from minipaged.simulation.systems import OPT_13B, paged\n"
+        "from minipaged.simulation.workloads import ALPACA\n"
+        "sim = paged(OPT_13B, method_of=fig14.beams(4), prefix_caching=True, usage_every=3)\n"
+        "run = on_trace(sim, ALPACA, 12.0, 5.0)\n"
+        "print(repr((run.seconds, run.normalized_latency, run.usage, run.num_preemptions)))\n"
+    )
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(answers) == 1
+    assert "Usage" in answers.pop()
+
+
+def test_users_beyond_the_limit_are_turned_away():
+    """A closed loop of 3 users: at most 3 requests are in the system, the rest of the 20 is dropped."""
+    simulation = paged(OPT_13B)
+    run = simulate(simulation, steady(ALPACA, 100.0, 0.2, 0), max_users=3)
+    assert run.num_dropped + len(run.records) == 20
+    assert run.num_dropped >= 10
+    assert simulation.num_present == 0
+
+
+def test_a_run_stops_at_its_end_and_counts_only_what_finished():
+    run = simulate(paged(OPT_13B), poisson(ALPACA, 10.0, 100, 0), until=3.0)
+    assert 3.0 <= run.seconds < 3.5
+    assert 0 < len(run.records) < 100
+
+
+def test_reserving_holds_more_memory_than_growing():
+    """The usage figures that Fig. 2 is made of. Catches a share that counts reserved slots as tokens."""
+    usages = [
+        saturate(paged(OPT_13B, growth=growth, usage_every=2), ALPACA, 20, 40).usage
+        for growth in (Reserve(), None)
+    ]
+    assert usages[0].held > usages[0].tokens
+    assert usages[1].tokens > 2 * usages[0].tokens
+    assert all(0 < share <= 1 for usage in usages for share in (usage.tokens, usage.held))
+
+
+def test_samples_of_a_request_share_the_full_blocks_of_its_prompt():
+    """Prompt of 64 tokens, 4 samples, block size 16: four shared blocks a request; with one block each of
+    their own, 12 of 20 entries need no block (60 %)."""
+    simulation = paged(OPT_13B, method_of=lambda a: ScriptedSampling(8, 4), usage_every=1)
+    run = simulate(simulation, [Arrival(0, 0.0, Lengths(64, 8))])
+    # Steps 2 to 7 have four sequences of five blocks; step 1 has just forked four times four blocks.
+    assert run.usage.shared == pytest.approx(0.6, abs=0.04)
+
+
+def test_beams_that_never_switch_share_only_the_prompt_and_beams_that_always_do_share_more():
+    """The ancestry model at its ends."""
+
+    def shared(switch):
+        simulation = paged(
+            OPT_13B, method_of=lambda a: ScriptedBeams(200, 4, 0, switch=switch), usage_every=1
+        )
+        return simulate(simulation, [Arrival(0, 0.0, Lengths(16, 200))]).usage.shared
+
+    assert shared(0.0) < 0.2
+    assert shared(0.1) > 0.4
+    assert shared(1.0) > 0.6
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 2), (0.51, 3), (0.95, 4), (1.0, 4)])
+def test_a_quantile_is_the_smallest_value_that_covers_the_share(share, value):
+    assert quantile([3, 1, 4, 2], share) == value
+
+
+def fleet(count: int) -> list[Simulation]:
+    return [paged(OPT_13B, prefix_caching=True, usage_every=4) for _ in range(count)]
+
+
+def test_a_fleet_of_one_is_the_engine():
+    """Catches a router or a clock that changes what happens inside a replica."""
+    arrivals = list(poisson(ALPACA, 8.0, 60, 0))
+    alone = simulate(paged(OPT_13B, prefix_caching=True, usage_every=4), arrivals)
+    (run,) = simulate_fleet(fleet(1), arrivals, RoundRobin())
+    assert run.seconds == alone.seconds
+    assert [r.finished for r in run.records] == [r.finished for r in alone.records]
+
+
+def test_round_robin_gives_everyone_the_same_number():
+    runs = simulate_fleet(fleet(3), poisson(ALPACA, 30.0, 60, 0), RoundRobin())
+    assert [len(run.records) for run in runs] == [20, 20, 20]
+
+
+def test_least_loaded_sends_nothing_to_a_busy_replica():
+    """One long request holds replica 0; the short ones that follow one by one all go to replica 1."""
+    arrivals = [Arrival(0, 0.0, Lengths(10, 2000))]
+    arrivals += [Arrival(i, 1.0 * i, Lengths(10, 2)) for i in range(1, 6)]
+    runs = simulate_fleet(fleet(2), arrivals, LeastLoaded())
+    assert [len(run.records) for run in runs] == [1, 5]
+
+
+def test_prefix_aware_routing_finds_more_in_the_caches():
+    """Six prefixes over three replicas: each is computed once, not on every replica."""
+    arrivals = [Arrival(i, 0.5 * i, Lengths(200, 5, i % 6 if i % 7 else (i + 1) % 6, 160)) for i in range(60)]
+    cached = [
+        sum(run.num_cached_tokens for run in simulate_fleet(fleet(3), arrivals, router))
+        for router in (RoundRobin(), PrefixAware())
+    ]
+    assert cached[1] > cached[0]
+    assert cached[1] == (60 - 6) * 160
+
+
+def test_prefix_aware_routing_leaves_an_overloaded_home():
+    """All requests share one prefix and come at once: with a slack of 2 they spread."""
+    arrivals = [Arrival(i, 0.0, Lengths(100, 20, 0, 96)) for i in range(30)]
+    runs = simulate_fleet(fleet(3), arrivals, PrefixAware(slack=2))
+    assert min(len(run.records) for run in runs) > 0
+
+
+def test_an_unknown_router_lists_the_known_ones():
+    with pytest.raises(UnknownNameError, match="choose one of round-robin, least-loaded, prefix-aware"):
+        find_router("random")
