@@ -1,15 +1,20 @@
 """`minipaged bench`: a workload file through the engine, and what it took.
 
-A workload is a JSON list of {"prompt_token_ids": [...], "max_tokens": n}, all there at t = 0, decoded
-greedily with EOS ignored. Latencies are those of `observability.metrics`; CPU seconds are the process's,
-which is the figure that survives a busy machine when one thread is used.
+A workload is a JSON list of {"prompt_token_ids": [...], "max_tokens": n}, decoded greedily with EOS ignored;
+all requests are there at t = 0, or come as a Poisson process. Latencies are those of
+`observability.metrics`; CPU seconds are the process's, which is the figure that survives a busy machine when
+one thread is used.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -57,22 +62,50 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-def run_workload(llm: LLM, items: list[WorkloadItem], progress: bool = False) -> dict[str, Any]:
-    """Run a workload once.
+def run_workload(
+    llm: LLM,
+    items: list[WorkloadItem],
+    *,
+    rate: float | None = None,
+    seed: int = 0,
+    measuring: AbstractContextManager[None] | None = None,
+    progress: Callable[[int], None] = lambda count: None,
+) -> dict[str, Any]:
+    """Run a workload once, after a warm-up and with an empty prefix cache.
+
+    Args:
+        llm: the model.
+        items: the requests.
+        rate: mean arrivals a second (Poisson); None: all are there at the start.
+        seed: of the arrivals.
+        measuring: entered for the measured part, without the warm-up.
+        progress: called with the number of requests that each step finished.
 
     Returns:
         The fields of `minipaged bench --json`, and "tokens": the generated ids per request.
     """
     engine = llm.engine
-    engine.reset_metrics()
-    prompts = [{"prompt_token_ids": item["prompt_token_ids"]} for item in items]
-    params = [SamplingParams(temperature=0, max_tokens=item["max_tokens"], ignore_eos=True) for item in items]
-    wall, cpu = time.perf_counter(), time.process_time()
-    outputs = llm.generate(prompts, params, progress=progress)
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    metrics = engine.metrics
-    tokens = [output.outputs[0].token_ids for output in outputs]
-    count = sum(map(len, tokens))
+    _warm_up(llm, items)
+    rng = random.Random(seed)
+    gaps = (rng.expovariate(rate) if rate else 0.0 for _ in items)
+    arrivals = deque(zip(accumulate(gaps), range(len(items))))
+    requests = {}
+    with measuring or nullcontext():
+        start, cpu_start = time.perf_counter(), time.process_time()
+        while arrivals or engine.has_unfinished:
+            now = time.perf_counter() - start
+            while arrivals and arrivals[0][0] <= now:
+                _, number = arrivals.popleft()
+                item = items[number]
+                params = SamplingParams(temperature=0, max_tokens=item["max_tokens"], ignore_eos=True)
+                requests[number] = engine.add_request(f"bench-{number}", item["prompt_token_ids"], params)
+            if engine.has_unfinished:
+                progress(sum(request.is_finished for request in engine.step()))
+            else:
+                time.sleep(max(0.0, arrivals[0][0] - now))
+        wall, cpu = time.perf_counter() - start, time.process_time() - cpu_start
+    tokens = [requests[number].completions[0].output_token_ids for number in range(len(items))]
+    metrics, count = engine.metrics, sum(map(len, tokens))
     return {
         "wall_s": wall,
         "cpu_s": cpu,
@@ -92,3 +125,11 @@ def run_workload(llm: LLM, items: list[WorkloadItem], progress: bool = False) ->
         "kv_waste": metrics.kv_waste,
         "tokens": tokens,
     }
+
+
+def _warm_up(llm: LLM, items: list[WorkloadItem]) -> None:
+    """Let libraries choose their kernels; then forget what was cached and counted."""
+    prompts = [{"prompt_token_ids": item["prompt_token_ids"]} for item in items[:8]]
+    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    llm.engine.reset_prefix_cache()
+    llm.engine.reset_metrics()

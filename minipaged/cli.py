@@ -206,7 +206,9 @@ def bench(
         str | None, typer.Option(help="Model directory or hub id; default: the pocket model.")
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the matrix products.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests arrive at this mean rate a second.")] = None,
     tokens_out: Annotated[Path | None, typer.Option(help="Write the generated ids to this file.")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Show where the time of a step goes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
@@ -215,6 +217,8 @@ def bench(
     from minipaged.bench import read_workload, run_workload
 
     items = read_workload(workload)
+    if rate is not None and not 0 < rate < float("inf"):
+        raise ValueError(f"rate is {rate}; give requests a second, above 0")
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch
@@ -222,17 +226,28 @@ def bench(
     if threads is not None:
         torch.set_num_threads(threads)
     llm = _load(model, {"disable_log_stats": True, **options}, use)
-    result = run_workload(llm, items, progress=not as_json and sys.stderr.isatty())
+    from minipaged.llm import progress_bar
+    from minipaged.observability.profile import StepProfile
+
+    parts = StepProfile()
+    measuring = parts.watch(llm.engine) if profile else None
+    with progress_bar(len(items), enabled=not as_json and sys.stderr.isatty()) as advance:
+        result = run_workload(llm, items, rate=rate, measuring=measuring, progress=advance)
     tokens = result.pop("tokens")
     if tokens_out is not None:
         tokens_out.write_text(json.dumps(tokens))
     if as_json:
-        print(json.dumps(result, indent=2))
+        print(json.dumps(result | ({"profile": parts.seconds} if profile else {}), indent=2))
         return
     table = Table("figure", "value", title=str(workload.name))
     for name, value in result.items():
         table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
     Console().print(table)
+    if profile:
+        table = Table("part of a step", "CPU s", "share")
+        for part, seconds in sorted(parts.seconds.items(), key=lambda item: -item[1]):
+            table.add_row(part, f"{seconds:.3f}", f"{seconds / sum(parts.seconds.values()):.1%}")
+        Console().print(table)
 
 
 def _load(model: str | None, options: dict[str, Any], use: list[str] | None) -> Any:

@@ -212,6 +212,11 @@ class Engine:
             prompt_logprobs,
         )
 
+    def reset_prefix_cache(self) -> None:
+        """Forget the prefixes that no running request uses."""
+        if self.scheduler.kv.prefix_cache is not None:
+            self.scheduler.kv.prefix_cache.clear()
+
     def reset_metrics(self) -> None:
         """Count from zero again; nothing else changes."""
         self.metrics = Metrics(_generated_before=self.scheduler.num_generated_tokens)

@@ -104,7 +104,7 @@ class LLM:
         try:
             for prompt, own in zip(prompts, params):
                 requests.append(self._add(prompt, own))
-            with _bar(len(requests), enabled=progress) as advance:
+            with progress_bar(len(requests), enabled=progress) as advance:
                 while self.engine.has_unfinished:
                     advance(sum(request.is_finished for request in self.engine.step()))
         except BaseException:
@@ -185,7 +185,7 @@ class LLM:
 
 
 @contextmanager
-def _bar(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
+def progress_bar(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
     """A progress bar over requests on standard error, or nothing."""
     columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not enabled, transient=True) as progress:
