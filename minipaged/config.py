@@ -59,6 +59,7 @@ class EngineConfig:
         "on_demand", "Blocks at admission: what the tokens need, in grants of 16, or all at once."
     )
     attention_backend: AttentionBackend = _option("auto", "Kernels to use; auto: triton on a GPU, cpp on a CPU with a compiler, else torch.")
+    enable_cuda_graphs: bool = _option(True, "Replay decode steps as CUDA graphs; on a CPU nothing changes.")
     dtype: DType = _option("auto", "Type of weights and KV cache; auto: what the checkpoint says.")
     seed: int = _option(0, "Seed of requests that bring none of their own.")
     disable_log_stats: bool = _option(False, "No periodic log line.")

@@ -78,7 +78,7 @@ class Sampler:
     def _greedy(logits: torch.Tensor) -> list[Sample]:
         tokens = logits.argmax(-1, keepdim=True)
         logprobs = logits.gather(1, tokens).squeeze(1) - logits.logsumexp(-1)
-        return [Sample([t], [p]) for t, p in zip(tokens.squeeze(1).tolist(), logprobs.tolist())]
+        return [Sample([t], [p]) for t, p in zip(*_on_host(tokens.squeeze(1), logprobs))]
 
     def _draw(self, logits: torch.Tensor, chunks: list[Chunk]) -> torch.Tensor:
         """Token ids [candidates of all chunks], in the order of the chunks."""
@@ -136,9 +136,9 @@ def _as_samples(
 ) -> dict[int, Sample]:
     """Samples by row; `rows` names the row of each token, the tokens of a row stand together."""
     index = torch.tensor(rows, device=logits.device)
-    logprobs = (logits[index, tokens] - total[index]).tolist()
+    logprobs = logits[index, tokens] - total[index]
     samples: dict[int, Sample] = {}
-    for row, token, logprob in zip(rows, tokens.tolist(), logprobs):
+    for row, token, logprob in zip(rows, *_on_host(tokens, logprobs)):
         top: list[dict[int, float]] | None = None if params[row].logprobs is None else []
         sample = samples.setdefault(row, Sample([], [], top))
         sample.token_ids.append(token)
@@ -150,6 +150,12 @@ def _as_samples(
         for row, report in zip(asked_rows, _report(logits, total, asked_rows, tokens[asked], counts)):
             samples[row].top_logprobs.append(report)  # type: ignore[union-attr]
     return samples
+
+
+def _on_host(tokens: torch.Tensor, logprobs: torch.Tensor) -> tuple[list[int], list[float]]:
+    # One transfer, for each waits for the device; float32 holds every token id (below 2^24) as it is.
+    ids, values = torch.stack((tokens, logprobs)).tolist()
+    return [int(token) for token in ids], values
 
 
 def _report(

@@ -9,6 +9,7 @@ Paper: section 5 (implementation). Does NOT know: queues, why a plan is what it 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -27,10 +28,13 @@ from minipaged.execution.attention import (
     prepare,
 )
 from minipaged.execution.batch import Batch, BatchBuilder, num_predicted_prompt_tokens
+from minipaged.execution.cuda_graphs import CudaRecorder, PaddedDecodes, RecordingError, replayed
 from minipaged.execution.kv_cache import DEFAULT_CPU_MEMORY, KVCache, block_bytes, gpu_budget, pool_size
 from minipaged.kernels.dispatch import select_backend
 from minipaged.scheduling.plan import Chunk, Sample, StepPlan, StepResult
 from minipaged.scheduling.preemption import PreemptionCosts
+
+logger = logging.getLogger(__name__)
 
 TokenSampler = Callable[[Tensor, list[Chunk]], list[Sample]]
 """logits [R, V] and the R chunks they belong to -> one `Sample` each."""
@@ -74,6 +78,10 @@ class ModelRunner:
         self._sampler = sampler or Sampler(self.eos_token_ids, config.seed)
         self.cache = KVCache(specs, self.num_blocks, self.num_host_blocks, config.block_size, self.backend)
         self.builder = BatchBuilder(config.block_size, self.device)
+        # Other backends read lengths on the host; a graph would repeat those it was recorded with. `decodes`
+        # computes the steps of decodes alone; None: `compute` does, as it does all others.
+        can_record = self.device.type == "cuda" and self.backend.name == "triton"
+        self.decodes = self._recorded_decodes(config) if config.enable_cuda_graphs and can_record else None
         self.preemption_costs = self._estimate_costs()
 
     @classmethod
@@ -104,7 +112,17 @@ class ModelRunner:
         return StepResult(self._sampler(logits, batch.sampling), reports)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [R, V] of `batch.logits_rows`; the K/V of all rows are in the pool afterwards."""
+        """Logits [R, V] of `batch.logits_rows`, until the next step; all K/V are in the pool afterwards."""
+        if self.decodes is not None and self.decodes.accepts(batch):
+            try:
+                return self.decodes(batch)
+            except RecordingError as reason:
+                logger.warning("enable_cuda_graphs has no effect, steps are launched anew: %s", reason)
+                self.decodes = None
+        return self.compute(batch)
+
+    def compute(self, batch: Batch) -> Tensor:
+        """As `forward`, of the batch as it is, never recorded."""
         step = PagedStep(self.cache.pools, batch.metadata, batch.positions[0], self.backend)
         with attention_step(step):
             return self._call(batch.input_ids, batch.positions, batch.logits_rows)[0]
@@ -154,6 +172,14 @@ class ModelRunner:
         bandwidth, flops, overhead = (2e10, 1e14, 1e-5) if self.device.type == "cuda" else (5e9, 5e10, 1e-6)
         flops_per_token = 2 * sum(parameter.numel() for parameter in self.model.parameters())
         return PreemptionCosts(overhead, self.block_bytes / bandwidth, flops_per_token / flops)
+
+    def _recorded_decodes(self, config: EngineConfig) -> PaddedDecodes:
+        # Longer contexts are cut at attention chunks, on the host.
+        chunk_sizes = [spec.chunk_size for spec, _, _ in self.cache.pools.values() if spec.chunk_size]
+        longest = min(self.max_model_len, self.num_blocks * self.block_size, *chunk_sizes)
+        num_rows = min(config.max_num_batched_tokens, config.max_num_seqs)
+        forward = replayed(self.compute, CudaRecorder(self.device, num_rows))
+        return PaddedDecodes(forward, num_rows, longest, self.block_size, self.device)
 
     def _available_bytes(self, config: EngineConfig) -> int:
         """Bytes for the pool if the settings do not say: on a GPU, what the largest step leaves."""

@@ -1,0 +1,456 @@
+"""Decode steps at fixed shapes: the same tokens padded, replayed and as they are.
+
+Without a GPU the padding and the static tensors are tested as such, and replays with a recorder that keeps
+the computation itself: like a graph, it sees nothing of a later step but what lies in the static tensors.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from minipaged import LLM, BeamSearchParams, SamplingParams
+from minipaged.decoding.sampling import Sampler
+from minipaged.execution.batch import Batch
+from minipaged.execution.cuda_graphs import (
+    CudaRecorder,
+    PaddedDecodes,
+    RecordingError,
+    padded_context,
+    padded_rows,
+    replayed,
+)
+from minipaged.execution.model_runner import ModelRunner
+from minipaged.kernels.dispatch import why_not_cpp
+from minipaged.scheduling.plan import Chunk
+from tests.engine.conftest import make_llm
+from tests.models.driver import Driver, random_tokens
+from tests.models.zoo import VOCAB_SIZE, build
+
+CPU = torch.device("cpu")
+on_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device"),
+]
+
+
+def keep(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """A recorder for a CPU: the replay is the first step's computation itself, host values and all."""
+    return compute
+
+
+def skip_without_compiler(backend: str) -> None:
+    if backend == "cpp" and (missing := why_not_cpp(CPU)) is not None:
+        pytest.skip(missing)
+
+
+class TestShapes:
+    """Few shapes, none too small."""
+
+    def test_rows_double_up_to_32_and_then_grow_by_32(self) -> None:
+        """And the largest is what the settings allow, not beyond."""
+        counts = (1, 2, 3, 5, 8, 9, 17, 32, 33, 64, 65, 97, 100)
+        assert [padded_rows(count, 100) for count in counts] == [
+            *(1, 2, 4, 8, 8, 16, 32, 32, 64, 64, 96, 100, 100)
+        ]
+
+    @pytest.mark.parametrize("limit", [1, 3, 32, 33, 256, 300])
+    def test_every_count_of_rows_fits_its_shape(self, limit: int) -> None:
+        """A row too few would drop a sequence."""
+        shapes = [padded_rows(count, limit) for count in range(1, limit + 1)]
+        assert all(count <= rows <= limit for count, rows in enumerate(shapes, start=1))
+        assert shapes == sorted(shapes)
+        assert len(set(shapes)) <= 6 + limit // 32
+
+    def test_contexts_double_from_512(self) -> None:
+        """1 token more than a power of two is twice the programs, not one too few."""
+        tokens = (1, 512, 513, 1024, 1025, 3000)
+        assert [padded_context(count, 3000) for count in tokens] == [512, 512, 1024, 1024, 2048, 3000]
+        assert padded_context(100, 128) == 128
+
+
+def decode_batch(driver: Driver, contexts: list[int]) -> tuple[Batch, list[Chunk]]:
+    """One decode for each context length; the tokens before are not computed, only their blocks are there."""
+    chunks = []
+    for number, context in enumerate(contexts):
+        sequence = driver.add(random_tokens(context, VOCAB_SIZE, seed=number))
+        sequence.table.append(context)
+        chunks.append(Chunk(sequence, context - 1, 1, 1))
+    return driver.runner.builder.build(chunks), chunks
+
+
+class TestStaticTensors:
+    """What `fill` leaves behind."""
+
+    @pytest.fixture
+    def driver(self) -> Driver:
+        return Driver(build("llama"), num_blocks=200)
+
+    def padded(self, max_rows: int = 16) -> PaddedDecodes:
+        return PaddedDecodes(lambda batch: batch.input_ids[0], max_rows, 128, 4, CPU)
+
+    def test_real_rows_are_the_steps_and_padding_is_written_nowhere(self, driver: Driver) -> None:
+        """The picture of the module's docstring."""
+        batch, _ = decode_batch(driver, [9, 70, 4, 8, 1])
+        filled = self.padded().fill(batch)
+        given, metadata = batch.metadata, filled.metadata
+        assert filled.input_ids.shape == filled.positions.shape == (1, 8)
+        assert torch.equal(filled.input_ids[:, :5], batch.input_ids)
+        assert torch.equal(filled.positions[:, :5], batch.positions)
+        assert metadata.slot_mapping.tolist() == [*given.slot_mapping.tolist(), -1, -1, -1]
+        assert metadata.context_len.tolist() == metadata.context_len_list == [9, 70, 4, 8, 1, 1, 1, 1]
+        assert metadata.query_start.tolist() == metadata.query_start_list == list(range(9))
+        for row, context in enumerate([9, 70, 4, 8, 1]):
+            used = -(-context // 4)
+            assert torch.equal(metadata.block_tables[row, :used], given.block_tables[row, :used])
+        assert filled.logits_rows.tolist() == list(range(8))
+        assert metadata.is_decode_only
+        assert metadata.max_context_len == 128
+
+    def test_a_smaller_step_leaves_nothing_of_a_larger_one_to_be_written(self, driver: Driver) -> None:
+        """Stale slots would overwrite the K/V of sequences that are not even in the step."""
+        padded = self.padded()
+        padded.fill(decode_batch(driver, [5] * 8)[0])
+        metadata = padded.fill(decode_batch(driver, [6] * 5)[0]).metadata
+        assert metadata.slot_mapping.tolist()[5:] == [-1, -1, -1]
+        assert metadata.context_len.tolist() == [6, 6, 6, 6, 6, 1, 1, 1]
+
+    def test_every_step_lies_at_the_same_addresses(self, driver: Driver) -> None:
+        """A graph reads and writes where it was recorded."""
+
+        def addresses(batch: Batch) -> list[int]:
+            metadata = batch.metadata
+            tensors = (metadata.slot_mapping, metadata.query_start, metadata.context_len)
+            tensors += (metadata.block_tables, batch.input_ids, batch.positions, batch.logits_rows)
+            return [tensor.data_ptr() for tensor in tensors]
+
+        padded = self.padded()
+        first = padded.fill(decode_batch(driver, [9, 70, 4])[0])
+        assert addresses(padded.fill(decode_batch(driver, [3] * 11)[0])) == addresses(first)
+        stride = first.metadata.block_tables.stride()
+        assert padded.fill(decode_batch(driver, [2])[0]).metadata.block_tables.stride() == stride
+
+    def test_types_are_those_of_the_steps(self, driver: Driver) -> None:
+        """A copy would convert without a word; the kernels read what they were compiled for."""
+        batch, _ = decode_batch(driver, [9, 2, 3])
+        filled = self.padded().fill(batch)
+        for name in ("slot_mapping", "query_start", "context_len", "block_tables"):
+            assert getattr(filled.metadata, name).dtype == getattr(batch.metadata, name).dtype, name
+        for name in ("input_ids", "positions", "logits_rows"):
+            assert getattr(filled, name).dtype == getattr(batch, name).dtype, name
+
+    def test_spare_blocks_beyond_the_longest_context_are_left_out(self, driver: Driver) -> None:
+        """Page growth in grants gives a sequence more blocks than its longest text needs."""
+        batch, chunks = decode_batch(driver, [128])
+        chunks[0].sequence.table.blocks.extend([0] * 5)
+        filled = self.padded().fill(driver.runner.builder.build(chunks))
+        assert torch.equal(filled.metadata.block_tables, batch.metadata.block_tables)
+
+    def test_only_decodes_that_all_have_logits_are_accepted(self, driver: Driver) -> None:
+        """A prompt has other shapes; a chunk without logits would be taken for one with."""
+        batch, chunks = decode_batch(driver, [9, 3, 4])
+        padded, build_batch = self.padded(max_rows=4), driver.runner.builder.build
+        assert padded.accepts(batch)
+        prompt = Chunk(chunks[0].sequence, 0, 9, 1)
+        assert not padded.accepts(build_batch([prompt, *chunks[1:]]))
+        assert not padded.accepts(build_batch([*chunks[:2], chunks[2]._replace(num_candidates=0)]))
+        assert not padded.accepts(decode_batch(driver, [2] * 5)[0])
+        assert not PaddedDecodes(padded._forward, 4, 8, 4, CPU).accepts(batch)
+
+    def test_the_results_of_padding_are_dropped(self, driver: Driver) -> None:
+        """The caller sees its own rows alone."""
+        batch, _ = decode_batch(driver, [9, 2, 3])
+        assert torch.equal(self.padded()(batch), batch.input_ids[0])
+
+    def test_each_shape_is_recorded_once(self, driver: Driver) -> None:
+        """Recording is slow, and a graph of other shapes computes something else."""
+        recorded: list[Callable[[], Tensor]] = []
+
+        def record(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+            recorded.append(compute)
+            return compute
+
+        forward = replayed(lambda batch: batch.input_ids[0], record)
+        padded = PaddedDecodes(forward, 16, 1024, 4, CPU)
+        for contexts in ([5, 6, 7], [1] * 4, [9] * 5, [3, 3, 3], [600, 1, 1], [2] * 8):
+            batch, chunks = decode_batch(driver, contexts)
+            assert torch.equal(padded(batch), batch.input_ids[0])
+            for chunk in chunks:
+                chunk.sequence.table.free()
+        assert len(recorded) == 3  # 4 rows, 8 rows, 4 rows with a long context
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "llama4", "gpt2"])
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
+def test_padding_changes_neither_logits_nor_pools(name: str, backend: str) -> None:
+    """A padding row that is written, or whose NaN reaches another row; 5 decodes are padded to 8.
+
+    Padding rows attend to block 0; that and all else that was not computed is NaN.
+    """
+    skip_without_compiler(backend)
+    logits, pools = [], []
+    for is_padded in (False, True):
+        driver = Driver(build(name), attention_backend=backend)
+        assert driver.pool.allocate(1) == [0]
+        prompts = [random_tokens(length, VOCAB_SIZE, seed=length) for length in (9, 3, 17, 30, 1)]
+        sequences = [driver.add(prompt) for prompt in prompts]
+        driver.execute([(sequence, sequence.gap) for sequence in sequences])
+        if is_padded:
+            driver.runner.decodes = PaddedDecodes(driver.runner.compute, 16, 128, 4, CPU)
+        logits.append(torch.cat(driver.logits([(sequence, 1) for sequence in sequences])))
+        pools.append([pool for _, *both in driver.runner.cache.pools.values() for pool in both])
+    assert logits[0].shape == (5, VOCAB_SIZE)
+    torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=0)
+    for pool, padded_pool in zip(*pools):
+        assert padded_pool[0].isnan().all()
+        torch.testing.assert_close(padded_pool, pool, atol=1e-4, rtol=0, equal_nan=True)
+
+
+METHODS = [
+    SamplingParams(temperature=0, max_tokens=20, ignore_eos=True),
+    SamplingParams(n=4, temperature=0.8, seed=3, max_tokens=20, ignore_eos=True),
+    BeamSearchParams(beam_width=4, num_return_sequences=4, max_tokens=20),
+    SamplingParams(temperature=0, max_tokens=20, logprobs=2, prompt_logprobs=1),
+]
+TIGHT = {"block_size": 4, "num_blocks": 56, "max_num_batched_tokens": 64, "max_num_seqs": 24}
+
+
+def texts(llm: LLM, prompts: list[list[int]], methods: list) -> list:
+    """Tokens and log-probabilities of every completion."""
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], methods)
+    return [[(c.token_ids, c.cumulative_logprob) for c in output.outputs] for output in outputs]
+
+
+def assert_same(actual: list, expected: list) -> None:
+    """The same tokens; log-probabilities up to rounding."""
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in theirs]
+        assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-3)
+
+
+def pad_decodes(llm: LLM, record: Callable | None = None) -> list[tuple[int, int]]:
+    """Pad the decode steps of an engine from now on; they are noted as (decodes, rows)."""
+    runner = llm.engine.executor
+    compute = runner.compute if record is None else replayed(runner.compute, record)
+    steps: list[tuple[int, int]] = []
+
+    class Noting(PaddedDecodes):
+        def fill(self, batch: Batch) -> Batch:
+            filled = super().fill(batch)
+            steps.append((batch.metadata.num_sequences, filled.metadata.num_sequences))
+            return filled
+
+    runner.decodes = Noting(compute, 24, runner.max_model_len, runner.block_size, CPU)
+    return steps
+
+
+class TestWholeRuns:
+    """Greedy, samples and beams in one batch, in a pool so small that requests are preempted."""
+
+    @pytest.mark.parametrize("mode", ["recompute", "swap"])
+    @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "prefill_first"])
+    @pytest.mark.parametrize("backend", ["torch", "cpp"])
+    def test_padded_steps_give_the_same_tokens(self, model, prompts, mode, chunked, backend, caplog) -> None:
+        """Stale tables after a swap, a beam that reads another's row, a sequence that lost its logits."""
+        skip_without_compiler(backend)
+        caplog.set_level(logging.ERROR)
+        options = {**TIGHT, "preemption_mode": mode, "enable_chunked_prefill": chunked}
+        options["attention_backend"] = backend
+        llm = make_llm(model, **options)
+        # Through the C++ kernels, which read no host values: the step of one shape stands for all later ones.
+        steps = pad_decodes(llm, None if backend == "torch" else keep)
+        methods = METHODS * 3
+        assert_same(
+            texts(llm, prompts[:12], methods), texts(make_llm(model, **options), prompts[:12], methods)
+        )
+        assert llm.engine.metrics.num_preemptions > 0
+        assert any(decodes < rows for decodes, rows in steps)
+        assert len({rows for _, rows in steps}) > 3
+
+    def test_what_cannot_be_recorded_is_computed_as_ever(self, model, prompts, caplog) -> None:
+        """An experts' layer that asks the device how many tokens it has: one warning, and all tokens."""
+
+        def refuse(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+            compute()
+            raise RecordingError("it waits for the device")
+
+        llm = make_llm(model)
+        pad_decodes(llm, refuse)
+        greedy = METHODS[:1] * 4
+        assert_same(texts(llm, prompts[:4], greedy), texts(make_llm(model), prompts[:4], greedy))
+        warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert warnings == [
+            "enable_cuda_graphs has no effect, steps are launched anew: it waits for the device"
+        ]
+
+    def test_on_a_cpu_nothing_is_padded(self, model) -> None:
+        """A CPU computes what it is given; padding is work."""
+        for switch in (True, False):
+            assert make_llm(model, enable_cuda_graphs=switch).engine.executor.decodes is None
+
+
+class ReadOnHost(TorchDispatchMode):
+    """Counts operations that on a GPU would wait for a value; a recording must have none."""
+
+    VALUES = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function._schema.name in self.VALUES:
+            self.seen.append(function._schema.name)
+        return function(*args, **kwargs or {})
+
+
+def stand_in(runner: ModelRunner) -> None:
+    """Attention without values of its own to ask for, so that only the model's remain."""
+
+    def attend(query, key_cache, value_cache, metadata, **options) -> Tensor:
+        return query.new_zeros((*query.shape[:2], value_cache.shape[-1]))
+
+    runner.backend = runner.backend._replace(write_kv=lambda *arguments: None, paged_attention=attend)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "opt", "gpt2", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "mistral_sliding", "olmo2"]
+)
+def test_a_padded_decode_step_asks_the_device_for_nothing(name: str) -> None:
+    """One `.item()` in a model's forward pass, and none of its steps could be recorded."""
+    driver = Driver(build(name))
+    batch, _ = decode_batch(driver, [9, 3, 4])
+    padded = PaddedDecodes(driver.runner.compute, 4, 64, 4, CPU).fill(batch)
+    stand_in(driver.runner)
+    with torch.inference_mode(), ReadOnHost() as read:
+        driver.runner.compute(padded)
+    assert read.seen == []
+
+
+def test_values_asked_for_are_noticed() -> None:
+    """The test above would pass with a mode that sees nothing."""
+    with ReadOnHost() as read:
+        bool(torch.ones(2).all())
+        torch.ones(3).nonzero()
+    assert read.seen == ["aten::_local_scalar_dense", "aten::nonzero"]
+
+
+def test_greedy_sampling_reads_the_device_once(monkeypatch) -> None:
+    """Every further read waits for the device once more."""
+    reads = []
+    tolist = Tensor.tolist
+    monkeypatch.setattr(Tensor, "tolist", lambda tensor: reads.append(tensor.shape) or tolist(tensor))
+    driver = Driver(build("llama"))
+    _, chunks = decode_batch(driver, [3, 4, 5])
+    for chunk in chunks:
+        chunk.sequence.request.params = METHODS[0]
+    logits = torch.randn(3, VOCAB_SIZE)
+    samples = Sampler()(logits, chunks)
+    assert len(reads) == 1
+    assert [sample.token_ids for sample in samples] == logits.argmax(-1, keepdim=True).tolist()
+    best = torch.log_softmax(logits, dim=-1).amax(-1).tolist()
+    assert [sample.logprobs[0] for sample in samples] == pytest.approx(best, abs=1e-6)
+
+
+@pytest.mark.interpreter
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="needs a run of its own with TRITON_INTERPRET=1"
+)
+def test_triton_kernels_read_no_host_value_of_a_later_step(model) -> None:
+    """A length or a number of splits taken from the host would stay that of the recorded step."""
+    pytest.importorskip("triton", reason="needs the package triton")
+    prompts = [random_tokens(length, model.config.vocab_size, seed=length) for length in (5, 30, 2)]
+    greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    options = {"attention_backend": "triton", "block_size": 8, "num_blocks": 24}
+    llm = make_llm(model, **options)
+    steps = pad_decodes(llm, keep)
+    assert_same(
+        texts(llm, prompts, [greedy] * 3),
+        texts(make_llm(model, **{**options, "attention_backend": "torch"}), prompts, [greedy] * 3),
+    )
+    assert steps == [(3, 4)] * 5
+
+
+class TestOnAGpu:
+    """Recorded for real; the model's steps without graphs are the measure."""
+
+    pytestmark = on_gpu
+
+    @pytest.fixture(scope="class")
+    def on_device(self) -> nn.Module:
+        return build("llama", max_position_embeddings=2048).cuda()
+
+    @pytest.mark.parametrize("mode", ["recompute", "swap"])
+    def test_replayed_steps_give_the_same_tokens(self, on_device, prompts, mode, caplog) -> None:
+        """Greedy, samples and beams, preempted; blocks that swaps and copies move between two replays."""
+        caplog.set_level(logging.ERROR)
+        options = {**TIGHT, "preemption_mode": mode, "attention_backend": "triton"}
+        found = []
+        for switch in (True, False):
+            llm = make_llm(on_device, enable_cuda_graphs=switch, **options)
+            found.append(texts(llm, prompts[:12], METHODS * 3))
+            assert llm.engine.metrics.num_preemptions > 0
+            assert (llm.engine.executor.decodes is not None) == switch
+        assert_same(*found)
+
+    def test_every_size_gives_the_logits_of_the_step_as_it_is(self, on_device) -> None:
+        """Up to 100 rows, recorded, then replayed with other contents; contexts on both sides of 512."""
+        driver = Driver(on_device, num_blocks=8000, max_num_seqs=100, attention_backend="triton")
+        runner, replay = driver.runner, driver.runner.decodes
+        assert replay is not None
+        for _, keys, values in runner.cache.pools.values():
+            keys.normal_()
+            values.normal_()
+        source = random.Random(0)
+        with torch.inference_mode():
+            for count in (*range(1, 18), 31, 32, 33, 64, 65, 96, 97, 100) * 2:
+                longest = source.choice((40, 600))
+                contexts = [longest, *(source.randint(1, 40) for _ in range(count - 1))]
+                batch, chunks = decode_batch(driver, contexts)
+                replayed_logits = runner.forward(batch).clone()
+                torch.testing.assert_close(replayed_logits, runner.compute(batch), atol=1e-3, rtol=0)
+                for chunk in chunks:
+                    chunk.sequence.table.free()
+        assert runner.decodes is replay
+
+    def test_a_step_that_waits_for_the_device_is_computed_as_ever(self, on_device, prompts, caplog) -> None:
+        """Found out before anything is recorded: later steps, and other models, are not harmed."""
+        llm, plain = [
+            make_llm(on_device, enable_cuda_graphs=switch, attention_backend="triton")
+            for switch in (True, False)
+        ]
+
+        def ask(module: nn.Module, arguments: tuple, output: Tensor) -> None:
+            output.sum().item()
+
+        asking = on_device.model.norm.register_forward_hook(ask)
+        try:
+            found = texts(llm, prompts[:4], METHODS)
+        finally:
+            asking.remove()
+        assert llm.engine.executor.decodes is None
+        assert "enable_cuda_graphs has no effect" in caplog.text
+        assert_same(found, texts(plain, prompts[:4], METHODS))
+        again = make_llm(on_device, attention_backend="triton")
+        assert_same(texts(again, prompts[:4], METHODS), found)
+        assert again.engine.executor.decodes is not None
+
+    def test_a_recording_leaves_torch_as_it_was(self, on_device) -> None:
+        """The stream in force and the mode that refuses to wait would outlive a recording that fails."""
+        device = next(on_device.parameters()).device
+        stream = torch.cuda.current_stream(device)
+        recorder = CudaRecorder(device, 4)
+        replay = recorder(lambda: torch.ones(2, 3, device=device))
+        assert replay().tolist() == [[1.0] * 3] * 2
+        with pytest.raises(RecordingError, match="synchroni"):
+            recorder(lambda: torch.ones(2, 3, device=device) * torch.ones(1, device=device).item())
+        assert torch.cuda.current_stream(device) == stream
+        assert torch.cuda.get_sync_debug_mode() == 0
+        assert replay().tolist() == [[1.0] * 3] * 2
