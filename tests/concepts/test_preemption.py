@@ -190,6 +190,7 @@ def test_a_mixed_resumption_never_swaps_into_a_block_that_is_still_to_be_copied(
     engine.add([9, 9], 8)
     assert engine.run() == [*[alone([1], 9, ToySampling())] * 2, alone([9, 9], 8, ToySampling())]
     assert {e.detail["mode"] for p in engine.plans for e in p.events if e.kind == "preempted"} == set(MODES)
+    assert events(engine, "resumed")[0] == ("resumed", "r1"), "the earlier one first"
 
 
 # -- the pool is too small for one -------------------------------------------------------------------------
@@ -309,6 +310,11 @@ def test_auto_takes_the_cheaper_way_and_says_why():
     assert (cheap_moves["mode"], cheap_tokens["mode"]) == ("swap", "recompute")
     for detail in (cheap_moves, cheap_tokens):
         assert re.search(r"moving \d+ blocks .* computing \d+ tokens", detail["reason"])
+
+
+def test_auto_counts_the_way_out_and_the_way_in():
+    """Catches half the price: blocks of 2 tokens at 1 s each way, a token at 0.75 s or 1.5 s."""
+    assert [auto(1.0, seconds)[0]["mode"] for seconds in (0.75, 1.5)] == ["recompute", "swap"]
 
 
 def test_auto_recomputes_when_the_host_has_no_room():
