@@ -75,7 +75,9 @@ def _blocks(placement: Placement, table: TableView, uses: Counter[int], number: 
     for logical, block in enumerate(table.blocks):
         tokens = table.tokens_of(logical, size)
         prompt = max(0, min(len(tokens), table.num_prompt - logical * size))
-        texts = [placement.text_of(t) if placement.text_of else f"{t} " for t in tokens]
+        texts = [
+            placement.text_of(t).replace("\n", "\u23ce") if placement.text_of else f"{t} " for t in tokens
+        ]
         shared = uses[block] > 1
         name = f"block {block}" + (f", \u00d7{uses[block]}" if shared else "")
         look = "kv" if shared else f"kv kv{number % len(palette.OWNERS)}"

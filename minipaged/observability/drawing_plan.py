@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from minipaged.observability.delta import ChunkLine
 from minipaged.observability.drawing_svg import Picture, Svg, text_width
-from minipaged.observability.palette import OWNERS
+from minipaged.observability.drawing_tables import colour_of
 
 MARGIN, BAR, WIDTH = 18, 34, 720
 
@@ -78,7 +78,14 @@ def _bar(picture: Picture, parts: Sequence[Share], total: int, whole: int) -> No
     for part in parts:
         if part.kind == "cached":
             continue
-        _part(picture, part, x, y, part.num_tokens * scale, requests.index(part.request) % len(OWNERS))
+        _part(
+            picture,
+            part,
+            x,
+            y,
+            part.num_tokens * scale,
+            colour_of(part.request, requests.index(part.request)),
+        )
         x += part.num_tokens * scale
     if total > used:
         width = (total - used) * scale
@@ -149,7 +156,7 @@ def _moves(plan: Any) -> list[str]:
 
 def _event(event: Mapping[str, Any]) -> str:
     """An event in a line: what happened to which request, how, and why."""
-    text = f"{event.get('request', '')} {event['kind']}".strip()
+    text = f"request {event['request']} {event['kind']}" if "request" in event else str(event["kind"])
     if "mode" in event:
         text += f" ({event['mode']})"
     if "reason" in event:

@@ -25,12 +25,23 @@ MOST_BLOCKS = 24
 
 
 def colours(view: PoolView) -> Mapping[str, int]:
-    """Name of each sequence -> number of its colour: by request; by sequence if there is one request."""
-    requests = dict.fromkeys(table.request for table in view.tables.values())
-    if len(requests) == 1:
-        return {name: i % len(OWNERS) for i, name in enumerate(view.tables)}
-    order = {request: i % len(OWNERS) for i, request in enumerate(requests)}
-    return {name: order[table.request] for name, table in view.tables.items()}
+    """Name of each sequence -> number of its colour: by request, or by sequence if one request has several.
+
+    A request keeps its colour from picture to picture, whoever else is there.
+    """
+    requests = list(dict.fromkeys(table.request for table in view.tables.values()))
+    if len(requests) == 1 and len(view.tables) > 1:
+        return {name: table.position % len(OWNERS) for name, table in view.tables.items()}
+    return {name: colour_of(t.request, requests.index(t.request)) for name, t in view.tables.items()}
+
+
+def colour_of(request: str, place: int) -> int:
+    """The colour of a request: the first for "0" and "A", the second for "1" and "B"; else by its place."""
+    if request.isascii() and request.isdigit():
+        place = int(request)
+    elif len(request) == 1 and "A" <= request <= "Z":
+        place = ord(request) - ord("A")
+    return place % len(OWNERS)
 
 
 def label(table: TableView, view: PoolView) -> str:
@@ -67,7 +78,10 @@ def tables_svg(view: PoolView, text_of: TextOf | None = None, caption: str = "")
     picture.text(x_pool + width + 10, top - 9, "held by", "soft")
     colour = colours(view)
     place = {block.block: top + i * ROW + (body - right_height) / 2 for i, block in enumerate(shown)}
-    y = top + (body - left_height) / 2
+    # The tables stand where their blocks lie, so that arrows are short.
+    ends = [place[block] for table in tables for block in table.blocks] or [top]
+    middle = sum(ends) / len(ends) + BLOCK / 2
+    y = max(top, min(middle - left_height / 2, top + body - left_height))
     for table in tables:
         number = colour[table.name]
         picture.text(MARGIN, y + 19, label(table, view), bold=True, size=14)

@@ -20,7 +20,7 @@ from minipaged.observability.drawing_output import output_html
 from minipaged.observability.drawing_plan import Share, plan_svg, shares
 from minipaged.observability.drawing_pool import pool_svg
 from minipaged.observability.drawing_svg import SLOT_TEXT, fit
-from minipaged.observability.drawing_tables import holders, label, tables_svg
+from minipaged.observability.drawing_tables import colours, holders, label, tables_svg
 from minipaged.observability.drawing_tree import tree_svg
 from minipaged.observability.highlights import Placement
 from minipaged.observability.palette import DARK, LIGHT, OWNERS, contrast, css
@@ -225,6 +225,14 @@ class TestTables:
         assert texts(tables_svg(view)).count("free") == 0
         assert len(tables_svg(view)) < 20_000
 
+    def test_a_request_keeps_its_colour_when_others_leave(self):
+        """B blue in one picture and orange in the next."""
+        assert colours(self.view) == {"A/0": 0, "A/1": 0, "B/0": 1}
+        assert colours(view_of([table("B", 0, (5,), 4)], 4, 8)) == {"B/0": 1}
+        assert colours(view_of([table("17", 0, (5,), 4)], 4, 8)) == {"17/0": 5}
+        several = view_of([table("B", 0, (5,), 4), table("B", 1, (6,), 4)], 4, 8)
+        assert colours(several) == {"B/0": 0, "B/1": 1}
+
     def test_text_from_a_prompt_cannot_break_the_picture(self):
         """A prompt with markup in it that ends up in the page."""
         svg = tables_svg(self.view, lambda token: "<script>&\"'", caption="<b>")
@@ -315,7 +323,7 @@ class TestPlan:
         """A preemption without its reason."""
         written = texts(plan_svg(drawing_runs.preempted()))
         assert any(line.startswith("swap out: device") for line in written)
-        assert "C preempted (swap): preemption_mode is swap" in written
+        assert "request C preempted (swap): preemption_mode is swap" in written
 
 
 class TestOutput:
