@@ -1,4 +1,4 @@
-"""Beam search in the engine against `model.generate(num_beams=W)`: ids and scores, ragged prompts in one batch."""
+"""Beam search in the engine against `model.generate(num_beams=W)`: ids and scores, ragged prompts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def reference(model, prompt: list[int], params: BeamSearchParams, eos: list[int]
 
 
 @pytest.mark.parametrize("mode", ["ample", "recompute", "swap"])
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(s, marks=pytest.mark.slow) for s in range(3, 10))])
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(s, marks=pytest.mark.slow) for s in range(3, 10))]
+)
 def test_beams_equal_those_of_transformers(model, seed, mode, caplog):
     """Beams out of order after a fork, EOS taken for a candidate, a penalty on the wrong length."""
     caplog.set_level(logging.ERROR)

@@ -10,6 +10,7 @@ from minipaged.decoding.params import ParamsError
 from minipaged.engine import RequestError
 from minipaged.scheduling import RequestTooLongError
 from tests.engine.conftest import make_llm
+from tests.models.zoo import build
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +177,14 @@ def test_generate_that_fails_leaves_nothing_behind(model, prompts):
     llm.engine.check_invariants()
     llm.engine.executor.execute = execute
     assert llm.generate({"prompt_token_ids": prompts[0]})[0].finished
+
+
+def test_a_model_without_a_tokenizer_takes_token_ids_and_says_so_for_text(tmp_path):
+    """A stack trace from the tokenizer loader, or a tokenizer made up from nothing."""
+    build("llama").save_pretrained(tmp_path)
+    llm = LLM(tmp_path, num_blocks=32, disable_log_stats=True)
+    assert llm.generate({"prompt_token_ids": [5, 6]})[0].outputs[0].token_ids
+    with pytest.raises(RequestError, match="no tokenizer"):
+        llm.generate("Once upon a time")
+    with pytest.raises(RequestError, match="no tokenizer"):
+        next(llm.stream({"prompt_token_ids": [5, 6]}))

@@ -1,0 +1,89 @@
+"""What happened, counted: metrics and the log line are derived from plans, on a clock that the test holds."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from minipaged import SamplingParams
+from minipaged.config import config_from
+from minipaged.engine import Engine
+from minipaged.execution.model_runner import ModelRunner
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+class Clock:
+    """One second a look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture
+def engine(model) -> Engine:
+    config = config_from({"num_blocks": 64, "block_size": 4, "max_num_seqs": 2})
+    return Engine(ModelRunner(model, config), config, clock=Clock())
+
+
+def run(engine: Engine, prompts: list[list[int]], params: SamplingParams = GREEDY) -> None:
+    for number, prompt in enumerate(prompts):
+        engine.add_request(str(number), prompt, params)
+    while engine.has_unfinished:
+        engine.step()
+        engine.check_invariants()
+
+
+def test_tokens_latencies_and_finish_reasons_are_counted_exactly(engine):
+    """A token counted twice, a latency that includes the queue of another."""
+    run(engine, [[5, 6, 7], [8, 9, 10, 11, 12]])
+    metrics = engine.metrics
+    assert (metrics.prompt_tokens, metrics.generation_tokens, metrics.steps) == (8, 12, 6)
+    assert metrics.request_success == {"length": 2}
+    # Both arrive at seconds 1 and 2, and each step ends a second after the one before.
+    assert list(metrics.time_to_first_token) == [2.0, 1.0]
+    assert list(metrics.inter_token_latency) == [1.0] * 10
+    assert list(metrics.e2e_request_latency) == [7.0, 6.0]
+    # The prompts take 1 and 2 blocks; with all but the last output token, 8 and 10 tokens take 2 and 3.
+    assert metrics.peak_kv_blocks == 5
+
+
+def test_prefix_hits_are_counted_in_tokens(engine):
+    """A hit rate in blocks or in requests."""
+    prompt = list(range(5, 22))  # four full blocks and a token
+    run(engine, [prompt])
+    run(engine, [prompt])
+    assert engine.metrics.prefix_cache_queries == 34
+    assert engine.metrics.prefix_cache_hits == 16
+    assert engine.metrics.prefix_cache_hit_rate == pytest.approx(16 / 34)
+
+
+def test_waste_is_the_share_of_empty_slots(engine):
+    """Waste that counts full blocks, or counts a block of two owners twice."""
+    run(engine, [[5, 6, 7, 8, 9]])
+    # Looked at in the first step: 5 tokens in 2 blocks of 4.
+    assert engine.metrics.kv_waste == pytest.approx(3 / 8)
+
+
+def test_the_log_line_comes_every_few_seconds_and_says_what_users_look_for(engine, caplog):
+    """A silent engine, or a line per step."""
+    caplog.set_level(logging.INFO, "minipaged")
+    run(engine, [[5, 6, 7], [8, 9]], SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
+    lines = [record.message for record in caplog.records if "throughput" in record.message]
+    assert len(lines) == 1
+    for part in ("prompt throughput", "generation throughput", "Running: 2", "Waiting: 0", "Swapped: 0",
+                 "KV cache usage: ", "Prefix cache hit rate: 0.0%", "Preemptions: 0"):  # fmt: skip
+        assert part in lines[0]
+
+
+def test_disable_log_stats_silences_the_line(model, caplog):
+    """A setting that is not looked at."""
+    caplog.set_level(logging.INFO, "minipaged")
+    config = config_from({"num_blocks": 64, "disable_log_stats": True})
+    run(Engine(ModelRunner(model, config), config, clock=Clock()), [[5, 6, 7]])
+    assert not [record for record in caplog.records if "throughput" in record.message]
