@@ -58,7 +58,9 @@ class EngineConfig:
     page_growth: PageGrowthName = _option(
         "on_demand", "Blocks at admission: what the tokens need, in grants of 16, or all at once."
     )
-    attention_backend: AttentionBackend = _option("auto", "Kernels to use; auto: triton on a GPU, cpp on a CPU with a compiler, else torch.")
+    attention_backend: AttentionBackend = _option(
+        "auto", "Kernels to use; auto: triton on a GPU, cpp on a CPU with a compiler, else torch."
+    )
     enable_cuda_graphs: bool = _option(True, "Replay decode steps as CUDA graphs; on a CPU nothing changes.")
     dtype: DType = _option("auto", "Type of weights and KV cache; auto: what the checkpoint says.")
     seed: int = _option(0, "Seed of requests that bring none of their own.")

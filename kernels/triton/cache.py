@@ -20,10 +20,10 @@ import itertools
 import math
 
 import torch
-from torch import Tensor
-
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from minipaged.kernels.layout import block_size_of, num_kv_heads_of
 
 CHUNK = 1024  # words a program copies

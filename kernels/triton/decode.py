@@ -19,10 +19,10 @@ is enough for everyone, its programs write the output themselves and there is no
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
 import torch
-from torch import Tensor
-
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from minipaged.kernels.layout import block_size_of, num_kv_heads_of
 from minipaged.kernels.metadata import AttentionMetadata
 from minipaged.kernels.triton.config import DecodeConfig

@@ -15,10 +15,10 @@ Paper: section 5.1. Does NOT know: which of its sequences are decodes.
 # Kernel arguments are Triton's own: pointers, numbers, compile-time constants.
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
-from torch import Tensor
-
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from minipaged.kernels.layout import block_size_of, num_kv_heads_of
 from minipaged.kernels.metadata import AttentionMetadata
 from minipaged.kernels.triton.config import PrefillConfig
