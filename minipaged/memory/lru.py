@@ -44,9 +44,9 @@ class LRUList:
 
     def remove(self, item: int) -> None:
         """Take an id out. Raises ValueError if it is not in the list."""
-        if item not in self:
-            raise ValueError(f"{item} is not in the list")
         before, after = self._previous[item], self._next[item]
+        if after == item:
+            raise ValueError(f"{item} is not in the list")
         self._next[before], self._previous[after] = after, before
         self._next[item] = self._previous[item] = item
         self._length -= 1
