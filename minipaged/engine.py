@@ -143,17 +143,17 @@ class Engine:
             Requests that got tokens or ended.
 
         Raises:
-            Exception: whatever the executor raised. The step is rolled back first: its requests are in
-                the queue again, and stepping on recomputes them.
+            Exception: whatever the executor or a decoding method raised. The step is rolled back first:
+                its requests are in the queue again, and stepping on recomputes them.
         """
         plan = self.scheduler.schedule()
         self.metrics.observe_plan(plan, self.scheduler)
         try:
             result = self.executor.execute(plan) if plan.has_work else StepResult([])
+            touched = self.scheduler.commit(plan, result)
         except BaseException:
             self.scheduler.rollback(plan)
             raise
-        touched = self.scheduler.commit(plan, result)
         for request_id, entries in (result.prompt_logprobs or {}).items():
             self._requests[request_id].prompt_logprobs.update(entries)
         now = self._clock()

@@ -151,22 +151,24 @@ class Scheduler:
         Returns:
             Requests that got tokens or ended.
         """
+        # First what may fail in somebody else's code: nothing has changed yet, the step can be rolled back.
+        decisions = []
+        row = 0
+        for request in plan.sampling:
+            stop = row + len(request.sequences)
+            decisions.append((request, request.method.advance(request, result.samples[row:stop])))
+            row = stop
         self._in_flight = None
         self.kv.commit_published()
         for sequence, start, num_tokens, _ in plan.chunks:
             sequence.num_computed_tokens = start + num_tokens
-        samples = result.samples
-        row = 0
         finished = False
-        for request in plan.sampling:
-            stop = row + len(request.sequences)
-            branches = request.method.advance(request, samples[row:stop])
+        for request, branches in decisions:
             self.num_generated_tokens += len(branches)
             apply_branches(request, branches, self.kv)
             if not request.sequences:
                 self._num_seats -= request.method.num_sequences
                 finished = True
-            row = stop
         if finished:
             self.running = [r for r in self.running if r.state is not RequestState.FINISHED]
         aborted = [request for request in self._end_aborted() if request not in plan.sampling]

@@ -188,3 +188,26 @@ def test_a_model_without_a_tokenizer_takes_token_ids_and_says_so_for_text(tmp_pa
         llm.generate("Once upon a time")
     with pytest.raises(RequestError, match="no tokenizer"):
         next(llm.stream({"prompt_token_ids": [5, 6]}))
+
+
+def test_a_decoding_method_that_fails_leaves_a_step_that_can_be_repeated(model, prompts, expected):
+    """Tokens counted as computed and never sampled, blocks of a request that is neither here nor there."""
+    llm = make_llm(model, block_size=4)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    requests = [llm.engine.add_request(str(i), prompt, params) for i, prompt in enumerate(prompts[:3])]
+    advance, calls = requests[1].method.advance, []
+
+    def failing(request, samples):
+        calls.append(request)
+        if len(calls) == 3:
+            raise ZeroDivisionError("a bug in a method")
+        return advance(request, samples)
+
+    requests[1].method.advance = failing
+    with pytest.raises(ZeroDivisionError):
+        while llm.engine.has_unfinished:
+            llm.engine.step()
+    llm.engine.check_invariants()
+    while llm.engine.has_unfinished:
+        llm.engine.step()
+    assert [llm.engine.output(r).outputs[0].token_ids for r in requests] == expected[:3]
