@@ -127,9 +127,7 @@ def test_every_output_is_that_of_the_request_alone():
     engine = ToyEngine(toy_scheduler(40, 3, budget=12, max_num_seqs=7))
     for i in range(15):
         engine.add(range(i, i + 1 + i % 9), 2 + i, [ToySampling(), ToySampling(3), ToyBeams(2)][i % 3])
-    assert engine.run() == [
-        alone(r.prompt_token_ids, 2 + i, r.method) for i, r in enumerate(engine.requests)
-    ]
+    assert engine.run() == [alone(r.prompt_token_ids, 2 + i, r.method) for i, r in enumerate(engine.requests)]
 
 
 def test_after_a_failed_step_arrivals_keep_their_order():

@@ -3,7 +3,7 @@
 import pytest
 
 from minipaged.memory import BlockAllocator, BlockTable
-from minipaged.scheduling import Branch, Request, RequestState
+from minipaged.scheduling import Branch, Request, RequestState, Swap
 from tests.toy import ToyEngine, ToySampling, alone, toy_scheduler
 
 
@@ -105,6 +105,7 @@ def engine_with(state):
         "waiting": {"max_num_seqs": 1},
         "half prefilled": {"budget": 6},
         "preempted": {"num_blocks": 8, "block_size": 2},
+        "swapped": {"num_blocks": 8, "block_size": 2, "num_host_blocks": 8, "preemption": Swap()},
     }.get(state, {})
     engine = ToyEngine(toy_scheduler(**options))
     engine.add(range(5), 8)
@@ -112,7 +113,7 @@ def engine_with(state):
     request = engine.add(range(20, 40) if state == "half prefilled" else range(20, 25), 8)
     if state != "fresh":
         engine.step()
-    while state == "preempted" and not request.num_preemptions:
+    while state in ("preempted", "swapped") and not request.num_preemptions:
         engine.step()
     if state == "finished":
         while not request.is_finished:
@@ -120,7 +121,7 @@ def engine_with(state):
     return engine, request
 
 
-STATES = ["fresh", "waiting", "half prefilled", "running", "preempted", "finished"]
+STATES = ["fresh", "waiting", "half prefilled", "running", "preempted", "swapped", "finished"]
 
 
 @pytest.mark.parametrize("state", STATES)
