@@ -22,7 +22,7 @@ from minipaged.observability.drawing_tree import tree_svg
 
 def pictures() -> dict[str, str]:
     """File name -> SVG."""
-    made = {"logo.svg": logo_svg(), "social-card.svg": card_svg()}
+    made: dict[str, str] = {"logo.svg": logo_svg(), "social-card.svg": card_svg()}
     (both,) = scenes.fig7()
     made["block-table.svg"] = tables_svg(both.view, scenes.text_of, both.caption)
     for name, scene in (("append", scenes.fig6()), ("copy-on-write", scenes.fig8())):
