@@ -92,5 +92,5 @@ def _note(placement: Placement, table: TableView) -> str:
     slots = len(table.blocks) * placement.block_size
     return (
         f"{table.num_tokens} tokens in {len(table.blocks)} blocks of {placement.block_size}, "
-        f"{slots - table.num_tokens} slots empty; the last token was sampled and needs no slot"
+        f"{slots - table.num_tokens} of {slots} slots empty; the last token was sampled and needs no slot"
     )

@@ -14,8 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from minipaged.observability.drawing_svg import Picture, Svg, text_width
-from minipaged.observability.drawing_tables import label
-from minipaged.observability.palette import OWNERS
+from minipaged.observability.drawing_tables import colours, label
 from minipaged.observability.snapshot import PoolView
 
 MARGIN, STEP, ROW, WIDE, HIGH = 18, 88, 42, 56, 30
@@ -75,9 +74,8 @@ def tree_svg(view: PoolView, before: PoolView | None = None, caption: str = "") 
         picture.text(MARGIN, MARGIN + 14, caption, size=15, bold=True)
     top = MARGIN + head
     roots = grow((blocks, ghost) for blocks, ghost, _ in rows)
-    colour = {
-        row: i % len(OWNERS) for i, row in enumerate(r for r, (_, ghost, _) in enumerate(rows) if not ghost)
-    }
+    number = {label(table, view): colours(view)[table.name] for table in tables}
+    colour = {row: number[name] for row, (_, ghost, name) in enumerate(rows) if not ghost}
     for node in roots.values():
         _draw(picture, node, MARGIN, top, colour)
     for row, (_, ghost, name) in enumerate(rows):

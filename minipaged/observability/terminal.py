@@ -86,9 +86,10 @@ class Table:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """A title, then the blocks."""
         table, size = self.table, self.block_size
-        empty = len(table.blocks) * size - table.num_tokens
+        slots = len(table.blocks) * size
+        empty = f"{slots - table.num_tokens} of {slots} slots empty"
         yield Text(
-            f"{self.name}: {table.num_tokens} tokens in {len(table.blocks)} blocks, {empty} slots empty",
+            f"{self.name}: {table.num_tokens} tokens in {len(table.blocks)} blocks, {empty}",
             "bold",
         )
         lines = Grid.grid(padding=(0, 1))

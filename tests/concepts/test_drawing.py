@@ -373,7 +373,7 @@ class TestTerminal:
     def test_a_table_has_a_line_a_block_with_its_words(self):
         """Tokens cut off, or put in the wrong block."""
         shown = self.print(Table("Request 0", table("0", 0, (7, 1), 6), 4, "abcdef".__getitem__))
-        assert "Request 0: 6 tokens in 2 blocks, 2 slots empty" in shown
+        assert "Request 0: 6 tokens in 2 blocks, 2 of 8 slots empty" in shown
         assert re.search(r"0 \u2192 7 4/4 abcd", shown)
         assert re.search(r"1 \u2192 1 2/4 ef", shown)
 
