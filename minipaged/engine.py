@@ -152,7 +152,8 @@ class Engine:
             result = self.executor.execute(plan) if plan.has_work else StepResult([])
             touched = self.scheduler.commit(plan, result)
         except BaseException:
-            self.scheduler.rollback(plan)
+            for request in self.scheduler.rollback(plan):
+                self._forget(request)
             raise
         for request_id, entries in (result.prompt_logprobs or {}).items():
             self._requests[request_id].prompt_logprobs.update(entries)

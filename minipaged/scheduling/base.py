@@ -174,11 +174,14 @@ class Scheduler:
         aborted = [request for request in self._end_aborted() if request not in plan.sampling]
         return plan.sampling + plan.finished + aborted
 
-    def rollback(self, plan: StepPlan) -> None:
+    def rollback(self, plan: StepPlan) -> list[Request]:
         """The step failed: nothing it was to compute, copy or move can be trusted.
 
         What it published is withdrawn, and every request it touched goes back to the queue to be
         recomputed. Requests it did not touch keep their blocks.
+
+        Returns:
+            Requests that ended all the same: aborted meanwhile, or outgrown while planning.
         """
         self._in_flight = None
         self.kv.withdraw_published()
@@ -189,7 +192,7 @@ class Scheduler:
             request.state = RequestState.WAITING
         requeued = sorted((*touched.values(), *self.waiting), key=_arrival)
         self.waiting = deque(requeued)
-        self._end_aborted()
+        return plan.finished + self._end_aborted()
 
     # -- for subclasses -------------------------------------------------------------------------
 

@@ -211,3 +211,23 @@ def test_a_decoding_method_that_fails_leaves_a_step_that_can_be_repeated(model, 
     while llm.engine.has_unfinished:
         llm.engine.step()
     assert [llm.engine.output(r).outputs[0].token_ids for r in requests] == expected[:3]
+
+
+def test_an_id_is_free_again_when_its_request_is_aborted_in_a_step_that_fails(model, prompts):
+    """A request that ended unseen and whose id stays in use for ever."""
+    llm = make_llm(model)
+    engine, execute = llm.engine, llm.engine.executor.execute
+
+    def failing(plan):
+        engine.abort("a")
+        raise RuntimeError("out of luck")
+
+    engine.add_request("a", prompts[0], SamplingParams())
+    engine.executor.execute = failing
+    with pytest.raises(RuntimeError):
+        engine.step()
+    engine.executor.execute = execute
+    engine.check_invariants()
+    assert not engine.has_unfinished
+    engine.add_request("a", prompts[0], SamplingParams(max_tokens=1))
+    engine.step()
