@@ -1,4 +1,4 @@
-"""`minipaged reproduce` and `minipaged simulate`, for the command line to register.
+"""`minipaged reproduce`, `simulate` and `calibrate`, for the command line to register.
 
 They parse, call, print and save; errors are `ValueError`s with one clear line. matplotlib is needed only
 where a figure is asked for.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -21,6 +22,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from minipaged.config import ConfigError, EngineConfig, config_from
+from minipaged.simulation.calibration import calibrate as fit_machine
 from minipaged.simulation.experiments import EXPERIMENTS
 from minipaged.simulation.fleet import find_router, simulate_fleet
 from minipaged.simulation.hardware import CONSTANTS, Constants, Deployment, find_chip, find_model
@@ -131,6 +133,43 @@ def simulate(
     _print(results, {flag: values}, as_json)
     if plot is not None:
         save_figure({"panels": [asdict(panel) for panel in _panels(flag, values, results)]}, plot)
+
+
+def calibrate(
+    options: dict[str, Any],
+    model: Annotated[str | None, typer.Option(help="Model directory; default: the pocket model.")] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads of the model.")] = 1,
+    rounds: Annotated[int, typer.Option(help="Runs of each workload; a step counts with its fastest.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Fit the simulation's time of a step to this machine, and say how well it predicts held-out runs."""
+    if threads < 1 or rounds < 1:
+        raise ValueError(f"threads is {threads}, rounds is {rounds}; give at least 1 of each")
+    import torch
+
+    from minipaged.llm import LLM
+
+    torch.set_num_threads(threads)
+    # CPU time of several threads is not the time that passes.
+    clock = time.process_time if threads == 1 else time.perf_counter
+    result = fit_machine(LLM(model, **options), rounds=rounds, clock=clock)
+    checks = [{**check._asdict(), "error": check.error} for check in result.checks]
+    if as_json:
+        fitted = {**asdict(result.costs), "median_error": result.median_error, "checks": checks}
+        print(json.dumps(fitted, indent=1))
+        return
+    for name, value in asdict(result.costs).items():
+        print(f"{name:14} {1e6 * value:.4g} us")
+    table = Table(title="held-out runs, seconds", title_justify="left")
+    for name in ("workload", "measured", "predicted", "error"):
+        table.add_column(name, justify="left" if name == "workload" else "right")
+    for check in result.checks:
+        mix = check.mix
+        (least_in, most_in), (least_out, most_out) = mix.prompt, mix.output
+        text = f"{mix.requests} requests, {least_in}-{most_in} in, {least_out}-{most_out} out"
+        table.add_row(text, f"{check.measured:.3f}", f"{check.predicted:.3f}", f"{check.error:.1%}")
+    Console().print(table)
+    print(f"median error {result.median_error:.1%}")
 
 
 def _run(

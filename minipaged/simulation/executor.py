@@ -7,10 +7,19 @@ plans and costs; no tensors.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from minipaged.scheduling import Sample, StepPlan, StepResult
-from minipaged.simulation.costs import CostModel
 
 _SAMPLE = Sample([0], [0.0])
+
+
+class StepCosts(Protocol):
+    """A cost model: the roofline of `costs.py`, or a fit to a machine of `calibration.py`."""
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        """Seconds that the step of this plan takes."""
+        ...
 
 
 class SimulatedExecutor:
@@ -20,7 +29,7 @@ class SimulatedExecutor:
         now: seconds since the start of the simulation.
     """
 
-    def __init__(self, costs: CostModel) -> None:
+    def __init__(self, costs: StepCosts) -> None:
         self.costs = costs
         self.now = 0.0
 

@@ -1,0 +1,197 @@
+"""Fit the time of a step to this machine: run real workloads, watch every step, predict others.
+
+    seconds of a step = a + b x sequences + c x tokens + d x tokens attended to      all of them >= 0
+
+The roofline of `costs.py` knows a chip from its data sheet; this knows a machine from watching it. A fit is
+worth what it predicts: `calibrate` reports the error on workloads that it was not fitted to, simulated from
+start to end. Needs a model while it measures; the fit itself needs nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from minipaged.parts import build_scheduler
+from minipaged.scheduling import StepPlan
+from minipaged.simulation.executor import SimulatedExecutor
+from minipaged.simulation.run import Simulation, simulate
+from minipaged.simulation.workloads import Arrival, Lengths
+
+if TYPE_CHECKING:
+    from minipaged.llm import LLM
+
+Clock = Callable[[], float]
+Step = tuple[tuple[float, ...], float]
+"""Features of a step's plan, and the seconds it took."""
+
+
+class Mix(NamedTuple):
+    """A workload to measure: requests at once, and the ranges of their lengths."""
+
+    requests: int
+    prompt: tuple[int, int]
+    output: tuple[int, int]
+
+
+FITTED = (
+    Mix(1, (8, 9), (150, 151)),
+    Mix(4, (200, 600), (40, 80)),
+    Mix(32, (8, 64), (32, 64)),
+    Mix(16, (100, 400), (8, 24)),
+)
+HELD_OUT = (
+    Mix(2, (50, 100), (80, 120)),
+    Mix(8, (300, 500), (30, 60)),
+    Mix(24, (16, 200), (16, 100)),
+    Mix(12, (20, 40), (60, 90)),
+    Mix(40, (30, 60), (10, 30)),
+)
+
+
+@dataclass(frozen=True)
+class FittedCosts:
+    """A cost model in the place of `CostModel`; seconds each.
+
+    Attributes:
+        per_step: whatever a step contains.
+        per_sequence: for each sequence in it.
+        per_token: for each token computed.
+        per_attended: for each pair of a token and one it attends to.
+    """
+
+    per_step: float
+    per_sequence: float
+    per_token: float
+    per_attended: float
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        """Seconds of the step of this plan."""
+        return sum(map(float.__mul__, asdict(self).values(), _features(plan)))
+
+
+def _features(plan: StepPlan) -> tuple[float, float, float, float]:
+    pairs = sum(n * (start + (n + 1) / 2) for _, start, n, _ in plan.chunks)
+    return 1.0, float(len(plan.chunks)), float(plan.num_tokens), float(pairs)
+
+
+def fit(steps: Sequence[Step]) -> FittedCosts:
+    """Least squares of relative errors, no coefficient below 0.
+
+    Args:
+        steps: (features, seconds) of each; steps much slower than others like them are left out, because
+            something else had the machine.
+    """
+    features = np.array([f for f, _ in steps])
+    seconds = np.array([s for _, s in steps])
+    keep = np.ones(len(seconds), bool)
+    for _ in range(3):
+        answer = _nonnegative(features[keep] / seconds[keep, None], np.ones(int(keep.sum())))
+        keep = seconds < 2 * (features @ answer)
+    return FittedCosts(*map(float, answer))
+
+
+def _nonnegative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Least squares over the columns that come out positive: the most negative one leaves, and again."""
+    columns = list(range(a.shape[1]))
+    while True:
+        solution = np.linalg.lstsq(a[:, columns], b, rcond=None)[0]
+        if solution.min() >= 0:
+            answer = np.zeros(a.shape[1])
+            answer[columns] = solution
+            return answer
+        del columns[int(solution.argmin())]
+
+
+class Check(NamedTuple):
+    """A held-out workload: seconds measured and predicted."""
+
+    mix: Mix
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Relative."""
+        return abs(self.predicted / self.measured - 1)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A fit and how well it predicts what it was not fitted to."""
+
+    costs: FittedCosts
+    checks: list[Check]
+
+    @property
+    def median_error(self) -> float:
+        """Of the held-out workloads, relative."""
+        return float(np.median([check.error for check in self.checks]))
+
+
+def calibrate(llm: LLM, seed: int = 0, rounds: int = 3, clock: Clock = time.process_time) -> Calibration:
+    """Measure, fit, predict.
+
+    Args:
+        llm: the model, its prefix cache off or on: no prompt of a run repeats.
+        seed: of the workloads.
+        rounds: runs of each workload, taken in turn; a step counts with its fastest.
+        clock: CPU time by default, which other work on the machine disturbs least (use one thread).
+    """
+    rng = random.Random(seed)
+    workloads = [_draw(mix, rng) for mix in (*FITTED, *HELD_OUT)]
+    runs = [[_measure(llm, lengths, seed, clock) for lengths in workloads] for _ in range(rounds)]
+    # Greedy runs of one workload take the same steps: what differs between them is the machine.
+    fastest = [[min(same, key=itemgetter(1)) for same in zip(*repeated)] for repeated in zip(*runs)]
+    costs = fit([step for steps in fastest[: len(FITTED)] for step in steps])
+    checks = [
+        Check(mix, sum(seconds for _, seconds in steps), predict(llm, lengths, costs))
+        for mix, lengths, steps in zip(HELD_OUT, workloads[len(FITTED) :], fastest[len(FITTED) :])
+    ]
+    return Calibration(costs, checks)
+
+
+def _draw(mix: Mix, rng: random.Random) -> list[Lengths]:
+    return [Lengths(rng.randrange(*mix.prompt), rng.randrange(*mix.output)) for _ in range(mix.requests)]
+
+
+def _measure(llm: LLM, lengths: Sequence[Lengths], seed: int, clock: Clock) -> list[Step]:
+    """The steps of a run but the first, whose beginning cannot be seen."""
+    from minipaged.bench import WorkloadItem, run_workload
+
+    rng = random.Random(seed)
+    vocabulary = range(llm.engine.executor.vocab_size)
+    items = [
+        WorkloadItem(prompt_token_ids=rng.choices(vocabulary, k=x.prompt), max_tokens=x.output)
+        for x in lengths
+    ]
+    seen: list[Step] = []
+
+    def observe(plan: StepPlan, result: Any, engine: Any) -> None:
+        seen.append((_features(plan), clock()))
+
+    llm.engine.observers.append(observe)
+    try:
+        run_workload(llm, items)
+    finally:
+        llm.engine.observers.remove(observe)
+    measured = seen[len(seen) - llm.engine.metrics.steps :]  # without the warm-up
+    return [(features, after - before) for (_, before), (features, after) in pairwise(measured)]
+
+
+def predict(llm: LLM, lengths: Sequence[Lengths], costs: FittedCosts) -> float:
+    """Seconds from the end of the first step to the end, by simulation under the LLM's own settings."""
+    scheduler = build_scheduler(llm.config, llm.engine.executor)
+    simulation = Simulation(scheduler, SimulatedExecutor(costs))
+    for number, pair in enumerate(lengths):
+        simulation.add(Arrival(number, 0.0, pair))
+    simulation.step()
+    first = simulation.executor.now
+    return simulate(simulation, ()).seconds - first
