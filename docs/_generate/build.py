@@ -40,7 +40,6 @@ def main() -> None:
         "specification.md": pages.specification(report),
         "guides/messages.md": pages.messages(),
         "benchmarks.md": pages.benchmarks(),
-        "paper.md": pages.paper(),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
         **pages.lessons(),
     }
@@ -49,7 +48,7 @@ def main() -> None:
     write(FRAGMENTS / "commands.md", pages.commands())
     write(DOCS / "stylesheets/palette.css", pages.palette_css())
     for page in sorted(DOCS.glob("**/*.md")):
-        for name in re.findall(r'--8<-- "((?:spec|code|drawing|moving)/[^"]+)"', page.read_text()):
+        for name in re.findall(r'--8<-- "((?:spec|code|claims|drawing|moving)/[^"]+)"', page.read_text()):
             write(FRAGMENTS / name, fragment(name, report))
 
 
@@ -58,12 +57,15 @@ def fragment(name: str, report: pages.Report) -> str:
 
     spec/test_allocator.md                                          the facts of a test file
     code/minipaged/memory/block_table.py/BlockTable.append.py       a piece of source
+    claims/fig02.md                                                 an experiment: published, measured
     drawing/kernels/triton/decode.py.md                             the docstring of a module
     moving/fig8.html                                                a figure of the paper, step by step
     """
     kind, _, rest = name.partition("/")
     if kind == "spec":
         return pages.facts(rest.removesuffix(".md"), report)
+    if kind == "claims":
+        return pages.claims(rest.removesuffix(".md"))
     if kind == "drawing":
         return docstring_as_markdown(rest.removesuffix(".md"))
     if kind == "moving":

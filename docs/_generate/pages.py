@@ -15,6 +15,7 @@ from reading import ROOT, Fact, Outcome, read_facts, read_messages
 
 from minipaged.config import EngineConfig
 from minipaged.observability import palette
+from minipaged.simulation.reproduce import number_text, published_text
 
 Report = dict[tuple[str, str], Outcome] | None
 
@@ -254,16 +255,35 @@ def messages() -> str:
     return "\n".join(lines) + "\n"
 
 
-def paper() -> str:
-    """The paper's figures beside ours; from `docs/reproduce/`, which `minipaged reproduce` writes."""
-    folder = ROOT / "docs/reproduce"
-    lines = [front_matter(source="docs/reproduce"), "# The paper, reproduced\n"]
-    index = folder / "index.md"
-    if index.exists():
-        body = re.sub(r"\A---.*?---\n", "", index.read_text(), flags=re.DOTALL)
-        body = re.sub(r"\A\s*# .*\n", "", body)
-        return lines[0] + lines[1] + rewrite_links(body, folder, Path())
-    return "\n".join([*lines, "No run of `minipaged reproduce --all` is recorded in this repository yet.\n"])
+def claims(experiment: str) -> str:
+    """One experiment of `docs/reproduce/results.json`: its picture, its claims beside the measured numbers.
+
+    For pages one folder below docs/.
+    """
+    results = ROOT / "docs/reproduce/results.json"
+    found = [
+        result
+        for result in (json.loads(results.read_text()) if results.exists() else [])
+        if result["experiment"] == experiment
+    ]
+    if not found:
+        return f"No run of `minipaged reproduce {experiment}` is recorded here yet.\n"
+    result = found[0]
+    lines = [
+        f"![{result['title']}](../reproduce/{experiment}.svg)\n",
+        "| claim | source | published | measured here |",
+        "|---|---|---|---|",
+    ]
+    for claim in result["claims"]:
+        measured = f"{number_text(claim['measured'])} {claim['unit']}".strip()
+        published = published_text(claim["paper"])
+        lines.append(f"| {claim['claim']} | {claim['source']} | {published} | {measured} |")
+    anchor = re.sub(r"[^a-z0-9]+", "-", result["title"].lower()).strip("-")
+    lines.append(
+        f"\n`minipaged reproduce {experiment}`, on a simulated clock. What that means, and what differs: "
+        f"[{result['title']}](../reproduce/index.md#{anchor}).\n"
+    )
+    return "\n".join(lines)
 
 
 def benchmarks() -> str:

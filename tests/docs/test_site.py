@@ -1,0 +1,170 @@
+"""The site and the repository's own pages: links, anchors, versions, messages, generated pages."""
+
+import re
+import sys
+import tomllib
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+import minipaged
+from tests.docs.site import ROOT, build_once
+
+sys.path.insert(0, str(ROOT / "docs/_generate"))
+
+import pages
+from reading import docstring_as_markdown, piece_of_source, read_facts, read_messages
+
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "docs/architecture.md",
+    *sorted(ROOT.glob("tutorials/*/lesson.md")),
+    *sorted(ROOT.glob("minipaged/**/*.md")),
+]
+LINK = re.compile(r"(?<!`)\[[^\]]*\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_in_the_repository_leads_to_a_file(page):
+    """Catches a file that was renamed under the table that names it."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    targets = [target for target in LINK.findall(text) if not re.match(r"[a-z]+:", target)]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_version_is_the_same_everywhere():
+    """Catches a release whose package, citation and changelog disagree."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert minipaged.__version__ == version
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {version} " in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_what_troubleshooting_explains_is_what_the_code_says():
+    """Catches a message that was reworded: nobody would find its explanation any more."""
+    page = (ROOT / "docs/guides/troubleshooting.md").read_text()
+    explained = re.findall(r"^### `(.*)`$", page, re.MULTILINE)
+    said = [message.text for message in read_messages()]
+    assert len(explained) > 15
+    assert [text for text in explained if not any(whole.startswith(text) for whole in said)] == []
+
+
+def test_the_configuration_page_explains_every_setting():
+    """Catches a generator that leaves out fields without a default."""
+    page = pages.configuration()
+    for name, option in minipaged.EngineConfig.__dataclass_fields__.items():
+        assert f"## `{name}` {{ #{name} }}\n\n{option.metadata['help']}" in page
+
+
+def test_the_specification_names_every_test_of_the_concepts():
+    """Catches a parser that misses tests in classes or after a heading."""
+    page = pages.specification(None)
+    for file in ROOT.glob("tests/concepts/test_*.py"):
+        names = re.findall(r"def test_(\w+)\(", file.read_text())
+        assert [fact.name for fact in read_facts(file)] == [f"test_{name}" for name in names]
+        assert all(f"**{fact.statement}.**" in page for fact in read_facts(file))
+
+
+def test_a_piece_of_source_is_the_whole_method_without_its_indentation():
+    """Catches a cut that loses the decorator or the last line."""
+    piece = piece_of_source("minipaged/memory/block_table.py", "BlockTable.capacity")
+    assert piece.startswith("@property\ndef capacity(self) -> int:\n")
+    assert piece.endswith("    return len(self.blocks) * self.block_size\n")
+
+
+def test_a_docstring_becomes_text_and_its_drawing_code():
+    """Catches drawings that are folded into paragraphs."""
+    text = docstring_as_markdown("minipaged/memory/allocator.py")
+    assert text.startswith("Who holds which KV block")
+    assert "```text\n    allocate " in text
+
+
+def test_links_of_a_lesson_lead_to_the_pages_of_the_site(monkeypatch):
+    """Catches links that work in the repository and break on the site."""
+    monkeypatch.delenv("MINIPAGED_REPO_URL", raising=False)
+    lesson = "[a](../02_allocator/lesson.md#x) [b](../../minipaged/memory/allocator.py) [c](exercise.py)"
+    source = ROOT / "tutorials/01_block_table"
+    assert pages.rewrite_links(lesson, source, Path("learn")) == (
+        "[a](02_allocator.md#x) [b](../concepts/allocator.md) c"
+    )
+    monkeypatch.setenv("MINIPAGED_REPO_URL", "https://example.org/m")
+    assert pages.rewrite_links("[c](exercise.py)", source, Path("learn")) == (
+        "[c](https://example.org/m/blob/main/tutorials/01_block_table/exercise.py)"
+    )
+
+
+# -- the built site ---------------------------------------------------------------------------------
+
+
+class Links(HTMLParser):
+    """The addresses and the ids of a page."""
+
+    def __init__(self, page: Path):
+        super().__init__()
+        self.links: list[str] = []
+        self.resources: list[str] = []
+        self.ids: set[str] = set()
+        self.images_without_text: list[str] = []
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        if "id" in given:
+            self.ids.add(given["id"])
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        if tag in ("script", "img", "iframe", "source") and given.get("src"):
+            self.resources.append(given["src"])
+        if tag == "link" and given.get("rel") in ("stylesheet", "icon", "preload", "preconnect"):
+            self.resources.append(given["href"])
+        if tag == "img" and "alt" not in given:
+            self.images_without_text.append(given.get("src", ""))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built strictly: a warning of mkdocs fails every test that needs it."""
+    return build_once(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def parsed(site):
+    """Page -> its links and ids."""
+    return {page: Links(page) for page in site.glob("**/*.html")}
+
+
+@pytest.mark.slow
+def test_every_link_and_anchor_of_the_site_has_a_target(site, parsed):
+    """Catches what mkdocs does not check: links in included code pages, in HTML, and in the theme."""
+    broken = []
+    for page, found in parsed.items():
+        for link in found.links + found.resources:
+            address, anchor = urldefrag(unquote(link))
+            if re.match(r"[a-z]+:", address) or page.name == "404.html":
+                continue
+            target = (page.parent / address).resolve() if address else page
+            target = target / "index.html" if target.is_dir() else target
+            if not target.exists():
+                broken.append(f"{page.relative_to(site)}: {link}")
+            elif anchor and target in parsed and anchor not in parsed[target].ids | {"__consent"}:
+                broken.append(f"{page.relative_to(site)}: {link} (no such anchor)")
+    assert broken == []
+
+
+@pytest.mark.slow
+def test_no_page_loads_anything_from_elsewhere(site, parsed):
+    """Catches a font, a script or a picture that tells a stranger who reads here."""
+    loaded = [resource for found in parsed.values() for resource in found.resources]
+    assert [resource for resource in loaded if re.match(r"([a-z]+:)?//", resource)] == []
+    styles = "".join(style.read_text() for style in site.glob("**/*.css"))
+    assert re.findall(r"url\(\s*[\"']?(?:https?:)?//", styles) == []
+
+
+@pytest.mark.slow
+def test_every_picture_says_what_it_shows(parsed):
+    """Catches pictures that readers who cannot see them are not told of."""
+    assert [image for found in parsed.values() for image in found.images_without_text] == []

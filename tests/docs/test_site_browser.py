@@ -1,0 +1,98 @@
+"""The built site in a browser: every page, wide and narrow, light and dark."""
+
+import pytest
+
+from tests.docs.browser import Browser, find_chromium
+from tests.docs.site import build_once, served
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """Where the site is served."""
+    if find_chromium() is None:
+        pytest.skip("chromium is not installed; on Debian: apt-get install chromium")
+    site = build_once(tmp_path_factory)
+    with served(site) as address:
+        yield address, sorted(str(page.parent.relative_to(site)) for page in site.glob("**/index.html"))
+
+
+@pytest.fixture(scope="module")
+def browser(address):
+    with Browser(find_chromium()) as browser:
+        yield browser
+
+
+def test_the_browser_notices_what_goes_wrong(browser, tmp_path):
+    """Catches a harness that finds every page perfect."""
+    bad = '<script>console.error("bad")</script><img src="gone.png"><p style="width:900px">wide</p>'
+    (tmp_path / "index.html").write_text(bad)
+    with served(tmp_path) as address:
+        page = browser.open(address, 400, dark=False)
+        page.wait_for("document.images[0].complete")
+        assert any("bad" in problem for problem in page.problems)
+        assert any("404" in problem for problem in page.problems)
+        assert page.value("document.documentElement.scrollWidth") > 400
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_page_fits_and_asks_nobody_else(address, browser, dark):
+    """Catches sideways scrolling on a phone, errors of scripts, and requests that leave the machine."""
+    home, pages = address
+    assert len(pages) > 30
+    complaints = {}
+    for name in pages:
+        page = browser.open(f"{home}{name}/", 1280, dark)
+        scheme = page.value("document.body.getAttribute('data-md-color-scheme')")
+        found = [*page.problems, *(u for u in page.requests if not u.startswith((home, "data:", "blob:")))]
+        if page.value("document.querySelectorAll('h1').length") != 1:
+            found.append("not one heading of the first rank")
+        if scheme != ("slate" if dark else "default"):
+            found.append(f"colours are {scheme}")
+        for width in (1280, 400):
+            page.resize(width)
+            wide = page.value("document.documentElement.scrollWidth")
+            if wide > width:
+                found.append(f"{wide} pixels wide in a window of {width}")
+        page.close()
+        if found:
+            complaints[name] = found
+    assert complaints == {}
+
+
+def test_the_moving_picture_is_stepped_through_with_buttons_and_keys(address, browser):
+    """Catches a picture that moves where stillness is preferred, or that only a mouse can move."""
+    page = browser.open(address[0], 1280, dark=False)
+    caption = "document.querySelector('.frame:not([hidden]) figcaption strong').textContent"
+    assert page.value("document.querySelectorAll('.frame:not([hidden])').length") == 1
+    assert page.value(caption) == "2 of 5: The prompt"
+    assert page.value("[...document.querySelectorAll('.frames-bar button')].map(b => b.textContent)") == [
+        "Back",
+        "Play",
+        "Next",
+    ]
+    page.value("document.querySelectorAll('.frames-bar button')[2].click()")
+    assert page.value(caption) == "3 of 5: The first generated token"
+    page.value(
+        "document.querySelectorAll('.frames-bar button')[2].dispatchEvent("
+        "new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true}))"
+    )
+    assert page.value(caption) == "4 of 5: The second generated token"
+    page.value("document.querySelectorAll('.frames-bar button')[0].click()")
+    assert page.value(caption) == "3 of 5: The first generated token"
+
+
+def test_the_search_finds_the_allocator(address, browser):
+    """Catches an index that was not built, or a search that needs a network."""
+    page = browser.open(address[0], 1280, dark=False)
+    page.value("document.querySelector('.md-search__input').focus()")
+    page.value(
+        "(() => { const field = document.querySelector('.md-search__input'); field.value = 'allocator';"
+        "field.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true}));"
+        "field.dispatchEvent(new InputEvent('input', {bubbles: true})); })()"
+    )
+    page.wait_for("document.querySelectorAll('.md-search-result__link').length > 0")
+    links = page.value("[...document.querySelectorAll('.md-search-result__link')].map(a => a.href)")
+    assert any("concepts/allocator" in link for link in links)
+    assert page.problems == []
