@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minipaged.observability.delta import ChunkLine
+from minipaged.observability.drawing_names import colour_of
 from minipaged.observability.drawing_svg import Picture, Svg, text_width
-from minipaged.observability.drawing_tables import colour_of
 
 MARGIN, BAR, WIDTH = 18, 34, 720
 

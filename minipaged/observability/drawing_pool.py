@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from minipaged.observability.drawing_names import colours, fill, label
 from minipaged.observability.drawing_svg import Picture, Svg, text_width
-from minipaged.observability.drawing_tables import colours, describe, fill, label
+from minipaged.observability.drawing_tables import describe
 from minipaged.observability.snapshot import BlockView, PoolView, idle_blocks
 
 MARGIN, TILE, HEIGHT, GAP = 18, 50, 46, 6

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from minipaged.observability.drawing_names import colours, label
 from minipaged.observability.drawing_svg import Picture, Svg, text_width
-from minipaged.observability.drawing_tables import colours, label
 from minipaged.observability.snapshot import PoolView
 
 MARGIN, STEP, ROW, WIDE, HIGH = 18, 88, 42, 56, 30

@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as Grid
 from rich.text import Text
 
-from minipaged.observability.drawing_tables import colours, label
+from minipaged.observability.drawing_names import colours, label
 from minipaged.observability.highlights import Highlights, TextOf
 from minipaged.observability.palette import OWNERS
 from minipaged.observability.snapshot import BlockView, PoolView, TableView

@@ -16,11 +16,12 @@ from rich.console import Console
 
 from minipaged.memory import BlockAllocator, BlockTable
 from minipaged.observability import drawing, drawing_runs, drawing_scenes
+from minipaged.observability.drawing_names import colours, holders, label
 from minipaged.observability.drawing_output import output_html
 from minipaged.observability.drawing_plan import Share, plan_svg, shares
 from minipaged.observability.drawing_pool import pool_svg
 from minipaged.observability.drawing_svg import SLOT_TEXT, fit
-from minipaged.observability.drawing_tables import colours, holders, label, tables_svg
+from minipaged.observability.drawing_tables import tables_svg
 from minipaged.observability.drawing_tree import tree_svg
 from minipaged.observability.highlights import Placement
 from minipaged.observability.palette import DARK, LIGHT, OWNERS, contrast, css
