@@ -23,6 +23,7 @@ from rich.table import Table
 
 from minipaged import learn
 from minipaged.config import EngineConfig
+from minipaged.simulation import commands
 
 app = typer.Typer(
     name="minipaged",
@@ -33,7 +34,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.add_typer(learn.app, name="learn")
 
 DEFAULT_PROMPT = "Once upon a time"
 
@@ -248,6 +248,12 @@ def bench(
         for part, seconds in sorted(parts.seconds.items(), key=lambda item: -item[1]):
             table.add_row(part, f"{seconds:.3f}", f"{seconds / sum(parts.seconds.values()):.1%}")
         Console().print(table)
+
+
+app.command()(commands.reproduce)
+app.command()(with_engine_options(commands.simulate))
+app.command()(commands.calibrate)
+app.add_typer(learn.app, name="learn")
 
 
 def _load(model: str | None, options: dict[str, Any], use: list[str] | None) -> Any:
