@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from minipaged.config import EngineConfig
 from minipaged.contracts import CONCEPTS
+from minipaged.contracts.scheduling import make_preemption
 from minipaged.decoding.beam_search import BeamSearch
 from minipaged.decoding.methods import SamplingMethod
 from minipaged.decoding.params import BeamSearchParams, SamplingParams
@@ -65,7 +66,7 @@ class Parts:
     page_growth: Callable[[], PageGrowth] | None = None
     prefill_first: Callable[[], BatchPolicy] = PrefillFirst
     chunked_prefill: Callable[[], BatchPolicy] = ChunkedPrefill
-    preemption: Callable[[], PreemptionPolicy] | None = None
+    preemption: Callable[..., PreemptionPolicy] | None = None
     scheduler: Callable[..., FCFSScheduler] = FCFSScheduler
     parallel_sampling: Callable[[SamplingParams, StopChecker], SamplingMethod] = SamplingMethod
     beam_search: Callable[[BeamSearchParams, StopChecker], BeamSearch] = BeamSearch
@@ -184,7 +185,9 @@ def build_scheduler(config: EngineConfig, limits: ModelLimits, parts: Parts | No
     return parts.scheduler(
         kv,
         (parts.chunked_prefill if config.enable_chunked_prefill else parts.prefill_first)(),
-        parts.preemption() if parts.preemption else _preemption(config, limits),
+        make_preemption(parts.preemption, limits.preemption_costs)
+        if parts.preemption
+        else _preemption(config, limits),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=limits.max_model_len,

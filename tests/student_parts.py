@@ -44,17 +44,22 @@ def replaced_by(part: Any, originals: tuple[str, ...]) -> Any:
     return (named + derived + own)[0]
 
 
-def put(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[dict[str, Any], str, Any]]:
-    """Replace every module-level name that stands for an original; returns what was there."""
-    before: list[tuple[dict[str, Any], str, Any]] = []
+def put(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[dict[Any, Any], Any, Any]]:
+    """Replace every module-level name or table entry that stands for an original; returns what was there."""
+    before: list[tuple[dict[Any, Any], Any, Any]] = []
     modules = [m for n, m in list(sys.modules.items()) if n.partition(".")[0] in ("minipaged", "tests")]
     by_id = {id(original): part for original, part in pairs}
-    for module in modules:
-        for attribute, value in list(vars(module).items()):
+    for names in [*map(vars, modules), *(v for m in modules for v in _tables(m))]:
+        for key, value in list(names.items()):
             if id(value) in by_id:
-                before.append((vars(module), attribute, value))
-                vars(module)[attribute] = by_id[id(value)]
+                before.append((names, key, value))
+                names[key] = by_id[id(value)]
     return before
+
+
+def _tables(module: Any) -> list[dict[Any, Any]]:
+    """Tables of classes at the top of a module, like `MODES = {"swap": Swap}`."""
+    return [value for value in vars(module).values() if type(value) is dict]
 
 
 @contextmanager

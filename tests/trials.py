@@ -10,7 +10,8 @@ again. A test that has parameters stands for all of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class TrialRunner:
             except (ValueError, NotImplementedError) as error:
                 results[trial["name"]] = dict.fromkeys(trial["tests"], str(error))
                 continue
-            with installed(pairs):
+            with installed(pairs), parameters_of(session.items, pairs):
                 results[trial["name"]] = {name: self._run(session.items, name) for name in trial["tests"]}
         self.destination.write_text(json.dumps(results))
         return True
@@ -63,6 +64,31 @@ class TrialRunner:
             self._failure = " ".join(text.split())[:300] or "failed"
         if report.skipped and not self._failure:
             self._failure = f"skipped: {report.longrepr}"
+
+
+@contextmanager
+def parameters_of(items: Iterable[pytest.Item], pairs: list[tuple[Any, Any]]) -> Iterator[None]:
+    """The parameters of the tests, made when the files were imported, are of the parts, too."""
+    before = []
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        for name, value in list(parameters.items()):
+            for original, part in pairs:
+                if value is original or type(value) is original:
+                    before.append((parameters, name, value))
+                    parameters[name] = part if value is original else remade(value, part)
+    try:
+        yield
+    finally:
+        for parameters, name, value in before:
+            parameters[name] = value
+
+
+def remade(value: Any, part: type) -> Any:
+    """An object of the part with the attributes of `value`."""
+    made = part.__new__(part)
+    vars(made).update(vars(value))
+    return made
 
 
 def matching(items: Iterable[pytest.Item], name: str) -> list[pytest.Item]:

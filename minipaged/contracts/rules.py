@@ -108,9 +108,10 @@ def check_arguments(concept: str, text: str, function: Callable[..., Any], wante
     keywords = {a: None for a, p in wanted.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
     needed = [a for a in given if wanted[a].default is inspect.Parameter.empty]
     signature = inspect.signature(function)
+    required = {a: None for a in keywords if wanted[a].default is inspect.Parameter.empty}
     try:
         signature.bind(*given, **keywords)
-        signature.bind(*needed)
+        signature.bind(*needed, **required)
     except TypeError as error:
         raise ContractError(
             f"{concept}: {text} is what the contract calls, but it is declared with {signature} ({error})"

@@ -5,12 +5,13 @@ Policies are checked answer by answer, a scheduler by the plans it makes.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from minipaged.contracts.rules import Rules, short
 from minipaged.memory import KVManager
-from minipaged.scheduling import Decision, FCFSScheduler, Request, StepPlan, StepResult
+from minipaged.scheduling import Decision, FCFSScheduler, PreemptionCosts, Request, StepPlan, StepResult
 from minipaged.scheduling import RequestTooLongError as TooLong
 
 
@@ -63,7 +64,7 @@ class Batch(Protocol):
 
 
 class Preemption(Protocol):
-    """Who gives way and how it comes back, made by `cls()`.
+    """Who gives way and how it comes back, made by `cls()`, or by `cls(costs)` with `PreemptionCosts`.
 
     1. The victim is one of the candidates.
     2. The mode is "recompute" or "swap", with a reason; "swap" only if `kv.can_swap_out(victim.sequences)`.
@@ -235,9 +236,14 @@ def watch_scheduler(part: type[FCFSScheduler]) -> Callable[..., FCFSScheduler]:
     return Watched
 
 
-def watch_preemption(part: Callable[[], Any]) -> Callable[[], WatchedPreemption]:
+def watch_preemption(part: Callable[..., Any]) -> Callable[[PreemptionCosts], WatchedPreemption]:
     """A maker of watched preemption policies."""
-    return lambda: WatchedPreemption(part)
+    return lambda costs: WatchedPreemption(lambda: make_preemption(part, costs))
+
+
+def make_preemption(part: Callable[..., Any], costs: PreemptionCosts) -> Any:
+    """A policy; the costs are for one that asks for them."""
+    return part(costs) if inspect.signature(part).parameters else part()
 
 
 def watch_batch(concept: str) -> Callable[[Callable[[], Any]], Callable[[], WatchedBatch]]:

@@ -18,16 +18,20 @@ from minipaged.memory import (
     SwapSpace,
 )
 from minipaged.scheduling import (
+    Auto,
     Branch,
     ChunkedPrefill,
     Decision,
     FCFSScheduler,
+    PreemptionCosts,
     PrefillFirst,
     Recompute,
     Sample,
     Swap,
 )
 from tests.toy import ToyBeams, ToyEngine, ToySampling, alone, tokens
+
+COSTS = PreemptionCosts(1.0, 1.0, 1.0)
 
 
 def watched(concept, part):
@@ -58,7 +62,7 @@ def watched_engine(rng):
     scheduler = watched("scheduler", subclass(FCFSScheduler))(
         kv,
         watched(concept, subclass(policy))(),
-        watched("preemption", subclass(rng.choice([Recompute, Swap])))(),
+        watched("preemption", subclass(rng.choice([Recompute, Swap, Auto])))(COSTS),
         max_num_seqs=rng.randint(4, 12),
         max_num_batched_tokens=rng.randint(4, 30),
         max_model_len=1000,
@@ -337,7 +341,7 @@ def toy_with(scheduler=FCFSScheduler, policy=ChunkedPrefill, preemption=Recomput
         watched("scheduler", subclass(scheduler))(
             kv,
             watched("chunked_prefill", subclass(policy))(),
-            watched("preemption", subclass(preemption))(),
+            watched("preemption", subclass(preemption))(COSTS),
             max_num_seqs=4,
             max_num_batched_tokens=8,
             max_model_len=100,
