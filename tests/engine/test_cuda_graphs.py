@@ -10,6 +10,7 @@ import logging
 import os
 import random
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -38,6 +39,13 @@ CPU = torch.device("cpu")
 on_gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device"),
+]
+in_interpreter = [
+    pytest.mark.interpreter,
+    pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None,
+        reason="needs the package triton and a run of its own with TRITON_INTERPRET=1",
+    ),
 ]
 
 
@@ -188,7 +196,7 @@ class TestStaticTensors:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "llama4", "gpt2"])
-@pytest.mark.parametrize("backend", ["torch", "cpp"])
+@pytest.mark.parametrize("backend", ["torch", "cpp", pytest.param("triton", marks=in_interpreter)])
 def test_padding_changes_neither_logits_nor_pools(name: str, backend: str) -> None:
     """A padding row that is written, or whose NaN reaches another row; 5 decodes are padded to 8.
 
@@ -359,16 +367,12 @@ def test_greedy_sampling_reads_the_device_once(monkeypatch) -> None:
     assert [sample.logprobs[0] for sample in samples] == pytest.approx(best, abs=1e-6)
 
 
-@pytest.mark.interpreter
-@pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="needs a run of its own with TRITON_INTERPRET=1"
-)
-def test_triton_kernels_read_no_host_value_of_a_later_step(model) -> None:
+@pytest.mark.parametrize("backend", [pytest.param("triton", marks=in_interpreter)])
+def test_kernels_read_no_host_value_of_a_later_step(model, backend) -> None:
     """A length or a number of splits taken from the host would stay that of the recorded step."""
-    pytest.importorskip("triton", reason="needs the package triton")
     prompts = [random_tokens(length, model.config.vocab_size, seed=length) for length in (5, 30, 2)]
     greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-    options = {"attention_backend": "triton", "block_size": 8, "num_blocks": 24}
+    options = {"attention_backend": backend, "block_size": 8, "num_blocks": 24}
     llm = make_llm(model, **options)
     steps = pad_decodes(llm, keep)
     assert_same(
