@@ -1,0 +1,124 @@
+"""The page's table from the JSON files of `python -m tests.benchmarks.peers`.
+
+    python -m tests.benchmarks.peers.report FILE.json [FILE.json ...] -o PAGE.md
+
+Where several files hold the same row, the last one counts. Rows that miss their goal and ratios below 1 are
+named in words as well: a table invites the eye to skip them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.peers.contest import OURS
+from tests.benchmarks.peers.rows import ROWS
+
+NAMES = {
+    OURS: OURS,
+    "vllm": "vLLM",
+    "padded": "transformers, padded `generate`",
+    "continuous": "transformers, continuous batching",
+}
+
+
+def page(results: list[dict[str, Any]]) -> str:
+    """Markdown: how it was measured, the table, what is behind."""
+    order = {row.name: number for number, row in enumerate(ROWS)}
+    found = {row["row"]: row | {"run": run} for run in results for row in run["rows"]}
+    rows = sorted(found.values(), key=lambda row: order.get(row["row"], len(order)))
+    lines = [
+        "# Against vLLM and transformers",
+        "",
+        "Random Llamas, the same requests all there at the start, each engine in a process of its own that is",
+        "warm, the engines in turn (A B C A B C). Seconds: median over the rounds, CPU seconds at one thread,",
+        "wall seconds at two. Tokens/s: output tokens by these seconds. Ratio: the engine's time by",
+        "minipaged's in the same round (min / **median** / max), so that more than 1 means minipaged is",
+        "faster. KV slots: tokens that fit in the blocks held at the peak; for a padded batch, its rectangle.",
+        "Tokens equal: of the first completion of each request; float32 and greedy must all be.",
+        "",
+        *_runs(results),
+        "",
+        "| workload | engine | seconds | tokens/s | ratio | goal | ITL p99, ms | KV slots | tokens equal |",
+        "|---|---|---:|---:|---|---:|---:|---:|---|",
+    ]
+    for row in rows:
+        lines += [_line(row, engine) for engine in row["engines"]]
+    return "\n".join([*lines, "", *_behind(rows), ""])
+
+
+def _runs(results: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for run in results:
+        versions: dict[str, str] = {}
+        for row in run["rows"]:
+            for engine, figures in row["engines"].items():
+                own = figures["versions"]
+                versions |= {name: number for name, number in own.items() if name != "torch"}
+                versions[f"torch ({NAMES[engine]})"] = own["torch"]
+        torches = {number for name, number in versions.items() if name.startswith("torch")}
+        if len(torches) == 1:
+            versions = {name: number for name, number in versions.items() if not name.startswith("torch")}
+            versions["torch"] = torches.pop()
+        shown = ", ".join(f"{name} {number}" for name, number in versions.items())
+        lines.append(f"- {run['date']}, {run['machine']}; {shown}: `{run['command']}`")
+    return lines
+
+
+def _line(row: dict[str, Any], engine: str) -> str:
+    figures = row["engines"][engine]
+    seconds = figures[row["figure"]]["median"]
+    where = f"{row['title']}, {row['dtype']}, {row['threads']} thread{'s' * (row['threads'] > 1)}"
+    peer = row["peers"].get(engine, {})
+    ratio = peer.get("ratio")
+    cells = [
+        where if engine == OURS else "",
+        NAMES[engine],
+        f"{seconds:.3g} {'CPU' if row['figure'] == 'cpu_s' else 'wall'}",
+        f"{row['output_tokens'] / seconds:,.0f}",
+        f"{ratio['min']:.2f} / **{ratio['median']:.2f}** / {ratio['max']:.2f}" if ratio else "",
+        f"{peer['goal']:.2f}" if peer.get("goal") else "",
+        f"{figures['itl_ms_p99']['median']:.0f}" if "itl_ms_p99" in figures else "",
+        f"{figures['kv_slots']:,}" if "kv_slots" in figures else "",
+        f"{peer['same_tokens']:,} of {peer['compared_tokens']:,}" if "same_tokens" in peer else "",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _behind(rows: list[dict[str, Any]]) -> list[str]:
+    """Where a peer is faster, answers sooner, or a goal is missed."""
+    lines = []
+    for row in rows:
+        ours = row["engines"][OURS]
+        for name, peer in row["peers"].items():
+            ratio, goal = peer["ratio"]["median"], peer["goal"]
+            where = f"{row['title']} ({row['dtype']}, threads: {row['threads']})"
+            if ratio < 1:
+                lines.append(f"- {where}: {NAMES[name]} is {1 / ratio:.2f} times as fast.")
+            elif goal and ratio < goal:
+                lines.append(
+                    f"- {where}: {ratio:.2f} times as fast as {NAMES[name]}, the goal is {goal:.2f}."
+                )
+            theirs = row["engines"][name].get("itl_ms_p99")
+            if theirs and ours["itl_ms_p99"]["median"] > theirs["median"]:
+                lines.append(
+                    f"- {where}: the slowest percent of tokens come {ours['itl_ms_p99']['median']:.0f} ms "
+                    f"after the one before, {theirs['median']:.0f} ms in {NAMES[name]}."
+                )
+    return ["## Where minipaged is behind", "", *(lines or ["Nowhere in these rows."])]
+
+
+def main() -> None:
+    """Read, write."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.peers.report", description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path, help="written by python -m tests.benchmarks.peers")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="the markdown file")
+    arguments = parser.parse_args()
+    results = [json.loads(file.read_text()) for file in arguments.files]
+    arguments.out.write_text(page(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What is compared: one row a line of the table, with its goal where there is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Method = Literal["greedy", "beam", "sample"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison: the same requests through several engines, in turn.
+
+    Attributes:
+        name: for `--rows`.
+        title: for people.
+        model, workload: names in materials.py.
+        goals: peer -> the ratio (its time / ours) to reach; None: compared without a goal.
+        pairs: how often each engine runs.
+        dtype: of weights and KV cache.
+        threads: 1 compares CPU seconds, 2 wall seconds.
+        method: greedy, beam search of `width`, or `width` samples at temperature 1.
+        max_num_seqs: sequences at a time.
+        max_num_batched_tokens: tokens a step.
+        num_blocks: size of the KV pool; None: larger than needed.
+        block_size: ours; vLLM's kernel for CPUs needs a multiple of 32 and always gets 32.
+        prefix_caching: on in both; emptied before each run.
+        warm_up: so many of the requests run before the first measured run.
+    """
+
+    name: str
+    title: str
+    model: str
+    workload: str
+    goals: dict[str, float | None]
+    pairs: int = 5
+    dtype: str = "float32"
+    threads: int = 1
+    method: Method = "greedy"
+    width: int = 1
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 2048
+    num_blocks: int | None = None
+    block_size: int = 16
+    prefix_caching: bool = False
+    warm_up: int = 64
+
+    @property
+    def figure(self) -> Literal["cpu_s", "wall_s"]:
+        """What is compared. CPU seconds survive a busy machine, but waiting threads inflate them."""
+        return "cpu_s" if self.threads == 1 else "wall_s"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all engines must give the same tokens."""
+        return self.method == "greedy" and self.dtype == "float32"
+
+
+EVERY = {"padded": None, "continuous": None}  # transformers, both ways, without a goal
+LARGE = {"pairs": 2, "warm_up": 8}  # a run takes most of a minute
+
+ROWS = [
+    Row("tiny", "mixed, 3.4 M", "tiny", "mixed", {"vllm": 1.25, **EVERY}),
+    Row("tiny-2t", "mixed, 3.4 M", "tiny", "mixed", {"vllm": 1.25, **EVERY}, threads=2),
+    Row(
+        "tiny-shared",
+        "shared prefix, caching on, 3.4 M",
+        "tiny",
+        "shared",
+        {"vllm": 1.25, **EVERY},
+        prefix_caching=True,
+    ),
+    Row(
+        "tiny-long",
+        "long prompts, budget 256, 3.4 M",
+        "tiny",
+        "long",
+        {"vllm": 1.2, "continuous": None},
+        max_num_batched_tokens=256,
+    ),
+    Row(
+        "tiny-pool",
+        "mixed in 64 blocks of 32, 3.4 M",
+        "tiny",
+        "mixed",
+        {"vllm": 1.25},
+        num_blocks=64,
+        block_size=32,
+    ),
+    Row(
+        "tiny-beam",
+        "beam width 4, 32 ragged prompts, 3.4 M",
+        "tiny",
+        "ragged",
+        {"padded": 2.0, "vllm": 3.0},
+        pairs=3,
+        method="beam",
+        width=4,
+        max_num_seqs=128,
+        prefix_caching=True,
+    ),
+    Row(
+        "tiny-n4",
+        "4 samples, 32 ragged prompts, 3.4 M",
+        "tiny",
+        "ragged",
+        {"padded": 2.0, "vllm": None},
+        pairs=3,
+        method="sample",
+        width=4,
+        max_num_seqs=128,
+        prefix_caching=True,
+    ),
+    Row(
+        "llama19m-2t",
+        "uneven outputs, 18.9 M",
+        "llama19m",
+        "uneven",
+        {"continuous": 3.0, "padded": 2.5},
+        pairs=3,
+        threads=2,
+    ),
+    Row(
+        "m100-shared",
+        "shared prefix, caching on, 134 M",
+        "m100",
+        "shared",
+        {"vllm": 1.05},
+        prefix_caching=True,
+        **LARGE,
+    ),
+    Row("m100", "mixed, 134 M", "m100", "mixed", {"vllm": 1.05}, **LARGE),
+    Row("m100-bf16", "mixed, 134 M", "m100", "mixed", {"vllm": 1.05}, dtype="bfloat16", **LARGE),
+    Row("m100-2t", "mixed, 134 M", "m100", "mixed", {"vllm": 1.05}, threads=2, **LARGE),
+]
