@@ -33,7 +33,7 @@ from minipaged.kernels.dispatch import why_not_cpp
 from minipaged.scheduling.plan import Chunk
 from tests.engine.conftest import make_llm
 from tests.models.driver import Driver, random_tokens
-from tests.models.zoo import VOCAB_SIZE, build
+from tests.models.zoo import SUPPORTED, VOCAB_SIZE, build
 
 CPU = torch.device("cpu")
 on_gpu = [
@@ -328,14 +328,12 @@ def stand_in(runner: ModelRunner) -> None:
     runner.backend = runner.backend._replace(write_kv=lambda *arguments: None, paged_attention=attend)
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", "opt", "gpt2", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "mistral_sliding", "olmo2"]
-)
+@pytest.mark.parametrize("name", SUPPORTED)
 def test_a_padded_decode_step_asks_the_device_for_nothing(name: str) -> None:
     """One `.item()` in a model's forward pass, and none of its steps could be recorded."""
     driver = Driver(build(name))
-    batch, _ = decode_batch(driver, [9, 3, 4])
-    padded = PaddedDecodes(driver.runner.compute, 4, 64, 4, CPU).fill(batch)
+    batch, _ = decode_batch(driver, [8, 3, 4])
+    padded = PaddedDecodes(driver.runner.compute, 4, 8, 4, CPU).fill(batch)
     stand_in(driver.runner)
     with torch.inference_mode(), ReadOnHost() as read:
         driver.runner.compute(padded)
