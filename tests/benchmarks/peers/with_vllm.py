@@ -1,14 +1,15 @@
 """vLLM on a CPU as a driver, in an environment of its own. See serve.py.
 
 Greedy requests go through `LLMEngine.step`, called here as `minipaged bench` calls its engine, so that tokens
-can be timed; samples through `LLM.generate`; beams through `LLM.beam_search`, which lives on the client's side:
-every step of every beam is a new request.
+can be timed; samples through `LLM.generate`; beams through `LLM.beam_search`, which lives on the client's
+side: every step of every beam is a new request.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,7 +67,7 @@ def start(task: SimpleNamespace) -> Any:
                     number, new = int(output.request_id), output.outputs[0].token_ids
                     tokens[number] += new
                     times[number] += [now] * len(new)
-        gaps = [after - before for own in times for before, after in zip(own, own[1:])]
+        gaps = [after - before for own in times for before, after in pairwise(own)]
         return {
             "wall_s": watch.wall_s,
             "cpu_s": watch.cpu_s,
