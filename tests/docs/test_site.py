@@ -44,6 +44,11 @@ def test_the_version_is_the_same_everywhere():
     assert f"## {version} " in (ROOT / "CHANGELOG.md").read_text()
 
 
+def test_the_readme_shows_what_the_experiments_measured():
+    """Catches numbers that were true of an earlier version."""
+    assert pages.headlines() in (ROOT / "README.md").read_text()
+
+
 def test_what_troubleshooting_explains_is_what_the_code_says():
     """Catches a message that was reworded: nobody would find its explanation any more."""
     page = (ROOT / "docs/guides/troubleshooting.md").read_text()

@@ -46,7 +46,7 @@ def wrong_parts(lesson: Lesson) -> dict[str, tuple[str, str]]:
     for part_name, part in vars(module).items():
         if not hasattr(part, "caught_by"):
             continue
-        test = next(t for t in tests if t.rpartition("::")[2].partition("[")[0] == part.caught_by)
+        test = next(t for t in reversed(tests) if t.rpartition("::")[2].partition("[")[0] == part.caught_by)
         concepts = [use.partition(":")[0] for use in lesson.use]
         [concept] = {c for c in concepts if is_for(c, part)}
         found[part_name] = (f"{concept}={file}:{part_name}", test)
@@ -168,6 +168,7 @@ def clone(tmp_path_factory) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lesson", LESSONS, ids=name)
 def test_every_block_of_the_lesson_runs_and_prints_what_it_says(lesson, clone, monkeypatch):
     """Catches a command that has another name by now, and a figure that is not what the code prints."""

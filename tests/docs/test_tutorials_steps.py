@@ -1,6 +1,10 @@
 """First steps of the lessons: what a part must do before the concept tests can be run on it at all."""
 
-from minipaged.memory import BlockAllocator, BlockTable
+from minipaged.decoding import BeamSearch, BeamSearchParams, StopChecker
+from minipaged.memory import BlockAllocator, BlockTable, KVManager, OnDemand, PrefixCache, SwapSpace
+from minipaged.scheduling import Auto, PreemptionCosts, Swap
+from tests.concepts.decoding_driver import make_request, make_sequence
+from tests.toy import ToyEngine, tokens, toy_scheduler
 
 
 def table_over(pool, num_blocks, num_tokens, block_size=4):
@@ -10,7 +14,7 @@ def table_over(pool, num_blocks, num_tokens, block_size=4):
     return table
 
 
-# -- lesson 01, task 1 ---------------------------------------------------------------------------------------
+# -- lesson 01, task 1 ----------------------------------------------------------------------
 
 
 def test_seven_tokens_fill_a_block_and_three_slots_of_the_next():
@@ -35,7 +39,7 @@ def test_the_slot_of_a_token_is_found_through_the_table():
     assert table.slots(2, 6) == [30, 31, 4, 5]
 
 
-# -- lesson 02, task 3 ---------------------------------------------------------------------------------------
+# -- lesson 02, task 3 ----------------------------------------------------------------------
 
 
 def test_a_fork_holds_the_same_blocks_and_counts():
@@ -54,3 +58,281 @@ def test_spare_blocks_stay_with_the_parent():
     parent = table_over(pool, 3, 7)
     assert parent.fork().blocks == [7, 1]
     assert pool.ref_count(3) == 1
+
+
+# -- lesson 08, tasks 2 and 3: a cache whose blocks come straight from its allocator --------------------------
+
+
+def cache_of(*values, block_size=2, **options):
+    """A cache, the hashes of the tokens and as many blocks as there are hashes, held by nobody we know."""
+    cache = PrefixCache(BlockAllocator(8), block_size, **options)
+    hashes: list[int] = []
+    cache.extend_hashes(hashes, tokens(*values))
+    return cache, hashes, cache.allocator.allocate(len(hashes))
+
+
+def test_a_published_block_is_known_and_pending():
+    """Catches a block that can be copied from before its step has run."""
+    cache, hashes, blocks = cache_of(1, 2, 3, 4)
+    cache.publish(blocks[0], hashes[0], tokens(1, 2))
+    assert cache.num_published == 1
+    assert cache.is_pending(blocks[0])
+    assert not cache.is_pending(blocks[1])
+
+
+def test_a_content_is_published_once():
+    """Catches a second block of one content, which would be counted and never found."""
+    cache, hashes, blocks = cache_of(1, 2, 3, 4)
+    for block in blocks:
+        cache.publish(block, hashes[0], tokens(1, 2))
+    assert cache.num_published == 1
+    assert not cache.is_pending(blocks[1])
+
+
+def test_what_a_failed_step_published_is_forgotten():
+    """Catches a prefix that was never computed; blocks in use stay with their holder."""
+    cache, hashes, blocks = cache_of(1, 2, 3, 4)
+    cache.publish(blocks[0], hashes[0], tokens(1, 2))
+    cache.commit()
+    cache.publish(blocks[1], hashes[1], tokens(3, 4))
+    cache.withdraw()
+    assert cache.num_published == 1
+    assert not cache.is_pending(blocks[1])
+    assert cache.allocator.ref_count(blocks[1]) == 1
+
+
+def test_the_walk_finds_every_block_of_a_cached_prefix():
+    """Catches a walk that stops early, or begins with the second block."""
+    cache, hashes, blocks = cache_of(1, 2, 3, 4, 5)
+    for i, block in enumerate(blocks):
+        cache.publish(block, hashes[i], tokens(1, 2, 3, 4)[2 * i : 2 * i + 2])
+    assert cache.match(hashes, tokens(1, 2, 3, 4, 5)) == blocks
+    assert cache.match(hashes[:1], tokens(1, 2)) == blocks[:1]
+    assert cache.match([], tokens(1)) == []
+
+
+def test_the_walk_ends_at_the_first_miss():
+    """Catches blocks from behind a hole: their content is right, and their position is not."""
+    cache, hashes, blocks = cache_of(1, 2, 3, 4, 5, 6)
+    cache.publish(blocks[0], hashes[0], tokens(1, 2))
+    cache.publish(blocks[2], hashes[2], tokens(5, 6))
+    assert cache.match(hashes, tokens(1, 2, 3, 4, 5, 6)) == blocks[:1]
+
+
+def test_equal_hashes_of_other_tokens_are_a_miss():
+    """Catches a cache that trusts its hash function."""
+    cache, hashes, blocks = cache_of(1, 2, hash_function=lambda key: 7)
+    cache.publish(blocks[0], hashes[0], tokens(1, 2))
+    assert cache.match([7], tokens(8, 9)) == []
+    assert cache.match([7], tokens(1, 2)) == blocks
+
+
+def test_the_first_block_of_a_content_is_the_one_that_is_found():
+    """Catches a second computation of one prefix that hides the first."""
+    cache, hashes, blocks = cache_of(1, 2, 3, 4)
+    for block in blocks:
+        cache.publish(block, hashes[0], tokens(1, 2))
+    assert cache.match(hashes[:1], tokens(1, 2)) == blocks[:1]
+
+
+# -- lesson 04, task 1, and lesson 07, task 1: one phase of a step at a time ----------------------------------
+
+
+class Script:
+    """A batch policy that does what it is told, step by step; `returned` keeps the answers."""
+
+    def __init__(self, *steps):
+        self.steps = list(steps)
+        self.returned = []
+
+    def fill(self, plan, scheduler):
+        self.returned.append(self.steps.pop(0)(plan, scheduler))
+
+
+def scripted(*steps, lengths, **options):
+    """A toy engine whose policy is a script, and requests with prompts of these lengths."""
+    engine = ToyEngine(toy_scheduler(policy=Script(*steps), **options))
+    for number, length in enumerate(lengths):
+        engine.add([number] * length)
+    return engine
+
+
+def chunks(plan):
+    """(request, first token, number of tokens) of each chunk."""
+    return [(c.sequence.request.request_id, c.start, c.num_tokens) for c in plan.chunks]
+
+
+def waiting(engine):
+    """Names of those who wait."""
+    return [request.request_id for request in engine.scheduler.waiting]
+
+
+def test_the_first_that_does_not_fit_stops_the_admission():
+    """Catches a short request that overtakes a long one: three blocks do not fit, the one behind would."""
+    engine = scripted(lambda plan, s: s.admit_waiting(plan, 64), lengths=[13, 12, 4], num_blocks=6)
+    assert chunks(engine.step()) == [("r0", 0, 13)]
+    assert waiting(engine) == ["r1", "r2"]
+    assert engine.scheduler.policy.returned == [13]
+
+
+def test_admission_ends_with_the_budget():
+    """Catches a budget that each request may spend, and a phase that does not say what it spent."""
+    engine = scripted(lambda plan, s: s.admit_waiting(plan, 10), lengths=[6, 6, 6])
+    assert chunks(engine.step()) == [("r0", 0, 6), ("r1", 0, 4)]
+    assert waiting(engine) == ["r2"]
+    assert engine.scheduler.policy.returned == [10]
+
+
+def test_a_prompt_is_admitted_whole_if_that_is_asked():
+    """Catches `whole` that is not passed on: the second prompt would be cut."""
+    engine = scripted(lambda plan, s: s.admit_waiting(plan, 10, whole=True), lengths=[6, 6])
+    assert chunks(engine.step()) == [("r0", 0, 6)]
+
+
+def test_nobody_is_admitted_in_a_step_that_preempted():
+    """Catches blocks that come free for those who run, and go to somebody who waits."""
+
+    def fill(plan, scheduler):
+        plan.num_preempted = 1
+        return scheduler.admit_waiting(plan, 10)
+
+    engine = scripted(fill, lengths=[6])
+    engine.scheduler.schedule()
+    assert engine.scheduler.policy.returned == [0]
+    assert waiting(engine) == ["r0"]
+
+
+def test_nobody_is_admitted_while_somebody_is_swapped_out():
+    """Catches a newcomer that takes the room of a request which was served already."""
+    engine = scripted(lambda plan, s: s.admit_waiting(plan, 10), lengths=[6, 6])
+    scheduler = engine.scheduler
+    scheduler.swapped.append(scheduler.waiting.popleft())
+    scheduler.schedule()
+    assert scheduler.policy.returned == [0]
+    assert waiting(engine) == ["r1"]
+
+
+def test_a_prompt_goes_on_where_its_last_chunk_ended():
+    """Catches a chunk that begins again, and a finished prompt that stays on the list."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 4),
+        *[lambda plan, s: s.continue_prefills(plan, 5)] * 3,
+        lengths=[11],
+    )
+    assert [chunks(engine.step()) for _ in range(3)] == [[("r0", 0, 4)], [("r0", 4, 5)], [("r0", 9, 2)]]
+    assert engine.scheduler.policy.returned == [4, 5, 2]
+
+
+def test_two_prompts_go_on_in_order_of_arrival():
+    """Catches a list that changes while it is walked, and a share that is not passed on."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 6, share=3),
+        lambda plan, s: s.continue_prefills(plan, 6, share=4),
+        lambda plan, s: s.continue_prefills(plan, 64, share=48),
+        lengths=[10, 10],
+    )
+    assert chunks(engine.step()) == [("r0", 0, 3), ("r1", 0, 3)]
+    assert chunks(engine.step()) == [("r0", 3, 4), ("r1", 3, 2)]
+    assert chunks(engine.step()) == [("r0", 7, 3), ("r1", 5, 5)]
+
+
+def test_going_on_ends_with_the_budget():
+    """Catches a chunk of no tokens, or of more than are left."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 6, share=3),
+        lambda plan, s: s.continue_prefills(plan, 2),
+        lengths=[10, 10],
+    )
+    engine.step()
+    assert chunks(engine.step()) == [("r0", 3, 2)]
+    assert engine.scheduler.policy.returned == [6, 2]
+
+
+# -- lesson 09, task 2 ----------------------------------------------------------------------
+
+
+def beams(**options):
+    """A beam search of width 3 and a request whose completions have the given sums and lengths."""
+    params = BeamSearchParams(beam_width=3, max_tokens=20, **options)
+    request = make_request([1, 2], BeamSearch(params, StopChecker(params, ())), params)
+    for total, length in [(-3.0, 3), (-4.0, 8), (-1.5, 1)]:
+        sequence = make_sequence([1, 2], range(length), params)
+        sequence.cumulative_logprob = total
+        request.completions.append(sequence)
+    return request
+
+
+def test_a_score_is_the_sum_over_a_power_of_the_length():
+    """Catches a mean that ignores the penalty, and a length that counts the prompt."""
+    method = beams(length_penalty=2.0).method
+    assert method.score(-8.0, 4) == -0.5
+    assert beams(length_penalty=0.0).method.score(-8.0, 4) == -8.0
+
+
+def test_completions_are_ranked_by_score():
+    """Catches the order in which they ended, and sums of unequal lengths that are compared."""
+    request = beams(num_return_sequences=3)
+    assert [s.num_generated_tokens for s in request.method.rank(request)] == [8, 3, 1]
+    request = beams(num_return_sequences=3, length_penalty=0.0)
+    assert [s.num_generated_tokens for s in request.method.rank(request)] == [1, 3, 8]
+
+
+def test_only_as_many_are_returned_as_were_asked_for():
+    """Catches a request for one text that gets three."""
+    request = beams(num_return_sequences=1)
+    assert [s.num_generated_tokens for s in request.method.rank(request)] == [8]
+
+
+# -- lesson 06, tasks 2 and 3: one decision at a time ---------------------------------------------------------
+
+
+def victim_of(kv, *num_tokens, fork=False):
+    """A request with sequences of these lengths, all but the newest token computed."""
+    request = make_request([1], None, None)
+    request.sequences = []
+    for length in num_tokens:
+        sequence = make_sequence([1] * length)
+        if fork and request.sequences:
+            sequence.table = request.sequences[0].table.fork()
+        else:
+            sequence.table = kv.new_table()
+            sequence.table.append(length - 1)
+        sequence.num_computed_tokens = length - 1
+        request.sequences.append(sequence)
+    return request
+
+
+def manager(num_host_blocks):
+    """A pool of 16 blocks of 4 tokens, and host blocks."""
+    swap_space = SwapSpace(num_host_blocks, 16) if num_host_blocks else None
+    return KVManager(BlockAllocator(16), 4, OnDemand(), None, swap_space)
+
+
+def test_a_full_host_is_not_swapped_to():
+    """Catches a swap without asking: two blocks into one, or into none."""
+    for num_host_blocks, mode in ((0, "recompute"), (1, "recompute"), (2, "swap")):
+        kv = manager(num_host_blocks)
+        assert Swap().choose_mode(victim_of(kv, 9), kv).mode == mode
+
+
+def test_moving_costs_both_ways():
+    """Catches blocks that are moved out and never back: 2 x 2 blocks x 3 s against 8 tokens x 1 s."""
+    kv = manager(16)
+    assert Auto(PreemptionCosts(1.0, 2.0, 1.0)).choose_mode(victim_of(kv, 9), kv).mode == "recompute"
+    assert Auto(PreemptionCosts(1.0, 2.0, 2.0)).choose_mode(victim_of(kv, 9), kv).mode == "swap"
+
+
+def test_a_shared_block_moves_once():
+    """Catches two samples of one prompt that count as two prompts: 2 blocks each way, 8 tokens."""
+    kv = manager(16)
+    victim = victim_of(kv, 9, 9, 9, fork=True)
+    decision = Auto(PreemptionCosts(0.0, 1.0, 0.9)).choose_mode(victim, kv)
+    assert decision.mode == "swap"
+    assert "2 blocks" in decision.reason
+    assert "8 tokens" in decision.reason
+
+
+def test_equal_costs_are_recomputed():
+    """Catches a swap that gains nothing: recomputation keeps the host free."""
+    kv = manager(16)
+    assert Auto(PreemptionCosts(0.0, 2.0, 1.0)).choose_mode(victim_of(kv, 9), kv).mode == "recompute"

@@ -1,0 +1,119 @@
+"""Lesson 04, done wrong; `caught_by` names the test that must notice."""
+
+from minipaged.scheduling import FCFSScheduler, PrefillFirst
+
+
+class LastComeFirstServed(FCFSScheduler):
+    """LIFO: the newest request is admitted first."""
+
+    caught_by = "test_requests_are_admitted_in_the_order_of_arrival"
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        self.waiting.reverse()
+        used = super().admit_waiting(plan, budget, whole, share)
+        self.waiting.reverse()
+        return used
+
+
+class SkipsWhatDoesNotFit(FCFSScheduler):
+    """A long request waits forever behind a stream of short ones."""
+
+    caught_by = "test_the_first_that_does_not_fit_stops_the_admission"
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        used, skipped = 0, []
+        while self.waiting and used < budget and not self.swapped and not plan.num_preempted:
+            tokens = self._admit_first(plan, budget - used, whole, share)
+            used += tokens
+            if not tokens:
+                skipped.append(self.waiting.popleft())
+        self.waiting.extendleft(reversed(skipped))
+        return used
+
+
+class SpendsTheBudgetTwice(FCFSScheduler):
+    """Every prompt gets the whole budget."""
+
+    caught_by = "test_admission_ends_with_the_budget"
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        while self.waiting and not self.swapped and not plan.num_preempted:
+            if not self._admit_first(plan, budget, whole, share):
+                break
+        return budget
+
+
+class AdmitsWhatWasJustPreempted(FCFSScheduler):
+    """Room that came free by preemption is given to whoever waits: the victim itself."""
+
+    caught_by = "test_nobody_is_admitted_in_a_step_that_preempted"
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        left = budget
+        while self.waiting and left and not self.swapped:
+            used = self._admit_first(plan, left, whole, share)
+            if not used:
+                break
+            left -= used
+        return budget - left
+
+
+class DecodesOneRequest(FCFSScheduler):
+    """One request after the other: no batching at all."""
+
+    caught_by = "test_a_prompt_runs_in_one_step_alone"
+
+    def plan_decodes(self, plan, budget):
+        later, self.running = self.running[1:], self.running[:1]
+        used = super().plan_decodes(plan, budget)
+        self.running += later
+        return used
+
+
+class NeverMakesRoom(FCFSScheduler):
+    """Takes blocks without asking whether there are any."""
+
+    caught_by = "test_the_latest_arrived_gives_way"
+
+    def _make_room(self, plan, request, needed, position):
+        return True
+
+
+class ForgetsTheCopies(FCFSScheduler):
+    """Grows the tables and drops the copy-on-write copies."""
+
+    caught_by = "test_every_output_is_that_of_the_request_alone"
+
+    def plan_decodes(self, plan, budget):
+        before = len(plan.copies)
+        used = super().plan_decodes(plan, budget)
+        del plan.copies[before:]
+        return used
+
+
+class MixesPromptsAndDecodes(PrefillFirst):
+    """Decodes with what the prompts left of the budget."""
+
+    caught_by = "test_a_prompt_runs_in_one_step_alone"
+
+    def fill(self, plan, scheduler):
+        budget = scheduler.max_num_batched_tokens
+        budget -= scheduler.continue_prefills(plan, budget)
+        budget -= scheduler.admit_waiting(plan, budget, whole=True)
+        budget -= scheduler.plan_decodes(plan, budget)
+        scheduler.resume_preempted(plan, budget)
+
+
+class CutsPrompts(PrefillFirst):
+    """Admits a prompt that does not fit whole."""
+
+    caught_by = "test_a_prompt_is_not_cut_while_another_is_in_the_step"
+
+    def fill(self, plan, scheduler):
+        budget = scheduler.max_num_batched_tokens
+        budget -= scheduler.continue_prefills(plan, budget)
+        scheduler.admit_waiting(plan, budget)
+        if not plan.chunks:
+            budget = scheduler.max_num_batched_tokens
+            budget -= scheduler.plan_decodes(plan, budget)
+            scheduler.resume_preempted(plan, budget)

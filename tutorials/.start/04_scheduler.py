@@ -1,0 +1,71 @@
+"""Lesson 04: first come, first served, one iteration at a time. Write the methods that raise.
+
+Check with    minipaged learn check 04
+Stuck?        minipaged learn hint 04
+
+What you may call (all given by the base class):
+
+    self.waiting                    deque of requests, in order of arrival
+    self.running                    list of requests, in order of arrival
+    self.swapped                    deque of requests whose blocks are on the host
+    self._prefilling                those of `running` whose prompt is not computed yet
+    self._admit_first(plan, left, whole, share)
+                                    admit self.waiting[0] if it fits; tokens of the budget it uses, 0 if not
+    self._plan_request(plan, request, left)
+                                    plan the request's missing tokens, at most `left`; returns how many
+    self._make_room(plan, request, needed, position)
+                                    preempt until `needed` blocks are free for the request at `position` of
+                                    self.running; False if the request itself had to give way
+    self.kv.blocks_to_grow(sequences), self.kv.num_free, self.kv.grow(sequences, needed) -> copies
+"""
+
+from minipaged.scheduling import FCFSScheduler as GivenScheduler
+from minipaged.scheduling import StepPlan
+
+
+class FCFSScheduler(GivenScheduler):
+    """First come, first served."""
+
+    # -- task 1: admission ----------------------------------------------------------------------
+
+    def admit_waiting(
+        self, plan: StepPlan, budget: int, whole: bool = False, share: int | None = None
+    ) -> int:
+        """Admit from the front of the queue until one does not fit.
+
+        Nobody is admitted while something is swapped out, nor in a step that preempted
+        (`plan.num_preempted`). Pass `whole` and `share` on to `_admit_first`.
+
+        Returns:
+            The tokens planned, at most `budget`.
+        """
+        raise NotImplementedError("Lesson 4, task 1: admit from the front until one does not fit")
+
+    # -- task 2: decodes ------------------------------------------------------------------------
+
+    def plan_decodes(self, plan: StepPlan, budget: int) -> int:
+        """One token for every running sequence that has only its newest token to compute.
+
+        In order of arrival; a request is planned with all its sequences or not at all. When blocks run
+        out, `_make_room` preempts the latest arrived: `self.running` gets shorter while you walk it.
+
+        Returns:
+            The tokens planned, at most `budget`.
+        """
+        raise NotImplementedError("Lesson 4, task 2: one token for every running sequence")
+
+
+class PrefillFirst:
+    """Batch policy: prompts alone, then decodes; never both in a step."""
+
+    # -- task 3: a step -------------------------------------------------------------------------
+
+    def fill(self, plan: StepPlan, scheduler: GivenScheduler) -> None:
+        """Fill the plan of one step by calling the scheduler's phases.
+
+        First the prompts: `continue_prefills(plan, budget)` for those that are longer than a step, then
+        `admit_waiting(plan, budget, whole=True)`. Only if no chunk was planned: `plan_decodes`, then
+        `resume_preempted(plan, budget)`. The budget is `scheduler.max_num_batched_tokens`; each phase
+        returns what it spent of it.
+        """
+        raise NotImplementedError("Lesson 4, task 3: prompts alone, then decodes")

@@ -1,0 +1,42 @@
+"""Lesson 07: chunked prefill. Write the methods that raise; the lesson is in lesson.md.
+
+Check with    minipaged learn check 07
+Stuck?        minipaged learn hint 07
+"""
+
+from minipaged.scheduling import FCFSScheduler as GivenScheduler
+from minipaged.scheduling import StepPlan
+
+
+class FCFSScheduler(GivenScheduler):
+    """The scheduler of lesson 04, which can cut prompts."""
+
+    # -- task 1: the next chunk -----------------------------------------------------------------
+
+    def continue_prefills(self, plan: StepPlan, budget: int, share: int | None = None) -> int:
+        """The next chunk of every running request that is still computing its prompt.
+
+        Those requests are `self._prefilling`, in order of arrival; `self._plan_request(plan, request, n)`
+        plans up to n tokens, returns how many, and takes the request off that list when it is done (so
+        walk a copy). `self._allowance(request, left, share)` is how many tokens the request may have.
+
+        Returns:
+            The tokens planned, at most `budget`.
+        """
+        raise NotImplementedError("Lesson 7, task 1: the next chunk of every prompt that is not done")
+
+
+class ChunkedPrefill:
+    """Batch policy: decodes first, then prompts, cut to what is left of the token budget."""
+
+    def fill(self, plan: StepPlan, scheduler: GivenScheduler) -> None:
+        """Fill the plan of one step.
+
+        Task 2, in this order, each phase with what the ones before it left of the budget
+        `scheduler.max_num_batched_tokens`: `plan_decodes`, `continue_prefills`, `resume_preempted`,
+        `admit_waiting`.
+
+        Task 3: a prompt gets at most three quarters of the whole budget while others are behind it
+        (`share=`, for `continue_prefills` and `admit_waiting`; at least 1 token).
+        """
+        raise NotImplementedError("Lesson 7, task 2: decodes first, then prompts with the rest of the budget")

@@ -1,0 +1,65 @@
+"""Lesson 09: parallel sampling and beam search. Write the methods that raise; the lesson is in lesson.md.
+
+Check with    minipaged learn check 09
+Stuck?        minipaged learn hint 09
+
+A decoding method never sees a block. It answers with branches: Branch(parent, token_id, logprob, finish_reason,
+sample_index, top_logprobs). The scheduler turns them into fork, append and free.
+"""
+
+from collections.abc import Sequence as SequenceOf
+
+from minipaged.decoding.beam_search import BeamSearch as GivenBeamSearch
+from minipaged.decoding.methods import SamplingMethod as GivenSampling
+from minipaged.scheduling import Branch, Request, Sample, Sequence
+
+
+class SamplingMethod(GivenSampling):
+    """n samples of one prompt. Given: self.num_sequences (n), self.stop."""
+
+    # -- task 1 ---------------------------------------------------------------------------------
+
+    def num_candidates(self, request: Request) -> int:
+        """n from the prompt (its one sequence has generated nothing yet), then one from each sequence."""
+        raise NotImplementedError("Lesson 9, task 1: how many candidates each live sequence needs")
+
+    def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
+        """One branch per candidate, in the order of the sequences.
+
+        `self.stop.check(sequence, token_id)` is the finish reason or None. Where a sequence forks, its
+        branches are numbered 0, 1, ... (`sample_index`); elsewhere the number stays (None).
+        `sample.top_logprobs`, if there is one, has an entry for each candidate.
+        """
+        raise NotImplementedError("Lesson 9, task 1: one branch per candidate")
+
+
+class BeamSearch(GivenBeamSearch):
+    """Beam search with the semantics of transformers' `generate(num_beams=W)`.
+
+    Given: self.params (beam_width, length_penalty, early_stopping, num_return_sequences), self.stop
+    (`check`, `end_ids`), and the bookkeeping of finished hypotheses:
+    self._enters(total, num_generated_tokens) says whether one is among the W best, and remembers it;
+    self._is_done(request, best_total, num_generated_tokens) whether the live beams may stop.
+    """
+
+    # -- task 2 ---------------------------------------------------------------------------------
+
+    def score(self, total: float, num_generated_tokens: int) -> float:
+        """What hypotheses are compared by: sum(log p) / n ** length_penalty."""
+        raise NotImplementedError("Lesson 9, task 2: sum(log p) / n ** length_penalty")
+
+    def rank(self, request: Request) -> list[Sequence]:
+        """Of `request.completions` the best `num_return_sequences`, the best first; of equals the earlier."""
+        raise NotImplementedError("Lesson 9, task 2: the best completions, the best first")
+
+    # -- task 3 ---------------------------------------------------------------------------------
+
+    def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
+        """The next beams, the best first, after the hypotheses that this step finished.
+
+        1. All candidates of all beams in one list, by cumulative log-probability (equals: the better
+           beam, then the smaller token); the best `self.num_candidates(request)` count, -inf never.
+        2. One that ends is a hypothesis only if it is among the first W and `self._enters`.
+        3. The first W that do not end go on, unless `self._is_done` (asked about the best of them).
+        """
+        raise NotImplementedError("Lesson 9, task 3: the best W of all beams' candidates go on")
