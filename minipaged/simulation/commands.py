@@ -22,7 +22,6 @@ from rich.progress import Progress
 from rich.table import Table
 
 from minipaged.config import ConfigError, EngineConfig, config_from
-from minipaged.simulation.calibration import calibrate as fit_machine
 from minipaged.simulation.experiments import EXPERIMENTS
 from minipaged.simulation.fleet import find_router, simulate_fleet
 from minipaged.simulation.hardware import CONSTANTS, Constants, Deployment, find_chip, find_model
@@ -148,6 +147,7 @@ def calibrate(
     import torch
 
     from minipaged.llm import LLM
+    from minipaged.simulation.calibration import calibrate as fit_machine
 
     torch.set_num_threads(threads)
     # CPU time of several threads is not the time that passes.

@@ -145,7 +145,7 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Constants:
-    """What no data sheet says. One set for all figures; `CONSTANT_SOURCES` says where each is from."""
+    """What no data sheet says: seconds, shares and tokens. `CONSTANT_SOURCES` says where each is from."""
 
     bandwidth_efficiency: float = 0.80
     flops_efficiency: float = 0.70
@@ -160,18 +160,18 @@ class Constants:
 CONSTANTS = Constants()
 
 CONSTANT_SOURCES = {
-    "bandwidth_efficiency": "share of the bandwidth that large reads reach: 1.25 of 1.555 TB/s on A100",
-    "flops_efficiency": "share of the peak that large 16-bit matrix products reach: 220 of 312 on A100",
-    "step_seconds": "host time of a step (Python scheduling, launches, sampling) of a 2023 engine; fitted "
-    "once to the knee of Orca Max in Fig. 12 a (7 requests x 338 tokens at 0.5 to 0.6 req/s is 35 to 41 ms)",
-    "sequence_seconds": "host time of a step for each sequence in it (its input, block table, sample and "
-    "text, in Python): 50 to 100 us, as profiles of 2023 engines show",
-    "worker_seconds": "host time of a step for each further chip: a remote call with the plan and its answer "
-    "(one actor a worker in 2023); chosen once so that four and eight chips are as slow as Fig. 12 b, c show",
-    "paged_read_tokens": "looking up a KV block costs as much as reading so many tokens of it: 22 % at block "
-    "size 16 (Fig. 18 a: 20 to 26 %)",
-    "transfer_seconds": "one cudaMemcpyAsync; a block moves as 2 x layers copies (Fig. 19 a)",
-    "all_reduce_seconds": "latency of a small all-reduce among 8 A100 on NVLink (nccl-tests: 20 to 30 us)",
+    "bandwidth_efficiency": "assumed: the share of the bandwidth that large reads reach",
+    "flops_efficiency": "assumed: the share of the peak that large 16-bit matrix products reach",
+    "step_seconds": "fitted once, to the knee of Orca (Max) in Fig. 12 a: 7 requests x 338 tokens at 0.5 to "
+    "0.6 req/s is 35 to 41 ms a step; the host time of a step (Python, launches) of a 2023 engine",
+    "sequence_seconds": "fitted once, to Fig. 14 and 16: host time of a step for each sequence in it (input, "
+    "block table, sample, text, in Python)",
+    "worker_seconds": "fitted once, to the range of Fig. 12 c: host time of a step for each further chip, one "
+    "remote call with the plan and its answer",
+    "paged_read_tokens": "from Fig. 18 a: looking up a KV block costs as much as reading so many tokens of "
+    "it, 22 % at block size 16 (published: 20 to 26 %)",
+    "transfer_seconds": "assumed: one asynchronous copy; a block moves as 2 x layers copies",
+    "all_reduce_seconds": "assumed: the latency of a small all-reduce among 8 chips on NVLink",
 }
 
 
