@@ -59,10 +59,12 @@ class Driver:
     def __init__(self, python: str, script: str, task: dict[str, Any]) -> None:
         environment = os.environ | {
             "OMP_NUM_THREADS": str(task["threads"]),
-            # A thread that spins while it waits counts as CPU time, and steals the core from others.
-            "OMP_WAIT_POLICY": "passive",
             "TOKENIZERS_PARALLELISM": "false",
         }
+        if task["threads"] == 1:
+            # Nobody to wait for: only the time of the one thread may count. Several are left to spin, as
+            # each library does by default; on a machine with other work that makes all of them slow.
+            environment["OMP_WAIT_POLICY"] = "passive"
         self._engine = task["engine"]
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed with the process)
         self._process = subprocess.Popen(

@@ -43,7 +43,8 @@ def start(task: SimpleNamespace) -> Any:
         max_num_seqs=task.max_num_seqs,
         max_num_batched_tokens=task.max_num_batched_tokens,
         block_size=BLOCK_SIZE,
-        num_gpu_blocks_override=task.num_blocks,
+        # One block is its null block, which no request gets.
+        num_gpu_blocks_override=None if task.num_blocks is None else task.num_blocks + 1,
         enable_prefix_caching=task.prefix_caching,
         seed=0,
     )

@@ -1,0 +1,39 @@
+"""A run of the whole suite calls each benchmark once, to see that it works; it measures when asked to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pytest_benchmark.fixture import BenchmarkFixture
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.benchmarks.peers.materials import MODELS
+
+
+def is_asked_for(config: pytest.Config) -> bool:
+    """Whether the command line names a benchmark or pytest-benchmark."""
+    return config.getoption("benchmark_only") or any("benchmarks" in argument for argument in config.args)
+
+
+@pytest.fixture
+def benchmark(benchmark: BenchmarkFixture, pytestconfig: pytest.Config) -> BenchmarkFixture:
+    """pytest-benchmark's fixture; in a run of the whole suite it calls the function once, unmeasured."""
+    benchmark.disabled = benchmark.disabled or not is_asked_for(pytestconfig)
+    return benchmark
+
+
+@pytest.fixture
+def one_thread():
+    """CPU seconds of one thread are the figure that survives a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def llama(one_thread) -> LlamaForCausalLM:
+    """A random Llama of 3.4 million parameters: 8 query and 4 KV heads of 32 in 4 layers, 1024 tokens."""
+    torch.manual_seed(0)
+    config = LlamaConfig(max_position_embeddings=2048, tie_word_embeddings=False, **MODELS["tiny"])
+    return LlamaForCausalLM(config).eval()
