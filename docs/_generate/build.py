@@ -46,9 +46,12 @@ def main() -> None:
     for name, text in written.items():
         write(DOCS / name, text)
     write(FRAGMENTS / "commands.md", pages.commands())
+    write(FRAGMENTS / "headlines.md", pages.headlines())
     write(DOCS / "stylesheets/palette.css", pages.palette_css())
     for page in sorted(DOCS.glob("**/*.md")):
-        for name in re.findall(r'--8<-- "((?:spec|code|claims|drawing|moving)/[^"]+)"', page.read_text()):
+        for name in re.findall(
+            r'--8<-- "((?:spec|code|claims|drawing|moving|picture)/[^"]+)"', page.read_text()
+        ):
             write(FRAGMENTS / name, fragment(name, report))
 
 
@@ -59,6 +62,7 @@ def fragment(name: str, report: pages.Report) -> str:
     code/minipaged/memory/block_table.py/BlockTable.append.py       a piece of source
     claims/fig02.md                                                 an experiment: published, measured
     drawing/kernels/triton/decode.py.md                             the docstring of a module
+    picture/preemption.html                                         a picture of docs/assets
     moving/fig8.html                                                a figure of the paper, step by step
     """
     kind, _, rest = name.partition("/")
@@ -66,6 +70,8 @@ def fragment(name: str, report: pages.Report) -> str:
         return pages.facts(rest.removesuffix(".md"), report)
     if kind == "claims":
         return pages.claims(rest.removesuffix(".md"))
+    if kind == "picture":
+        return pages.picture(rest.removesuffix(".html"))
     if kind == "drawing":
         return docstring_as_markdown(rest.removesuffix(".md"))
     if kind == "moving":

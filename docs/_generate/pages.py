@@ -255,35 +255,58 @@ def messages() -> str:
     return "\n".join(lines) + "\n"
 
 
-def claims(experiment: str) -> str:
-    """One experiment of `docs/reproduce/results.json`: its picture, its claims beside the measured numbers.
+HEADLINES = [
+    ("fig02", "KV memory holding token states, Orca (Max)"),
+    ("fig02", "KV memory holding token states, paged"),
+    ("fig12", "sustained rate of paged over Orca (Oracle), OPT-13B, 1 GPU, ShareGPT"),
+    ("fig13", "batched requests, paged, ShareGPT, 2 req/s"),
+    ("fig15", "blocks saved, Alpaca, beam search, width 4"),
+    ("fig16", "sustained rate over Orca (Oracle), prefix of 341 tokens, paged, prefix shared"),
+    ("growth", "requests finished, growing over reserving"),
+]
+"""The claims that README and home page show, by experiment."""
 
-    For pages one folder below docs/.
-    """
-    results = ROOT / "docs/reproduce/results.json"
-    found = [
-        result
-        for result in (json.loads(results.read_text()) if results.exists() else [])
-        if result["experiment"] == experiment
-    ]
-    if not found:
-        return f"No run of `minipaged reproduce {experiment}` is recorded here yet.\n"
-    result = found[0]
+
+def headlines() -> str:
+    """A few of the claims, as a table."""
+    lines = ["| claim | source | published | measured here |", "|---|---|---|---|"]
+    for experiment, text in HEADLINES:
+        result = experiment_result(experiment)
+        lines += [claim_row(claim) for claim in result["claims"] if claim["claim"] == text]
+    return "\n".join(lines) + "\n"
+
+
+def experiment_result(name: str) -> dict[str, Any]:
+    """What `minipaged reproduce` recorded of an experiment in `docs/reproduce/results.json`."""
+    results = json.loads((ROOT / "docs/reproduce/results.json").read_text())
+    return next(result for result in results if result["experiment"] == name)
+
+
+def claim_row(claim: dict[str, Any]) -> str:
+    """A row of a table: claim, source, published, measured."""
+    measured = f"{number_text(claim['measured'])} {claim['unit']}".strip()
+    return f"| {claim['claim']} | {claim['source']} | {published_text(claim['paper'])} | {measured} |"
+
+
+def claims(experiment: str) -> str:
+    """One experiment: picture, claims, measured numbers; for pages one folder below docs/."""
+    result = experiment_result(experiment)
+    anchor = re.sub(r"[^a-z0-9]+", "-", result["title"].lower()).strip("-")
     lines = [
         f"![{result['title']}](../reproduce/{experiment}.svg)\n",
         "| claim | source | published | measured here |",
         "|---|---|---|---|",
-    ]
-    for claim in result["claims"]:
-        measured = f"{number_text(claim['measured'])} {claim['unit']}".strip()
-        published = published_text(claim["paper"])
-        lines.append(f"| {claim['claim']} | {claim['source']} | {published} | {measured} |")
-    anchor = re.sub(r"[^a-z0-9]+", "-", result["title"].lower()).strip("-")
-    lines.append(
+        *map(claim_row, result["claims"]),
         f"\n`minipaged reproduce {experiment}`, on a simulated clock. What that means, and what differs: "
-        f"[{result['title']}](../reproduce/index.md#{anchor}).\n"
-    )
+        f"[{result['title']}](../reproduce/index.md#{anchor}).\n",
+    ]
     return "\n".join(lines)
+
+
+def picture(name: str) -> str:
+    """A picture of `docs/assets` in the page itself, so that it follows the page's colours."""
+    svg = (ROOT / "docs/assets" / f"{name}.svg").read_text().strip()
+    return f'<figure class="frame"><div class="sheet" tabindex="0" role="group">{svg}</div></figure>\n'
 
 
 def benchmarks() -> str:

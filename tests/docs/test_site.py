@@ -173,3 +173,12 @@ def test_no_page_loads_anything_from_elsewhere(site, parsed):
 def test_every_picture_says_what_it_shows(parsed):
     """Catches pictures that readers who cannot see them are not told of."""
     assert [image for found in parsed.values() for image in found.images_without_text] == []
+
+
+@pytest.mark.slow
+def test_every_included_file_is_shown(site):
+    """Catches an include that a formatter rewrote: the page would show the directive, not the code."""
+    assert [page for page in site.glob("**/*.html") if re.search(r"--8\s*(<|&lt;)", page.read_text())] == []
+    text = re.sub(r"<[^>]+>", "", (site / "concepts/allocator/index.html").read_text())
+    assert "class BlockAllocator:" in text
+    assert "def test_a_pool_hands_out_each_block_once():" in text
