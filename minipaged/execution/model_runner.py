@@ -30,6 +30,7 @@ from minipaged.execution.attention import (
 from minipaged.execution.batch import Batch, BatchBuilder, num_predicted_prompt_tokens
 from minipaged.execution.cuda_graphs import CudaRecorder, PaddedDecodes, RecordingError, replayed
 from minipaged.execution.kv_cache import DEFAULT_CPU_MEMORY, KVCache, block_bytes, gpu_budget, pool_size
+from minipaged.execution.packed_linear import can_pack, num_weights, pack_linears
 from minipaged.kernels.dispatch import select_backend
 from minipaged.scheduling.plan import Chunk, Sample, StepPlan, StepResult
 from minipaged.scheduling.preemption import PreemptionCosts
@@ -92,7 +93,10 @@ class ModelRunner:
             ModelLoadError: the model cannot be found or read.
         """
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(loading.load_model(name, config.dtype, device), config)
+        model = loading.load_model(name, config.dtype, device)
+        if device.type == "cpu" and can_pack():
+            pack_linears(model)
+        return cls(model, config)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -170,7 +174,7 @@ class ModelRunner:
     def _estimate_costs(self) -> PreemptionCosts:
         """Rough rates: PCIe 4 x16 and a GPU's matrix units, or one core's memory and vector units."""
         bandwidth, flops, overhead = (2e10, 1e14, 1e-5) if self.device.type == "cuda" else (5e9, 5e10, 1e-6)
-        flops_per_token = 2 * sum(parameter.numel() for parameter in self.model.parameters())
+        flops_per_token = 2 * num_weights(self.model)
         return PreemptionCosts(overhead, self.block_bytes / bandwidth, flops_per_token / flops)
 
     def _recorded_decodes(self, config: EngineConfig) -> PaddedDecodes:
