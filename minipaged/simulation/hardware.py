@@ -166,7 +166,7 @@ CONSTANT_SOURCES = {
     "0.6 req/s is 35 to 41 ms a step; the host time of a step (Python, launches) of a 2023 engine",
     "sequence_seconds": "fitted once, to Fig. 14 and 16: host time of a step for each sequence in it (input, "
     "block table, sample, text, in Python)",
-    "worker_seconds": "fitted once, to the range of Fig. 12 c: host time of a step for each further chip, one "
+    "worker_seconds": "fitted once, to the range of Fig. 12 c: host time of a step for each further chip, a "
     "remote call with the plan and its answer",
     "paged_read_tokens": "from Fig. 18 a: looking up a KV block costs as much as reading so many tokens of "
     "it, 22 % at block size 16 (published: 20 to 26 %)",

@@ -97,7 +97,7 @@ def _appendix() -> str:
         "",
         "The means of the first two are published (paper, Fig. 11), the variances are not: each sigma of the",
         "logarithm is fitted once, ShareGPT's to the mean context of a running request that Fig. 2 and 13 a",
-        "imply, Alpaca's to Fig. 15. Nothing is published about the sentences of the translation: a plausible",
+        "imply, Alpaca's to Fig. 15. Nothing is published about the translated sentences: a plausible",
         "pair of means, chosen with Fig. 16 in view. In a beam search each place draws its parent at random",
         f"with probability {BEAM_SWITCH:g}, else it continues its own; fitted once, to Fig. 15.",
     ]
