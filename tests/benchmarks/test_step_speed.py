@@ -38,7 +38,7 @@ def add(engine, num_requests, prompt_length, max_tokens=1000):
         engine.add_request(f"{prompt_length}-{number}", prompt, params)
 
 
-def decoding(model, context=300, **options):
+def decoding(model, context=200, **options):
     """An engine whose next steps are decodes only."""
     engine = engine_of(model, **options)
     add(engine, NUM_SEQUENCES, context)
@@ -76,7 +76,7 @@ def test_block_size(benchmark, llama, block_size):
 
 
 @pytest.mark.benchmark(group="a step of 32 decodes, by context", **cpu_time)
-@pytest.mark.parametrize("context", [30, 300, 900])
+@pytest.mark.parametrize("context", [30, 200, 600])
 def test_context(benchmark, llama, context):
     """What the part that grows with the context, attention, has in a step."""
     engine = decoding(llama, context)
@@ -142,7 +142,7 @@ def test_part(benchmark, llama, part):
 
 
 @pytest.mark.benchmark(group="a forward pass of 32 rows", **cpu_time)
-@pytest.mark.parametrize("what", ["transformers, no past", "paged, context 300"])
+@pytest.mark.parametrize("what", ["transformers, no past", "paged, context 200"])
 def test_against_the_model_alone(benchmark, llama, what):
     """The bound: the model's own layers over as many rows, attending to nothing before them."""
     alone = copy.deepcopy(llama)

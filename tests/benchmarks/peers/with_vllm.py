@@ -114,10 +114,11 @@ class Watch:
 
     def __enter__(self) -> Watch:
         pool, schedule = self._scheduler.kv_cache_manager.block_pool, self._scheduler.schedule
+        total = pool.num_gpu_blocks - 1  # without the null block
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             plan = schedule(*args, **kwargs)
-            self.peak_blocks = max(self.peak_blocks, pool.num_gpu_blocks - pool.get_num_free_blocks())
+            self.peak_blocks = max(self.peak_blocks, total - pool.get_num_free_blocks())
             self.preemptions += len(plan.preempted_req_ids or ())
             return plan
 
