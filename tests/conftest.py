@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from minipaged.learn import read_lessons
 from tests.student_parts import put, replacements
 from tests.trials import TrialRunner, matching
+
+# The same examples in every run, so that a red test is red for everybody; `--hypothesis-seed` draws others.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 LESSONS = read_lessons(Path(__file__).parent.parent)
 
@@ -53,6 +60,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for name in task.tests:
                 for item in matching(items, name):
                     item.add_marker(lesson.marker(number))
+
+
+@pytest.fixture(autouse=True)
+def log_levels() -> Iterator[None]:
+    """What one test silences (the simulator's warnings, say) the next one hears again."""
+    loggers = [logging.getLogger(name) for name in ("minipaged", "minipaged.scheduling")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.NOTSET)
+    yield
+    for logger, level in zip(loggers, before):
+        logger.setLevel(level)
 
 
 @pytest.fixture
