@@ -2,9 +2,8 @@
 
     StepPlan -> swap out, swap in, copies -> Batch -> model -> logits [R, V] -> samples
 
-Before the first step a probe pass of two tokens learns each layer's K/V shapes and refuses a model whose
-layers do not all attend through the pool; then the pool is sized.
-Paper: section 5 (implementation). Does NOT know: queues, why a plan is what it is, how tokens are chosen.
+First a probe pass of two tokens learns each layer's K/V shapes and refuses a model whose layers do not all
+attend through the pool. Does NOT know: queues, why a plan is what it is, how tokens are chosen.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from minipaged.execution.attention import (
 from minipaged.execution.batch import Batch, BatchBuilder, num_predicted_prompt_tokens
 from minipaged.execution.cuda_graphs import CudaRecorder, PaddedDecodes, RecordingError, replayed
 from minipaged.execution.kv_cache import DEFAULT_CPU_MEMORY, KVCache, block_bytes, gpu_budget, pool_size
-from minipaged.execution.packed_linear import can_pack, num_weights, pack_linears
 from minipaged.kernels.dispatch import select_backend
+from minipaged.kernels.packed_linear import can_pack, num_weights, pack_linears
 from minipaged.scheduling.plan import Chunk, Sample, StepPlan, StepResult
 from minipaged.scheduling.preemption import PreemptionCosts
 
@@ -79,11 +78,14 @@ class ModelRunner:
         self._sampler = sampler or Sampler(self.eos_token_ids, config.seed)
         self.cache = KVCache(specs, self.num_blocks, self.num_host_blocks, config.block_size, self.backend)
         self.builder = BatchBuilder(config.block_size, self.device)
-        # Other backends read lengths on the host; a graph would repeat those it was recorded with. `decodes`
-        # computes the steps of decodes alone; None: `compute` does, as it does all others.
-        can_record = self.device.type == "cuda" and self.backend.name == "triton"
-        self.decodes = self._recorded_decodes(config) if config.enable_cuda_graphs and can_record else None
-        self.preemption_costs = self._estimate_costs()
+        # (Other backends read lengths on the host; a graph would repeat those it was recorded with.)
+        can_record = (
+            config.enable_cuda_graphs and self.device.type == "cuda" and self.backend.name == "triton"
+        )
+        self.decodes = self._recorded_decodes(config) if can_record else None
+        self.preemption_costs = PreemptionCosts.estimate(
+            self.device.type, self.block_bytes, num_weights(model)
+        )
 
     @classmethod
     def load(cls, name: str, config: EngineConfig) -> ModelRunner:
@@ -170,12 +172,6 @@ class ModelRunner:
                 torch.zeros_like(rows)[None], (rows % self.max_model_len)[None], rows[:num_rows]
             )
         return probe.specs, logits[0]
-
-    def _estimate_costs(self) -> PreemptionCosts:
-        """Rough rates: PCIe 4 x16 and a GPU's matrix units, or one core's memory and vector units."""
-        bandwidth, flops, overhead = (2e10, 1e14, 1e-5) if self.device.type == "cuda" else (5e9, 5e10, 1e-6)
-        flops_per_token = 2 * num_weights(self.model)
-        return PreemptionCosts(overhead, self.block_bytes / bandwidth, flops_per_token / flops)
 
     def _recorded_decodes(self, config: EngineConfig) -> PaddedDecodes:
         # Longer contexts are cut at attention chunks, on the host.

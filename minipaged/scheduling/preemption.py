@@ -78,6 +78,12 @@ class PreemptionCosts(NamedTuple):
     seconds_per_block: float
     seconds_per_token: float
 
+    @staticmethod
+    def estimate(device: str, block_bytes: int, num_weights: int) -> PreemptionCosts:
+        """Rough rates: PCIe 4 x16 and a GPU's matrix units, or one core's memory and vector units."""
+        bandwidth, flops, overhead = (2e10, 1e14, 1e-5) if device == "cuda" else (5e9, 5e10, 1e-6)
+        return PreemptionCosts(overhead, block_bytes / bandwidth, 2 * num_weights / flops)
+
 
 class Auto(Swap):
     """Whichever is cheaper: moving the blocks out and in, or computing the tokens again.
