@@ -50,10 +50,11 @@ def engine(machine: Machine) -> None:
     def continuous_batching() -> None:
         model.generate_batch(inputs=prompts, generation_config=greedy)
 
-    def through(backend: str) -> Callable[[], None]:
+    def through(backend: str, graphs: bool = True) -> Callable[[], None]:
         blocks = num_requests * (-(-(longest + new_tokens) // 16) + 1)
         options = {
             "attention_backend": backend,
+            "enable_cuda_graphs": graphs,
             "num_blocks": blocks,
             "max_num_batched_tokens": 8192,
             "enable_prefix_caching": False,  # the second run has the first one's prompts
@@ -71,6 +72,7 @@ def engine(machine: Machine) -> None:
         "transformers generate": lambda: generate,
         "transformers generate_batch": lambda: continuous_batching,
         "engine, torch": lambda: through("torch"),
+        "engine, triton, no graphs": lambda: through("triton", graphs=False),
         "engine, triton": lambda: through("triton"),
     }
     parameters = f"{num_requests} prompts of {longest // 8}-{longest}, {new_tokens} new tokens"
