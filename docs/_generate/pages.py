@@ -53,7 +53,8 @@ def commands() -> str:
     assert run is not None
     assert test is not None
     return (
-        "Install it and generate text with the embedded model: 3 million parameters, no download, no GPU.\n\n"
+        "In a clone of the repository: install it and generate text with the embedded model (3 million "
+        "parameters, no download, no GPU).\n\n"
         f"{run[1]}\nInstall it and run the tests:\n\n{test[1]}"
     )
 
