@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from minipaged.simulation.hardware import UnknownNameError
-from minipaged.simulation.run import Run, Simulation
+from minipaged.simulation.records import Run
+from minipaged.simulation.run import Simulation
 from minipaged.simulation.workloads import Arrival
 
 

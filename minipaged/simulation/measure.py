@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from minipaged.simulation.run import Run, Simulation, Usage, simulate
+from minipaged.simulation.records import Run, Usage
+from minipaged.simulation.run import Simulation, simulate
 from minipaged.simulation.workloads import Workload, poisson
 
 SEED = 0

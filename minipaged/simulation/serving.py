@@ -15,7 +15,8 @@ from minipaged.scheduling import PreemptionCosts
 from minipaged.simulation.costs import CostModel
 from minipaged.simulation.executor import SimulatedExecutor
 from minipaged.simulation.hardware import CONSTANTS, Constants, Deployment
-from minipaged.simulation.run import Run, Simulation, queue_time, time_to_first_token
+from minipaged.simulation.records import Run, queue_time, time_to_first_token
+from minipaged.simulation.run import Simulation
 
 
 @dataclass

@@ -11,7 +11,8 @@ from minipaged.scheduling import ChunkedPrefill, PrefillFirst, Swap
 from minipaged.simulation.fleet import LeastLoaded, PrefixAware, RoundRobin, find_router, simulate_fleet
 from minipaged.simulation.hardware import UnknownNameError
 from minipaged.simulation.measure import saturate
-from minipaged.simulation.run import Simulation, quantile, simulate, time_to_first_token
+from minipaged.simulation.records import quantile, time_to_first_token
+from minipaged.simulation.run import Simulation, simulate
 from minipaged.simulation.scripts import ScriptedBeams, ScriptedSampling
 from minipaged.simulation.systems import OPT_13B, Setup, paged
 from minipaged.simulation.workloads import ALPACA, Arrival, Lengths, poisson, steady

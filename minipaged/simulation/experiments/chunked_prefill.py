@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from minipaged.scheduling import ChunkedPrefill, PrefillFirst
 from minipaged.simulation.experiments.common import capacity
 from minipaged.simulation.measure import on_trace
+from minipaged.simulation.records import time_to_first_token
 from minipaged.simulation.results import Case, Claim, Curve, Experiment, Outcome, Panel
-from minipaged.simulation.run import time_to_first_token
 from minipaged.simulation.systems import paged, setup
 from minipaged.simulation.workloads import Independent, Lognormal
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from minipaged.memory import Chunked, OnDemand, PageGrowth, Reserve
 from minipaged.simulation.measure import SEED
+from minipaged.simulation.records import inference_time, queue_time
 from minipaged.simulation.results import Case, Claim, Curve, Experiment, Outcome, Panel
-from minipaged.simulation.run import inference_time, queue_time, simulate
+from minipaged.simulation.run import simulate
 from minipaged.simulation.systems import paged, setup
 from minipaged.simulation.workloads import SHAREGPT, Independent, Lognormal, steady
 
