@@ -172,11 +172,8 @@ def lessons() -> dict[str, str]:
     """A page per lesson of `tutorials/`, and their index."""
     written = {}
     rows = []
-    for folder in sorted(ROOT.glob("tutorials/[0-9][0-9]_*")):
+    for folder in sorted(file.parent for file in ROOT.glob("tutorials/*/lesson.md")):
         name = f"{folder.name}.md"
-        if not (folder / "lesson.md").exists():
-            written[f"learn/{name}"] = f"# Lesson {folder.name[:2]}\n\nThis lesson has no text yet.\n"
-            continue
         about = tomllib.loads((folder / "tasks.toml").read_text())
         rows.append(f"| {folder.name[:2]} | [{about['title']}]({name}) | about {about['minutes']} minutes |")
         source = folder / "lesson.md"
@@ -195,9 +192,12 @@ def lessons() -> dict[str, str]:
             "minipaged learn next       # what to read, what to write",
             "minipaged learn check 01   # run the tests of a lesson on your code",
             "```\n",
-            "| | lesson | |",
+            "| number | lesson | time |",
             "|---|---|---|",
             *rows,
+            "",
+            "To look before you write: `tutorials/tour.ipynb`, a notebook of fifteen minutes whose pictures",
+            "are there without running it.",
             "",
         ]
     )
