@@ -252,7 +252,7 @@ def bench(
 
 app.command()(commands.reproduce)
 app.command()(with_engine_options(commands.simulate))
-app.command()(commands.calibrate)
+app.command()(with_engine_options(commands.calibrate))
 app.add_typer(learn.app, name="learn")
 
 
