@@ -224,7 +224,7 @@ def rewrite_links(text: str, source: Path, page: Path) -> str:
         if (lesson := re.fullmatch(r"tutorials/(\w+)(?:/lesson\.md)?/?", path)) is not None:
             where = f"learn/{lesson[1]}.md"
         elif path.startswith("docs/"):
-            where = path.removeprefix("docs/")
+            where = path.removeprefix("docs/") + ("/index.md" if (ROOT / path).is_dir() else "")
         if where is not None:
             return f"{image}[{label}]({os.path.relpath(where, page)}{anchor or ''})"
         address = os.environ.get("MINIPAGED_REPO_URL")

@@ -91,10 +91,13 @@ def test_a_docstring_becomes_text_and_its_drawing_code():
 def test_links_of_a_lesson_lead_to_the_pages_of_the_site(monkeypatch):
     """Catches links that work in the repository and break on the site."""
     monkeypatch.delenv("MINIPAGED_REPO_URL", raising=False)
-    lesson = "[a](../02_allocator/lesson.md#x) [b](../../minipaged/memory/allocator.py) [c](exercise.py)"
+    lesson = (
+        "[a](../02_allocator/lesson.md#x) [b](../../minipaged/memory/allocator.py) [c](exercise.py) "
+        "[d](../../docs/reproduce/)"
+    )
     source = ROOT / "tutorials/01_block_table"
     assert pages.rewrite_links(lesson, source, Path("learn")) == (
-        "[a](02_allocator.md#x) [b](../concepts/allocator.md) c"
+        "[a](02_allocator.md#x) [b](../concepts/allocator.md) c [d](../reproduce/index.md)"
     )
     monkeypatch.setenv("MINIPAGED_REPO_URL", "https://example.org/m")
     assert pages.rewrite_links("[c](exercise.py)", source, Path("learn")) == (
