@@ -147,7 +147,7 @@ def run_trials(
         source.write_text(
             json.dumps([{"name": t.name, "use": list(t.parts), "tests": list(t.tests)} for t in trials])
         )
-        command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider", "-m", ""]
         command += ["-o", "timeout=60", "--trials", str(source), "--trials-out", str(destination)]
         ran = subprocess.run(
             command, cwd=root, env={**os.environ, **(environment or {})}, capture_output=True, text=True

@@ -22,11 +22,13 @@ import pytest
 from minipaged import cli
 from minipaged.contracts import CONCEPTS
 from minipaged.learn import Lesson, Trial, read_lessons, run_trials
-from tests.docs.solutions import is_stub, solve, stubs, task_of
+from tests.docs.solutions import is_stub, originals, solve, stubs, task_of
 from tests.student_parts import replaced_by
 
 ROOT = Path(__file__).parents[2]
 LESSONS = read_lessons(ROOT)
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # there is none for macOS
+LESSONS = [lesson for lesson in LESSONS if HAS_TRITON or "TRITON_INTERPRET" not in lesson.environment]
 WITH_TASKS = [lesson for lesson in LESSONS if lesson.tasks]
 TASKS = [(lesson, number) for lesson in WITH_TASKS for number in range(1, len(lesson.tasks) + 1)]
 
@@ -69,7 +71,8 @@ def outcomes(tmp_path_factory) -> dict[str, dict[str, str]]:
         trials = groups.setdefault(tuple(lesson.environment.items()), [])
         trials.append(Trial(f"{lesson.number} stub", lesson.parts(lesson.start), tests))
         trials.append(Trial(f"{lesson.number} solved", lesson.parts(solve(lesson, folder)), tests))
-        trials.append(Trial(f"{lesson.number} own", [], tests))
+        if originals(lesson):
+            trials.append(Trial(f"{lesson.number} own", [], tests))
         trials += [
             Trial(f"{lesson.number} {part}", [use], [test])
             for part, (use, test) in wrong_parts(lesson).items()
@@ -90,7 +93,7 @@ def test_every_test_of_a_task_fails_on_the_stub(outcomes, lesson, number):
 @pytest.mark.parametrize(("lesson", "number"), TASKS, ids=name)
 def test_every_test_of_a_task_passes_on_the_solution(outcomes, lesson, number):
     """Catches an exercise whose given half does not fit the worked methods, and a broken test."""
-    for trial in ("solved", "own"):
+    for trial in ("solved", "own") if originals(lesson) else ("solved",):
         for test in lesson.tasks[number - 1].tests:
             assert outcomes[f"{lesson.number} {trial}"][test] == "", (trial, test)
 
@@ -195,7 +198,7 @@ def test_every_block_of_the_lesson_runs_and_prints_what_it_says(lesson, clone, m
 
 def run(command: str) -> str:
     """A command of a lesson, in this process if it is ours and needs no other environment."""
-    first, *arguments = shlex.split(command)
+    first, *arguments = [word for word in shlex.split(command) if not word.startswith("TRITON_INTERPRET=")]
     if first != "minipaged" or "TRITON_INTERPRET" in os.environ:
         words = [sys.executable, *([] if first == "python" else ["-m", first]), *arguments]
         ran = subprocess.run(words, capture_output=True, text=True)

@@ -60,7 +60,7 @@ def test_spare_blocks_stay_with_the_parent():
     assert pool.ref_count(3) == 1
 
 
-# -- lesson 08, tasks 2 and 3: a cache whose blocks come straight from its allocator --------------------------
+# -- lesson 08, tasks 2 and 3: a cache whose blocks come straight from its allocator -----
 
 
 def cache_of(*values, block_size=2, **options):
@@ -135,7 +135,7 @@ def test_the_first_block_of_a_content_is_the_one_that_is_found():
     assert cache.match(hashes[:1], tokens(1, 2)) == blocks[:1]
 
 
-# -- lesson 04, task 1, and lesson 07, task 1: one phase of a step at a time ----------------------------------
+# -- lesson 04, task 1, and lesson 07, task 1: one phase of a step at a time -----
 
 
 class Script:
@@ -283,7 +283,7 @@ def test_only_as_many_are_returned_as_were_asked_for():
     assert [s.num_generated_tokens for s in request.method.rank(request)] == [8]
 
 
-# -- lesson 06, tasks 2 and 3: one decision at a time ---------------------------------------------------------
+# -- lesson 06, tasks 2 and 3: one decision at a time -----
 
 
 def victim_of(kv, *num_tokens, fork=False):

@@ -1,0 +1,69 @@
+"""The policy of lesson 13: the worked one, or the one that `--use scheduler=...` puts in its place."""
+
+from pathlib import Path
+
+import pytest
+
+from minipaged.parts import load_part
+from minipaged.scheduling import FCFSScheduler
+from tests.toy import ToyEngine, alone, toy_scheduler
+
+WORKED = Path(__file__).parent / "worked/13_your_policy.py"
+
+
+@pytest.fixture
+def make(monkeypatch):
+    """Makes toy engines on the policy, prompts of the given lengths queued."""
+    part = load_part(f"{WORKED}:ShortestFirst") if FCFSScheduler.__module__.startswith("minipaged.") else None
+
+    def engine_of(lengths, patience=100, **options):
+        if part is not None:
+            monkeypatch.setattr("tests.toy.FCFSScheduler", part)
+        engine = ToyEngine(toy_scheduler(max_num_seqs=1, **options))
+        monkeypatch.setattr(type(engine.scheduler), "patience", patience, raising=False)
+        for number, length in enumerate(lengths):
+            engine.add([number] * length, 2)
+        return engine
+
+    return engine_of
+
+
+def order(engine):
+    """Run to the end; who was admitted when."""
+    engine.run()
+    return [e.request_id for plan in engine.plans for e in plan.events if e.kind == "admitted"]
+
+
+def test_the_shortest_prompt_is_admitted_first(make):
+    """Catches arrival order, the longest first, and the shortest output instead of the shortest prompt."""
+    assert order(make([9, 3, 6, 12])) == ["r1", "r2", "r0", "r3"]
+
+
+def test_of_equal_prompts_the_earlier_is_admitted_first(make):
+    """Catches an order that changes from step to step."""
+    assert order(make([5, 3, 5, 3, 5])) == ["r1", "r3", "r0", "r2", "r4"]
+
+
+def test_the_queue_is_back_in_order_of_arrival_after_each_step(make):
+    """Catches a queue left sorted by length: rollback, preemption and swapping count on arrival order."""
+    engine = make([9, 3, 6, 12])
+    engine.step()
+    assert [r.arrival for r in engine.scheduler.waiting] == [0, 2, 3]
+
+
+def test_the_order_changes_nothing_in_the_tokens(make):
+    """Catches a request that is lost or served twice."""
+    engine = make([9, 3, 6, 12, 1])
+    outputs = engine.run()
+    assert outputs == [alone(r.prompt_token_ids, 2, r.method) for r in engine.requests]
+
+
+def test_whoever_waited_too_long_goes_first(make):
+    """Catches starvation: with a patience of 3, the long prompt goes before the third short one behind it."""
+    assert order(make([9, 1, 1, 1, 1], patience=3)) == ["r0", "r1", "r2", "r3", "r4"]
+    assert order(make([9, 1, 1, 1, 1], patience=100)) == ["r1", "r2", "r3", "r4", "r0"]
+
+
+def test_the_impatient_go_in_order_of_arrival(make):
+    """Catches two that waited too long and are sorted by length again."""
+    assert order(make([9, 7, 1, 1, 1, 1], patience=3))[:2] == ["r0", "r1"]

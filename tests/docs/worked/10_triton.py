@@ -1,0 +1,129 @@
+"""Lesson 10, worked: the project's own kernels split and pack the work; this one does neither."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minipaged.kernels.metadata import AttentionMetadata
+
+
+@triton.jit
+def attend_kernel(
+    output,
+    query,
+    key_cache,
+    value_cache,
+    block_tables,
+    row_sequence,
+    row_position,
+    scale,
+    output_stride,
+    query_stride_row,
+    query_stride_head,
+    table_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_PADDED: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    KEY_PADDED: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PADDED: tl.constexpr,
+):
+    """One query row of one head: program (row, head).
+
+    output [T, Hq, Dv], contiguous: element (row, head, d) is at row * output_stride + head * VALUE_DIM + d.
+    query: element (row, head, d) is at row * query_stride_row + head * query_stride_head + d.
+    key_cache [blocks, Hkv, block_size, Dk] and value_cache [blocks, Hkv, block_size, Dv], contiguous.
+    block_tables: entry (sequence, logical) is at sequence * table_stride + logical.
+    row_sequence, row_position [T]: the sequence of a row, and its position there: it sees up to itself.
+
+    Sizes that end in _PADDED are powers of two, as tl.arange wants them: mask what is beyond.
+    """
+    row, head = tl.program_id(0), tl.program_id(1)
+    kv_head = head // GROUP
+    sequence = tl.load(row_sequence + row)
+    position = tl.load(row_position + row)
+    key_dim, value_dim = tl.arange(0, KEY_PADDED), tl.arange(0, VALUE_PADDED)
+    slot = tl.arange(0, BLOCK_PADDED)
+    q = tl.load(
+        query + row * query_stride_row + head * query_stride_head + key_dim, mask=key_dim < KEY_DIM, other=0.0
+    ).to(tl.float32)
+    maximum = float("-inf")
+    total = 0.0
+    mixed = tl.zeros([VALUE_PADDED], dtype=tl.float32)
+    for logical in range(0, position // BLOCK_SIZE + 1):
+        block = tl.load(block_tables + sequence * table_stride + logical).to(tl.int64)
+        entry = (block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + slot
+        visible = (slot < BLOCK_SIZE) & (logical * BLOCK_SIZE + slot <= position)
+        keys = tl.load(
+            key_cache + entry[:, None] * KEY_DIM + key_dim[None, :],
+            mask=visible[:, None] & (key_dim < KEY_DIM)[None, :],
+            other=0.0,
+        ).to(tl.float32)
+        scores = tl.where(visible, tl.sum(keys * q[None, :], axis=1) * scale, float("-inf"))
+        larger = tl.maximum(maximum, tl.max(scores, axis=0))
+        shrink = tl.exp(maximum - larger)
+        weights = tl.exp(scores - larger)
+        values = tl.load(
+            value_cache + entry[:, None] * VALUE_DIM + value_dim[None, :],
+            mask=visible[:, None] & (value_dim < VALUE_DIM)[None, :],
+            other=0.0,
+        ).to(tl.float32)
+        mixed = mixed * shrink + tl.sum(weights[:, None] * values, axis=0)
+        total = total * shrink + tl.sum(weights, axis=0)
+        maximum = larger
+    tl.store(
+        output + row * output_stride + head * VALUE_DIM + value_dim, mixed / total, mask=value_dim < VALUE_DIM
+    )
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Launch the kernel, one program a row and head. Given; window, softcap and sinks are for the brave."""
+    if sliding_window is not None or softcap is not None or sinks is not None:
+        raise ValueError("this kernel knows no sliding window, softcap or sinks; use a plain model")
+    num_rows, num_heads, key_dim = query.shape
+    num_kv_heads, block_size, value_dim = *key_cache.shape[1:3], value_cache.shape[-1]
+    sequences, positions = [], []
+    for sequence, context in enumerate(metadata.context_len_list):
+        first, end = metadata.query_start_list[sequence : sequence + 2]
+        sequences += [sequence] * (end - first)
+        positions += range(context - (end - first), context)
+    output = torch.empty(num_rows, num_heads, value_dim, dtype=query.dtype, device=query.device)
+    row_sequence, row_position = (
+        torch.tensor(numbers, dtype=torch.int32, device=query.device) for numbers in (sequences, positions)
+    )
+    attend_kernel[(num_rows, num_heads)](
+        output,
+        query,
+        key_cache,
+        value_cache,
+        metadata.block_tables,
+        row_sequence,
+        row_position,
+        scale,
+        output.stride(0),
+        query.stride(0),
+        query.stride(1),
+        metadata.block_tables.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=num_heads // num_kv_heads,
+        BLOCK_SIZE=block_size,
+        BLOCK_PADDED=triton.next_power_of_2(block_size),
+        KEY_DIM=key_dim,
+        KEY_PADDED=triton.next_power_of_2(key_dim),
+        VALUE_DIM=value_dim,
+        VALUE_PADDED=triton.next_power_of_2(value_dim),
+    )
+    return output

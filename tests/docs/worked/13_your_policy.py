@@ -1,0 +1,40 @@
+"""Lesson 13, worked: the module has no such policy, so it is here."""
+
+from collections import deque
+
+from minipaged.scheduling import FCFSScheduler as GivenScheduler
+from minipaged.scheduling import StepPlan
+
+
+class ShortestFirst(GivenScheduler):
+    """Admits the shortest prompt first, but nobody waits for ever.
+
+    Attributes:
+        patience: a request that arrived so many requests ago, or more, goes before all shorter ones.
+    """
+
+    patience = 100
+
+    def admit_waiting(
+        self, plan: StepPlan, budget: int, whole: bool = False, share: int | None = None
+    ) -> int:
+        """Admit in your order.
+
+        `super().admit_waiting(plan, budget, whole, share)` admits from the front of `self.waiting` until one
+        does not fit: put the queue into your order before, and back into the order of arrival
+        (`request.arrival`) after, for everything else counts on it. `self._num_arrived` is the number of
+        requests that have come so far.
+
+        Task 1: shortest prompt first (`request.prompt_token_ids`), of equals the earlier.
+        Task 2: those with `self._num_arrived - request.arrival > self.patience` before all others, in order
+        of arrival.
+        """
+        self.waiting = deque(sorted(self.waiting, key=self._urgency))
+        used = super().admit_waiting(plan, budget, whole, share)
+        self.waiting = deque(sorted(self.waiting, key=lambda request: request.arrival))
+        return used
+
+    def _urgency(self, request):
+        if self._num_arrived - request.arrival > self.patience:
+            return (0, 0, request.arrival)
+        return (1, len(request.prompt_token_ids), request.arrival)

@@ -1,0 +1,36 @@
+"""Lesson 13: a policy of your own. Write the method that raises; the lesson is in lesson.md beside this file.
+
+Check with    minipaged learn check 13
+Stuck?        minipaged learn hint 13
+"""
+
+from collections import deque
+
+from minipaged.scheduling import FCFSScheduler as GivenScheduler
+from minipaged.scheduling import StepPlan
+
+
+class ShortestFirst(GivenScheduler):
+    """Admits the shortest prompt first, but nobody waits for ever.
+
+    Attributes:
+        patience: a request that arrived so many requests ago, or more, goes before all shorter ones.
+    """
+
+    patience = 100
+
+    def admit_waiting(
+        self, plan: StepPlan, budget: int, whole: bool = False, share: int | None = None
+    ) -> int:
+        """Admit in your order.
+
+        `super().admit_waiting(plan, budget, whole, share)` admits from the front of `self.waiting` until one
+        does not fit: put the queue into your order before, and back into the order of arrival
+        (`request.arrival`) after, for everything else counts on it. `self._num_arrived` is the number of
+        requests that have come so far.
+
+        Task 1: shortest prompt first (`request.prompt_token_ids`), of equals the earlier.
+        Task 2: those with `self._num_arrived - request.arrival > self.patience` before all others, in order
+        of arrival.
+        """
+        raise NotImplementedError("Lesson 13, task 1: sort the queue, admit, and put it back in order")
