@@ -14,7 +14,7 @@ import torch
 from minipaged import LLM, BeamSearchParams, SamplingParams
 from minipaged.config import config_from
 from minipaged.execution.model_runner import ModelRunner
-from minipaged.execution.packed_linear import can_pack, pack_linears
+from minipaged.kernels.packed_linear import can_pack, pack_linears
 
 cpu_time = {"timer": time.process_time, "warmup": False}
 ROUNDS = 5

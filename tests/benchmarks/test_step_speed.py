@@ -13,7 +13,7 @@ import torch
 from minipaged import LLM, SamplingParams
 from minipaged.config import config_from
 from minipaged.execution.model_runner import ModelRunner
-from minipaged.execution.packed_linear import can_pack, pack_linears
+from minipaged.kernels.packed_linear import can_pack, pack_linears
 from minipaged.scheduling import StepResult
 from tests.benchmarks.test_kernels_speed import cpp
 
