@@ -105,6 +105,12 @@ def test_links_of_a_lesson_lead_to_the_pages_of_the_site(monkeypatch):
     )
 
 
+def test_a_comment_in_code_is_no_heading():
+    """Catches shell comments that gain a # when a file becomes a section of a page."""
+    text = "# A\n\n```bash\n# a comment\n```\n\n## B\n"
+    assert pages.one_level_down(text) == "## A\n\n```bash\n# a comment\n```\n\n### B\n"
+
+
 # -- the built site ---------------------------------------------------------------------------------
 
 

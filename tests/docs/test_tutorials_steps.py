@@ -2,7 +2,7 @@
 
 from minipaged.decoding import BeamSearch, BeamSearchParams, StopChecker
 from minipaged.memory import BlockAllocator, BlockTable, KVManager, OnDemand, PrefixCache, SwapSpace
-from minipaged.scheduling import Auto, PreemptionCosts, Swap
+from minipaged.scheduling import Auto, PreemptionCosts, Sample, Swap
 from tests.concepts.decoding_driver import make_request, make_sequence
 from tests.toy import ToyEngine, tokens, toy_scheduler
 
@@ -281,6 +281,21 @@ def test_only_as_many_are_returned_as_were_asked_for():
     """Catches a request for one text that gets three."""
     request = beams(num_return_sequences=1)
     assert [s.num_generated_tokens for s in request.method.rank(request)] == [8]
+
+
+# -- lesson 09, task 3 -----
+
+
+def test_candidates_are_compared_by_all_their_tokens():
+    """Catches a beam search that looks at the last token alone: the second beam offers likelier ones."""
+    params = BeamSearchParams(beam_width=2, max_tokens=20)
+    request = make_request([1, 2], BeamSearch(params, StopChecker(params, ())), params)
+    request.sequences = [make_sequence([1, 2], [3], params), make_sequence([1, 2], [4], params)]
+    request.sequences[0].cumulative_logprob, request.sequences[1].cumulative_logprob = -1.0, -3.0
+    samples = [Sample([5, 6], [-1.0, -1.1]), Sample([7, 8], [-0.1, -0.2])]
+    branches = request.method.advance(request, samples)
+    assert [branch.token_id for branch in branches] == [5, 6]
+    assert all(branch.parent is request.sequences[0] for branch in branches)
 
 
 # -- lesson 06, tasks 2 and 3: one decision at a time -----

@@ -52,7 +52,7 @@ class EachBeamKeepsOneChild(BeamSearch):
 class ForgetsTheSumSoFar(BeamSearch):
     """Compares candidates by their last token alone."""
 
-    caught_by = "test_ids_and_scores_are_those_of_transformers"
+    caught_by = "test_candidates_are_compared_by_all_their_tokens"
 
     def advance(self, request, samples):
         sums = [sequence.cumulative_logprob for sequence in request.sequences]
