@@ -127,6 +127,8 @@ class Engine:
         request = self._requests.get(request_id)
         if request is not None:
             self.scheduler.abort(request)
+            if request.is_finished:  # (in a step in flight it is ended, and counted, by the commit)
+                self.metrics.forget(request, self._clock())
             self._forget(request)
 
     @property
