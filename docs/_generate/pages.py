@@ -7,6 +7,7 @@ import os
 import re
 import tomllib
 import typing
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from minipaged.config import EngineConfig
 from minipaged.observability import palette
 from minipaged.simulation.reproduce import number_text, published_text
 
+Replacement = Callable[[re.Match[str]], str]
 Report = dict[tuple[str, str], Outcome] | None
 
 # Where a reader of the site finds a file of the repository: the page that includes it.
@@ -230,9 +232,18 @@ def rewrite_links(text: str, source: Path, page: Path) -> str:
         address = os.environ.get("MINIPAGED_REPO_URL")
         return f"{image}[{label}]({address}/blob/main/{path})" if address else label
 
-    parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)  # code is left alone
-    link = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
-    return "".join(part if part.startswith("```") else link.sub(rewritten, part) for part in parts)
+    return outside_code(text, re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)"), rewritten)
+
+
+def outside_code(text: str, pattern: re.Pattern[str], replacement: str | Replacement) -> str:
+    """Replace a pattern in Markdown, leaving fenced code alone."""
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if part.startswith("```") else pattern.sub(replacement, part) for part in parts)
+
+
+def one_level_down(text: str) -> str:
+    """Headings one rank lower, for a file that becomes a section of a page."""
+    return outside_code(text, re.compile(r"^(#+ )", re.MULTILINE), r"#\1")
 
 
 # -- messages, figures, benchmarks ----------------------------------------------------------------------
@@ -322,16 +333,12 @@ def benchmarks() -> str:
     pages = [page for page in sorted(folder.glob("*.md")) if page.name != "index.md"]
     results = sorted(folder.glob("*.json"))
     for page in pages:
-        lines.append(rewrite_links(_one_level_down(page.read_text()), folder, Path()))
+        lines.append(rewrite_links(one_level_down(page.read_text()), folder, Path()))
     for file in results:
         lines.append(_result(file))
     if not pages and not results:
         lines.append("No run is recorded yet. Make your own with `minipaged bench --workload FILE`.\n")
     return "\n".join(lines)
-
-
-def _one_level_down(text: str) -> str:
-    return re.sub(r"^(#+ )", r"#\1", text, flags=re.MULTILINE)
 
 
 def _result(file: Path) -> str:
