@@ -1,0 +1,82 @@
+"""`minipaged learn`: what a student sees before, while and after lesson 05, in a copy of the repository."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from minipaged.cli import app
+from minipaged.learn import LearnError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """A copy with lesson 05 alone."""
+    for folder in ("tests", "tutorials/.start", "tutorials/05_page_growth"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for link in ("minipaged", "kernels", "pyproject.toml"):
+        (tmp_path / link).symlink_to(ROOT / link)
+    monkeypatch.chdir(tmp_path)
+    exercise = tmp_path / "tutorials/05_page_growth/exercise.py"
+    shutil.copyfile(tmp_path / "tutorials/.start/05_page_growth.py", exercise)
+    return exercise
+
+
+def learn(*arguments):
+    result = CliRunner().invoke(app, ["learn", *arguments], env={"COLUMNS": "160"})
+    return result.exit_code, result.output
+
+
+def do_task_one(exercise):
+    text = exercise.read_text()
+    for what in ("the blocks of the tokens that exist", "the block of the next token"):
+        text = text.replace(f'raise NotImplementedError("Lesson 5, task 1: {what}")', "return (needed,)")
+    exercise.write_text(text)
+
+
+def test_progress_is_what_the_tests_say(clone):
+    """Catches progress that is stored: it must follow the exercise."""
+    code, output = learn("check", "05")
+    assert code == 1
+    assert output.count("✗") == 3
+    do_task_one(clone)
+    code, output = learn("check", "5")
+    assert code == 1
+    assert "✓ task 1: on demand  (2 of 2 tests)" in output
+    assert output.count("✗") == 2
+    assert "Lesson 5, task 2" in output
+
+
+def test_hint_and_next_are_about_the_first_task_that_is_not_green(clone):
+    """Catches a hint for what is done."""
+    assert "Task 1, on demand" in learn("hint", "05")[1]
+    do_task_one(clone)
+    assert "Task 2, reserve" in learn("hint", "05")[1]
+    assert "reserve (task 2)" in learn("next")[1]
+
+
+def test_reset_keeps_what_was_written(clone):
+    """Catches an hour of work that is gone."""
+    do_task_one(clone)
+    written = clone.read_text()
+    assert learn("reset", "05")[0] == 0
+    assert clone.read_text() == (ROOT / "tutorials/.start/05_page_growth.py").read_text()
+    assert clone.with_name("exercise.backup.py").read_text() == written
+
+
+def test_a_syntax_error_is_told_as_such(clone):
+    """Catches a traceback of the test runner."""
+    clone.write_text("class OnDemand(:\n")
+    code, output = learn("check", "05")
+    assert code == 1
+    assert "line 1 cannot be loaded: SyntaxError" in output
+
+
+def test_an_unknown_lesson_is_told():
+    """Catches a KeyError."""
+    result = CliRunner().invoke(app, ["learn", "check", "99"])
+    assert isinstance(result.exception, LearnError)
+    assert "there is no lesson 99; choose one of 00, 01" in str(result.exception)
