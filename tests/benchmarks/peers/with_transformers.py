@@ -95,10 +95,10 @@ def continuous(model: Any, task: SimpleNamespace) -> Any:
                 for one in requests
             ]
             while len(found) < len(names):
-                result = batcher.get_result(timeout=60)
-                if result is None:
+                result = batcher.get_result(timeout=1)
+                if result is None and not batcher.is_running():
                     raise RuntimeError("continuous batching has stopped")
-                if result.is_finished():
+                if result is not None and result.is_finished():
                     found[result.request_id] = result.generated_tokens
         return {"wall_s": watch.wall_s, "cpu_s": watch.cpu_s, "tokens": [found[name] for name in names]}
 
