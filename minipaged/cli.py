@@ -23,6 +23,7 @@ from rich.table import Table
 
 from minipaged import learn
 from minipaged.config import EngineConfig
+from minipaged.environment import prepare_process
 from minipaged.simulation import commands
 
 app = typer.Typer(
@@ -288,9 +289,7 @@ def _read_prompts(name: str) -> list[str]:
 
 def main() -> None:
     """Entry point of the `minipaged` command."""
-    # Small models on small machines: threads that spin while they wait steal the core they wait for.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    prepare_process()
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("minipaged").setLevel(logging.INFO)
     try:

@@ -61,10 +61,8 @@ class Driver:
             "OMP_NUM_THREADS": str(task["threads"]),
             "TOKENIZERS_PARALLELISM": "false",
         }
-        if task["threads"] == 1:
-            # Nobody to wait for: only the time of the one thread may count. Several are left to spin, as
-            # each library does by default; on a machine with other work that makes all of them slow.
-            environment["OMP_WAIT_POLICY"] = "passive"
+        # Threads that spin while they wait make every engine slow on a machine with other work, by up to 100x.
+        environment["OMP_WAIT_POLICY"] = "passive"
         self._engine = task["engine"]
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed with the process)
         self._process = subprocess.Popen(

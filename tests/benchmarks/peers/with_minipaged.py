@@ -5,12 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-from serve import Stopwatch, serve
+from minipaged.environment import prepare_process
 
-import minipaged
-from minipaged import LLM, BeamSearchParams, SamplingParams
-from minipaged.bench import run_workload
+prepare_process()  # what the command line does, before torch is there
+
+import torch  # noqa: E402
+from serve import Stopwatch, serve  # noqa: E402
+
+import minipaged  # noqa: E402
+from minipaged import LLM, BeamSearchParams, SamplingParams  # noqa: E402
+from minipaged.bench import run_workload  # noqa: E402
 
 
 def start(task: SimpleNamespace) -> Any:
