@@ -36,9 +36,5 @@ class Executor(Protocol):
     preemption_costs: PreemptionCosts
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run the moves of the plan (swap out, swap in, copies), compute its chunks, sample.
-
-        Returns:
-            One sample per chunk with candidates, in the order of the chunks.
-        """
+        """Run the plan's moves, compute its chunks, sample: one `Sample` per chunk with candidates, in order."""
         ...

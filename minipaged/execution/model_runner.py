@@ -36,8 +36,7 @@ from minipaged.scheduling.preemption import PreemptionCosts
 
 logger = logging.getLogger(__name__)
 
-TokenSampler = Callable[[Tensor, list[Chunk]], list[Sample]]
-"""logits [R, V] and the R chunks they belong to -> one `Sample` each."""
+TokenSampler = Callable[[Tensor, list[Chunk]], list[Sample]]  # logits [R, V], R chunks -> one sample each
 
 
 class ModelRunner:

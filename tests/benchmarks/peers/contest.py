@@ -61,7 +61,7 @@ class Driver:
             "OMP_NUM_THREADS": str(task["threads"]),
             "TOKENIZERS_PARALLELISM": "false",
         }
-        # Threads that spin while they wait make every engine slow on a machine with other work, by up to 100x.
+        # Spinning threads make every engine slow on a machine with other work, by up to 100x.
         environment["OMP_WAIT_POLICY"] = "passive"
         self._engine = task["engine"]
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed with the process)
