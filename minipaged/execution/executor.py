@@ -36,5 +36,5 @@ class Executor(Protocol):
     preemption_costs: PreemptionCosts
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run the plan's moves, compute its chunks, sample: one `Sample` per chunk with candidates, in order."""
+        """Run the plan's moves, compute its chunks, sample: one `Sample` per chunk with candidates."""
         ...
