@@ -94,7 +94,7 @@ class FCFSScheduler(Scheduler):
         """Bring swapped-out requests back, the earliest arrived first. Returns the tokens planned."""
         left = budget
         admitted = False
-        while self.swapped and not plan.num_preempted:
+        while self.swapped and left and not plan.num_preempted:
             request = self.swapped[0]
             if self.waiting and self.waiting[0].arrival < request.arrival:
                 # It was preempted after that one, but the host had no room for it: it is not new.

@@ -12,6 +12,8 @@ from minipaged.scheduling import (
     PreemptionCosts,
     PrefillFirst,
     Recompute,
+    RequestState,
+    StepPlan,
     Swap,
 )
 from tests.toy import ToyBeams, ToyEngine, ToySampling, alone, toy_scheduler
@@ -341,3 +343,17 @@ def test_small_blocks_make_swapping_dear():
         return next(e.detail["mode"] for plan in engine.plans for e in plan.events if e.kind == "preempted")
 
     assert (mode(1, 40), mode(8, 5)) == ("recompute", "swap")
+
+
+def test_a_step_without_budget_left_brings_nobody_back():
+    """A preempted request that takes blocks in a step that cannot compute any of its tokens."""
+    scheduler = toy_scheduler(16, 4, num_host_blocks=16, preemption=Swap())
+    engine = ToyEngine(scheduler)
+    earlier, later = engine.add(range(4)), engine.add(range(4, 8))
+    engine.step()
+    scheduler._preempt(StepPlan(1), later)
+    scheduler.preemption = Recompute()
+    scheduler._preempt(StepPlan(2), earlier)
+    assert scheduler.resume_preempted(StepPlan(3), 0) == 0
+    assert (earlier.state, later.state) == (RequestState.WAITING, RequestState.SWAPPED)
+    assert scheduler.kv.num_used == 0
