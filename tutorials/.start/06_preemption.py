@@ -50,7 +50,7 @@ class Auto(Swap):
         """Compare both estimates; recompute when they are equal, or when swapping is impossible.
 
         What moves: the distinct blocks that hold computed tokens (`kv.num_blocks_of(num_computed_tokens)` of
-        each sequence's `table.blocks`), out and in, each way costing `seconds_per_transfer +
+        each sequence's `table.blocks`), out and in, each block and way costing `seconds_per_transfer +
         seconds_per_block`. What is computed again: the computed tokens of all sequences, but a shared
         block only once: never more than blocks x `kv.block_size`, at `seconds_per_token`.
         """
