@@ -18,7 +18,8 @@ class FCFSScheduler(GivenScheduler):
 
         Those requests are `self._prefilling`, in order of arrival; `self._plan_request(plan, request, n)`
         plans up to n tokens, returns how many, and takes the request off that list when it is done (so
-        walk a copy). `self._allowance(request, left, share)` is how many tokens the request may have.
+        walk a copy). `self._allowance(request, left, share)` is how many tokens the request may have, where
+        `left` is what the ones before it left of the budget; with nothing left, stop. `share` is passed on.
 
         Returns:
             The tokens planned, at most `budget`.
@@ -37,6 +38,6 @@ class ChunkedPrefill:
         `admit_waiting`.
 
         Task 3: a prompt gets at most three quarters of the whole budget while others are behind it
-        (`share=`, for `continue_prefills` and `admit_waiting`; at least 1 token).
+        (`share=`, for `continue_prefills` and `admit_waiting`; rounded down, but at least 1 token).
         """
         raise NotImplementedError("Lesson 7, task 2: decodes first, then prompts with the rest of the budget")
