@@ -4,7 +4,12 @@ Check with    minipaged learn check 09
 Stuck?        minipaged learn hint 09
 
 A decoding method never sees a block. It answers with branches: Branch(parent, token_id, logprob, finish_reason,
-sample_index, top_logprobs). The scheduler turns them into fork, append and free.
+sample_index, top_logprobs). The scheduler turns them into fork, append and free, and adds logprob to the sum.
+
+What you may ask:
+    samples    one for each of request.sequences, in that order; a sample has token_ids and logprobs, lists
+               with an entry for each candidate, and top_logprobs, such a list or None
+    sequence   num_generated_tokens; cumulative_logprob, the sum of their log-probabilities
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -28,7 +33,7 @@ class SamplingMethod(GivenSampling):
 
         `self.stop.check(sequence, token_id)` is the finish reason or None. Where a sequence forks, its
         branches are numbered 0, 1, ... (`sample_index`); elsewhere the number stays (None).
-        `sample.top_logprobs`, if there is one, has an entry for each candidate.
+        `sample.top_logprobs`, if there is one, has an entry for each candidate, for its branch.
         """
         raise NotImplementedError("Lesson 9, task 1: one branch per candidate")
 
@@ -40,6 +45,7 @@ class BeamSearch(GivenBeamSearch):
     (`check`, `end_ids`), and the bookkeeping of finished hypotheses:
     self._enters(total, num_generated_tokens) says whether one is among the W best, and remembers it;
     self._is_done(request, best_total, num_generated_tokens) whether the live beams may stop.
+    Both count the new token: total with its log-probability, and one token more than the sequence has.
     """
 
     # -- task 2 ---------------------------------------------------------------------------------
@@ -60,6 +66,7 @@ class BeamSearch(GivenBeamSearch):
         1. All candidates of all beams in one list, by cumulative log-probability (equals: the better
            beam, then the smaller token); the best `self.num_candidates(request)` count, -inf never.
         2. One that ends is a hypothesis only if it is among the first W and `self._enters`.
-        3. The first W that do not end go on, unless `self._is_done` (asked about the best of them).
+        3. The first W that do not end go on, unless `self._is_done` (asked about the best of them, if there
+           is one): then only the hypotheses are returned.
         """
         raise NotImplementedError("Lesson 9, task 3: the best W of all beams' candidates go on")
