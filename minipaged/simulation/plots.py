@@ -1,8 +1,9 @@
-"""Figures from the JSON of an experiment, drawn like the sources' own: one row of panels, one SVG or PNG.
+"""Figures from the JSON of an experiment, drawn like the sources' own: panels, one legend, one SVG or PNG.
 
 Readable on white paper and on a dark page: no background, grey text, a palette for colour-blind readers,
-and a marker or hatch for every curve. The same JSON gives the same file, byte for byte. matplotlib (the
-extra "plot") is imported only when something is drawn.
+and a marker or hatch for every curve. A label looks the same in all panels, a system in all figures. The
+same JSON gives the same file, byte for byte. matplotlib (the extra "plot") is imported only when something
+is drawn.
 """
 
 from __future__ import annotations
@@ -14,6 +15,18 @@ GREY = "#767676"  # as far from white as from black
 PALETTE = ("#D55E00", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#56B4E9")  # Okabe and Ito
 MARKERS = "sv^Do*"
 HATCHES = ("", "///", "...", "xx")
+SYSTEMS = ("FasterTransformer", "Orca (Max)", "Orca (Pow2)", "Orca (Oracle)", "paged")
+CHARACTERS = 14.5
+"""Of the legend, in an inch."""
+STYLE: Any = {
+    "font.size": 9,
+    "legend.fontsize": 8.5,
+    "axes.titlesize": 10,
+    "svg.hashsalt": "minipaged",
+    **dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "hatch.color"), GREY
+    ),
+}
 
 
 class PlotError(ValueError):
@@ -26,57 +39,75 @@ def save_figure(result: dict[str, Any], path: Path) -> None:
     Raises:
         PlotError: matplotlib is not installed.
     """
+    figure = draw(result)
+    import matplotlib
+
+    metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {}
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(path, transparent=True, metadata=metadata, dpi=160)
+
+
+def draw(result: dict[str, Any]) -> Any:
+    """The same as a matplotlib `Figure`.
+
+    Raises:
+        PlotError: matplotlib is not installed.
+    """
     try:
         import matplotlib
     except ImportError:
         raise PlotError("figures need matplotlib; install the extra: pip install 'minipaged[plot]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
-    style: Any = {
-        "font.size": 9,
-        "svg.hashsalt": "minipaged",
-        **dict.fromkeys(
-            ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "hatch.color"),
-            GREY,
-        ),
-    }
     panels = result["panels"]
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    with pyplot.rc_context(style):
-        figure, axes = pyplot.subplots(
-            rows, columns, figsize=(4.0 * columns + 0.4, 3.1 * rows), squeeze=False, layout="constrained"
-        )
-        for axis, panel in zip(axes.flat, panels):
-            _draw(axis, panel)
-        for axis in axes.flat[len(panels) :]:
-            axis.set_visible(False)
-        metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {}
-        figure.savefig(path, transparent=True, metadata=metadata, dpi=160)
-        pyplot.close(figure)
+    width = (0, 4.6, 7.2, 9.6)[columns]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, 2.7 * rows + 0.4), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
+        order = _order([curve["label"] for panel in panels for curve in panel["curves"]])
+        for number, panel in enumerate(panels, start=1):
+            _panel(figure.add_subplot(rows, columns, number), panel, order)
+        _legend(figure, width)
+    return figure
 
 
-def _draw(axis: Any, panel: dict[str, Any]) -> None:
+def _order(labels: list[str]) -> list[str]:
+    """Labels in the order of their looks."""
+    return list(SYSTEMS if set(labels) <= set(SYSTEMS) else dict.fromkeys(labels))
+
+
+def _legend(figure: Any, width: float) -> None:
+    """One for all panels, below them: in as few rows as fit, the rows equally long."""
+    handles: dict[str, Any] = {}
+    for axis in figure.axes:
+        for handle, label in zip(*axis.get_legend_handles_labels()):
+            handles.setdefault(label, handle)
+    across = max(1, int(width * CHARACTERS / (max(map(len, handles)) + 9)))
+    rows = -(-len(handles) // across)
+    figure.legend(
+        handles.values(), handles, loc="outside lower center", ncols=-(-len(handles) // rows), frameon=False
+    )
+
+
+def _panel(axis: Any, panel: dict[str, Any], order: list[str]) -> None:
     if panel["kind"] == "line":
-        _lines(axis, panel)
+        _lines(axis, panel, order)
     else:
-        _bars(axis, panel)
-    axis.set_title(panel["title"], fontsize=10)
+        _bars(axis, panel, order)
+    axis.set_title(panel["title"])
     axis.set_xlabel(panel["x_label"])
     axis.set_ylabel(panel["y_label"])
     if panel["y_limit"] is not None:
         axis.set_ylim(0, panel["y_limit"])
     axis.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
-    below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.1), "ncols": 3}
-    legend = axis.legend(fontsize=7.5, frameon=False, **({} if panel["kind"] == "line" else below))
-    for text in legend.get_texts():
-        text.set_color(GREY)
 
 
-def _lines(axis: Any, panel: dict[str, Any]) -> None:
-    for i, curve in enumerate(panel["curves"]):
+def _lines(axis: Any, panel: dict[str, Any], order: list[str]) -> None:
+    for curve in panel["curves"]:
+        i = order.index(curve["label"])
         axis.plot(
             curve["x"],
             curve["y"],
@@ -92,19 +123,25 @@ def _lines(axis: Any, panel: dict[str, Any]) -> None:
         ticks = sorted({x for curve in panel["curves"] for x in curve["x"]})
         axis.set_xticks(ticks, [str(tick) for tick in ticks])
     if panel["y_scale"] == "log":
+        from matplotlib.ticker import LogLocator, NullFormatter
+
         axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter(NullFormatter())
     elif panel["y_limit"] is None:
         axis.set_ylim(bottom=0)
 
 
-def _bars(axis: Any, panel: dict[str, Any]) -> None:
+def _bars(axis: Any, panel: dict[str, Any], order: list[str]) -> None:
     curves = panel["curves"]
     names = list(dict.fromkeys(x for curve in curves for x in curve["x"]))
     stacked = panel["kind"] == "stacked"
     width = 0.7 if stacked else 0.8 / len(curves)
     bottom = dict.fromkeys(names, 0.0)
-    for i, curve in enumerate(curves):
-        shift = 0.0 if stacked else (i - (len(curves) - 1) / 2) * width
+    for place, curve in enumerate(curves):
+        i = order.index(curve["label"])
+        shift = 0.0 if stacked else (place - (len(curves) - 1) / 2) * width
         published = curve["published"]
         bars = axis.bar(
             [names.index(x) + shift for x in curve["x"]],
@@ -118,7 +155,7 @@ def _bars(axis: Any, panel: dict[str, Any]) -> None:
             label=curve["label"],
         )
         if not stacked:
-            axis.bar_label(bars, fmt="%.3g", fontsize=7, color=GREY)
+            axis.bar_label(bars, fmt="%.3g", fontsize=8, color=GREY)
         for x, y in zip(curve["x"], curve["y"]):
             bottom[x] += y if stacked else 0.0
-    axis.set_xticks(range(len(names)), names, fontsize=8 if len(names) < 5 else 7)
+    axis.set_xticks(range(len(names)), [str(name).replace(" (", "\n(") for name in names], fontsize=8.5)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 import typer
@@ -185,6 +186,43 @@ def test_the_same_result_gives_the_same_figure_byte_for_byte(tmp_path):
     drawn = (tmp_path / "a.svg").read_bytes()
     assert drawn == (tmp_path / "b.svg").read_bytes()
     assert b"#ffffff" not in drawn.lower(), "a white background hides the grey text of a dark page's theme"
+
+
+def test_the_legend_lies_below_all_panels_and_on_the_sheet(tmp_path):
+    """Catches a legend over the bars or the axis' name, and one whose ends are cut off."""
+    pytest.importorskip("matplotlib", reason="figures need the extra `plot`")
+    result = _result()
+    for panels in (result["panels"], result["panels"][2:3]):
+        for curve in panels[0]["curves"]:
+            curve["label"] += ", with a name that takes the room of a few"
+        figure = plots.draw({"panels": panels})
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        box, sheet = legend.get_window_extent(), figure.bbox
+        assert sheet.x0 <= box.x0 < box.x1 <= sheet.x1
+        assert all(axis.get_tightbbox().y0 >= box.y1 for axis in figure.axes)
+        assert [text.get_text() for text in legend.get_texts()][:2] == [
+            curve["label"] for curve in panels[0]["curves"]
+        ]
+
+
+def test_a_label_looks_the_same_in_all_panels_and_a_system_in_all_figures():
+    """Catches colours counted panel by panel: one legend would be wrong for all but the first."""
+    pytest.importorskip("matplotlib", reason="figures need the extra `plot`")
+    lines = [
+        Panel(title, "x", "y", [Curve(label, [1, 2], [1.0, 2.0]) for label in labels])
+        for title, labels in (("a", ["one", "two"]), ("b", ["two"]), ("c", ["paged", "one"]))
+    ]
+
+    def colours(*panels: Panel) -> list[dict[str, str]]:
+        figure = plots.draw({"panels": [asdict(panel) for panel in panels]})
+        return [{line.get_label(): line.get_color() for line in axis.lines} for axis in figure.axes]
+
+    first, second = colours(*lines[:2])
+    assert second["two"] == first["two"] != first["one"]
+    alone = Panel("d", "x", "y", [Curve("paged", [1], [1.0])])
+    several = Panel("e", "x", "y", [Curve(name, [1], [1.0]) for name in ("Orca (Max)", "paged")])
+    assert colours(alone)[0]["paged"] == colours(several)[0]["paged"]
 
 
 def test_the_page_shows_paper_beside_measured_with_reason_and_command():

@@ -54,7 +54,7 @@ def conclude(results: Mapping[tuple[str, int], tuple[float, list[tuple[float, fl
             for name, label in LABELS.items()
         ]
         axes = ("request rate [req/s]", "normalized latency [s/token]")
-        panels.append(Panel(f"{SHOTS[prefix]}, {prefix} tokens", *axes, curves, y_limit=1.0))
+        panels.append(Panel(f"{SHOTS[prefix]}, {prefix} tokens", *axes, curves, y_limit=0.2))
     return Outcome(claims, panels)
 
 

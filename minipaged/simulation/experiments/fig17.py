@@ -42,7 +42,7 @@ def conclude(results: Mapping[str, tuple[float, list[tuple[float, float]]]]) -> 
     ]
     curves = [Curve(LABELS[n], [x for x, _ in results[n][1]], [y for _, y in results[n][1]]) for n in SYSTEMS]
     axes = ("request rate [req/s]", "normalized latency [s/token]")
-    return Outcome(claims, [Panel("chatbot, OPT-13B", *axes, curves, y_limit=1.0)])
+    return Outcome(claims, [Panel("chatbot, OPT-13B", *axes, curves, y_limit=0.12)])
 
 
 EXPERIMENT = Experiment(
