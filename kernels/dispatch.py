@@ -1,4 +1,4 @@
-"""One small table: backend name -> the four operations that touch the KV pool.
+"""One small table: backend name -> the operations on the KV pool, and the greedy choice.
 
 `torch` runs anywhere; `cpp` needs a CPU and a C++ compiler; `triton` needs a GPU (or, for tests, Triton's
 interpreter). The latter two are imported only when they are chosen.
@@ -17,6 +17,7 @@ from torch import Tensor
 from minipaged.kernels.cpp.build import BuildError, load_library
 from minipaged.kernels.reference import attention as reference_attention
 from minipaged.kernels.reference import cache as reference_cache
+from minipaged.kernels.reference.sampling import greedy_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class Backend(NamedTuple):
     paged_attention: Callable[..., Tensor]
     copy_blocks: Callable[..., None]
     swap_blocks: Callable[..., None]
+    greedy_tokens: Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def _load_torch() -> Backend:
@@ -38,21 +40,31 @@ def _load_torch() -> Backend:
         reference_attention.paged_attention,
         reference_cache.copy_blocks,
         reference_cache.swap_blocks,
+        greedy_tokens,
     )
 
 
 def _load_cpp() -> Backend:
-    from minipaged.kernels.cpp import attention
+    from minipaged.kernels.cpp import attention, elementwise
 
     return _load_torch()._replace(
-        name="cpp", write_kv=attention.write_kv, paged_attention=attention.paged_attention
+        name="cpp",
+        write_kv=attention.write_kv,
+        paged_attention=attention.paged_attention,
+        greedy_tokens=elementwise.greedy_tokens,
     )
 
 
 def _load_triton() -> Backend:
     from minipaged.kernels.triton import attention, cache
 
-    return Backend("triton", cache.write_kv, attention.paged_attention, cache.copy_blocks, cache.swap_blocks)
+    return _load_torch()._replace(
+        name="triton",
+        write_kv=cache.write_kv,
+        paged_attention=attention.paged_attention,
+        copy_blocks=cache.copy_blocks,
+        swap_blocks=cache.swap_blocks,
+    )
 
 
 BACKENDS: dict[str, Callable[[], Backend]] = {

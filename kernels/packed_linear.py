@@ -41,6 +41,17 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
 
 
+def stack_linears(*linears: nn.Linear) -> nn.Linear:
+    """One layer whose output is that of all the given ones, which read the same rows, side by side."""
+    bias = linears[0].bias is not None
+    rows, columns = sum(linear.out_features for linear in linears), linears[0].in_features
+    stacked = nn.Linear(columns, rows, bias, device="meta")
+    stacked.weight = nn.Parameter(torch.cat([linear.weight for linear in linears]), requires_grad=False)
+    if bias:
+        stacked.bias = nn.Parameter(torch.cat([linear.bias for linear in linears]), requires_grad=False)
+    return stacked
+
+
 def can_pack() -> bool:
     """Whether this build of PyTorch has oneDNN's packed products."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -56,9 +67,3 @@ def pack_linears(model: nn.Module) -> int:
                 setattr(module, name, PackedLinear(child))
                 count += 1
     return count
-
-
-def num_weights(model: nn.Module) -> int:
-    """Numbers a forward pass multiplies by, packed ones included."""
-    packed = sum(m.in_features * m.out_features for m in model.modules() if isinstance(m, PackedLinear))
-    return packed + sum(parameter.numel() for parameter in model.parameters())

@@ -1,6 +1,6 @@
 """Compile the C++ kernels once for this machine, and keep the result.
 
-The library lies in the user's cache directory under a name made from everything that shaped it: source,
+The library lies in the user's cache directory under a name made from everything that shaped it: sources,
 command, compiler, processor. So nothing is ever rebuilt in vain or used where it does not belong. It is
 written beside its place and then renamed: processes that start together each find all of it or none.
 Does NOT know: attention, tensors.
@@ -16,7 +16,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("paged_attention.cpp")
+SOURCES = [Path(__file__).with_name(name) for name in ("paged_attention.cpp", "elementwise.cpp")]
 HEADER = Path(__file__).with_name("vectors.h")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
 
@@ -44,14 +44,14 @@ def cache_directory() -> Path:
 
 
 def library_path(compiler: str) -> Path:
-    """Where the library of this source, compiler and processor belongs.
+    """Where the library of these sources, compiler and processor belongs.
 
     Raises:
         BuildError: the compiler does not run.
     """
-    sources = [SOURCE.read_text(), HEADER.read_text()]
-    parts = [*sources, compiler, *FLAGS, _run([compiler, "--version"]), _processor()]
-    return cache_directory() / f"attention-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
+    texts = [path.read_text() for path in (*SOURCES, HEADER)]
+    parts = [*texts, compiler, *FLAGS, _run([compiler, "--version"]), _processor()]
+    return cache_directory() / f"kernels-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
 
 
 @cache
@@ -68,7 +68,7 @@ def load_library() -> ctypes.CDLL:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
                 built = Path(scratch) / path.name
-                _run([compiler, *FLAGS, str(SOURCE), "-o", str(built)])
+                _run([compiler, *FLAGS, *map(str, SOURCES), "-o", str(built)])
                 built.rename(path)
         return ctypes.CDLL(str(path))
     except OSError as error:

@@ -29,11 +29,42 @@ Vec load(const float* source) {
 
 void store(float* destination, Vec vector) { std::memcpy(destination, &vector, sizeof vector); }
 
-// ---- Rows of the two storage types: CHUNK elements become two vectors ------------------------------------
-
 struct BFloat16 {
     uint16_t bits;
 };
+using Halves = uint16_t __attribute__((vector_size(2 * LANES)));
+
+Vec load(const BFloat16* source) {
+    Halves bits;
+    std::memcpy(&bits, source, sizeof bits);
+    return (Vec)(__builtin_convertvector(bits, Int) << 16);
+}
+
+void store(BFloat16* destination, Vec vector) {  // rounded to nearest even
+    const Int bits = (Int)vector;
+    const Int rounded = vector == vector ? bits + 0x7fff + (bits >> 16 & 1) : Int{} + 0x7fc00000;
+    const Halves halves = __builtin_convertvector(rounded >> 16, Halves);
+    std::memcpy(destination, &halves, sizeof halves);
+}
+
+// The end of a row: `count` elements, at most LANES; the others are zero, and stay as they are.
+template <class T>
+Vec load(const T* source, int64_t count) {
+    if (count >= LANES) return load(source);
+    T elements[LANES] = {};
+    std::memcpy(elements, source, count * sizeof(T));
+    return load(elements);
+}
+
+template <class T>
+void store(T* destination, Vec vector, int64_t count) {
+    if (count >= LANES) return store(destination, vector);
+    T elements[LANES];
+    store(elements, vector);
+    std::memcpy(destination, elements, count * sizeof(T));
+}
+
+// ---- Rows of the two storage types: CHUNK elements become two vectors ------------------------------------
 
 void load_chunk(const float* source, Vec& first, Vec& second) {
     first = load(source);

@@ -10,7 +10,7 @@ Knows neither blocks nor models. Imported only by what runs a model: it needs to
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 
 import torch
@@ -18,6 +18,7 @@ import torch
 from minipaged.decoding.logits import edit_logits, filter_logits
 from minipaged.decoding.noise import gumbel_noise, mix, noise_key
 from minipaged.decoding.params import SamplingParams
+from minipaged.kernels.reference.sampling import greedy_tokens
 from minipaged.scheduling.plan import Chunk, Sample
 from minipaged.scheduling.request import Sequence
 
@@ -32,11 +33,18 @@ class Sampler:
         eos_token_ids: the model's EOS tokens.
         seed: of requests without a seed; each gets a random stream by its place in the order of
             arrival, so two equal requests differ, and a whole run can be repeated.
+        greedy: the backend's choice for steps in which every row is greedy and wants nothing else.
     """
 
-    def __init__(self, eos_token_ids: Collection[int] = (), seed: int = 0) -> None:
+    def __init__(
+        self,
+        eos_token_ids: Collection[int] = (),
+        seed: int = 0,
+        greedy: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = greedy_tokens,
+    ) -> None:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.seed = seed
+        self._greedy = greedy
 
     def __call__(self, logits: torch.Tensor, chunks: SequenceOf[Chunk]) -> list[Sample]:
         """Sample.
@@ -52,7 +60,7 @@ class Sampler:
         logits = logits.float()
         params = [chunk.sequence.request.params for chunk in chunks]
         if all(isinstance(p, SamplingParams) and p.is_plain_greedy for p in params):
-            return self._greedy(logits)
+            return [Sample([t], [p]) for t, p in zip(*_on_host(*self._greedy(logits)))]
         total = logits.logsumexp(-1)
         edited = edit_logits(logits, [chunk.sequence for chunk in chunks], self.eos_token_ids)
         samples: dict[int, Sample] = {}
@@ -73,12 +81,6 @@ class Sampler:
         if rows:
             samples |= _as_samples(logits, total, rows, torch.cat(picks), params)
         return [samples[row] for row in range(len(chunks))]
-
-    @staticmethod
-    def _greedy(logits: torch.Tensor) -> list[Sample]:
-        tokens = logits.argmax(-1, keepdim=True)
-        logprobs = logits.gather(1, tokens).squeeze(1) - logits.logsumexp(-1)
-        return [Sample([t], [p]) for t, p in zip(*_on_host(tokens.squeeze(1), logprobs))]
 
     def _draw(self, logits: torch.Tensor, chunks: list[Chunk]) -> torch.Tensor:
         """Token ids [candidates of all chunks], in the order of the chunks."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
-from minipaged.execution.chunked_attention import split_at_chunks
+from minipaged.kernels.chunked_attention import split_at_chunks
 from minipaged.kernels.dispatch import Backend
 from minipaged.kernels.metadata import AttentionMetadata
 
@@ -177,6 +177,18 @@ def attention_step(step: AttentionStep) -> Iterator[None]:
         _step_in_force.reset(token)
 
 
+def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
+    """Ask the step in force; see `AttentionStep.attend`.
+
+    Raises:
+        RuntimeError: the model is run by somebody else than this package.
+    """
+    step = _step_in_force.get(None)
+    if step is None:
+        raise RuntimeError(f"attn_implementation {NAME!r} runs inside `attention_step` only")
+    return step.attend(module, query, key, value, options)
+
+
 # What models hand over besides, which changes nothing here: it says again what the step knows better, or it
 # is addressed to other parts of the model and passes by.
 IGNORED_KEYWORDS = {
@@ -210,18 +222,15 @@ def paged_attention_hook(
 
     Raises:
         UnsupportedModelError: a mask or an argument that paged attention does not know.
-        RuntimeError: the model is run by somebody else than this package.
+        RuntimeError: see `attend`.
     """
-    step = _step_in_force.get(None)
-    if step is None:
-        raise RuntimeError(f"attn_implementation {NAME!r} runs inside `attention_step` only")
     if attention_mask is not None:
         raise UnsupportedModelError(f"{type(module).__name__} brings a mask of its own")
     for name, argument in others.items():
         if argument is not None and name not in IGNORED_KEYWORDS:
             raise UnsupportedModelError(f"{type(module).__name__} asks for {name!r} in its attention")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output = step.attend(
+    output = attend(
         module,
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),

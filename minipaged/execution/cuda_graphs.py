@@ -23,18 +23,13 @@ import torch
 from torch import Tensor
 
 from minipaged.execution.batch import Batch
-from minipaged.execution.loading import in_one_line
+from minipaged.kernels.cuda_graph import Compute
 from minipaged.kernels.metadata import AttentionMetadata
 
 Forward = Callable[[Batch], Tensor]  # a step -> its logits [R, V]
-Compute = Callable[[], Tensor]  # the same, of the step that lies in the static tensors
 
 ROW_STEP = 32  # all rows share one read of the weights: some padding costs little
 SHORTEST_CONTEXT = 512
-
-
-class RecordingError(RuntimeError):
-    """What was to be recorded cannot be; the message says why."""
 
 
 def padded_rows(rows: int, limit: int) -> int:
@@ -131,47 +126,3 @@ def replayed(forward: Forward, record: Callable[[Compute], Compute]) -> Forward:
         return replays[shape]()
 
     return run
-
-
-class CudaRecorder:
-    """Records computations as CUDA graphs, on a CUDA or ROCm device: call it with one, and get its replay.
-
-    No two of them run at a time, so they share a memory pool, and one tensor [max_rows, V] for results.
-    """
-
-    def __init__(self, device: torch.device, max_rows: int) -> None:
-        self._device = device
-        self._max_rows = max_rows
-        self._stream = torch.cuda.Stream(device)  # recordings that share a pool must share their stream
-        self._pool = torch.cuda.graph_pool_handle()
-        self._results: Tensor | None = None
-
-    def __call__(self, compute: Compute) -> Compute:
-        """Record a computation that bears repetition; raise RecordingError if no graph can hold it."""
-        caller = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(caller)
-        waiting = torch.cuda.get_sync_debug_mode()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.stream(self._stream):
-                logits = compute()  # compiles kernels, which cannot be recorded
-                # Waiting for the device cannot be, either; better found out here than half-way through.
-                torch.cuda.set_sync_debug_mode("error")
-                compute()
-                torch.cuda.set_sync_debug_mode(waiting)
-                if self._results is None:
-                    self._results = logits.new_empty((self._max_rows, logits.shape[1]))
-                result = self._results[: logits.shape[0]]
-                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-                    result.copy_(compute())
-        except RuntimeError as error:
-            raise RecordingError(in_one_line(error)) from error
-        finally:
-            torch.cuda.set_sync_debug_mode(waiting)
-            caller.wait_stream(self._stream)
-
-        def replay() -> Tensor:
-            graph.replay()
-            return result
-
-        return replay

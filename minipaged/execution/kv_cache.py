@@ -8,19 +8,17 @@ Paper: sections 4.2, 4.3 (copy-on-write), 4.5 (swapping), 5.1. Does NOT know: wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from minipaged.config import ConfigError, EngineConfig
+from minipaged.config import ConfigError
 from minipaged.execution.attention import LayerSpec
 from minipaged.kernels.dispatch import Backend
 from minipaged.kernels.layout import cache_shape
 from minipaged.memory import BlockCopy
-
-DEFAULT_CPU_MEMORY = 1 << 30
 
 
 class KVCache:
@@ -125,45 +123,3 @@ def block_bytes(specs: dict[int, LayerSpec], block_size: int) -> int:
         block_size * spec.num_kv_heads * (spec.key_dim + spec.value_dim) * spec.dtype.itemsize
         for spec in specs.values()
     )
-
-
-def pool_size(
-    config: EngineConfig, bytes_per_block: int, max_model_len: int, available_bytes: Callable[[], int]
-) -> tuple[int, int]:
-    """How many blocks the device and the host pool get.
-
-    `num_blocks` is taken at its word; a pool sized by memory is never larger than `max_num_seqs` sequences
-    of `max_model_len` tokens could fill.
-
-    Args:
-        config: the settings.
-        bytes_per_block: see `block_bytes`.
-        max_model_len: tokens of the longest sequence.
-        available_bytes: asked for what is free for the pool if the settings do not say.
-
-    Raises:
-        ConfigError: the memory holds no block.
-    """
-    num_blocks = config.num_blocks
-    if num_blocks is None:
-        memory = config.kv_cache_memory or available_bytes()
-        useful = config.max_num_seqs * -(-max_model_len // config.block_size)
-        num_blocks = min(memory // bytes_per_block, useful)
-        if num_blocks < 1:
-            source = "kv_cache_memory" if config.kv_cache_memory else "gpu_memory_utilization"
-            raise ConfigError(
-                f"{memory} bytes for the KV pool hold no block of {bytes_per_block} bytes; raise {source}"
-            )
-    return num_blocks, min(num_blocks, config.swap_space // bytes_per_block)
-
-
-def gpu_budget(total: int, free: int, peak: int, utilization: float) -> int:
-    """Bytes a GPU has for the pool.
-
-    Args:
-        total: its memory.
-        free: what nobody uses now, the weights being in place.
-        peak: what the largest step takes on top.
-        utilization: share of the memory that may be used, others' use included.
-    """
-    return max(0, int(total * utilization) - (total - free) - peak)

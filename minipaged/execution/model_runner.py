@@ -27,10 +27,12 @@ from minipaged.execution.attention import (
     prepare,
 )
 from minipaged.execution.batch import Batch, BatchBuilder, num_predicted_prompt_tokens
-from minipaged.execution.cuda_graphs import CudaRecorder, PaddedDecodes, RecordingError, replayed
-from minipaged.execution.kv_cache import DEFAULT_CPU_MEMORY, KVCache, block_bytes, gpu_budget, pool_size
+from minipaged.execution.cuda_graphs import PaddedDecodes, replayed
+from minipaged.execution.kv_cache import KVCache, block_bytes
+from minipaged.kernels.cuda_graph import CudaRecorder, RecordingError
 from minipaged.kernels.dispatch import select_backend
-from minipaged.kernels.packed_linear import can_pack, num_weights, pack_linears
+from minipaged.kernels.packed_linear import can_pack, pack_linears
+from minipaged.memory.pool_size import DEFAULT_CPU_MEMORY, gpu_budget, pool_size
 from minipaged.scheduling.plan import Chunk, Sample, StepPlan, StepResult
 from minipaged.scheduling.preemption import PreemptionCosts
 
@@ -74,7 +76,7 @@ class ModelRunner:
             config, self.block_bytes, self.max_model_len, lambda: self._available_bytes(config)
         )
         self.eos_token_ids = loading.end_of_text(model)
-        self._sampler = sampler or Sampler(self.eos_token_ids, config.seed)
+        self._sampler = sampler or Sampler(self.eos_token_ids, config.seed, self.backend.greedy_tokens)
         self.cache = KVCache(specs, self.num_blocks, self.num_host_blocks, config.block_size, self.backend)
         self.builder = BatchBuilder(config.block_size, self.device)
         # (Other backends read lengths on the host; a graph would repeat those it was recorded with.)
@@ -83,7 +85,7 @@ class ModelRunner:
         )
         self.decodes = self._recorded_decodes(config) if can_record else None
         self.preemption_costs = PreemptionCosts.estimate(
-            self.device.type, self.block_bytes, num_weights(model)
+            self.device.type, self.block_bytes, sum(weight.numel() for weight in model.parameters())
         )
 
     @classmethod
@@ -94,10 +96,22 @@ class ModelRunner:
             ModelLoadError: the model cannot be found or read.
         """
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model = loading.load_model(name, config.dtype, device)
-        if device.type == "cpu" and can_pack():
-            pack_linears(model)
-        return cls(model, config)
+        runner = cls(loading.load_model(name, config.dtype, device), config)
+        if device.type == "cpu":
+            runner.speed_up()
+        return runner
+
+    def speed_up(self) -> None:
+        """Rebuild the model for the CPU: packed weights, fused layers. It serves nobody else afterwards."""
+        if not can_pack():
+            return
+        if self.backend.name == "cpp":
+            from minipaged.execution.stand_ins import fuse_layers
+
+            rows = torch.arange(min(8, self.vocab_size, self.max_model_len))
+            positions = rows * (self.max_model_len // len(rows))
+            fuse_layers(self.model, lambda: self._call(rows[None], positions[None], rows))
+        pack_linears(self.model)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:

@@ -14,7 +14,6 @@ import torch
 from minipaged import LLM, BeamSearchParams, SamplingParams
 from minipaged.config import config_from
 from minipaged.execution.model_runner import ModelRunner
-from minipaged.kernels.packed_linear import can_pack, pack_linears
 
 cpu_time = {"timer": time.process_time, "warmup": False}
 ROUNDS = 5
@@ -29,10 +28,10 @@ def requests_of(shared=0):
 
 
 def llm_of(model, **options):
-    if can_pack():
-        pack_linears(model)
     config = {"num_blocks": 1000, "max_num_seqs": 16, "disable_log_stats": True} | options
-    return LLM(executor=ModelRunner(model, config_from(config)), **config)
+    runner = ModelRunner(model, config_from(config))
+    runner.speed_up()
+    return LLM(executor=runner, **config)
 
 
 def run(benchmark, llm, shared=0, params=None):

@@ -55,14 +55,16 @@ def test_the_second_load_compiles_nothing():
 
 
 @needs_compiler
-@pytest.mark.parametrize("changed", ["SOURCE", "HEADER", "FLAGS", "_processor"])
+@pytest.mark.parametrize("changed", ["SOURCES", "HEADER", "FLAGS", "_processor"])
 def test_whatever_shapes_the_library_is_in_its_name(changed, tmp_path, monkeypatch):
     """Catches a stale library after an edit, and one for another processor's instructions (a crash)."""
     before = library_path(find_compiler())
-    if changed in ("SOURCE", "HEADER"):
-        edited = tmp_path / getattr(build, changed).name
-        edited.write_text(getattr(build, changed).read_text() + "// edited\n")
-        monkeypatch.setattr(build, changed, edited)
+    if changed in ("SOURCES", "HEADER"):
+        original = build.HEADER if changed == "HEADER" else build.SOURCES[-1]
+        edited = tmp_path / original.name
+        edited.write_text(original.read_text() + "// edited\n")
+        value = edited if changed == "HEADER" else [*build.SOURCES[:-1], edited]
+        monkeypatch.setattr(build, changed, value)
     else:
         value = (*build.FLAGS, "-g") if changed == "FLAGS" else lambda: "another processor"
         monkeypatch.setattr(build, changed, value)

@@ -35,10 +35,13 @@ def expected_logits(reference: nn.Module, token_ids: list[int]) -> torch.Tensor:
     return reference(torch.tensor([token_ids]), use_cache=False).logits[0]
 
 
+@pytest.mark.parametrize("rebuilt", [False, True], ids=["as given", "rebuilt for the CPU"])
 @pytest.mark.parametrize("name", SUPPORTED)
-def test_logits_agree_at_every_position_however_the_tokens_are_cut(name: str) -> None:
+def test_logits_agree_at_every_position_however_the_tokens_are_cut(name: str, rebuilt: bool) -> None:
     """Catches an ignored scale, window, softcap, sink or position, and any mixing between sequences."""
     reference, driver = build(name), Driver(build(name))
+    if rebuilt:
+        driver.runner.speed_up()
     token_ids = [random_tokens(sum(pieces), VOCAB_SIZE, seed) for seed, (_, pieces) in enumerate(CUTS)]
     sequences = [driver.add(ids) for ids in token_ids]
     computed: list[list[torch.Tensor]] = [[] for _ in sequences]

@@ -1,0 +1,132 @@
+// The steps between two matrix products of a decoder layer, each in one pass over its rows.
+//
+//     norm      x / rms(x) * weight          rotate    (a, b) -> (a cos - b sin, b cos + a sin)
+//     gate      silu(gate) * up              greedy    argmax, and its log-probability
+//
+// PyTorch takes 7, 10 and 2 passes for the first three, each with a call, an allocation and a trip to memory.
+// Arithmetic is float32, rows float32 or bfloat16. Does NOT know: torch, models, paging.
+
+#include "vectors.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace {
+
+constexpr int64_t PARALLEL_ELEMENTS = 1 << 16;  // below that, waking threads costs more than it saves
+
+float sum_of(Vec vector) {
+    float sum = 0;
+    for (int lane = 0; lane < LANES; lane++) sum += vector[lane];
+    return sum;
+}
+
+int threads_for(int64_t elements, int64_t num_threads) {
+    return elements < PARALLEL_ELEMENTS ? 1 : (int)num_threads;
+}
+
+// Rows of `num_heads` heads of `dim` elements a token; strides of tokens in elements. May be in place.
+template <class T>
+void norm(const T* input, int64_t input_stride, T* output, int64_t output_stride, int64_t num_tokens,
+          int64_t num_heads, int64_t dim, const T* weight, float epsilon, int64_t num_threads) {
+#pragma omp parallel for num_threads(threads_for(num_tokens * num_heads * dim, num_threads))
+    for (int64_t token = 0; token < num_tokens; token++) {
+        for (int64_t head = 0; head < num_heads; head++) {
+            const T* row = input + token * input_stride + head * dim;
+            T* result = output + token * output_stride + head * dim;
+            Vec squares = {};
+            for (int64_t d = 0; d < dim; d += LANES) {
+                const Vec x = load(row + d, dim - d);
+                squares += x * x;
+            }
+            const float factor = 1 / std::sqrt(sum_of(squares) / dim + epsilon);
+            for (int64_t d = 0; d < dim; d += LANES) {
+                T normed[LANES];  // rounded before the weight, as models do it in bfloat16
+                store(normed, load(row + d, dim - d) * factor);
+                store(result + d, load(weight + d, dim - d) * load(normed), dim - d);
+            }
+        }
+    }
+}
+
+// Rotary position embedding in place: element d of a head turns with element d + dim / 2.
+template <class T>
+void rotate(T* rows, int64_t stride, const T* cosines, const T* sines, int64_t num_tokens, int64_t num_heads,
+            int64_t dim, int64_t num_threads) {
+    const int64_t half = dim / 2;
+#pragma omp parallel for num_threads(threads_for(num_tokens * num_heads * dim, num_threads))
+    for (int64_t token = 0; token < num_tokens; token++) {
+        const T *c = cosines + token * dim, *s = sines + token * dim;
+        for (int64_t head = 0; head < num_heads; head++) {
+            T *first = rows + token * stride + head * dim, *second = first + half;
+            for (int64_t d = 0; d < half; d += LANES) {
+                const int64_t left = half - d;
+                const Vec a = load(first + d, left), b = load(second + d, left);
+                store(first + d, a * load(c + d, left) - b * load(s + d, left), left);
+                store(second + d, b * load(c + half + d, left) + a * load(s + half + d, left), left);
+            }
+        }
+    }
+}
+
+// output = silu(gate) * up, the two side by side in a row of 2 * dim; silu(x) = x / (1 + e^-x).
+template <class T>
+void gate(const T* input, T* output, int64_t num_tokens, int64_t dim, int64_t num_threads) {
+#pragma omp parallel for num_threads(threads_for(num_tokens * dim, num_threads))
+    for (int64_t token = 0; token < num_tokens; token++) {
+        const T *gates = input + token * 2 * dim, *ups = gates + dim;
+        for (int64_t d = 0; d < dim; d += LANES) {
+            const Vec x = load(gates + d, dim - d);
+            const Vec power = exponential(x > -87.f ? -x : Vec{} + 87.f);  // beyond, x / e^87 is 0 all the same
+            store(output + token * dim + d, x / (1.f + power) * load(ups + d, dim - d), dim - d);
+        }
+    }
+}
+
+// The first largest of a row, and log(e^largest / sum of e^x) = -log(sum of e^(x - largest)).
+void greedy(const float* row, int64_t size, int64_t& token, float& logprob) {
+    const int64_t whole = size / LANES * LANES;
+    Vec top = Vec{} - std::numeric_limits<float>::infinity();
+    for (int64_t i = 0; i < whole; i += LANES) {
+        const Vec next = load(row + i);
+        top = next > top ? next : top;
+    }
+    float largest = *std::max_element((const float*)&top, (const float*)&top + LANES);
+    for (int64_t i = whole; i < size; i++) largest = std::max(largest, row[i]);
+    token = std::min(std::find(row, row + size, largest) - row, size - 1);  // (NaN is found nowhere)
+    Vec sums = {};
+    for (int64_t i = 0; i < whole; i += LANES) sums += exponential(load(row + i) - largest);
+    float sum = sum_of(sums);
+    for (int64_t i = whole; i < size; i++) sum += std::exp(row[i] - largest);
+    logprob = -std::log(sum);
+}
+
+}  // namespace
+
+#define FOR_TYPE(T, NAME)                                                                                     \
+    void norm_##NAME(const T* input, int64_t input_stride, T* output, int64_t output_stride,                  \
+                     int64_t num_tokens, int64_t num_heads, int64_t dim, const T* weight, double epsilon,     \
+                     int64_t num_threads) {                                                                   \
+        norm(input, input_stride, output, output_stride, num_tokens, num_heads, dim, weight, (float)epsilon,  \
+             num_threads);                                                                                    \
+    }                                                                                                         \
+    void rotate_##NAME(T* rows, int64_t stride, const T* cosines, const T* sines, int64_t num_tokens,         \
+                       int64_t num_heads, int64_t dim, int64_t num_threads) {                                 \
+        rotate(rows, stride, cosines, sines, num_tokens, num_heads, dim, num_threads);                        \
+    }                                                                                                         \
+    void gate_##NAME(const T* input, T* output, int64_t num_tokens, int64_t dim, int64_t num_threads) {       \
+        gate(input, output, num_tokens, dim, num_threads);                                                    \
+    }
+
+extern "C" {
+
+FOR_TYPE(float, float32)
+FOR_TYPE(BFloat16, bfloat16)
+
+void greedy_tokens(const float* logits, int64_t num_rows, int64_t vocab_size, int64_t* tokens,
+                   float* logprobs, int64_t num_threads) {
+#pragma omp parallel for num_threads(threads_for(num_rows * vocab_size, num_threads))
+    for (int64_t row = 0; row < num_rows; row++)
+        greedy(logits + row * vocab_size, vocab_size, tokens[row], logprobs[row]);
+}
+}

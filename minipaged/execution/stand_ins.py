@@ -1,0 +1,117 @@
+"""Which layers of a model give way to faster ones: those whose stand-ins prove that they compute the same.
+
+The model runs once, on a few rows, under a `Trial` in the place of attention. Then each candidate's stand-in
+(`kernels/fused_layer.py`) gets the inputs its original got, and must ask the same of attention and return the
+same rows. Everything else stays as it was. Does NOT know: pools, plans.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from minipaged.execution.attention import Options, attend, attention_step
+from minipaged.kernels.cpp.elementwise import DTYPES
+from minipaged.kernels.fused_layer import FusedLayer, FusedNorm
+
+logger = logging.getLogger(__name__)
+
+LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
+"""The layers that `FusedLayer` draws. Other names may hide what no trial shows, such as a clipped query."""
+
+
+class Trial:
+    """An `AttentionStep` that notes what is asked and answers with the values, as if each row saw itself.
+
+    Attributes:
+        asked: layer -> query, key, value and options.
+    """
+
+    def __init__(self) -> None:
+        self.asked: dict[int, tuple[Tensor, Tensor, Tensor, Options]] = {}
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
+        """Note and answer."""
+        self.asked[module.layer_idx] = query.clone(), key.clone(), value.clone(), options
+        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+
+
+class Call(NamedTuple):
+    """One call of a module, and what it returned."""
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    output: Tensor
+
+
+@torch.inference_mode()
+def fuse_layers(model: PreTrainedModel, run: Callable[[], object]) -> None:
+    """Put stand-ins in place of the layers and norms that they reproduce.
+
+    Args:
+        model: prepared, on the CPU.
+        run: runs the model once, on a few rows.
+    """
+    if model.dtype not in DTYPES:
+        return
+    calls: dict[nn.Module, Call] = {}
+
+    def note(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Tensor) -> None:
+        calls[module] = Call(arguments, keywords, output)
+
+    candidates = [module for module in model.modules() if _is_layer(module) or _is_norm(module)]
+    handles = [module.register_forward_hook(note, with_kwargs=True) for module in candidates]
+    trial = Trial()
+    with attention_step(trial):
+        run()
+    for handle in handles:
+        handle.remove()
+    _replace_in(model, calls, trial)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return type(module).__name__ in LAYERS
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
+
+
+def _replace_in(parent: nn.Module, calls: dict[nn.Module, Call], trial: Trial) -> None:
+    for name, child in list(parent.named_children()):
+        stand_in = _stand_in(child, calls.pop(child), trial) if child in calls else None
+        if stand_in is None:
+            _replace_in(child, calls, trial)
+        else:
+            setattr(parent, name, stand_in)  # the original's weights are freed before the next are packed
+
+
+def _stand_in(module: Any, call: Call, trial: Trial) -> nn.Module | None:
+    """What computes the same as the module, or None."""
+    own_trial = Trial()
+    if _is_layer(module):
+        layer = module.self_attn.layer_idx
+        *expected, options = trial.asked[layer]
+        stand_in: nn.Module = FusedLayer(module, partial(attend, options=options))
+    else:
+        layer, expected = None, []
+        stand_in = FusedNorm(module)
+    with attention_step(own_trial):
+        output = stand_in(*call.arguments, **call.keywords)
+    actual = own_trial.asked[layer][:3] if layer is not None else ()
+    if all(map(_agree, (output, *actual), (call.output, *expected))):
+        return stand_in
+    logger.info("%s is not what its name promises and stays as it is", type(module).__name__)
+    return None
+
+
+def _agree(actual: Tensor, expected: Tensor) -> bool:
+    tolerance = 1e-4 if actual.dtype == torch.float32 else 3e-2
+    difference = (actual.float() - expected.float()).abs().max()
+    return bool(difference <= tolerance * expected.float().abs().max())

@@ -1,0 +1,123 @@
+"""Stand-ins for layers: taken where they compute the same, and only there."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+
+from minipaged.execution.attention import Options, attention_step
+from minipaged.kernels.cpp.build import BuildError, load_library
+from minipaged.kernels.packed_linear import can_pack
+from tests.models.driver import Driver
+from tests.models.zoo import build
+
+try:
+    load_library()
+except BuildError as reason:
+    pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
+if not can_pack():
+    pytest.skip("this PyTorch has no packed oneDNN products", allow_module_level=True)
+
+from minipaged.execution.stand_ins import Trial
+from minipaged.kernels.fused_layer import FusedLayer, FusedNorm
+
+
+def rebuilt(model: nn.Module) -> tuple[nn.Module, list[str]]:
+    """The model, rebuilt, and the kinds of its stand-ins."""
+    Driver(model).runner.speed_up()
+    kinds = [type(m).__name__ for m in model.modules() if isinstance(m, (FusedLayer, FusedNorm))]
+    return model, kinds
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_yarn_rope", "mistral_sliding", "qwen2", "qwen3"])
+def test_every_layer_of_the_common_shape_is_fused(name):
+    """A speed-up that quietly stopped to happen: attributes renamed by a new version of transformers."""
+    model, kinds = rebuilt(build(name))
+    assert kinds.count("FusedLayer") == model.config.num_hidden_layers
+    assert isinstance(model.model.norm, FusedNorm)
+    assert not any(isinstance(module, (LlamaDecoderLayer, LlamaRMSNorm)) for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    "changes", [{"attention_bias": True}, {"mlp_bias": True}, {"num_key_value_heads": 4}]
+)
+def test_biases_and_heads_of_their_own_are_kept(changes):
+    """A bias lost where products are stacked; a model that trains without is no evidence."""
+    torch.manual_seed(1)
+    models = [build("llama", **changes) for _ in range(2)]
+    for model in models:
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.data = torch.randn(
+                    parameter.shape, generator=torch.Generator().manual_seed(len(name))
+                )
+    plain, (fused, kinds) = models[0], rebuilt(models[1])
+    assert "FusedLayer" in kinds
+    rows, positions = torch.arange(9)[None], torch.arange(9)[None]
+    answers = []
+    for model in (plain, fused):
+        # Both under the same stand-in for attention: what is compared is all the rest.
+        model.set_attn_implementation("minipaged")
+        with torch.inference_mode(), attention_step(Trial()):
+            answers.append(model(input_ids=rows, position_ids=positions, use_cache=False).logits)
+    torch.testing.assert_close(answers[1], answers[0], atol=1e-4, rtol=1e-4)
+
+
+class Impostors:
+    """Layers that bear a known name and compute something else."""
+
+    def louder(self, layer: Any) -> None:
+        forward = layer.forward
+        layer.forward = lambda *args, **kwargs: forward(*args, **kwargs) * 1.01
+
+    def other_activation(self, layer: Any) -> None:
+        layer.mlp.act_fn = nn.GELU()
+
+    def other_keys(self, layer: Any) -> None:
+        # Shows in what attention is asked alone: the trial answers with the values.
+        keys = layer.self_attn.k_proj
+        keys.register_forward_hook(lambda module, arguments, output: output * 1.01)
+
+    def norm_of_another_kind(self, layer: Any) -> None:
+        norm = layer.input_layernorm
+        norm.forward = lambda rows: nn.functional.layer_norm(rows, rows.shape[-1:], norm.weight)
+
+
+@pytest.mark.parametrize("trick", [name for name in vars(Impostors) if not name.startswith("_")])
+def test_a_layer_that_computes_something_else_stays(trick, caplog):
+    """Wrong numbers because of a name."""
+    model = build("llama")
+    impostor = model.model.layers[1]
+    getattr(Impostors(), trick)(impostor)
+    with caplog.at_level(logging.INFO, logger="minipaged.execution.stand_ins"):
+        rebuilt(model)
+    assert model.model.layers[1] is impostor
+    assert isinstance(model.model.layers[0], FusedLayer)
+    assert "LlamaDecoderLayer is not what its name promises" in caplog.text
+
+
+def test_layers_of_other_names_stay():
+    """Gemma's norm multiplies by 1 + weight and its layers have four of them."""
+    _, kinds = rebuilt(build("gemma2"))
+    assert kinds == []
+
+
+def test_bfloat16_is_fused_too():
+    """Half of the models there are left behind."""
+    _, kinds = rebuilt(build("llama").bfloat16())
+    assert kinds.count("FusedLayer") == 2
+
+
+def test_the_trial_notes_what_was_asked_before_it_is_overwritten():
+    """Keys and queries are views into a buffer that the layer goes on to use."""
+    trial, rows = Trial(), torch.ones(2, 3, 4)
+    module = nn.Module()
+    module.layer_idx = 0
+    trial.attend(module, rows, rows, rows, Options(1.0))
+    rows.zero_()
+    assert trial.asked[0][0].eq(1).all()
