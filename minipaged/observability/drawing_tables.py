@@ -42,7 +42,7 @@ def tables_svg(view: PoolView, text_of: TextOf | None = None, caption: str = "")
     left_height = left_rows * ROW + max(0, len(tables) - 1) * 20
     right_height = len(shown) * ROW
     body = max(left_height, right_height, ROW)
-    x = MARGIN + 32 + max((text_width(label(table, view), 14) for table in tables), default=0)
+    x = MARGIN + 32 + max((text_width(label(table, view), 14, bold=True) for table in tables), default=0)
     x_pool = x + width + GAP + 34
     picture = Picture(x_pool + width + 96, top + body + 40)
     if caption:

@@ -204,6 +204,23 @@ class TestTables:
             "4 of 8 blocks in use, 1 cached and idle, 3 free; 5 table entries, 1 saved by sharing" in written
         )
 
+    def test_a_long_name_does_not_run_into_the_number_of_its_first_block(self):
+        """The name beam.1 and the number 0 read as "beam.10". (Bold letters of a wide font: 0.7 of their size.)"""
+        root = ElementTree.fromstring(tables_svg(drawing_scenes.fig9()[0].view))
+        written = [element for element in root.iter() if element.tag.endswith("}text")]
+        names = [
+            element for element in written if element.text.startswith("beam.") and element.get("font-weight")
+        ]
+        assert len(names) >= 4
+        for name in names[:4]:
+            end = float(name.get("x")) + 0.7 * float(name.get("font-size")) * len(name.text)
+            (number,) = (
+                float(element.get("x"))
+                for element in written
+                if element.text == "0" and element.get("y") == name.get("y") and float(element.get("x")) < 200
+            )
+            assert end + 4 < number - 0.62 * 13
+
     def test_the_description_has_every_table(self):
         """An alt text that says "a diagram"."""
         description = ElementTree.fromstring(tables_svg(self.view))[1].text
