@@ -205,7 +205,7 @@ class TestTables:
         )
 
     def test_a_long_name_does_not_run_into_the_number_of_its_first_block(self):
-        """The name beam.1 and the number 0 read as "beam.10". (Bold letters of a wide font: 0.7 of their size.)"""
+        """The name beam.1 and the number 0 read as "beam.10". (Wide bold letters: 0.7 of their size.)"""
         root = ElementTree.fromstring(tables_svg(drawing_scenes.fig9()[0].view))
         written = [element for element in root.iter() if element.tag.endswith("}text")]
         names = [
