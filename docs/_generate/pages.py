@@ -47,17 +47,18 @@ def front_matter(**entries: str) -> str:
 
 
 def commands() -> str:
-    """The two commands of the README, as they stand there."""
+    """The two commands of the README, each part on a line of its own, so that they fit on a phone."""
     readme = (ROOT / "README.md").read_text()
     run, test = (
         re.search(rf"<!-- {name} -->\n(```bash\n.*?```\n)", readme, re.DOTALL) for name in ("run", "test")
     )
     assert run is not None
     assert test is not None
+    run_lines, test_lines = (found[1].replace(" && ", " &&\n") for found in (run, test))
     return (
         "In a clone of the repository: install it and generate text with the embedded model (3 million "
         "parameters, no download, no GPU).\n\n"
-        f"{run[1]}\nInstall it and run the tests:\n\n{test[1]}"
+        f"{run_lines}\nInstall it and run the tests:\n\n{test_lines}"
     )
 
 
@@ -88,13 +89,27 @@ def configuration() -> str:
         flags = f"`--{flag}`"
         if isinstance(option.default, bool):
             flags += f", `--no-{flag}`" if option.name.startswith("enable_") else ""
-        default = "not set" if option.default is None else f"`{option.default}`"
         lines += [
             f"## `{option.name}` {{ #{option.name} }}\n",
-            f"{option.metadata['help']}\n",
-            f"{_type_text(hints[option.name])} · default {default} · {flags}\n",
+            f"{_with_links(option.metadata['help'], option.name)}\n",
+            f"{_type_text(hints[option.name])} · default {_default_text(option.default)} · {flags}\n",
         ]
     return "\n".join(lines)
+
+
+def _with_links(text: str, own: str) -> str:
+    """Names of other settings become links."""
+    others = "|".join(option.name for option in fields(EngineConfig) if "_" in option.name)
+    return re.sub(
+        rf"\b({others})\b", lambda name: name[0] if name[0] == own else f"[`{name[0]}`](#{name[0]})", text
+    )
+
+
+def _default_text(value: Any) -> str:
+    if value is None:
+        return "not set"
+    gib = f" ({value >> 30} GiB)" if type(value) is int and value and value % (1 << 30) == 0 else ""
+    return f"`{value}`{gib}"
 
 
 def _type_text(hint: Any) -> str:
@@ -144,7 +159,7 @@ def facts(stem: str, report: Report) -> str:
     for fact in read_facts(ROOT / "tests/concepts" / f"{stem}.py"):
         if fact.section != section:
             section = fact.section
-            lines.append(f"\n**{section}**\n")
+            lines.append(f"\n**{section[0].upper()}{section[1:]}**\n")
         catches = fact.catches.replace("\n", " ").replace("<", "&lt;").replace("*", r"\*")
         lines.append(f"- {_mark(fact, stem, report)}**{fact.statement}.**\n  {catches}".rstrip())
     return '<div class="facts" markdown="1">\n\n' + "\n".join(lines) + "\n\n</div>\n"
@@ -164,7 +179,7 @@ def _mark(fact: Fact, stem: str, report: Report) -> str:
 
 def _title(stem: str) -> str:
     words = stem.removeprefix("test_").replace("_", " ")
-    return {"fcfs": "FCFS scheduling"}.get(words, words[0].upper() + words[1:])
+    return {"fcfs": "FCFS scheduling", "kv manager": "KV manager"}.get(words, words[0].upper() + words[1:])
 
 
 # -- lessons --------------------------------------------------------------------------------------------
@@ -305,7 +320,10 @@ def claims(experiment: str) -> str:
     result = experiment_result(experiment)
     anchor = re.sub(r"[^a-z0-9]+", "-", result["title"].lower()).strip("-")
     lines = [
-        f"![{result['title']}](../reproduce/{experiment}.svg)\n",
+        '<figure class="chart" markdown="1">',
+        f'<div class="sheet" markdown="span">![{result["title"]}](../reproduce/{experiment}.svg)</div>',
+        f"<figcaption>{result['title']}: measured here, after {result['source']}.</figcaption>",
+        "</figure>\n",
         "| claim | source | published | measured here |",
         "|---|---|---|---|",
         *map(claim_row, result["claims"]),

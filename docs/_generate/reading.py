@@ -74,6 +74,7 @@ class Fact:
         """The name as a sentence."""
         words = self.name.removeprefix("test_").replace("_", " ")
         words = re.sub(r"^figure (\d+) (.*)", r"figure \1: \2", words)
+        words = re.sub(r"\bpapers\b", "paper's", words)
         return words[0].upper() + words[1:]
 
 

@@ -1,11 +1,30 @@
 // Rows of frames (docs/_generate/moving.py) become one frame with buttons; arrow keys work, too.
 // Starts moving by itself only if asked to, and never where the reader prefers stillness.
-// Besides, what the theme leaves out for keyboards and screen readers: a name for the search dialog, and focus
-// for tables that scroll sideways.
+// Besides, what the theme leaves out for keyboards and screen readers: a name for the search dialog, focus for
+// what scrolls sideways, and no landmark for every copy button and every heading with sections of its own.
+// And what style sheets cannot say: short code is not broken at its hyphens, wide charts scroll.
 
 for (const search of document.querySelectorAll(".md-search")) search.setAttribute("aria-label", "Search");
+for (const code of document.querySelectorAll("code"))
+  if (code.textContent.length < 28 && !code.closest("pre, td, th, h1, h2, h3")) code.classList.add("short");
+
+const unlandmark = () => {
+  for (const nav of document.querySelectorAll("nav.md-code__nav:not([role]), .md-nav--secondary nav:not([role])"))
+    nav.setAttribute("role", "none");
+};
+unlandmark();
+new MutationObserver(unlandmark).observe(document.body, { childList: true, subtree: true });
+
 addEventListener("load", () => {
   for (const wrap of document.querySelectorAll(".md-typeset__scrollwrap")) wrap.tabIndex = 0;
+  for (const image of document.querySelectorAll(".md-typeset p > img, .sheet > img")) {
+    const sheet = image.parentElement;
+    sheet.classList.add("sheet");
+    sheet.classList.toggle("wide", image.naturalWidth > 500);
+    sheet.tabIndex = 0;
+    sheet.setAttribute("role", "group");
+    sheet.setAttribute("aria-label", image.alt);
+  }
 });
 
 for (const box of document.querySelectorAll(".frames")) {

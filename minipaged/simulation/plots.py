@@ -58,14 +58,15 @@ def draw(result: dict[str, Any]) -> Any:
     except ImportError:
         raise PlotError("figures need matplotlib; install the extra: pip install 'minipaged[plot]'") from None
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     panels = result["panels"]
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     width = (0, 4.6, 7.2, 9.6)[columns]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, 2.7 * rows + 0.4), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
+        layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
+        figure = Figure(figsize=(width, 2.7 * rows + 0.4), layout=layout)
         order = _order([curve["label"] for panel in panels for curve in panel["curves"]])
         for number, panel in enumerate(panels, start=1):
             _panel(figure.add_subplot(rows, columns, number), panel, order)

@@ -52,7 +52,8 @@ def test_the_readme_shows_what_the_experiments_measured():
 def test_what_troubleshooting_explains_is_what_the_code_says():
     """Catches a message that was reworded: nobody would find its explanation any more."""
     page = (ROOT / "docs/guides/troubleshooting.md").read_text()
-    explained = re.findall(r"^### `(.*)`$", page, re.MULTILINE)
+    explained = re.findall(r'^### `(.*)` \{ data-toc-label="[^"]+" \}$', page, re.MULTILINE)
+    assert len(explained) == page.count("\n### "), "a message without a short name for the table of contents"
     said = [message.text for message in read_messages()]
     assert len(explained) > 15
     assert [text for text in explained if not any(whole.startswith(text) for whole in said)] == []
@@ -61,6 +62,9 @@ def test_what_troubleshooting_explains_is_what_the_code_says():
 def test_the_configuration_page_explains_every_setting():
     """Catches a generator that leaves out fields without a default."""
     page = pages.configuration()
+    assert "overrides [`kv_cache_memory`](#kv_cache_memory)." in page
+    assert "default `4294967296` (4 GiB)" in page
+    page = re.sub(r"\[`(\w+)`\]\(#\1\)", r"\1", page)
     for name, option in minipaged.EngineConfig.__dataclass_fields__.items():
         assert f"## `{name}` {{ #{name} }}\n\n{option.metadata['help']}" in page
 
