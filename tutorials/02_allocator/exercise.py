@@ -95,7 +95,8 @@ class BlockAllocator:
             held[block] += 1
         wrong = {b: (self._ref_count[b], n) for b, n in enumerate(held) if self._ref_count[b] != n}
         assert not wrong, f"reference counts differ from table entries, block: (count, entries) {wrong}"
-        assert sorted(self._free) == [b for b, free in enumerate(self._is_free) if free]
+        marked = [b for b, free in enumerate(self._is_free) if free]
+        assert sorted(self._free) == marked, f"_free has {sorted(self._free)}, _is_free marks {marked}"
         assert not any(held[b] for b in self._free), "a block on the free list is held by a table"
 
 
@@ -107,7 +108,7 @@ class BlockTable(GivenBlockTable):
     # -- task 3: fork ---------------------------------------------------------------------------
 
     def fork(self) -> "BlockTable":
-        """A second table over the same filled blocks; spare blocks stay with this one."""
+        """A second table over the same filled blocks (one reference more each); spare blocks stay with this one."""
         raise NotImplementedError("Lesson 2, task 3: a second table over the same blocks")
 
     # -- task 4: copy-on-write ------------------------------------------------------------------
@@ -121,7 +122,8 @@ class BlockTable(GivenBlockTable):
 
         Returns:
             BlockCopy(source, destination) if the block of the next token was shared: this table left it
-            for a fresh one, whose content must be copied before the token is written.
+            for a fresh one (any of those taken), into which the content must be copied before the token is
+            written.
 
         Raises:
             OutOfBlocksError: the pool cannot give the blocks; nothing was changed.
