@@ -4,6 +4,7 @@ Check with    minipaged learn check 03
 Stuck?        minipaged learn hint 03
 """
 
+import torch
 from torch import Tensor
 
 from minipaged.kernels.metadata import AttentionMetadata
@@ -27,8 +28,9 @@ def paged_attention(
             the last of its context_len_list[s] tokens.
         key_cache: [num_blocks, Hkv, block_size, Dk]; query head h reads KV head h // (Hq // Hkv).
         value_cache: [num_blocks, Hkv, block_size, Dv].
-        metadata: `block_tables` [S, B] names the blocks of each sequence in order; entries past its context
-            are rubbish, and so is every slot that no token was written to.
+        metadata: `query_start_list` and `context_len_list` are lists of ints, `block_tables` is a tensor [S, B]
+            that names the blocks of each sequence in order. Entries past its context are rubbish, so is every
+            slot that no token was written to, and with a window whatever is older than the first row sees.
         scale: factor of the scores.
         sliding_window: a row at position q sees positions k with 0 <= q - k < sliding_window (task 3).
         softcap: a score x becomes softcap * tanh(x / softcap) (task 3).
