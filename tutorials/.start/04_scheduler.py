@@ -9,14 +9,21 @@ What you may call (all given by the base class):
     self.running                    list of requests, in order of arrival
     self.swapped                    deque of requests whose blocks are on the host
     self._prefilling                those of `running` whose prompt is not computed yet
+    request.sequences               its live sequences: one, more after a fork
+    plan.chunks, plan.copies        what the step computes, and what it copies before: lists
     self._admit_first(plan, left, whole, share)
                                     admit self.waiting[0] if it fits; tokens of the budget it uses, 0 if not
+                                    (whole: only if all of the prompt fits `left`, or the step is still
+                                    empty; share: the most that one prompt gets, for lesson 07)
     self._plan_request(plan, request, left)
                                     plan the request's missing tokens, at most `left`; returns how many
     self._make_room(plan, request, needed, position)
                                     preempt until `needed` blocks are free for the request at `position` of
                                     self.running; False if the request itself had to give way
-    self.kv.blocks_to_grow(sequences), self.kv.num_free, self.kv.grow(sequences, needed) -> copies
+    self.kv.blocks_to_grow(sequences)
+                                    the blocks that one more token for each of them needs
+    self.kv.num_free                the blocks that are free
+    self.kv.grow(sequences, needed) take them; returns the copies that must run first
 """
 
 from minipaged.scheduling import FCFSScheduler as GivenScheduler
@@ -46,8 +53,9 @@ class FCFSScheduler(GivenScheduler):
     def plan_decodes(self, plan: StepPlan, budget: int) -> int:
         """One token for every running sequence that has only its newest token to compute.
 
-        In order of arrival; a request is planned with all its sequences or not at all. When blocks run
-        out, `_make_room` preempts the latest arrived: `self.running` gets shorter while you walk it.
+        In order of arrival; a request is planned with all its sequences or not at all, and the first for
+        which the budget is too small ends the walk. When blocks run out, `_make_room` preempts the latest
+        arrived: `self.running` gets shorter while you walk it.
 
         Returns:
             The tokens planned, at most `budget`.
@@ -66,6 +74,6 @@ class PrefillFirst:
         First the prompts: `continue_prefills(plan, budget)` for those that are longer than a step, then
         `admit_waiting(plan, budget, whole=True)`. Only if no chunk was planned: `plan_decodes`, then
         `resume_preempted(plan, budget)`. The budget is `scheduler.max_num_batched_tokens`; each phase
-        returns what it spent of it.
+        returns what it spent of it, and the next one gets the rest.
         """
         raise NotImplementedError("Lesson 4, task 3: prompts alone, then decodes")
