@@ -24,7 +24,7 @@ class Recompute:
         raise NotImplementedError("Lesson 6, task 1: the latest arrived")
 
     def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
-        """Decision("recompute", reason): the reason goes to the log and the trace."""
+        """Decision("recompute", reason): the reason, in your words, goes to the log and the trace."""
         raise NotImplementedError("Lesson 6, task 1: always recompute, and say why")
 
 
@@ -34,7 +34,7 @@ class Swap(Recompute):
     # -- task 2 ---------------------------------------------------------------------------------
 
     def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
-        """Swap if `kv.can_swap_out(victim.sequences)`, else recompute."""
+        """Decision("swap", reason) if `kv.can_swap_out(victim.sequences)`, else recompute."""
         raise NotImplementedError("Lesson 6, task 2: swap if the host has room")
 
 
