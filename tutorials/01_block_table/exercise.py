@@ -52,13 +52,14 @@ class BlockTable(GivenBlockTable):
     # -- task 2: room for the next tokens -------------------------------------------------------
 
     def blocks_to_append(self, count: int = 1) -> int:
-        """Blocks that `append(count)` will take from the pool (spare ones are used first; nothing is shared yet)."""
+        """Blocks that `append(count)` will take from the pool (spare ones first; nothing is shared yet)."""
         raise NotImplementedError("Lesson 1, task 2: how many blocks the next `count` tokens need")
 
     def append(self, count: int = 1) -> None:
         """Give the next `count` tokens a slot; take blocks from the pool when the last one is full.
 
-        Spare blocks are filled before any is taken. `pool.allocate` raises OutOfBlocksError when it has too few; then nothing may have changed.
+        Spare blocks are filled before any is taken. `pool.allocate` raises OutOfBlocksError when it has too
+        few; then nothing may have changed.
         """
         raise NotImplementedError("Lesson 1, task 2: give the next `count` tokens a slot")
 

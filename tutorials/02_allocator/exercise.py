@@ -108,7 +108,7 @@ class BlockTable(GivenBlockTable):
     # -- task 3: fork ---------------------------------------------------------------------------
 
     def fork(self) -> "BlockTable":
-        """A second table over the same filled blocks (one reference more each); spare blocks stay with this one."""
+        """A second table over the same filled blocks, a reference more each; spare ones stay with this one."""
         raise NotImplementedError("Lesson 2, task 3: a second table over the same blocks")
 
     # -- task 4: copy-on-write ------------------------------------------------------------------
