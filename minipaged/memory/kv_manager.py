@@ -227,10 +227,10 @@ class KVManager:
         if cache is None or stop <= sequence.num_published_blocks:
             return
         cache.extend_hashes(sequence.block_hashes, sequence.token_ids, sequence.cache_salt)
-        size = self.block_size
+        size, token_ids = self.block_size, sequence.token_ids
+        blocks, hashes = sequence.table.blocks, sequence.block_hashes
         for i in range(sequence.num_published_blocks, stop):
-            tokens = sequence.token_ids[i * size : (i + 1) * size]
-            cache.publish(sequence.table.blocks[i], sequence.block_hashes[i], tokens)
+            cache.publish(blocks[i], hashes[i], token_ids[i * size : (i + 1) * size])
         sequence.num_published_blocks = stop
 
     def commit_published(self) -> None:

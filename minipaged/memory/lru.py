@@ -14,7 +14,7 @@ class LRUList:
     """Ids 0..size-1, each at most once, ordered by when they were added."""
 
     def __init__(self, size: int) -> None:
-        # Entry `size` is the end of the ring; an id that points to itself is not in the list.
+        # Entry `size` is the end of the ring; an id whose next is itself is not in the list.
         self._end = size
         self._next = array("i", range(size + 1))
         self._previous = array("i", range(size + 1))
@@ -35,26 +35,29 @@ class LRUList:
 
     def add(self, item: int) -> None:
         """Append as the newest. Raises ValueError if it is in the list."""
-        if item in self:
+        following, preceding, end = self._next, self._previous, self._end
+        if following[item] != item:
             raise ValueError(f"{item} is in the list already")
-        newest = self._previous[self._end]
-        self._next[newest] = self._previous[self._end] = item
-        self._previous[item], self._next[item] = newest, self._end
+        newest = preceding[end]
+        following[newest] = preceding[end] = item
+        preceding[item], following[item] = newest, end
         self._length += 1
 
-    def remove(self, item: int) -> None:
-        """Take an id out. Raises ValueError if it is not in the list."""
-        before, after = self._previous[item], self._next[item]
+    def discard(self, item: int) -> bool:
+        """Take an id out, if it is in the list. Returns whether it was."""
+        following = self._next
+        after = following[item]
         if after == item:
-            raise ValueError(f"{item} is not in the list")
-        self._next[before], self._previous[after] = after, before
-        self._next[item] = self._previous[item] = item
+            return False
+        before = self._previous[item]
+        following[before], self._previous[after] = after, before
+        following[item] = item
         self._length -= 1
+        return True
 
     def pop_oldest(self) -> int:
         """Take the oldest id out and return it. Raises IndexError when the list is empty."""
         oldest = self._next[self._end]
-        if oldest == self._end:
+        if not self.discard(oldest):
             raise IndexError("the list is empty")
-        self.remove(oldest)
         return oldest

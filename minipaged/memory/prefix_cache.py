@@ -17,6 +17,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 
 from minipaged.memory.allocator import BlockAllocator, OutOfBlocksError
+from minipaged.memory.block_index import BlockIndex
 from minipaged.memory.lru import LRUList
 
 HashFunction = Callable[[tuple[int, bytes]], int]
@@ -28,8 +29,8 @@ class PrefixCache:
     Args:
         allocator: the pool underneath.
         block_size: tokens a block.
-        hash_function: hashes (parent hash, tokens as int32 bytes); tests pass a weak one to force
-            collisions.
+        hash_function: hashes (parent hash, tokens as int32 bytes) to 64 bits, signed; tests pass a weak
+            one to force collisions.
     """
 
     def __init__(
@@ -39,9 +40,9 @@ class PrefixCache:
         self.block_size = block_size
         self.ref_count = allocator.ref_count  # how many tables hold a block; idle ones have none
         self._hash = hash_function
-        self._index: dict[int, int] = {}  # chain hash -> block
-        self._hash_of: list[int | None] = [None] * allocator.num_blocks
-        self._tokens = array("i", [0]) * (allocator.num_blocks * block_size)
+        self._index = BlockIndex(allocator.num_blocks)  # chain hash -> block
+        # Block -> its tokens as bytes, or None if it is not published.
+        self._content: list[bytes | None] = [None] * allocator.num_blocks
         self._idle = LRUList(allocator.num_blocks)
         self._pending: set[int] = set()
 
@@ -66,14 +67,13 @@ class PrefixCache:
 
     def share(self, block: int) -> None:
         """Add a reference; an idle block is in use again."""
-        if block in self._idle:
-            self._idle.remove(block)
+        self._idle.discard(block)
         self.allocator.share(block)
 
     def free(self, block: int) -> None:
         """Drop a reference; the last one makes a published block idle and any other free."""
         if self.allocator.release(block):
-            if self._hash_of[block] is None:
+            if self._content[block] is None:
                 self.allocator.reclaim(block)
             else:
                 self._idle.add(block)
@@ -117,18 +117,19 @@ class PrefixCache:
             hashes: chain hashes from `extend_hashes`.
             token_ids: the tokens they were made from; compared, so that a collision is a miss.
         """
-        size = self.block_size
-        index, known = self._index, self._tokens
+        content = token_ids.tobytes()
+        width = self.block_size * token_ids.itemsize
+        find, known = self._index.find, self._content
         blocks: list[int] = []
         position = 0
         for chain_hash in hashes:
-            block = index.get(chain_hash)
+            block = find(chain_hash)
             if block is None:
                 break
-            if known[block * size : (block + 1) * size] != token_ids[position : position + size]:
+            if known[block] != content[position : position + width]:
                 break
             blocks.append(block)
-            position += size
+            position += width
         return blocks
 
     def publish(self, block: int, chain_hash: int, tokens: array[int]) -> None:
@@ -139,12 +140,9 @@ class PrefixCache:
             chain_hash: its hash from `extend_hashes`.
             tokens: its `block_size` tokens.
         """
-        if chain_hash in self._index or self._hash_of[block] is not None:
-            return
-        self._index[chain_hash] = block
-        self._hash_of[block] = chain_hash
-        self._tokens[block * self.block_size : (block + 1) * self.block_size] = tokens
-        self._pending.add(block)
+        if self._index.add(chain_hash, block):
+            self._content[block] = tokens.tobytes()
+            self._pending.add(block)
 
     def is_pending(self, block: int) -> bool:
         """Whether the block is being computed by the step that is planned, not by an earlier one."""
@@ -158,8 +156,7 @@ class PrefixCache:
         """The step failed: forget what it published, so that nobody attends to garbage."""
         for block in list(self._pending):
             self._forget(block)
-            if block in self._idle:
-                self._idle.remove(block)
+            if self._idle.discard(block):
                 self.allocator.reclaim(block)
 
     def clear(self) -> None:
@@ -174,17 +171,16 @@ class PrefixCache:
         return sum(block in self._idle for block in blocks)
 
     def _forget(self, block: int) -> None:
-        chain_hash = self._hash_of[block]
-        assert chain_hash is not None
-        del self._index[chain_hash]
-        self._hash_of[block] = None
+        self._index.remove(block)
+        self._content[block] = None
         self._pending.discard(block)
 
     def check_invariants(self, references: Iterable[int]) -> None:
         """Raise AssertionError unless index, LRU list and allocator agree; see the allocator's."""
         self.allocator.check_invariants(references)
-        assert {h: b for b, h in enumerate(self._hash_of) if h is not None} == self._index
+        self._index.check_invariants()
+        assert all((content is not None) == (b in self._index) for b, content in enumerate(self._content))
         assert len(self._idle) == self.allocator.num_idle
         for block in self._idle:
             assert self.allocator.ref_count(block) == 0, f"idle block {block} is held by a table"
-            assert self._hash_of[block] is not None, f"idle block {block} has no content"
+            assert self._content[block] is not None, f"idle block {block} has no content"

@@ -378,23 +378,27 @@ def test_salts_keep_requests_apart_in_the_engine():
 # -- size --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_blocks", "limit"), [(40_000, 200), (44_000, 220)])
-def test_the_manager_takes_about_200_bytes_a_block(num_blocks, limit):
-    """Catches an object per block. Blocks of 16 tokens, all published. Of these bytes 64 are the tokens, 64
-    the hash and the block id as Python ints, 30 the dictionary, and 60 where it has just doubled."""
-    size = 16
-    content = array("i", range(num_blocks * size))
+@pytest.mark.parametrize("num_blocks", [1000, 40_000, 43_691, 44_000, 87_382, 100_000])
+def test_the_manager_takes_under_200_bytes_a_block(num_blocks):
+    """Catches an index whose entries are objects or that doubles, at every fill level: steps that each take a
+    hundredth of the pool until it is full, then evict half of it. 97 of the bytes are a block's tokens."""
+    size, step = 16, num_blocks // 100
+    prompt = array("i", range(150 * step * size))
     tracemalloc.start()
     allocator = BlockAllocator(num_blocks)
     cache = PrefixCache(allocator, size)
-    blocks = cache.allocate(num_blocks)
-    hashes = []
-    cache.extend_hashes(hashes, content)
-    for i, block in enumerate(blocks):
-        cache.publish(block, hashes[i], content[i * size : (i + 1) * size])
-    cache.commit()
-    del blocks, hashes, block
-    used = tracemalloc.get_traced_memory()[0] / num_blocks
+    used = []
+    for number in range(150):
+        content = prompt[number * step * size : (number + 1) * step * size]
+        hashes = []
+        cache.extend_hashes(hashes, content)
+        blocks = cache.allocate(step)
+        for i, block in enumerate(blocks):
+            cache.publish(block, hashes[i], content[i * size : (i + 1) * size])
+        give_back(cache, blocks)
+        used.append(tracemalloc.get_traced_memory()[0])
+        cache.commit()
     tracemalloc.stop()
-    assert cache.num_published == num_blocks
-    assert used < limit, f"{used:.0f} bytes a block"
+    assert cache.num_published > 0.98 * num_blocks
+    most = max(used)
+    assert most < 200 * num_blocks, f"{most / num_blocks:.0f} bytes a block in step {used.index(most)}"

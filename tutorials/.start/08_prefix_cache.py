@@ -8,12 +8,12 @@ Given by the base class:
     self.allocator          the allocator of lesson 02
     self.block_size         tokens a block
     self._hash((parent, tokens as bytes))     a number that stands for a block and all before it
-    self._index             dict: chain hash -> block that holds it
-    self._hash_of           list: block -> its chain hash, or None
-    self._tokens            array: the tokens of block b at [b * block_size : (b + 1) * block_size]
-    self._idle              LRU list of idle blocks: add, remove, pop_oldest, `in`, len
+    self._index             chain hash -> block: find(hash) gives the block or None; add(hash, block) answers
+                            whether it was added: not if the hash is taken or the block has one
+    self._content           list: block -> its tokens as bytes, or None if it is not published
+    self._idle              LRU list of idle blocks: add, discard, pop_oldest, `in`, len
     self._pending           set of blocks published by the step that is being planned
-    self._forget(block)     the block can no longer be found (index, hash and pending)
+    self._forget(block)     the block can no longer be found (index, content and pending)
 """
 
 from array import array

@@ -43,9 +43,10 @@ class TrustsTheHash(PrefixCache):
     def match(self, hashes, token_ids):
         blocks = []
         for chain_hash in hashes:
-            if chain_hash not in self._index:
+            block = self._index.find(chain_hash)
+            if block is None:
                 break
-            blocks.append(self._index[chain_hash])
+            blocks.append(block)
         return blocks
 
 
@@ -55,7 +56,7 @@ class SkipsOverAMiss(PrefixCache):
     caught_by = "test_the_walk_ends_at_the_first_miss"
 
     def match(self, hashes, token_ids):
-        return [self._index[h] for h in hashes if h in self._index]
+        return [block for block in map(self._index.find, hashes) if block is not None]
 
 
 class TheLastPublisherWins(PrefixCache):
@@ -64,8 +65,11 @@ class TheLastPublisherWins(PrefixCache):
     caught_by = "test_the_first_block_of_a_content_is_the_one_that_is_found"
 
     def publish(self, block, chain_hash, tokens):
-        self._index[chain_hash] = block
-        self._hash_of[block] = chain_hash
+        first = self._index.find(chain_hash)
+        if first is not None:
+            self._index.remove(first)
+        self._index.add(chain_hash, block)
+        self._content[block] = tokens.tobytes()
         self._pending.add(block)
 
 
@@ -99,7 +103,7 @@ class DoesNotForget(PrefixCache):
     caught_by = "test_the_tail_of_a_chain_is_evicted_before_its_head"
 
     def _forget(self, block):
-        self._hash_of[block] = None
+        self._pending.discard(block)
 
 
 class FreesWhatIsCached(PrefixCache):
@@ -109,6 +113,6 @@ class FreesWhatIsCached(PrefixCache):
 
     def free(self, block):
         if self.allocator.release(block):
-            if self._hash_of[block] is not None:
+            if self._content[block] is not None:
                 self._forget(block)
             self.allocator.reclaim(block)
