@@ -5,13 +5,13 @@ Stuck?        minipaged learn hint 08
 
 Given by the base class:
 
-    self.allocator          the allocator of lesson 02
+    self.allocator          the allocator of lesson 02: allocate, release, reclaim, ref_count, num_free
     self.block_size         tokens a block
     self._hash((parent, tokens as bytes))     a number that stands for a block and all before it
     self._index             chain hash -> block: find(hash) gives the block or None; add(hash, block) answers
                             whether it was added: not if the hash is taken or the block has one
     self._content           list: block -> its tokens as bytes, or None if it is not published
-    self._idle              LRU list of idle blocks: add, discard, pop_oldest, `in`, len
+    self._idle              LRU list of idle blocks: add, discard (was it there?), pop_oldest, `in`, len
     self._pending           set of blocks published by the step that is being planned
     self._forget(block)     the block can no longer be found (index, content and pending)
 """
