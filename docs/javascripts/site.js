@@ -9,8 +9,10 @@ for (const code of document.querySelectorAll("code"))
   if (code.textContent.length < 28 && !code.closest("pre, td, th, h1, h2, h3")) code.classList.add("short");
 
 const unlandmark = () => {
-  for (const nav of document.querySelectorAll("nav.md-code__nav:not([role]), .md-nav--secondary nav:not([role])"))
+  for (const nav of document.querySelectorAll("nav.md-code__nav:not([role]), .md-nav--secondary nav:not([role])")) {
     nav.setAttribute("role", "none");
+    nav.removeAttribute("aria-label");
+  }
 };
 unlandmark();
 new MutationObserver(unlandmark).observe(document.body, { childList: true, subtree: true });

@@ -76,6 +76,13 @@ class Page:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.browser.call("Emulation.setDeviceMetricsOverride", metrics, self.session)
 
+    def press(self, key: str) -> None:
+        """Press and let go of "Tab", "Enter" or "ArrowRight"."""
+        code, text = {"Tab": (9, ""), "Enter": (13, "\r"), "ArrowRight": (39, "")}[key]
+        event = {"key": key, "code": key, "windowsVirtualKeyCode": code, "text": text}
+        for kind in ("keyDown", "keyUp"):
+            self.browser.call("Input.dispatchKeyEvent", {"type": kind, **event}, self.session)
+
     def close(self) -> None:
         """Close the page and forget its context."""
         self.browser.call("Target.disposeBrowserContext", {"browserContextId": self.context})

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.docs.browser import Browser, find_chromium
-from tests.docs.site import build_once, served
+from tests.docs.browser import Browser, Page, find_chromium
+from tests.docs.site import ROOT, build_once, served
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +59,85 @@ def test_every_page_fits_and_asks_nobody_else(address, browser, dark):
         if found:
             complaints[name] = found
     assert complaints == {}
+
+
+@pytest.fixture(scope="module")
+def axe():
+    """The script that finds what readers with other eyes and hands would stumble over."""
+    script = ROOT / "node_modules/axe-core/axe.min.js"
+    if not script.exists():
+        pytest.skip("axe-core is not installed; in the repository: npm install --no-save axe-core")
+    return script.read_text()
+
+
+def violations(page: Page, axe: str) -> list[str]:
+    """Everything that axe finds in a page as it stands now, whatever its weight."""
+    page.value(f"{axe};undefined")
+    return page.value(
+        "axe.run(document, {resultTypes: ['violations']}).then(found => found.violations.map("
+        "rule => `${rule.impact} ${rule.id}: ${rule.nodes.slice(0, 3).map(node => node.html.slice(0, 160))}`))"
+    )
+
+
+def test_axe_notices_what_nobody_could_read(browser, axe, tmp_path):
+    """Catches a check that finds every page perfect."""
+    (tmp_path / "index.html").write_text('<p style="color:#bbb">pale</p><table><tr><th></th></tr></table>')
+    with served(tmp_path) as address:
+        found = violations(browser.open(address, 400, dark=False), axe)
+    assert any("color-contrast" in line for line in found)
+    assert any("empty-table-header" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [(1280, False), (1280, True), (400, True)],
+    ids=["wide-light", "wide-dark", "narrow-dark"],
+)
+def test_axe_finds_nothing_on_any_page(address, browser, axe, width, dark):
+    """Catches contrast too low to read, nameless controls, empty headings, regions that keys cannot reach."""
+    home, pages = address
+    complaints = {}
+    for name in [*pages, "404.html"]:
+        page = browser.open(f"{home}{name}", width, dark)
+        if found := violations(page, axe):
+            complaints[name] = found
+        page.close()
+    assert complaints == {}
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_finds_nothing_in_the_search_and_in_the_drawer(address, browser, axe, dark):
+    """Catches what only shows once something is opened."""
+    page = browser.open(address[0], 400, dark)
+    for toggle in ("__drawer", "__search"):
+        page.value(f"document.getElementById('{toggle}').click()")
+        assert violations(page, axe) == [], toggle
+        page.value(f"document.getElementById('{toggle}').click()")
+    page.value("[...document.querySelectorAll('details')].forEach(box => box.open = true)")
+    assert violations(page, axe) == []
+
+
+def test_a_keyboard_gets_through_the_page(address, browser):
+    """Catches a page without a link past the navigation, focus not to be seen, a switch for mice only."""
+    page = browser.open(address[0], 1280, dark=False)
+    reached = []
+    while len(reached) < 40 and "md-button" not in " ".join(reached):
+        page.press("Tab")
+        reached.append(page.value("document.activeElement.className"))
+        shown = "document.activeElement.matches('.md-option') ? document.activeElement.nextElementSibling : "
+        outline = page.value(f"getComputedStyle({shown} document.activeElement).outlineStyle")
+        assert outline != "none" or "md-search" in reached[-1], f"no focus to be seen on {reached[-1]}"
+        if "md-option" in reached[-1]:
+            page.press("Enter")
+            assert page.value("document.body.getAttribute('data-md-color-scheme')") == "slate"
+    assert "md-skip" in reached[0]
+    for wanted in ("md-option", "md-search__input", "md-tabs__link", "md-button"):
+        assert any(wanted in name for name in reached), (wanted, reached)
+    while page.value("document.activeElement.textContent") != "Next":
+        page.press("Tab")
+    page.press("ArrowRight")
+    caption = "document.querySelector('.frame:not([hidden]) figcaption strong').textContent"
+    assert page.value(caption) == "3 of 5: The first generated token"
 
 
 def test_the_moving_picture_is_stepped_through_with_buttons_and_keys(address, browser):
