@@ -17,7 +17,7 @@
 
 namespace {
 
-constexpr int TILE = 128;       // keys scored before their values are mixed
+constexpr int TILE = 64;        // keys scored before their values are mixed: both fit in the first cache
 constexpr int ROWS = 32;        // rows of a work item, if a single token does not already have more
 constexpr int WIDEN_ROWS = 16;  // rows from which a bfloat16 tile is widened once, not at each use
 constexpr double PARALLEL_WORK = 1e6;  // multiply-adds below which waking threads costs more than it saves
@@ -30,7 +30,7 @@ constexpr float INF = std::numeric_limits<float>::infinity();
 
 template <class S>
 void prefetch_chunk(const S* source) {
-    for (int i = 0; i < CHUNK; i += 64 / sizeof(S)) __builtin_prefetch(source + i, 0, 2);
+    for (int i = 0; i < CHUNK; i += 64 / sizeof(S)) __builtin_prefetch(source + i);
 }
 
 // scores[r][k] = query[r] . keys[k]. R rows times LANES / R keys fill LANES accumulators, so a key is loaded
@@ -129,6 +129,18 @@ struct Item {
     int sequence, head, first_token, num_tokens;
 };
 
+// The tokens that the rows of an item see, together.
+struct Span {
+    int first, end;
+};
+
+Span span_of(const Call& call, const Item& item) {
+    const int query_len = call.query_start[item.sequence + 1] - call.query_start[item.sequence];
+    const int position = call.context_len[item.sequence] - query_len + item.first_token;
+    const int end = position + item.num_tokens;
+    return {std::max(0, position - (int)std::min<int64_t>(call.sliding_window, end) + 1), end};
+}
+
 int padded(int64_t count, int multiple) { return (int)((count + multiple - 1) / multiple * multiple); }
 
 // What one thread needs, allocated once a call. Widths are head sizes rounded up to whole chunks.
@@ -196,14 +208,14 @@ void find_rows(const Call& call, const void* cache, int dim, const Item& item, i
     std::fill(rows.begin() + num_keys, rows.begin() + padded(num_keys, LANES), rows[num_keys - 1]);
 }
 
-// T: type of the pool. S: type the products read, T itself or float.
+// T: type of the pool. S: type the products read, T itself or float. `next`: the item after this one, or null.
 template <class T, class S>
-void attend(const Call& call, const Item& item, Workspace<S>& work) {
+void attend(const Call& call, const Item& item, const Item* next, Workspace<S>& work) {
     const int group = (int)(call.num_heads / call.num_kv_heads), num_rows = item.num_tokens * group;
     const int first_row = call.query_start[item.sequence] + item.first_token;
-    const int query_len = call.query_start[item.sequence + 1] - call.query_start[item.sequence];
-    const int position = call.context_len[item.sequence] - query_len + item.first_token;
-    const int end = position + item.num_tokens, window = (int)std::min<int64_t>(call.sliding_window, end);
+    const Span span = span_of(call, item);
+    const int position = span.end - item.num_tokens, end = span.end;
+    const int window = (int)std::min<int64_t>(call.sliding_window, end);
     const bool in_place = work.key_tile.empty();
     const int key_dim = (int)call.key_dim, value_dim = (int)call.value_dim;  // of a row of the pool, and
     const int key_row = in_place ? key_dim : work.key_width;                  // of the rows the products read
@@ -222,14 +234,13 @@ void attend(const Call& call, const Item& item, Workspace<S>& work) {
     }
     std::fill(work.mixed.begin(), work.mixed.begin() + num_rows * work.value_width, 0.f);
 
-    auto find_keys = [&](int first) {
-        if (first < end)
-            find_rows<T>(call, call.key_cache, key_dim, item, first, std::min(TILE, end - first),
-                         work.key_tile, work.keys);
+    auto find_keys = [&](const Item& owner, int first, int end) {
+        const int num_keys = std::min(TILE, end - first);
+        find_rows<T>(call, call.key_cache, key_dim, owner, first, num_keys, work.key_tile, work.keys);
+        return num_keys;
     };
-    const int first_seen = std::max(0, position - window + 1);
-    find_keys(first_seen);
-    for (int first = first_seen; first < end; first += TILE) {
+    find_keys(item, span.first, end);
+    for (int first = span.first; first < end; first += TILE) {
         const int num_keys = std::min(TILE, end - first), num_scores = padded(num_keys, LANES);
         find_rows<T>(call, call.value_cache, value_dim, item, first, num_keys, work.value_tile,
                      work.values);
@@ -248,12 +259,19 @@ void attend(const Call& call, const Item& item, Workspace<S>& work) {
             std::fill(scores + newest, scores + num_scores, -INF);
             work.decay[row] = softmax_row(scores, num_scores, work.maximum[row], work.sum[row]);
         }
-        find_keys(first + TILE);  // of the next tile, to be fetched meanwhile
+        // To be fetched meanwhile: the keys of the next tile or, after the last, of the next item.
+        int num_coming = 0;
+        if (first + TILE < end)
+            num_coming = find_keys(item, first + TILE, end);
+        else if (in_place && next)
+            num_coming = find_keys(*next, span_of(call, *next).first, span_of(call, *next).end);
         in_groups(num_rows, [&](int row, auto rows) {
             mix_rows<rows()>(&work.scores[row * TILE], value_row, work.value_width, work.values.data(),
                              num_keys, in_place && row == 0 ? work.keys.data() : nullptr, &work.decay[row],
                              &work.mixed[row * work.value_width]);
         });
+        for (int k = num_keys; in_place && k < num_coming; k++)
+            for (int chunk = 0; chunk < key_dim; chunk += CHUNK) prefetch_chunk(work.keys[k] + chunk);
     }
 
     for (int row = 0; row < num_rows; row++) {
@@ -271,8 +289,11 @@ void attend_all(const Call& call, const std::vector<Item>& items, bool in_place,
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
         Workspace<S> work(call, num_tokens * (int)(call.num_heads / call.num_kv_heads), in_place);
-#pragma omp for schedule(dynamic)
-        for (size_t i = 0; i < items.size(); i++) attend<T>(call, items[i], work);
+        // In runs, for a thread fetches the item after its own.
+        const int run = (int)std::clamp<size_t>(items.size() / (4 * num_threads), 1, 8);
+#pragma omp for schedule(dynamic, run)
+        for (size_t i = 0; i < items.size(); i++)
+            attend<T>(call, items[i], i + 1 < items.size() ? &items[i + 1] : nullptr, work);
     }
 }
 
