@@ -17,7 +17,12 @@ const unlandmark = () => {
 unlandmark();
 new MutationObserver(unlandmark).observe(document.body, { childList: true, subtree: true });
 
+const reach = () => {
+  for (const code of document.querySelectorAll("pre > code")) if (code.scrollWidth > code.clientWidth) code.tabIndex = 0;
+};
+addEventListener("resize", reach);
 addEventListener("load", () => {
+  reach();
   for (const wrap of document.querySelectorAll(".md-typeset__scrollwrap")) wrap.tabIndex = 0;
   for (const image of document.querySelectorAll(".md-typeset p > img, .sheet > img")) {
     const sheet = image.parentElement;

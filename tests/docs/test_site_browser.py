@@ -75,7 +75,7 @@ def violations(page: Page, axe: str) -> list[str]:
     page.value(f"{axe};undefined")
     return page.value(
         "axe.run(document, {resultTypes: ['violations']}).then(found => found.violations.map("
-        "rule => `${rule.impact} ${rule.id}: ${rule.nodes.slice(0, 3).map(node => node.html.slice(0, 160))}`))"
+        "rule => `${rule.impact} ${rule.id}: ${rule.nodes.slice(0, 3).map(node => node.html.slice(0, 99))}`))"
     )
 
 
