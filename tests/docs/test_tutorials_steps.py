@@ -1,10 +1,18 @@
 """First steps of the lessons: what a part must do before the concept tests can be run on it at all."""
 
 from minipaged.decoding import BeamSearch, BeamSearchParams, StopChecker
-from minipaged.memory import BlockAllocator, BlockTable, KVManager, OnDemand, PrefixCache, SwapSpace
-from minipaged.scheduling import Auto, PreemptionCosts, Sample, Swap
+from minipaged.memory import (
+    BlockAllocator,
+    BlockTable,
+    KVManager,
+    OnDemand,
+    PrefixCache,
+    Reserve,
+    SwapSpace,
+)
+from minipaged.scheduling import Auto, PreemptionCosts, PrefillFirst, Recompute, Sample, StepPlan, Swap
 from tests.concepts.decoding_driver import make_request, make_sequence
-from tests.toy import ToyEngine, tokens, toy_scheduler
+from tests.toy import ToyEngine, ToySampling, tokens, toy_scheduler
 
 
 def table_over(pool, num_blocks, num_tokens, block_size=4):
@@ -37,6 +45,18 @@ def test_the_slot_of_a_token_is_found_through_the_table():
     table = table_over(BlockAllocator(9, order=[7, 1, 3]), 3, 9)
     assert [table.slot(position) for position in (0, 3, 4, 8)] == [28, 31, 4, 12]
     assert table.slots(2, 6) == [30, 31, 4, 5]
+
+
+# -- lesson 01, task 3 ----------------------------------------------------------------------
+
+
+def test_spare_blocks_are_given_back_with_the_rest():
+    """Catches a table that keeps what it reserved when none of its tokens go."""
+    pool = BlockAllocator(9, order=[7, 1, 3])
+    table = table_over(pool, 3, 7)
+    table.truncate(7)
+    assert (table.blocks, table.num_tokens) == ([7, 1], 7)
+    assert pool.ref_count(3) == 0
 
 
 # -- lesson 02, task 3 ----------------------------------------------------------------------
@@ -212,6 +232,84 @@ def test_nobody_is_admitted_while_somebody_is_swapped_out():
     assert waiting(engine) == ["r1"]
 
 
+# -- lesson 04, tasks 2 and 3 -----
+
+
+def test_the_first_group_beyond_the_budget_ends_the_decodes():
+    """Catches a later request that overtakes: r1 has three sequences, and two tokens are left."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64),
+        lambda plan, s: s.plan_decodes(plan, 64),
+        lambda plan, s: s.plan_decodes(plan, 3),
+        lengths=[],
+    )
+    for number, num_samples in enumerate((1, 3, 1)):
+        engine.add([number] * 5, method=ToySampling(num_samples))
+    engine.step()
+    assert len(chunks(engine.step())) == 5
+    assert chunks(engine.step()) == [("r0", 6, 1)]
+    assert engine.scheduler.policy.returned == [15, 5, 1]
+
+
+def test_a_prompt_that_goes_on_is_not_decoded():
+    """Catches a chunk of a prompt that is planned as if it were one token."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 4),
+        lambda plan, s: s.plan_decodes(plan, 4) + s.continue_prefills(plan, 3),
+        lengths=[9],
+    )
+    engine.step()
+    assert chunks(engine.step()) == [("r0", 4, 3)]
+
+
+def test_those_that_are_planned_are_no_candidates_for_preemption():
+    """Catches a victim whose token is in the plan already: r0 took the last block, r1 needs one."""
+    offered = []
+
+    class Watched(Recompute):
+        def choose_victim(self, candidates):
+            offered.append([request.request_id for request in candidates])
+            return super().choose_victim(candidates)
+
+    engine = ToyEngine(toy_scheduler(7, preemption=Watched()))
+    for number in range(3):
+        engine.add([number] * 8)
+    engine.step()
+    engine.step()
+    assert offered[0] == ["r1", "r2"]
+
+
+class Spends:
+    """Phases that write down the budget they are offered, and spend what they are told."""
+
+    max_num_batched_tokens = 10
+
+    def __init__(self, **spends):
+        self.spends = spends
+        self.offered = {}
+
+    def __getattr__(self, phase):
+        def run(plan, budget, **options):
+            self.offered[phase] = budget
+            if phase in ("continue_prefills", "admit_waiting"):
+                plan.chunks += [None] * self.spends.get(phase, 0)
+            return self.spends.get(phase, 0)
+
+        return run
+
+
+def test_each_phase_is_offered_what_the_one_before_it_left():
+    """Catches a step beyond its budget: two phases that both spend all of it."""
+    prompts = Spends(continue_prefills=4)
+    PrefillFirst().fill(StepPlan(0), prompts)
+    assert prompts.offered == {"continue_prefills": 10, "admit_waiting": 6}
+    decodes = Spends(plan_decodes=7)
+    PrefillFirst().fill(StepPlan(0), decodes)
+    assert decodes.offered == {
+        "continue_prefills": 10, "admit_waiting": 10, "plan_decodes": 10, "resume_preempted": 3,
+    }  # fmt: skip
+
+
 def test_a_prompt_goes_on_where_its_last_chunk_ended():
     """Catches a chunk that begins again, and a finished prompt that stays on the list."""
     engine = scripted(
@@ -298,6 +396,15 @@ def test_candidates_are_compared_by_all_their_tokens():
     assert all(branch.parent is request.sequences[0] for branch in branches)
 
 
+# -- lesson 05, task 2 -----
+
+
+def test_a_fork_of_a_reservation_makes_do_with_what_it_must_have():
+    """Catches a fork that preempts others for blocks which it does not need yet."""
+    assert Reserve().while_running(1, 32) == (32, 1)
+    assert Reserve().while_running(3, 3) == (3, 3)
+
+
 # -- lesson 06, tasks 2 and 3: one decision at a time -----
 
 
@@ -351,3 +458,11 @@ def test_equal_costs_are_recomputed():
     """Catches a swap that gains nothing: recomputation keeps the host free."""
     kv = manager(16)
     assert Auto(PreemptionCosts(0.0, 2.0, 1.0)).choose_mode(victim_of(kv, 9), kv).mode == "recompute"
+
+
+def test_a_block_without_computed_tokens_does_not_move():
+    """Catches a price for spare blocks, which hold nothing that could move."""
+    kv = manager(16)
+    victim = victim_of(kv, 9)
+    victim.sequences[0].table.reserve(3)
+    assert "2 blocks" in Auto(PreemptionCosts(0.0, 1.0, 1.0)).choose_mode(victim, kv).reason

@@ -67,3 +67,13 @@ class ForgetsToGiveBack(BlockTable):
     def truncate(self, num_tokens):
         del self.blocks[-(-num_tokens // self.block_size) :]
         self.num_tokens = num_tokens
+
+
+class KeepsSpareBlocks(BlockTable):
+    """Gives blocks back only if tokens go."""
+
+    caught_by = "test_spare_blocks_are_given_back_with_the_rest"
+
+    def truncate(self, num_tokens):
+        if num_tokens < self.num_tokens or not num_tokens:
+            super().truncate(num_tokens)

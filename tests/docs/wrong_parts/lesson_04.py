@@ -91,6 +91,42 @@ class ForgetsTheCopies(FCFSScheduler):
         return used
 
 
+class DecodesWhoFits(FCFSScheduler):
+    """A group that the budget is too small for is overtaken by whoever stands behind it."""
+
+    caught_by = "test_the_first_group_beyond_the_budget_ends_the_decodes"
+
+    def plan_decodes(self, plan, budget):
+        left = budget
+        for request in [r for r in self.running if r not in self._prefilling]:
+            needed = self.kv.blocks_to_grow(request.sequences)
+            if len(request.sequences) <= left:
+                plan.copies += self.kv.grow(request.sequences, needed)
+                left -= self._plan_request(plan, request, left)
+        return budget - left
+
+
+class DecodesPrompts(FCFSScheduler):
+    """Plans a half computed prompt as if it were one token."""
+
+    caught_by = "test_a_prompt_that_goes_on_is_not_decoded"
+
+    def plan_decodes(self, plan, budget):
+        self._prefilling, prefilling = [], self._prefilling
+        used = super().plan_decodes(plan, budget)
+        self._prefilling = prefilling
+        return used
+
+
+class OffersEverybody(FCFSScheduler):
+    """A request that is planned already may be chosen to give way."""
+
+    caught_by = "test_those_that_are_planned_are_no_candidates_for_preemption"
+
+    def _make_room(self, plan, request, needed, position):
+        return super()._make_room(plan, request, needed, 0)
+
+
 class MixesPromptsAndDecodes(PrefillFirst):
     """Decodes with what the prompts left of the budget."""
 
@@ -117,3 +153,31 @@ class CutsPrompts(PrefillFirst):
             budget = scheduler.max_num_batched_tokens
             budget -= scheduler.plan_decodes(plan, budget)
             scheduler.resume_preempted(plan, budget)
+
+
+class SpendsOnAdmissionWhatThePromptsSpent(PrefillFirst):
+    """Offers the whole budget to every phase."""
+
+    caught_by = "test_each_phase_is_offered_what_the_one_before_it_left"
+
+    def fill(self, plan, scheduler):
+        budget = scheduler.max_num_batched_tokens
+        scheduler.continue_prefills(plan, budget)
+        scheduler.admit_waiting(plan, budget, whole=True)
+        if not plan.chunks:
+            budget -= scheduler.plan_decodes(plan, budget)
+            scheduler.resume_preempted(plan, budget)
+
+
+class BringsBackBeyondTheBudget(PrefillFirst):
+    """Offers swapped-out requests what the decodes have spent."""
+
+    caught_by = "test_each_phase_is_offered_what_the_one_before_it_left"
+
+    def fill(self, plan, scheduler):
+        budget = scheduler.max_num_batched_tokens
+        budget -= scheduler.continue_prefills(plan, budget)
+        scheduler.admit_waiting(plan, budget, whole=True)
+        if not plan.chunks:
+            scheduler.plan_decodes(plan, scheduler.max_num_batched_tokens)
+            scheduler.resume_preempted(plan, scheduler.max_num_batched_tokens)

@@ -48,3 +48,12 @@ class AdmitsOnCredit(Reserve):
 
     def at_admission(self, needed, remaining):
         return (remaining, needed)
+
+
+class AllOrNothingWhileRunning(Reserve):
+    """A fork that wants the rest of its reservation, whatever the pool has."""
+
+    caught_by = "test_a_fork_of_a_reservation_makes_do_with_what_it_must_have"
+
+    def while_running(self, needed, remaining):
+        return (remaining,)

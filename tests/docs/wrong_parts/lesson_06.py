@@ -73,3 +73,13 @@ class Backwards(Auto):
         mode, reason = super().choose_mode(victim, kv)
         swaps = mode == "recompute" and kv.can_swap_out(victim.sequences)
         return Decision("swap" if swaps else "recompute", reason)
+
+
+class MovesSpareBlocks(Auto):
+    """Counts every block of the table."""
+
+    caught_by = "test_a_block_without_computed_tokens_does_not_move"
+
+    def choose_mode(self, victim, kv):
+        blocks = {block for sequence in victim.sequences for block in sequence.table.blocks}
+        return Decision("recompute", f"moving {len(blocks)} blocks")
