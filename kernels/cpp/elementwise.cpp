@@ -15,12 +15,6 @@ namespace {
 
 constexpr int64_t PARALLEL_ELEMENTS = 1 << 16;  // below that, waking threads costs more than it saves
 
-float sum_of(Vec vector) {
-    float sum = 0;
-    for (int lane = 0; lane < LANES; lane++) sum += vector[lane];
-    return sum;
-}
-
 int threads_for(int64_t elements, int64_t num_threads) {
     return elements < PARALLEL_ELEMENTS ? 1 : (int)num_threads;
 }
@@ -91,7 +85,7 @@ void greedy(const float* row, int64_t size, int64_t& token, float& logprob) {
         const Vec next = load(row + i);
         top = next > top ? next : top;
     }
-    float largest = *std::max_element((const float*)&top, (const float*)&top + LANES);
+    float largest = max_of(top);
     for (int64_t i = whole; i < size; i++) largest = std::max(largest, row[i]);
     token = std::min(std::find(row, row + size, largest) - row, size - 1);  // (NaN is found nowhere)
     Vec sums = {};

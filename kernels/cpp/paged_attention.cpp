@@ -171,7 +171,7 @@ float softmax_row(float* scores, int num_keys, float& maximum, float& sum) {
         top = next > top ? next : top;
     }
     float before = maximum;
-    for (int lane = 0; lane < LANES; lane++) maximum = std::max(maximum, top[lane]);
+    maximum = std::max(maximum, max_of(top));
     float base = maximum == -INF ? 0 : maximum;  // nothing seen yet: -inf - -inf would be NaN
     Vec total = {};
     for (int k = 0; k < num_keys; k += LANES) {
@@ -179,9 +179,8 @@ float softmax_row(float* scores, int num_keys, float& maximum, float& sum) {
         store(scores + k, weight);
         total += weight;
     }
-    float decay = std::exp(before - base), added = 0;
-    for (int lane = 0; lane < LANES; lane++) added += total[lane];
-    sum = sum * decay + added;
+    float decay = before == base ? 1 : std::exp(before - base);
+    sum = sum * decay + sum_of(total);
     return decay;
 }
 

@@ -40,10 +40,13 @@ Vec load(const BFloat16* source) {
     return (Vec)(__builtin_convertvector(bits, Int) << 16);
 }
 
-void store(BFloat16* destination, Vec vector) {  // rounded to nearest even
+Int rounded(Vec vector) {  // to nearest even; a bfloat16 is the upper half of a lane
     const Int bits = (Int)vector;
-    const Int rounded = vector == vector ? bits + 0x7fff + (bits >> 16 & 1) : Int{} + 0x7fc00000;
-    const Halves halves = __builtin_convertvector(rounded >> 16, Halves);
+    return vector == vector ? bits + 0x7fff + (bits >> 16 & 1) : Int{} + 0x7fc00000;
+}
+
+void store(BFloat16* destination, Vec vector) {
+    const Halves halves = __builtin_convertvector(rounded(vector) >> 16, Halves);
     std::memcpy(destination, &halves, sizeof halves);
 }
 
@@ -78,6 +81,17 @@ void load_chunk(const BFloat16* source, Vec& first, Vec& second) {
     std::memcpy(&bits, source, sizeof bits);
     first = (Vec)(bits << 16);
     second = (Vec)(bits & (int32_t)0xffff0000);
+}
+
+void store_chunk(float* destination, Vec first, Vec second) {
+    store(destination, first);
+    store(destination + LANES, second);
+}
+
+void store_chunk(BFloat16* destination, Vec first, Vec second) {
+    const Int low = rounded(first) >> 16 & 0xffff, high = rounded(second) & (int32_t)0xffff0000;
+    const Int bits = low | high;
+    std::memcpy(destination, &bits, sizeof bits);
 }
 
 int place(const float*, int inside) { return inside; }
@@ -126,13 +140,15 @@ void clear_shared(int dim, float* wide) {
     for (int inside = 0; inside < num_shared; inside++) wide[last + place((T*)nullptr, inside)] = 0;
 }
 
-// The row again in its own type and order, divided by `sum`.
+// The row again in its own type and order, divided by `sum`. What two chunks share is the same in both.
 template <class T>
 void narrow_row(const float* wide, int dim, float sum, T* row) {
-    for (int d = 0; d < dim; d++) {
-        const int chunk = d / CHUNK * CHUNK;
-        narrow(wide[chunk + place(row, d - chunk_start(chunk, dim))] / sum, row[d]);
+    if (dim < CHUNK) {
+        for (int d = 0; d < dim; d++) narrow(wide[place(row, d)] / sum, row[d]);
+        return;
     }
+    for (int chunk = 0; chunk < dim; chunk += CHUNK)
+        store_chunk(row + chunk_start(chunk, dim), load(wide + chunk) / sum, load(wide + chunk + LANES) / sum);
 }
 
 // ---- Vector arithmetic -----------------------------------------------------------------------------------
@@ -149,6 +165,28 @@ Vec exponential(Vec x) {
     sum = sum * f * f + f + 1.f;
     Vec power = (Vec)((__builtin_convertvector(n, Int) + 127) << 23);
     return x < -87.f ? Vec{} : sum * power;
+}
+
+template <int STEP, int... I>
+Vec swapped(Vec vector, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(vector, vector, (I ^ STEP)...);
+}
+
+// Of all lanes, in a few steps: lanes 1 apart, then 2, then 4, ...
+template <int STEP = 1>
+float sum_of(Vec vector) {
+    if constexpr (STEP == LANES) return vector[0];
+    else return sum_of<2 * STEP>(vector + swapped<STEP>(vector, std::make_integer_sequence<int, LANES>()));
+}
+
+template <int STEP = 1>
+float max_of(Vec vector) {
+    if constexpr (STEP == LANES) {
+        return vector[0];
+    } else {
+        const Vec other = swapped<STEP>(vector, std::make_integer_sequence<int, LANES>());
+        return max_of<2 * STEP>(other > vector ? other : vector);
+    }
 }
 
 template <int STEP, int... I>
