@@ -163,25 +163,31 @@ void cap_row(float* scores, int num_keys, float softcap) {
     for (int k = 0; k < num_keys; k++) scores[k] = std::tanh(scores[k] / softcap) * softcap;
 }
 
-// One row of the scores becomes weights of the running softmax; returns what earlier weights shrink by.
-float softmax_row(float* scores, int num_keys, float& maximum, float& sum) {
-    Vec top = load(scores);
-    for (int k = LANES; k < num_keys; k += LANES) {
-        Vec next = load(scores + k);
-        top = next > top ? next : top;
+// R rows of scores become weights of the running softmax; `decay`: what earlier weights shrink by. Rows side by
+// side, for each alone would wait for one operation after the other.
+template <int R>
+void softmax_rows(float* scores, int num_keys, float* maximum, float* sum, float* decay) {
+    Vec top[R], total[R] = {};
+    for (int r = 0; r < R; r++) top[r] = load(scores + r * TILE);
+    for (int k = LANES; k < num_keys; k += LANES)
+        for (int r = 0; r < R; r++) {
+            const Vec next = load(scores + r * TILE + k);
+            top[r] = next > top[r] ? next : top[r];
+        }
+    float base[R];
+    for (int r = 0; r < R; r++) {
+        const float before = maximum[r];
+        maximum[r] = std::max(before, max_of(top[r]));
+        base[r] = maximum[r] == -INF ? 0 : maximum[r];  // nothing seen yet: -inf - -inf would be NaN
+        decay[r] = before == base[r] ? 1 : std::exp(before - base[r]);
     }
-    float before = maximum;
-    maximum = std::max(maximum, max_of(top));
-    float base = maximum == -INF ? 0 : maximum;  // nothing seen yet: -inf - -inf would be NaN
-    Vec total = {};
-    for (int k = 0; k < num_keys; k += LANES) {
-        Vec weight = exponential(load(scores + k) - base);
-        store(scores + k, weight);
-        total += weight;
-    }
-    float decay = before == base ? 1 : std::exp(before - base);
-    sum = sum * decay + sum_of(total);
-    return decay;
+    for (int k = 0; k < num_keys; k += LANES)
+        for (int r = 0; r < R; r++) {
+            const Vec weight = exponential(load(scores + r * TILE + k) - base[r]);
+            store(scores + r * TILE + k, weight);
+            total[r] += weight;
+        }
+    for (int r = 0; r < R; r++) sum[r] = sum[r] * decay[r] + sum_of(total[r]);
 }
 
 // Points `rows` to the K (or V) rows of one KV head from token `first` on: into the pool itself or, if there
@@ -256,8 +262,11 @@ void attend(const Call& call, const Item& item, const Item* next, Workspace<S>& 
             int oldest = std::clamp(position + row / group + 1 - window - first, 0, newest);
             std::fill(scores, scores + oldest, -INF);
             std::fill(scores + newest, scores + num_scores, -INF);
-            work.decay[row] = softmax_row(scores, num_scores, work.maximum[row], work.sum[row]);
         }
+        in_groups(num_rows, [&](int row, auto rows) {
+            softmax_rows<rows()>(&work.scores[row * TILE], num_scores, &work.maximum[row], &work.sum[row],
+                                 &work.decay[row]);
+        });
         // To be fetched meanwhile: the keys of the next tile or, after the last, of the next item.
         int num_coming = 0;
         if (first + TILE < end)
