@@ -3,8 +3,10 @@
 Check with    minipaged learn check 09
 Stuck?        minipaged learn hint 09
 
-A decoding method never sees a block. It answers with branches: Branch(parent, token_id, logprob, finish_reason,
-sample_index, top_logprobs). The scheduler turns them into fork, append and free, and adds logprob to the sum.
+A decoding method never sees a block. It answers with branches: Branch(parent, token_id, logprob,
+finish_reason, sample_index, top_logprobs). The parent is the sequence that the token continues; the last
+three are None if left out, and beams need neither of the last two. The scheduler turns branches into
+fork, append and free, and adds logprob to the sum.
 
 What you may ask:
     samples    one for each of request.sequences, in that order; a sample has token_ids and logprobs, lists
@@ -42,7 +44,7 @@ class BeamSearch(GivenBeamSearch):
     """Beam search with the semantics of transformers' `generate(num_beams=W)`.
 
     Given: self.params (beam_width, length_penalty, early_stopping, num_return_sequences), self.stop
-    (`check`, `end_ids`), and the bookkeeping of finished hypotheses:
+    (`check`, `end_ids`), self.num_candidates(request), and the bookkeeping of finished hypotheses:
     self._enters(total, num_generated_tokens) says whether one is among the W best, and remembers it;
     self._is_done(request, best_total, num_generated_tokens) whether the live beams may stop.
     Both count the new token: total with its log-probability, and one token more than the sequence has.
@@ -64,7 +66,8 @@ class BeamSearch(GivenBeamSearch):
         """The next beams, the best first, after the hypotheses that this step finished.
 
         1. All candidates of all beams in one list, by cumulative log-probability (equals: the better
-           beam, then the smaller token); the best `self.num_candidates(request)` count, -inf never.
+           beam, which is the earlier sequence, then the smaller token); the best
+           `self.num_candidates(request)` of the whole list count, -inf never.
         2. One that ends is a hypothesis only if it is among the first W and `self._enters`.
         3. The first W that do not end go on, unless `self._is_done` (asked about the best of them, if there
            is one): then only the hypotheses are returned.
