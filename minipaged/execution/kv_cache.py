@@ -62,7 +62,9 @@ class KVCache:
     def _pool(self, spec: LayerSpec, head_dim: int) -> Tensor:
         shape = cache_shape(self.num_blocks, self.block_size, spec.num_kv_heads, head_dim)
         try:
-            return torch.zeros(shape, dtype=spec.dtype, device=spec.device)
+            # Not cleared, for nothing is read that was not written; pages of memory that no token ever
+            # reaches are never committed.
+            return torch.empty(shape, dtype=spec.dtype, device=spec.device)
         except RuntimeError as error:  # of which out-of-memory is a kind
             raise ConfigError(
                 f"a KV pool of {self.num_blocks} blocks does not fit in memory; "
