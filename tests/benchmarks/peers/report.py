@@ -1,6 +1,6 @@
 """The page's table from the JSON files of `python -m tests.benchmarks.peers`.
 
-    python -m tests.benchmarks.peers.report FILE.json [FILE.json ...] -o PAGE.md
+    python -m tests.benchmarks.peers.report FILE.json [FILE.json ...] [--same-settings FILE.json] -o PAGE.md
 
 Where several files hold the same row, the last one counts. Rows that miss their goal and ratios below 1 are
 named in words as well: a table invites the eye to skip them.
@@ -24,8 +24,17 @@ NAMES = {
 }
 
 
-def page(results: list[dict[str, Any]]) -> str:
-    """Markdown: how it was measured, the table, what is behind."""
+SETTINGS = "THP_MEM_ALLOC_ENABLE=1 MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=1073741824"
+"""What minipaged's command line sets for its own process (`minipaged/environment.py`), as variables."""
+
+
+def page(results: list[dict[str, Any]], same_settings: dict[str, Any] | None) -> str:
+    """Markdown: how it was measured, the table, what is behind.
+
+    Args:
+        results: the runs.
+        same_settings: a run in which every engine had the `SETTINGS`.
+    """
     order = {row.name: number for number, row in enumerate(ROWS)}
     found = {row["row"]: row | {"run": run} for run in results for row in run["rows"]}
     rows = sorted(found.values(), key=lambda row: order.get(row["row"], len(order)))
@@ -39,9 +48,8 @@ def page(results: list[dict[str, Any]]) -> str:
         "faster. KV slots: tokens that fit in the blocks held at the peak; for a padded batch its rectangle.",
         "Tokens equal: of the first completion of each request; float32 and greedy must all be.",
         "",
-        "minipaged runs with what its command line sets: memory in huge pages, `THP_MEM_ALLOC_ENABLE=1`,",
-        "worth 3 to 10 %. The others run with their defaults; vLLM with the same variable was about 4 %",
-        "faster on the small model in a short trial, so part of minipaged's ratio is this setting.",
+        "minipaged runs with what its command line sets: large tensors in huge pages, freed memory kept. The",
+        "others run with their defaults; below the table are ratios with the same settings in every engine.",
         "",
         *_runs(results),
         "",
@@ -50,7 +58,10 @@ def page(results: list[dict[str, Any]]) -> str:
     ]
     for row in rows:
         lines += [_line(row, engine) for engine in row["engines"]]
-    return "\n".join([*lines, "", *_behind(rows), ""])
+    lines += ["", *_behind(rows)]
+    if same_settings is not None:
+        lines += ["", *_same_settings(same_settings)]
+    return "\n".join([*lines, ""])
 
 
 def _runs(results: list[dict[str, Any]]) -> list[str]:
@@ -67,8 +78,8 @@ def _runs(results: list[dict[str, Any]]) -> list[str]:
             versions = {name: number for name, number in versions.items() if not name.startswith("torch")}
             versions["torch"] = torches.pop()
         shown = ", ".join(f"{name} {number}" for name, number in versions.items())
-        lines.append(f"- {run['date']}, {run['machine']}; {shown}: `{run['command']}`")
-    return lines
+        lines += [f"{run['date']}, {run['machine']}; {shown}:", "", "```bash", run["command"], "```", ""]
+    return lines[:-1]
 
 
 def _line(row: dict[str, Any], engine: str) -> str:
@@ -114,14 +125,28 @@ def _behind(rows: list[dict[str, Any]]) -> list[str]:
     return ["## Where minipaged is behind", "", *(lines or ["Nowhere in these rows."])]
 
 
+def _same_settings(run: dict[str, Any]) -> list[str]:
+    """The ratios of a run in which nobody had an advantage from the process's memory settings."""
+    lines = ["## With the same memory settings", "", f"`{SETTINGS}` for every engine:", ""]
+    for row in run["rows"]:
+        for engine, peer in row["peers"].items():
+            ratio = peer["ratio"]
+            figures = " / ".join(f"{ratio[name]:.2f}" for name in ("min", "median", "max"))
+            where = f"{row['title']}, {row['dtype']}, threads: {row['threads']}"
+            lines.append(f"- {where}: {figures} against {NAMES[engine]}")
+    return [*lines, "", *_runs([run])]
+
+
 def main() -> None:
     """Read, write."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.peers.report", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, help="written by python -m tests.benchmarks.peers")
+    parser.add_argument("--same-settings", type=Path, help=f"the same, run with {SETTINGS}")
     parser.add_argument("-o", "--out", type=Path, required=True, help="the markdown file")
     arguments = parser.parse_args()
     results = [json.loads(file.read_text()) for file in arguments.files]
-    arguments.out.write_text(page(results))
+    same_settings = json.loads(arguments.same_settings.read_text()) if arguments.same_settings else None
+    arguments.out.write_text(page(results, same_settings))
 
 
 if __name__ == "__main__":
