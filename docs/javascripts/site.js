@@ -2,11 +2,31 @@
 // Starts moving by itself only if asked to, and never where the reader prefers stillness.
 // Besides, what the theme leaves out for keyboards and screen readers: a name for the search dialog, focus for
 // what scrolls sideways, and no landmark for every copy button and every heading with sections of its own.
-// And what style sheets cannot say: short code is not broken at its hyphens, wide charts scroll.
+// And what style sheets cannot say: short code and options are not broken at their hyphens, long paths in tables
+// and in headings are broken after a slash, wide charts scroll.
 
 for (const search of document.querySelectorAll(".md-search")) search.setAttribute("aria-label", "Search");
 for (const code of document.querySelectorAll("code"))
   if (code.textContent.length < 28 && !code.closest("pre, td, th, h1, h2, h3")) code.classList.add("short");
+
+const texts = (element) => {
+  const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+  const found = [];
+  while (walker.nextNode()) found.push(walker.currentNode);
+  return found;
+};
+const whole = (option) => Object.assign(document.createElement("span"), { className: "option", textContent: option });
+for (const code of document.querySelectorAll(".language-bash code, :not(pre) > code"))
+  for (const text of texts(code)) {
+    const parts = text.data.split(/(--[a-z][\w-]+)/);
+    if (parts.length > 1) text.replaceWith(...parts.map((part, i) => (i % 2 ? whole(part) : part)));
+  }
+for (const code of document.querySelectorAll("td code, h2 code, h3 code"))
+  if (code.textContent.length > 34 || !code.closest("td"))
+    for (const text of texts(code)) {
+      const parts = text.data.split(/(?<=\/)/);
+      text.replaceWith(...parts.flatMap((part, i) => (i ? [document.createElement("wbr"), part] : [part])));
+    }
 
 const unlandmark = () => {
   for (const nav of document.querySelectorAll("nav.md-code__nav:not([role]), .md-nav--secondary nav:not([role])")) {
