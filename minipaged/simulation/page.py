@@ -18,7 +18,9 @@ project's own memory manager and scheduler on a simulated clock. A step takes as
 says; which blocks go where, who is admitted and who gives way is decided by the code that also serves real
 models.
 
-    minipaged reproduce --all
+```bash
+minipaged reproduce --all
+```
 
 runs everything and prints these tables; `--json` prints the claims, `--docs docs/reproduce` writes this page.
 
@@ -45,7 +47,9 @@ def _section(result: dict[str, Any]) -> str:
         "",
         f"{result['source']}. {result['setup']}",
         "",
-        f"    minipaged reproduce {name}",
+        "```bash",
+        f"minipaged reproduce {name}",
+        "```",
         "",
         f"![{result['title']}]({name}.svg)",
         "",
