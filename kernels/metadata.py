@@ -8,8 +8,9 @@ Paper: section 5.1, Figure 5. Does NOT know: requests, plans, layers, pools.
     context   5           9   7          a: a whole prompt; b: a decode; c: the last chunk of a prompt
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 
@@ -53,3 +54,12 @@ class AttentionMetadata:
     def is_decode_only(self) -> bool:
         """True if every sequence has exactly one query token."""
         return self.max_query_len == 1 and self.query_start_list[-1] == self.num_sequences
+
+    def of_rows(self, rows: Tensor) -> "AttentionMetadata":
+        """The same step with fewer queries; nothing about what is written or seen changes.
+
+        Args:
+            rows: [R] int64, ascending: of each sequence its last row or none.
+        """
+        query_start = torch.searchsorted(rows, self.query_start.long(), out_int32=True)
+        return replace(self, query_start=query_start, query_start_list=query_start.tolist(), max_query_len=1)

@@ -69,6 +69,9 @@ class LayerSpec(NamedTuple):
 class AttentionStep(Protocol):
     """Whoever answers for the attention of a forward pass."""
 
+    rows_wanted: Tensor | None
+    """Rows whose hidden state is used after the last layer, ascending; None: all."""
+
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
         """Query [T, Hq, Dk], key [T, Hkv, Dk], value [T, Hkv, Dv] of one layer -> [T, Hq, Dv]."""
         ...
@@ -76,6 +79,8 @@ class AttentionStep(Protocol):
 
 class LayerProbe:
     """Records a `LayerSpec` per layer and refuses what a `PagedStep` could not honour."""
+
+    rows_wanted: Tensor | None = None
 
     def __init__(self, text_config: Any) -> None:
         self._config = text_config
@@ -117,6 +122,7 @@ class PagedStep:
         pools: per layer its spec, key pool and value pool.
         metadata: the step's batch.
         positions: [T] position of each row in its sequence.
+        rows_wanted: see `AttentionStep`; of each sequence its last row or none.
     """
 
     def __init__(
@@ -125,11 +131,13 @@ class PagedStep:
         metadata: AttentionMetadata,
         positions: Tensor,
         backend: Backend,
+        rows_wanted: Tensor | None = None,
     ) -> None:
         self._pools = pools
         self._metadata = metadata
         self._positions = positions
         self._backend = backend
+        self.rows_wanted = rows_wanted
         self._split: dict[int, AttentionMetadata] = {}  # chunk size -> metadata cut at chunk boundaries
 
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
@@ -137,6 +145,8 @@ class PagedStep:
         spec, key_cache, value_cache = self._pools[module.layer_idx]
         metadata = self._metadata
         self._backend.write_kv(key, value, key_cache, value_cache, metadata.slot_mapping)
+        if self.rows_wanted is not None and query.shape[0] < key.shape[0]:
+            metadata = metadata.of_rows(self.rows_wanted)
         if spec.temperature is not None:
             query = self._retune(query, spec.temperature)
         if spec.chunk_size is not None:
@@ -177,8 +187,8 @@ def attention_step(step: AttentionStep) -> Iterator[None]:
         _step_in_force.reset(token)
 
 
-def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
-    """Ask the step in force; see `AttentionStep.attend`.
+def step_in_force() -> AttentionStep:
+    """Whoever answers for the attention of the forward pass that is going on.
 
     Raises:
         RuntimeError: the model is run by somebody else than this package.
@@ -186,7 +196,7 @@ def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, options: Opti
     step = _step_in_force.get(None)
     if step is None:
         raise RuntimeError(f"attn_implementation {NAME!r} runs inside `attention_step` only")
-    return step.attend(module, query, key, value, options)
+    return step
 
 
 # What models hand over besides, which changes nothing here: it says again what the step knows better, or it
@@ -222,15 +232,16 @@ def paged_attention_hook(
 
     Raises:
         UnsupportedModelError: a mask or an argument that paged attention does not know.
-        RuntimeError: see `attend`.
+        RuntimeError: see `step_in_force`.
     """
+    step = step_in_force()
     if attention_mask is not None:
         raise UnsupportedModelError(f"{type(module).__name__} brings a mask of its own")
     for name, argument in others.items():
         if argument is not None and name not in IGNORED_KEYWORDS:
             raise UnsupportedModelError(f"{type(module).__name__} asks for {name!r} in its attention")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output = attend(
+    output = step.attend(
         module,
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),

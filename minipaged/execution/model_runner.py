@@ -142,7 +142,10 @@ class ModelRunner:
 
     def compute(self, batch: Batch) -> Tensor:
         """As `forward`, of the batch as it is, never recorded."""
-        step = PagedStep(self.cache.pools, batch.metadata, batch.positions[0], self.backend)
+        # (Rows for log-probabilities of a prompt are not the last of their sequences.)
+        is_all = batch.prompts or len(batch.logits_rows) == batch.input_ids.shape[1]
+        wanted = None if is_all else batch.logits_rows
+        step = PagedStep(self.cache.pools, batch.metadata, batch.positions[0], self.backend, wanted)
         with attention_step(step):
             return self._call(batch.input_ids, batch.positions, batch.logits_rows)[0]
 

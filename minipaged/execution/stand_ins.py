@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from minipaged.execution.attention import Options, attend, attention_step
+from minipaged.execution.attention import Options, attention_step, step_in_force
 from minipaged.kernels.cpp.elementwise import DTYPES
 from minipaged.kernels.fused_layer import FusedLayer, FusedNorm
 
@@ -32,6 +32,8 @@ class Trial:
     Attributes:
         asked: layer -> query, key, value and options.
     """
+
+    rows_wanted: Tensor | None = None
 
     def __init__(self) -> None:
         self.asked: dict[int, tuple[Tensor, Tensor, Tensor, Options]] = {}
@@ -65,13 +67,11 @@ def fuse_layers(model: PreTrainedModel, run: Callable[[], object]) -> None:
     def note(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Tensor) -> None:
         calls[module] = Call(arguments, keywords, output)
 
-    candidates = [module for module in model.modules() if _is_layer(module) or _is_norm(module)]
-    handles = [module.register_forward_hook(note, with_kwargs=True) for module in candidates]
-    trial = Trial()
-    with attention_step(trial):
+    with ExitStack() as hooks, attention_step(trial := Trial()):
+        for module in model.modules():
+            if _is_layer(module) or _is_norm(module):
+                hooks.callback(module.register_forward_hook(note, with_kwargs=True).remove)
         run()
-    for handle in handles:
-        handle.remove()
     _replace_in(model, calls, trial)
 
 
@@ -98,7 +98,8 @@ def _stand_in(module: Any, call: Call, trial: Trial) -> nn.Module | None:
     if _is_layer(module):
         layer = module.self_attn.layer_idx
         *expected, options = trial.asked[layer]
-        stand_in: nn.Module = FusedLayer(module, partial(attend, options=options))
+        is_last = layer == module.self_attn.config.num_hidden_layers - 1
+        stand_in: nn.Module = FusedLayer(module, step_in_force, options, is_last)
     else:
         layer, expected = None, []
         stand_in = FusedNorm(module)
@@ -113,5 +114,5 @@ def _stand_in(module: Any, call: Call, trial: Trial) -> nn.Module | None:
 
 def _agree(actual: Tensor, expected: Tensor) -> bool:
     tolerance = 1e-4 if actual.dtype == torch.float32 else 3e-2
-    difference = (actual.float() - expected.float()).abs().max()
-    return bool(difference <= tolerance * expected.float().abs().max())
+    actual, expected = actual.float(), expected.float()
+    return bool((actual - expected).abs().max() <= tolerance * expected.abs().max())

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
+from minipaged import SamplingParams
 from minipaged.execution.attention import Options, attention_step
 from minipaged.kernels.cpp.build import BuildError, load_library
 from minipaged.kernels.packed_linear import can_pack
-from tests.models.driver import Driver
+from tests.models.driver import Driver, random_tokens
 from tests.models.zoo import build
 
 try:
@@ -111,6 +112,40 @@ def test_bfloat16_is_fused_too():
     """Half of the models there are left behind."""
     _, kinds = rebuilt(build("llama").bfloat16())
     assert kinds.count("FusedLayer") == 2
+
+
+def test_the_last_layer_computes_only_rows_that_matter():
+    """A quarter of a prompt's work in four layers wasted; log-probabilities of rows never computed."""
+    driver = Driver(build("llama"))
+    driver.runner.speed_up()
+    num_rows: list[list[int]] = []
+    for layer in driver.runner.model.model.layers:
+        num_rows.append([])
+        layer.mlp_output.register_forward_hook(
+            lambda module, arguments, output, seen=num_rows[-1]: seen.append(len(output))
+        )
+    prompt, other, asking = (driver.add(random_tokens(9, 101, seed)) for seed in range(3))
+    asking.request.params = SamplingParams(prompt_logprobs=2)
+    driver.execute([(prompt, 9)])
+    driver.execute([(prompt, 1), (other, 4)])  # a decode, and a prompt that goes on
+    driver.execute([(other, 3)])
+    driver.execute([(prompt, 1)])
+    driver.execute([(prompt, 1), (asking, 9)])
+    assert num_rows == [[9, 5, 3, 1, 10], [1, 1, 0, 1, 10]]
+
+
+def test_tokens_do_not_depend_on_where_prompts_are_cut():
+    """A last row taken from another sequence, keys and values of the last layer not written."""
+    prompts = [random_tokens(length, 101, seed=length) for length in (11, 6, 17)]
+    answers = []
+    for cuts in ([11, 6, 17], [4, 4, 4], [5, 1, 8]):
+        driver = Driver(build("qwen3"))
+        driver.runner.speed_up()
+        sequences = [driver.add(prompt) for prompt in prompts]
+        while any(sequence.num_generated_tokens < 6 for sequence in sequences):
+            driver.execute([(s, min(s.gap, cut)) for s, cut in zip(sequences, cuts)])
+        answers.append([s.output_token_ids[:6] for s in sequences])
+    assert answers[1:] == answers[:1] * 2
 
 
 def test_the_trial_notes_what_was_asked_before_it_is_overwritten():

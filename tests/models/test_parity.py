@@ -55,10 +55,13 @@ def test_logits_agree_at_every_position_however_the_tokens_are_cut(name: str, re
         torch.testing.assert_close(torch.cat(parts_of_sequence), expected, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize("rebuilt", [False, True], ids=["as given", "rebuilt for the CPU"])
 @pytest.mark.parametrize("name", SUPPORTED)
-def test_greedy_tokens_are_those_of_generate(name: str) -> None:
+def test_greedy_tokens_are_those_of_generate(name: str, rebuilt: bool) -> None:
     """Catches an off-by-one between sampled row, position and slot; 4 requests of different age at once."""
     reference, driver = build(name), Driver(build(name))
+    if rebuilt:
+        driver.runner.speed_up()
     prompts = [random_tokens(length, VOCAB_SIZE, seed=length) for length in (1, 5, 9, 12)]
     num_tokens = 14
     sequences = []
