@@ -128,8 +128,8 @@ def run_workload(
 
 
 def _warm_up(llm: LLM, items: list[WorkloadItem]) -> None:
-    """Let libraries choose their kernels; then forget what was cached and counted."""
-    prompts = [{"prompt_token_ids": item["prompt_token_ids"]} for item in items[:8]]
+    """Let libraries choose their kernels and memory be touched; then forget what was cached and counted."""
+    prompts = [{"prompt_token_ids": item["prompt_token_ids"]} for item in items[:32]]
     llm.generate(prompts, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
     llm.engine.reset_prefix_cache()
     llm.engine.reset_metrics()

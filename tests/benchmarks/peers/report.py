@@ -1,6 +1,6 @@
 """The page's table from the JSON files of `python -m tests.benchmarks.peers`.
 
-    python -m tests.benchmarks.peers.report FILE.json [FILE.json ...] [--same-settings FILE.json] -o PAGE.md
+    python -m tests.benchmarks.peers.report FILE.json ... [--same-settings FILE.json ...] -o PAGE.md
 
 Where several files hold the same row, the last one counts. Rows that miss their goal and ratios below 1 are
 named in words as well: a table invites the eye to skip them.
@@ -28,16 +28,14 @@ SETTINGS = "THP_MEM_ALLOC_ENABLE=1 MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP
 """What minipaged's command line sets for its own process (`minipaged/environment.py`), as variables."""
 
 
-def page(results: list[dict[str, Any]], same_settings: dict[str, Any] | None) -> str:
+def page(results: list[dict[str, Any]], same_settings: list[dict[str, Any]]) -> str:
     """Markdown: how it was measured, the table, what is behind.
 
     Args:
         results: the runs.
-        same_settings: a run in which every engine had the `SETTINGS`.
+        same_settings: runs in which every engine had the `SETTINGS`.
     """
-    order = {row.name: number for number, row in enumerate(ROWS)}
-    found = {row["row"]: row | {"run": run} for run in results for row in run["rows"]}
-    rows = sorted(found.values(), key=lambda row: order.get(row["row"], len(order)))
+    rows = _rows(results)
     lines = [
         "# Against vLLM and transformers",
         "",
@@ -59,9 +57,15 @@ def page(results: list[dict[str, Any]], same_settings: dict[str, Any] | None) ->
     for row in rows:
         lines += [_line(row, engine) for engine in row["engines"]]
     lines += ["", *_behind(rows)]
-    if same_settings is not None:
+    if same_settings:
         lines += ["", *_same_settings(same_settings)]
     return "\n".join([*lines, ""])
+
+
+def _rows(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    order = {row.name: number for number, row in enumerate(ROWS)}
+    found = {row["row"]: row for run in results for row in run["rows"]}
+    return sorted(found.values(), key=lambda row: order.get(row["row"], len(order)))
 
 
 def _runs(results: list[dict[str, Any]]) -> list[str]:
@@ -110,7 +114,7 @@ def _behind(rows: list[dict[str, Any]]) -> list[str]:
         for name, peer in row["peers"].items():
             ratio, goal = peer["ratio"]["median"], peer["goal"]
             where = f"{row['title']} ({row['dtype']}, threads: {row['threads']})"
-            if ratio < 1:
+            if round(ratio, 2) < 1:
                 lines.append(f"- {where}: {NAMES[name]} is {1 / ratio:.2f} times as fast.")
             elif goal and ratio < goal:
                 lines.append(
@@ -125,27 +129,29 @@ def _behind(rows: list[dict[str, Any]]) -> list[str]:
     return ["## Where minipaged is behind", "", *(lines or ["Nowhere in these rows."])]
 
 
-def _same_settings(run: dict[str, Any]) -> list[str]:
-    """The ratios of a run in which nobody had an advantage from the process's memory settings."""
+def _same_settings(results: list[dict[str, Any]]) -> list[str]:
+    """The ratios of runs in which nobody had an advantage from the process's memory settings."""
     lines = ["## With the same memory settings", "", f"`{SETTINGS}` for every engine:", ""]
-    for row in run["rows"]:
+    for row in _rows(results):
         for engine, peer in row["peers"].items():
             ratio = peer["ratio"]
             figures = " / ".join(f"{ratio[name]:.2f}" for name in ("min", "median", "max"))
             where = f"{row['title']}, {row['dtype']}, threads: {row['threads']}"
             lines.append(f"- {where}: {figures} against {NAMES[engine]}")
-    return [*lines, "", *_runs([run])]
+    return [*lines, "", *_runs(results)]
 
 
 def main() -> None:
     """Read, write."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.peers.report", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, help="written by python -m tests.benchmarks.peers")
-    parser.add_argument("--same-settings", type=Path, help=f"the same, run with {SETTINGS}")
+    parser.add_argument(
+        "--same-settings", nargs="+", type=Path, default=[], help=f"the same, run with {SETTINGS}"
+    )
     parser.add_argument("-o", "--out", type=Path, required=True, help="the markdown file")
     arguments = parser.parse_args()
     results = [json.loads(file.read_text()) for file in arguments.files]
-    same_settings = json.loads(arguments.same_settings.read_text()) if arguments.same_settings else None
+    same_settings = [json.loads(file.read_text()) for file in arguments.same_settings]
     arguments.out.write_text(page(results, same_settings))
 
 

@@ -128,7 +128,6 @@ ROWS = [
         "shared",
         {"vllm": 1.05},
         prefix_caching=True,
-        **LARGE,
     ),
     Row("m100", "mixed, 134 M", "m100", "mixed", {"vllm": 1.05}, **LARGE),
     Row("m100-bf16", "mixed, 134 M", "m100", "mixed", {"vllm": 1.05}, dtype="bfloat16", **LARGE),
