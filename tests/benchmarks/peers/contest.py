@@ -25,6 +25,7 @@ OURS = "minipaged"
 DRIVERS = {
     OURS: "with_minipaged.py",
     "vllm": "with_vllm.py",
+    "vllm-compiled": "with_vllm.py",
     "padded": "with_transformers.py",
     "continuous": "with_transformers.py",
 }
@@ -132,14 +133,14 @@ def compare(
     """
     requests = workload(row.workload, workloads)
     task = vars(row) | {"model": str(model_directory(row.model, models)), "requests": requests}
-    engines = [OURS, *(peer for peer in row.goals if peer != "vllm" or vllm_python)]
+    engines = [OURS, *(peer for peer in row.goals if vllm_python or not peer.startswith("vllm"))]
     runs: dict[str, list[dict[str, Any]]] = {engine: [] for engine in engines}
     about = {}
     with ExitStack() as stack:
         drivers = {}
         for engine in engines:
             report(f"  {engine}: loading and warming up")
-            python = vllm_python if engine == "vllm" and vllm_python else sys.executable
+            python = vllm_python if vllm_python and engine.startswith("vllm") else sys.executable
             drivers[engine] = Driver(python, DRIVERS[engine], task | {"engine": engine})
             stack.callback(drivers[engine].close)
             about[engine] = drivers[engine].about

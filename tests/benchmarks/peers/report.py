@@ -19,6 +19,7 @@ from tests.benchmarks.peers.rows import ROWS
 NAMES = {
     OURS: OURS,
     "vllm": "vLLM",
+    "vllm-compiled": "vLLM, compiled",
     "padded": "transformers, padded `generate`",
     "continuous": "transformers, continuous batching",
 }

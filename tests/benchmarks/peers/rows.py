@@ -58,17 +58,18 @@ class Row:
 
 
 EVERY = {"padded": None, "continuous": None}  # transformers, both ways, without a goal
+COMPILED = {"vllm-compiled": None}  # vLLM after torch.compile, which takes it about a minute
 LARGE = {"pairs": 2, "warm_up": 8}  # a run takes most of a minute
 
 ROWS = [
-    Row("tiny", "mixed, 3.4 M", "tiny", "mixed", {"vllm": 1.25, **EVERY}),
-    Row("tiny-2t", "mixed, 3.4 M", "tiny", "mixed", {"vllm": 1.25}, threads=2),
+    Row("tiny", "mixed, 3.4 M", "tiny", "mixed", {"vllm": 1.25, **COMPILED, **EVERY}),
+    Row("tiny-2t", "mixed, 3.4 M", "tiny", "mixed", {"vllm": 1.25, **COMPILED}, threads=2),
     Row(
         "tiny-shared",
         "shared prefix, caching on, 3.4 M",
         "tiny",
         "shared",
-        {"vllm": 1.25, **EVERY},
+        {"vllm": 1.25, **COMPILED, **EVERY},
         prefix_caching=True,
     ),
     Row(
@@ -76,7 +77,7 @@ ROWS = [
         "long prompts, budget 256, 3.4 M",
         "tiny",
         "long",
-        {"vllm": 1.2, "continuous": None},
+        {"vllm": 1.2, **COMPILED, "continuous": None},
         max_num_batched_tokens=256,
     ),
     Row(
@@ -84,7 +85,7 @@ ROWS = [
         "mixed in 64 blocks of 32, 3.4 M",
         "tiny",
         "mixed",
-        {"vllm": 1.25},
+        {"vllm": 1.25, **COMPILED},
         num_blocks=64,
         block_size=32,
     ),
@@ -126,10 +127,10 @@ ROWS = [
         "shared prefix, caching on, 134 M",
         "m100",
         "shared",
-        {"vllm": 1.05},
+        {"vllm": 1.05, **COMPILED},
         prefix_caching=True,
     ),
-    Row("m100", "mixed, 134 M", "m100", "mixed", {"vllm": 1.05}, **LARGE),
+    Row("m100", "mixed, 134 M", "m100", "mixed", {"vllm": 1.05, **COMPILED}, **LARGE),
     Row("m100-bf16", "mixed, 134 M", "m100", "mixed", {"vllm": 1.05}, dtype="bfloat16", **LARGE),
     Row("m100-2t", "mixed, 134 M", "m100", "mixed", {"vllm": 1.05}, threads=2, **LARGE),
 ]

@@ -38,7 +38,7 @@ def start(task: SimpleNamespace) -> Any:
     llm = LLM(
         model=task.model,
         dtype=task.dtype,
-        enforce_eager=True,
+        enforce_eager=task.engine != "vllm-compiled",
         max_model_len=2048,
         max_num_seqs=task.max_num_seqs,
         max_num_batched_tokens=task.max_num_batched_tokens,
