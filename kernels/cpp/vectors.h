@@ -104,28 +104,11 @@ int place(const BFloat16*, int inside) { return inside % 2 * LANES + inside / 2;
 //                             | chunk 2       |      in chunk 2 the query is zero there (`clear_shared`)
 int chunk_start(int chunk, int dim) { return std::max(0, std::min(chunk, dim - CHUNK)); }
 
-float widen(float value) { return value; }
-float widen(BFloat16 value) {
-    uint32_t bits = (uint32_t)value.bits << 16;
-    float wide;
-    std::memcpy(&wide, &bits, sizeof wide);
-    return wide;
-}
-
-void narrow(float value, float& result) { result = value; }
-void narrow(float value, BFloat16& result) {  // round to nearest even
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    result.bits = std::isnan(value) ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-}
-
-// A row as floats, chunk by chunk. A row shorter than a chunk leaves the rest of it as it is.
+// A row as floats, chunk by chunk; behind a row shorter than a chunk come zeros.
 template <class T>
 void widen_row(const T* row, int dim, float* wide) {
-    if (dim < CHUNK) {
-        for (int d = 0; d < dim; d++) wide[place(row, d)] = widen(row[d]);
-        return;
-    }
+    T padded[CHUNK] = {};
+    if (dim < CHUNK) row = (const T*)std::memcpy(padded, row, dim * sizeof(T));
     for (int chunk = 0; chunk < dim; chunk += CHUNK) {
         Vec first, second;
         load_chunk(row + chunk_start(chunk, dim), first, second);
@@ -143,12 +126,11 @@ void clear_shared(int dim, float* wide) {
 // The row again in its own type and order, divided by `sum`. What two chunks share is the same in both.
 template <class T>
 void narrow_row(const float* wide, int dim, float sum, T* row) {
-    if (dim < CHUNK) {
-        for (int d = 0; d < dim; d++) narrow(wide[place(row, d)] / sum, row[d]);
-        return;
-    }
+    T padded[CHUNK];
+    T* result = dim < CHUNK ? padded : row;
     for (int chunk = 0; chunk < dim; chunk += CHUNK)
-        store_chunk(row + chunk_start(chunk, dim), load(wide + chunk) / sum, load(wide + chunk + LANES) / sum);
+        store_chunk(result + chunk_start(chunk, dim), load(wide + chunk) / sum, load(wide + chunk + LANES) / sum);
+    if (dim < CHUNK) std::memcpy(row, padded, dim * sizeof(T));
 }
 
 // ---- Vector arithmetic -----------------------------------------------------------------------------------
