@@ -19,7 +19,6 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from minipaged import learn
 from minipaged.config import EngineConfig
@@ -229,6 +228,7 @@ def bench(
     llm = _load(model, {"disable_log_stats": True, **options}, use)
     from minipaged.llm import progress_bar
     from minipaged.observability.profile import StepProfile
+    from minipaged.observability.report import print_figures
 
     parts = StepProfile()
     measuring = parts.watch(llm.engine) if profile else None
@@ -239,16 +239,8 @@ def bench(
         tokens_out.write_text(json.dumps(tokens))
     if as_json:
         print(json.dumps(result | ({"profile": parts.seconds} if profile else {}), indent=2))
-        return
-    table = Table("figure", "value", title=str(workload.name))
-    for name, value in result.items():
-        table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
-    Console().print(table)
-    if profile:
-        table = Table("part of a step", "CPU s", "share")
-        for part, seconds in sorted(parts.seconds.items(), key=lambda item: -item[1]):
-            table.add_row(part, f"{seconds:.3f}", f"{seconds / sum(parts.seconds.values()):.1%}")
-        Console().print(table)
+    else:
+        print_figures(workload.name, result, parts.seconds)
 
 
 app.command()(commands.reproduce)

@@ -27,8 +27,8 @@ from minipaged.execution.attention import (
     prepare,
 )
 from minipaged.execution.batch import Batch, BatchBuilder, num_predicted_prompt_tokens
-from minipaged.execution.cuda_graphs import PaddedDecodes, replayed
 from minipaged.execution.kv_cache import KVCache, block_bytes
+from minipaged.execution.padded_decodes import PaddedDecodes, replayed
 from minipaged.kernels.cuda_graph import CudaRecorder, RecordingError
 from minipaged.kernels.dispatch import select_backend
 from minipaged.kernels.packed_linear import can_pack, pack_linears

@@ -94,19 +94,17 @@ def _replace_in(parent: nn.Module, calls: dict[nn.Module, Call], trial: Trial) -
 
 def _stand_in(module: Any, call: Call, trial: Trial) -> nn.Module | None:
     """What computes the same as the module, or None."""
-    own_trial = Trial()
     if _is_layer(module):
         layer = module.self_attn.layer_idx
-        *expected, options = trial.asked[layer]
         is_last = layer == module.self_attn.config.num_hidden_layers - 1
-        stand_in: nn.Module = FusedLayer(module, step_in_force, options, is_last)
+        stand_in: nn.Module = FusedLayer(module, step_in_force, trial.asked[layer][-1], is_last)
     else:
-        layer, expected = None, []
         stand_in = FusedNorm(module)
-    with attention_step(own_trial):
-        output = stand_in(*call.arguments, **call.keywords)
-    actual = own_trial.asked[layer][:3] if layer is not None else ()
-    if all(map(_agree, (output, *actual), (call.output, *expected))):
+    with attention_step(own_trial := Trial()):
+        pairs = [(stand_in(*call.arguments, **call.keywords), call.output)]
+    for layer, (*asked, _) in own_trial.asked.items():
+        pairs += zip(asked, trial.asked[layer])
+    if all(_agree(actual, expected) for actual, expected in pairs):
         return stand_in
     logger.info("%s is not what its name promises and stays as it is", type(module).__name__)
     return None

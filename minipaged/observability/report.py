@@ -1,13 +1,14 @@
-"""What `minipaged generate` shows: the texts, and a short account of what memory they took."""
+"""What the commands show: texts and a short account of what memory they took, the figures of a benchmark."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
+from rich.table import Table
 
 from minipaged.engine import Engine
 from minipaged.outputs import RequestOutput
@@ -85,3 +86,17 @@ def print_outputs(outputs: Sequence[RequestOutput], engine: Engine) -> None:
         )
     for line in lines:
         console.print(line)
+
+
+def print_figures(title: str, figures: Mapping[str, float], seconds_of_parts: Mapping[str, float]) -> None:
+    """Print what `minipaged bench` measured and, if there are any, the parts of a step, longest first."""
+    table = Table("figure", "value", title=title)
+    for name, value in figures.items():
+        table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
+    Console().print(table)
+    if seconds_of_parts:
+        table = Table("part of a step", "CPU s", "share")
+        total = sum(seconds_of_parts.values())
+        for part, seconds in sorted(seconds_of_parts.items(), key=lambda item: -item[1]):
+            table.add_row(part, f"{seconds:.3f}", f"{seconds / total:.1%}")
+        Console().print(table)

@@ -20,13 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minipaged import LLM, BeamSearchParams, SamplingParams
 from minipaged.decoding.sampling import Sampler
 from minipaged.execution.batch import Batch
-from minipaged.execution.cuda_graphs import (
+from minipaged.execution.model_runner import ModelRunner
+from minipaged.execution.padded_decodes import (
     PaddedDecodes,
     padded_context,
     padded_rows,
     replayed,
 )
-from minipaged.execution.model_runner import ModelRunner
 from minipaged.kernels.cuda_graph import CudaRecorder, RecordingError
 from minipaged.kernels.dispatch import why_not_cpp
 from minipaged.scheduling.plan import Chunk
