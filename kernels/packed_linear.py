@@ -9,6 +9,8 @@ Does NOT know: models, steps, attention.
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 from torch import Tensor, nn
 
@@ -57,13 +59,18 @@ def can_pack() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether the module is a linear layer and nothing more, with a weight that can be packed."""
+    # Subclasses may do more than multiply; weights in other types have other kernels.
+    return type(module) is nn.Linear and module.weight.dtype in (torch.float32, torch.bfloat16)
+
+
 def pack_linears(model: nn.Module) -> int:
     """Replace every plain linear layer of a CPU model, one at a time. Returns how many were replaced."""
     count = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            # Subclasses may do more than multiply; weights in other types have other kernels.
-            if type(child) is nn.Linear and child.weight.dtype in (torch.float32, torch.bfloat16):
+            if is_plain(child):
                 setattr(module, name, PackedLinear(child))
                 count += 1
     return count

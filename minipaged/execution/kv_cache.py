@@ -62,8 +62,7 @@ class KVCache:
     def _pool(self, spec: LayerSpec, head_dim: int) -> Tensor:
         shape = cache_shape(self.num_blocks, self.block_size, spec.num_kv_heads, head_dim)
         try:
-            # Not cleared, for nothing is read that was not written; pages of memory that no token ever
-            # reaches are never committed.
+            # Not cleared: nothing unwritten is read, and memory that no token reaches is never committed.
             return torch.empty(shape, dtype=spec.dtype, device=spec.device)
         except RuntimeError as error:  # of which out-of-memory is a kind
             raise ConfigError(

@@ -102,6 +102,29 @@ def test_a_layer_that_computes_something_else_stays(trick, caplog):
     assert "LlamaDecoderLayer is not what its name promises" in caplog.text
 
 
+class Elsewhere(nn.Linear):
+    """Weights that only it can read, such as quantized ones."""
+
+    @property
+    def out_features(self) -> int:
+        raise RuntimeError("not a plain layer")
+
+    @out_features.setter
+    def out_features(self, value: int) -> None: ...
+
+
+def test_a_layer_over_products_of_another_kind_stays():
+    """A model with quantized or adapted products that cannot be loaded because of a speed-up."""
+    model = build("llama")
+    unusual = model.model.layers[1]
+    other = Elsewhere(32, 32, bias=False)
+    other.weight = unusual.self_attn.q_proj.weight
+    unusual.self_attn.q_proj = other
+    rebuilt(model)
+    assert model.model.layers[1] is unusual
+    assert isinstance(model.model.layers[0], FusedLayer)
+
+
 def test_layers_of_other_names_stay():
     """Gemma's norm multiplies by 1 + weight and its layers have four of them."""
     _, kinds = rebuilt(build("gemma2"))
