@@ -1,5 +1,5 @@
 """`python -m minipaged` is the `minipaged` command."""
 
-from minipaged.cli import main
+from minipaged.cli.main import main
 
 main()

@@ -2,7 +2,7 @@
 
 A workload is a JSON list of {"prompt_token_ids": [...], "max_tokens": n}, decoded greedily with EOS ignored;
 all requests are there at t = 0, or come as a Poisson process. Latencies are those of
-`observability.metrics`; CPU seconds are the process's, which is the figure that survives a busy machine when
+`viewer.metrics`; CPU seconds are the process's, which is the figure that survives a busy machine when
 one thread is used.
 """
 

@@ -2,8 +2,7 @@
 
     add_request -> scheduler.schedule() -> executor.execute(plan) -> scheduler.commit(plan, result)
 
-It owns the parts and validates what comes in. It knows no tensor; what it knows of the model are the few
-numbers of the `Executor`.
+It validates what comes in. It knows no tensor; what it knows of the model are the numbers of the `Executor`.
 """
 
 from __future__ import annotations
@@ -12,17 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from minipaged.components import Components, build_scheduler
 from minipaged.config import EngineConfig
 from minipaged.decoding.detokenizer import Detokenizer
-from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
+from minipaged.decoding.params import DecodingParams
 from minipaged.decoding.stopping import StopChecker, TextRules, final_text
 from minipaged.execution.executor import Executor
-from minipaged.observability.metrics import Metrics, StatsLogger
+from minipaged.metrics import Metrics, StatsLogger
 from minipaged.outputs import CompletionOutput, RequestOutput
-from minipaged.parts import Parts, build_scheduler
-from minipaged.scheduling import Request, RequestState, StepPlan, StepResult
-
-Observer = Callable[[StepPlan, StepResult, "Engine"], None]
+from minipaged.scheduling import FCFSScheduler, Request, StepPlan, StepResult
 
 
 class RequestError(ValueError):
@@ -36,11 +33,13 @@ class Engine:
         executor: computes plans: a model, or a simulation of one.
         config: settings.
         tokenizer: for stop strings and texts; None when requests bring and take token ids.
-        parts: classes that replace the project's own.
-        clock: seconds; used for metrics only.
+        components: classes that replace the project's own.
+        clock: seconds; read for metrics only.
+        scheduler: takes the place of the one that config and components ask for.
 
     Attributes:
-        observers: called after each committed step with (plan, result, engine).
+        on_planned: step hooks, called with (plan) before the plan is executed.
+        on_committed: step hooks, called with (plan, result, touched requests) after the commit.
     """
 
     def __init__(
@@ -48,20 +47,21 @@ class Engine:
         executor: Executor,
         config: EngineConfig,
         tokenizer: Any = None,
-        parts: Parts | None = None,
+        components: Components | None = None,
         clock: Callable[[], float] = time.monotonic,
+        scheduler: FCFSScheduler | None = None,
     ) -> None:
         self.executor = executor
         self.config = config
         self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
-        self._parts = parts or Parts()
-        self.scheduler = build_scheduler(config, executor, self._parts)
+        self.components = components or Components()
+        self.scheduler = scheduler or build_scheduler(config, executor, self.components)
+        self.clock = clock
         self.metrics = Metrics()
-        self.observers: list[Observer] = []
-        self._stats = None if config.disable_log_stats else StatsLogger()
-        self._clock = clock
+        self.stats_logger = None if config.disable_log_stats else StatsLogger()
+        self.on_planned: list[Callable[[StepPlan], None]] = [self._observe_plan]
+        self.on_committed: list[Callable[[StepPlan, StepResult, list[Request]], None]] = [self._observe_step]
         self._requests: dict[str, Request] = {}
-        self._num_requests = 0
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -97,12 +97,8 @@ class Engine:
                 )
         params.check_vocabulary(vocab_size)
         stop = StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
-        method = (
-            self._parts.beam_search(params, stop)
-            if isinstance(params, BeamSearchParams)
-            else self._parts.parallel_sampling(params, stop)
-        )
-        if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
+        method = self.components.decoding_method(params, stop)
+        if params.prompt_logprobs is not None:
             # Every prompt token must go through the model: a salt of its own keeps it from hitting.
             cache_salt = f"{cache_salt}/{request_id}"
         room = self.executor.max_model_len - len(prompt_token_ids)
@@ -115,12 +111,15 @@ class Engine:
             len(prompt_token_ids) + max_tokens,
             self.scheduler.kv.new_table(),
             cache_salt,
-            self._clock() if arrival_time is None else arrival_time,
+            self.clock() if arrival_time is None else arrival_time,
         )
-        self.scheduler.add(request)
-        self._requests[request_id] = request
-        self._num_requests += 1
+        self.submit(request)
         return request
+
+    def submit(self, request: Request) -> None:
+        """Queue a request that is built already. Raises RequestTooLongError if it can never run."""
+        self.scheduler.add(request)
+        self._requests[request.request_id] = request
 
     def abort(self, request_id: str) -> None:
         """End a request now; unknown and finished ones are ignored."""
@@ -128,7 +127,7 @@ class Engine:
         if request is not None:
             self.scheduler.abort(request)
             if request.is_finished:  # (in a step in flight it is ended, and counted, by the commit)
-                self.metrics.forget(request, self._clock())
+                self.metrics.forget(request, self.clock())
             self._forget(request)
 
     @property
@@ -149,29 +148,35 @@ class Engine:
                 its requests are in the queue again, and stepping on recomputes them.
         """
         plan = self.scheduler.schedule()
-        self.metrics.observe_plan(plan, self.scheduler)
         try:
+            for planned in self.on_planned:
+                planned(plan)
             result = self.executor.execute(plan) if plan.has_work else StepResult([])
             touched = self.scheduler.commit(plan, result)
         except BaseException:
-            for request in self.scheduler.rollback(plan):
+            for request in self.scheduler.roll_back(plan):
                 self._forget(request)
             raise
         for request_id, entries in (result.prompt_logprobs or {}).items():
             self._requests[request_id].prompt_logprobs.update(entries)
-        now = self._clock()
-        self.metrics.observe(plan, self.scheduler, touched, now)
-        if self._stats is not None:
-            self._stats.observe(self.metrics, self.scheduler, now)
-        for observer in self.observers:
-            observer(plan, result, self)
+        for committed in self.on_committed:
+            committed(plan, result, touched)
         for request in touched:
             self._forget(request)
         return touched
 
     def _forget(self, request: Request) -> None:
-        if request.state is RequestState.FINISHED:
+        if request.is_finished:
             self._requests.pop(request.request_id, None)
+
+    def _observe_plan(self, plan: StepPlan) -> None:
+        self.metrics.observe_plan(plan, self.scheduler)
+
+    def _observe_step(self, plan: StepPlan, result: StepResult, touched: list[Request]) -> None:
+        now = self.clock()
+        self.metrics.observe(plan, self.scheduler, touched, now)
+        if self.stats_logger is not None:
+            self.stats_logger.observe(self.metrics, self.scheduler, now)
 
     # -- results --------------------------------------------------------------------------------
 
@@ -185,26 +190,24 @@ class Engine:
         """What the user gets for a request, finished or not."""
         rules = self.text_rules(request.params)
         ranked = request.method.rank(request) if request.is_finished else request.sequences
-        beams: Any = request.method if isinstance(request.params, BeamSearchParams) else None
         outputs = []
         for rank, sequence in enumerate(ranked):
-            token_ids = sequence.output_token_ids
+            token_ids, score = sequence.output_token_ids, request.method.score(sequence)
             outputs.append(
                 CompletionOutput(
-                    sequence.index if beams is None else rank,
+                    sequence.index if score is None else rank,
                     "" if rules is None or not token_ids else final_text(rules, token_ids),
                     token_ids,
                     sequence.cumulative_logprob,
                     sequence.finish_reason,
                     sequence.logprobs,
-                    None if beams is None else beams.score_of(sequence),
+                    score,
                 )
             )
         prompt_logprobs = None
-        if getattr(request.params, "prompt_logprobs", None) is not None:
-            prompt_logprobs = [
-                request.prompt_logprobs.get(position) for position in range(len(request.prompt_token_ids))
-            ]
+        if request.params.prompt_logprobs is not None:
+            positions = range(len(request.prompt_token_ids))
+            prompt_logprobs = [request.prompt_logprobs.get(position) for position in positions]
         return RequestOutput(
             request.request_id,
             prompt,

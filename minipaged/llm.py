@@ -15,13 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from minipaged import pocket_model
+from minipaged.components import Components
 from minipaged.config import config_from
 from minipaged.decoding.params import DecodingParams, SamplingParams
 from minipaged.decoding.stopping import OutputText
 from minipaged.engine import Engine, RequestError
 from minipaged.execution.executor import Executor
+from minipaged.learn.overrides import components_from
 from minipaged.outputs import RequestOutput
-from minipaged.parts import Parts, parts_from
 
 Prompt = str | Mapping[str, Any]
 """A text, or `{"prompt_token_ids": [...]}`, optionally with "cache_salt"."""
@@ -35,12 +36,12 @@ class LLM:
         executor: computes the steps instead of the model's own runner (an already built model, say).
         tokenizer: a transformers tokenizer; default: the model's own, if it has one.
         use: concept -> class or "FILE.py:Class" that plays it, e.g. `{"allocator": MyAllocator}`; it is
-            watched, and a breach of its contract is told in one line (see `minipaged.contracts`).
-        parts: the same as one object, unwatched (see `minipaged.parts`).
+            watched, and a breach of its contract is told in one line (see `minipaged.learn.contracts`).
+        components: the same as one object, unwatched (see `minipaged.components`).
         options: fields of `EngineConfig`.
 
     Raises:
-        ConfigError, ModelLoadError, UnsupportedModelError, PartError, ContractError: one clear line each.
+        ConfigError, ModelLoadError, UnsupportedModelError, OverrideError, ContractError: one clear line each.
     """
 
     def __init__(
@@ -50,11 +51,11 @@ class LLM:
         executor: Executor | None = None,
         tokenizer: Any = None,
         use: Mapping[str, Any] | None = None,
-        parts: Parts | None = None,
+        components: Components | None = None,
         **options: Any,
     ) -> None:
         self.config = config_from(options)
-        parts = parts_from(use) if use else parts or Parts()
+        components = components_from(use) if use else components or Components()
         name = str(model if model is not None else pocket_model.PATH)
         if executor is None:
             from minipaged.execution.model_runner import ModelRunner
@@ -64,12 +65,12 @@ class LLM:
                 from minipaged.execution.loading import load_tokenizer
 
                 tokenizer = load_tokenizer(name)
-        if parts.paged_attention is not None:
+        if components.paged_attention is not None:
             # Only an executor with kernels has one; the simulation's has no attention to replace.
             runner: Any = executor
-            runner.backend = runner.backend._replace(paged_attention=parts.paged_attention)
+            runner.backend = runner.backend._replace(paged_attention=components.paged_attention)
         self.tokenizer = tokenizer
-        self.engine = Engine(executor, self.config, tokenizer, parts)
+        self.engine = Engine(executor, self.config, tokenizer, components)
         self._num_requests = 0
 
     def generate(

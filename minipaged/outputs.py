@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,6 @@ class RequestOutput:
         finished: whether nothing more will come.
         num_cached_tokens: prompt tokens that the prefix cache had.
         prompt_logprobs: per prompt token {token id: log-probability} (None for the first), if asked for.
-        placement: where its tokens lay, if somebody watched (`observability.highlights`).
     """
 
     request_id: str
@@ -51,9 +49,3 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, float] | None] | None = None
-    placement: Any = None
-
-    def _repr_html_(self) -> str:
-        from minipaged.observability.drawing_output import output_html
-
-        return output_html(self)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from minipaged.learn import read_lessons
+from minipaged.learn.lessons import read_lessons
 from tests.student_parts import put, replacements
 from tests.trials import TrialRunner, matching
 

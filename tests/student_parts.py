@@ -13,23 +13,23 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from minipaged.contracts import CONCEPTS
-from minipaged.parts import PartError, check_concept, load_part
+from minipaged.learn.contracts import CONCEPTS
+from minipaged.learn.overrides import OverrideError, check_concept, load_override
 
 
 def replacements(values: Iterable[str]) -> list[tuple[Any, Any]]:
     """(the project's own, the part) of each `CONCEPT=FILE.py:Class`.
 
     Raises:
-        PartError: not of that form, or a part that cannot be loaded.
+        OverrideError: not of that form, or a part that cannot be loaded.
     """
     pairs = []
     for value in values:
         name, equals, where = value.partition("=")
         if not equals or ":" not in where:
-            raise PartError(f"--use {value} is not CONCEPT=FILE.py:Class")
+            raise OverrideError(f"--use {value} is not CONCEPT=FILE.py:Class")
         concept = CONCEPTS[check_concept(name)]
-        part = load_part(where)
+        part = load_override(where)
         concept.check(name, part)
         pairs.append((replaced_by(part, concept.originals), part))
     return pairs

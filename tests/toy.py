@@ -37,6 +37,7 @@ from minipaged.scheduling import (
     StepPlan,
     StepResult,
 )
+from minipaged.simulation.baselines.prefix_unaware import PrefixUnawareKVManager
 
 
 def content(position: int, token_id: int) -> int:
@@ -61,12 +62,12 @@ class ToyExecutor:
         self._copy(self.host, self.device, plan.swap_in)
         self._copy(self.device, self.device, plan.copies)
         self.num_copies += len(plan.copies)
-        for sequence, start, num_tokens, _ in plan.chunks:
+        for sequence, start, num_tokens, _ in plan.scheduled:
             for position in range(start, start + num_tokens):
                 self.device[sequence.table.slot(position)] = content(position, sequence.token_ids[position])
             self.num_tokens_computed += num_tokens
         samples = []
-        for sequence, start, num_tokens, candidates in plan.chunks:
+        for sequence, start, num_tokens, candidates in plan.scheduled:
             stop = start + num_tokens
             read = [self.device[slot] for slot in sequence.table.slots(0, stop)]
             expected = [content(i, token) for i, token in enumerate(sequence.token_ids[:stop])]
@@ -78,7 +79,7 @@ class ToyExecutor:
 
     def fail(self, plan: StepPlan) -> None:
         """The step dies half way: whatever it was to write may hold anything now."""
-        for sequence, start, num_tokens, _ in plan.chunks:
+        for sequence, start, num_tokens, _ in plan.scheduled:
             for slot in sequence.table.slots(start, start + num_tokens):
                 self.device[slot] = None
         for memory, moves in (
@@ -183,14 +184,14 @@ def toy_scheduler(
 ) -> FCFSScheduler:
     """A scheduler over real memory parts."""
     allocator = BlockAllocator(num_blocks, order)
-    kv = KVManager(
+    manager = KVManager if prefix_aware else PrefixUnawareKVManager
+    kv = manager(
         allocator,
         block_size,
         growth or OnDemand(),
         PrefixCache(allocator, block_size, hash_function) if caching else None,
         SwapSpace(num_host_blocks, num_blocks) if num_host_blocks else None,
         watermark,
-        prefix_aware,
     )
     return FCFSScheduler(
         kv, policy or ChunkedPrefill(), preemption or Recompute(), max_num_seqs, budget, max_model_len
@@ -243,7 +244,7 @@ class ToyEngine:
         plan = self._schedule()
         self.executor.fail(plan)
         meanwhile()
-        self.scheduler.rollback(plan)
+        self.scheduler.roll_back(plan)
         self.scheduler.check_invariants()
         return plan
 
@@ -267,14 +268,16 @@ class ToyEngine:
 
 def check_plan(plan: StepPlan, scheduler: FCFSScheduler) -> None:
     """What every plan must obey, whatever the settings."""
-    assert plan.num_tokens == sum(chunk.num_tokens for chunk in plan.chunks)
+    assert plan.num_tokens == sum(chunk.num_tokens for chunk in plan.scheduled)
     assert plan.num_tokens <= scheduler.max_num_batched_tokens
-    assert len({id(chunk.sequence) for chunk in plan.chunks}) == len(plan.chunks), "a sequence has two chunks"
-    for sequence, start, num_tokens, _ in plan.chunks:
+    assert len({id(chunk.sequence) for chunk in plan.scheduled}) == len(plan.scheduled), (
+        "a sequence has two chunks"
+    )
+    for sequence, start, num_tokens, _ in plan.scheduled:
         assert num_tokens >= 1, "an empty chunk"
         assert start == sequence.num_computed_tokens
         assert sequence.request in scheduler.running
-    sampled = [chunk.sequence for chunk in plan.chunks if chunk.num_candidates]
+    sampled = [chunk.sequence for chunk in plan.scheduled if chunk.num_candidates]
     assert sampled == [s for request in plan.sampling for s in request.sequences], "half a group is sampled"
     started = [event.request_id for event in plan.events if event.kind in ("admitted", "resumed")]
     assert not (plan.num_preempted and started), "admitted and preempted in one step"
@@ -308,7 +311,7 @@ def alone(prompt: Iterable[int], max_tokens: int, method, vocabulary: int = 50) 
         ]
         live = []
         for branch in method.advance(request, samples):
-            child = branch.parent.branch(table=None)
+            child = branch.parent.fork(table=None)
             child.append(branch)
             (request.completions if branch.finish_reason else live).append(child)
         request.sequences = live
@@ -323,7 +326,8 @@ def kv_sequence(kv: KVManager, token_ids: Iterable[int], max_num_tokens: int = 1
         max_num_tokens=max_num_tokens,
         table=kv.new_table(),
         block_hashes=[],
-        num_published_blocks=0,
+        num_registered_blocks=0,
+        last_registered=None,
         cache_salt=salt,
     )
 

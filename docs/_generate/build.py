@@ -20,7 +20,7 @@ import moving
 import pages
 from reading import ROOT, docstring_as_markdown, piece_of_source, read_report
 
-from minipaged.observability import drawing_scenes
+from minipaged.viewer.pictures import scenes
 
 DOCS = ROOT / "docs"
 FRAGMENTS = DOCS / "_fragments"
@@ -86,7 +86,7 @@ def moving_picture(name: str) -> str:
         label = "Figure 6 of the paper, step by step, from a trace of the engine"
         return moving.frames_html(moving.figure_6(), label, moving.WORDS.__getitem__, plays=True)
     label = f"Figure {name.removeprefix('fig')} of the paper, step by step"
-    return moving.frames_html(moving.scene(name), label, drawing_scenes.text_of)
+    return moving.frames_html(moving.scene(name), label, scenes.text_of)
 
 
 def write(path: Path, text: str) -> None:

@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
+from minipaged.components import Components
 from minipaged.config import EngineConfig
 from minipaged.decoding.params import SamplingParams
 from minipaged.engine import Engine
 from minipaged.memory import BlockAllocator
-from minipaged.observability import drawing_scenes
-from minipaged.observability.drawing_tables import tables_svg
-from minipaged.observability.replay import read_trace
-from minipaged.observability.snapshot import PoolView
-from minipaged.observability.trace import TraceWriter
-from minipaged.parts import Parts
 from minipaged.scheduling import PreemptionCosts, Sample, StepPlan, StepResult
+from minipaged.viewer.pictures import scenes
+from minipaged.viewer.pictures.tables import tables_svg
+from minipaged.viewer.replay import read_trace
+from minipaged.viewer.snapshot import PoolView
+from minipaged.viewer.trace import TraceWriter
 
 WORDS = ["Four", "score", "and", "seven", "years", "ago", "our", "fathers", "brought", "forth"]
 PROMPT = 7
@@ -44,7 +44,7 @@ class Reciter:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Answer each chunk that samples with the word after its last."""
-        ends = [chunk.start + chunk.num_tokens for chunk in plan.chunks if chunk.num_candidates]
+        ends = [chunk.start + chunk.num_tokens for chunk in plan.scheduled if chunk.num_candidates]
         return StepResult([Sample([end % len(WORDS)], [0.0]) for end in ends])
 
 
@@ -60,7 +60,7 @@ def figure_6() -> list[Frame]:
         enable_chunked_prefill=False,
         disable_log_stats=True,
     )
-    parts = Parts(allocator=lambda count: BlockAllocator(count, order=(7, 1, 3)))
+    parts = Components(allocator=lambda count: BlockAllocator(count, order=(7, 1, 3)))
     engine = Engine(Reciter(), config, parts=parts)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "figure-6.jsonl")
@@ -103,7 +103,7 @@ def figure_6() -> list[Frame]:
 
 def scene(name: str) -> list[Frame]:
     """The moments of one of the paper's figures, "fig6" to "fig9"."""
-    moments = getattr(drawing_scenes, name)()
+    moments = getattr(scenes, name)()
     return [(moment.caption, "", moment.view) for moment in moments]
 
 

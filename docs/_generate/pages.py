@@ -15,8 +15,8 @@ from typing import Any
 from reading import ROOT, Fact, Outcome, read_facts, read_messages
 
 from minipaged.config import EngineConfig
-from minipaged.observability import palette
 from minipaged.simulation.reproduce import number_text, published_text
+from minipaged.viewer.pictures import palette
 
 Replacement = Callable[[re.Match[str]], str]
 Report = dict[tuple[str, str], Outcome] | None
@@ -28,10 +28,10 @@ PAGE_OF = {
     "minipaged/memory/page_growth.py": "concepts/page-growth.md",
     "minipaged/memory/prefix_cache.py": "concepts/prefix-cache.md",
     "minipaged/memory/swap_space.py": "concepts/swapping.md",
-    "minipaged/scheduling/fcfs.py": "concepts/scheduler.md",
+    "minipaged/scheduling/scheduler.py": "concepts/scheduler.md",
     "minipaged/scheduling/preemption.py": "concepts/preemption.md",
-    "minipaged/scheduling/prefill_first.py": "concepts/batch-policies.md",
-    "minipaged/scheduling/chunked_prefill.py": "concepts/batch-policies.md",
+    "minipaged/scheduling/policies.py": "concepts/batch-policies.md",
+    "minipaged/scheduling/policies.py": "concepts/batch-policies.md",
     "minipaged/decoding/methods.py": "concepts/parallel-sampling.md",
     "minipaged/decoding/beam_search.py": "concepts/beam-search.md",
     "kernels/reference/attention.py": "concepts/paged-attention.md",

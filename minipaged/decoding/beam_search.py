@@ -17,7 +17,7 @@ from collections.abc import Sequence as SequenceOf
 
 from minipaged.decoding.params import BeamSearchParams
 from minipaged.decoding.stopping import StopChecker
-from minipaged.scheduling.plan import Sample
+from minipaged.scheduling import Sample
 from minipaged.scheduling.request import Branch, Request, Sequence
 
 
@@ -64,7 +64,7 @@ class BeamSearch:
             return finished
         return finished + live[:width]
 
-    def score(self, total: float, num_generated_tokens: int) -> float:
+    def normalized(self, total: float, num_generated_tokens: int) -> float:
         """What hypotheses are compared by: sum(log p) / n ** length_penalty."""
         return total / num_generated_tokens**self.params.length_penalty
 
@@ -74,16 +74,16 @@ class BeamSearch:
         `request.completions` has every hypothesis that was among the best W when it ended, and the
         live beams if the scheduler had to end them; of equal scores the earlier is better.
         """
-        ranked = sorted(request.completions, key=lambda s: -self.score_of(s))
+        ranked = sorted(request.completions, key=lambda s: -self.score(s))
         return ranked[: self.params.num_return_sequences]
 
-    def score_of(self, sequence: Sequence) -> float:
+    def score(self, sequence: Sequence) -> float:
         """The score of a hypothesis."""
-        return self.score(sequence.cumulative_logprob, sequence.num_generated_tokens)
+        return self.normalized(sequence.cumulative_logprob, sequence.num_generated_tokens)
 
     def _enters(self, total: float, num_generated_tokens: int) -> bool:
         """Whether a finished hypothesis is among the best W so far; remembers its score if so."""
-        score = self.score(total, num_generated_tokens)
+        score = self.normalized(total, num_generated_tokens)
         if len(self._best_scores) == self.params.beam_width and score <= self._best_scores[-1]:
             return False
         self._best_scores = sorted([*self._best_scores, score], reverse=True)[: self.params.beam_width]
@@ -99,4 +99,4 @@ class BeamSearch:
         if self.params.early_stopping == "never" and self.params.length_penalty > 0:
             # Sums of logs only fall; divided by the longest length they fall the least.
             length = request.max_num_tokens - len(request.prompt_token_ids)
-        return self.score(best_total, length) <= self._best_scores[-1]
+        return self.normalized(best_total, length) <= self._best_scores[-1]

@@ -13,7 +13,7 @@ from collections.abc import Sequence as SequenceOf
 
 from minipaged.decoding.params import SamplingParams
 from minipaged.decoding.stopping import StopChecker
-from minipaged.scheduling.plan import Sample
+from minipaged.scheduling import Sample
 from minipaged.scheduling.request import Branch, Request, Sequence
 
 
@@ -62,3 +62,6 @@ class SamplingMethod:
             return sorted(request.completions, key=lambda sequence: sequence.index)
         likeliest = sorted(request.completions, key=lambda sequence: -sequence.cumulative_logprob)
         return likeliest[: self.params.n]
+
+    def score(self, sequence: Sequence) -> None:
+        """Samples are not ranked by a score."""

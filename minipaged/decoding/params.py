@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 from minipaged.decoding.checks import (
     ParamsError,
@@ -212,6 +212,7 @@ class BeamSearchParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: ClassVar[None] = None  # (of samples only)
 
     def __post_init__(self) -> None:
         integer("beam_width", self.beam_width, 1)

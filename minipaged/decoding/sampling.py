@@ -19,7 +19,7 @@ from minipaged.decoding.logits import edit_logits, filter_logits
 from minipaged.decoding.noise import gumbel_noise, mix, noise_key
 from minipaged.decoding.params import SamplingParams
 from minipaged.kernels.reference.sampling import greedy_tokens
-from minipaged.scheduling.plan import Chunk, Sample
+from minipaged.scheduling import Sample, ScheduledSequence
 from minipaged.scheduling.request import Sequence
 
 DRAW_ELEMENTS = 1 << 20
@@ -46,7 +46,7 @@ class Sampler:
         self.seed = seed
         self._greedy = greedy
 
-    def __call__(self, logits: torch.Tensor, chunks: SequenceOf[Chunk]) -> list[Sample]:
+    def __call__(self, logits: torch.Tensor, chunks: SequenceOf[ScheduledSequence]) -> list[Sample]:
         """Sample.
 
         Args:
@@ -82,7 +82,7 @@ class Sampler:
             samples |= _as_samples(logits, total, rows, torch.cat(picks), params)
         return [samples[row] for row in range(len(chunks))]
 
-    def _draw(self, logits: torch.Tensor, chunks: list[Chunk]) -> torch.Tensor:
+    def _draw(self, logits: torch.Tensor, chunks: list[ScheduledSequence]) -> torch.Tensor:
         """Token ids [candidates of all chunks], in the order of the chunks."""
         filtered = filter_logits(logits, [chunk.sequence.request.params for chunk in chunks])
         owners, keys = [], []
@@ -100,7 +100,7 @@ class Sampler:
 
     @staticmethod
     def _beam_candidates(
-        logits: torch.Tensor, total: torch.Tensor, rows: list[int], chunks: SequenceOf[Chunk]
+        logits: torch.Tensor, total: torch.Tensor, rows: list[int], chunks: SequenceOf[ScheduledSequence]
     ) -> dict[int, Sample]:
         counts = [min(chunks[row].num_candidates, logits.shape[1]) for row in rows]
         index = torch.tensor(rows, device=logits.device)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
-from minipaged.kernels.chunked_attention import split_at_chunks
+from minipaged.execution.accel.chunked_attention import split_at_chunks
 from minipaged.kernels.dispatch import Backend
 from minipaged.kernels.metadata import AttentionMetadata
 

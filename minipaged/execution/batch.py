@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from minipaged.kernels.metadata import AttentionMetadata
-from minipaged.scheduling.plan import Chunk
+from minipaged.scheduling import ScheduledSequence
 
 
 class Batch(NamedTuple):
@@ -40,9 +40,9 @@ class Batch(NamedTuple):
     positions: Tensor
     metadata: AttentionMetadata
     logits_rows: Tensor
-    sampling: list[Chunk]
+    sampling: list[ScheduledSequence]
     sampling_index: list[int] | None
-    prompts: list[tuple[Chunk, int]]
+    prompts: list[tuple[ScheduledSequence, int]]
 
 
 class BatchBuilder:
@@ -59,7 +59,7 @@ class BatchBuilder:
         self._known: list[list[int]] = []  # row -> the blocks that `_tables` holds there
         self._tables = np.zeros((0, 0), dtype=np.int32)
 
-    def build(self, chunks: list[Chunk]) -> Batch:
+    def build(self, chunks: list[ScheduledSequence]) -> Batch:
         """The tensors of at least one chunk."""
         token_ids = array("i")
         starts: list[int] = []
@@ -129,17 +129,17 @@ class BatchBuilder:
 
 
 def choose_logits_rows(
-    chunks: list[Chunk], query_start: list[int]
-) -> tuple[list[int], list[Chunk], list[int] | None, list[tuple[Chunk, int]]]:
+    chunks: list[ScheduledSequence], query_start: list[int]
+) -> tuple[list[int], list[ScheduledSequence], list[int] | None, list[tuple[ScheduledSequence, int]]]:
     """The fields `logits_rows`, `sampling`, `sampling_index`, `prompts` of a `Batch`.
 
     A sampling chunk needs its last row. A prompt whose log-probabilities are wanted needs every row that
     predicts a prompt token, that is: whose next token is in the prompt.
     """
     rows: list[int] = []
-    sampling: list[Chunk] = []
+    sampling: list[ScheduledSequence] = []
     index: list[int] = []
-    prompts: list[tuple[Chunk, int]] = []
+    prompts: list[tuple[ScheduledSequence, int]] = []
     for number, chunk in enumerate(chunks):
         last = query_start[number + 1] - 1
         num_prompt_rows = num_predicted_prompt_tokens(chunk)
@@ -154,7 +154,7 @@ def choose_logits_rows(
     return rows, sampling, index if prompts else None, prompts
 
 
-def num_predicted_prompt_tokens(chunk: Chunk) -> int:
+def num_predicted_prompt_tokens(chunk: ScheduledSequence) -> int:
     """How many rows of the chunk, from its first, predict a prompt token somebody wants to know about."""
     sequence = chunk.sequence
     request = sequence.request

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from minipaged.scheduling.plan import StepPlan, StepResult
+from minipaged.scheduling import StepPlan, StepResult
 from minipaged.scheduling.preemption import PreemptionCosts
 
 

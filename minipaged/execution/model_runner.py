@@ -18,6 +18,9 @@ from transformers import PreTrainedModel
 from minipaged.config import EngineConfig
 from minipaged.decoding.sampling import Sampler, prompt_logprobs
 from minipaged.execution import loading
+from minipaged.execution.accel.cuda_graph import CudaRecorder, RecordingError
+from minipaged.execution.accel.graph_decode import PaddedDecodes, replayed
+from minipaged.execution.accel.packed_linear import can_pack, pack_linears
 from minipaged.execution.attention import (
     LayerProbe,
     LayerSpec,
@@ -28,17 +31,16 @@ from minipaged.execution.attention import (
 )
 from minipaged.execution.batch import Batch, BatchBuilder, num_predicted_prompt_tokens
 from minipaged.execution.kv_cache import KVCache, block_bytes
-from minipaged.execution.padded_decodes import PaddedDecodes, replayed
-from minipaged.kernels.cuda_graph import CudaRecorder, RecordingError
+from minipaged.execution.memory_budget import DEFAULT_CPU_MEMORY, gpu_budget, pool_size
 from minipaged.kernels.dispatch import select_backend
-from minipaged.kernels.packed_linear import can_pack, pack_linears
-from minipaged.memory.pool_size import DEFAULT_CPU_MEMORY, gpu_budget, pool_size
-from minipaged.scheduling.plan import Chunk, Sample, StepPlan, StepResult
+from minipaged.scheduling import Sample, ScheduledSequence, StepPlan, StepResult
 from minipaged.scheduling.preemption import PreemptionCosts
 
 logger = logging.getLogger(__name__)
 
-TokenSampler = Callable[[Tensor, list[Chunk]], list[Sample]]  # logits [R, V], R chunks -> one sample each
+TokenSampler = Callable[
+    [Tensor, list[ScheduledSequence]], list[Sample]
+]  # logits [R, V], R chunks -> one sample each
 
 
 class ModelRunner:
@@ -106,7 +108,7 @@ class ModelRunner:
         if not can_pack():
             return
         if self.backend.name == "cpp":
-            from minipaged.execution.stand_ins import fuse_layers
+            from minipaged.execution.accel.layer_fusion import fuse_layers
 
             rows = torch.arange(min(8, self.vocab_size, self.max_model_len))
             positions = rows * (self.max_model_len // len(rows))
@@ -119,9 +121,9 @@ class ModelRunner:
         self.cache.swap_out(plan.swap_out)
         self.cache.swap_in(plan.swap_in)
         self.cache.copy(plan.copies)
-        if not plan.chunks:
+        if not plan.scheduled:
             return StepResult([])
-        batch = self.builder.build(plan.chunks)
+        batch = self.builder.build(plan.scheduled)
         logits = self.forward(batch)
         reports = self._prompt_logprobs(batch, logits) if batch.prompts else None
         if not batch.sampling:

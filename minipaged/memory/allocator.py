@@ -1,15 +1,13 @@
 """Who holds which KV block: a reference-counted free list of block ids (paper, section 4.2).
 
-A block is **free** (on the free list), **used** (held by one or more block tables; the reference
-count says by how many) or **idle** (held by no table, its content kept for the prefix cache).
+A block is **free** (on the free list), **used** (held by one or more block tables; the reference count says
+by how many) or **evictable** (held by no table, its content kept for the prefix cache).
 
         allocate                 share +1 / release -1
   free ----------> used (1) <------------------------> used (2, 3, ...)
    ^                 |  ^
    | reclaim         v  | share
-   +-------------- idle (0)          free(block) = release + reclaim
-
-Every operation is O(1) a block. The allocator knows ids only: no tokens, no tensors, no requests.
+   +----------- evictable (0)        free(block) = release + reclaim
 """
 
 from __future__ import annotations
@@ -24,14 +22,14 @@ class OutOfBlocksError(RuntimeError):
 
 
 class BlockPool(Protocol):
-    """What a `BlockTable` needs of whoever hands out blocks (allocator or prefix cache)."""
+    """What a `BlockTable` takes its blocks from: an allocator, or the prefix cache over one."""
 
     def allocate(self, count: int = 1) -> list[int]:
         """Take `count` blocks, each with one reference, or raise `OutOfBlocksError` and take none."""
         ...
 
     def share(self, block: int) -> None:
-        """Add a reference to a block that is used or idle; a free block raises `ValueError`."""
+        """Add a reference to a used or evictable block; a free block raises `ValueError`."""
         ...
 
     def free(self, block: int) -> None:
@@ -49,12 +47,11 @@ class BlockPool(Protocol):
 
 
 class BlockAllocator:
-    """A pool of `num_blocks` block ids.
+    """A pool of `num_blocks` block ids. Every operation is O(1) per block.
 
     Args:
         num_blocks: size of the pool, at least 1.
-        order: ids in the order in which a fresh pool hands them out (default 0, 1, 2, ...); the
-            paper's figures use 7, 1, 3.
+        order: ids in the order in which a fresh pool hands them out (default 0, 1, 2, ...).
 
     Raises:
         ValueError: `num_blocks` below 1, or `order` with an unknown or repeated id.
@@ -74,11 +71,7 @@ class BlockAllocator:
         self._ref_count = array("i", [0]) * num_blocks
 
     def allocate(self, count: int = 1) -> list[int]:
-        """Take `count` blocks off the free list, each with reference count 1.
-
-        Raises:
-            OutOfBlocksError: fewer than `count` blocks are free; nothing was taken.
-        """
+        """Take `count` blocks off the free list, each with reference count 1; see `BlockPool`."""
         if count > len(self._free):
             raise OutOfBlocksError(f"{count} blocks wanted, {len(self._free)} of {self.num_blocks} are free")
         blocks = [self._free.pop() for _ in range(count)]
@@ -88,17 +81,13 @@ class BlockAllocator:
         return blocks
 
     def share(self, block: int) -> None:
-        """Add a reference to a used block, or bring an idle one back to use.
-
-        Raises:
-            ValueError: the block is free: its content is already somebody else's to overwrite.
-        """
+        """Add a reference to a used block, or bring an evictable one back to use; see `BlockPool`."""
         if self._is_free[block]:
             raise ValueError(f"block {block} is free and cannot be shared")
         self._ref_count[block] += 1
 
     def release(self, block: int) -> bool:
-        """Drop one reference. True when it was the last: the block is now idle, not yet free.
+        """Drop one reference. True if it was the last: the block is now evictable, not yet free.
 
         Raises:
             ValueError: no reference is left to drop (a double free).
@@ -109,14 +98,10 @@ class BlockAllocator:
         return self._ref_count[block] == 0
 
     def reclaim(self, block: int) -> None:
-        """Put an idle block back on the free list.
-
-        Raises:
-            ValueError: the block is used or already free.
-        """
+        """Put an evictable block back on the free list. Raises ValueError if it is used or free."""
         if self._ref_count[block] or self._is_free[block]:
             state = "free" if self._is_free[block] else f"used {self._ref_count[block]} times"
-            raise ValueError(f"block {block} is {state}; only an idle block can be reclaimed")
+            raise ValueError(f"block {block} is {state}; only an evictable block can be reclaimed")
         self._is_free[block] = True
         self._free.append(block)
 
@@ -134,17 +119,9 @@ class BlockAllocator:
         """Blocks on the free list."""
         return len(self._free)
 
-    @property
-    def num_idle(self) -> int:
-        """Blocks that nobody holds and that are not on the free list (O(num_blocks), for reports)."""
-        return sum(not count and not free for count, free in zip(self._ref_count, self._is_free))
-
     def check_invariants(self, references: Iterable[int]) -> None:
-        """Compare the counts with `references`: every block id once per table entry that holds it.
-
-        Raises:
-            AssertionError: a count is wrong, a block is lost, or one is on the free list twice.
-        """
+        """Raise AssertionError unless counts and free list agree with `references`: every block id once for
+        each table entry that holds it."""
         held = [0] * self.num_blocks
         for block in references:
             held[block] += 1

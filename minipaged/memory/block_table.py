@@ -1,21 +1,20 @@
 """Logical blocks of a sequence -> physical blocks of the pool (paper, sections 4.2 to 4.4).
 
-    logical    0            1            2 (spare)
+    logical    0            1            2 (preallocated)
              +------------+------------+------------+
     tokens   | Four score | years ago  |            |     block_size 4, num_tokens 7
              | and seven  | our  _     |            |
              +------------+------------+------------+
     physical   7            1            3
 
-Blocks fill from left to right, so at most the last one is partly filled. Three operations carry every
-decoding method: `append`, `fork`, `free`. A block that two tables hold is copied by whoever writes to
-it first (copy-on-write); since only the last block is ever written, at most one block is copied.
-A table knows neither tokens nor tensors; it counts.
+Blocks fill from left to right, so at most the last one is partly filled. Every decoding method needs only
+`append`, `fork` and `free`. A block that two tables hold is copied by whoever writes to it first
+(copy-on-write); since only the last block is ever written, at most one block is copied.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from minipaged.memory.allocator import BlockPool
 
@@ -28,10 +27,11 @@ class BlockCopy(NamedTuple):
 
 
 class BlockTable:
-    """The block table of one sequence.
+    """The block table of one sequence. Others read the attributes; only its methods change them.
 
     Attributes:
-        blocks: physical block of each logical block; those past `num_tokens` are spare.
+        pool: where the blocks come from; host blocks while the sequence is swapped out.
+        blocks: physical block of each logical block; those past `num_tokens` are preallocated.
         num_tokens: tokens that have a slot.
     """
 
@@ -65,17 +65,19 @@ class BlockTable:
         return self.blocks[logical] * self.block_size + offset
 
     def slots(self, start: int, stop: int) -> list[int]:
-        """Slots of the positions start <= p < stop."""
+        """Slots of the positions start <= p < stop. (The batch builder computes the same in numpy.)"""
         return [self.slot(position) for position in range(start, stop)]
+
+    def writes_to_shared_block(self) -> bool:
+        """Whether the next token goes to a block that another table holds, too."""
+        # A preallocated block is never shared, so only a partly filled one can have two holders.
+        logical, offset = divmod(self.num_tokens, self.block_size)
+        return bool(offset) and self.pool.ref_count(self.blocks[logical]) > 1
 
     def blocks_to_append(self, count: int = 1) -> int:
         """Blocks that `append(count)` will take from the pool, a copy-on-write included."""
-        num_tokens, size = self.num_tokens, self.block_size
-        missing = num_tokens + count - len(self.blocks) * size
-        # The next token goes to blocks[num_tokens // size], if that is there at all. A spare block is
-        # never shared, so only a partly filled one can have two holders.
-        copied = num_tokens % size and self.pool.ref_count(self.blocks[num_tokens // size]) > 1
-        return (-(-missing // size) if missing > 0 else 0) + bool(copied)
+        missing = -(-(self.num_tokens + count) // self.block_size) - len(self.blocks)
+        return max(0, missing) + self.writes_to_shared_block()
 
     def append(self, count: int = 1) -> BlockCopy | None:
         """Give the next `count` tokens a slot; take blocks when the last is full.
@@ -87,14 +89,11 @@ class BlockTable:
             OutOfBlocksError: the pool cannot give the blocks; nothing was changed.
         """
         needed = self.blocks_to_append(count)
-        if not needed:
-            self.num_tokens += count
-            return None
-        fresh = self.pool.allocate(needed)
+        fresh = self.pool.allocate(needed) if needed else []
         copy = None
-        if self._writes_to_shared_block():
-            # Fig. 8: the first writer moves to a fresh block and drops its reference to the shared
-            # one; when a single holder is left, that one writes in place.
+        if self.writes_to_shared_block():
+            # Fig. 8: the first writer moves to a fresh block and drops its reference to the shared one;
+            # when a single holder is left, that one writes in place.
             last = self.num_tokens // self.block_size
             copy = BlockCopy(self.blocks[last], fresh.pop())
             self.pool.free(copy.source)
@@ -103,8 +102,12 @@ class BlockTable:
         self.num_tokens += count
         return copy
 
-    def reserve(self, count: int) -> None:
-        """Take `count` spare blocks now, for tokens to come."""
+    def use_slots(self, count: int) -> None:
+        """`append` where `blocks_to_append(count)` is known to be 0: the slots are there."""
+        self.num_tokens += count
+
+    def preallocate(self, count: int) -> None:
+        """Take `count` blocks now, for tokens to come."""
         self.blocks += self.pool.allocate(count)
 
     def share(self, blocks: list[int]) -> None:
@@ -114,12 +117,18 @@ class BlockTable:
         self.blocks = list(blocks)
         self.num_tokens = len(blocks) * self.block_size
 
-    def fork(self) -> BlockTable:
-        """A second table over the same filled blocks; spare blocks stay with this one."""
-        child = BlockTable(self.pool, self.block_size)
+    def fork(self) -> Self:
+        """A second table over the same filled blocks; preallocated ones stay with this one."""
+        child = type(self)(self.pool, self.block_size)
         child.share(self.blocks[: self.num_filled_blocks])
         child.num_tokens = self.num_tokens
         return child
+
+    def move_to(self, pool: BlockPool, blocks: list[int]) -> None:
+        """Give every block back and continue over `blocks` of `pool`, which hold the same tokens."""
+        num_tokens = self.num_tokens
+        self.free()
+        self.pool, self.blocks, self.num_tokens = pool, blocks, num_tokens
 
     def truncate(self, num_tokens: int) -> None:
         """Keep the slots of the first `num_tokens` tokens; give all other blocks back, the tail first."""
@@ -132,14 +141,3 @@ class BlockTable:
     def free(self) -> None:
         """Give every block back, the tail first, and be empty."""
         self.truncate(0)
-
-    def _repr_html_(self) -> str:
-        from minipaged.observability.drawing_tables import table_svg
-
-        return table_svg(self)
-
-    def _writes_to_shared_block(self) -> bool:
-        # The next token goes to blocks[num_tokens // block_size], if that block is there at all. A
-        # spare block is never shared, so only a partly filled one can have two holders.
-        last, offset = divmod(self.num_tokens, self.block_size)
-        return bool(offset) and self.pool.ref_count(self.blocks[last]) > 1

@@ -1,23 +1,40 @@
 """The one place the scheduler asks about memory: may these sequences have blocks, and then have them.
 
-Composes allocator, block tables, growth policy, prefix cache and swap space (paper, sections 4.2 to
-4.5). Every question `can_x` changes nothing; its answer holds until the next call that changes
-something. Sequences come in groups (the sequences of one request): all get their blocks or none.
-
-The manager knows block ids and token ids; no queues, no tensors, no time.
+Composes allocator, block tables, growth policy, prefix cache and swap space (paper, sections 4.2 to 4.5).
+A question `can_x` changes nothing; its answer holds until the next call that changes something. Sequences
+come in groups (the sequences of one request): all get their blocks or none.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from minipaged.memory.allocator import BlockAllocator, BlockPool
 from minipaged.memory.block_table import BlockCopy, BlockTable
 from minipaged.memory.page_growth import PageGrowth
-from minipaged.memory.prefix_cache import PrefixCache
-from minipaged.memory.prefix_hits import Admission, KVSequence, find_hits, num_hit_tokens
+from minipaged.memory.prefix_cache import CachedBlock, PrefixCache
+from minipaged.memory.prefix_hits import Hit, KVSequence, find_hits
 from minipaged.memory.swap_space import SwapSpace
+
+
+class Admission(NamedTuple):
+    """Answer of `can_admit`.
+
+    Attributes:
+        fits: whether `admit` may be called.
+        hits: per sequence, what it need not compute.
+        grants: per sequence, blocks it takes from the pool.
+        num_cached_tokens: tokens that need not be computed.
+        num_charged_tokens: tokens the step's budget is charged with if all are computed at once.
+    """
+
+    fits: bool
+    hits: list[Hit]
+    grants: list[int]
+    num_cached_tokens: int
+    num_charged_tokens: int
 
 
 class KVManager:
@@ -25,14 +42,12 @@ class KVManager:
 
     Args:
         allocator: the device pool.
-        block_size: tokens a block.
+        block_size: tokens per block.
         growth: how many blocks to ask for.
         prefix_cache: built over `allocator`, or None when prefixes are not cached.
         swap_space: host blocks, or None when nothing is swapped.
-        watermark: share of the pool that admission leaves free while others run (not growth).
-        prefix_aware: False counts cached blocks as if they had to be allocated and computed: the
-            scheduler that the third source improves on, kept for its experiment.
-        block_table: makes the tables; None: `BlockTable`.
+        watermark: share of the pool that admission leaves free while others run (growth may use it).
+        block_table: makes the tables.
     """
 
     def __init__(
@@ -43,18 +58,16 @@ class KVManager:
         prefix_cache: PrefixCache | None = None,
         swap_space: SwapSpace | None = None,
         watermark: float = 0.01,
-        prefix_aware: bool = True,
-        block_table: Callable[[BlockPool, int], BlockTable] | None = None,
+        block_table: Callable[[BlockPool, int], BlockTable] = BlockTable,
     ) -> None:
         self.allocator = allocator
         self.block_size = block_size
         self.growth = growth
         self.prefix_cache = prefix_cache
         self.swap_space = swap_space
-        self.pool: BlockPool = prefix_cache if prefix_cache is not None else allocator
+        self.pool: BlockPool = allocator if prefix_cache is None else prefix_cache
         self.num_watermark_blocks = int(watermark * allocator.num_blocks)
-        self.prefix_aware = prefix_aware
-        self._block_table = block_table or BlockTable
+        self._block_table = block_table
 
     def new_table(self) -> BlockTable:
         """An empty block table over the device pool."""
@@ -62,7 +75,7 @@ class KVManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be handed out now, idle cached blocks included."""
+        """Blocks that can be handed out now, evictable ones included."""
         return self.pool.num_free
 
     @property
@@ -86,8 +99,8 @@ class KVManager:
 
         Args:
             sequences: the group; their tables are empty.
-            others_run: leave the watermark free, and the growth policy its say. When nothing else
-                runs, what the tokens need will do: waiting would free nothing.
+            others_run: leave the watermark free, and the growth policy its say. When nothing else runs,
+                what the tokens need will do: waiting would free nothing.
         """
         hits = find_hits(sequences, self.prefix_cache, self.block_size)
         wishes = []
@@ -96,58 +109,55 @@ class KVManager:
             remaining = self.num_blocks_of(sequence.max_num_tokens) - hit.num_shared
             wish = self.growth.at_admission(needed, max(needed, remaining))
             wishes.append(wish if others_run else (*wish, needed))
-        available = self.pool.num_free
-        if others_run:
-            available -= self.num_watermark_blocks
-        cached = {block for hit in hits for block in hit.blocks}
-        if not self.prefix_aware:
-            available -= len(cached)
-        elif self.prefix_cache is not None:
-            available -= self.prefix_cache.count_idle(cached)
         num_tokens = sum(len(sequence.token_ids) for sequence in sequences)
-        num_cached = sum(num_hit_tokens(s, hit, self.block_size) for s, hit in zip(sequences, hits))
-        num_charged = num_tokens - num_cached if self.prefix_aware else num_tokens
+        num_cached = sum(hit.num_tokens(sequence) for sequence, hit in zip(sequences, hits))
+        blocks, num_charged = self.admission_charge(
+            {block for hit in hits for block in hit.blocks}, num_tokens, num_cached
+        )
+        available = self.pool.num_free - blocks - (self.num_watermark_blocks if others_run else 0)
         grants = [wish[0] for wish in wishes]
         if sum(grants) > available:
             grants = [wish[-1] for wish in wishes]
         return Admission(sum(grants) <= available, hits, grants, num_cached, num_charged)
 
-    def admit(self, sequences: Sequence[KVSequence], admission: Admission) -> list[BlockCopy]:
-        """Give the group its blocks, as `can_admit` answered just before.
+    def admission_charge(self, cached: set[int], num_tokens: int, num_cached: int) -> tuple[int, int]:
+        """What an admission costs besides its grants: the free blocks that its cached blocks use up, and
+        tokens of the step's budget (source: prefix-caching-aware scheduling)."""
+        evictable = self.prefix_cache.count_evictable(cached) if self.prefix_cache else 0
+        return evictable, num_tokens - num_cached
 
-        Returns:
-            Copies to run before the step computes.
-        """
+    def admit(self, sequences: Sequence[KVSequence], admission: Admission) -> list[BlockCopy]:
+        """Give the group its blocks, as `can_admit` answered just before. Returns the copies to run first."""
         # Cached blocks first: once shared they cannot be evicted by the allocations that follow.
         for sequence, hit in zip(sequences, admission.hits):
             if hit.leader is None:
                 sequence.table.share(hit.blocks)
+                sequence.num_registered_blocks = hit.num_shared
+                if hit.blocks and self.prefix_cache is not None:
+                    sequence.last_registered = self.prefix_cache.entry_of(hit.blocks[-1])
         copies = []
         for sequence, hit, grant in zip(sequences, admission.hits, admission.grants):
             table = sequence.table
             if hit.leader is not None:
                 table.share(sequences[hit.leader].table.blocks[: hit.num_shared])
-            sequence.num_computed_tokens = num_hit_tokens(sequence, hit, self.block_size)
-            sequence.num_published_blocks = hit.num_shared
+            sequence.num_computed_tokens = hit.num_tokens(sequence)
             table.append(len(sequence.token_ids) - table.num_tokens)
             if hit.copy_from is not None and hit.copy_from != table.blocks[-1]:
-                # (If the pool was so tight that the cached block itself was evicted and handed to us,
-                # its content is where we want it.)
+                # (If the pool was so tight that the cached block itself was evicted and handed to us, its
+                # content is where we want it.)
                 copies.append(BlockCopy(hit.copy_from, table.blocks[-1]))
-            spare = hit.num_shared + grant - len(table.blocks)
-            if spare:
-                table.reserve(spare)
+            if preallocated := hit.num_shared + grant - len(table.blocks):
+                table.preallocate(preallocated)
         return copies
 
     # -- growth ---------------------------------------------------------------------------------
 
     def blocks_to_grow(self, sequences: Sequence[KVSequence]) -> int:
         """Blocks it takes to give each sequence of the group a slot for all its tokens."""
-        if len(sequences) == 1:
-            table = sequences[0].table
-            return table.blocks_to_append(len(sequences[0].token_ids) - table.num_tokens)
-        needed = sum(s.table.blocks_to_append(len(s.token_ids) - s.table.num_tokens) for s in sequences)
-        if needed:
+        needed = 0
+        for s in sequences:
+            needed += s.table.blocks_to_append(len(s.token_ids) - s.table.num_tokens)
+        if needed and len(sequences) > 1:
             # Of the holders of one block, the last to write finds a count of 1 and copies nothing.
             writers = Counter(
                 s.table.blocks[s.table.num_tokens // self.block_size]
@@ -159,46 +169,38 @@ class KVManager:
         return needed
 
     def grow(self, sequences: Sequence[KVSequence], needed: int) -> list[BlockCopy]:
-        """Give each sequence a slot for all its tokens.
+        """Give each sequence a slot for all its tokens. Returns the copies (copy-on-write) to run first.
 
         Args:
             sequences: the group.
             needed: what `blocks_to_grow` answered, at most `num_free`.
-
-        Returns:
-            Copies (copy-on-write) to run before the step computes.
-
-        Raises:
-            OutOfBlocksError: more was needed; sequences before the failing one have grown.
         """
         copies: list[BlockCopy] = []
-        if not needed:  # 15 steps of 16: every next token has its slot
-            for sequence in sequences:
-                sequence.table.num_tokens = len(sequence.token_ids)
-            return copies
         for i, sequence in enumerate(sequences):
             table = sequence.table
+            count = len(sequence.token_ids) - table.num_tokens
+            if not needed:  # 15 steps of 16
+                table.use_slots(count)
+                continue
             if table.num_tokens == len(table.blocks) * self.block_size:
-                self._grant(sequence, sequences[i + 1 :])
-            copy = table.append(len(sequence.token_ids) - table.num_tokens)
-            if copy is not None:
+                self._preallocate(sequence, sequences[i + 1 :])
+            if copy := table.append(count):
                 copies.append(copy)
         return copies
 
-    def _grant(self, sequence: KVSequence, others: Sequence[KVSequence]) -> None:
-        """Take blocks as the growth policy wishes; more than the minimum only if the rest of the
-        group still gets its own."""
+    def _preallocate(self, sequence: KVSequence, others: Sequence[KVSequence]) -> None:
+        # More than the minimum (which `append` takes itself) only if the others still get theirs.
         held = len(sequence.table.blocks)
         needed = self.num_blocks_of(len(sequence.token_ids)) - held
         remaining = self.num_blocks_of(sequence.max_num_tokens) - held
         for wish in self.growth.while_running(needed, max(needed, remaining)):
             if wish == needed:
-                return  # `append` takes the minimum itself
+                return
             if wish + self.blocks_to_grow(others) <= self.pool.num_free:
-                sequence.table.reserve(wish)
+                sequence.table.preallocate(wish)
                 return
 
-    def give_back_spare(self, sequences: Sequence[KVSequence]) -> int:
+    def free_preallocated(self, sequences: Sequence[KVSequence]) -> int:
         """Free the blocks of the sequences that hold no token yet. Returns how many came free."""
         before = self.pool.num_free
         for sequence in sequences:
@@ -212,53 +214,51 @@ class KVManager:
         return sequence.table.fork()
 
     def free(self, sequences: Iterable[KVSequence]) -> None:
-        """Give back all blocks of the sequences."""
+        """Give back all blocks of the sequences; nothing of them is computed any more."""
         for sequence in sequences:
-            sequence.table.free()
-            sequence.table.pool = self.pool  # a swapped-out table was over host blocks
-            sequence.num_computed_tokens = 0
-            sequence.num_published_blocks = 0
+            sequence.table.move_to(self.pool, [])
+            sequence.num_computed_tokens = sequence.num_registered_blocks = 0
+            sequence.last_registered = None
 
-    def publish(self, sequence: KVSequence, num_tokens: int) -> None:
-        """Make the blocks findable that are full once `num_tokens` tokens are computed (by the step
-        being planned)."""
-        cache = self.prefix_cache
-        stop = num_tokens // self.block_size
-        if cache is None or stop <= sequence.num_published_blocks:
+    def register(self, sequence: KVSequence, num_tokens: int) -> None:
+        """Make the blocks findable that are full once the step being planned has computed `num_tokens`."""
+        cache, size = self.prefix_cache, self.block_size
+        start, stop = sequence.num_registered_blocks, num_tokens // size
+        if cache is None or stop <= start:
             return
         cache.extend_hashes(sequence.block_hashes, sequence.token_ids, sequence.cache_salt)
-        size, token_ids = self.block_size, sequence.token_ids
-        blocks, hashes = sequence.table.blocks, sequence.block_hashes
-        for i in range(sequence.num_published_blocks, stop):
-            cache.publish(blocks[i], hashes[i], token_ids[i * size : (i + 1) * size])
-        sequence.num_published_blocks = stop
+        entry: CachedBlock | str = sequence.last_registered or sequence.cache_salt
+        for i in range(start, stop):
+            tokens = sequence.token_ids[i * size : (i + 1) * size]
+            entry = cache.register(sequence.table.blocks[i], sequence.block_hashes[i], tokens, entry)
+            sequence.last_registered = entry
+        sequence.num_registered_blocks = stop
 
-    def commit_published(self) -> None:
-        """The planned step ran: its published blocks hold what they promise."""
+    def commit_registered(self) -> None:
+        """The planned step ran: its registered blocks hold what they promise."""
         if self.prefix_cache is not None:
             self.prefix_cache.commit()
 
-    def withdraw_published(self) -> None:
+    def roll_back_registered(self) -> None:
         """The planned step failed: nobody may find what it did not compute."""
         if self.prefix_cache is not None:
-            self.prefix_cache.withdraw()
+            self.prefix_cache.roll_back()
 
     # -- swapping -------------------------------------------------------------------------------
 
     def can_swap_out(self, sequences: Sequence[KVSequence]) -> bool:
-        """Whether the group can move to the host: there is room, and it is not half recomputed.
-
-        While a group is recomputed, a sequence counts blocks as computed that it shares with an
-        earlier one and that this one has not filled yet; such a state cannot be cut off and moved.
-        """
+        """Whether the group can move to the host: there is room, and it is not half recomputed."""
         if self.swap_space is None:
             return False
+        # While a group is recomputed, a sequence counts blocks as computed that it shares with an earlier
+        # one and that this one has not filled yet; such a state cannot be cut off and moved.
         if len(sequences) > 1 and any(len(s.token_ids) - s.num_computed_tokens > 1 for s in sequences):
             return False
-        distinct = {
-            block for s in sequences for block in s.table.blocks[: self.num_blocks_of(s.num_computed_tokens)]
-        }
-        return len(distinct) <= self.swap_space.allocator.num_free
+        return len(self.computed_blocks(sequences)) <= self.swap_space.allocator.num_free
+
+    def computed_blocks(self, sequences: Sequence[KVSequence]) -> set[int]:
+        """The distinct blocks that hold computed tokens: what a swap moves."""
+        return {b for s in sequences for b in s.table.blocks[: self.num_blocks_of(s.num_computed_tokens)]}
 
     def swap_out(self, sequences: Sequence[KVSequence]) -> list[BlockCopy]:
         """Move the group's computed blocks to the host; blocks not computed yet are just freed."""
@@ -277,13 +277,6 @@ class KVManager:
         assert self.swap_space is not None
         return self.swap_space.swap_in([sequence.table for sequence in sequences], self.pool)
 
-    def _repr_html_(self) -> str:
-        from minipaged.observability.drawing_pool import manager_svg
-
-        return manager_svg(self)
-
-    # -- checks ---------------------------------------------------------------------------------
-
     def check_invariants(self, sequences: Iterable[KVSequence]) -> None:
         """Raise AssertionError unless every block is accounted for.
 
@@ -292,25 +285,18 @@ class KVManager:
         """
         device: list[int] = []
         host: list[int] = []
-        writable: Counter[int] = Counter()
+        preallocated: Counter[int] = Counter()
         for sequence in sequences:
             table = sequence.table
             assert sequence.num_computed_tokens <= len(sequence.token_ids)
             assert len(table.blocks) >= table.num_filled_blocks, "a token has no slot"
+            (device if table.pool is self.pool else host).extend(table.blocks)
             if table.pool is self.pool:
-                device += table.blocks
-                # Between the plan and its commit the last block is being written by its one holder.
-                writable.update(table.blocks[table.num_filled_blocks :])
-            else:
-                host += table.blocks
-        checked = self.prefix_cache if self.prefix_cache is not None else self.allocator
-        checked.check_invariants(device)
-        assert self.num_free + self.num_used == self.allocator.num_blocks
-        shared_spare = [block for block, n in writable.items() if n > 1]
-        assert not shared_spare, f"spare blocks {shared_spare} belong to two tables"
+                preallocated.update(table.blocks[table.num_filled_blocks :])
+        (self.allocator if self.prefix_cache is None else self.prefix_cache).check_invariants(device)
+        assert self.num_free + len(set(device)) == self.allocator.num_blocks
+        shared = [block for block, n in preallocated.items() if n > 1]
+        assert not shared, f"preallocated blocks {shared} belong to two tables"
         if self.swap_space is not None:
             self.swap_space.check_invariants(host)
-            used = self.swap_space.allocator.num_blocks - self.swap_space.allocator.num_free
-            assert used <= self.allocator.num_blocks
-        else:
-            assert not host
+        assert len(set(host)) <= self.allocator.num_blocks, "more on the host than was ever on the device"

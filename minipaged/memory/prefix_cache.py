@@ -2,25 +2,37 @@
 
     H0 = hash(salt)   H1 = hash(H0, tokens of block 0)   H2 = hash(H1, tokens of block 1)   ...
 
-A hash stands for a block *and everything before it*, so the longest cached prefix is found by walking
-the chain until the first miss. A block that nobody holds stays idle with its content, in LRU order; it
-is evicted when an allocation that will succeed needs it. Tables free their tail first, so a chain
-loses its end before its head. The cache knows blocks and tokens; no requests, no tensors.
-
-Published blocks are *pending* until their step is committed: they are computed by that very step, so
-others admitted in it may attend to them, but nobody may copy from them yet.
+A hash stands for a block *and everything before it*, so the longest cached prefix is found by walking the
+chain until the first miss. A block that nobody holds stays evictable with its content, in LRU order, until an
+allocation that will succeed needs it. Tables free their tail first, so a chain loses its end before its head.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from minipaged.memory.allocator import BlockAllocator, OutOfBlocksError
-from minipaged.memory.block_index import BlockIndex
-from minipaged.memory.lru import LRUList
 
 HashFunction = Callable[[tuple[int, bytes]], int]
+
+
+class CachedBlock:
+    """What a registered block contains; two of them are equal if they are the same object.
+
+    Attributes:
+        chain_hash: hash of its tokens and all tokens before them.
+        tokens: its tokens, int32.
+        parent: the cached block before it in the chain; the salt for the first.
+    """
+
+    __slots__ = ("chain_hash", "parent", "tokens")
+
+    def __init__(self, chain_hash: int, tokens: bytes, parent: CachedBlock | str) -> None:
+        self.chain_hash = chain_hash
+        self.tokens = tokens
+        self.parent = parent
 
 
 class PrefixCache:
@@ -28,9 +40,8 @@ class PrefixCache:
 
     Args:
         allocator: the pool underneath.
-        block_size: tokens a block.
-        hash_function: hashes (parent hash, tokens as int32 bytes) to 64 bits, signed; tests pass a weak
-            one to force collisions.
+        block_size: tokens per block.
+        hash_function: hashes (parent hash, tokens as int32 bytes); tests pass a weak one to force collisions.
     """
 
     def __init__(
@@ -38,149 +49,163 @@ class PrefixCache:
     ) -> None:
         self.allocator = allocator
         self.block_size = block_size
-        self.ref_count = allocator.ref_count  # how many tables hold a block; idle ones have none
+        self.ref_count = allocator.ref_count  # evictable blocks have none
         self._hash = hash_function
-        self._index = BlockIndex(allocator.num_blocks)  # chain hash -> block
-        # Block -> its tokens as bytes, or None if it is not published.
-        self._content: list[bytes | None] = [None] * allocator.num_blocks
-        self._idle = LRUList(allocator.num_blocks)
+        self._block_of: dict[int, int] = {}  # chain hash -> block
+        self._cached: dict[int, CachedBlock] = {}  # block -> its content
+        self._evictable: OrderedDict[int, None] = OrderedDict()  # the least recently used first
         self._pending: set[int] = set()
 
-    # -- BlockPool ------------------------------------------------------------------------------
-
     def allocate(self, count: int = 1) -> list[int]:
-        """Take free blocks, then the least recently used idle ones, whose content is forgotten.
+        """Take free blocks, then the least recently used evictable ones, whose content is forgotten.
 
         Raises:
             OutOfBlocksError: not enough even with eviction; nothing was evicted.
         """
-        if count > self.num_free:
+        missing = count - self.allocator.num_free
+        if missing > len(self._evictable):
             raise OutOfBlocksError(
-                f"{count} blocks wanted, {self.allocator.num_free} free and {len(self._idle)} idle "
+                f"{count} blocks wanted, {self.allocator.num_free} free and {len(self._evictable)} evictable "
                 f"of {self.allocator.num_blocks}"
             )
-        while self.allocator.num_free < count:
-            block = self._idle.pop_oldest()
-            self._forget(block)
-            self.allocator.reclaim(block)
+        for _ in range(missing):
+            self._evict(next(iter(self._evictable)))
         return self.allocator.allocate(count)
 
     def share(self, block: int) -> None:
-        """Add a reference; an idle block is in use again."""
-        self._idle.discard(block)
+        """Add a reference; an evictable block is in use again."""
+        self._evictable.pop(block, None)
         self.allocator.share(block)
 
     def free(self, block: int) -> None:
-        """Drop a reference; the last one makes a published block idle and any other free."""
+        """Drop a reference; the last one makes a registered block evictable and any other free."""
         if self.allocator.release(block):
-            if self._content[block] is None:
-                self.allocator.reclaim(block)
+            if block in self._cached:
+                self._evictable[block] = None
             else:
-                self._idle.add(block)
+                self.allocator.reclaim(block)
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` could hand out: free ones and idle ones."""
-        return self.allocator.num_free + len(self._idle)
+        """Blocks that `allocate` could hand out: free and evictable ones."""
+        return self.allocator.num_free + len(self._evictable)
 
     @property
-    def num_idle(self) -> int:
-        """Published blocks that nobody holds."""
-        return len(self._idle)
+    def num_evictable(self) -> int:
+        """Registered blocks that nobody holds."""
+        return len(self._evictable)
 
     @property
-    def num_published(self) -> int:
-        """Blocks that can be found, idle or in use."""
-        return len(self._index)
+    def num_registered(self) -> int:
+        """Blocks that can be found, evictable or in use."""
+        return len(self._cached)
 
-    # -- content --------------------------------------------------------------------------------
+    def count_evictable(self, blocks: Iterable[int]) -> int:
+        """How many of these distinct blocks are evictable: sharing them uses up what `num_free` counts."""
+        return sum(block in self._evictable for block in blocks)
 
     def extend_hashes(self, hashes: list[int], token_ids: array[int], salt: str = "") -> None:
         """Append the chain hashes of the full blocks of `token_ids` that `hashes` does not have yet."""
-        size = self.block_size
-        start = len(hashes)
-        stop = len(token_ids) // size
+        width = self.block_size * token_ids.itemsize
+        start, stop = len(hashes) * self.block_size, len(token_ids) - len(token_ids) % self.block_size
         if start >= stop:
             return
         parent = hashes[-1] if hashes else self._hash((0, salt.encode()))
-        content = token_ids[start * size : stop * size].tobytes()
-        width = size * token_ids.itemsize
-        hash_function = self._hash
+        content = token_ids[start:stop].tobytes()
         for offset in range(0, len(content), width):
-            parent = hash_function((parent, content[offset : offset + width]))
+            parent = self._hash((parent, content[offset : offset + width]))
             hashes.append(parent)
 
-    def match(self, hashes: Sequence[int], token_ids: array[int]) -> list[int]:
+    def match(self, hashes: Sequence[int], token_ids: array[int], salt: str = "") -> list[int]:
         """The blocks of the longest cached prefix. Valid until the next `allocate`.
 
         Args:
             hashes: chain hashes from `extend_hashes`.
-            token_ids: the tokens they were made from; compared, so that a collision is a miss.
+            token_ids: the tokens they were made from. They are compared, parent by parent, so that blocks
+                whose hashes collide are never mistaken for each other.
         """
         content = token_ids.tobytes()
         width = self.block_size * token_ids.itemsize
-        find, known = self._index.find, self._content
+        parent: CachedBlock | str = salt
         blocks: list[int] = []
-        position = 0
-        for chain_hash in hashes:
-            block = find(chain_hash)
+        for i, chain_hash in enumerate(hashes):
+            block = self._block_of.get(chain_hash)
             if block is None:
                 break
-            if known[block] != content[position : position + width]:
+            cached = self._cached[block]
+            if cached.tokens != content[i * width : (i + 1) * width] or cached.parent != parent:
                 break
             blocks.append(block)
-            position += width
+            parent = cached
         return blocks
 
-    def publish(self, block: int, chain_hash: int, tokens: array[int]) -> None:
-        """Make a full, held block findable. The first block of a content wins; it stays pending.
+    def register(
+        self, block: int, chain_hash: int, tokens: array[int], parent: CachedBlock | str = ""
+    ) -> CachedBlock:
+        """Make a full block findable. Of equal contents the first block wins.
+
+        The block is *pending* until the step is committed: the step being planned computes it, so others
+        admitted in that step may attend to it, but nobody may copy from it yet.
 
         Args:
-            block: a block that some table holds and that the step being planned completes.
+            block: held by some table.
             chain_hash: its hash from `extend_hashes`.
             tokens: its `block_size` tokens.
+            parent: what `register` returned for the block before it; the salt for the first.
+
+        Returns:
+            The entry that stands for this content.
         """
-        if self._index.add(chain_hash, block):
-            self._content[block] = tokens.tobytes()
-            self._pending.add(block)
+        entry = CachedBlock(chain_hash, tokens.tobytes(), parent)
+        if chain_hash not in self._block_of:
+            if block not in self._cached:
+                self._block_of[chain_hash] = block
+                self._cached[block] = entry
+                self._pending.add(block)
+            return entry
+        known = self._cached[self._block_of[chain_hash]]
+        return known if known.tokens == entry.tokens and known.parent == parent else entry
+
+    def entry_of(self, block: int) -> CachedBlock | None:
+        """What a block contains, if it is registered."""
+        return self._cached.get(block)
 
     def is_pending(self, block: int) -> bool:
-        """Whether the block is being computed by the step that is planned, not by an earlier one."""
+        """Whether the block is computed by the step being planned, not by an earlier one."""
         return block in self._pending
 
     def commit(self) -> None:
-        """The step ran: what it published is real."""
+        """The step ran: what it registered is real."""
         self._pending.clear()
 
-    def withdraw(self) -> None:
-        """The step failed: forget what it published, so that nobody attends to garbage."""
+    def roll_back(self) -> None:
+        """The step failed: forget what it registered, so that nobody attends to garbage."""
         for block in list(self._pending):
             self._forget(block)
-            if self._idle.discard(block):
+            if block in self._evictable:
+                del self._evictable[block]
                 self.allocator.reclaim(block)
 
     def clear(self) -> None:
-        """Forget every idle block (blocks in use stay findable)."""
-        while self._idle:
-            block = self._idle.pop_oldest()
-            self._forget(block)
-            self.allocator.reclaim(block)
+        """Forget every evictable block (blocks in use stay findable)."""
+        while self._evictable:
+            self._evict(next(iter(self._evictable)))
 
-    def count_idle(self, blocks: Iterable[int]) -> int:
-        """How many of these distinct blocks are idle: sharing them uses up what `num_free` counts."""
-        return sum(block in self._idle for block in blocks)
+    def _evict(self, block: int) -> None:
+        del self._evictable[block]
+        self._forget(block)
+        self.allocator.reclaim(block)
 
     def _forget(self, block: int) -> None:
-        self._index.remove(block)
-        self._content[block] = None
+        del self._block_of[self._cached.pop(block).chain_hash]
         self._pending.discard(block)
 
     def check_invariants(self, references: Iterable[int]) -> None:
-        """Raise AssertionError unless index, LRU list and allocator agree; see the allocator's."""
+        """Raise AssertionError unless index, LRU order and allocator agree; see the allocator's."""
+        references = list(references)
         self.allocator.check_invariants(references)
-        self._index.check_invariants()
-        assert all((content is not None) == (b in self._index) for b, content in enumerate(self._content))
-        assert len(self._idle) == self.allocator.num_idle
-        for block in self._idle:
-            assert self.allocator.ref_count(block) == 0, f"idle block {block} is held by a table"
-            assert self._content[block] is not None, f"idle block {block} has no content"
+        assert {self._block_of[cached.chain_hash] for cached in self._cached.values()} == set(self._cached)
+        assert len(self._block_of) == len(self._cached)
+        used = set(references)
+        assert set(self._evictable) == set(self._cached) - used, "evictable: cached and held by nobody"
+        assert self.allocator.num_free + len(self._evictable) + len(used) == self.allocator.num_blocks

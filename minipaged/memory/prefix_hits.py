@@ -1,11 +1,9 @@
 """What a group of sequences need not compute when it is admitted (paper, section 4.4).
 
-    cached        the longest prefix whose full blocks the prefix cache has
-    fully cached  all of it: only the last token is computed, in a copy of the last block
-    leader        blocks that an earlier sequence of the same group computes in the same step, which is how a
-                  preempted group of samples or beams gets its sharing back
-
-Looks only; `KVManager.admit` acts. Knows tokens and block ids.
+cached        the longest prefix whose full blocks the prefix cache has
+fully cached  all of it: only the last token is computed, in a copy of the last block
+leader        blocks that an earlier sequence of the same group computes in the same step, which is how a
+              preempted group of samples or beams gets its sharing back
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from minipaged.memory.block_table import BlockTable
-from minipaged.memory.prefix_cache import PrefixCache
+from minipaged.memory.prefix_cache import CachedBlock, PrefixCache
 
 
 class KVSequence(Protocol):
@@ -23,82 +21,65 @@ class KVSequence(Protocol):
 
     token_ids: array[int]
     num_computed_tokens: int
-    max_num_tokens: int
     table: BlockTable
-    block_hashes: list[int]
-    num_published_blocks: int
-    cache_salt: str
+    block_hashes: list[int]  # of its full blocks, as far as somebody asked
+    num_registered_blocks: int
+    last_registered: CachedBlock | None  # what the last of them contains
+
+    @property
+    def max_num_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def cache_salt(self) -> str: ...  # noqa: D102
 
 
 class Hit(NamedTuple):
     """What one sequence need not compute at admission.
 
-    `blocks` are cached; or the first `num_shared` blocks come from `leader`, an earlier sequence of the
+    `num_shared` blocks are shared: cached `blocks`, or the first ones of `leader`, an earlier sequence of the
     same group. `copy_from` is the cached last block of a sequence that is cached to its last token.
     """
 
-    blocks: list[int]
     num_shared: int
+    blocks: list[int]
     leader: int | None = None
     copy_from: int | None = None
 
-
-class Admission(NamedTuple):
-    """Answer of `can_admit`: whether the group fits, and how.
-
-    Attributes:
-        fits: whether `admit` may be called.
-        hits: per sequence, what it need not compute.
-        grants: per sequence, blocks it takes from the pool.
-        num_cached_tokens: tokens that need not be computed.
-        num_charged_tokens: tokens the step's budget is charged with if all are computed at once.
-    """
-
-    fits: bool
-    hits: list[Hit]
-    grants: list[int]
-    num_cached_tokens: int
-    num_charged_tokens: int
-
-
-def num_hit_tokens(sequence: KVSequence, hit: Hit, block_size: int) -> int:
-    """Tokens of the sequence that need not be computed."""
-    if hit.copy_from is not None:
-        return len(sequence.token_ids) - 1
-    return hit.num_shared * block_size
+    def num_tokens(self, sequence: KVSequence) -> int:
+        """Tokens that need not be computed."""
+        if self.copy_from is not None:
+            return len(sequence.token_ids) - 1
+        return self.num_shared * sequence.table.block_size
 
 
 def find_hits(sequences: Sequence[KVSequence], cache: PrefixCache | None, block_size: int) -> list[Hit]:
-    """What each sequence of a group need not compute: cached blocks, or blocks of an earlier one."""
-    hits: list[Hit] = []
+    """What each sequence of a group need not compute. Looks only; `KVManager.admit` acts."""
+    hits = [_find_cached(sequence, cache) for sequence in sequences]
+    if len(hits) == 1:
+        return hits
+    # What two sequences have in common is computed by the first and shared by the second, cached or not. A
+    # trie over full blocks, (parent node, tokens) -> (node, the sequence that came first). The last token of
+    # a sequence is always computed, so its block is not shared.
+    nodes: dict[tuple[int, bytes], tuple[int, int]] = {}
     for i, sequence in enumerate(sequences):
-        hit = _cached_prefix(sequence, cache)
-        # A group that was preempted restores its sharing: what two sequences have in common is
-        # computed by the first and shared by the second, cached or not.
-        for j in range(i):
-            shared = _common_blocks(sequences[j], sequence, block_size)
-            if shared > hit.num_shared:
-                hit = Hit([], shared, leader=j)
-        hits.append(hit)
+        node = num_shared = leader = 0
+        for start in range(0, len(sequence.token_ids) - block_size, block_size):
+            tokens = sequence.token_ids[start : start + block_size].tobytes()
+            node, owner = nodes.setdefault((node, tokens), (len(nodes) + 1, i))
+            if owner < i:
+                num_shared, leader = num_shared + 1, owner
+        if num_shared > hits[i].num_shared:
+            hits[i] = Hit(num_shared, [], leader)
     return hits
 
 
-def _cached_prefix(sequence: KVSequence, cache: PrefixCache | None) -> Hit:
+def _find_cached(sequence: KVSequence, cache: PrefixCache | None) -> Hit:
     if cache is None:
-        return Hit([], 0)
+        return Hit(0, [])
     cache.extend_hashes(sequence.block_hashes, sequence.token_ids, sequence.cache_salt)
-    blocks = cache.match(sequence.block_hashes, sequence.token_ids)
+    blocks = cache.match(sequence.block_hashes, sequence.token_ids, sequence.cache_salt)
     if len(blocks) * cache.block_size < len(sequence.token_ids):
-        return Hit(blocks, len(blocks))
-    # Every token is cached, but the last must be computed for its logits. Its K/V goes to a copy
-    # of the last block; a block that this very step computes has nothing to copy yet.
+        return Hit(len(blocks), blocks)
+    # Every token is cached, but the last must be computed for its logits. Its K/V goes to a copy of the last
+    # block; a block that this very step computes has nothing to copy yet.
     last = blocks.pop()
-    return Hit(blocks, len(blocks), copy_from=None if cache.is_pending(last) else last)
-
-
-def _common_blocks(first: KVSequence, second: KVSequence, size: int) -> int:
-    limit = (min(len(first.token_ids), len(second.token_ids)) - 1) // size
-    for i in range(limit):
-        if first.token_ids[i * size : (i + 1) * size] != second.token_ids[i * size : (i + 1) * size]:
-            return i
-    return limit
+    return Hit(len(blocks), blocks, copy_from=None if cache.is_pending(last) else last)

@@ -5,8 +5,8 @@ is shared on the other side as it was here:
 
     device  A: 7 1     B: 7 3           host  A: 0 1     B: 0 2       three copies, not four
 
-Host blocks in use never exceed the device blocks, because what is on the host was on the device.
-The space knows block ids; the copies themselves are the executor's.
+Host blocks in use never exceed the device blocks, because what is on the host was on the device. The
+copies themselves are the executor's.
 """
 
 from __future__ import annotations
@@ -60,20 +60,15 @@ class SwapSpace:
         self.allocator.check_invariants(references)
 
 
-def _distinct_blocks(tables: Sequence[BlockTable]) -> list[int]:
-    return list(dict.fromkeys(block for table in tables for block in table.blocks))
-
-
 def _move(tables: Sequence[BlockTable], pool: BlockPool) -> list[BlockCopy]:
-    distinct = _distinct_blocks(tables)
+    distinct = list(dict.fromkeys(block for table in tables for block in table.blocks))
     moved = dict(zip(distinct, pool.allocate(len(distinct))))
     placed: set[int] = set()
     for table in tables:
-        num_tokens, blocks = table.num_tokens, [moved[block] for block in table.blocks]
-        table.free()
+        blocks = [moved[block] for block in table.blocks]
         for block in blocks:
             if block in placed:
                 pool.share(block)
             placed.add(block)
-        table.pool, table.blocks, table.num_tokens = pool, blocks, num_tokens
+        table.move_to(pool, blocks)
     return [BlockCopy(source, destination) for source, destination in moved.items()]

@@ -1,9 +1,8 @@
 """Who runs next: requests, the step plan, the FCFS scheduler, batch policies, preemption. No torch."""
 
-from minipaged.scheduling.base import RequestTooLongError, Scheduler
-from minipaged.scheduling.chunked_prefill import ChunkedPrefill
-from minipaged.scheduling.fcfs import BatchPolicy, FCFSScheduler
-from minipaged.scheduling.plan import Chunk, Event, Sample, StepPlan, StepResult
+from minipaged.scheduling.limits import RequestTooLongError
+from minipaged.scheduling.plan import Event, ScheduledSequence, StepPlan, StepResult
+from minipaged.scheduling.policies import BatchPolicy, ChunkedPrefill, Phases, PrefillFirst
 from minipaged.scheduling.preemption import (
     Auto,
     Decision,
@@ -12,25 +11,26 @@ from minipaged.scheduling.preemption import (
     Recompute,
     Swap,
 )
-from minipaged.scheduling.prefill_first import PrefillFirst
 from minipaged.scheduling.request import (
     Branch,
     DecodingMethod,
     Request,
     RequestState,
+    Sample,
     Sequence,
 )
+from minipaged.scheduling.scheduler import FCFSScheduler
 
 __all__ = [
     "Auto",
     "BatchPolicy",
     "Branch",
-    "Chunk",
     "ChunkedPrefill",
     "Decision",
     "DecodingMethod",
     "Event",
     "FCFSScheduler",
+    "Phases",
     "PreemptionCosts",
     "PreemptionPolicy",
     "PrefillFirst",
@@ -39,7 +39,7 @@ __all__ = [
     "RequestState",
     "RequestTooLongError",
     "Sample",
-    "Scheduler",
+    "ScheduledSequence",
     "Sequence",
     "StepPlan",
     "StepResult",

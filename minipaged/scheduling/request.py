@@ -1,12 +1,11 @@
 """A request and its sequences (the paper's "sequence group", section 4.5).
 
-One idea carries prefill, chunks, decode, recompute and prefix hits: a sequence has `num_tokens` and
-`num_computed_tokens`; a step closes part of the gap. A gap of 1 is a decode, a larger one a prefill,
-and recomputation after preemption is a prefill of prompt + generated tokens.
+One idea carries prefill, chunked prefill, decode, recompute and prefix hits: a sequence has `num_tokens` and
+`num_computed_tokens`, and a step computes some of the others. One uncomputed token is a decode, more are a
+prefill; recomputation after preemption is a prefill of prompt + generated tokens.
 
-A request starts with one sequence, the prompt. Its decoding method turns the samples of a step into
-branches; the scheduler turns branches into `fork`, `append` and `free`. Nothing here knows blocks'
-contents, tensors or text.
+A request starts with one sequence, the prompt. Its decoding method turns the samples of a step into branches;
+the scheduler turns branches into `fork`, `append` and `free`.
 """
 
 from __future__ import annotations
@@ -14,16 +13,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as SequenceOf
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from minipaged.memory import BlockTable
-
-if TYPE_CHECKING:
-    from minipaged.scheduling.plan import Sample
+from minipaged.memory import BlockTable, CachedBlock
 
 
 class RequestState(Enum):
-    """Where a request stands."""
+    """Which queue a request is in."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -31,13 +27,26 @@ class RequestState(Enum):
     FINISHED = "finished"
 
 
-class Branch(NamedTuple):
-    """A decoding method's wish: continue `parent` with one token.
+class Sample(NamedTuple):
+    """Candidates for the next token of one sequence: what the executor answers.
 
-    The first live branch of a parent appends in place, further ones fork; a parent without a branch is
-    freed. A branch with a `finish_reason` is a finished completion and needs no blocks any more.
-    `sample_index` renumbers it (sample 2 of 4); None keeps the parent's. `top_logprobs` is what
-    `Sample.top_logprobs` said of this token.
+    Attributes:
+        token_ids: as many as were asked for; for beam search the best first.
+        logprobs: their log-probabilities.
+        top_logprobs: per candidate, {token id: log-probability} if the request asked for logprobs.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    top_logprobs: list[dict[int, float]] | None = None
+
+
+class Branch(NamedTuple):
+    """Continue `parent` with one token: what a decoding method answers.
+
+    The first live branch of a parent appends in place, further ones fork; a parent without a branch is freed.
+    A branch with a `finish_reason` is a finished completion and needs no blocks any more. `sample_index`
+    renumbers it (sample 2 of 4); None keeps the parent's.
     """
 
     parent: Sequence
@@ -59,7 +68,7 @@ class DecodingMethod(Protocol):
         ...
 
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
-        """Choose the branches.
+        """Choose the branches; the request is not changed.
 
         Args:
             request: its `sequences` are the live ones.
@@ -74,55 +83,48 @@ class DecodingMethod(Protocol):
         """Of a finished request's `completions` those to return, in their order."""
         ...
 
+    def score(self, sequence: Sequence) -> float | None:
+        """What completions are ranked by; None if they are not."""
+        ...
+
 
 class Sequence:
     """One token string of a request, and its KV blocks.
 
     Attributes:
         token_ids: prompt and generated tokens, int32.
-        num_prompt_tokens: how many of them are the prompt.
         num_computed_tokens: how many have their K/V in the cache; never more than there are tokens.
-        max_num_tokens: the length at which the sequence ends.
-        table: its block table (device or, while swapped out, host blocks).
+        table: its block table (over host blocks while swapped out).
         index: position among the request's samples or beams, for output order and seeds.
         cumulative_logprob: sum of log-probabilities of the generated tokens.
         logprobs: per generated token, what `Sample.top_logprobs` said; None unless asked for.
-        finish_reason: None while alive; "stop", "length" or "abort".
-        text_state: whatever the stop checker keeps per sequence (detokenized text); copied on fork.
+        finish_reason: None while alive; "stop", "length", "abort" or "error".
+        text_state: what the stop checker remembers of the text.
     """
-
-    __slots__ = (
-        "block_hashes",
-        "cache_salt",
-        "cumulative_logprob",
-        "finish_reason",
-        "index",
-        "logprobs",
-        "max_num_tokens",
-        "num_computed_tokens",
-        "num_prompt_tokens",
-        "num_published_blocks",
-        "request",
-        "table",
-        "text_state",
-        "token_ids",
-    )
 
     def __init__(self, request: Request, token_ids: array[int], table: BlockTable, index: int = 0) -> None:
         self.request = request
         self.token_ids = token_ids
         self.table = table
         self.index = index
-        self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed_tokens = 0
-        self.num_published_blocks = 0
-        self.max_num_tokens = request.max_num_tokens
         self.block_hashes: list[int] = []
-        self.cache_salt = request.cache_salt
+        self.num_registered_blocks = 0
+        self.last_registered: CachedBlock | None = None
         self.cumulative_logprob = 0.0
         self.logprobs: list[dict[int, float]] | None = None
         self.finish_reason: str | None = None
         self.text_state: Any = None
+
+    @property
+    def max_num_tokens(self) -> int:
+        """The length at which the sequence ends."""
+        return self.request.max_num_tokens
+
+    @property
+    def cache_salt(self) -> str:
+        """See `Request`."""
+        return self.request.cache_salt
 
     @property
     def num_tokens(self) -> int:
@@ -130,29 +132,30 @@ class Sequence:
         return len(self.token_ids)
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_token_ids)
+
+    @property
     def num_generated_tokens(self) -> int:
         """Generated tokens."""
-        return len(self.token_ids) - self.num_prompt_tokens
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
 
     @property
     def output_token_ids(self) -> list[int]:
         """The generated tokens."""
-        return list(self.token_ids[self.num_prompt_tokens :])
+        return list(self.token_ids[len(self.request.prompt_token_ids) :])
 
-    @property
-    def gap(self) -> int:
-        """Tokens whose K/V is not computed yet."""
-        return len(self.token_ids) - self.num_computed_tokens
-
-    def branch(self, table: BlockTable) -> Sequence:
+    def fork(self, table: BlockTable) -> Sequence:
         """A copy that continues on its own, over `table`."""
         child = Sequence(self.request, self.token_ids[:], table, self.index)
         child.num_computed_tokens = self.num_computed_tokens
-        child.num_published_blocks = self.num_published_blocks
         child.block_hashes = self.block_hashes[:]
+        child.num_registered_blocks = self.num_registered_blocks
+        child.last_registered = self.last_registered
         child.cumulative_logprob = self.cumulative_logprob
         child.logprobs = None if self.logprobs is None else self.logprobs[:]
-        child.text_state = None if self.text_state is None else self.text_state.copy()
+        child.text_state = self.text_state
         return child
 
     def append(self, branch: Branch) -> None:
@@ -185,6 +188,12 @@ class Request:
         table: an empty block table for the first sequence.
         cache_salt: requests share cached prefixes only with the same salt.
         arrival_time: seconds on the caller's clock; recorded, never decided upon.
+
+    Attributes:
+        arrival: place in the order of arrival; the scheduler's logical clock.
+        sequences: those alive.
+        completions: those that ended.
+        prompt_logprobs: position -> {token id: log-probability}, if asked for.
     """
 
     def __init__(
@@ -205,21 +214,25 @@ class Request:
         self.max_num_tokens = max_num_tokens
         self.cache_salt = cache_salt
         self.arrival_time = arrival_time
-        self.arrival = -1  # place in the order of arrival; the scheduler's logical clock
+        self.arrival = -1
         self.state = RequestState.WAITING
         self.sequences: list[Sequence] = [Sequence(self, array("i", self.prompt_token_ids), table)]
         self.completions: list[Sequence] = []
         self.num_preemptions = 0
         self.num_cached_tokens = 0
-        self.prompt_logprobs: dict[int, dict[int, float]] = {}  # position -> what was asked for
+        self.prompt_logprobs: dict[int, dict[int, float]] = {}
 
     @property
-    def gap(self) -> int:
+    def num_uncomputed_tokens(self) -> int:
         """Tokens of all live sequences whose K/V is not computed yet."""
         if len(self.sequences) == 1:
-            sequence = self.sequences[0]
-            return len(sequence.token_ids) - sequence.num_computed_tokens
-        return sum(sequence.gap for sequence in self.sequences)
+            return len(self.sequences[0].token_ids) - self.sequences[0].num_computed_tokens
+        return sum(len(sequence.token_ids) - sequence.num_computed_tokens for sequence in self.sequences)
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether more than the newest token of a live sequence is uncomputed."""
+        return self.num_uncomputed_tokens > len(self.sequences)
 
     @property
     def is_finished(self) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from minipaged.parts import build_scheduler
+from minipaged.components import build_scheduler
 from minipaged.scheduling import StepPlan
 from minipaged.simulation.executor import SimulatedExecutor
 from minipaged.simulation.run import Simulation, simulate
@@ -78,8 +78,8 @@ class FittedCosts:
 
 
 def _features(plan: StepPlan) -> tuple[float, float, float, float]:
-    pairs = sum(n * (start + (n + 1) / 2) for _, start, n, _ in plan.chunks)
-    return 1.0, float(len(plan.chunks)), float(plan.num_tokens), float(pairs)
+    pairs = sum(n * (start + (n + 1) / 2) for _, start, n, _ in plan.scheduled)
+    return 1.0, float(len(plan.scheduled)), float(plan.num_tokens), float(pairs)
 
 
 def fit(steps: Sequence[Step]) -> FittedCosts:

@@ -60,7 +60,7 @@ class CostModel:
 
     def step_seconds(self, plan: StepPlan) -> float:
         """Seconds that the step of this plan takes."""
-        chunks = plan.chunks
+        chunks = plan.scheduled
         tokens = plan.num_tokens
         # Tokens attended to: each chunk reads its context once, each of its tokens multiplies with it.
         read = sum(map(_start, chunks)) + tokens

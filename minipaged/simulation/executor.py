@@ -36,4 +36,4 @@ class SimulatedExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """Let the step's time pass and answer with one sample per chunk (all of them the same object)."""
         self.now += self.costs.step_seconds(plan)
-        return StepResult([_SAMPLE] * len(plan.chunks))
+        return StepResult([_SAMPLE] * len(plan.scheduled))

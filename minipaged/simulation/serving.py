@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from minipaged.components import build_scheduler
 from minipaged.config import ConfigError, EngineConfig
-from minipaged.parts import build_scheduler
 from minipaged.scheduling import PreemptionCosts
 from minipaged.simulation.costs import CostModel
 from minipaged.simulation.executor import SimulatedExecutor
@@ -21,7 +21,7 @@ from minipaged.simulation.run import Simulation
 
 @dataclass
 class Limits:
-    """What the scheduler must know of model and memory (see `parts.ModelLimits`)."""
+    """What the scheduler must know of model and memory (see `components.ModelLimits`)."""
 
     num_blocks: int
     num_host_blocks: int

@@ -20,6 +20,7 @@ from minipaged.simulation.baselines.contiguous import (
     reserve_oracle,
     reserve_pow2,
 )
+from minipaged.simulation.baselines.prefix_unaware import PrefixUnawareKVManager
 from minipaged.simulation.baselines.static_batch import StaticBatchScheduler
 from minipaged.simulation.costs import CostModel
 from minipaged.simulation.executor import SimulatedExecutor
@@ -86,13 +87,13 @@ def paged(
     """The paged system; defaults are those of the paper: prefills first, blocks on demand, recompute."""
     num_blocks = setup.num_slots // block_size
     allocator = BlockAllocator(num_blocks)
-    kv = KVManager(
+    manager = KVManager if prefix_aware else PrefixUnawareKVManager
+    kv = manager(
         allocator,
         block_size,
         growth or OnDemand(),
         PrefixCache(allocator, block_size) if prefix_caching else None,
         SwapSpace(num_blocks, num_blocks) if swap else None,
-        prefix_aware=prefix_aware,
     )
     scheduler = FCFSScheduler(
         kv,

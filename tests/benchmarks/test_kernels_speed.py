@@ -8,9 +8,9 @@ import time
 import pytest
 import torch
 
+from minipaged.execution.accel.packed_linear import PackedLinear, can_pack
 from minipaged.kernels.dispatch import select_backend, why_not_cpp
 from minipaged.kernels.layout import cache_shape
-from minipaged.kernels.packed_linear import PackedLinear, can_pack
 from tests.benchmarks.test_attention_paths import CPU, NUM_KV_HEADS, SCALE, make_batch
 
 pytestmark = [

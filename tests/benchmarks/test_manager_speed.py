@@ -32,7 +32,7 @@ def admit(kv, sequence):
     group = [sequence]
     admission = kv.can_admit(group)
     kv.admit(group, admission)
-    kv.publish(sequence, len(sequence.token_ids))
+    kv.register(sequence, len(sequence.token_ids))
     return admission
 
 
@@ -72,7 +72,7 @@ def test_full_hit(benchmark):
     prompt = prompt_of(4096)
     first = kv_sequence(kv, prompt, 5000)
     admit(kv, first)
-    kv.commit_published()
+    kv.commit_registered()
     kv.free([first])
 
     admitted = []

@@ -23,7 +23,7 @@ def test_lookup(benchmark, length):
     prompt = prompt_of(length)
     first = kv_sequence(kv, prompt, 20_000)
     admit(kv, first)
-    kv.commit_published()
+    kv.commit_registered()
     kv.free([first])
 
     def fresh():
@@ -57,7 +57,7 @@ def test_eviction(benchmark, source):
     if source == "evicted":
         sequence = kv_sequence(kv, prompt_of(10_000 * BLOCK_SIZE), 1 << 20)
         admit(kv, sequence)
-        kv.commit_published()
+        kv.commit_registered()
         kv.free([sequence])
     taken = []
 

@@ -79,7 +79,7 @@ def test_decodes(benchmark, num_running):
     """Catches a cost that grows faster than the number of running sequences."""
     scheduler = running(num_running)
     plan = benchmark.pedantic(step, (scheduler,), rounds=ROUNDS)
-    assert len(plan.chunks) == num_running
+    assert len(plan.scheduled) == num_running
 
 
 @pytest.mark.benchmark(group="a step of 256 decodes, by waiting requests", **cpu_time)
@@ -88,7 +88,7 @@ def test_waiting(benchmark, num_waiting):
     """Catches a look at everybody who waits."""
     scheduler = running(256, num_waiting)
     plan = benchmark.pedantic(step, (scheduler,), rounds=ROUNDS)
-    assert len(plan.chunks) == 256
+    assert len(plan.scheduled) == 256
     assert len(scheduler.waiting) == num_waiting
 
 
@@ -98,7 +98,7 @@ def test_caching(benchmark, caching):
     """Catches hashing in steps that fill no block."""
     scheduler = running(256, caching=caching)
     plan = benchmark.pedantic(step, (scheduler,), rounds=ROUNDS)
-    assert len(plan.chunks) == 256
+    assert len(plan.scheduled) == 256
 
 
 @pytest.mark.benchmark(group="a step of 256 decodes, by page growth", **cpu_time)
@@ -111,7 +111,7 @@ def test_growth(benchmark, growth):
     step(scheduler)
     assert len(scheduler.running) == 256
     plan = benchmark.pedantic(step, (scheduler,), rounds=ROUNDS)
-    assert len(plan.chunks) == 256
+    assert len(plan.scheduled) == 256
 
 
 @pytest.mark.benchmark(group="64 requests to their end, by preemption", **cpu_time)

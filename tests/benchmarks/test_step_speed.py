@@ -12,8 +12,8 @@ import torch
 
 from minipaged import LLM, SamplingParams
 from minipaged.config import config_from
+from minipaged.execution.accel.packed_linear import can_pack, pack_linears
 from minipaged.execution.model_runner import ModelRunner
-from minipaged.kernels.packed_linear import can_pack, pack_linears
 from minipaged.scheduling import StepResult
 from tests.benchmarks.test_kernels_speed import cpp
 
@@ -111,7 +111,7 @@ def test_part(benchmark, llama, part):
     runner, scheduler = engine.executor, engine.scheduler
     plan = scheduler.schedule()
     with torch.inference_mode():
-        batch = runner.builder.build(plan.chunks)
+        batch = runner.builder.build(plan.scheduled)
         logits = runner.forward(batch).clone()
         result = StepResult(runner._sampler(logits, batch.sampling))
     scheduler.commit(plan, result)
@@ -133,7 +133,7 @@ def test_part(benchmark, llama, part):
             case "commit":
                 benchmark.pedantic(scheduler.commit, setup=schedule_next, rounds=200)
             case "plan to tensors":
-                benchmark(runner.builder.build, plan.chunks)
+                benchmark(runner.builder.build, plan.scheduled)
             case "forward":
                 benchmark(runner.forward, batch)
             case "sample":
@@ -151,7 +151,7 @@ def test_against_the_model_alone(benchmark, llama, what):
         pack_linears(alone)
     engine = decoding(llama)
     with torch.inference_mode():
-        batch = engine.executor.builder.build(engine.scheduler.schedule().chunks)
+        batch = engine.executor.builder.build(engine.scheduler.schedule().scheduled)
         ids = batch.input_ids.T  # 32 sequences of one token
         if what == "transformers, no past":
             logits = benchmark(lambda: alone(input_ids=ids, use_cache=False).logits)

@@ -6,7 +6,7 @@ import torch
 
 from minipaged.decoding.sampling import Sampler
 from minipaged.memory import BlockAllocator, BlockTable
-from minipaged.scheduling.plan import Chunk
+from minipaged.scheduling import ScheduledSequence
 from minipaged.scheduling.request import Branch, Request, Sequence
 
 
@@ -25,15 +25,15 @@ def make_sequence(prompt, output=(), params=None, index=0, max_num_tokens=10_000
     return sequence
 
 
-def chunk(sequence: Sequence, num_candidates: int = 1) -> Chunk:
-    return Chunk(sequence, sequence.num_tokens - 1, 1, num_candidates)
+def chunk(sequence: Sequence, num_candidates: int = 1) -> ScheduledSequence:
+    return ScheduledSequence(sequence, sequence.num_tokens - 1, 1, num_candidates)
 
 
 def apply(request: Request, branches: list[Branch]) -> None:
     """What the scheduler makes of branches, without blocks: everybody forks, parents are dropped."""
     request.sequences = []
     for branch in branches:
-        child = branch.parent.branch(branch.parent.table)
+        child = branch.parent.fork(branch.parent.table)
         child.append(branch)
         (request.sequences if branch.finish_reason is None else request.completions).append(child)
 

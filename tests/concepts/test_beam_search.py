@@ -9,7 +9,7 @@ from transformers.generation import GenerationMode
 
 from minipaged.decoding import BeamSearch, BeamSearchParams, StopChecker
 from minipaged.decoding.sampling import Sampler
-from minipaged.scheduling.plan import Sample
+from minipaged.scheduling import Sample
 from tests.concepts.decoding_driver import apply, decode, make_request
 
 WIDTHS = range(1, 9)
@@ -225,6 +225,6 @@ def test_ids_and_scores_are_those_of_transformers(group, monkeypatch):
         best = request.method.rank(request)
         ends += [sequence.finish_reason for sequence in best]
         assert [s.output_token_ids for s in best] == [ids for ids, _ in wanted], request.params
-        scores = [request.method.score_of(s) for s in best]
+        scores = [request.method.score(s) for s in best]
         assert scores == pytest.approx([score for _, score in wanted], abs=1e-4), request.params
     assert not eos or ends.count("stop") / len(ends) > 0.1, "EOS was hardly reached: the cases test little"

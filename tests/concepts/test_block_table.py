@@ -246,11 +246,11 @@ def test_blocks_to_append_is_what_append_takes():
     for num_tokens in range(1, 10):
         for count in range(1, 10):
             for forked in (False, True):
-                for spare in (0, 2):
+                for preallocated in (0, 2):
                     pool = FigurePool(*range(20))
                     table = table_of(pool, num_tokens)
                     held = table.fork() if forked else None
-                    table.reserve(spare)
+                    table.preallocate(preallocated)
                     promised, before = table.blocks_to_append(count), pool.num_free
                     table.append(count)
                     assert before - pool.num_free == promised
@@ -261,7 +261,7 @@ def test_spare_blocks_are_filled_before_any_is_taken():
     """Catches a reservation that is held and not used."""
     pool = FigurePool(*range(9))
     table = table_of(pool, 3)
-    table.reserve(2)
+    table.preallocate(2)
     assert (table.capacity, table.filled(1), table.num_filled_blocks) == (12, 0, 1)
     table.append(9)
     assert table.blocks == [0, 1, 2]
@@ -271,7 +271,7 @@ def test_spare_blocks_stay_with_the_parent_of_a_fork():
     """Catches two sequences that would fill the same empty block."""
     pool = FigurePool(*range(9))
     table = table_of(pool, 3)
-    table.reserve(2)
+    table.preallocate(2)
     assert table.fork().blocks == [0]
     assert pool.ref_count(1) == 1
 
@@ -292,7 +292,7 @@ def test_truncate_keeps_the_blocks_of_the_first_tokens():
     """Catches a block given back that still holds a token."""
     pool = FigurePool(*range(9))
     table = table_of(pool, 10)
-    table.reserve(2)
+    table.preallocate(2)
     table.truncate(5)
     assert rows(table) == [(0, 4), (1, 1)]
     assert pool.num_free == 7

@@ -12,7 +12,7 @@ def engine_of(**options):
 
 def shape(plan):
     """(request, first position, tokens) of each chunk."""
-    return [(chunk.sequence.request.request_id, chunk.start, chunk.num_tokens) for chunk in plan.chunks]
+    return [(chunk.sequence.request.request_id, chunk.start, chunk.num_tokens) for chunk in plan.scheduled]
 
 
 def test_a_prompt_is_cut_to_the_budget():
@@ -33,7 +33,7 @@ def test_only_the_last_chunk_of_a_prompt_samples():
     engine = engine_of(budget=8)
     engine.add(range(19), 2)
     plans = [engine.step() for _ in range(4)]
-    assert [chunk.num_candidates for plan in plans for chunk in plan.chunks] == [0, 0, 1, 1]
+    assert [chunk.num_candidates for plan in plans for chunk in plan.scheduled] == [0, 0, 1, 1]
 
 
 def test_decodes_come_first_and_share_the_step_with_a_prompt():

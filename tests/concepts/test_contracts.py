@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from minipaged.contracts import CONCEPTS, ContractError
+from minipaged.learn.contracts import CONCEPTS, ContractError
 from minipaged.memory import (
     BlockAllocator,
     BlockTable,
@@ -279,7 +279,7 @@ def published(cache, *values):
     cache.extend_hashes(hashes, tokens(*values))
     blocks = cache.allocate(len(hashes))
     for i, block in enumerate(blocks):
-        cache.publish(block, hashes[i], tokens(*values[2 * i : 2 * i + 2]))
+        cache.register(block, hashes[i], tokens(*values[2 * i : 2 * i + 2]))
     cache.commit()
     return blocks, hashes
 
@@ -312,7 +312,7 @@ def test_a_cache_that_finds_evicted_blocks_is_told():
 
     def allocate(self, count=1):
         while self.allocator.num_free < count:
-            self.allocator.reclaim(self._idle.pop_oldest())
+            self.allocator.reclaim(self._evictable.pop_oldest())
         return self.allocator.allocate(count)
 
     cache = cache_with(allocate=allocate)
@@ -325,12 +325,12 @@ def test_a_cache_that_finds_evicted_blocks_is_told():
 
 
 def test_a_cache_that_keeps_what_a_failed_step_published_is_told():
-    """Catches `withdraw` that withdraws nothing."""
+    """Catches `roll_back` that withdraws nothing."""
     cache = cache_with(withdraw=lambda self: None)
     hashes: list[int] = []
     cache.extend_hashes(hashes, tokens(1, 2))
-    cache.publish(*cache.allocate(), hashes[0], tokens(1, 2))
-    cache.withdraw()
+    cache.register(*cache.allocate(), hashes[0], tokens(1, 2))
+    cache.roll_back()
     with pytest.raises(ContractError, match="is not published"):
         cache.match(hashes, tokens(1, 2))
 
@@ -448,7 +448,7 @@ def test_a_missing_method_is_told_when_the_class_is_loaded():
     """Catches an AttributeError in the middle of a run."""
     with pytest.raises(
         ContractError,
-        match=r"allocator: Empty has no method allocate\(count\); see Allocator in minipaged.contracts",
+        match=r"allocator: Empty has no method allocate\(count\); see Allocator in minipaged.learn.contracts",
     ):
         watched("allocator", type("Empty", (), {}))
 

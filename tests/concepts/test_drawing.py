@@ -15,20 +15,21 @@ import pytest
 from rich.console import Console
 
 from minipaged.memory import BlockAllocator, BlockTable
-from minipaged.observability import drawing, drawing_runs, drawing_scenes
-from minipaged.observability.drawing_names import colours, holders, label
-from minipaged.observability.drawing_output import output_html
-from minipaged.observability.drawing_plan import Share, plan_svg, shares
-from minipaged.observability.drawing_pool import pool_svg
-from minipaged.observability.drawing_svg import SLOT_TEXT, fit
-from minipaged.observability.drawing_tables import tables_svg
-from minipaged.observability.drawing_tree import tree_svg
-from minipaged.observability.highlights import Placement
-from minipaged.observability.palette import DARK, LIGHT, OWNERS, contrast, css
-from minipaged.observability.recorder import Recorder
-from minipaged.observability.snapshot import PoolView, TableView, view_of
-from minipaged.observability.terminal import Pool, Table
 from minipaged.outputs import CompletionOutput, RequestOutput
+from minipaged.viewer.highlights import Placement
+from minipaged.viewer.pictures import build as drawing
+from minipaged.viewer.pictures import runs, scenes
+from minipaged.viewer.pictures.names import colours, holders, label
+from minipaged.viewer.pictures.output import output_html
+from minipaged.viewer.pictures.palette import DARK, LIGHT, OWNERS, contrast, css
+from minipaged.viewer.pictures.plan import Share, plan_svg, shares
+from minipaged.viewer.pictures.pool import pool_svg
+from minipaged.viewer.pictures.svg import SLOT_TEXT, fit
+from minipaged.viewer.pictures.tables import tables_svg
+from minipaged.viewer.pictures.tree import tree_svg
+from minipaged.viewer.recorder import Recorder
+from minipaged.viewer.snapshot import PoolView, TableView, view_of
+from minipaged.viewer.terminal import Pool, Table
 from tests.toy import ToyEngine, ToySampling, toy_scheduler
 
 ASSETS = Path(__file__).parents[2] / "docs" / "assets"
@@ -57,28 +58,27 @@ def rows(view: PoolView) -> dict[str, list[tuple[int, int]]]:
 class TestThePapersFigures:
     def test_fig6_has_the_blocks_of_the_paper_after_each_token(self):
         """Another block, another fill count, or a block taken before the last one is full."""
-        tables = [rows(moment.view)["A/0"] for moment in drawing_scenes.fig6()]
+        tables = [rows(moment.view)["A/0"] for moment in scenes.fig6()]
         assert tables == [[(7, 4), (1, 3)], [(7, 4), (1, 4)], [(7, 4), (1, 4), (3, 1)]]
 
     def test_fig7_has_both_requests_in_one_pool(self):
         """Requests drawn as if each had memory of its own."""
-        (moment,) = drawing_scenes.fig7()
+        (moment,) = scenes.fig7()
         assert rows(moment.view) == {"A/0": [(7, 4), (1, 4), (3, 1)], "B/0": [(5, 4), (2, 1)]}
 
     def test_fig8_counts_go_from_2_to_1_when_the_first_sample_writes(self):
         """The copy made by both writers, or by none."""
         counts = [
-            {b.block: b.ref_count for b in moment.view.blocks() if b.ref_count}
-            for moment in drawing_scenes.fig8()
+            {b.block: b.ref_count for b in moment.view.blocks() if b.ref_count} for moment in scenes.fig8()
         ]
         assert counts == [{7: 2, 1: 2}, {7: 2, 1: 1, 3: 1}, {7: 2, 1: 1, 3: 1}]
-        last = drawing_scenes.fig8()[-1].view
-        words = {n: " ".join(map(drawing_scenes.text_of, t.token_ids[4:])) for n, t in last.tables.items()}
+        last = scenes.fig8()[-1].view
+        words = {n: " ".join(map(scenes.text_of, t.token_ids[4:])) for n, t in last.tables.items()}
         assert words == {"A/0": "years ago our fathers", "A/1": "years ago our mothers"}
 
     def test_fig9_frees_blocks_2_4_5_and_8_and_takes_9_to_12(self):
         """Beams that keep blocks of candidates that left, or copy more than the last block."""
-        before, after = (moment.view for moment in drawing_scenes.fig9())
+        before, after = (moment.view for moment in scenes.fig9())
         used = [{b.block for b in view.blocks() if b.state == "used"} for view in (before, after)]
         assert used[0] - used[1] == {2, 4, 5, 8}
         assert used[1] - used[0] == {9, 10, 11, 12}
@@ -91,7 +91,7 @@ class TestThePapersFigures:
 class TestEveryPicture:
     @pytest.mark.parametrize("name", PICTURES)
     def test_is_what_lies_in_the_documentation(self, name):
-        """A picture that the code would not draw any more; run python -m minipaged.observability.drawing."""
+        """A picture that the code would not draw any more; run python -m minipaged.viewer.pictures.build."""
         assert (ASSETS / name).read_text() == PICTURES[name]
 
     def test_nothing_else_lies_there(self):
@@ -137,7 +137,7 @@ class TestEveryPicture:
 
     def test_is_made_by_the_documented_command(self, tmp_path):
         """A command in the docstring that fails."""
-        command = [sys.executable, "-m", "minipaged.observability.drawing", "--out", str(tmp_path / "new")]
+        command = [sys.executable, "-m", "minipaged.viewer.pictures.build", "--out", str(tmp_path / "new")]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
         assert {path.name for path in (tmp_path / "new").iterdir()} == set(PICTURES)
 
@@ -186,7 +186,7 @@ class TestTables:
         [table("A", 0, (2, 0), 6), table("A", 1, (2, 3), 5), table("B", 0, (5,), 4, num_computed=1)],
         4,
         8,
-        idle=[6],
+        evictable=[6],
     )
 
     def test_a_block_says_who_holds_it_in_letters(self):
@@ -199,14 +199,15 @@ class TestTables:
         """A hatch that nobody understands."""
         written = texts(tables_svg(self.view))
         assert written.count("free") == 3
-        assert written.count("cached, idle") == 1
+        assert written.count("cached, evictable") == 1
         assert (
-            "4 of 8 blocks in use, 1 cached and idle, 3 free; 5 table entries, 1 saved by sharing" in written
+            "4 of 8 blocks in use, 1 cached and evictable, 3 free; 5 table entries, 1 saved by sharing"
+            in written
         )
 
     def test_a_long_name_does_not_run_into_the_number_of_its_first_block(self):
         """The name beam.1 and the number 0 read as "beam.10". (Wide bold letters: 0.7 of their size.)"""
-        root = ElementTree.fromstring(tables_svg(drawing_scenes.fig9()[0].view))
+        root = ElementTree.fromstring(tables_svg(scenes.fig9()[0].view))
         written = [element for element in root.iter() if element.tag.endswith("}text")]
         names = [
             element for element in written if element.text.startswith("beam.") and element.get("font-weight")
@@ -283,7 +284,7 @@ def fig8_table() -> BlockTable:
 class TestPool:
     def test_preemption_shows_the_victim_on_the_host(self):
         """A swapped-out request that vanishes from the picture."""
-        record = drawing_runs.preempted()
+        record = runs.preempted()
         written = texts(pool_svg(record.planned))
         assert "host (swapped out)" in written
         host = written[written.index("host (swapped out)") :]
@@ -298,7 +299,7 @@ class TestPool:
         assert "and 16,192 more, 16,191 free" in texts(pool_svg(far))
 
     def test_a_manager_in_a_notebook_counts_references(self):
-        """A pool without its reference counts and idle blocks."""
+        """A pool without its reference counts and evictable blocks."""
         engine = ToyEngine(toy_scheduler(8, 4, caching=True))
         engine.add(range(8), 2, ToySampling(2))
         engine.step()
@@ -306,14 +307,14 @@ class TestPool:
         assert written.count("used") == 2
         assert written.count("\u00d72") == 2
         engine.run()
-        assert "cached, idle (2)" in texts(engine.scheduler.kv._repr_html_())
+        assert "cached, evictable (2)" in texts(engine.scheduler.kv._repr_html_())
 
 
 class TestPlan:
     def test_a_token_is_a_decode_a_prefill_or_cached(self):
         """A last chunk of one token, or a first of one, taken for the wrong kind."""
-        first, _ = drawing_runs.chunked()
-        assert shares(first.chunks, first.events) == [
+        first, _ = runs.chunked()
+        assert shares(first.scheduled, first.events) == [
             Share("decode", "A", 1),
             Share("decode", "B", 2),
             Share("prefill", "C", 20),
@@ -339,7 +340,7 @@ class TestPlan:
 
     def test_moves_and_reasons_are_told(self):
         """A preemption without its reason."""
-        written = texts(plan_svg(drawing_runs.preempted()))
+        written = texts(plan_svg(runs.preempted()))
         assert any(line.startswith("swap out: device") for line in written)
         assert "request C preempted (swap): preemption_mode is swap" in written
 
@@ -380,13 +381,13 @@ class TestTerminal:
 
     def test_the_pool_is_readable_without_colour(self):
         """Owners, fill and sharing told by colour alone."""
-        view = view_of([table("A", 0, (2, 0), 6), table("A", 1, (2, 3), 5)], 4, 8, idle=[4])
+        view = view_of([table("A", 0, (2, 0), 6), table("A", 1, (2, 3), 5)], 4, 8, evictable=[4])
         shown = self.print(Pool(view))
         assert re.search(r"2 A\u00d72 +\u2588{4}", shown)
         assert re.search(r"3 A\.2 +\u2588\u2591{3}", shown)
         assert re.search(r"4 cached", shown)
         assert re.search(r"1 free", shown)
-        assert "3 of 8 blocks in use, 1 cached and idle, 4 free" in shown
+        assert "3 of 8 blocks in use, 1 cached and evictable, 4 free" in shown
 
     def test_a_table_has_a_line_a_block_with_its_words(self):
         """Tokens cut off, or put in the wrong block."""

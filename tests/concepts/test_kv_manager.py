@@ -42,9 +42,9 @@ def admit(kv, *groups):
 def compute(kv, *sequences):
     """Pretend that a step computed everything."""
     for sequence in sequences:
-        kv.publish(sequence, len(sequence.token_ids))
+        kv.register(sequence, len(sequence.token_ids))
         sequence.num_computed_tokens = len(sequence.token_ids)
-    kv.commit_published()
+    kv.commit_registered()
 
 
 def fork(kv, sequence):
@@ -52,7 +52,7 @@ def fork(kv, sequence):
     child = kv_sequence(kv, sequence.token_ids, sequence.max_num_tokens, sequence.cache_salt)
     child.table = kv.fork(sequence)
     child.num_computed_tokens = sequence.num_computed_tokens
-    child.num_published_blocks = sequence.num_published_blocks
+    child.num_registered_blocks = sequence.num_registered_blocks
     child.block_hashes = list(sequence.block_hashes)
     return child
 
@@ -185,7 +185,7 @@ def test_spare_blocks_can_be_given_back():
     kv = manager(growth=Reserve())
     ((sequence,),) = admit(kv, [kv_sequence(kv, range(3), max_num_tokens=16)])
     assert kv.num_free == 0
-    assert kv.give_back_spare([sequence]) == 6
+    assert kv.free_preallocated([sequence]) == 6
     assert (kv.num_free, len(sequence.table.blocks)) == (6, 2)
 
 
@@ -198,7 +198,7 @@ def test_a_freed_sequence_starts_from_nothing():
     ((sequence,),) = admit(kv, [kv_sequence(kv, range(5))])
     compute(kv, sequence)
     kv.free([sequence])
-    assert (sequence.num_computed_tokens, sequence.num_published_blocks, kv.num_free) == (0, 0, 8)
+    assert (sequence.num_computed_tokens, sequence.num_registered_blocks, kv.num_free) == (0, 0, 8)
     kv.check_invariants([sequence])
 
 
@@ -330,12 +330,12 @@ class ManagerMachine(RuleBasedStateMachine):
             copies = self.kv.admit(group, admission)
             for _, block in copies:
                 self.device[block] = {}
-            self.kv.publish(group[0], len(prompt))
+            self.kv.register(group[0], len(prompt))
             for position in range(group[0].num_computed_tokens, len(prompt)):
                 self.device.get(group[0].table.blocks[position // self.size], {}).pop(
                     position % self.size, None
                 )
-            self.kv.withdraw_published()
+            self.kv.roll_back_registered()
             self.kv.free(group)
 
     def bring_in(self, group):
@@ -349,13 +349,13 @@ class ManagerMachine(RuleBasedStateMachine):
         if not admission.fits:
             return
         free = self.kv.num_free
-        idle = (
-            self.kv.prefix_cache.count_idle({block for hit in admission.hits for block in hit.blocks})
+        evictable = (
+            self.kv.prefix_cache.count_evictable({block for hit in admission.hits for block in hit.blocks})
             if self.kv.prefix_cache
             else 0
         )
         self.copy(self.device, self.device, self.kv.admit(group, admission))
-        assert self.kv.num_free == free - idle - sum(admission.grants)
+        assert self.kv.num_free == free - evictable - sum(admission.grants)
         assert all(s.num_computed_tokens < len(s.token_ids) for s in group), "nothing to compute"
         self.live.append(group)
         self.compute(group)

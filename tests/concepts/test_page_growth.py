@@ -97,7 +97,7 @@ def test_a_reservation_that_never_fits_is_refused_at_once():
 @pytest.mark.parametrize("num_blocks", [7, 9, 64])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_policies_give_the_same_tokens(policy, num_blocks):
-    """Catches spare blocks that are written by two sequences, or a grant that moves tokens."""
+    """Catches preallocated blocks that are written by two sequences, or a grant that moves tokens."""
     engine = ToyEngine(toy_scheduler(num_blocks, 3, growth=policy()))
     methods = [ToySampling(), ToySampling(2), ToyBeams(2), ToySampling(1, stop=7)]
     for i, method in enumerate(methods):
@@ -106,7 +106,7 @@ def test_the_policies_give_the_same_tokens(policy, num_blocks):
 
 
 def test_waste_is_below_a_block_a_sequence_under_on_demand_growth():
-    """Catches a spare block that on-demand growth must not have, with forks too."""
+    """Catches a preallocated block that on-demand growth must not have, with forks too."""
     engine = ToyEngine(toy_scheduler(64, 4))
     for i in range(4):
         engine.add([i] * (i + 3), 20, ToySampling(3) if i % 2 else ToyBeams(3))

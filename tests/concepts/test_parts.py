@@ -1,4 +1,4 @@
-"""Parts: a class of your own is found, loaded, watched and run; whatever is wrong is told in one line."""
+"""Components: a class of your own is found, loaded, watched and run; whatever is wrong is told in one line."""
 
 import json
 import subprocess
@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from minipaged.components import Components, build_scheduler
 from minipaged.config import EngineConfig
-from minipaged.contracts import CONCEPTS, ContractError
-from minipaged.contracts.allocator import WatchedAllocator
+from minipaged.learn.contracts import CONCEPTS, ContractError
+from minipaged.learn.contracts.allocator import WatchedAllocator
+from minipaged.learn.overrides import OverrideError, components_from, load_override, parse_use
 from minipaged.memory import BlockAllocator
-from minipaged.parts import PartError, Parts, build_scheduler, load_part, parse_use, parts_from
 from minipaged.scheduling import PreemptionCosts
 from tests.student_parts import installed, replacements
 
@@ -56,23 +57,23 @@ def mine(tmp_path):
 
 def test_a_part_of_a_file_runs_watched_and_the_rest_is_the_projects_own(mine):
     """Catches a part that is loaded and then not used."""
-    parts = parts_from({"allocator": f"{mine}:Mine"})
+    parts = components_from({"allocator": f"{mine}:Mine"})
     scheduler = build_scheduler(EngineConfig(), LIMITS, parts)
     assert isinstance(scheduler.kv.allocator, WatchedAllocator)
     assert type(scheduler.kv.allocator._inner).__name__ == "Mine"
-    assert parts.prefix_cache is Parts().prefix_cache
+    assert parts.prefix_cache is Components().prefix_cache
 
 
 def test_a_class_may_be_given_itself_and_the_projects_own_runs_unwatched():
     """Catches a watcher around every engine, which would cost speed."""
-    assert parts_from({"allocator": BlockAllocator}).allocator is BlockAllocator
-    assert parts_from({"allocator": type("Mine", (BlockAllocator,), {})}).allocator is not BlockAllocator
+    assert components_from({"allocator": BlockAllocator}).allocator is BlockAllocator
+    assert components_from({"allocator": type("Mine", (BlockAllocator,), {})}).allocator is not BlockAllocator
 
 
 @pytest.mark.parametrize("concept", CONCEPTS)
 def test_every_concept_is_a_field_of_parts(concept):
     """Catches a concept that can be named and then does nothing."""
-    assert hasattr(Parts(), concept)
+    assert hasattr(Components(), concept)
 
 
 @pytest.mark.parametrize(
@@ -87,21 +88,23 @@ def test_every_concept_is_a_field_of_parts(concept):
 )
 def test_a_use_option_that_cannot_be_read_is_told(values, message):
     """Catches a typo that silently runs the project's own part."""
-    with pytest.raises(PartError, match=message):
+    with pytest.raises(OverrideError, match=message):
         parse_use(values)
 
 
 def test_what_cannot_be_loaded_is_told(tmp_path, mine):
     """Catches a traceback of importlib where the file name is wrong, empty or not Python."""
-    with pytest.raises(PartError, match=r"there is no file .*nowhere.py; give the path from where you are"):
-        load_part(f"{tmp_path}/nowhere.py:A")
-    with pytest.raises(PartError, match="has no Yours; it defines Mine, Twice, Generous, Empty"):
-        load_part(f"{mine}:Yours")
+    with pytest.raises(
+        OverrideError, match=r"there is no file .*nowhere.py; give the path from where you are"
+    ):
+        load_override(f"{tmp_path}/nowhere.py:A")
+    with pytest.raises(OverrideError, match="has no Yours; it defines Mine, Twice, Generous, Empty"):
+        load_override(f"{mine}:Yours")
     (tmp_path / "bad.py").write_text("x = 1\ndef f(:\n")
-    with pytest.raises(PartError, match=r"bad.py, line 2 cannot be loaded: SyntaxError"):
-        load_part(f"{tmp_path}/bad.py:f")
+    with pytest.raises(OverrideError, match=r"bad.py, line 2 cannot be loaded: SyntaxError"):
+        load_override(f"{tmp_path}/bad.py:f")
     with pytest.raises(ContractError, match="allocator: Empty has no method allocate"):
-        parts_from({"allocator": f"{mine}:Empty"})
+        components_from({"allocator": f"{mine}:Empty"})
 
 
 def test_the_command_line_tells_a_breach_in_one_line(mine):

@@ -95,7 +95,7 @@ def test_recompute_is_one_prefill_of_prompt_and_generated_tokens():
     engine.add(range(20, 25), 8)
     assert engine.run() == expected(engine, 8)
     (plan,) = [plan for plan in engine.plans if any(e.kind == "resumed" for e in plan.events)]
-    (chunk,) = [c for c in plan.chunks if c.sequence.request.request_id == "r1"]
+    (chunk,) = [c for c in plan.scheduled if c.sequence.request.request_id == "r1"]
     assert chunk.start == 0
     assert chunk.num_tokens > 5
     assert chunk.num_candidates == 1
@@ -111,7 +111,7 @@ def test_a_recomputed_group_shares_its_prompt_again(caching):
     resumed = [plan for plan in engine.plans if any(e.kind == "resumed" for e in plan.events)]
     assert resumed
     for plan in resumed:
-        starts = [c.start for c in plan.chunks if c.sequence.request.request_id == "r1"]
+        starts = [c.start for c in plan.scheduled if c.sequence.request.request_id == "r1"]
         assert all(start >= 8 for start in starts[1:])
 
 
@@ -351,9 +351,9 @@ def test_a_step_without_budget_left_brings_nobody_back():
     engine = ToyEngine(scheduler)
     earlier, later = engine.add(range(4)), engine.add(range(4, 8))
     engine.step()
-    scheduler._preempt(StepPlan(1), later)
+    scheduler.preempt(StepPlan(1), later)
     scheduler.preemption = Recompute()
-    scheduler._preempt(StepPlan(2), earlier)
+    scheduler.preempt(StepPlan(2), earlier)
     assert scheduler.resume_preempted(StepPlan(3), 0) == 0
     assert (earlier.state, later.state) == (RequestState.WAITING, RequestState.SWAPPED)
     assert scheduler.kv.num_used == 0

@@ -10,7 +10,7 @@ def engine_of(**options):
 
 def shape(plan):
     """(request, tokens) of each chunk."""
-    return [(chunk.sequence.request.request_id, chunk.num_tokens) for chunk in plan.chunks]
+    return [(chunk.sequence.request.request_id, chunk.num_tokens) for chunk in plan.scheduled]
 
 
 def test_a_prompt_runs_in_one_step_alone():

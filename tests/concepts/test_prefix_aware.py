@@ -37,7 +37,7 @@ def test_a_prompt_of_16_blocks_with_12_cached_is_admitted_with_4_free_blocks():
     (event,) = [event for event in plan.events if event.kind == "admitted"]
     assert event.detail["blocks"] == 4
     assert event.detail["cached_tokens"] == 48
-    assert [c.num_tokens for c in plan.chunks if c.sequence.request is request] == [16]
+    assert [c.num_tokens for c in plan.scheduled if c.sequence.request is request] == [16]
 
 
 def test_the_unaware_scheduler_makes_it_wait():
@@ -65,7 +65,7 @@ def first_step_of_two_long_prompts(prefix_aware, policy=None):
 def test_two_prompts_of_1024_with_512_cached_use_1024_of_a_budget_of_2048(policy):
     """Catches cached tokens that are charged to the budget: the third prompt would wait for a step."""
     engine, plan = first_step_of_two_long_prompts(True, policy)
-    assert [chunk.num_tokens for chunk in plan.chunks] == [512, 512, 512]
+    assert [chunk.num_tokens for chunk in plan.scheduled] == [512, 512, 512]
     assert plan.num_tokens == 1536
     assert [request.num_cached_tokens for request in engine.requests[1:]] == [512, 512, 512]
 
@@ -73,7 +73,7 @@ def test_two_prompts_of_1024_with_512_cached_use_1024_of_a_budget_of_2048(policy
 def test_the_unaware_scheduler_fills_its_budget_with_cached_tokens():
     """Catches an ablation that measures nothing: 1024 computed tokens fill a budget of 2048."""
     _, plan = first_step_of_two_long_prompts(False)
-    assert [chunk.num_tokens for chunk in plan.chunks] == [512, 512]
+    assert [chunk.num_tokens for chunk in plan.scheduled] == [512, 512]
 
 
 def test_the_unaware_scheduler_never_cuts_what_fits():
@@ -96,7 +96,7 @@ def test_a_fully_cached_prompt_computes_only_what_is_not_in_full_blocks_or_its_l
     warm(engine, range(length))
     engine.add(range(length), 1)
     plan = engine.step()
-    assert [chunk.num_tokens for chunk in plan.chunks] == [length % size or 1]
+    assert [chunk.num_tokens for chunk in plan.scheduled] == [length % size or 1]
     assert engine.run()[1] == alone(range(length), 1, ToySampling())
 
 
@@ -121,7 +121,7 @@ def test_a_pool_so_tight_that_the_cached_last_block_is_used_for_its_own_copy():
     engine.add(range(8), 1)
     plan = engine.step()
     assert plan.copies == []
-    assert [chunk.num_tokens for chunk in plan.chunks] == [1]
+    assert [chunk.num_tokens for chunk in plan.scheduled] == [1]
     assert engine.run() == [alone(range(8), 1, ToySampling())] * 2
 
 
@@ -132,23 +132,23 @@ def test_an_admission_that_does_not_fit_evicts_nothing():
     kv = KVManager(allocator, 2, OnDemand(), cache)
     sequence = kv_sequence(kv, range(6))
     kv.admit([sequence], kv.can_admit([sequence]))
-    kv.publish(sequence, 6)
-    kv.commit_published()
+    kv.register(sequence, 6)
+    kv.commit_registered()
     kv.free([sequence])
     large = kv_sequence(kv, range(20))
     assert not kv.can_admit([large]).fits
-    assert cache.num_published == 3
+    assert cache.num_registered == 3
     assert kv.can_admit([kv_sequence(kv, range(16))]).num_cached_tokens == 6
 
 
 def test_cached_blocks_that_nobody_holds_are_not_free_as_well():
-    """Catches counting an idle block twice: as a hit, and as a block to hand out."""
+    """Catches counting an evictable block twice: as a hit, and as a block to hand out."""
     allocator = BlockAllocator(4)
     kv = KVManager(allocator, 2, OnDemand(), PrefixCache(allocator, 2))
     sequence = kv_sequence(kv, range(4))
     kv.admit([sequence], kv.can_admit([sequence]))
-    kv.publish(sequence, 4)
-    kv.commit_published()
+    kv.register(sequence, 4)
+    kv.commit_registered()
     kv.free([sequence])
     assert kv.num_free == 4
     assert kv.can_admit([kv_sequence(kv, range(8))]).fits
@@ -166,5 +166,5 @@ def test_a_resumed_request_computes_only_what_is_no_longer_cached():
     assert plans
     for plan in plans:
         (event,) = [event for event in plan.events if event.kind == "resumed"]
-        (start,) = [c.start for c in plan.chunks if c.sequence.request.request_id == event.request_id]
+        (start,) = [c.start for c in plan.scheduled if c.sequence.request.request_id == event.request_id]
         assert start == event.detail["cached_tokens"] > 0

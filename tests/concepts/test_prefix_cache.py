@@ -24,7 +24,7 @@ def published(cache, *values, salt="", commit=True):
     size, hashes = cache.block_size, hashes_of(cache, values, salt)
     blocks = list(cache.allocate(len(hashes)))
     for i, block in enumerate(blocks):
-        cache.publish(block, hashes[i], tokens(*values[size * i : size * (i + 1)]))
+        cache.register(block, hashes[i], tokens(*values[size * i : size * (i + 1)]))
     if commit:
         cache.commit()
     return blocks
@@ -123,7 +123,7 @@ def test_the_first_block_of_a_content_wins():
     assert found(cache, 1, 2) == first
     give_back(cache, second)
     assert found(cache, 1, 2) == first
-    assert cache.num_published == 1
+    assert cache.num_registered == 1
 
 
 # -- keeping and evicting ----------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_a_block_that_nobody_holds_keeps_its_content():
     give_back(cache, blocks)
     assert found(cache, 1, 2, 3, 4) == blocks
     assert cache.num_free == 4
-    assert cache.num_idle == 2
+    assert cache.num_evictable == 2
 
 
 def test_free_blocks_are_used_before_cached_ones_are_evicted():
@@ -203,11 +203,11 @@ def test_a_hit_takes_an_idle_block_out_of_the_reach_of_eviction():
 
 
 def test_count_idle_says_what_sharing_uses_up():
-    """Catches an admission that counts an idle hit as free as well."""
+    """Catches an admission that counts an evictable hit as free as well."""
     cache = cache_of(4)
     blocks = published(cache, 1, 2, 3, 4)
     give_back(cache, blocks[1:])
-    assert cache.count_idle(blocks) == 1
+    assert cache.count_evictable(blocks) == 1
 
 
 def test_clear_forgets_idle_blocks_only():
@@ -217,7 +217,7 @@ def test_clear_forgets_idle_blocks_only():
     give_back(cache, published(cache, 3, 4))
     cache.clear()
     assert (found(cache, 1, 2), found(cache, 3, 4)) == (held, [])
-    assert (cache.num_free, cache.num_idle) == (3, 0)
+    assert (cache.num_free, cache.num_evictable) == (3, 0)
 
 
 def test_a_double_free_of_a_cached_block_raises():
@@ -248,10 +248,10 @@ def test_a_failed_step_withdraws_what_it_published():
     cache = cache_of(4)
     kept = published(cache, 1, 2)
     lost = published(cache, 3, 4, commit=False)
-    cache.withdraw()
+    cache.roll_back()
     assert (found(cache, 1, 2), found(cache, 3, 4)) == (kept, [])
     give_back(cache, lost)
-    assert cache.num_idle == 0
+    assert cache.num_evictable == 0
     assert cache.num_free == 3
 
 
@@ -259,16 +259,16 @@ def test_a_pending_block_that_nobody_holds_any_more_is_free_after_withdrawal():
     """Catches a block lost between the cache and the free list."""
     cache = cache_of(2)
     give_back(cache, published(cache, 1, 2, commit=False))
-    cache.withdraw()
+    cache.roll_back()
     cache.check_invariants([])
-    assert (cache.num_free, cache.num_idle) == (2, 0)
+    assert (cache.num_free, cache.num_evictable) == (2, 0)
 
 
 def test_content_can_be_published_again_after_a_withdrawal():
     """Catches a hash that stays taken by a block which is gone."""
     cache = cache_of(4)
     give_back(cache, published(cache, 1, 2, commit=False))
-    cache.withdraw()
+    cache.roll_back()
     blocks = published(cache, 1, 2)
     assert found(cache, 1, 2) == blocks
 
@@ -305,7 +305,7 @@ def test_equal_prompts_admitted_in_one_step_share():
     engine = ToyEngine(toy_scheduler(caching=True))
     requests = [engine.add(range(10), 4) for _ in range(3)]
     plan = engine.step()
-    assert [chunk.num_tokens for chunk in plan.chunks] == [10, 2, 2]
+    assert [chunk.num_tokens for chunk in plan.scheduled] == [10, 2, 2]
     first, *others = (request.sequences[0].table.blocks for request in requests)
     assert all(blocks[:2] == first[:2] and blocks[2] != first[2] for blocks in others)
     assert engine.run() == [alone(range(10), 4, ToySampling())] * 3
@@ -317,7 +317,7 @@ def test_equal_prompts_of_full_blocks_admitted_in_one_step_share_all_but_the_las
     for _ in range(2):
         engine.add(range(8), 4)
     plan = engine.step()
-    assert [chunk.num_tokens for chunk in plan.chunks] == [8, 4]
+    assert [chunk.num_tokens for chunk in plan.scheduled] == [8, 4]
     assert plan.copies == []
     assert engine.run() == [alone(range(8), 4, ToySampling())] * 2
 
@@ -328,7 +328,7 @@ def test_a_chunk_publishes_only_the_blocks_it_fills():
     engine.add(range(16), 2)
     engine.add(range(16), 2)
     plan = engine.step()
-    assert [(c.sequence.request.request_id, c.start, c.num_tokens) for c in plan.chunks] == [
+    assert [(c.sequence.request.request_id, c.start, c.num_tokens) for c in plan.scheduled] == [
         ("r0", 0, 6),
         ("r1", 4, 2),
     ]
@@ -394,11 +394,11 @@ def test_the_manager_takes_under_200_bytes_a_block(num_blocks):
         cache.extend_hashes(hashes, content)
         blocks = cache.allocate(step)
         for i, block in enumerate(blocks):
-            cache.publish(block, hashes[i], content[i * size : (i + 1) * size])
+            cache.register(block, hashes[i], content[i * size : (i + 1) * size])
         give_back(cache, blocks)
         used.append(tracemalloc.get_traced_memory()[0])
         cache.commit()
     tracemalloc.stop()
-    assert cache.num_published > 0.98 * num_blocks
+    assert cache.num_registered > 0.98 * num_blocks
     most = max(used)
     assert most < 200 * num_blocks, f"{most / num_blocks:.0f} bytes a block in step {used.index(most)}"

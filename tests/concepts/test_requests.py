@@ -16,7 +16,12 @@ def test_a_request_starts_as_one_sequence_of_its_prompt():
     """Catches samples that each compute the prompt."""
     request = request_of(1, 2, 3)
     (sequence,) = request.sequences
-    assert (sequence.num_tokens, sequence.num_computed_tokens, sequence.gap, request.gap) == (3, 0, 3, 3)
+    assert (
+        sequence.num_tokens,
+        sequence.num_computed_tokens,
+        sequence.num_uncomputed_tokens,
+        request.num_uncomputed_tokens,
+    ) == (3, 0, 3, 3)
     assert request.state is RequestState.WAITING
 
 
@@ -26,7 +31,11 @@ def test_a_token_widens_the_gap_by_one():
     sequence.num_computed_tokens = 3
     sequence.append(Branch(sequence, 7, -0.5))
     sequence.append(Branch(sequence, 8, -0.25, "stop"))
-    assert (sequence.gap, sequence.num_generated_tokens, sequence.output_token_ids) == (2, 2, [7, 8])
+    assert (sequence.num_uncomputed_tokens, sequence.num_generated_tokens, sequence.output_token_ids) == (
+        2,
+        2,
+        [7, 8],
+    )
     assert (sequence.cumulative_logprob, sequence.finish_reason) == (-0.75, "stop")
 
 
@@ -35,7 +44,7 @@ def test_a_branch_goes_its_own_way():
     (parent,) = request_of(1, 2, 3).sequences
     parent.table.append(3)
     parent.num_computed_tokens = 3
-    child = parent.branch(parent.table.fork())
+    child = parent.fork(parent.table.fork())
     child.append(Branch(parent, 9, -1.0, sample_index=4))
     assert (parent.num_tokens, parent.cumulative_logprob, parent.index) == (3, 0.0, 0)
     assert (child.num_tokens, child.num_computed_tokens, child.index) == (4, 3, 4)
@@ -46,8 +55,8 @@ def test_the_gap_of_a_request_is_that_of_all_its_sequences():
     """Catches a budget that counts a group as one token."""
     request = request_of(1, 2, 3)
     (parent,) = request.sequences
-    request.sequences.append(parent.branch(parent.table.fork()))
-    assert request.gap == 6
+    request.sequences.append(parent.fork(parent.table.fork()))
+    assert request.num_uncomputed_tokens == 6
 
 
 def test_every_step_closes_the_gap():
@@ -56,7 +65,7 @@ def test_every_step_closes_the_gap():
     request = engine.add(range(10), 3)
     gaps = []
     while engine.scheduler.has_unfinished:
-        gaps.append(request.gap)
+        gaps.append(request.num_uncomputed_tokens)
         engine.step()
     assert gaps == [10, 6, 2, 1, 1]
     assert request.is_finished
@@ -206,7 +215,7 @@ def test_a_failed_step_leaves_the_others_their_blocks():
     last = engine.add(range(50, 60), 6)
     engine.step()
     plan = engine.fail_step()
-    assert {chunk.sequence.request for chunk in plan.chunks} == {first, middle}
+    assert {chunk.sequence.request for chunk in plan.scheduled} == {first, middle}
     assert last.sequences[0].table.blocks
     assert not first.sequences[0].table.blocks
     assert engine.run() == [alone(r.prompt_token_ids, 6, r.method) for r in engine.requests]

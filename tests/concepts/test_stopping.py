@@ -18,7 +18,7 @@ from minipaged.decoding import (
     final_text,
     stream_text,
 )
-from minipaged.scheduling.plan import Sample
+from minipaged.scheduling import Sample
 from minipaged.scheduling.request import Branch
 from tests.concepts.decoding_driver import apply, make_request, make_sequence
 

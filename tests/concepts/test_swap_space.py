@@ -203,7 +203,7 @@ def test_a_step_that_fails_while_swapping_is_recomputed(moment):
         plan = engine.scheduler.schedule()
         if getattr(plan, f"swap_{moment}") and not failed:
             engine.executor.fail(plan)
-            engine.scheduler.rollback(plan)
+            engine.scheduler.roll_back(plan)
             failed = True
             assert len(engine.scheduler.swapped) <= swapped
         else:

@@ -13,8 +13,8 @@ import re
 import textwrap
 from pathlib import Path
 
-from minipaged.contracts import CONCEPTS
-from minipaged.learn import Lesson
+from minipaged.learn.contracts import CONCEPTS
+from minipaged.learn.lessons import Lesson
 
 
 def originals(lesson: Lesson) -> dict[str, str]:

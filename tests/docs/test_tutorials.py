@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from minipaged import cli
-from minipaged.contracts import CONCEPTS
-from minipaged.learn import Lesson, Trial, read_lessons, run_trials
+from minipaged.learn.contracts import CONCEPTS
+from minipaged.learn.lessons import Lesson, Trial, read_lessons, run_trials
 from tests.docs.solutions import is_stub, solve, stubs, task_of
 from tests.student_parts import replaced_by
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from minipaged.cli import app
-from minipaged.learn import LearnError
+from minipaged.cli.main import app
+from minipaged.learn.lessons import LearnError
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from minipaged.parts import load_part
+from minipaged.learn.overrides import load_override
 from minipaged.scheduling import FCFSScheduler
 from tests.toy import ToyEngine, alone, toy_scheduler
 
@@ -14,7 +14,11 @@ WORKED = Path(__file__).parent / "worked/13_your_policy.py"
 @pytest.fixture
 def make(monkeypatch):
     """Makes toy engines on the policy, prompts of the given lengths queued."""
-    part = load_part(f"{WORKED}:ShortestFirst") if FCFSScheduler.__module__.startswith("minipaged.") else None
+    part = (
+        load_override(f"{WORKED}:ShortestFirst")
+        if FCFSScheduler.__module__.startswith("minipaged.")
+        else None
+    )
 
     def engine_of(lengths, patience=100, **options):
         if part is not None:

@@ -26,7 +26,7 @@ def table_over(pool, num_blocks, num_tokens, block_size=4):
 
 
 def test_seven_tokens_fill_a_block_and_three_slots_of_the_next():
-    """Catches a last block that counts as full, and spare blocks that count as filled."""
+    """Catches a last block that counts as full, and preallocated blocks that count as filled."""
     table = table_over(BlockAllocator(9, order=[7, 1, 3]), 3, 7)
     assert [table.filled(i) for i in range(3)] == [4, 3, 0]
     assert (table.num_filled_blocks, table.capacity) == (2, 12)
@@ -94,8 +94,8 @@ def cache_of(*values, block_size=2, **options):
 def test_a_published_block_is_known_and_pending():
     """Catches a block that can be copied from before its step has run."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4)
-    cache.publish(blocks[0], hashes[0], tokens(1, 2))
-    assert cache.num_published == 1
+    cache.register(blocks[0], hashes[0], tokens(1, 2))
+    assert cache.num_registered == 1
     assert cache.is_pending(blocks[0])
     assert not cache.is_pending(blocks[1])
 
@@ -104,19 +104,19 @@ def test_a_content_is_published_once():
     """Catches a second block of one content, which would be counted and never found."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4)
     for block in blocks:
-        cache.publish(block, hashes[0], tokens(1, 2))
-    assert cache.num_published == 1
+        cache.register(block, hashes[0], tokens(1, 2))
+    assert cache.num_registered == 1
     assert not cache.is_pending(blocks[1])
 
 
 def test_what_a_failed_step_published_is_forgotten():
     """Catches a prefix that was never computed; blocks in use stay with their holder."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4)
-    cache.publish(blocks[0], hashes[0], tokens(1, 2))
+    cache.register(blocks[0], hashes[0], tokens(1, 2))
     cache.commit()
-    cache.publish(blocks[1], hashes[1], tokens(3, 4))
-    cache.withdraw()
-    assert cache.num_published == 1
+    cache.register(blocks[1], hashes[1], tokens(3, 4))
+    cache.roll_back()
+    assert cache.num_registered == 1
     assert not cache.is_pending(blocks[1])
     assert cache.allocator.ref_count(blocks[1]) == 1
 
@@ -125,7 +125,7 @@ def test_the_walk_finds_every_block_of_a_cached_prefix():
     """Catches a walk that stops early, or begins with the second block."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4, 5)
     for i, block in enumerate(blocks):
-        cache.publish(block, hashes[i], tokens(1, 2, 3, 4)[2 * i : 2 * i + 2])
+        cache.register(block, hashes[i], tokens(1, 2, 3, 4)[2 * i : 2 * i + 2])
     assert cache.match(hashes, tokens(1, 2, 3, 4, 5)) == blocks
     assert cache.match(hashes[:1], tokens(1, 2)) == blocks[:1]
     assert cache.match([], tokens(1)) == []
@@ -134,15 +134,15 @@ def test_the_walk_finds_every_block_of_a_cached_prefix():
 def test_the_walk_ends_at_the_first_miss():
     """Catches blocks from behind a hole: their content is right, and their position is not."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4, 5, 6)
-    cache.publish(blocks[0], hashes[0], tokens(1, 2))
-    cache.publish(blocks[2], hashes[2], tokens(5, 6))
+    cache.register(blocks[0], hashes[0], tokens(1, 2))
+    cache.register(blocks[2], hashes[2], tokens(5, 6))
     assert cache.match(hashes, tokens(1, 2, 3, 4, 5, 6)) == blocks[:1]
 
 
 def test_equal_hashes_of_other_tokens_are_a_miss():
     """Catches a cache that trusts its hash function."""
     cache, hashes, blocks = cache_of(1, 2, hash_function=lambda key: 7)
-    cache.publish(blocks[0], hashes[0], tokens(1, 2))
+    cache.register(blocks[0], hashes[0], tokens(1, 2))
     assert cache.match([7], tokens(8, 9)) == []
     assert cache.match([7], tokens(1, 2)) == blocks
 
@@ -151,7 +151,7 @@ def test_the_first_block_of_a_content_is_the_one_that_is_found():
     """Catches a second computation of one prefix that hides the first."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4)
     for block in blocks:
-        cache.publish(block, hashes[0], tokens(1, 2))
+        cache.register(block, hashes[0], tokens(1, 2))
     assert cache.match(hashes[:1], tokens(1, 2)) == blocks[:1]
 
 
@@ -179,7 +179,7 @@ def scripted(*steps, lengths, **options):
 
 def chunks(plan):
     """(request, first token, number of tokens) of each chunk."""
-    return [(c.sequence.request.request_id, c.start, c.num_tokens) for c in plan.chunks]
+    return [(c.sequence.request.request_id, c.start, c.num_tokens) for c in plan.scheduled]
 
 
 def waiting(engine):
@@ -292,7 +292,7 @@ class Spends:
         def run(plan, budget, **options):
             self.offered[phase] = budget
             if phase in ("continue_prefills", "admit_waiting"):
-                plan.chunks += [None] * self.spends.get(phase, 0)
+                plan.scheduled += [None] * self.spends.get(phase, 0)
             return self.spends.get(phase, 0)
 
         return run
@@ -461,8 +461,8 @@ def test_equal_costs_are_recomputed():
 
 
 def test_a_block_without_computed_tokens_does_not_move():
-    """Catches a price for spare blocks, which hold nothing that could move."""
+    """Catches a price for preallocated blocks, which hold nothing that could move."""
     kv = manager(16)
     victim = victim_of(kv, 9)
-    victim.sequences[0].table.reserve(3)
+    victim.sequences[0].table.preallocate(3)
     assert "2 blocks" in Auto(PreemptionCosts(0.0, 1.0, 1.0)).choose_mode(victim, kv).reason

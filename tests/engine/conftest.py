@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from minipaged.components import Components
 from minipaged.config import config_from
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.llm import LLM
-from minipaged.parts import Parts
 from tests.models.zoo import build
 
 
@@ -60,7 +60,7 @@ def reference_greedy(model: nn.Module, prompt: list[int], max_tokens: int) -> li
     return ids[0, len(prompt) :].tolist()
 
 
-def make_llm(model: nn.Module, parts: Parts | None = None, **options) -> LLM:
+def make_llm(model: nn.Module, parts: Components | None = None, **options) -> LLM:
     """An LLM over an already built model; the engine checks its invariants after every step."""
     options = {"num_blocks": 512, "disable_log_stats": True, **options}
     runner = ModelRunner(model, config_from(options))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from minipaged.cli import main
+from minipaged.cli.main import main
 
 
 def call(capsys, monkeypatch, *arguments: str, stdin: str | None = None) -> tuple[int, str, str]:

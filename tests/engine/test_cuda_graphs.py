@@ -19,17 +19,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from minipaged import LLM, BeamSearchParams, SamplingParams
 from minipaged.decoding.sampling import Sampler
-from minipaged.execution.batch import Batch
-from minipaged.execution.model_runner import ModelRunner
-from minipaged.execution.padded_decodes import (
+from minipaged.execution.accel.cuda_graph import CudaRecorder, RecordingError
+from minipaged.execution.accel.graph_decode import (
     PaddedDecodes,
     padded_context,
     padded_rows,
     replayed,
 )
-from minipaged.kernels.cuda_graph import CudaRecorder, RecordingError
+from minipaged.execution.batch import Batch
+from minipaged.execution.model_runner import ModelRunner
 from minipaged.kernels.dispatch import why_not_cpp
-from minipaged.scheduling.plan import Chunk
+from minipaged.scheduling import ScheduledSequence
 from tests.engine.conftest import make_llm
 from tests.models.driver import Driver, random_tokens
 from tests.models.zoo import SUPPORTED, VOCAB_SIZE, build
@@ -83,13 +83,13 @@ class TestShapes:
         assert padded_context(100, 128) == 128
 
 
-def decode_batch(driver: Driver, contexts: list[int]) -> tuple[Batch, list[Chunk]]:
+def decode_batch(driver: Driver, contexts: list[int]) -> tuple[Batch, list[ScheduledSequence]]:
     """One decode for each context length; the tokens before are not computed, only their blocks are there."""
     chunks = []
     for number, context in enumerate(contexts):
         sequence = driver.add(random_tokens(context, VOCAB_SIZE, seed=number))
         sequence.table.append(context)
-        chunks.append(Chunk(sequence, context - 1, 1, 1))
+        chunks.append(ScheduledSequence(sequence, context - 1, 1, 1))
     return driver.runner.builder.build(chunks), chunks
 
 
@@ -165,7 +165,7 @@ class TestStaticTensors:
         batch, chunks = decode_batch(driver, [9, 3, 4])
         padded, build_batch = self.padded(max_rows=4), driver.runner.builder.build
         assert padded.accepts(batch)
-        prompt = Chunk(chunks[0].sequence, 0, 9, 1)
+        prompt = ScheduledSequence(chunks[0].sequence, 0, 9, 1)
         assert not padded.accepts(build_batch([prompt, *chunks[1:]]))
         assert not padded.accepts(build_batch([*chunks[:2], chunks[2]._replace(num_candidates=0)]))
         assert not padded.accepts(decode_batch(driver, [2] * 5)[0])
@@ -208,7 +208,7 @@ def test_padding_changes_neither_logits_nor_pools(name: str, backend: str) -> No
         assert driver.pool.allocate(1) == [0]
         prompts = [random_tokens(length, VOCAB_SIZE, seed=length) for length in (9, 3, 17, 30, 1)]
         sequences = [driver.add(prompt) for prompt in prompts]
-        driver.execute([(sequence, sequence.gap) for sequence in sequences])
+        driver.execute([(sequence, sequence.num_uncomputed_tokens) for sequence in sequences])
         if is_padded:
             driver.runner.decodes = PaddedDecodes(driver.runner.compute, 16, 128, 4, CPU)
         logits.append(torch.cat(driver.logits([(sequence, 1) for sequence in sequences])))

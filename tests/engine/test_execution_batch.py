@@ -7,7 +7,7 @@ import pytest
 
 from minipaged.execution.batch import Batch, BatchBuilder
 from minipaged.memory import BlockAllocator, BlockTable
-from minipaged.scheduling.plan import Chunk
+from minipaged.scheduling import ScheduledSequence
 from minipaged.scheduling.request import Request
 
 BLOCK_SIZE = 4
@@ -20,13 +20,13 @@ def chunk(
     candidates: int = 1,
     prompt: int = 0,
     wanted: int | None = None,
-) -> Chunk:
+) -> ScheduledSequence:
     """A chunk of a sequence with tokens 100, 101, ...; `prompt` of them, at least up to the chunk's end."""
     table = BlockTable(pool, BLOCK_SIZE)
     tokens = list(range(100, 100 + max(prompt, start + count)))
     request = Request("r", tokens, None, SimpleNamespace(prompt_logprobs=wanted), 1000, table)
     table.append(start + count)
-    return Chunk(request.sequences[0], start, count, candidates)
+    return ScheduledSequence(request.sequences[0], start, count, candidates)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def pool() -> BlockAllocator:
     return BlockAllocator(64)
 
 
-def check(batch: Batch, chunks: list[Chunk]) -> None:
+def check(batch: Batch, chunks: list[ScheduledSequence]) -> None:
     """Against the slow way: one token after the other, through `BlockTable.slot`."""
     tokens, positions, slots, starts = [], [], [], [0]
     for sequence, start, count, _ in chunks:
@@ -147,5 +147,5 @@ def test_kept_tables_never_go_stale(seed: int) -> None:
             sequence, start, count, _ = alive[which]
             sequence.token_ids.append(source.randrange(100))
             table.append(1)
-            alive[which] = Chunk(sequence, start + count, 1, 1)
+            alive[which] = ScheduledSequence(sequence, start + count, 1, 1)
         check(builder.build(alive), alive)

@@ -6,7 +6,7 @@ import torch
 from minipaged.config import EngineConfig
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.memory import BlockCopy
-from minipaged.scheduling.plan import StepPlan
+from minipaged.scheduling import StepPlan
 from tests.models.driver import Driver, greedy, random_tokens
 from tests.models.zoo import VOCAB_SIZE, build
 

@@ -12,7 +12,7 @@ from minipaged.config import EngineConfig
 from minipaged.decoding.params import SamplingParams
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.memory import BlockAllocator, BlockCopy, SwapSpace
-from minipaged.scheduling.plan import Chunk, Sample, StepPlan
+from minipaged.scheduling import Sample, ScheduledSequence, StepPlan
 from tests.models.driver import Driver, random_tokens
 from tests.models.zoo import VOCAB_SIZE, build
 
@@ -64,7 +64,7 @@ def test_swapped_out_and_in_a_sequence_goes_on_as_before() -> None:
 
     out = host.swap_out([sequence.table])
     intruder = driver.add(random_tokens(30, VOCAB_SIZE, seed=2))
-    chunks = driver.chunks([(intruder, 30)])
+    chunks = driver.scheduled([(intruder, 30)])
     assert {copy.source for copy in out} & set(intruder.table.blocks), "nothing would be overwritten"
     driver.runner.execute(StepPlan(1, chunks, swap_out=out))
     intruder.table.free()
@@ -96,7 +96,7 @@ def test_forks_share_blocks_until_they_write() -> None:
     prompt = random_tokens(10, VOCAB_SIZE, seed=1)
     parent = driver.add(prompt)
     driver.logits([(parent, 10)])
-    child = parent.branch(parent.table.fork())
+    child = parent.fork(parent.table.fork())
     parent.token_ids.extend([5, 6])
     child.token_ids.extend([8, 9])
 
@@ -104,7 +104,7 @@ def test_forks_share_blocks_until_they_write() -> None:
     assert copy is not None
     parent.table.append(2)
     child.num_computed_tokens = parent.num_computed_tokens = 12
-    chunks = [Chunk(parent, 10, 2, 1), Chunk(child, 10, 2, 1)]
+    chunks = [ScheduledSequence(parent, 10, 2, 1), ScheduledSequence(child, 10, 2, 1)]
     seen: list[Tensor] = []
     driver.runner._sampler = lambda logits, _: seen.append(logits) or []
     driver.runner.execute(StepPlan(1, chunks, copies=[copy]))
@@ -120,7 +120,7 @@ def test_sequences_admitted_together_share_a_prefix_computed_in_the_same_step() 
     first.table.append(9)
     second.table.share(first.table.blocks[:2])
     second.table.append(2)
-    chunks = [Chunk(second, 8, 2, 1), Chunk(first, 0, 9, 1)]
+    chunks = [ScheduledSequence(second, 8, 2, 1), ScheduledSequence(first, 0, 9, 1)]
     batch = driver.runner.builder.build(chunks)
     with torch.inference_mode():
         logits = driver.runner.forward(batch)
@@ -133,9 +133,9 @@ class TestWhatIsSampled:
 
     def test_the_sampler_gets_the_rows_of_sampling_chunks_alone(self) -> None:
         """Also when rows of a prompt are computed for its log-probabilities."""
-        calls: list[tuple[Tensor, list[Chunk]]] = []
+        calls: list[tuple[Tensor, list[ScheduledSequence]]] = []
 
-        def sampler(logits: Tensor, chunks: list[Chunk]) -> list[Sample]:
+        def sampler(logits: Tensor, chunks: list[ScheduledSequence]) -> list[Sample]:
             calls.append((logits, chunks))
             return [Sample([7], [0.0]) for _ in chunks]
 

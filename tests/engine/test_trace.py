@@ -13,11 +13,11 @@ import pytest
 from minipaged import SamplingParams
 from minipaged.decoding.params import BeamSearchParams
 from minipaged.memory import BlockAllocator
-from minipaged.observability.highlights import Highlights
-from minipaged.observability.recorder import Recorder, StepRecord, Tap
-from minipaged.observability.replay import TraceError, read_trace
-from minipaged.observability.snapshot import PoolView
-from minipaged.observability.trace import TraceFile, TraceWriter
+from minipaged.viewer.highlights import Highlights
+from minipaged.viewer.recorder import Recorder, StepRecord, Tap
+from minipaged.viewer.replay import TraceError, read_trace
+from minipaged.viewer.snapshot import PoolView
+from minipaged.viewer.trace import TraceFile, TraceWriter
 from tests.engine.conftest import make_llm
 from tests.engine.test_cli import call
 from tests.engine.test_fuzz import VOCABULARY, Scenario
@@ -135,7 +135,7 @@ def test_idle_blocks_are_told_from_free_ones(tmp_path):
     engine.run()
     engine.file.close()
     *_, last = read_trace(tmp_path / "trace")
-    assert last.committed.idle == {0, 1}
+    assert last.committed.evictable == {0, 1}
     assert last.committed.num_free == 6
 
 

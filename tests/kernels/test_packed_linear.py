@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from minipaged.kernels.packed_linear import PackedLinear, can_pack, pack_linears
+from minipaged.execution.accel.packed_linear import PackedLinear, can_pack, pack_linears
 from tests.models.zoo import SUPPORTED, build
 
 pytestmark = pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN products")

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from minipaged.config import EngineConfig
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.memory import BlockAllocator, BlockTable
-from minipaged.scheduling.plan import Chunk, Sample, StepPlan, StepResult
+from minipaged.scheduling import Sample, ScheduledSequence, StepPlan, StepResult
 from minipaged.scheduling.request import Branch, Request, Sequence
 
 
-def greedy(logits: Tensor, chunks: list[Chunk]) -> list[Sample]:
+def greedy(logits: Tensor, chunks: list[ScheduledSequence]) -> list[Sample]:
     """The most likely token of each row."""
     assert len(logits) == len(chunks)
     best = torch.log_softmax(logits.float(), dim=-1).max(dim=-1)
@@ -44,22 +44,22 @@ class Driver:
         request = Request(f"r{random.random()}", token_ids, None, params, self.runner.max_model_len, table)
         return request.sequences[0]
 
-    def chunks(self, parts: list[tuple[Sequence, int]]) -> list[Chunk]:
+    def chunks(self, parts: list[tuple[Sequence, int]]) -> list[ScheduledSequence]:
         """Chunks of the next `count` tokens of each sequence, with slots; the last token samples."""
         chunks = []
         for sequence, count in parts:
             sequence.table.append(count)
             start = sequence.num_computed_tokens
             sequence.num_computed_tokens += count
-            chunks.append(Chunk(sequence, start, count, int(sequence.gap == 0)))
+            chunks.append(ScheduledSequence(sequence, start, count, int(sequence.num_uncomputed_tokens == 0)))
         return chunks
 
     def execute(self, parts: list[tuple[Sequence, int]]) -> StepResult:
         """One step; the sampled tokens are appended."""
         self.steps += 1
-        plan = StepPlan(self.steps, self.chunks(parts), num_tokens=sum(count for _, count in parts))
+        plan = StepPlan(self.steps, self.scheduled(parts), num_tokens=sum(count for _, count in parts))
         result = self.runner.execute(plan)
-        sampling = [chunk.sequence for chunk in plan.chunks if chunk.num_candidates]
+        sampling = [chunk.sequence for chunk in plan.scheduled if chunk.num_candidates]
         assert len(sampling) == len(result.samples)
         for sequence, sample in zip(sampling, result.samples):
             sequence.append(Branch(sequence, sample.token_ids[0], sample.logprobs[0]))
@@ -68,7 +68,7 @@ class Driver:
     @torch.inference_mode()
     def logits(self, parts: list[tuple[Sequence, int]]) -> list[Tensor]:
         """One step whose logits are all kept: per part [count, V]."""
-        batch = self.runner.builder.build(self.chunks(parts))
+        batch = self.runner.builder.build(self.scheduled(parts))
         batch = batch._replace(logits_rows=torch.arange(batch.input_ids.shape[1]))
         return list(self.runner.forward(batch).split([count for _, count in parts]))
 

@@ -11,9 +11,9 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from minipaged import SamplingParams
+from minipaged.execution.accel.packed_linear import can_pack
 from minipaged.execution.attention import Options, attention_step
 from minipaged.kernels.cpp.build import BuildError, load_library
-from minipaged.kernels.packed_linear import can_pack
 from tests.models.driver import Driver, random_tokens
 from tests.models.zoo import build
 
@@ -24,8 +24,8 @@ except BuildError as reason:
 if not can_pack():
     pytest.skip("this PyTorch has no packed oneDNN products", allow_module_level=True)
 
-from minipaged.execution.stand_ins import Trial
-from minipaged.kernels.fused_layer import FusedLayer, FusedNorm
+from minipaged.execution.accel.fused_layer import FusedLayer, FusedNorm
+from minipaged.execution.accel.layer_fusion import Trial
 
 
 def rebuilt(model: nn.Module) -> tuple[nn.Module, list[str]]:
@@ -95,7 +95,7 @@ def test_a_layer_that_computes_something_else_stays(trick, caplog):
     model = build("llama")
     impostor = model.model.layers[1]
     getattr(Impostors(), trick)(impostor)
-    with caplog.at_level(logging.INFO, logger="minipaged.execution.stand_ins"):
+    with caplog.at_level(logging.INFO, logger="minipaged.execution.accel.layer_fusion"):
         rebuilt(model)
     assert model.model.layers[1] is impostor
     assert isinstance(model.model.layers[0], FusedLayer)
@@ -166,7 +166,7 @@ def test_tokens_do_not_depend_on_where_prompts_are_cut():
         driver.runner.speed_up()
         sequences = [driver.add(prompt) for prompt in prompts]
         while any(sequence.num_generated_tokens < 6 for sequence in sequences):
-            driver.execute([(s, min(s.gap, cut)) for s, cut in zip(sequences, cuts)])
+            driver.execute([(s, min(s.num_uncomputed_tokens, cut)) for s, cut in zip(sequences, cuts)])
         answers.append([s.output_token_ids[:6] for s in sequences])
     assert answers[1:] == answers[:1] * 2
 

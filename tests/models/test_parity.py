@@ -67,7 +67,7 @@ def test_greedy_tokens_are_those_of_generate(name: str, rebuilt: bool) -> None:
     sequences = []
     for prompt in prompts:  # one joins a step: a prompt beside decodes
         sequences.append(driver.add(prompt))
-        driver.execute([(sequence, sequence.gap) for sequence in sequences])
+        driver.execute([(sequence, sequence.num_uncomputed_tokens) for sequence in sequences])
     while any(sequence.num_generated_tokens < num_tokens for sequence in sequences):
         driver.execute([(s, 1) for s in sequences if s.num_generated_tokens < num_tokens])
     distinct = set()

@@ -87,12 +87,14 @@ def some_wait(engine: ToyEngine) -> bool:
 
 
 def cut_prompts(engine: ToyEngine) -> bool:
-    return any(chunk.start for plan in engine.plans for chunk in plan.chunks if chunk.num_tokens > 1)
+    return any(chunk.start for plan in engine.plans for chunk in plan.scheduled if chunk.num_tokens > 1)
 
 
 def prompts_alone(engine: ToyEngine) -> bool:
     return all(
-        len({chunk.num_tokens > 1 for chunk in plan.chunks}) == 1 for plan in engine.plans if plan.chunks
+        len({chunk.num_tokens > 1 for chunk in plan.scheduled}) == 1
+        for plan in engine.plans
+        if plan.scheduled
     ) or bool(events(engine, "resumed"))
 
 

@@ -56,7 +56,7 @@ class KnownMachine(SimulatedExecutor):
 
     def execute(self, plan: StepPlan) -> StepResult:
         samples = super().execute(plan).samples
-        return StepResult([sample for sample, chunk in zip(samples, plan.chunks) if chunk.num_candidates])
+        return StepResult([sample for sample, chunk in zip(samples, plan.scheduled) if chunk.num_candidates])
 
 
 def test_a_machine_that_is_known_is_predicted_exactly():

@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from minipaged.cli.simulation import reproduce, simulate
 from minipaged.simulation import commands, plots
-from minipaged.simulation.commands import reproduce, simulate
 from minipaged.simulation.page import page
 from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel, as_json
 
@@ -142,7 +142,7 @@ def test_a_model_length_beyond_the_model_is_refused():
 def test_no_torch_is_imported():
     """Everything that the two commands import, in a fresh interpreter."""
     program = (
-        "import sys, minipaged.simulation.commands\n"
+        "import sys, minipaged.cli.simulation\n"
         "print([m for m in ('torch', 'transformers', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from minipaged.memory import BlockAllocator, BlockCopy, BlockTable
-from minipaged.scheduling import Chunk, Request, Sequence, StepPlan
+from minipaged.scheduling import Request, ScheduledSequence, Sequence, StepPlan
 from minipaged.simulation.costs import CostModel
 from minipaged.simulation.hardware import (
     CHIPS,
@@ -28,8 +28,11 @@ def plan_of(*chunks: tuple[int, int]) -> StepPlan:
     """A plan of (start, tokens) chunks."""
     table = BlockTable(BlockAllocator(1), 16)
     request = Request("r", [0], ScriptedSampling(1), None, 1, table)
-    made = [Chunk(Sequence(request, array("i", [0]), table), start, count, 1) for start, count in chunks]
-    return StepPlan(0, chunks=made, num_tokens=sum(count for _, count in chunks))
+    made = [
+        ScheduledSequence(Sequence(request, array("i", [0]), table), start, count, 1)
+        for start, count in chunks
+    ]
+    return StepPlan(0, scheduled=made, num_tokens=sum(count for _, count in chunks))
 
 
 def seconds(*chunks, deployment=OPT_13B.deployment, **options) -> float:

@@ -10,14 +10,14 @@ What you may call (all given by the base class):
     self.swapped                    deque of requests whose blocks are on the host
     self._prefilling                those of `running` whose prompt is not computed yet
     request.sequences               its live sequences: one, more after a fork
-    plan.chunks, plan.copies        what the step computes, and what it copies before: lists
-    self._admit_first(plan, left, whole, share)
+    plan.scheduled, plan.copies        what the step computes, and what it copies before: lists
+    self.admit_first(plan, left, whole, share)
                                     admit self.waiting[0] if it fits; tokens of the budget it uses, 0 if not
                                     (whole: only if all of the prompt fits `left`, or the step is still
                                     empty; share: the most that one prompt gets, for lesson 07)
-    self._plan_request(plan, request, left)
+    self.schedule_request(plan, request, left)
                                     plan the request's missing tokens, at most `left`; returns how many
-    self._make_room(plan, request, needed, position)
+    self.make_room(plan, request, needed, position)
                                     preempt until `needed` blocks are free for the request at `position` of
                                     self.running; False if the request itself had to give way
     self.kv.blocks_to_grow(sequences)
@@ -41,7 +41,7 @@ class FCFSScheduler(GivenScheduler):
         """Admit from the front of the queue until one does not fit.
 
         Nobody is admitted while something is swapped out, nor in a step that preempted
-        (`plan.num_preempted`). Pass `whole` and `share` on to `_admit_first`.
+        (`plan.num_preempted`). Pass `whole` and `share` on to `admit_first`.
 
         Returns:
             The tokens planned, at most `budget`.
@@ -54,7 +54,7 @@ class FCFSScheduler(GivenScheduler):
         """One token for every running sequence that has only its newest token to compute.
 
         In order of arrival; a request is planned with all its sequences or not at all, and the first for
-        which the budget is too small ends the walk. When blocks run out, `_make_room` preempts the latest
+        which the budget is too small ends the walk. When blocks run out, `make_room` preempts the latest
         arrived: `self.running` gets shorter while you walk it.
 
         Returns:

@@ -14,7 +14,7 @@ class BlockTable(GivenBlockTable):
     Attributes:
         pool: hands out blocks (`pool.allocate(n)` gives n ids, `pool.free(block)` takes one back).
         block_size: tokens a block.
-        blocks: physical block of each logical block; those past `num_tokens` are spare.
+        blocks: physical block of each logical block; those past `num_tokens` are preallocated.
         num_tokens: tokens that have a slot.
 
     What two tables do with one block (`share`, `fork`) is given here; lesson 02 is about it.
@@ -52,7 +52,7 @@ class BlockTable(GivenBlockTable):
     # -- task 2: room for the next tokens -------------------------------------------------------
 
     def blocks_to_append(self, count: int = 1) -> int:
-        """Blocks that `append(count)` will take from the pool (spare ones first; nothing is shared yet)."""
+        """Blocks that `append(count)` will take from the pool (preallocated ones first; nothing is shared yet)."""
         raise NotImplementedError("Lesson 1, task 2: how many blocks the next `count` tokens need")
 
     def append(self, count: int = 1) -> None:
@@ -64,8 +64,8 @@ class BlockTable(GivenBlockTable):
         raise NotImplementedError("Lesson 1, task 2: give the next `count` tokens a slot")
 
     def reserve(self, count: int) -> None:
-        """Take `count` spare blocks now, for tokens to come."""
-        raise NotImplementedError("Lesson 1, task 2: take spare blocks")
+        """Take `count` preallocated blocks now, for tokens to come."""
+        raise NotImplementedError("Lesson 1, task 2: take preallocated blocks")
 
     # -- task 3: give back ----------------------------------------------------------------------
 

@@ -11,13 +11,13 @@ from minipaged.memory import BlockTable as GivenBlockTable
 
 
 class BlockAllocator:
-    """A pool of `num_blocks` block ids: free, used (reference count >= 1) or idle (count 0, not free).
+    """A pool of `num_blocks` block ids: free, used (reference count >= 1) or evictable (count 0, not free).
 
             allocate                 share +1 / release -1
       free ----------> used (1) <------------------------> used (2, 3, ...)
        ^                 |  ^
        | reclaim         v  | share
-       +-------------- idle (0)          free(block) = release + reclaim
+       +-------------- evictable (0)          free(block) = release + reclaim
     """
 
     def __init__(self, num_blocks: int, order: Iterable[int] | None = None) -> None:
@@ -54,7 +54,7 @@ class BlockAllocator:
     # -- task 2: count references ---------------------------------------------------------------
 
     def share(self, block: int) -> None:
-        """Add a reference to a used block, or bring an idle one back to use.
+        """Add a reference to a used block, or bring an evictable one back to use.
 
         Raises:
             ValueError: the block is free: its content is already somebody else's to overwrite.
@@ -62,7 +62,7 @@ class BlockAllocator:
         raise NotImplementedError("Lesson 2, task 2: one more table holds the block")
 
     def release(self, block: int) -> bool:
-        """Drop one reference. True when it was the last: the block is now idle, not yet free.
+        """Drop one reference. True when it was the last: the block is now evictable, not yet free.
 
         Raises:
             ValueError: no reference is left to drop (a double free).
@@ -70,12 +70,12 @@ class BlockAllocator:
         raise NotImplementedError("Lesson 2, task 2: one table less holds the block")
 
     def reclaim(self, block: int) -> None:
-        """Put an idle block back on the free list.
+        """Put an evictable block back on the free list.
 
         Raises:
             ValueError: the block is used or already free.
         """
-        raise NotImplementedError("Lesson 2, task 2: put an idle block back on the free list")
+        raise NotImplementedError("Lesson 2, task 2: put an evictable block back on the free list")
 
     def free(self, block: int) -> None:
         """Drop one reference; the last one puts the block back on the free list."""
@@ -84,7 +84,7 @@ class BlockAllocator:
     # -- given: for reports and tests -----------------------------------------------------------
 
     @property
-    def num_idle(self) -> int:
+    def num_evictable(self) -> int:
         """Blocks that nobody holds and that are not on the free list."""
         return self._ref_count.count(0) - len(self._free)
 
@@ -108,7 +108,7 @@ class BlockTable(GivenBlockTable):
     # -- task 3: fork ---------------------------------------------------------------------------
 
     def fork(self) -> "BlockTable":
-        """A second table over the same filled blocks, a reference more each; spare ones stay with this one."""
+        """A second table over the same filled blocks, a reference more each; preallocated ones stay with this one."""
         raise NotImplementedError("Lesson 2, task 3: a second table over the same blocks")
 
     # -- task 4: copy-on-write ------------------------------------------------------------------

@@ -32,7 +32,7 @@ class Reserve:
         raise NotImplementedError("Lesson 5, task 2: all that the sequence could ever use")
 
     def while_running(self, needed: int, remaining: int) -> tuple[int, ...]:
-        """Only a fork gets here: its parent's spare blocks are not its own. All it needs, else what it must."""
+        """Only a fork gets here: its parent's preallocated blocks are not its own. All it needs, else what it must."""
         raise NotImplementedError("Lesson 5, task 2: all that is left, else what it must have")
 
 

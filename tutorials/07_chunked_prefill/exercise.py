@@ -16,7 +16,7 @@ class FCFSScheduler(GivenScheduler):
     def continue_prefills(self, plan: StepPlan, budget: int, share: int | None = None) -> int:
         """The next chunk of every running request that is still computing its prompt.
 
-        Those requests are `self._prefilling`, in order of arrival; `self._plan_request(plan, request, n)`
+        Those requests are `self._prefilling`, in order of arrival; `self.schedule_request(plan, request, n)`
         plans up to n tokens, returns how many, and takes the request off that list when it is done (so
         walk a copy). `self._allowance(request, left, share)` is how many tokens the request may have, where
         `left` is what the ones before it left of the budget; with nothing left, stop. `share` is passed on.

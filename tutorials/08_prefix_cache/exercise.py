@@ -11,7 +11,7 @@ Given by the base class:
     self._index             chain hash -> block: find(hash) gives the block or None; add(hash, block) answers
                             whether it was added: not if the hash is taken or the block has one
     self._content           list: block -> its tokens as bytes, or None if it is not published
-    self._idle              LRU list of idle blocks: add, discard (was it there?), pop_oldest, `in`, len
+    self._evictable              LRU list of evictable blocks: add, discard (was it there?), pop_oldest, `in`, len
     self._pending           set of blocks published by the step that is being planned
     self._forget(block)     the block can no longer be found (index, content and pending)
 """
@@ -38,11 +38,11 @@ class PrefixCache(GivenPrefixCache):
 
     # -- task 2: publish ------------------------------------------------------------------------
 
-    def publish(self, block: int, chain_hash: int, tokens: array) -> None:
+    def register(self, block: int, chain_hash: int, tokens: array) -> None:
         """Make a full, held block findable. The first block of a content wins; it is pending until `commit`."""
         raise NotImplementedError("Lesson 8, task 2: make a full block findable")
 
-    def withdraw(self) -> None:
+    def roll_back(self) -> None:
         """The step failed: forget what it published; what nobody holds any more goes to the free list."""
         raise NotImplementedError("Lesson 8, task 2: forget what the failed step published")
 
@@ -58,13 +58,13 @@ class PrefixCache(GivenPrefixCache):
     # -- task 4: keep and evict -----------------------------------------------------------------
 
     def free(self, block: int) -> None:
-        """Drop a reference; the last one makes a published block idle and any other free."""
-        raise NotImplementedError("Lesson 8, task 4: idle if published, else free")
+        """Drop a reference; the last one makes a published block evictable and any other free."""
+        raise NotImplementedError("Lesson 8, task 4: evictable if published, else free")
 
     def allocate(self, count: int = 1) -> list[int]:
-        """Take free blocks, then the least recently used idle ones, whose content is forgotten.
+        """Take free blocks, then the least recently used evictable ones, whose content is forgotten.
 
         Raises:
             OutOfBlocksError: not enough even with eviction (self.num_free counts both); nothing was evicted.
         """
-        raise NotImplementedError("Lesson 8, task 4: free blocks first, then evict the oldest idle ones")
+        raise NotImplementedError("Lesson 8, task 4: free blocks first, then evict the oldest evictable ones")

@@ -52,7 +52,7 @@ class BeamSearch(GivenBeamSearch):
 
     # -- task 2 ---------------------------------------------------------------------------------
 
-    def score(self, total: float, num_generated_tokens: int) -> float:
+    def normalized(self, total: float, num_generated_tokens: int) -> float:
         """What hypotheses are compared by: sum(log p) / n ** length_penalty."""
         raise NotImplementedError("Lesson 9, task 2: sum(log p) / n ** length_penalty")
 

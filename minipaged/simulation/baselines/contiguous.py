@@ -73,7 +73,7 @@ class ContiguousKVManager(KVManager):
         request = cast(Sequence, sequences[0]).request
         sizes = [self._reservation(request)] * request.method.num_sequences
         num_tokens = len(sequences[0].token_ids)
-        return Admission(self.regions.can_allocate(sizes), [Hit([], 0)], sizes, 0, num_tokens)
+        return Admission(self.regions.can_allocate(sizes), [Hit(0, [])], sizes, 0, num_tokens)
 
     def admit(self, sequences: SequenceOf[KVSequence], admission: Admission) -> list[BlockCopy]:
         """Take the regions; the prompt gets the first."""

@@ -7,7 +7,7 @@ anybody runs, and `commit` keeps the finished ones until the batch is done.
 
 from __future__ import annotations
 
-from minipaged.scheduling import FCFSScheduler, Request, StepPlan, StepResult
+from minipaged.scheduling import FCFSScheduler, Phases, Request, StepPlan, StepResult
 from minipaged.scheduling.preemption import Recompute
 from minipaged.simulation.baselines.contiguous import ContiguousKVManager
 
@@ -15,7 +15,7 @@ from minipaged.simulation.baselines.contiguous import ContiguousKVManager
 class OneBatch:
     """Batch policy: admit while nothing runs, then decode until nothing runs."""
 
-    def fill(self, plan: StepPlan, scheduler: FCFSScheduler) -> None:
+    def fill(self, plan: StepPlan, scheduler: Phases) -> None:
         """Fill the plan of one step."""
         budget = scheduler.max_num_batched_tokens
         if scheduler.running:

@@ -23,7 +23,7 @@ class SkipsWhatDoesNotFit(FCFSScheduler):
     def admit_waiting(self, plan, budget, whole=False, share=None):
         used, skipped = 0, []
         while self.waiting and used < budget and not self.swapped and not plan.num_preempted:
-            tokens = self._admit_first(plan, budget - used, whole, share)
+            tokens = self.admit_first(plan, budget - used, whole, share)
             used += tokens
             if not tokens:
                 skipped.append(self.waiting.popleft())
@@ -38,7 +38,7 @@ class SpendsTheBudgetTwice(FCFSScheduler):
 
     def admit_waiting(self, plan, budget, whole=False, share=None):
         while self.waiting and not self.swapped and not plan.num_preempted:
-            if not self._admit_first(plan, budget, whole, share):
+            if not self.admit_first(plan, budget, whole, share):
                 break
         return budget
 
@@ -51,7 +51,7 @@ class AdmitsWhatWasJustPreempted(FCFSScheduler):
     def admit_waiting(self, plan, budget, whole=False, share=None):
         left = budget
         while self.waiting and left and not self.swapped:
-            used = self._admit_first(plan, left, whole, share)
+            used = self.admit_first(plan, left, whole, share)
             if not used:
                 break
             left -= used
@@ -75,7 +75,7 @@ class NeverMakesRoom(FCFSScheduler):
 
     caught_by = "test_the_latest_arrived_gives_way"
 
-    def _make_room(self, plan, request, needed, position):
+    def make_room(self, plan, request, needed, position):
         return True
 
 
@@ -102,7 +102,7 @@ class DecodesWhoFits(FCFSScheduler):
             needed = self.kv.blocks_to_grow(request.sequences)
             if len(request.sequences) <= left:
                 plan.copies += self.kv.grow(request.sequences, needed)
-                left -= self._plan_request(plan, request, left)
+                left -= self.schedule_request(plan, request, left)
         return budget - left
 
 
@@ -123,8 +123,8 @@ class OffersEverybody(FCFSScheduler):
 
     caught_by = "test_those_that_are_planned_are_no_candidates_for_preemption"
 
-    def _make_room(self, plan, request, needed, position):
-        return super()._make_room(plan, request, needed, 0)
+    def make_room(self, plan, request, needed, position):
+        return super().make_room(plan, request, needed, 0)
 
 
 class MixesPromptsAndDecodes(PrefillFirst):
@@ -149,7 +149,7 @@ class CutsPrompts(PrefillFirst):
         budget = scheduler.max_num_batched_tokens
         budget -= scheduler.continue_prefills(plan, budget)
         scheduler.admit_waiting(plan, budget)
-        if not plan.chunks:
+        if not plan.scheduled:
             budget = scheduler.max_num_batched_tokens
             budget -= scheduler.plan_decodes(plan, budget)
             scheduler.resume_preempted(plan, budget)
@@ -164,7 +164,7 @@ class SpendsOnAdmissionWhatThePromptsSpent(PrefillFirst):
         budget = scheduler.max_num_batched_tokens
         scheduler.continue_prefills(plan, budget)
         scheduler.admit_waiting(plan, budget, whole=True)
-        if not plan.chunks:
+        if not plan.scheduled:
             budget -= scheduler.plan_decodes(plan, budget)
             scheduler.resume_preempted(plan, budget)
 
@@ -178,6 +178,6 @@ class BringsBackBeyondTheBudget(PrefillFirst):
         budget = scheduler.max_num_batched_tokens
         budget -= scheduler.continue_prefills(plan, budget)
         scheduler.admit_waiting(plan, budget, whole=True)
-        if not plan.chunks:
+        if not plan.scheduled:
             scheduler.plan_decodes(plan, scheduler.max_num_batched_tokens)
             scheduler.resume_preempted(plan, scheduler.max_num_batched_tokens)

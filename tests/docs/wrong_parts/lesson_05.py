@@ -4,7 +4,7 @@ from minipaged.memory import Chunked, OnDemand, Reserve
 
 
 class OneMoreThanNeeded(OnDemand):
-    """A spare block for each sequence: waste of a whole block."""
+    """A preallocated block for each sequence: waste of a whole block."""
 
     caught_by = "test_on_demand_asks_for_what_the_tokens_need"
 

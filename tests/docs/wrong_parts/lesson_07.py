@@ -79,7 +79,7 @@ class OnlyTheFirstGoesOn(FCFSScheduler):
 
     def continue_prefills(self, plan, budget, share=None):
         for request in list(self._prefilling)[:1]:
-            return self._plan_request(plan, request, self._allowance(request, budget, share))
+            return self.schedule_request(plan, request, self._allowance(request, budget, share))
         return 0
 
 
@@ -92,7 +92,7 @@ class NewestFirst(FCFSScheduler):
         left = budget
         for request in reversed(self._prefilling[:]):
             if left:
-                left -= self._plan_request(plan, request, self._allowance(request, left, share))
+                left -= self.schedule_request(plan, request, self._allowance(request, left, share))
         return budget - left
 
 

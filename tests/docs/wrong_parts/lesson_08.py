@@ -64,7 +64,7 @@ class TheLastPublisherWins(PrefixCache):
 
     caught_by = "test_the_first_block_of_a_content_is_the_one_that_is_found"
 
-    def publish(self, block, chain_hash, tokens):
+    def register(self, block, chain_hash, tokens):
         first = self._index.find(chain_hash)
         if first is not None:
             self._index.remove(first)
@@ -78,7 +78,7 @@ class KeepsWhatAFailedStepPublished(PrefixCache):
 
     caught_by = "test_a_failed_step_withdraws_what_it_published"
 
-    def withdraw(self):
+    def roll_back(self):
         self._pending.clear()
 
 
@@ -88,8 +88,8 @@ class EvictsFirst(PrefixCache):
     caught_by = "test_an_allocation_that_fails_evicts_nothing"
 
     def allocate(self, count=1):
-        while self.allocator.num_free < count and self._idle:
-            block = self._idle.pop_oldest()
+        while self.allocator.num_free < count and self._evictable:
+            block = self._evictable.pop_oldest()
             self._forget(block)
             self.allocator.reclaim(block)
         if self.allocator.num_free < count:

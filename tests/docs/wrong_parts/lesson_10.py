@@ -6,7 +6,7 @@ Triton reads a kernel's source from its file, so each mistake gets a file of its
 import tempfile
 from pathlib import Path
 
-from minipaged.parts import load_part
+from minipaged.learn.overrides import load_override
 
 WORKED = Path(__file__).parents[1] / "worked/10_triton.py"
 FOLDER = tempfile.TemporaryDirectory()
@@ -18,7 +18,7 @@ def mistake(name, caught_by, right, wrong):
     assert source.count(right) == 1, right
     file = Path(FOLDER.name, f"{name}.py")
     file.write_text(source.replace(right, wrong))
-    part = load_part(f"{file}:paged_attention")
+    part = load_override(f"{file}:paged_attention")
     part.caught_by = caught_by
     return part
 

@@ -1,0 +1,114 @@
+"""Which class plays which concept, and how they are put together. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from minipaged.config import EngineConfig
+from minipaged.decoding.beam_search import BeamSearch
+from minipaged.decoding.methods import SamplingMethod
+from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
+from minipaged.decoding.stopping import StopChecker
+from minipaged.memory import (
+    BlockAllocator,
+    BlockPool,
+    BlockTable,
+    Chunked,
+    KVManager,
+    OnDemand,
+    PageGrowth,
+    PrefixCache,
+    Reserve,
+    SwapSpace,
+)
+from minipaged.scheduling import (
+    Auto,
+    BatchPolicy,
+    ChunkedPrefill,
+    DecodingMethod,
+    FCFSScheduler,
+    PreemptionCosts,
+    PreemptionPolicy,
+    PrefillFirst,
+    Recompute,
+    Swap,
+)
+
+
+class ModelLimits(Protocol):
+    """What the scheduler must know of model and memory; an `Executor` has these attributes."""
+
+    num_blocks: int
+    num_host_blocks: int
+    max_model_len: int
+    preemption_costs: PreemptionCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """The classes of the engine, a field a concept. None: chosen by the config, or by the executor."""
+
+    allocator: Callable[[int], BlockAllocator] = BlockAllocator
+    block_table: Callable[[BlockPool, int], BlockTable] = BlockTable
+    prefix_cache: Callable[[BlockAllocator, int], PrefixCache] = PrefixCache
+    page_growth: Callable[[], PageGrowth] | None = None
+    prefill_first: Callable[[], BatchPolicy] = PrefillFirst
+    chunked_prefill: Callable[[], BatchPolicy] = ChunkedPrefill
+    preemption: Callable[[PreemptionCosts], PreemptionPolicy] | None = None
+    scheduler: Callable[..., FCFSScheduler] = FCFSScheduler
+    parallel_sampling: Callable[[SamplingParams, StopChecker], DecodingMethod] = SamplingMethod
+    beam_search: Callable[[BeamSearchParams, StopChecker], DecodingMethod] = BeamSearch
+    paged_attention: Callable[..., Any] | None = None
+
+    def decoding_method(self, params: DecodingParams, stop: StopChecker) -> DecodingMethod:
+        """The method that the parameters ask for."""
+        if isinstance(params, BeamSearchParams):
+            return self.beam_search(params, stop)
+        return self.parallel_sampling(params, stop)
+
+
+PAGE_GROWTH: dict[str, Callable[[], PageGrowth]] = {
+    "on_demand": OnDemand,
+    "chunked": Chunked,
+    "reserve": Reserve,
+}
+
+
+def build_scheduler(
+    config: EngineConfig, limits: ModelLimits, components: Components | None = None
+) -> FCFSScheduler:
+    """Put manager and scheduler together as the config says.
+
+    Args:
+        config: settings.
+        limits: sizes of the pools and of the model.
+        components: classes that replace the project's own.
+    """
+    components = components or Components()
+    allocator = components.allocator(limits.num_blocks)
+    kv = KVManager(
+        allocator,
+        config.block_size,
+        (components.page_growth or PAGE_GROWTH[config.page_growth])(),
+        components.prefix_cache(allocator, config.block_size) if config.enable_prefix_caching else None,
+        SwapSpace(limits.num_host_blocks, limits.num_blocks) if limits.num_host_blocks else None,
+        block_table=components.block_table,
+    )
+    return components.scheduler(
+        kv,
+        (components.chunked_prefill if config.enable_chunked_prefill else components.prefill_first)(),
+        _preemption(config, limits, components),
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        limits.max_model_len,
+    )
+
+
+def _preemption(config: EngineConfig, limits: ModelLimits, components: Components) -> PreemptionPolicy:
+    if components.preemption is not None:
+        return components.preemption(limits.preemption_costs)
+    if config.preemption_mode == "recompute":
+        return Recompute()
+    return Swap() if config.preemption_mode == "swap" else Auto(limits.preemption_costs)

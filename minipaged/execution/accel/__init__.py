@@ -1,0 +1,1 @@
+"""What only makes a model faster. `optimize` is the one way in."""

@@ -1,0 +1,1 @@
+"""Lessons, and classes of your own in place of the project's."""

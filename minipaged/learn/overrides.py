@@ -1,0 +1,104 @@
+"""Classes of your own in place of the project's: `--use CONCEPT=FILE.py:Class`, `LLM(use={...})`.
+
+`components_from({"allocator": "mine.py:BlockAllocator"})` runs the whole engine on another allocator, watched
+by the contract of its concept (`minipaged.learn.contracts`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from minipaged.components import Components
+from minipaged.learn.contracts import CONCEPTS
+
+
+class OverrideError(ValueError):
+    """A part that cannot be found or loaded; the message names it and the fix."""
+
+
+def components_from(use: Mapping[str, Any]) -> Components:
+    """The project's parts with some of them replaced.
+
+    Args:
+        use: concept -> a class (for paged attention also a function), or "FILE.py:Class".
+
+    Raises:
+        OverrideError: an unknown concept, or a file or class that cannot be loaded.
+        ContractError: a part that lacks a method of its contract.
+    """
+    replaced = {}
+    for name, given in use.items():
+        concept = CONCEPTS.get(check_concept(name))
+        assert concept is not None
+        part = load_override(given) if isinstance(given, str) else given
+        if not getattr(part, "__module__", "").startswith("minipaged."):
+            concept.check(name, part)
+            part = concept.watch(part)
+        replaced[name] = part
+    return Components(**replaced)
+
+
+def check_concept(name: str) -> str:
+    """The name of a concept. Raises `OverrideError` for an unknown one."""
+    if name in CONCEPTS:
+        return name
+    near = difflib.get_close_matches(name, CONCEPTS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(CONCEPTS)}"
+    raise OverrideError(f"unknown concept {name!r}; {hint}")
+
+
+def parse_use(values: Iterable[str]) -> dict[str, str]:
+    """Read `--use CONCEPT=FILE.py:Class` options.
+
+    Raises:
+        OverrideError: not of that form, or a concept given twice.
+    """
+    use: dict[str, str] = {}
+    for value in values:
+        name, equals, where = value.partition("=")
+        if not equals or ":" not in where:
+            raise OverrideError(
+                f"--use {value} is not CONCEPT=FILE.py:Class, e.g. allocator=mine.py:MyAllocator"
+            )
+        if check_concept(name) in use:
+            raise OverrideError(f"--use {name} is given twice: {use[name]} and {where}; drop one")
+        use[name] = where
+    return use
+
+
+def load_override(where: str) -> Any:
+    """Load "FILE.py:Class".
+
+    Raises:
+        OverrideError: no such file or class, or the file fails when it is run.
+    """
+    file, _, name = where.rpartition(":")
+    module = _load_file(Path(file))
+    if not hasattr(module, name):
+        known = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
+        raise OverrideError(f"{file} has no {name}; it defines {', '.join(known) or 'nothing'}")
+    return getattr(module, name)
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise OverrideError(f"there is no file {path}; give the path from where you are ({Path.cwd()})")
+    name = "part_of_" + "_".join(path.resolve().with_suffix("").parts[-2:])
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickles look for it there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        line = getattr(error, "lineno", None)
+        where = f"{path}, line {line}" if line else str(path)
+        raise OverrideError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module

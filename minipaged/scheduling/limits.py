@@ -1,0 +1,75 @@
+"""What can never run is refused with the numbers; what had to give way is told in the log.
+
+The warnings name the settings to change, as the tuning guide of vLLM does ("Optimization and tuning").
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from minipaged.memory import KVManager
+from minipaged.scheduling.request import Request
+
+logger = logging.getLogger(__name__)
+
+
+class Limits(Protocol):
+    """What the check reads of a scheduler."""
+
+    kv: KVManager
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+class RequestTooLongError(ValueError):
+    """The request can never run; the message has the numbers."""
+
+
+def check_can_ever_run(request: Request, limits: Limits) -> None:
+    """Raise RequestTooLongError if the request could not run even alone in an empty pool."""
+    prompt, width = len(request.prompt_token_ids), request.method.num_sequences
+    if prompt >= limits.max_model_len:
+        raise RequestTooLongError(
+            f"the prompt has {prompt} tokens, but prompt and output together may have "
+            f"{limits.max_model_len} (max_model_len) and at least 1 is output; shorten the prompt"
+        )
+    needed = limits.kv.blocks_for_admission(prompt, request.max_num_tokens)
+    pool = limits.kv.allocator.num_blocks
+    if needed > pool:
+        raise RequestTooLongError(
+            f"the request needs {needed} KV blocks of {limits.kv.block_size} tokens to be admitted "
+            f"(prompt of {prompt} tokens, at most {request.max_num_tokens} with output), the pool "
+            f"has {pool}; raise num_blocks or kv_cache_memory, or ask for less"
+        )
+    if width > min(limits.max_num_seqs, limits.max_num_batched_tokens):
+        raise RequestTooLongError(
+            f"the request runs {width} sequences at once, more than max_num_seqs {limits.max_num_seqs} or "
+            f"max_num_batched_tokens {limits.max_num_batched_tokens} allows"
+        )
+
+
+def warn_preempted(request: Request, mode: str, reason: str, total: int) -> None:
+    """Log a preemption; `total` is the cumulative count."""
+    logger.warning(
+        "Request %s is preempted by %s because there is not enough KV cache space (%s). This can affect the "
+        "end-to-end performance. Increase gpu_memory_utilization, kv_cache_memory or num_blocks, or decrease "
+        "max_num_seqs or max_num_batched_tokens. total_cumulative_preemption_cnt=%d",
+        request.request_id,
+        mode,
+        reason,
+        total,
+    )
+
+
+def warn_outgrown(request: Request, kv: KVManager) -> None:
+    """Log that a request which ran alone ends early."""
+    logger.warning(
+        "Request %s ends with finish reason length: its %d tokens need more than the %d KV blocks of %d "
+        "tokens that there are. Raise num_blocks, kv_cache_memory or gpu_memory_utilization.",
+        request.request_id,
+        sum(len(sequence.token_ids) for sequence in request.sequences),
+        kv.allocator.num_blocks,
+        kv.block_size,
+    )

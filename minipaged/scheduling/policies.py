@@ -1,0 +1,77 @@
+"""Batch policies: in which order the scheduler's phases fill a step.
+
+    prefill first    | p p p p p p p |      prompts alone,
+                     | d d d |              then one token of everybody: each admission stalls the decodes
+
+    chunked prefill  | d d d | p p p p p |      budget 8: three decodes, then five of a prompt of twelve
+                     | d d d | p p p p p |      the next five
+                     | d d d | p p : q q q |    the last two, and a new prompt begins
+
+Prefill first is the schedule of the paper's system and of Orca: best time to first token. With chunked
+prefill (Sarathi, arXiv 2308.16369) decodes never wait for a prompt; a smaller budget evens out the time
+between tokens, a larger one shortens the time to the first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from minipaged.scheduling.plan import StepPlan
+from minipaged.scheduling.request import Request
+
+
+class Phases(Protocol):
+    """What a policy may call; each phase returns the tokens it spent of the budget. See `FCFSScheduler`."""
+
+    max_num_batched_tokens: int
+    waiting: deque[Request]
+    running: list[Request]
+    swapped: deque[Request]
+
+    def plan_decodes(self, plan: StepPlan, budget: int) -> int: ...  # noqa: D102
+
+    def continue_prefills(self, plan: StepPlan, budget: int, share: int | None = None) -> int: ...  # noqa: D102
+
+    def resume_preempted(self, plan: StepPlan, budget: int) -> int: ...  # noqa: D102
+
+    def admit_waiting(  # noqa: D102
+        self, plan: StepPlan, budget: int, whole: bool = False, share: int | None = None
+    ) -> int: ...
+
+
+class BatchPolicy(Protocol):
+    """Fills the plan of one step."""
+
+    def fill(self, plan: StepPlan, scheduler: Phases) -> None:
+        """Call the scheduler's phases, spending its token budget."""
+        ...
+
+
+class PrefillFirst:
+    """Never mixes prefills and decodes. A prompt beyond the budget takes several steps, alone."""
+
+    def fill(self, plan: StepPlan, scheduler: Phases) -> None:
+        """Fill the plan of one step."""
+        budget = scheduler.max_num_batched_tokens
+        budget -= scheduler.continue_prefills(plan, budget)
+        scheduler.admit_waiting(plan, budget, whole=True)
+        if not plan.scheduled:
+            budget = scheduler.max_num_batched_tokens
+            budget -= scheduler.plan_decodes(plan, budget)
+            scheduler.resume_preempted(plan, budget)
+
+
+class ChunkedPrefill:
+    """Decodes first; the rest of the budget goes to prompts, cut to fit."""
+
+    def fill(self, plan: StepPlan, scheduler: Phases) -> None:
+        """Fill the plan of one step."""
+        budget = scheduler.max_num_batched_tokens
+        budget -= scheduler.plan_decodes(plan, budget)
+        # A long prompt leaves part of the budget to those behind it, so that 20 tokens behind 5,000 run in
+        # the same step; the last in the queue takes all that is left.
+        share = max(1, scheduler.max_num_batched_tokens * 3 // 4)
+        budget -= scheduler.continue_prefills(plan, budget, share)
+        budget -= scheduler.resume_preempted(plan, budget)
+        scheduler.admit_waiting(plan, budget, share=share)

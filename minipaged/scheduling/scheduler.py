@@ -1,0 +1,426 @@
+"""Iteration-level scheduling, first come, first served (paper, section 4.5).
+
+        add                  admit                        commit
+    user ----> waiting -------------------> running -----------------> finished
+                 ^  ^                        |   ^
+                 |  +------ recompute -------+   |           one step = schedule, execute, commit
+                 |       (to the front)      v   |                      or: schedule, execute, roll back
+              roll back                     swapped
+
+The earliest arrived is served first; the latest is the first to be preempted. The first waiting request that
+does not fit stops the admission, and while anything is swapped out nothing new is admitted. A batch policy
+says in which order four phases fill a step, a preemption policy who is preempted and how. All decisions are
+by counts: no tensors, no text, no clock.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass
+from operator import attrgetter
+
+from minipaged.memory import KVManager
+from minipaged.scheduling import limits
+from minipaged.scheduling.plan import Event, ScheduledSequence, StepPlan, StepResult
+from minipaged.scheduling.policies import BatchPolicy
+from minipaged.scheduling.preemption import PreemptionPolicy
+from minipaged.scheduling.request import Branch, Request, RequestState, Sequence
+
+by_arrival = attrgetter("arrival")
+
+
+@dataclass(eq=False, repr=False)
+class FCFSScheduler:
+    """Queues, admission, order and preemption.
+
+    Args:
+        kv: the memory manager.
+        policy: how a step is composed.
+        preemption: who is preempted, and how.
+        max_num_seqs: sequences that may hold device blocks at once.
+        max_num_batched_tokens: tokens a step computes at most.
+        max_model_len: longest sequence, prompt and output together.
+
+    Attributes:
+        waiting, running, swapped: the queues, each in order of arrival.
+        in_flight: the plan that was neither committed nor rolled back yet.
+    """
+
+    kv: KVManager
+    policy: BatchPolicy
+    preemption: PreemptionPolicy
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+    def __post_init__(self) -> None:
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.swapped: deque[Request] = deque()
+        self.in_flight: StepPlan | None = None
+        self.num_preemptions = self.num_generated_tokens = self.num_arrived = self.num_steps = 0
+        self._aborted: list[Request] = []  # while a step was in flight
+
+    # -- requests come and go -------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Put a request at the end of the queue.
+
+        Raises:
+            RequestTooLongError: it could not run even alone.
+        """
+        limits.check_can_ever_run(request, self)
+        request.arrival = self.num_arrived
+        self.num_arrived += 1
+        self.waiting.append(request)
+
+    def abort(self, request: Request) -> None:
+        """End a request now, whatever its state; its blocks come back exactly once.
+
+        A request of the step in flight is still being computed: that step's `commit` ends it.
+        """
+        if request.is_finished:
+            return
+        if self.in_flight is not None and request.state is not RequestState.WAITING:
+            self._aborted.append(request)
+        else:
+            self.end(request, "abort")
+
+    def end(self, request: Request, reason: str) -> None:
+        """The live sequences become completions as they are; every block comes back."""
+        self._leave_queue(request)
+        for sequence in request.sequences:
+            sequence.finish_reason = reason
+        self._finish(request)
+
+    def _finish(self, request: Request) -> None:
+        self.kv.free(request.sequences)
+        request.completions += request.sequences
+        request.sequences = []
+        request.state = RequestState.FINISHED
+
+    def _leave_queue(self, request: Request) -> None:
+        queues = {"waiting": self.waiting, "running": self.running, "swapped": self.swapped}
+        queue = queues[request.state.value]
+        if request in queue:
+            queue.remove(request)
+
+    def _end_aborted(self) -> list[Request]:
+        ended = [request for request in dict.fromkeys(self._aborted) if not request.is_finished]
+        self._aborted.clear()
+        for request in ended:
+            self.end(request, "abort")
+        return ended
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request waits, runs or is swapped out."""
+        return bool(self.waiting or self.running or self.swapped)
+
+    def has_room_for(self, request: Request) -> bool:
+        """Whether `max_num_seqs` allows it to run. A request reserves the sequences that it will fork."""
+        left = self.max_num_seqs - request.method.num_sequences
+        return len(self.running) <= left and sum(r.method.num_sequences for r in self.running) <= left
+
+    # -- one step -------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan:
+        """Decide what the next step computes and moves. `commit` or `roll_back` must follow."""
+        assert self.in_flight is None, "commit or roll back the last plan first"
+        self.in_flight = plan = StepPlan(self.num_steps)
+        self.num_steps += 1
+        try:
+            self.policy.fill(plan, self)
+        except BaseException:
+            self.roll_back(plan)
+            raise
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
+        """Take the step's result into account: counts, new tokens, forks, finished requests.
+
+        Returns:
+            Requests that got tokens or ended.
+        """
+        # First what may fail in somebody else's code: nothing has changed, the step can be rolled back.
+        decisions = []
+        row = 0
+        for request in plan.sampling:
+            samples = result.samples[row : row + len(request.sequences)]
+            decisions.append((request, request.method.advance(request, samples)))
+            row += len(request.sequences)
+        self.in_flight = None
+        self.kv.commit_registered()
+        for sequence, start, num_tokens, _ in plan.scheduled:
+            sequence.num_computed_tokens = start + num_tokens
+        for request, branches in decisions:
+            self.num_generated_tokens += len(branches)
+            self.apply_branches(request, branches)
+        if any(request.is_finished for request in plan.sampling):
+            self.running = [request for request in self.running if not request.is_finished]
+        aborted = [request for request in self._end_aborted() if request not in plan.sampling]
+        return plan.sampling + plan.finished + aborted
+
+    def apply_branches(self, request: Request, branches: list[Branch]) -> None:
+        """Continue a request with the branches its decoding method chose (paper, section 4.4).
+
+        live       A    B    C
+        branches   A+x  A+y  C+z          B has none: freed
+        live       A    A'   C            A' is forked from A before anything is appended
+        """
+        if len(branches) == 1 and len(request.sequences) == 1:
+            branches[0].parent.append(branches[0])
+            if branches[0].finish_reason is not None:
+                self._finish(request)
+            return
+        live: list[Sequence] = []
+        children: list[Sequence] = []
+        for branch in branches:
+            if branch.finish_reason is not None:
+                child = branch.parent.fork(self.kv.new_table())
+                request.completions.append(child)
+            else:
+                is_first = branch.parent not in live
+                child = branch.parent if is_first else branch.parent.fork(self.kv.fork(branch.parent))
+                live.append(child)
+            children.append(child)
+        for child, branch in zip(children, branches):
+            child.append(branch)
+        self.kv.free(sequence for sequence in request.sequences if sequence not in live)
+        request.sequences = live
+        if not live:
+            request.state = RequestState.FINISHED
+
+    def roll_back(self, plan: StepPlan) -> list[Request]:
+        """The step failed: nothing it was to compute, copy or move can be trusted.
+
+        What it registered is forgotten, and every request it touched goes back to the queue to be recomputed.
+        Requests it did not touch keep their blocks.
+
+        Returns:
+            Requests that ended all the same: aborted meanwhile, or outgrown while planning.
+        """
+        self.in_flight = None
+        self.kv.roll_back_registered()
+        for request in dict.fromkeys((*plan.moved, *(s.sequence.request for s in plan.scheduled))):
+            self._requeue(request)
+        return plan.finished + self._end_aborted()
+
+    def _requeue(self, request: Request) -> None:
+        self._leave_queue(request)
+        self.kv.free(request.sequences)
+        request.state = RequestState.WAITING
+        insort(self.waiting, request, key=by_arrival)
+
+    # -- the four phases, called by the batch policy; each returns the tokens it spent of the budget --
+
+    def plan_decodes(self, plan: StepPlan, budget: int) -> int:
+        """One token for every running sequence that has only its newest token to compute.
+
+        Preempts the latest arrived when blocks run out.
+        """
+        left = budget
+        position = 0
+        while position < len(self.running) and left:
+            request = self.running[position]
+            position += 1
+            if request.is_prefill:
+                continue
+            if len(request.sequences) > left:
+                break
+            needed = self.kv.blocks_to_grow(request.sequences)
+            if needed > self.kv.num_free and not self.make_room(plan, request, needed, position - 1):
+                break  # the request itself was preempted: nobody is behind it
+            plan.copies += self.kv.grow(request.sequences, needed)
+            left -= self.schedule_request(plan, request, left)
+        return budget - left
+
+    def continue_prefills(self, plan: StepPlan, budget: int, share: int | None = None) -> int:
+        """The next chunk of every running request that is still computing its prompt.
+
+        Args:
+            share: most tokens one request gets while others are behind it.
+        """
+        left = budget
+        prefills = [request for request in self.running if request.is_prefill]
+        for request in prefills:
+            if not left:
+                break
+            is_last = not self.waiting and request is prefills[-1]
+            limit = left if share is None or is_last else min(left, share)
+            left -= self.schedule_request(plan, request, limit)
+        return budget - left
+
+    def resume_preempted(self, plan: StepPlan, budget: int) -> int:
+        """Bring swapped-out requests back, the earliest arrived first."""
+        left = budget
+        admitted = False
+        while self.swapped and left and not plan.num_preempted:
+            if self.waiting and self.waiting[0].arrival < self.swapped[0].arrival:
+                # It was preempted after that one, but the host had no room for it: it is not new.
+                used = self.admit_first(plan, left)
+                admitted = True
+            elif admitted:
+                # Admission may copy from a cached block that nobody holds. A swap-in of the same step would
+                # run before the copy, perhaps into that very block.
+                break
+            else:
+                used = self.swap_in_first(plan, left)
+            if not used:
+                break
+            left -= used
+        return budget - left
+
+    def admit_waiting(
+        self, plan: StepPlan, budget: int, whole: bool = False, share: int | None = None
+    ) -> int:
+        """Admit from the front of the queue until one does not fit.
+
+        Args:
+            whole: admit a prompt only if all of it fits the rest of the budget, unless it is the first.
+            share: as in `continue_prefills`.
+        """
+        left = budget
+        while self.waiting and left and not self.swapped and not plan.num_preempted:
+            used = self.admit_first(plan, left, whole, share)
+            if not used:
+                break
+            left -= used
+        return budget - left
+
+    # -- what the phases are made of ------------------------------------------------------------
+
+    def schedule_request(self, plan: StepPlan, request: Request, limit: int) -> int:
+        """Schedule up to `limit` tokens of a request. Returns how many.
+
+        The last tokens of its sequences are computed in the same step, so that all are sampled together;
+        before that, each sequence is completed up to its last token before the next one begins (a later
+        sequence may share blocks that an earlier one computes).
+        """
+        complete = request.num_uncomputed_tokens <= limit
+        candidates = request.method.num_candidates(request) if complete else 0
+        used = 0
+        for sequence in request.sequences:
+            start = sequence.num_computed_tokens
+            count = len(sequence.token_ids) - start
+            if not complete:
+                count = min(count - 1, limit - used)
+                if not count:
+                    continue
+            plan.scheduled.append(ScheduledSequence(sequence, start, count, candidates))
+            self.kv.register(sequence, start + count)
+            used += count
+        if complete:
+            plan.sampling.append(request)
+        plan.num_tokens += used
+        return used
+
+    def admit_first(self, plan: StepPlan, left: int, whole: bool = False, share: int | None = None) -> int:
+        """Admit the first waiting request if it fits. Returns the budget it uses, 0 if it does not."""
+        request = self.waiting[0]
+        if not self.has_room_for(request):
+            return 0
+        admission = self.kv.can_admit(request.sequences, others_run=bool(self.running))
+        if not admission.fits:
+            if not self.running:
+                # All blocks are free and still it does not fit: it grew, was preempted, and now needs more
+                # than the pool has.
+                self.end_outgrown(plan, request)
+            return 0
+        if whole and admission.num_charged_tokens > left and plan.scheduled:
+            return 0
+        self._start(plan, request)
+        plan.copies += self.kv.admit(request.sequences, admission)
+        if not request.num_preemptions:
+            request.num_cached_tokens = admission.num_cached_tokens
+        detail = {
+            "prompt_tokens": len(request.prompt_token_ids),
+            "cached_tokens": admission.num_cached_tokens,
+            "blocks": sum(admission.grants),
+        }
+        kind = "resumed" if request.num_preemptions else "admitted"
+        plan.events.append(Event(kind, request.request_id, detail))
+        uncomputed = request.num_uncomputed_tokens
+        limit = left if share is None or not self.waiting else min(left, share)
+        used = self.schedule_request(plan, request, limit)
+        return min(left, used + admission.num_charged_tokens - uncomputed)
+
+    def swap_in_first(self, plan: StepPlan, left: int) -> int:
+        """Bring the first swapped-out request back if it fits. Returns the tokens scheduled, else 0."""
+        request = self.swapped[0]
+        sequences = request.sequences
+        if not self.has_room_for(request) or left < len(sequences):
+            return 0
+        if not self.kv.can_swap_in(sequences):
+            if not self.running:
+                self.end_outgrown(plan, request)
+            return 0
+        self._start(plan, request)
+        plan.swap_in += self.kv.swap_in(sequences)
+        plan.copies += self.kv.grow(sequences, self.kv.blocks_to_grow(sequences))
+        plan.events.append(Event("resumed", request.request_id, {"mode": "swap"}))
+        return self.schedule_request(plan, request, left)
+
+    def _start(self, plan: StepPlan, request: Request) -> None:
+        plan.moved.append(request)
+        self._leave_queue(request)
+        request.state = RequestState.RUNNING
+        # (After a failed step an earlier request may come back behind a later one.)
+        insort(self.running, request, key=by_arrival)
+
+    def make_room(self, plan: StepPlan, request: Request, needed: int, position: int) -> bool:
+        """Preempt until `needed` blocks are free for the request at `position` of the running ones.
+
+        Returns:
+            False if the request itself was preempted, or ended because it is alone.
+        """
+        while needed > self.kv.num_free:
+            candidates = self.running[position:]  # those before it are scheduled already
+            victim = self.preemption.choose_victim(candidates)
+            if victim is request and len(self.running) == 1:
+                # Its own preallocated blocks are the last there are.
+                if self.kv.free_preallocated(request.sequences):
+                    needed = self.kv.blocks_to_grow(request.sequences)
+                    continue
+                self.end_outgrown(plan, request)
+                return False
+            self.preempt(plan, victim)
+            if victim is request:
+                return False
+        return True
+
+    def preempt(self, plan: StepPlan, victim: Request) -> None:
+        """Take all blocks of a running request: move them to the host, or free them to be recomputed."""
+        mode, reason = self.preemption.choose_mode(victim, self.kv)
+        plan.num_preempted += 1
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        if mode == "swap":
+            plan.moved.append(victim)
+            self._leave_queue(victim)
+            victim.state = RequestState.SWAPPED
+            insort(self.swapped, victim, key=by_arrival)
+            plan.swap_out += self.kv.swap_out(victim.sequences)
+        else:
+            self._requeue(victim)
+        plan.events.append(Event("preempted", victim.request_id, {"mode": mode, "reason": reason}))
+        limits.warn_preempted(victim, mode, reason, self.num_preemptions)
+
+    def end_outgrown(self, plan: StepPlan, request: Request) -> None:
+        """A request that is alone and needs more than the whole pool ends with what it has."""
+        limits.warn_outgrown(request, self.kv)
+        plan.finished.append(request)
+        self.end(request, "length")
+        plan.events.append(Event("outgrown", request.request_id, {}))
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless queues and blocks are consistent (the engine's invariants)."""
+        for queue in (self.waiting, self.running, self.swapped):
+            arrivals = [request.arrival for request in queue]
+            assert arrivals == sorted(arrivals), f"a queue is not in order of arrival: {arrivals}"
+        assert sum(r.method.num_sequences for r in self.running) <= self.max_num_seqs
+        assert not any(s.table.blocks for request in self.waiting for s in request.sequences)
+        live = [*self.waiting, *self.running, *self.swapped]
+        assert all(len(request.sequences) <= request.method.num_sequences for request in live)
+        self.kv.check_invariants(sequence for request in live for sequence in request.sequences)

@@ -1,0 +1,95 @@
+"""What is worth showing after a run: the fullest moment, and where the tokens of each output lay.
+
+    with Highlights(llm.engine) as seen:
+        outputs = llm.generate(...)
+    seen.fullest, seen.place(outputs[0])
+
+A finished request holds no blocks; so its tables are remembered as they were when it ended, as plain data.
+Listens to the records of `recorder.py`; holds nothing of the engine's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from minipaged.viewer.recorder import StepRecord, Tap
+from minipaged.viewer.snapshot import PoolView, TableView
+
+if TYPE_CHECKING:
+    from minipaged.engine import Engine
+    from minipaged.outputs import RequestOutput
+
+TextOf = Callable[[int], str]
+
+
+class Placement(NamedTuple):
+    """Where the tokens of an output lay.
+
+    Attributes:
+        block_size: tokens a block.
+        tables: of each completion its table when it ended (its last token was sampled then and has no
+            slot); None for a completion that ended before it was computed.
+        text_of: text of a token id; None without a tokenizer.
+    """
+
+    block_size: int
+    tables: tuple[TableView | None, ...]
+    text_of: TextOf | None
+
+
+def text_of(engine: Engine) -> TextOf | None:
+    """The texts of an engine's tokens, one by one."""
+    if engine.detokenizer is None:
+        return None
+    tokenizer = engine.detokenizer.tokenizer
+    return lambda token: tokenizer.decode([token])
+
+
+class Highlights:
+    """Watches an engine until `close`; use as a context manager.
+
+    Attributes:
+        fullest: the planned memory with the most blocks in use; None before the first step.
+        fullest_step: its step.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.fullest: PoolView | None = None
+        self.fullest_step = 0
+        self.text_of = text_of(engine)
+        self._block_size = engine.scheduler.kv.block_size
+        self._last: dict[str, list[TableView]] = {}  # of each request, when it was last computed
+        self._ended: dict[str, dict[tuple[int, ...], TableView]] = {}  # by generated tokens but the last
+        self._tap = Tap(engine, self.observe)
+
+    def observe(self, record: StepRecord) -> None:
+        """Take a step into account."""
+        if self.fullest is None or record.planned.num_used > self.fullest.num_used:
+            self.fullest, self.fullest_step = record.planned, record.step
+        for request in {chunk.request for chunk in record.scheduled}:
+            self._last[request] = [t for t in record.planned.tables.values() if t.request == request]
+        for request, completions in record.completions.items():
+            # (A request that outgrew the pool ends before it is computed: its last step counts.)
+            lay = {table.token_ids[table.num_prompt :]: table for table in self._last.get(request, ())}
+            ended = {tokens[:-1]: lay[tokens[:-1]] for tokens in completions if tokens[:-1] in lay}
+            self._ended.setdefault(request, {}).update(ended)
+        for request in record.finished:
+            self._last.pop(request, None)
+
+    def place(self, output: RequestOutput) -> RequestOutput:
+        """The output with its `placement`, which is then part of its picture."""
+        ended = self._ended.get(output.request_id, {})
+        tables = tuple(ended.get(tuple(completion.token_ids[:-1])) for completion in output.outputs)
+        return replace(output, placement=Placement(self._block_size, tables, self.text_of))
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._tap.remove()
+
+    def __enter__(self) -> Highlights:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""Pictures of the memory, as SVG and HTML."""

@@ -1,0 +1,54 @@
+"""All pictures of the documentation, made by the code they show.
+
+    python -m minipaged.viewer.pictures.build --out docs/assets
+
+A test compares what lies there with what this makes; after a change here, run the command again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+from minipaged.viewer.pictures import runs as runs
+from minipaged.viewer.pictures import scenes as scenes
+from minipaged.viewer.pictures.logo import card_svg, logo_svg
+from minipaged.viewer.pictures.plan import plan_svg
+from minipaged.viewer.pictures.pool import pool_svg
+from minipaged.viewer.pictures.tables import tables_svg
+from minipaged.viewer.pictures.tree import tree_svg
+
+
+def pictures() -> dict[str, str]:
+    """File name -> SVG."""
+    made: dict[str, str] = {"logo.svg": logo_svg(), "social-card.svg": card_svg()}
+    (both,) = scenes.fig7()
+    made["block-table.svg"] = tables_svg(both.view, scenes.text_of, both.caption)
+    for name, scene in (("append", scenes.fig6()), ("copy-on-write", scenes.fig8())):
+        for number, (caption, view) in enumerate(scene, start=1):
+            made[f"{name}-{number}.svg"] = tables_svg(view, scenes.text_of, caption)
+    before, after = scenes.fig9()
+    made["beams-1.svg"] = tree_svg(before.view, caption=before.caption)
+    made["beams-2.svg"] = tree_svg(after.view, before.view, after.caption)
+    record = runs.preempted()
+    made["preemption.svg"] = pool_svg(record.planned, "C is swapped out: its blocks are on the host")
+    for number, record in enumerate(runs.chunked(), start=1):
+        made[f"step-plan-{number}.svg"] = plan_svg(record, budget=32)
+    return made
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write the pictures to the folder of `--out`."""
+    parser = argparse.ArgumentParser(prog="python -m minipaged.viewer.pictures.build", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="Folder for the SVG files.")
+    folder = parser.parse_args(arguments).out
+    logging.getLogger("minipaged").setLevel(logging.ERROR)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, svg in pictures().items():
+        (folder / name).write_text(svg)
+        print(folder / name)
+
+
+if __name__ == "__main__":
+    main()

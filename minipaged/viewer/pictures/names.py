@@ -1,0 +1,56 @@
+"""What sequences and blocks are called in a picture, and which colour they have.
+
+    A, B        requests          A.1, A.2    sequences of one request          A x4    held by four of them
+
+The same in every picture of a run, SVG or terminal, so that a reader can follow a request from one to the
+next. Knows views; draws nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from minipaged.viewer.pictures.palette import OWNERS
+from minipaged.viewer.snapshot import BlockView, PoolView, TableView
+
+
+def colours(view: PoolView) -> Mapping[str, int]:
+    """Name of each sequence -> number of its colour: by request, or by sequence if one request has several.
+
+    A request keeps its colour from picture to picture, whoever else is there.
+    """
+    requests = list(dict.fromkeys(table.request for table in view.tables.values()))
+    if len(requests) == 1 and len(view.tables) > 1:
+        return {name: table.position % len(OWNERS) for name, table in view.tables.items()}
+    return {name: colour_of(t.request, requests.index(t.request)) for name, t in view.tables.items()}
+
+
+def colour_of(request: str, place: int) -> int:
+    """The colour of a request: the first for "0" and "A", the second for "1" and "B"; else by its place."""
+    if request.isascii() and request.isdigit():
+        place = int(request)
+    elif len(request) == 1 and "A" <= request <= "Z":
+        place = ord(request) - ord("A")
+    return place % len(OWNERS)
+
+
+def label(table: TableView, view: PoolView) -> str:
+    """What a sequence is called in a picture: its request, and its number if the request has several."""
+    alone = sum(other.request == table.request for other in view.tables.values()) == 1
+    return table.request if alone else f"{table.request}.{table.position + 1}"
+
+
+def fill(block: BlockView, colour: Mapping[str, int]) -> str:
+    """The class of a block that is in use: the colour of its owners, or none if they have several."""
+    numbers = {colour[table.name] for table in block.owners}
+    return f"tint{numbers.pop()}" if len(numbers) == 1 else "shade"
+
+
+def holders(block: BlockView, view: PoolView) -> str:
+    """Who holds a block, in few letters: "A", "A.1 A.2", "A x 4" (its reference count)."""
+    names = [label(table, view) for table in block.owners]
+    requests = list(dict.fromkeys(table.request for table in block.owners))
+    text = " ".join(names)
+    if len(text) > 11 and len(requests) == 1:
+        return f"{requests[0]} \u00d7{block.ref_count}"
+    return text if len(text) <= 11 else f"\u00d7{block.ref_count}"

@@ -1,0 +1,131 @@
+"""The paper's worked examples, played by the real allocator and block tables, with the paper's numbers.
+
+    fig6() fig7() fig8() fig9()   ->   the moments of each figure, in order, ready to be drawn
+
+Block size 4 and the words of the figures. A scene uses `append`, `fork` and `free` and nothing else: what
+it shows is what the engine's memory does. Paper: section 4.2 to 4.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from minipaged.memory import BlockAllocator, BlockTable
+from minipaged.viewer.snapshot import PoolView, TableView, view_of
+
+SIZE = 4
+SCORE = ["Four", "score", "and", "seven", "years", "ago", "our", "fathers", "brought"]
+BEST = ["It", "was", "the", "best", "of", "times"]
+WORDS = tuple(dict.fromkeys((*SCORE, *BEST, "mothers")))
+
+
+class Moment(NamedTuple):
+    """One state of a scene.
+
+    Attributes:
+        caption: what has just happened.
+        view: the memory then.
+    """
+
+    caption: str
+    view: PoolView
+
+
+def text_of(token: int) -> str:
+    """The word of a token of these scenes."""
+    return WORDS[token]
+
+
+def moment(
+    caption: str,
+    allocator: BlockAllocator,
+    tables: Mapping[str, tuple[BlockTable, Iterable[str]]],
+    prompt: int = 0,
+) -> Moment:
+    """Look at tables that belong to no scheduler.
+
+    Args:
+        tables: name -> table and the words in it; names like "A" and "A/1" are one request.
+        prompt: how many of the words are the prompt.
+    """
+    views = []
+    for name, (table, words) in tables.items():
+        request, _, position = name.partition("/")
+        tokens = tuple(WORDS.index(word) for word in words)
+        blocks, number = tuple(table.blocks), table.num_tokens
+        views.append(TableView(request, int(position or 0), False, blocks, number, number, prompt, tokens))
+    return Moment(caption, view_of(views, SIZE, allocator.num_blocks))
+
+
+def fig6() -> list[Moment]:
+    """A prompt of 7 tokens in blocks 7 and 1, then two generated tokens; the second takes block 3."""
+    pool = BlockAllocator(9, order=(7, 1, 3))
+    table = BlockTable(pool, SIZE)
+    captions = (
+        "The prompt: 7 tokens, 2 blocks",
+        "\u201cfathers\u201d goes to the free slot of block 1",
+        "Block 1 is full: \u201cbrought\u201d takes block 3",
+    )
+    moments = []
+    for count, caption in zip((7, 1, 1), captions):
+        table.append(count)
+        moments.append(moment(caption, pool, {"A": (table, SCORE[: table.num_tokens])}, 7))
+    return moments
+
+
+def fig7() -> list[Moment]:
+    """A second request shares the pool; its blocks lie wherever there was room."""
+    pool = BlockAllocator(9, order=(7, 1, 5, 3, 2))
+    first, second = BlockTable(pool, SIZE), BlockTable(pool, SIZE)
+    first.append(7)
+    second.append(3)
+    first.append(2)
+    second.append(2)
+    tables = {"A": (first, SCORE[:9]), "B": (second, BEST[:5])}
+    return [moment("Two requests, one pool of blocks", pool, tables)]
+
+
+def fig8() -> list[Moment]:
+    """Two samples of a prompt: the blocks are shared until one of them writes (copy-on-write)."""
+    pool = BlockAllocator(9, order=(7, 1, 3))
+    first = BlockTable(pool, SIZE)
+    first.append(7)
+    second = first.fork()
+    prompt = SCORE[:7]
+    moments = [
+        moment("Two samples share the prompt", pool, {"A/0": (first, prompt), "A/1": (second, prompt)}, 7)
+    ]
+    first.append()
+    tables = {"A/0": (first, [*prompt, "fathers"]), "A/1": (second, prompt)}
+    moments.append(moment("Sample 1 writes: block 1 is copied to block 3", pool, tables, 7))
+    second.append()
+    tables["A/1"] = (second, [*prompt, "mothers"])
+    moments.append(moment("Sample 2 is alone in block 1 and writes in place", pool, tables, 7))
+    return moments
+
+
+def fig9() -> list[Moment]:
+    """Beam search, k = 4: the best candidates continue beams 2 and 3; blocks 2, 4, 5 and 8 fall free."""
+    pool = BlockAllocator(13)
+    first = BlockTable(pool, SIZE)
+    first.append(SIZE)
+    last = first.fork()
+    for _ in range(2):
+        for table in (first, last):
+            table.append(SIZE)
+    beams = [first, first.fork(), first.fork(), last]
+    for table in beams:
+        table.append(SIZE)
+    before = moment("Four beams: 1, 2 and 3 share three blocks", pool, _named(beams))
+    children = [beams[1], beams[1].fork(), beams[2], beams[2].fork()]
+    # The figure numbers the new blocks 9 to 12: they are taken before the others are given back.
+    for table in children:
+        table.append(SIZE)
+    for table in (beams[0], beams[3]):
+        table.free()
+    return [before, moment("One step later: all continue beams 2 and 3", pool, _named(children))]
+
+
+def _named(beams: list[BlockTable]) -> dict[str, tuple[BlockTable, Iterable[str]]]:
+    return {f"beam/{i}": (table, ()) for i, table in enumerate(beams)}
