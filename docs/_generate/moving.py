@@ -61,7 +61,7 @@ def figure_6() -> list[Frame]:
         disable_log_stats=True,
     )
     parts = Components(allocator=lambda count: BlockAllocator(count, order=(7, 1, 3)))
-    engine = Engine(Reciter(), config, parts=parts)
+    engine = Engine(Reciter(), config, components=parts)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "figure-6.jsonl")
         with TraceWriter(path, engine):

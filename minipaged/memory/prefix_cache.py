@@ -52,7 +52,7 @@ class PrefixCache:
         self.ref_count = allocator.ref_count  # evictable blocks have none
         self._hash = hash_function
         self._block_of: dict[int, int] = {}  # chain hash -> block
-        self._cached: dict[int, CachedBlock] = {}  # block -> its content
+        self._cached: list[CachedBlock | None] = [None] * allocator.num_blocks
         self._evictable: OrderedDict[int, None] = OrderedDict()  # the least recently used first
         self._pending: set[int] = set()
 
@@ -80,10 +80,10 @@ class PrefixCache:
     def free(self, block: int) -> None:
         """Drop a reference; the last one makes a registered block evictable and any other free."""
         if self.allocator.release(block):
-            if block in self._cached:
-                self._evictable[block] = None
-            else:
+            if self._cached[block] is None:
                 self.allocator.reclaim(block)
+            else:
+                self._evictable[block] = None
 
     @property
     def num_free(self) -> int:
@@ -98,7 +98,7 @@ class PrefixCache:
     @property
     def num_registered(self) -> int:
         """Blocks that can be found, evictable or in use."""
-        return len(self._cached)
+        return len(self._block_of)
 
     def count_evictable(self, blocks: Iterable[int]) -> int:
         """How many of these distinct blocks are evictable: sharing them uses up what `num_free` counts."""
@@ -133,6 +133,7 @@ class PrefixCache:
             if block is None:
                 break
             cached = self._cached[block]
+            assert cached is not None
             if cached.tokens != content[i * width : (i + 1) * width] or cached.parent != parent:
                 break
             blocks.append(block)
@@ -157,18 +158,18 @@ class PrefixCache:
             The entry that stands for this content.
         """
         entry = CachedBlock(chain_hash, tokens.tobytes(), parent)
-        if chain_hash not in self._block_of:
-            if block not in self._cached:
-                self._block_of[chain_hash] = block
-                self._cached[block] = entry
-                self._pending.add(block)
-            return entry
-        known = self._cached[self._block_of[chain_hash]]
-        return known if known.tokens == entry.tokens and known.parent == parent else entry
+        holder = self._block_of.setdefault(chain_hash, block)
+        known = self._cached[holder]
+        if known is None:
+            self._cached[block] = entry
+            self._pending.add(block)
+        elif known.tokens == entry.tokens and known.parent == parent:
+            return known
+        return entry
 
     def entry_of(self, block: int) -> CachedBlock | None:
         """What a block contains, if it is registered."""
-        return self._cached.get(block)
+        return self._cached[block]
 
     def is_pending(self, block: int) -> bool:
         """Whether the block is computed by the step being planned, not by an earlier one."""
@@ -197,15 +198,17 @@ class PrefixCache:
         self.allocator.reclaim(block)
 
     def _forget(self, block: int) -> None:
-        del self._block_of[self._cached.pop(block).chain_hash]
+        cached, self._cached[block] = self._cached[block], None
+        assert cached is not None
+        del self._block_of[cached.chain_hash]
         self._pending.discard(block)
 
     def check_invariants(self, references: Iterable[int]) -> None:
         """Raise AssertionError unless index, LRU order and allocator agree; see the allocator's."""
         references = list(references)
         self.allocator.check_invariants(references)
-        assert {self._block_of[cached.chain_hash] for cached in self._cached.values()} == set(self._cached)
-        assert len(self._block_of) == len(self._cached)
         used = set(references)
-        assert set(self._evictable) == set(self._cached) - used, "evictable: cached and held by nobody"
+        cached = {b: content.chain_hash for b, content in enumerate(self._cached) if content is not None}
+        assert {chain_hash: b for b, chain_hash in cached.items()} == self._block_of
+        assert set(self._evictable) == set(cached) - used, "evictable: cached and held by nobody"
         assert self.allocator.num_free + len(self._evictable) + len(used) == self.allocator.num_blocks

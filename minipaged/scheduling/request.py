@@ -142,6 +142,11 @@ class Sequence:
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
     @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose K/V is not computed yet."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
     def output_token_ids(self) -> list[int]:
         """The generated tokens."""
         return list(self.token_ids[len(self.request.prompt_token_ids) :])
@@ -227,7 +232,7 @@ class Request:
         """Tokens of all live sequences whose K/V is not computed yet."""
         if len(self.sequences) == 1:
             return len(self.sequences[0].token_ids) - self.sequences[0].num_computed_tokens
-        return sum(len(sequence.token_ids) - sequence.num_computed_tokens for sequence in self.sequences)
+        return sum(sequence.num_uncomputed_tokens for sequence in self.sequences)
 
     @property
     def is_prefill(self) -> bool:

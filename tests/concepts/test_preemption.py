@@ -270,8 +270,8 @@ def test_every_preemption_warns_with_its_cause_its_cure_and_the_count(mode, capl
             "gpu_memory_utilization",
             "max_num_seqs",
             "max_num_batched_tokens",
-            "tensor_parallel_size",
-            "pipeline_parallel_size",
+            "num_blocks",
+            "kv_cache_memory",
         ):
             assert cure in text
         assert text.endswith(f"total_cumulative_preemption_cnt={count}")

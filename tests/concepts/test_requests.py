@@ -1,4 +1,4 @@
-"""Requests and sequences: one idea, tokens and computed tokens; a step closes part of the gap."""
+"""Requests and sequences: tokens and computed tokens carry prefill, decode and recomputation."""
 
 import pytest
 
@@ -16,26 +16,19 @@ def test_a_request_starts_as_one_sequence_of_its_prompt():
     """Catches samples that each compute the prompt."""
     request = request_of(1, 2, 3)
     (sequence,) = request.sequences
-    assert (
-        sequence.num_tokens,
-        sequence.num_computed_tokens,
-        sequence.num_uncomputed_tokens,
-        request.num_uncomputed_tokens,
-    ) == (3, 0, 3, 3)
+    assert (sequence.num_tokens, sequence.num_computed_tokens) == (3, 0)
+    assert sequence.num_uncomputed_tokens == request.num_uncomputed_tokens == 3
     assert request.state is RequestState.WAITING
 
 
-def test_a_token_widens_the_gap_by_one():
+def test_a_generated_token_is_one_more_uncomputed_token():
     """Catches a count of generated tokens that includes the prompt."""
     (sequence,) = request_of(1, 2, 3).sequences
     sequence.num_computed_tokens = 3
     sequence.append(Branch(sequence, 7, -0.5))
     sequence.append(Branch(sequence, 8, -0.25, "stop"))
-    assert (sequence.num_uncomputed_tokens, sequence.num_generated_tokens, sequence.output_token_ids) == (
-        2,
-        2,
-        [7, 8],
-    )
+    assert (sequence.num_uncomputed_tokens, sequence.num_generated_tokens) == (2, 2)
+    assert sequence.output_token_ids == [7, 8]
     assert (sequence.cumulative_logprob, sequence.finish_reason) == (-0.75, "stop")
 
 
@@ -51,7 +44,7 @@ def test_a_branch_goes_its_own_way():
     assert child.table.blocks == parent.table.blocks
 
 
-def test_the_gap_of_a_request_is_that_of_all_its_sequences():
+def test_a_request_counts_the_uncomputed_tokens_of_all_its_sequences():
     """Catches a budget that counts a group as one token."""
     request = request_of(1, 2, 3)
     (parent,) = request.sequences

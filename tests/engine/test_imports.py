@@ -8,7 +8,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("module", ["memory", "scheduling", "engine", "simulation", "config", "parts"])
+@pytest.mark.parametrize("module", ["memory", "scheduling", "engine", "simulation", "config", "components"])
 def test_module_loads_no_torch(module):
     """A top-level import that drags seconds of torch into a simulation."""
     code = (

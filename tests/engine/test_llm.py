@@ -17,7 +17,7 @@ from tests.models.zoo import build
 def llm() -> LLM:
     """The embedded model."""
     llm = LLM(num_blocks=256, max_model_len=512, disable_log_stats=True)
-    llm.engine.observers.append(lambda plan, result, engine: engine.check_invariants())
+    llm.engine.on_committed.append(lambda *step: llm.engine.check_invariants())
     return llm
 
 

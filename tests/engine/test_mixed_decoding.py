@@ -73,7 +73,7 @@ def test_samples_share_the_prompt_and_copy_only_its_last_block(model):
     llm = make_llm(model, block_size=4, enable_prefix_caching=False)
     prompt = list(range(3, 13))  # two full blocks and a half
     plans = []
-    llm.engine.observers.append(lambda plan, result, engine: plans.append(plan))
+    llm.engine.on_planned.append(plans.append)
     run(llm, [prompt], [SamplingParams(n=3, seed=0, max_tokens=2, ignore_eos=True)])
     assert sum(plan.num_tokens for plan in plans) == 10 + 3
     assert [len(plan.copies) for plan in plans] == [0, 2]
