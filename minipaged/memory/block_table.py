@@ -71,13 +71,13 @@ class BlockTable:
     def writes_to_shared_block(self) -> bool:
         """Whether the next token goes to a block that another table holds, too."""
         # A preallocated block is never shared, so only a partly filled one can have two holders.
-        logical, offset = divmod(self.num_tokens, self.block_size)
-        return bool(offset) and self.pool.ref_count(self.blocks[logical]) > 1
+        count, size = self.num_tokens, self.block_size
+        return count % size != 0 and self.pool.ref_count(self.blocks[count // size]) > 1
 
     def blocks_to_append(self, count: int = 1) -> int:
         """Blocks that `append(count)` will take from the pool, a copy-on-write included."""
         missing = -(-(self.num_tokens + count) // self.block_size) - len(self.blocks)
-        return max(0, missing) + self.writes_to_shared_block()
+        return (missing if missing > 0 else 0) + self.writes_to_shared_block()
 
     def append(self, count: int = 1) -> BlockCopy | None:
         """Give the next `count` tokens a slot; take blocks when the last is full.
@@ -102,9 +102,9 @@ class BlockTable:
         self.num_tokens += count
         return copy
 
-    def use_slots(self, count: int) -> None:
-        """`append` where `blocks_to_append(count)` is known to be 0: the slots are there."""
-        self.num_tokens += count
+    def use_slots(self, num_tokens: int) -> None:
+        """`append` up to `num_tokens` where no block is missing or shared (`blocks_to_append` is 0)."""
+        self.num_tokens = num_tokens
 
     def preallocate(self, count: int) -> None:
         """Take `count` blocks now, for tokens to come."""

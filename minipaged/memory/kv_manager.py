@@ -156,7 +156,8 @@ class KVManager:
         """Blocks it takes to give each sequence of the group a slot for all its tokens."""
         needed = 0
         for s in sequences:
-            needed += s.table.blocks_to_append(len(s.token_ids) - s.table.num_tokens)
+            table = s.table
+            needed += table.blocks_to_append(len(s.token_ids) - table.num_tokens)
         if needed and len(sequences) > 1:
             # Of the holders of one block, the last to write finds a count of 1 and copies nothing.
             writers = Counter(
@@ -176,15 +177,15 @@ class KVManager:
             needed: what `blocks_to_grow` answered, at most `num_free`.
         """
         copies: list[BlockCopy] = []
+        if not needed:  # 15 steps of 16
+            for sequence in sequences:
+                sequence.table.use_slots(len(sequence.token_ids))
+            return copies
         for i, sequence in enumerate(sequences):
             table = sequence.table
-            count = len(sequence.token_ids) - table.num_tokens
-            if not needed:  # 15 steps of 16
-                table.use_slots(count)
-                continue
             if table.num_tokens == len(table.blocks) * self.block_size:
                 self._preallocate(sequence, sequences[i + 1 :])
-            if copy := table.append(count):
+            if copy := table.append(len(sequence.token_ids) - table.num_tokens):
                 copies.append(copy)
         return copies
 

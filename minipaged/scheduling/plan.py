@@ -49,7 +49,6 @@ class StepPlan:
         moved: requests admitted, resumed or swapped out.
         finished: requests that ended while planning (they outgrew the pool).
         events: what was decided, and why.
-        num_tokens: tokens computed, the sum over `scheduled`.
         num_preempted: requests preempted; nobody is admitted or resumed in such a step.
     """
 
@@ -62,8 +61,12 @@ class StepPlan:
     moved: list[Request] = field(default_factory=list)
     finished: list[Request] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    num_tokens: int = 0
     num_preempted: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed."""
+        return sum(scheduled.num_tokens for scheduled in self.scheduled)
 
     @property
     def has_work(self) -> bool:

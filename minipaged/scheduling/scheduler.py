@@ -157,8 +157,7 @@ class FCFSScheduler:
         for request, branches in decisions:
             self.num_generated_tokens += len(branches)
             self.apply_branches(request, branches)
-        if any(request.is_finished for request in plan.sampling):
-            self.running = [request for request in self.running if not request.is_finished]
+        self.running = [request for request in self.running if request.sequences]
         aborted = [request for request in self._end_aborted() if request not in plan.sampling]
         return plan.sampling + plan.finished + aborted
 
@@ -224,16 +223,17 @@ class FCFSScheduler:
         position = 0
         while position < len(self.running) and left:
             request = self.running[position]
+            sequences = request.sequences
             position += 1
-            if request.is_prefill:
+            if request.num_uncomputed_tokens > len(sequences):
                 continue
-            if len(request.sequences) > left:
+            if len(sequences) > left:
                 break
-            needed = self.kv.blocks_to_grow(request.sequences)
-            if needed > self.kv.num_free and not self.make_room(plan, request, needed, position - 1):
+            needed = self.kv.blocks_to_grow(sequences)
+            if needed and not self.make_room(plan, request, needed, position - 1):
                 break  # the request itself was preempted: nobody is behind it
-            plan.copies += self.kv.grow(request.sequences, needed)
-            left -= self.schedule_request(plan, request, left)
+            plan.copies += self.kv.grow(sequences, needed)
+            left -= self.schedule_last(plan, request)
         return budget - left
 
     def continue_prefills(self, plan: StepPlan, budget: int, share: int | None = None) -> int:
@@ -242,6 +242,8 @@ class FCFSScheduler:
         Args:
             share: most tokens one request gets while others are behind it.
         """
+        if len(plan.sampling) == len(self.running):
+            return 0  # all of them are decodes
         left = budget
         prefills = [request for request in self.running if request.is_prefill]
         for request in prefills:
@@ -292,29 +294,34 @@ class FCFSScheduler:
     # -- what the phases are made of ------------------------------------------------------------
 
     def schedule_request(self, plan: StepPlan, request: Request, limit: int) -> int:
-        """Schedule up to `limit` tokens of a request. Returns how many.
+        """Schedule up to `limit` tokens of a request. Returns how many."""
+        if request.num_uncomputed_tokens <= limit:
+            return self.schedule_last(plan, request)
+        # Each sequence is completed up to its last token before the next one begins (which may share blocks
+        # that this one computes): all are sampled together, once their last tokens fit a step.
+        left = limit
+        for sequence in request.sequences:
+            if count := min(sequence.num_uncomputed_tokens - 1, left):
+                self._schedule(plan, sequence, count, 0)
+                left -= count
+        return limit - left
 
-        The last tokens of its sequences are computed in the same step, so that all are sampled together;
-        before that, each sequence is completed up to its last token before the next one begins (a later
-        sequence may share blocks that an earlier one computes).
-        """
-        complete = request.num_uncomputed_tokens <= limit
-        candidates = request.method.num_candidates(request) if complete else 0
+    def schedule_last(self, plan: StepPlan, request: Request) -> int:
+        """Schedule all uncomputed tokens of a request; its sequences are sampled. Returns how many."""
+        candidates = request.method.num_candidates(request)
         used = 0
         for sequence in request.sequences:
-            start = sequence.num_computed_tokens
-            count = len(sequence.token_ids) - start
-            if not complete:
-                count = min(count - 1, limit - used)
-                if not count:
-                    continue
-            plan.scheduled.append(ScheduledSequence(sequence, start, count, candidates))
-            self.kv.register(sequence, start + count)
+            count = len(sequence.token_ids) - sequence.num_computed_tokens
+            self._schedule(plan, sequence, count, candidates)
             used += count
-        if complete:
-            plan.sampling.append(request)
-        plan.num_tokens += used
+        plan.sampling.append(request)
         return used
+
+    def _schedule(self, plan: StepPlan, sequence: Sequence, count: int, candidates: int) -> None:
+        start = sequence.num_computed_tokens
+        plan.scheduled.append(ScheduledSequence(sequence, start, count, candidates))
+        if self.kv.prefix_cache is not None:
+            self.kv.register(sequence, start + count)
 
     def admit_first(self, plan: StepPlan, left: int, whole: bool = False, share: int | None = None) -> int:
         """Admit the first waiting request if it fits. Returns the budget it uses, 0 if it does not."""

@@ -32,7 +32,7 @@ def plan_of(*chunks: tuple[int, int]) -> StepPlan:
         ScheduledSequence(Sequence(request, array("i", [0]), table), start, count, 1)
         for start, count in chunks
     ]
-    return StepPlan(0, scheduled=made, num_tokens=sum(count for _, count in chunks))
+    return StepPlan(0, scheduled=made)
 
 
 def seconds(*chunks, deployment=OPT_13B.deployment, **options) -> float:
