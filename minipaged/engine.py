@@ -15,15 +15,12 @@ from minipaged.components import Components, build_scheduler
 from minipaged.config import EngineConfig
 from minipaged.decoding.detokenizer import Detokenizer
 from minipaged.decoding.params import DecodingParams
-from minipaged.decoding.stopping import StopChecker, TextRules, final_text
+from minipaged.decoding.stopping import StopChecker, TextRules
 from minipaged.execution.executor import Executor
 from minipaged.metrics import Metrics, StatsLogger
-from minipaged.outputs import CompletionOutput, RequestOutput
+from minipaged.outputs import RequestOutput, make_output
+from minipaged.prompts import RequestError, check_token_ids
 from minipaged.scheduling import FCFSScheduler, Request, StepPlan, StepResult
-
-
-class RequestError(ValueError):
-    """A request that the engine cannot take; the message names the value and the fix."""
 
 
 class Engine:
@@ -87,14 +84,7 @@ class Engine:
         """
         if request_id in self._requests:
             raise RequestError(f"request_id {request_id!r} is in use; give each request its own")
-        if not len(prompt_token_ids):
-            raise RequestError("the prompt is empty; give at least one token")
-        vocab_size = self.executor.vocab_size
-        for token_id in prompt_token_ids:
-            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
-                raise RequestError(
-                    f"the prompt has token id {token_id!r}; the model's ids are 0 to {vocab_size - 1}"
-                )
+        check_token_ids(prompt_token_ids, vocab_size := self.executor.vocab_size)
         params.check_vocabulary(vocab_size)
         stop = StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
         method = self.components.decoding_method(params, stop)
@@ -188,35 +178,7 @@ class Engine:
 
     def output(self, request: Request, prompt: str | None = None) -> RequestOutput:
         """What the user gets for a request, finished or not."""
-        rules = self.text_rules(request.params)
-        ranked = request.method.rank(request) if request.is_finished else request.sequences
-        outputs = []
-        for rank, sequence in enumerate(ranked):
-            token_ids, score = sequence.output_token_ids, request.method.score(sequence)
-            outputs.append(
-                CompletionOutput(
-                    sequence.index if score is None else rank,
-                    "" if rules is None or not token_ids else final_text(rules, token_ids),
-                    token_ids,
-                    sequence.cumulative_logprob,
-                    sequence.finish_reason,
-                    sequence.logprobs,
-                    score,
-                )
-            )
-        prompt_logprobs = None
-        if request.params.prompt_logprobs is not None:
-            positions = range(len(request.prompt_token_ids))
-            prompt_logprobs = [request.prompt_logprobs.get(position) for position in positions]
-        return RequestOutput(
-            request.request_id,
-            prompt,
-            request.prompt_token_ids,
-            outputs,
-            request.is_finished,
-            request.num_cached_tokens,
-            prompt_logprobs,
-        )
+        return make_output(request, prompt, self.text_rules(request.params))
 
     def reset_prefix_cache(self) -> None:
         """Forget the prefixes that no running request uses."""

@@ -1,8 +1,11 @@
-"""What a user gets back for a request. Plain data; no tensors, no blocks."""
+"""What a user gets back for a request: plain data, without tensors or blocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from minipaged.decoding.stopping import TextRules, final_text
+from minipaged.scheduling import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +52,35 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, float] | None] | None = None
+
+
+def make_output(request: Request, prompt: str | None, rules: TextRules | None) -> RequestOutput:
+    """What the user gets for a request, finished or not; without `rules` texts are empty."""
+    ranked = request.method.rank(request) if request.is_finished else request.sequences
+    outputs = []
+    for rank, sequence in enumerate(ranked):
+        token_ids, score = sequence.output_token_ids, request.method.score(sequence)
+        outputs.append(
+            CompletionOutput(
+                sequence.index if score is None else rank,
+                "" if rules is None or not token_ids else final_text(rules, token_ids),
+                token_ids,
+                sequence.cumulative_logprob,
+                sequence.finish_reason,
+                sequence.logprobs,
+                score,
+            )
+        )
+    prompt_logprobs = None
+    if request.params.prompt_logprobs is not None:
+        positions = range(len(request.prompt_token_ids))
+        prompt_logprobs = [request.prompt_logprobs.get(position) for position in positions]
+    return RequestOutput(
+        request.request_id,
+        prompt,
+        request.prompt_token_ids,
+        outputs,
+        request.is_finished,
+        request.num_cached_tokens,
+        prompt_logprobs,
+    )

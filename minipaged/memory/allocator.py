@@ -87,11 +87,8 @@ class BlockAllocator:
         self._ref_count[block] += 1
 
     def release(self, block: int) -> bool:
-        """Drop one reference. True if it was the last: the block is now evictable, not yet free.
-
-        Raises:
-            ValueError: no reference is left to drop (a double free).
-        """
+        """Drop one reference. True if it was the last: the block is now evictable, not yet free. Raises
+        ValueError if no reference is left to drop (a double free)."""
         if self._ref_count[block] == 0:
             raise ValueError(f"block {block} is freed twice: it has no reference left")
         self._ref_count[block] -= 1

@@ -27,23 +27,17 @@ class BlockCopy(NamedTuple):
 
 
 class BlockTable:
-    """The block table of one sequence. Others read the attributes; only its methods change them.
-
-    Attributes:
-        pool: where the blocks come from; host blocks while the sequence is swapped out.
-        blocks: physical block of each logical block; those past `num_tokens` are preallocated.
-        num_tokens: tokens that have a slot.
-    """
+    """The block table of one sequence. Others read its attributes; only its methods change them."""
 
     __slots__ = ("block_size", "blocks", "num_tokens", "pool")
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}; a block holds at least 1 token")
-        self.pool = pool
+        self.pool = pool  # where the blocks come from: host blocks while the sequence is swapped out
         self.block_size = block_size
-        self.blocks: list[int] = []
-        self.num_tokens = 0
+        self.blocks: list[int] = []  # of each logical block the physical; past `num_tokens` preallocated
+        self.num_tokens = 0  # tokens that have a slot
 
     @property
     def capacity(self) -> int:
@@ -80,10 +74,8 @@ class BlockTable:
         return (missing if missing > 0 else 0) + self.writes_to_shared_block()
 
     def append(self, count: int = 1) -> BlockCopy | None:
-        """Give the next `count` tokens a slot; take blocks when the last is full.
-
-        Returns:
-            The copy that must run before the tokens are written, if the last block was shared.
+        """Give the next `count` tokens a slot; take blocks when the last is full. If the last was shared,
+        returns the copy that must run before the tokens are written.
 
         Raises:
             OutOfBlocksError: the pool cannot give the blocks; nothing was changed.
@@ -92,8 +84,7 @@ class BlockTable:
         fresh = self.pool.allocate(needed) if needed else []
         copy = None
         if self.writes_to_shared_block():
-            # Fig. 8: the first writer moves to a fresh block and drops its reference to the shared one;
-            # when a single holder is left, that one writes in place.
+            # Fig. 8: the first writer moves to a fresh block; the last holder left writes in place.
             last = self.num_tokens // self.block_size
             copy = BlockCopy(self.blocks[last], fresh.pop())
             self.pool.free(copy.source)

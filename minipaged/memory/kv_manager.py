@@ -9,32 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from minipaged.memory.allocator import BlockAllocator, BlockPool
 from minipaged.memory.block_table import BlockCopy, BlockTable
 from minipaged.memory.page_growth import PageGrowth
 from minipaged.memory.prefix_cache import CachedBlock, PrefixCache
-from minipaged.memory.prefix_hits import Hit, KVSequence, find_hits
+from minipaged.memory.prefix_hits import Admission, KVSequence, find_hits
 from minipaged.memory.swap_space import SwapSpace
-
-
-class Admission(NamedTuple):
-    """Answer of `can_admit`.
-
-    Attributes:
-        fits: whether `admit` may be called.
-        hits: per sequence, what it need not compute.
-        grants: per sequence, blocks it takes from the pool.
-        num_cached_tokens: tokens that need not be computed.
-        num_charged_tokens: tokens the step's budget is charged with if all are computed at once.
-    """
-
-    fits: bool
-    hits: list[Hit]
-    grants: list[int]
-    num_cached_tokens: int
-    num_charged_tokens: int
 
 
 class KVManager:
@@ -44,8 +25,8 @@ class KVManager:
         allocator: the device pool.
         block_size: tokens per block.
         growth: how many blocks to ask for.
-        prefix_cache: built over `allocator`, or None when prefixes are not cached.
-        swap_space: host blocks, or None when nothing is swapped.
+        prefix_cache: over `allocator`; None: prefixes are not cached.
+        swap_space: host blocks; None: nothing is swapped.
         watermark: share of the pool that admission leaves free while others run (growth may use it).
         block_table: makes the tables.
     """
@@ -75,7 +56,7 @@ class KVManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be handed out now, evictable ones included."""
+        """Free and evictable blocks."""
         return self.pool.num_free
 
     @property
@@ -95,19 +76,16 @@ class KVManager:
         return self.growth.at_admission(needed, max(needed, self.num_blocks_of(max_num_tokens)))[-1]
 
     def can_admit(self, sequences: Sequence[KVSequence], others_run: bool = True) -> Admission:
-        """Whether the group gets blocks for all its tokens; only blocks that are not cached count.
+        """Whether the group, whose tables are empty, gets blocks for all its tokens.
 
-        Args:
-            sequences: the group; their tables are empty.
-            others_run: leave the watermark free, and the growth policy its say. When nothing else runs,
-                what the tokens need will do: waiting would free nothing.
+        While `others_run` the watermark is left free, and the growth policy has its say. When nothing else
+        runs, what the tokens need will do: waiting would free nothing.
         """
         hits = find_hits(sequences, self.prefix_cache, self.block_size)
         wishes = []
         for sequence, hit in zip(sequences, hits):
-            needed = self.num_blocks_of(len(sequence.token_ids)) - hit.num_shared
-            remaining = self.num_blocks_of(sequence.max_num_tokens) - hit.num_shared
-            wish = self.growth.at_admission(needed, max(needed, remaining))
+            needed, remaining = self._blocks_left(sequence, hit.num_shared)
+            wish = self.growth.at_admission(needed, remaining)
             wishes.append(wish if others_run else (*wish, needed))
         num_tokens = sum(len(sequence.token_ids) for sequence in sequences)
         num_cached = sum(hit.num_tokens(sequence) for sequence, hit in zip(sequences, hits))
@@ -121,8 +99,8 @@ class KVManager:
         return Admission(sum(grants) <= available, hits, grants, num_cached, num_charged)
 
     def admission_charge(self, cached: set[int], num_tokens: int, num_cached: int) -> tuple[int, int]:
-        """What an admission costs besides its grants: the free blocks that its cached blocks use up, and
-        tokens of the step's budget (source: prefix-caching-aware scheduling)."""
+        """What an admission costs besides its grants: free blocks that its cached blocks use up, and tokens
+        of the step's budget. Only what is not cached counts (vLLM's prefix-caching-aware scheduling)."""
         evictable = self.prefix_cache.count_evictable(cached) if self.prefix_cache else 0
         return evictable, num_tokens - num_cached
 
@@ -143,8 +121,7 @@ class KVManager:
             sequence.num_computed_tokens = hit.num_tokens(sequence)
             table.append(len(sequence.token_ids) - table.num_tokens)
             if hit.copy_from is not None and hit.copy_from != table.blocks[-1]:
-                # (If the pool was so tight that the cached block itself was evicted and handed to us, its
-                # content is where we want it.)
+                # (In a tight pool the cached block itself may have been evicted and handed to us.)
                 copies.append(BlockCopy(hit.copy_from, table.blocks[-1]))
             if preallocated := hit.num_shared + grant - len(table.blocks):
                 table.preallocate(preallocated)
@@ -170,12 +147,8 @@ class KVManager:
         return needed
 
     def grow(self, sequences: Sequence[KVSequence], needed: int) -> list[BlockCopy]:
-        """Give each sequence a slot for all its tokens. Returns the copies (copy-on-write) to run first.
-
-        Args:
-            sequences: the group.
-            needed: what `blocks_to_grow` answered, at most `num_free`.
-        """
+        """Give each sequence a slot for all its tokens; `needed` is what `blocks_to_grow` answered, at most
+        `num_free`. Returns the copies (copy-on-write) to run first."""
         copies: list[BlockCopy] = []
         if not needed:  # 15 steps of 16
             for sequence in sequences:
@@ -191,15 +164,18 @@ class KVManager:
 
     def _preallocate(self, sequence: KVSequence, others: Sequence[KVSequence]) -> None:
         # More than the minimum (which `append` takes itself) only if the others still get theirs.
-        held = len(sequence.table.blocks)
-        needed = self.num_blocks_of(len(sequence.token_ids)) - held
-        remaining = self.num_blocks_of(sequence.max_num_tokens) - held
-        for wish in self.growth.while_running(needed, max(needed, remaining)):
+        needed, remaining = self._blocks_left(sequence, len(sequence.table.blocks))
+        for wish in self.growth.while_running(needed, remaining):
             if wish == needed:
                 return
             if wish + self.blocks_to_grow(others) <= self.pool.num_free:
                 sequence.table.preallocate(wish)
                 return
+
+    def _blocks_left(self, sequence: KVSequence, held: int) -> tuple[int, int]:
+        # Blocks that its tokens need besides those held, and all that it could need until its last token.
+        needed = self.num_blocks_of(len(sequence.token_ids))
+        return needed - held, max(needed, self.num_blocks_of(sequence.max_num_tokens)) - held
 
     def free_preallocated(self, sequences: Sequence[KVSequence]) -> int:
         """Free the blocks of the sequences that hold no token yet. Returns how many came free."""
@@ -207,8 +183,6 @@ class KVManager:
         for sequence in sequences:
             sequence.table.truncate(sequence.table.num_tokens)
         return self.pool.num_free - before
-
-    # -- the rest of a sequence's life ----------------------------------------------------------
 
     def fork(self, sequence: KVSequence) -> BlockTable:
         """A second table over the blocks of the sequence (paper, Fig. 8)."""
@@ -221,6 +195,8 @@ class KVManager:
             sequence.table.move_to(self.pool, [])  # (a swapped-out table was over host blocks)
             sequence.num_computed_tokens = sequence.num_registered_blocks = 0
             sequence.last_registered = None
+
+    # -- prefix caching -------------------------------------------------------------------------
 
     def register(self, sequence: KVSequence, num_tokens: int) -> None:
         """Make the blocks findable that are full once the step being planned has computed `num_tokens`."""
@@ -280,11 +256,7 @@ class KVManager:
         return self.swap_space.swap_in([sequence.table for sequence in sequences], self.pool)
 
     def check_invariants(self, sequences: Iterable[KVSequence]) -> None:
-        """Raise AssertionError unless every block is accounted for.
-
-        Args:
-            sequences: all sequences that may hold blocks, swapped-out ones included.
-        """
+        """Raise AssertionError unless every block is accounted for; `sequences` are all that may hold one."""
         device: list[int] = []
         host: list[int] = []
         preallocated: Counter[int] = Counter()

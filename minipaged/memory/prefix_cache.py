@@ -19,13 +19,8 @@ HashFunction = Callable[[tuple[int, bytes]], int]
 
 
 class CachedBlock:
-    """What a registered block contains; two of them are equal if they are the same object.
-
-    Attributes:
-        chain_hash: hash of its tokens and all tokens before them.
-        tokens: its tokens, int32.
-        parent: the cached block before it in the chain; the salt for the first.
-    """
+    """What a registered block contains: its chain hash, its tokens (int32), and its parent, the cached block
+    before it (the salt for the first). Two of them are equal if they are the same object."""
 
     __slots__ = ("chain_hash", "parent", "tokens")
 
@@ -57,11 +52,8 @@ class PrefixCache:
         self._pending: set[int] = set()
 
     def allocate(self, count: int = 1) -> list[int]:
-        """Take free blocks, then the least recently used evictable ones, whose content is forgotten.
-
-        Raises:
-            OutOfBlocksError: not enough even with eviction; nothing was evicted.
-        """
+        """Take free blocks, then the least recently used evictable ones, whose content is forgotten. Raises
+        OutOfBlocksError if not even that is enough; then nothing was evicted."""
         missing = count - self.allocator.num_free
         if missing > len(self._evictable):
             raise OutOfBlocksError(
@@ -117,13 +109,8 @@ class PrefixCache:
             hashes.append(parent)
 
     def match(self, hashes: Sequence[int], token_ids: array[int], salt: str = "") -> list[int]:
-        """The blocks of the longest cached prefix. Valid until the next `allocate`.
-
-        Args:
-            hashes: chain hashes from `extend_hashes`.
-            token_ids: the tokens they were made from. They are compared, parent by parent, so that blocks
-                whose hashes collide are never mistaken for each other.
-        """
+        """The blocks of the longest cached prefix of `token_ids`, whose chain hashes are `hashes`. Valid until
+        the next `allocate`. Tokens and parents are compared: a collision of hashes is a miss."""
         content = token_ids.tobytes()
         width = self.block_size * token_ids.itemsize
         parent: CachedBlock | str = salt

@@ -51,6 +51,16 @@ class Hit(NamedTuple):
         return self.num_shared * sequence.table.block_size
 
 
+class Admission(NamedTuple):
+    """Answer of `can_admit`; lists have an entry per sequence of the group."""
+
+    fits: bool  # whether `admit` may be called
+    hits: list[Hit]  # what need not be computed
+    grants: list[int]  # blocks to take from the pool
+    num_cached_tokens: int
+    num_charged_tokens: int  # what the step's budget is charged with if all are computed at once
+
+
 def find_hits(sequences: Sequence[KVSequence], cache: PrefixCache | None, block_size: int) -> list[Hit]:
     """What each sequence of a group need not compute. Looks only; `KVManager.admit` acts."""
     hits = [_find_cached(sequence, cache) for sequence in sequences]

@@ -37,31 +37,18 @@ class Event(NamedTuple):
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step.
+    """One step. `scheduled` and `sampling` have a request's sequences side by side, in their order."""
 
-    Attributes:
-        step: number of the step, a logical clock.
-        scheduled: what to compute; sequences of a request stand together, in their order.
-        sampling: requests whose sequences all get candidates in this step, in the order of `scheduled`.
-        swap_out: copies (device block, host block).
-        swap_in: copies (host block, device block).
-        copies: copy-on-write copies (device block, device block).
-        moved: requests admitted, resumed or swapped out.
-        finished: requests that ended while planning (they outgrew the pool).
-        events: what was decided, and why.
-        num_preempted: requests preempted; nobody is admitted or resumed in such a step.
-    """
-
-    step: int
+    step: int  # its number, a logical clock
     scheduled: list[ScheduledSequence] = field(default_factory=list)
-    sampling: list[Request] = field(default_factory=list)
-    swap_out: list[BlockCopy] = field(default_factory=list)
-    swap_in: list[BlockCopy] = field(default_factory=list)
-    copies: list[BlockCopy] = field(default_factory=list)
-    moved: list[Request] = field(default_factory=list)
-    finished: list[Request] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    num_preempted: int = 0
+    sampling: list[Request] = field(default_factory=list)  # all their sequences get candidates
+    swap_out: list[BlockCopy] = field(default_factory=list)  # (device block, host block)
+    swap_in: list[BlockCopy] = field(default_factory=list)  # (host block, device block)
+    copies: list[BlockCopy] = field(default_factory=list)  # copy-on-write, (device block, device block)
+    moved: list[Request] = field(default_factory=list)  # admitted, resumed or swapped out
+    finished: list[Request] = field(default_factory=list)  # ended while planning: outgrew the pool
+    events: list[Event] = field(default_factory=list)  # what was decided, and why
+    num_preempted: int = 0  # nobody is admitted or resumed in a step that preempts
 
     @property
     def num_tokens(self) -> int:

@@ -28,17 +28,11 @@ class RequestState(Enum):
 
 
 class Sample(NamedTuple):
-    """Candidates for the next token of one sequence: what the executor answers.
+    """Candidates for the next token of one sequence: what the executor answers."""
 
-    Attributes:
-        token_ids: as many as were asked for; for beam search the best first.
-        logprobs: their log-probabilities.
-        top_logprobs: per candidate, {token id: log-probability} if the request asked for logprobs.
-    """
-
-    token_ids: list[int]
+    token_ids: list[int]  # as many as were asked for; for beam search the best first
     logprobs: list[float]
-    top_logprobs: list[dict[int, float]] | None = None
+    top_logprobs: list[dict[int, float]] | None = None  # per candidate, if the request asked for logprobs
 
 
 class Branch(NamedTuple):
@@ -68,14 +62,9 @@ class DecodingMethod(Protocol):
         ...
 
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
-        """Choose the branches; the request is not changed.
+        """Choose the branches, in the order the live sequences shall have; none live ends the request.
 
-        Args:
-            request: its `sequences` are the live ones.
-            samples: one per live sequence, in that order.
-
-        Returns:
-            Branches in the order the live sequences shall have; none live ends the request.
+        `samples` has one entry per live sequence. Changes nothing: a step that fails is advanced again.
         """
         ...
 
@@ -89,32 +78,21 @@ class DecodingMethod(Protocol):
 
 
 class Sequence:
-    """One token string of a request, and its KV blocks.
-
-    Attributes:
-        token_ids: prompt and generated tokens, int32.
-        num_computed_tokens: how many have their K/V in the cache; never more than there are tokens.
-        table: its block table (over host blocks while swapped out).
-        index: position among the request's samples or beams, for output order and seeds.
-        cumulative_logprob: sum of log-probabilities of the generated tokens.
-        logprobs: per generated token, what `Sample.top_logprobs` said; None unless asked for.
-        finish_reason: None while alive; "stop", "length", "abort" or "error".
-        text_state: what the stop checker remembers of the text.
-    """
+    """One token string of a request, and its KV blocks."""
 
     def __init__(self, request: Request, token_ids: array[int], table: BlockTable, index: int = 0) -> None:
         self.request = request
-        self.token_ids = token_ids
+        self.token_ids = token_ids  # prompt and generated tokens, int32
         self.table = table
-        self.index = index
-        self.num_computed_tokens = 0
-        self.block_hashes: list[int] = []
+        self.index = index  # position among the request's samples or beams, for output order and seeds
+        self.num_computed_tokens = 0  # how many have their K/V in the cache
+        self.block_hashes: list[int] = []  # these three are the prefix cache's, see `KVSequence`
         self.num_registered_blocks = 0
         self.last_registered: CachedBlock | None = None
-        self.cumulative_logprob = 0.0
-        self.logprobs: list[dict[int, float]] | None = None
-        self.finish_reason: str | None = None
-        self.text_state: Any = None
+        self.cumulative_logprob = 0.0  # of the generated tokens
+        self.logprobs: list[dict[int, float]] | None = None  # per generated token, if asked for
+        self.finish_reason: str | None = None  # "stop", "length" or "abort"; None while alive
+        self.text_state: Any = None  # what the stop checker remembers of the text
 
     @property
     def max_num_tokens(self) -> int:
@@ -193,12 +171,6 @@ class Request:
         table: an empty block table for the first sequence.
         cache_salt: requests share cached prefixes only with the same salt.
         arrival_time: seconds on the caller's clock; recorded, never decided upon.
-
-    Attributes:
-        arrival: place in the order of arrival; the scheduler's logical clock.
-        sequences: those alive.
-        completions: those that ended.
-        prompt_logprobs: position -> {token id: log-probability}, if asked for.
     """
 
     def __init__(
@@ -219,13 +191,13 @@ class Request:
         self.max_num_tokens = max_num_tokens
         self.cache_salt = cache_salt
         self.arrival_time = arrival_time
-        self.arrival = -1
+        self.arrival = -1  # place in the order of arrival; the scheduler's logical clock
         self.state = RequestState.WAITING
-        self.sequences: list[Sequence] = [Sequence(self, array("i", self.prompt_token_ids), table)]
-        self.completions: list[Sequence] = []
+        self.sequences: list[Sequence] = [Sequence(self, array("i", self.prompt_token_ids), table)]  # alive
+        self.completions: list[Sequence] = []  # ended
         self.num_preemptions = 0
         self.num_cached_tokens = 0
-        self.prompt_logprobs: dict[int, dict[int, float]] = {}
+        self.prompt_logprobs: dict[int, dict[int, float]] = {}  # of each position, if asked for
 
     @property
     def num_uncomputed_tokens(self) -> int:

@@ -32,54 +32,34 @@ by_arrival = attrgetter("arrival")
 
 @dataclass(eq=False, repr=False)
 class FCFSScheduler:
-    """Queues, admission, order and preemption.
-
-    Args:
-        kv: the memory manager.
-        policy: how a step is composed.
-        preemption: who is preempted, and how.
-        max_num_seqs: sequences that may hold device blocks at once.
-        max_num_batched_tokens: tokens a step computes at most.
-        max_model_len: longest sequence, prompt and output together.
-
-    Attributes:
-        waiting, running, swapped: the queues, each in order of arrival.
-        in_flight: the plan that was neither committed nor rolled back yet.
-    """
+    """Queues, admission, order and preemption. The queues are in order of arrival."""
 
     kv: KVManager
-    policy: BatchPolicy
-    preemption: PreemptionPolicy
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
+    policy: BatchPolicy  # how a step is composed
+    preemption: PreemptionPolicy  # who is preempted, and how
+    max_num_seqs: int  # sequences that may hold device blocks at once
+    max_num_batched_tokens: int  # tokens a step computes at most
+    max_model_len: int  # longest sequence, prompt and output together
 
     def __post_init__(self) -> None:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.swapped: deque[Request] = deque()
-        self.in_flight: StepPlan | None = None
+        self.in_flight: StepPlan | None = None  # neither committed nor rolled back yet
         self.num_preemptions = self.num_generated_tokens = self.num_arrived = self.num_steps = 0
         self._aborted: list[Request] = []  # while a step was in flight
 
     # -- requests come and go -------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Put a request at the end of the queue.
-
-        Raises:
-            RequestTooLongError: it could not run even alone.
-        """
+        """Put a request at the end of the queue; RequestTooLongError if it could not run even alone."""
         limits.check_can_ever_run(request, self)
         request.arrival = self.num_arrived
         self.num_arrived += 1
         self.waiting.append(request)
 
     def abort(self, request: Request) -> None:
-        """End a request now, whatever its state; its blocks come back exactly once.
-
-        A request of the step in flight is still being computed: that step's `commit` ends it.
-        """
+        """End a request now, whatever its state; one that is being computed ends with that step's commit."""
         if request.is_finished:
             return
         if self.in_flight is not None and request.state is not RequestState.WAITING:
@@ -108,7 +88,7 @@ class FCFSScheduler:
 
     def _end_aborted(self) -> list[Request]:
         ended = [request for request in dict.fromkeys(self._aborted) if not request.is_finished]
-        self._aborted.clear()
+        self._aborted = []
         for request in ended:
             self.end(request, "abort")
         return ended
@@ -138,11 +118,7 @@ class FCFSScheduler:
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
-        """Take the step's result into account: counts, new tokens, forks, finished requests.
-
-        Returns:
-            Requests that got tokens or ended.
-        """
+        """Take the step's result into account. Returns the requests that got tokens or ended."""
         # First what may fail in somebody else's code: nothing has changed, the step can be rolled back.
         decisions = []
         row = 0
@@ -192,14 +168,8 @@ class FCFSScheduler:
             request.state = RequestState.FINISHED
 
     def roll_back(self, plan: StepPlan) -> list[Request]:
-        """The step failed: nothing it was to compute, copy or move can be trusted.
-
-        What it registered is forgotten, and every request it touched goes back to the queue to be recomputed.
-        Requests it did not touch keep their blocks.
-
-        Returns:
-            Requests that ended all the same: aborted meanwhile, or outgrown while planning.
-        """
+        """The step failed: what it registered is forgotten, and every request it touched goes back to the
+        queue to be recomputed. Returns the requests that ended all the same."""
         self.in_flight = None
         self.kv.roll_back_registered()
         for request in dict.fromkeys((*plan.moved, *(s.sequence.request for s in plan.scheduled))):
@@ -215,10 +185,8 @@ class FCFSScheduler:
     # -- the four phases, called by the batch policy; each returns the tokens it spent of the budget --
 
     def plan_decodes(self, plan: StepPlan, budget: int) -> int:
-        """One token for every running sequence that has only its newest token to compute.
-
-        Preempts the latest arrived when blocks run out.
-        """
+        """One token for every running sequence that has only its newest token to compute. Preempts the latest
+        arrived when blocks run out."""
         left = budget
         position = 0
         while position < len(self.running) and left:
@@ -237,11 +205,8 @@ class FCFSScheduler:
         return budget - left
 
     def continue_prefills(self, plan: StepPlan, budget: int, share: int | None = None) -> int:
-        """The next chunk of every running request that is still computing its prompt.
-
-        Args:
-            share: most tokens one request gets while others are behind it.
-        """
+        """The next chunk of every running request that is still computing its prompt: at most `share` tokens
+        of one request while others are behind it."""
         if len(plan.sampling) == len(self.running):
             return 0  # all of them are decodes
         left = budget
@@ -277,12 +242,8 @@ class FCFSScheduler:
     def admit_waiting(
         self, plan: StepPlan, budget: int, whole: bool = False, share: int | None = None
     ) -> int:
-        """Admit from the front of the queue until one does not fit.
-
-        Args:
-            whole: admit a prompt only if all of it fits the rest of the budget, unless it is the first.
-            share: as in `continue_prefills`.
-        """
+        """Admit from the front of the queue until one does not fit. `whole`: only a prompt that fits the rest
+        of the budget, or the first of the step. `share`: as in `continue_prefills`."""
         left = budget
         while self.waiting and left and not self.swapped and not plan.num_preempted:
             used = self.admit_first(plan, left, whole, share)
@@ -348,10 +309,9 @@ class FCFSScheduler:
         }
         kind = "resumed" if request.num_preemptions else "admitted"
         plan.events.append(Event(kind, request.request_id, detail))
-        uncomputed = request.num_uncomputed_tokens
+        cached_but_charged = admission.num_charged_tokens - request.num_uncomputed_tokens
         limit = left if share is None or not self.waiting else min(left, share)
-        used = self.schedule_request(plan, request, limit)
-        return min(left, used + admission.num_charged_tokens - uncomputed)
+        return min(left, self.schedule_request(plan, request, limit) + cached_but_charged)
 
     def swap_in_first(self, plan: StepPlan, left: int) -> int:
         """Bring the first swapped-out request back if it fits. Returns the tokens scheduled, else 0."""
@@ -377,11 +337,8 @@ class FCFSScheduler:
         insort(self.running, request, key=by_arrival)
 
     def make_room(self, plan: StepPlan, request: Request, needed: int, position: int) -> bool:
-        """Preempt until `needed` blocks are free for the request at `position` of the running ones.
-
-        Returns:
-            False if the request itself was preempted, or ended because it is alone.
-        """
+        """Preempt until `needed` blocks are free for the request at `position` of the running ones. Returns
+        False if the request itself was preempted, or ended because it is alone."""
         while needed > self.kv.num_free:
             candidates = self.running[position:]  # those before it are scheduled already
             victim = self.preemption.choose_victim(candidates)
@@ -424,8 +381,7 @@ class FCFSScheduler:
     def check_invariants(self) -> None:
         """Raise AssertionError unless queues and blocks are consistent (the engine's invariants)."""
         for queue in (self.waiting, self.running, self.swapped):
-            arrivals = [request.arrival for request in queue]
-            assert arrivals == sorted(arrivals), f"a queue is not in order of arrival: {arrivals}"
+            assert list(queue) == sorted(queue, key=by_arrival), "a queue is not in order of arrival"
         assert sum(r.method.num_sequences for r in self.running) <= self.max_num_seqs
         assert not any(s.table.blocks for request in self.waiting for s in request.sequences)
         live = [*self.waiting, *self.running, *self.swapped]
