@@ -109,7 +109,7 @@ class PrefixCache:
             hashes.append(parent)
 
     def match(self, hashes: Sequence[int], token_ids: array[int], salt: str = "") -> list[int]:
-        """The blocks of the longest cached prefix of `token_ids`, whose chain hashes are `hashes`. Valid until
+        """The blocks of the longest cached prefix of `token_ids`, whose chain hashes these are. Valid until
         the next `allocate`. Tokens and parents are compared: a collision of hashes is a miss."""
         content = token_ids.tobytes()
         width = self.block_size * token_ids.itemsize
