@@ -1,14 +1,35 @@
-"""What imports what: the memory manager and the scheduler are readable and usable without torch."""
+"""What imports what: no circles, and a memory manager and a scheduler that need no torch."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 
-@pytest.mark.parametrize("module", ["memory", "scheduling", "engine", "simulation", "config", "components"])
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "memory",
+        "scheduling",
+        "decoding.methods",
+        "engine",
+        "components",
+        "metrics",
+        "outputs",
+        "config",
+        "simulation",
+        "simulation.run",
+        "viewer.replay",
+    ],
+)
 def test_module_loads_no_torch(module):
     """A top-level import that drags seconds of torch into a simulation."""
     code = (
@@ -16,3 +37,38 @@ def test_module_loads_no_torch(module):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr or f"minipaged.{module} imports torch"
+
+
+def project_modules() -> dict[str, Path]:
+    """Module name -> file, for the whole package."""
+    found = {}
+    for folder, package in ((ROOT / "minipaged", "minipaged"), (ROOT / "kernels", "minipaged.kernels")):
+        for file in folder.rglob("*.py"):
+            parts = file.relative_to(folder).with_suffix("").parts
+            found[".".join((package, *parts)).removesuffix(".__init__")] = file
+    return found
+
+
+def imports_of(file: Path, modules: dict[str, Path]) -> Iterator[str]:
+    """The project's modules that a file imports: at the top, in functions, under TYPE_CHECKING."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{file} has a relative import; the rest of the project has none"
+            for alias in node.names:
+                names = (f"{node.module}.{alias.name}", node.module)
+                yield from [name for name in names if name in modules][:1]
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Catches a circle that an import inside a function hides from Python, but not from a reader."""
+    modules = project_modules()
+    assert {"minipaged", "minipaged.kernels.layout", "minipaged.cli.main"} <= set(modules)
+    graph = {name: {*imports_of(file, modules)} - {name} for name, file in modules.items()}
+    assert sum(map(len, graph.values())) > 300, "the imports were not found"
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle = " -> ".join(reversed(error.args[1]))
+        pytest.fail(f"an import circle: {circle}")
