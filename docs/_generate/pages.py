@@ -31,7 +31,6 @@ PAGE_OF = {
     "minipaged/scheduling/scheduler.py": "concepts/scheduler.md",
     "minipaged/scheduling/preemption.py": "concepts/preemption.md",
     "minipaged/scheduling/policies.py": "concepts/batch-policies.md",
-    "minipaged/scheduling/policies.py": "concepts/batch-policies.md",
     "minipaged/decoding/methods.py": "concepts/parallel-sampling.md",
     "minipaged/decoding/beam_search.py": "concepts/beam-search.md",
     "kernels/reference/attention.py": "concepts/paged-attention.md",

@@ -1,4 +1,4 @@
-"""The decoder of the page "Follow one token" computes what transformers computes, and prints what the page shows."""
+"""The page "Follow one token": its decoder computes what transformers computes; what it shows is printed."""
 
 import ast
 import importlib.util
