@@ -129,7 +129,7 @@ def specification(report: Report) -> str:
     lines = [
         front_matter(source="tests/concepts"),
         "# Specification\n",
-        f"What each part must do: {count} facts, each of them a test. A test's name states the fact; what",
+        f"What each class must do: {count} facts, each of them a test. A test's name states the fact; what",
         "follows is the bug that the test would catch. Students' own classes are run against the same tests.",
         "",
     ]
@@ -199,8 +199,8 @@ def lessons() -> dict[str, str]:
         [
             front_matter(source="tutorials"),
             "# Learn\n",
-            "In each lesson you write a part of the engine, the project's own tests check it, and then the",
-            "whole engine runs with your part in place of the original. The lessons need a clone of the",
+            "In each lesson you write a class of the engine, the project's own tests check it, and then the",
+            "whole engine runs with your class in place of its own. The lessons need a clone of the",
             "repository.",
             "",
             "```bash",
