@@ -106,6 +106,18 @@ def test_every_module_of_the_engine_has_its_line():
     assert missing == []
 
 
+def test_the_comparison_says_how_large_the_project_is():
+    """Catches a size of an earlier version: thousands of lines, without the wings and with them."""
+    around = ("simulation", "viewer", "learn")
+    files = [*(ROOT / "minipaged").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")]
+    own = {file.resolve() for file in files}
+    counts = {file: len(file.read_text().splitlines()) for file in own}
+    small = sum(n for file, n in counts.items() if file.relative_to(ROOT).parts[1] not in around)
+    said = re.search(r"([\d,]+) lines of Python, ([\d,]+) with", (ROOT / "docs/comparison.md").read_text())
+    assert abs(small - int(said[1].replace(",", ""))) <= 1000
+    assert abs(sum(counts.values()) - int(said[2].replace(",", ""))) <= 1000
+
+
 def test_a_request_passes_the_functions_that_the_page_lists():
     """Catches a list of an earlier version, or one in another order than the run's."""
     listed = listed_functions("a request passes")
