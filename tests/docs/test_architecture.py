@@ -94,6 +94,13 @@ def test_every_file_that_the_page_names_exists():
     assert [name for name in with_a_folder if file_of(name) is None] == []
 
 
+def test_every_file_that_the_glossary_names_exists():
+    """Catches a term whose place in the code has moved."""
+    names = re.findall(r"`([\w/]+(?:\.py|/))`", (ROOT / "docs/glossary.md").read_text())
+    assert len(names) > 30
+    assert [name for name in names if file_of(name) is None] == []
+
+
 def test_every_module_of_the_engine_has_its_line():
     """Catches a module that was added without a word about it."""
     folders = ("memory", "scheduling", "decoding", "execution", "kernels", "")
