@@ -1,9 +1,8 @@
 """`minipaged bench`: a workload file through the engine, and what it took.
 
 A workload is a JSON list of {"prompt_token_ids": [...], "max_tokens": n}, decoded greedily with EOS ignored;
-all requests are there at t = 0, or come as a Poisson process. Latencies are those of
-`viewer.metrics`; CPU seconds are the process's, which is the figure that survives a busy machine when
-one thread is used.
+all requests are there at t = 0, or come as a Poisson process. Latencies are those of `metrics.py`; CPU
+seconds are the process's, which is the figure that survives a busy machine when one thread is used.
 """
 
 from __future__ import annotations
@@ -12,14 +11,16 @@ import json
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypedDict
 
 from minipaged.decoding.params import SamplingParams
 from minipaged.llm import LLM
+from minipaged.metrics import quantile
+from minipaged.viewer.profile import StepProfile
 
 
 class WorkloadError(ValueError):
@@ -56,19 +57,13 @@ def read_workload(path: Path) -> list[WorkloadItem]:
     return items
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that `share` of the values do not exceed (nearest rank); 0 for none."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
-
-
 def run_workload(
     llm: LLM,
     items: list[WorkloadItem],
     *,
     rate: float | None = None,
     seed: int = 0,
-    measuring: AbstractContextManager[None] | None = None,
+    profile: StepProfile | None = None,
     progress: Callable[[int], None] = lambda count: None,
 ) -> dict[str, Any]:
     """Run a workload once, after a warm-up and with an empty prefix cache.
@@ -78,7 +73,7 @@ def run_workload(
         items: the requests.
         rate: mean arrivals a second (Poisson); None: all are there at the start.
         seed: of the arrivals.
-        measuring: entered for the measured part, without the warm-up.
+        profile: measures the steps, without the warm-up.
         progress: called with the number of requests that each step finished.
 
     Returns:
@@ -90,7 +85,7 @@ def run_workload(
     gaps = (rng.expovariate(rate) if rate else 0.0 for _ in items)
     arrivals = deque(zip(accumulate(gaps), range(len(items))))
     requests = {}
-    with measuring or nullcontext():
+    with profile.watch(engine) if profile else nullcontext():
         start, cpu_start = time.perf_counter(), time.process_time()
         while arrivals or engine.has_unfinished:
             now = time.perf_counter() - start
@@ -100,6 +95,8 @@ def run_workload(
                 params = SamplingParams(temperature=0, max_tokens=item["max_tokens"], ignore_eos=True)
                 requests[number] = engine.add_request(f"bench-{number}", item["prompt_token_ids"], params)
             if engine.has_unfinished:
+                if profile:
+                    profile.start()
                 progress(sum(request.is_finished for request in engine.step()))
             else:
                 time.sleep(max(0.0, arrivals[0][0] - now))
@@ -115,10 +112,10 @@ def run_workload(
         "out_tok_per_s": count / wall,
         "out_tok_per_cpu_s": count / cpu,
         "steps": metrics.steps,
-        "ttft_ms_p50": 1e3 * percentile(metrics.time_to_first_token, 0.5),
-        "ttft_ms_p95": 1e3 * percentile(metrics.time_to_first_token, 0.95),
-        "itl_ms_p50": 1e3 * percentile(metrics.inter_token_latency, 0.5),
-        "itl_ms_p99": 1e3 * percentile(metrics.inter_token_latency, 0.99),
+        "ttft_ms_p50": 1e3 * quantile(metrics.time_to_first_token, 0.5),
+        "ttft_ms_p95": 1e3 * quantile(metrics.time_to_first_token, 0.95),
+        "itl_ms_p50": 1e3 * quantile(metrics.inter_token_latency, 0.5),
+        "itl_ms_p99": 1e3 * quantile(metrics.inter_token_latency, 0.99),
         "preemptions": metrics.num_preemptions,
         "prefix_cache_hit_tokens": metrics.prefix_cache_hits,
         "peak_kv_blocks": metrics.peak_kv_blocks,

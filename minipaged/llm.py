@@ -23,6 +23,7 @@ from minipaged.engine import Engine, RequestError
 from minipaged.execution.executor import Executor
 from minipaged.learn.overrides import components_from
 from minipaged.outputs import RequestOutput
+from minipaged.viewer.displays import register_displays
 
 Prompt = str | Mapping[str, Any]
 """A text, or `{"prompt_token_ids": [...]}`, optionally with "cache_salt"."""
@@ -54,6 +55,7 @@ class LLM:
         components: Components | None = None,
         **options: Any,
     ) -> None:
+        register_displays()
         self.config = config_from(options)
         components = components_from(use) if use else components or Components()
         name = str(model if model is not None else pocket_model.PATH)

@@ -1,7 +1,6 @@
 """What happened, counted: everything here is derived from (plan, result) of each step.
 
-Names are those users of vLLM know, with the prefix `minipaged:`. Time enters as an argument; nothing
-here is read by a decision.
+Names are those users of vLLM know, with the prefix `minipaged:`. Nothing here is read by a decision.
 
     KV usage    blocks held by tables / blocks of the pool
     waste       slots of held blocks without a token / slots of held blocks
@@ -12,6 +11,7 @@ here is read by a decision.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -24,7 +24,17 @@ SAMPLE_EVERY = 8
 """Steps between two looks at the tables for waste and sharing: a look costs time in every sequence."""
 
 KEEP = 65_536
-"""Latencies that are kept for percentiles."""
+"""Latencies that are kept for quantiles."""
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """The smallest value that this share of `values` does not exceed (nearest rank); 0 for none."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
+
+
+def _latencies() -> deque[float]:
+    return deque(maxlen=KEEP)
 
 
 @dataclass(slots=True)
@@ -42,9 +52,9 @@ class Metrics:
     blocks_copied: int = 0
     peak_kv_blocks: int = 0
     request_success: Counter[str] = field(default_factory=Counter)
-    time_to_first_token: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
-    inter_token_latency: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
-    e2e_request_latency: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
+    time_to_first_token: deque[float] = field(default_factory=_latencies)
+    inter_token_latency: deque[float] = field(default_factory=_latencies)
+    e2e_request_latency: deque[float] = field(default_factory=_latencies)
     _generated_before: int = 0
     _held_slots: int = 0
     _empty_slots: int = 0
@@ -109,17 +119,21 @@ class Metrics:
     @property
     def kv_waste(self) -> float:
         """Share of held slots without a token, averaged over the run."""
-        return self._empty_slots / self._held_slots if self._held_slots else 0.0
+        return _share(self._empty_slots, self._held_slots)
 
     @property
     def sharing_saving(self) -> float:
         """Share of blocks saved by sharing, averaged over the run."""
-        return 1 - self._physical_blocks / self._logical_blocks if self._logical_blocks else 0.0
+        return _share(self._logical_blocks - self._physical_blocks, self._logical_blocks)
 
     @property
     def prefix_cache_hit_rate(self) -> float:
         """Share of looked-up prompt tokens that were cached."""
-        return self.prefix_cache_hits / self.prefix_cache_queries if self.prefix_cache_queries else 0.0
+        return _share(self.prefix_cache_hits, self.prefix_cache_queries)
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
 
 
 class StatsLogger:

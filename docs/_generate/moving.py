@@ -14,12 +14,10 @@ from html import escape
 from pathlib import Path
 
 from minipaged.components import Components
-from minipaged.config import EngineConfig
 from minipaged.decoding.params import SamplingParams
-from minipaged.engine import Engine
 from minipaged.memory import BlockAllocator
-from minipaged.scheduling import PreemptionCosts, Sample, StepPlan, StepResult
 from minipaged.viewer.pictures import scenes
+from minipaged.viewer.pictures.runs import modelless
 from minipaged.viewer.pictures.tables import tables_svg
 from minipaged.viewer.replay import read_trace
 from minipaged.viewer.snapshot import PoolView
@@ -27,25 +25,7 @@ from minipaged.viewer.trace import TraceWriter
 
 WORDS = ["Four", "score", "and", "seven", "years", "ago", "our", "fathers", "brought", "forth"]
 PROMPT = 7
-BLOCK_SIZE = 4
-
-
-class Reciter:
-    """An executor without a model: the next token is the next word."""
-
-    block_size = BLOCK_SIZE
-    num_blocks = 9
-    num_host_blocks = 0
-    block_bytes = 1
-    max_model_len = 64
-    vocab_size = len(WORDS)
-    eos_token_ids = ()
-    preemption_costs = PreemptionCosts(0.0, 0.0, 0.0)
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Answer each chunk that samples with the word after its last."""
-        ends = [chunk.start + chunk.num_tokens for chunk in plan.scheduled if chunk.num_candidates]
-        return StepResult([Sample([end % len(WORDS)], [0.0]) for end in ends])
+NUM_BLOCKS = 9
 
 
 Frame = tuple[str, str, PoolView]
@@ -54,14 +34,13 @@ Frame = tuple[str, str, PoolView]
 
 def figure_6() -> list[Frame]:
     """The frames of the home page, from a trace."""
-    config = EngineConfig(
-        block_size=BLOCK_SIZE,
+    # The executor answers with the number of the next token, which is that of the next word.
+    engine = modelless(
+        NUM_BLOCKS,
+        components=Components(allocator=lambda count: BlockAllocator(count, order=(7, 1, 3))),
         enable_prefix_caching=False,
         enable_chunked_prefill=False,
-        disable_log_stats=True,
     )
-    parts = Components(allocator=lambda count: BlockAllocator(count, order=(7, 1, 3)))
-    engine = Engine(Reciter(), config, components=parts)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "figure-6.jsonl")
         with TraceWriter(path, engine):
@@ -72,7 +51,7 @@ def figure_6() -> list[Frame]:
                 engine.step()
             engine.check_invariants()
         records = list(read_trace(path))
-    empty = PoolView(BLOCK_SIZE, Reciter.num_blocks)
+    empty = PoolView(engine.config.block_size, NUM_BLOCKS)
     prompt, first, second = (record.planned for record in records)
     return [
         ("A request arrives", "Nine blocks of four tokens each are free. Nothing is reserved.", empty),

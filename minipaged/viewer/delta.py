@@ -2,12 +2,10 @@
 
     difference(old, new) -> change          apply(old, change) == new
 
-A change is JSON: `{"tables": {NAME: {...} or null}, "evictable": [blocks], "not_evictable": [blocks]}`, empty parts
-left out. A table has only the fields that differ; `"blocks": [2, [5]]` means: keep the first 2, then 5;
-`"tokens"` likewise; null means that the table is gone.
-
-What follows from the plan is not written either (`planned`, `computed`), so that a decode costs a line
-with the new token ids and little else. Knows no files and no engine.
+A change is JSON: `{"tables": {NAME: {...} or null}, "evictable": [blocks], "not_evictable": [blocks]}`, empty
+parts left out. A table has only the fields of `TableView` that differ; `"blocks": [2, [5]]` means: keep the
+first 2, then 5; `"token_ids"` likewise; null means that the table is gone. What follows from the plan is not
+written either (`planned`, `computed`), so that a decode costs a line with the new token ids and little else.
 """
 
 from __future__ import annotations
@@ -18,20 +16,14 @@ from typing import Any, NamedTuple
 
 from minipaged.viewer.snapshot import PoolView, TableView
 
-FIELDS = {
-    "host": "on_host",
-    "num_tokens": "num_tokens",
-    "num_computed": "num_computed",
-    "num_prompt": "num_prompt",
-}
-"""Name in the file -> field of `TableView`, for those that are written whole."""
+LISTS = ("blocks", "token_ids")
+"""Fields of which only the changed end is written."""
 
-LISTS = {"blocks": "blocks", "tokens": "token_ids"}
-"""The same for those of which only the changed end is written."""
+FIELDS = ("on_host", "num_tokens", "num_computed", "num_prompt", *LISTS)
 
 
-class ChunkLine(NamedTuple):
-    """A chunk as a trace has it: tokens start <= position < start + num_tokens of a sequence."""
+class ScheduledTokens(NamedTuple):
+    """What a trace has of a `ScheduledSequence`: tokens start <= position < start + num_tokens."""
 
     request: str
     position: int
@@ -44,35 +36,36 @@ class ChunkLine(NamedTuple):
         """Name of the sequence, as in `PoolView.tables`."""
         return f"{self.request}/{self.position}"
 
-
-def planned(view: PoolView, chunks: Iterable[ChunkLine]) -> PoolView:
-    """What a plan with these chunks says of the memory: every token it computes has a slot."""
-    tables = dict(view.tables)
-    for chunk in chunks:
-        table = tables.get(chunk.name)
-        if table is not None:
-            end = max(table.num_tokens, chunk.start + chunk.num_tokens)
-            tables[chunk.name] = table._replace(num_tokens=end)
-    return replace(view, tables=tables)
+    @property
+    def stop(self) -> int:
+        """The position after the last."""
+        return self.start + self.num_tokens
 
 
-def computed(view: PoolView, chunks: Iterable[ChunkLine]) -> PoolView:
-    """What is true once the chunks are computed."""
-    tables = dict(view.tables)
-    for chunk in chunks:
-        table = tables.get(chunk.name)
-        if table is not None:
-            tables[chunk.name] = table._replace(num_computed=chunk.start + chunk.num_tokens)
-    return replace(view, tables=tables)
+def planned(view: PoolView, scheduled: Iterable[ScheduledTokens]) -> PoolView:
+    """What a plan says of the memory: every token it computes has a slot."""
+    known = [tokens for tokens in scheduled if tokens.name in view.tables]
+    ends = {tokens.name: max(view.tables[tokens.name].num_tokens, tokens.stop) for tokens in known}
+    return _with(view, "num_tokens", ends)
+
+
+def computed(view: PoolView, scheduled: Iterable[ScheduledTokens]) -> PoolView:
+    """What is true once they are computed."""
+    known = {tokens.name: tokens.stop for tokens in scheduled if tokens.name in view.tables}
+    return _with(view, "num_computed", known)
+
+
+def _with(view: PoolView, field: str, values: dict[str, int]) -> PoolView:
+    changed = {name: view.tables[name]._replace(**{field: value}) for name, value in values.items()}
+    return replace(view, tables={**view.tables, **changed})
 
 
 def difference(old: PoolView, new: PoolView) -> dict[str, Any]:
     """What must be applied to `old` to get `new`; both are of the same pool."""
     tables: dict[str, Any] = {name: None for name in old.tables if name not in new.tables}
     for name, table in new.tables.items():
-        before = old.tables.get(name, _empty(name))
-        if table != before or name not in old.tables:
-            tables[name] = _table_difference(before, table)
+        if table != old.tables.get(name):
+            tables[name] = _table_difference(old.tables.get(name, _empty(name)), table)
     change = {
         "tables": tables,
         "evictable": sorted(new.evictable - old.evictable),
@@ -92,14 +85,12 @@ def apply(old: PoolView, change: dict[str, Any]) -> PoolView:
         if entry is None:
             del tables[name]
             continue
-        before = tables.get(name, _empty(name))
-        values = {field: entry[key] for key, field in FIELDS.items() if key in entry}
-        for key, field in LISTS.items():
-            if key in entry:
-                keep, added = entry[key]
-                if keep > len(getattr(before, field)):
-                    raise ValueError(f"{name} keeps {keep} {key} of {len(getattr(before, field))}")
-                values[field] = (*getattr(before, field)[:keep], *added)
+        before, values = tables.get(name, _empty(name)), dict(entry)
+        for field in values.keys() & set(LISTS):
+            keep, added = values[field]
+            if keep > len(getattr(before, field)):
+                raise ValueError(f"{name} keeps {keep} {field} of {len(getattr(before, field))}")
+            values[field] = (*getattr(before, field)[:keep], *added)
         tables[name] = before._replace(**values)
     evictable = (old.evictable | set(change.get("evictable", ()))) - set(change.get("not_evictable", ()))
     return replace(old, tables=tables, evictable=evictable)
@@ -107,20 +98,16 @@ def apply(old: PoolView, change: dict[str, Any]) -> PoolView:
 
 def _empty(name: str) -> TableView:
     request, _, position = name.rpartition("/")
-    return TableView(request, int(position), False, (), 0, 0, 0, ())
+    return TableView(request, int(position))
 
 
 def _table_difference(old: TableView, new: TableView) -> dict[str, Any]:
-    change: dict[str, Any] = {
-        key: getattr(new, field)
-        for key, field in FIELDS.items()
-        if getattr(new, field) != getattr(old, field)
-    }
-    for key, field in LISTS.items():
+    change: dict[str, Any] = {}
+    for field in FIELDS:
         before, after = getattr(old, field), getattr(new, field)
         if before != after:
-            keep = _common(before, after)
-            change[key] = [keep, list(after[keep:])]
+            keep = _common(before, after) if field in LISTS else 0
+            change[field] = [keep, list(after[keep:])] if field in LISTS else after
     return change
 
 

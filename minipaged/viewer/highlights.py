@@ -5,42 +5,45 @@
     seen.fullest, seen.place(outputs[0])
 
 A finished request holds no blocks; so its tables are remembered as they were when it ended, as plain data.
-Listens to the records of `recorder.py`; holds nothing of the engine's memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from minipaged.viewer.recorder import StepRecord, Tap
+from minipaged.engine import Engine
+from minipaged.outputs import RequestOutput
+from minipaged.viewer.recorder import Recorder, StepRecord
 from minipaged.viewer.snapshot import PoolView, TableView
-
-if TYPE_CHECKING:
-    from minipaged.engine import Engine
-    from minipaged.outputs import RequestOutput
 
 TextOf = Callable[[int], str]
 
 
-class Placement(NamedTuple):
-    """Where the tokens of an output lay.
+class PlacedOutput(NamedTuple):
+    """An output, and where its tokens lay.
 
     Attributes:
+        output: the output.
         block_size: tokens a block.
         tables: of each completion its table when it ended (its last token was sampled then and has no
             slot); None for a completion that ended before it was computed.
         text_of: text of a token id; None without a tokenizer.
     """
 
+    output: RequestOutput
     block_size: int
     tables: tuple[TableView | None, ...]
     text_of: TextOf | None
 
+    def title(self, number: int) -> str:
+        """What a completion is called."""
+        name = f"Request {self.output.request_id}"
+        return f"{name}, completion {number + 1}" if len(self.output.outputs) > 1 else name
+
 
 def text_of(engine: Engine) -> TextOf | None:
-    """The texts of an engine's tokens, one by one."""
+    """The texts of an engine's tokens, one by one; None without a tokenizer."""
     if engine.detokenizer is None:
         return None
     tokenizer = engine.detokenizer.tokenizer
@@ -62,13 +65,13 @@ class Highlights:
         self._block_size = engine.scheduler.kv.block_size
         self._last: dict[str, list[TableView]] = {}  # of each request, when it was last computed
         self._ended: dict[str, dict[tuple[int, ...], TableView]] = {}  # by generated tokens but the last
-        self._tap = Tap(engine, self.observe)
+        self._recorder = Recorder(engine, self.observe)
 
     def observe(self, record: StepRecord) -> None:
         """Take a step into account."""
         if self.fullest is None or record.planned.num_used > self.fullest.num_used:
             self.fullest, self.fullest_step = record.planned, record.step
-        for request in {chunk.request for chunk in record.scheduled}:
+        for request in {tokens.request for tokens in record.scheduled}:
             self._last[request] = [t for t in record.planned.tables.values() if t.request == request]
         for request, completions in record.completions.items():
             # (A request that outgrew the pool ends before it is computed: its last step counts.)
@@ -78,15 +81,15 @@ class Highlights:
         for request in record.finished:
             self._last.pop(request, None)
 
-    def place(self, output: RequestOutput) -> RequestOutput:
-        """The output with its `placement`, which is then part of its picture."""
+    def place(self, output: RequestOutput) -> PlacedOutput:
+        """The output with where its tokens lay."""
         ended = self._ended.get(output.request_id, {})
         tables = tuple(ended.get(tuple(completion.token_ids[:-1])) for completion in output.outputs)
-        return replace(output, placement=Placement(self._block_size, tables, self.text_of))
+        return PlacedOutput(output, self._block_size, tables, self.text_of)
 
     def close(self) -> None:
         """Stop watching."""
-        self._tap.remove()
+        self._recorder.close()
 
     def __enter__(self) -> Highlights:
         return self

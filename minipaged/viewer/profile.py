@@ -1,17 +1,23 @@
 """Where a step's time goes: schedule, batch, forward, sample, commit (`minipaged bench --profile`).
 
-Wraps the engine's own calls while it measures and counts CPU seconds of the process; nothing else in the
-engine knows of it. What a call's inner parts took is subtracted from it.
+A stop watch over CPU seconds of the process: the engine's step hooks and the runner's stage hooks say which
+part has just ended. The attention calls inside the forward pass are measured apart from it.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from minipaged.engine import Engine
+
+STAGES = {"batch": "plan -> tensors", "forward": "forward: all but attention", "sample": "sample"}
+"""Stage of the `ModelRunner` -> name of the part."""
+
+REST = "rest of the step"
 
 
 class StepProfile:
@@ -22,51 +28,52 @@ class StepProfile:
     """
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._inner = [0.0]  # per open part, what parts inside it took
+        self.seconds: Counter[str] = Counter()
+        self.start()
 
-    def _wrap(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def start(self) -> None:
+        """Begin a step: what was before counts for nothing."""
+        self._last, self._inner = time.process_time(), 0.0
+
+    def _end(self, part: str) -> None:
+        last, inner = self._last, self._inner
+        self.start()
+        self.seconds[part] += self._last - last - inner
+
+    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             start = time.process_time()
-            self._inner.append(0.0)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                elapsed = time.process_time() - start
-                self.seconds[part] = self.seconds.get(part, 0.0) + elapsed - self._inner.pop()
-                self._inner[-1] += elapsed
+            result = function(*args, **kwargs)
+            elapsed = time.process_time() - start
+            self.seconds[part] += elapsed
+            self._inner += elapsed
+            return result
 
         return timed
 
     @contextmanager
     def watch(self, engine: Engine) -> Iterator[None]:
-        """Measure the steps of an engine over a model inside the `with`."""
+        """Measure the steps of an engine over a model inside the `with`; call `start` before each."""
         runner: Any = engine.executor
-        parts = [
-            (engine.scheduler, "schedule", "schedule"),
-            (engine.scheduler, "commit", "commit"),
-            (runner.builder, "build", "plan -> tensors"),
-            (runner, "forward", "forward: all but attention"),
-            (runner, "_sampler", "sample"),
-            (engine, "step", "rest of the step"),
-        ]
-        backend = runner.backend
-        with ExitStack() as stack:
-            for owner, name, part in parts:
-                stack.enter_context(_replaced(owner, name, self._wrap(part, getattr(owner, name))))
-            watched = backend._replace(
-                write_kv=self._wrap("attention: write K/V", backend.write_kv),
-                paged_attention=self._wrap("attention: read and attend", backend.paged_attention),
-            )
-            stack.enter_context(_replaced(runner, "backend", watched))
+
+        def ends(part: str) -> Callable[..., None]:
+            return lambda *args: self._end(part)
+
+        def stage(name: str) -> None:
+            self._end(STAGES[name])
+
+        hooks = engine.on_planned, engine.on_committed, runner.stage_hooks
+        saved, backend = [list(kind) for kind in hooks], runner.backend
+        engine.on_planned[:] = [ends("schedule"), *engine.on_planned, ends(REST)]
+        engine.on_committed[:] = [ends("commit"), *engine.on_committed, ends(REST)]
+        runner.stage_hooks.append(stage)
+        runner.backend = backend._replace(
+            write_kv=self._timed("attention: write K/V", backend.write_kv),
+            paged_attention=self._timed("attention: read and attend", backend.paged_attention),
+        )
+        try:
             yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
+        finally:
+            for kind, before in zip(hooks, saved):
+                kind[:] = before
+            runner.backend = backend

@@ -3,22 +3,20 @@
     schedule ----> planned: blocks are given, nothing is computed    execute ----> commit ----> committed
 
 Two looks a step, because each sees what the other does not: `planned` has the blocks of a request that ends
-in this very step, `committed` the forks before anyone writes. Derived from plan and tables; changes nothing.
+in this very step, `committed` the forks before anyone writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from minipaged.viewer.delta import ChunkLine
+from minipaged.engine import Engine
+from minipaged.scheduling import Event, Request, StepPlan, StepResult
+from minipaged.viewer.delta import ScheduledTokens
 from minipaged.viewer.snapshot import PoolView, look
-
-if TYPE_CHECKING:
-    from minipaged.engine import Engine
-    from minipaged.scheduling import FCFSScheduler, Request, StepPlan, StepResult
 
 
 class StepRecord(NamedTuple):
@@ -40,7 +38,7 @@ class StepRecord(NamedTuple):
     """
 
     step: int
-    scheduled: tuple[ChunkLine, ...]
+    scheduled: tuple[ScheduledTokens, ...]
     swap_out: tuple[tuple[int, int], ...]
     swap_in: tuple[tuple[int, int], ...]
     copies: tuple[tuple[int, int], ...]
@@ -53,93 +51,74 @@ class StepRecord(NamedTuple):
 
 
 class Recorder:
-    """Makes the records of one scheduler, step by step."""
+    """Calls `listener` with the record of every step of an engine, until `close`."""
 
-    def __init__(self, scheduler: FCFSScheduler) -> None:
-        self.scheduler = scheduler
-        self._in_flight: tuple[int, tuple[ChunkLine, ...], PoolView] | None = None
+    def __init__(self, engine: Engine, listener: Callable[[StepRecord], None]) -> None:
+        self._engine = engine
+        self._listener = listener
+        self._planned: tuple[tuple[ScheduledTokens, ...], PoolView]
         self._told: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # completions of each so far
+        engine.on_planned.append(self._look_at_plan)
+        engine.on_committed.append(self._record)
 
-    def planned(self, plan: StepPlan) -> None:
-        """Look at the memory with the plan made; call it before `commit`."""
-        self._in_flight = (plan.step, chunk_lines(plan), look(self.scheduler))
+    def _look_at_plan(self, plan: StepPlan) -> None:
+        self._planned = scheduled_tokens(plan), look(self._engine.scheduler)
 
-    def committed(self, plan: StepPlan) -> StepRecord:
-        """Look again, after `commit`."""
-        now = look(self.scheduler)
-        # (A plan without work is not executed, and nobody saw it before its commit.)
-        seen = self._in_flight is not None and self._in_flight[0] == plan.step
-        step, chunks, planned = self._in_flight if seen and self._in_flight else (plan.step, (), now)
-        requests = (*plan.sampling, *plan.finished)
-        return StepRecord(
-            step,
-            chunks,
-            tuple((a, b) for a, b in plan.swap_out),
-            tuple((a, b) for a, b in plan.swap_in),
-            tuple((a, b) for a, b in plan.copies),
-            tuple({"kind": e.kind, "request": e.request_id, **e.detail} for e in plan.events),
-            tuple(request.request_id for request in requests if request.is_finished),
-            {request.request_id: new for request in requests if (new := self._new_completions(request))},
-            len(self.scheduler.waiting),
+    def _record(self, plan: StepPlan, result: StepResult, touched: list[Request]) -> None:
+        scheduled, planned = self._planned
+        record = StepRecord(
+            plan.step,
+            scheduled,
+            _pairs(plan.swap_out),
+            _pairs(plan.swap_in),
+            _pairs(plan.copies),
+            tuple(map(event_fields, plan.events)),
+            tuple(request.request_id for request in touched if request.is_finished),
+            {request.request_id: new for request in touched if (new := self._new_completions(request))},
+            len(self._engine.scheduler.waiting),
             planned,
-            now,
+            look(self._engine.scheduler),
         )
+        self._listener(record)
 
     def _new_completions(self, request: Request) -> tuple[tuple[int, ...], ...]:
         told, self._told[request] = self._told.get(request, 0), len(request.completions)
         return tuple(tuple(sequence.output_token_ids) for sequence in request.completions[told:])
 
+    def close(self) -> None:
+        """Stop listening."""
+        if self._record in self._engine.on_committed:
+            self._engine.on_planned.remove(self._look_at_plan)
+            self._engine.on_committed.remove(self._record)
 
-def chunk_lines(plan: StepPlan) -> tuple[ChunkLine, ...]:
-    """The chunks of a plan by names instead of objects; valid until the plan is committed."""
+
+def scheduled_tokens(plan: StepPlan) -> tuple[ScheduledTokens, ...]:
+    """What a plan schedules, by names instead of objects; exact until the plan is committed."""
     return tuple(
-        ChunkLine(
-            chunk.sequence.request.request_id,
-            next(i for i, s in enumerate(chunk.sequence.request.sequences) if s is chunk.sequence),
-            *chunk[1:],
+        ScheduledTokens(
+            sequence.request.request_id,
+            next((i for i, s in enumerate(sequence.request.sequences) if s is sequence), sequence.index),
+            *numbers,
         )
-        for chunk in plan.scheduled
+        for sequence, *numbers in plan.scheduled
     )
 
 
-class Tap:
-    """Calls `listener` with the record of every step of an engine, until `remove`.
+def event_fields(event: Event) -> dict[str, Any]:
+    """A decision as a trace has it."""
+    return {"kind": event.kind, "request": event.request_id, **event.detail}
 
-    Stands between engine and executor, the one place that every plan passes before it is committed.
-    """
 
-    def __init__(self, engine: Engine, listener: Callable[[StepRecord], None]) -> None:
-        self._engine = engine
-        self._executor = engine.executor
-        self._listener = listener
-        self._recorder = Recorder(engine.scheduler)
-        engine.executor = self
-        engine.observers.append(self._observe)
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Look at the plan, then have it computed."""
-        self._recorder.planned(plan)
-        return self._executor.execute(plan)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._executor, name)
-
-    def _observe(self, plan: StepPlan, result: StepResult, engine: Engine) -> None:
-        self._listener(self._recorder.committed(plan))
-
-    def remove(self) -> None:
-        """Leave the engine as it was found."""
-        if self._observe in self._engine.observers:
-            self._engine.observers.remove(self._observe)
-            self._engine.executor = self._executor
+def _pairs(copies: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((source, destination) for source, destination in copies)
 
 
 @contextmanager
 def recording(engine: Engine) -> Iterator[list[StepRecord]]:
     """The records of all steps while the block runs; for short runs, as they are kept in memory."""
     records: list[StepRecord] = []
-    tap = Tap(engine, records.append)
+    recorder = Recorder(engine, records.append)
     try:
         yield records
     finally:
-        tap.remove()
+        recorder.close()

@@ -3,7 +3,6 @@
     trace = read_trace(path);  for record in trace: record.planned, record.committed, trace.texts
 
 Gives the same `StepRecord`s that the recorder made, so that whatever draws a live engine draws a trace.
-Knows the format (`trace.py`) and nothing of schedulers, models or tensors.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from minipaged.viewer import delta
-from minipaged.viewer.delta import ChunkLine
+from minipaged.viewer.delta import ScheduledTokens
 from minipaged.viewer.recorder import StepRecord
 from minipaged.viewer.snapshot import PoolView
+from minipaged.viewer.trace import FORMAT
 
 
 class TraceError(ValueError):
@@ -45,8 +45,9 @@ class Trace:
         except UnicodeDecodeError as error:
             raise TraceError(f"{path} is no trace: it is not text; make one with --trace FILE") from error
         self.header = self._parse(1, first)
-        if self.header.get("format") != "minipaged-trace" or self.header.get("version") != 1:
-            raise TraceError(f"{path} is no trace of version 1; make one with --trace FILE")
+        if not FORMAT.items() <= self.header.items():
+            version = FORMAT["version"]
+            raise TraceError(f"{path} is no trace of version {version}; make one with --trace FILE")
 
     def __iter__(self) -> Iterator[StepRecord]:
         header = self.header
@@ -81,23 +82,16 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def _record(before: PoolView, line: Mapping[str, Any]) -> StepRecord:
-    chunks = tuple(ChunkLine(*chunk) for chunk in line.get("chunks", ()))
-    planned = delta.apply(delta.planned(before, chunks), line.get("planned", {}))
-    committed = delta.apply(delta.computed(planned, chunks), line.get("committed", {}))
+    scheduled = tuple(ScheduledTokens(*tokens) for tokens in line.get("scheduled", ()))
+    planned = delta.apply(delta.planned(before, scheduled), line.get("planned", {}))
     return StepRecord(
-        line["step"],
-        chunks,
-        _pairs(line, "swap_out"),
-        _pairs(line, "swap_in"),
-        _pairs(line, "copies"),
-        tuple(line.get("events", ())),
-        tuple(line.get("finished", ())),
-        {request: tuple(map(tuple, outputs)) for request, outputs in line.get("completions", {}).items()},
-        line["num_waiting"],
-        planned,
-        committed,
+        step=line["step"],
+        scheduled=scheduled,
+        **{name: tuple((a, b) for a, b in line.get(name, ())) for name in ("swap_out", "swap_in", "copies")},
+        events=tuple(line.get("events", ())),
+        finished=tuple(line.get("finished", ())),
+        completions={key: tuple(map(tuple, outputs)) for key, outputs in line.get("completions", {}).items()},
+        num_waiting=line["num_waiting"],
+        planned=planned,
+        committed=delta.apply(delta.computed(planned, scheduled), line.get("committed", {})),
     )
-
-
-def _pairs(line: Mapping[str, Any], name: str) -> tuple[tuple[int, int], ...]:
-    return tuple((source, destination) for source, destination in line.get(name, ()))

@@ -1,17 +1,19 @@
-"""What the memory holds at one moment, as plain data: every table, every block, who owns it.
+"""What the memory holds at one moment, as plain data: every table, every block, who holds it.
 
-    look(scheduler) -> PoolView          the one thing that pictures are drawn from,
-    replay(trace)   -> PoolView          whether the engine is here or only its trace
+    look(scheduler) -> PoolView          what all pictures are drawn from; a trace gives the same
 
-Blocks are free (nobody's), used (held by one or more tables) or evictable (held by none, kept for the prefix
-cache); paper, section 4.2. Knows nothing of drawing, files or tensors, and changes nothing it looks at.
+A block is free, used (held by one or more tables) or evictable (held by none, kept for the prefix cache).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from itertools import islice
+from typing import Literal, NamedTuple
+
+from minipaged.memory import KVManager
+from minipaged.scheduling import FCFSScheduler
 
 State = Literal["free", "used", "evictable"]
 
@@ -32,12 +34,12 @@ class TableView(NamedTuple):
 
     request: str
     position: int
-    on_host: bool
-    blocks: tuple[int, ...]
-    num_tokens: int
-    num_computed: int
-    num_prompt: int
-    token_ids: tuple[int, ...]
+    on_host: bool = False
+    blocks: tuple[int, ...] = ()
+    num_tokens: int = 0
+    num_computed: int = 0
+    num_prompt: int = 0
+    token_ids: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -57,6 +59,17 @@ class TableView(NamedTuple):
         start = logical * block_size
         return self.token_ids[start : start + self.filled(logical, block_size)]
 
+    def texts_of(self, logical: int, block_size: int, text_of: Callable[[int], str] | None) -> list[str]:
+        """The texts of those tokens in one line; the ids if there is no tokenizer."""
+        tokens = self.tokens_of(logical, block_size)
+        return [text_of(t).replace("\n", "\u23ce") if text_of else f"{t} " for t in tokens]
+
+    def usage(self, block_size: int) -> str:
+        """How many tokens, blocks and empty slots, in words."""
+        slots = len(self.blocks) * block_size
+        empty = f"{slots - self.num_tokens} of {slots} slots empty"
+        return f"{self.num_tokens} tokens in {len(self.blocks)} blocks, {empty}"
+
 
 class BlockView(NamedTuple):
     """One physical block.
@@ -71,9 +84,9 @@ class BlockView(NamedTuple):
 
     block: int
     state: State
-    owners: tuple[TableView, ...]
-    ref_count: int
-    filled: int | None
+    owners: tuple[TableView, ...] = ()
+    ref_count: int = 0
+    filled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,41 +107,42 @@ class PoolView:
     tables: Mapping[str, TableView] = field(default_factory=dict)
     evictable: frozenset[int] = frozenset()
 
+    def on_device(self) -> list[TableView]:
+        """The tables that are not swapped out."""
+        return [table for table in self.tables.values() if not table.on_host]
+
     def blocks(self, on_host: bool = False) -> list[BlockView]:
         """Every block of the device pool, or of the host pool, in the order of its id."""
-        owners: dict[int, list[TableView]] = {}
-        filled: dict[int, int] = {}
+        count = self.num_host_blocks if on_host else self.num_blocks
+        evictable = frozenset() if on_host else self.evictable
+        views = [BlockView(block, "evictable" if block in evictable else "free") for block in range(count)]
         for table in self.tables.values():
             if table.on_host == on_host:
                 for logical, block in enumerate(table.blocks):
-                    owners.setdefault(block, []).append(table)
-                    filled[block] = max(filled.get(block, 0), table.filled(logical, self.block_size))
-        return [
-            BlockView(block, "used", tuple(owners[block]), len(owners[block]), filled[block])
-            if block in owners
-            else BlockView(
-                block, "evictable" if block in self.evictable and not on_host else "free", (), 0, None
-            )
-            for block in range(self.num_host_blocks if on_host else self.num_blocks)
-        ]
+                    owners = (*views[block].owners, table)
+                    filled = max(views[block].filled or 0, table.filled(logical, self.block_size))
+                    views[block] = BlockView(block, "used", owners, len(owners), filled)
+        return views
 
     @property
     def num_used(self) -> int:
         """Device blocks that some table holds."""
-        return len({block for table in self.tables.values() if not table.on_host for block in table.blocks})
+        return len({block for table in self.on_device() for block in table.blocks})
 
     @property
     def num_free(self) -> int:
         """Device blocks that nobody holds and nobody remembers."""
         return self.num_blocks - self.num_used - len(self.evictable)
 
+    @property
+    def usage(self) -> str:
+        """How many blocks are in use, evictable and free, in words."""
+        evictable = f"{len(self.evictable):,} cached and evictable, " if self.evictable else ""
+        return f"{self.num_used:,} of {self.num_blocks:,} blocks in use, {evictable}{self.num_free:,} free"
 
-def look(scheduler: Any) -> PoolView:
-    """The memory of a scheduler now.
 
-    Args:
-        scheduler: anything with the `kv`, `running` and `swapped` of `scheduling.scheduler.Scheduler`.
-    """
+def look(scheduler: FCFSScheduler) -> PoolView:
+    """The memory of a scheduler now."""
     kv = scheduler.kv
     tables = [
         TableView(
@@ -160,14 +174,10 @@ def view_of(
     return PoolView(block_size, num_blocks, num_host_blocks, named, frozenset(evictable))
 
 
-def evictable_blocks(kv: Any) -> frozenset[int]:
-    """Blocks of a `KVManager` that nobody holds and the prefix cache remembers."""
-    cache, allocator = kv.prefix_cache, kv.allocator
-    missing = kv.num_free - allocator.num_free
-    found: set[int] = set()
-    for block in range(allocator.num_blocks if missing else 0):
-        if len(found) == missing:
-            break
-        if not allocator.ref_count(block) and cache.count_evictable((block,)):
-            found.add(block)
-    return frozenset(found)
+def evictable_blocks(kv: KVManager) -> frozenset[int]:
+    """Blocks that nobody holds and the prefix cache remembers."""
+    cache, missing = kv.prefix_cache, kv.num_free - kv.allocator.num_free
+    if cache is None or not missing:
+        return frozenset()
+    found = (block for block in range(kv.allocator.num_blocks) if cache.count_evictable((block,)))
+    return frozenset(islice(found, missing))

@@ -7,27 +7,27 @@ import itertools
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
+from minipaged.decoding.params import SamplingParams
 from minipaged.memory import BlockAllocator, BlockTable
 from minipaged.outputs import CompletionOutput, RequestOutput
-from minipaged.viewer.highlights import Placement
+from minipaged.viewer.displays import html_of
+from minipaged.viewer.highlights import PlacedOutput
 from minipaged.viewer.pictures import build as drawing
 from minipaged.viewer.pictures import runs, scenes
 from minipaged.viewer.pictures.names import colours, holders, label
-from minipaged.viewer.pictures.output import output_html
 from minipaged.viewer.pictures.palette import DARK, LIGHT, OWNERS, contrast, css
 from minipaged.viewer.pictures.plan import Share, plan_svg, shares
 from minipaged.viewer.pictures.pool import pool_svg
 from minipaged.viewer.pictures.svg import SLOT_TEXT, fit
 from minipaged.viewer.pictures.tables import tables_svg
 from minipaged.viewer.pictures.tree import tree_svg
-from minipaged.viewer.recorder import Recorder
+from minipaged.viewer.recorder import recording
 from minipaged.viewer.snapshot import PoolView, TableView, view_of
 from minipaged.viewer.terminal import Pool, Table
 from tests.toy import ToyEngine, ToySampling, toy_scheduler
@@ -195,7 +195,7 @@ class TestTables:
         assert held == {0: "A.1", 2: "A.1 A.2", 3: "A.2", 5: "B"}
         assert [label(t, self.view) for t in self.view.tables.values()] == ["A.1", "A.2", "B"]
 
-    def test_free_idle_and_held_blocks_are_named(self):
+    def test_free_evictable_and_held_blocks_are_named(self):
         """A hatch that nobody understands."""
         written = texts(tables_svg(self.view))
         assert written.count("free") == 3
@@ -268,7 +268,7 @@ class TestTables:
 
     def test_a_block_table_in_a_notebook_has_the_columns_of_fig6(self):
         """A repr that shows an address."""
-        written = texts(fig8_table()._repr_html_())
+        written = texts(html_of(fig8_table()))
         assert written[:4] == ["logical", "filled", "physical", "refs"]
         assert written[4:8] == ["0", "4/4", "7", "\u00d72"]
         assert written[8:12] == ["1", "3/4", "1", "\u00d72"]
@@ -303,11 +303,11 @@ class TestPool:
         engine = ToyEngine(toy_scheduler(8, 4, caching=True))
         engine.add(range(8), 2, ToySampling(2))
         engine.step()
-        written = texts(engine.scheduler.kv._repr_html_())
+        written = texts(html_of(engine.scheduler.kv))
         assert written.count("used") == 2
         assert written.count("\u00d72") == 2
         engine.run()
-        assert "cached, evictable (2)" in texts(engine.scheduler.kv._repr_html_())
+        assert "cached, evictable (2)" in texts(html_of(engine.scheduler.kv))
 
 
 class TestPlan:
@@ -324,19 +324,17 @@ class TestPlan:
 
     def test_a_plan_and_its_record_give_the_same_picture(self):
         """Two ways to draw that drift apart."""
-        engine = ToyEngine(toy_scheduler(30, 4, budget=16))
-        engine.add(range(20), 4)
-        engine.add(range(5), 4, ToySampling(2))
-        recorder = Recorder(engine.scheduler)
-        drawn = []
-        for _ in range(4):
-            plan = engine._schedule()
-            drawn.append(plan_svg(plan, 16))
-            recorder.planned(plan)
-            engine.scheduler.commit(plan, engine.executor.execute(plan))
-            assert plan_svg(recorder.committed(plan), 16) == drawn[-1]
+        engine = runs.modelless(30, max_num_batched_tokens=16)
+        engine.add_request("A", range(20), SamplingParams(max_tokens=4))
+        engine.add_request("B", range(5), SamplingParams(n=2, temperature=1.0, max_tokens=4))
+        plans, drawn = [], []
+        engine.on_planned += [plans.append, lambda plan: drawn.append(plan_svg(plan, 16))]
+        with recording(engine) as records:
+            for _ in range(4):
+                engine.step()
+        assert [plan_svg(record, 16) for record in records] == drawn
         assert "Step 0: 16 tokens of a budget of 16" in texts(drawn[0])
-        assert "Step 3" in plan._repr_html_()
+        assert "Step 3" in html_of(plans[3])
 
     def test_moves_and_reasons_are_told(self):
         """A preemption without its reason."""
@@ -354,7 +352,7 @@ class TestOutput:
 
     def test_without_a_placement_it_is_the_text(self):
         """A repr that needs what is not there."""
-        html = self.output._repr_html_()
+        html = html_of(self.output)
         assert "a b c" in html
         assert "&lt;d&gt;" in html
         assert "3 prompt tokens, 2 cached, 2 generated (stop)" in html
@@ -365,8 +363,7 @@ class TestOutput:
             TableView("7", 0, False, (5, 2), 4, 4, 3, (1, 1, 1, 2)),
             TableView("7", 1, False, (5,), 3, 3, 3, (1, 1, 1)),
         )
-        placement = Placement(3, tables, lambda token: f"<{token}>")
-        html = output_html(replace(self.output, placement=placement))
+        html = html_of(PlacedOutput(self.output, 3, tables, lambda token: f"<{token}>"))
         blocks = re.findall(r"<b>(.*?)</b><code>(.*?)</code>", html)
         assert [name for name, _ in blocks] == ["block 5, \u00d72", "block 2", "block 5, \u00d72"]
         assert re.sub("<[^>]*>", "", blocks[0][1]) == "&lt;1&gt;" * 3

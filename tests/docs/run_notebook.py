@@ -16,7 +16,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-REPRESENTATIONS = {"_repr_svg_": "image/svg+xml", "_repr_html_": "text/html"}
+from minipaged.viewer.displays import html_of
+from minipaged.viewer.pictures.svg import Svg
 
 
 def execute(notebook: dict[str, Any]) -> dict[str, Any]:
@@ -77,10 +78,12 @@ def _run(source: str, namespace: dict[str, Any], count: int) -> list[dict[str, A
 
 
 def _data(value: Any) -> dict[str, Any]:
-    for method, kind in REPRESENTATIONS.items():
-        if hasattr(value, method):
-            text = getattr(value, method)()
-            return {kind: text.splitlines(keepends=True), "text/plain": [f"<{type(value).__name__}>"]}
+    if isinstance(value, Svg):
+        kind, text = "image/svg+xml", value._repr_svg_()
+    else:
+        kind, text = "text/html", html_of(value)
+    if text is not None:
+        return {kind: text.splitlines(keepends=True), "text/plain": [f"<{type(value).__name__}>"]}
     return {"text/plain": repr(value).splitlines(keepends=True)}
 
 

@@ -14,10 +14,10 @@ from minipaged import SamplingParams
 from minipaged.decoding.params import BeamSearchParams
 from minipaged.memory import BlockAllocator
 from minipaged.viewer.highlights import Highlights
-from minipaged.viewer.recorder import Recorder, StepRecord, Tap
+from minipaged.viewer.recorder import Recorder, StepRecord, recording
 from minipaged.viewer.replay import TraceError, read_trace
 from minipaged.viewer.snapshot import PoolView
-from minipaged.viewer.trace import TraceFile, TraceWriter
+from minipaged.viewer.trace import TraceWriter
 from tests.engine.conftest import make_llm
 from tests.engine.test_cli import call
 from tests.engine.test_fuzz import VOCABULARY, Scenario
@@ -70,25 +70,36 @@ def compare(view: PoolView, live: Truth) -> None:
 
 
 class TracedToyEngine(ToyEngine):
-    """Writes a trace and remembers the truth at the same moments."""
+    """Has the hooks of an engine, writes a trace and remembers the truth at the same moments."""
+
+    detokenizer = None
 
     def __init__(self, scheduler, path: Path) -> None:
         super().__init__(scheduler, VOCABULARY)
-        self.recorder = Recorder(scheduler)
-        self.file = TraceFile(path, scheduler)
+        self.on_planned, self.on_committed = [], []
+        self.file = TraceWriter(path, self)
         self.moments: list[tuple[Truth, Truth]] = []
         self.records: list[StepRecord] = []
+        Recorder(self, self.records.append)
+        commit = scheduler.commit
+
+        def committed(plan, result):
+            touched = commit(plan, result)
+            for hook in self.on_committed:
+                hook(plan, result, touched)
+            return touched
+
+        self.scheduler.commit = committed
 
     def _schedule(self):
         plan = super()._schedule()
-        self.recorder.planned(plan)
+        for hook in self.on_planned:
+            hook(plan)
         self._at_plan = truth(self.scheduler)
         return plan
 
     def step(self, meanwhile=lambda: None):
         plan = super().step(meanwhile)
-        self.records.append(self.recorder.committed(plan))
-        self.file.write(self.records[-1])
         self.moments.append((self._at_plan, truth(self.scheduler)))
         return plan
 
@@ -128,7 +139,7 @@ def test_the_scenarios_meet_everything_that_moves_blocks():
     }  # fmt: skip
 
 
-def test_idle_blocks_are_told_from_free_ones(tmp_path):
+def test_evictable_blocks_are_told_from_free_ones(tmp_path):
     """Blocks that the prefix cache keeps shown as free: a viewer would not know why a prompt hits."""
     engine = TracedToyEngine(toy_scheduler(8, 4, caching=True), tmp_path / "trace")
     engine.add(range(8), 1)
@@ -188,12 +199,10 @@ def traced(model, prompts, tmp_path):
         preemption_mode="swap",
         max_num_batched_tokens=48,
     )
-    moments: list[PoolView] = []
-    executor = llm.engine.executor
-    records: list[StepRecord] = []
-    with TraceWriter(tmp_path / "trace", llm.engine):
-        tap = Tap(llm.engine, records.append)
-        llm.engine.observers.append(lambda plan, result, engine: moments.append(truth(engine.scheduler)))
+    moments: list[Truth] = []
+    hooks = len(llm.engine.on_planned), len(llm.engine.on_committed) + 1
+    with TraceWriter(tmp_path / "trace", llm.engine), recording(llm.engine) as records:
+        llm.engine.on_committed.append(lambda *step: moments.append(truth(llm.engine.scheduler)))
         params = [
             SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
             BeamSearchParams(beam_width=3, max_tokens=12),
@@ -203,14 +212,13 @@ def traced(model, prompts, tmp_path):
         outputs = llm.generate(
             [{"prompt_token_ids": p} for p in chosen], [params[i % 3] for i in range(len(chosen))]
         )
-        tap.remove()
-    assert llm.engine.executor is executor
+    assert (len(llm.engine.on_planned), len(llm.engine.on_committed)) == hooks  # with that of `moments`
     return tmp_path / "trace", moments, records, outputs, llm
 
 
 def test_a_traced_engine_replays(traced):
-    """The tap on a real engine: a plan seen too late, or an engine not left as it was found."""
-    path, moments, records, outputs, llm = traced
+    """The hooks of a real engine: a plan seen too late, or an engine not left as it was found."""
+    path, moments, records, outputs, _ = traced
     replayed = list(read_trace(path))
     assert replayed == records
     assert len(replayed) == len(moments)
@@ -220,11 +228,10 @@ def test_a_traced_engine_replays(traced):
     assert any(record.copies for record in replayed)
     ended = {request: tokens for record in replayed for request, tokens in record.completions.items()}
     assert ended["0"] == (tuple(outputs[0].outputs[0].token_ids),)
-    assert len(llm.engine.observers) == 2  # the invariants and the moments: the trace took itself out
 
 
 def test_a_trace_changes_no_token(traced, prompts):
-    """A tap that touches what it looks at."""
+    """A hook that touches what it looks at."""
     *_, outputs, llm = traced
     chosen = [p for p in prompts if len(p) < 60][:6]
     again = llm.generate(
@@ -248,9 +255,7 @@ def test_every_completion_is_placed_in_the_blocks_it_ended_in(model, prompts):
     """A sample that ended early, a beam of another step, a preempted request: tokens in foreign blocks."""
     llm = make_llm(model, block_size=4, num_blocks=40, preemption_mode="swap", max_num_batched_tokens=48)
     chosen = [p for p in prompts if len(p) < 60][:6]
-    records: list[StepRecord] = []
-    tap = Tap(llm.engine, records.append)
-    with Highlights(llm.engine) as seen:
+    with recording(llm.engine) as records, Highlights(llm.engine) as seen:
         outputs = llm.generate(
             [{"prompt_token_ids": p} for p in chosen],
             [
@@ -259,11 +264,9 @@ def test_every_completion_is_placed_in_the_blocks_it_ended_in(model, prompts):
             ]
             * 3,
         )
-    tap.remove()
-    placed = [seen.place(output) for output in outputs]
     lengths = set()
-    for output in placed:
-        for completion, table in zip(output.outputs, output.placement.tables):
+    for output in outputs:
+        for completion, table in zip(output.outputs, seen.place(output).tables):
             assert list(table.token_ids) == output.prompt_token_ids + completion.token_ids[:-1]
             assert table.num_tokens == len(table.token_ids)
             assert any(table in record.planned.tables.values() for record in records)
@@ -301,7 +304,7 @@ def test_generate_shows_the_pool_and_where_the_tokens_lay(capsys, monkeypatch):
         (b"\xff\xfe\x00\x80", "not text"),
         (b"", "line 1 is not JSON"),
         (b"[1]\n", "line 1 is not a JSON object"),
-        (b'{"format": "other"}\n', "no trace of version 1"),
+        (b'{"format": "other"}\n', "no trace of version 2"),
     ],
 )
 def test_a_file_that_is_no_trace_is_told_in_one_line(content, message, tmp_path):

@@ -11,8 +11,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from minipaged.viewer.pictures import runs as runs
-from minipaged.viewer.pictures import scenes as scenes
+from minipaged.viewer.pictures import runs, scenes
 from minipaged.viewer.pictures.logo import card_svg, logo_svg
 from minipaged.viewer.pictures.plan import plan_svg
 from minipaged.viewer.pictures.pool import pool_svg
@@ -31,8 +30,9 @@ def pictures() -> dict[str, str]:
     before, after = scenes.fig9()
     made["beams-1.svg"] = tree_svg(before.view, caption=before.caption)
     made["beams-2.svg"] = tree_svg(after.view, before.view, after.caption)
-    record = runs.preempted()
-    made["preemption.svg"] = pool_svg(record.planned, "C is swapped out: its blocks are on the host")
+    made["preemption.svg"] = pool_svg(
+        runs.preempted().planned, "C is swapped out: its blocks are on the host"
+    )
     for number, record in enumerate(runs.chunked(), start=1):
         made[f"step-plan-{number}.svg"] = plan_svg(record, budget=32)
     return made

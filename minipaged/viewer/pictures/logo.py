@@ -1,18 +1,13 @@
 """The sign of the project: an m of blocks, three sequences and what is still free.
 
-Also the card that social networks show with a link. Colours are the palette's; knows no memory.
+Also the card that social networks show with a link.
 """
 
 from __future__ import annotations
 
 from minipaged.viewer.pictures.svg import Picture, Svg
 
-SHAPE = (
-    "00112",
-    "0.1.2",
-    "0.1.2",
-    "0.1.2",
-)
+SHAPE = ("00112", "0.1.2", "0.1.2", "0.1.2")
 """Rows of the m: the number of the owner, or a point for a free block."""
 
 

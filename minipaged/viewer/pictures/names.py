@@ -2,13 +2,12 @@
 
     A, B        requests          A.1, A.2    sequences of one request          A x4    held by four of them
 
-The same in every picture of a run, SVG or terminal, so that a reader can follow a request from one to the
-next. Knows views; draws nothing.
+The same in every picture of a run, SVG or terminal, so that a reader can follow a request through them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from minipaged.viewer.pictures.palette import OWNERS
 from minipaged.viewer.snapshot import BlockView, PoolView, TableView
@@ -34,23 +33,41 @@ def colour_of(request: str, place: int) -> int:
     return place % len(OWNERS)
 
 
+def colour_of_block(block: BlockView, colour: Mapping[str, int]) -> int | None:
+    """The colour of the owners of a block; None if they have several."""
+    numbers = {colour[table.name] for table in block.owners}
+    return numbers.pop() if len(numbers) == 1 else None
+
+
+def fill(block: BlockView, colour: Mapping[str, int]) -> str:
+    """The class of a block that is in use."""
+    number = colour_of_block(block, colour)
+    return "shade" if number is None else f"tint{number}"
+
+
 def label(table: TableView, view: PoolView) -> str:
     """What a sequence is called in a picture: its request, and its number if the request has several."""
     alone = sum(other.request == table.request for other in view.tables.values()) == 1
     return table.request if alone else f"{table.request}.{table.position + 1}"
 
 
-def fill(block: BlockView, colour: Mapping[str, int]) -> str:
-    """The class of a block that is in use: the colour of its owners, or none if they have several."""
-    numbers = {colour[table.name] for table in block.owners}
-    return f"tint{numbers.pop()}" if len(numbers) == 1 else "shade"
+def owner(block: BlockView, view: PoolView) -> str:
+    """Who holds a block, in a word: the sequence, or the request of several, or "shared" among requests."""
+    requests = {table.request for table in block.owners}
+    if len(requests) > 1:
+        return "shared"
+    return label(block.owners[0], view) if len(block.owners) == 1 else requests.pop()
 
 
 def holders(block: BlockView, view: PoolView) -> str:
     """Who holds a block, in few letters: "A", "A.1 A.2", "A x 4" (its reference count)."""
-    names = [label(table, view) for table in block.owners]
-    requests = list(dict.fromkeys(table.request for table in block.owners))
-    text = " ".join(names)
-    if len(text) > 11 and len(requests) == 1:
-        return f"{requests[0]} \u00d7{block.ref_count}"
-    return text if len(text) <= 11 else f"\u00d7{block.ref_count}"
+    text = " ".join(label(table, view) for table in block.owners)
+    if len(text) <= 11:
+        return text
+    name = owner(block, view)
+    return f"\u00d7{block.ref_count}" if name == "shared" else f"{name} \u00d7{block.ref_count}"
+
+
+def worth_showing(blocks: Sequence[BlockView]) -> int:
+    """How many blocks to show: up to the last that is not free."""
+    return max((block.block + 1 for block in blocks if block.state != "free"), default=0)

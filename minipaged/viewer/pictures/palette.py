@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-RGB = tuple[int, int, int]
-
 OWNERS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Hues of the first, second, ... request: blue, orange, green, purple, sky, vermillion; then again."""
 
@@ -37,7 +35,7 @@ class Theme(NamedTuple):
     hues: tuple[str, ...]
 
 
-def _rgb(colour: str) -> RGB:
+def _rgb(colour: str) -> tuple[int, int, int]:
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
 
 
@@ -54,24 +52,14 @@ def contrast(first: str, second: str) -> float:
 
 
 def _luminance(colour: str) -> float:
-    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in _unit(colour)]
+    unit = [value / 255 for value in _rgb(colour)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in unit]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def _unit(colour: str) -> list[float]:
-    return [value / 255 for value in _rgb(colour)]
-
-
 def _theme(paper: str, ink: str, soft: str, line: str, shade: str, tint: float, hue: float) -> Theme:
-    return Theme(
-        paper,
-        ink,
-        soft,
-        line,
-        shade,
-        tuple(mix(colour, paper, tint) for colour in OWNERS),
-        tuple(mix(colour, ink, hue) for colour in OWNERS),
-    )
+    tints = tuple(mix(colour, paper, tint) for colour in OWNERS)
+    return Theme(paper, ink, soft, line, shade, tints, tuple(mix(colour, ink, hue) for colour in OWNERS))
 
 
 LIGHT = _theme("#ffffff", "#1b2430", "#56616f", "#8a94a1", "#eef1f4", tint=0.68, hue=0.2)

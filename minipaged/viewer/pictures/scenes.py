@@ -2,8 +2,8 @@
 
     fig6() fig7() fig8() fig9()   ->   the moments of each figure, in order, ready to be drawn
 
-Block size 4 and the words of the figures. A scene uses `append`, `fork` and `free` and nothing else: what
-it shows is what the engine's memory does. Paper: section 4.2 to 4.4.
+Block size 4 and the words of the figures (sections 4.2 to 4.4). A scene uses `append`, `fork` and `free` and
+nothing else: what it shows is what the engine's memory does.
 """
 
 from __future__ import annotations
@@ -21,12 +21,7 @@ WORDS = tuple(dict.fromkeys((*SCORE, *BEST, "mothers")))
 
 
 class Moment(NamedTuple):
-    """One state of a scene.
-
-    Attributes:
-        caption: what has just happened.
-        view: the memory then.
-    """
+    """What has just happened, and the memory then."""
 
     caption: str
     view: PoolView

@@ -1,9 +1,9 @@
 """Shapes on a sheet: the few that the pictures are made of, as SVG text.
 
-    picture = Picture(200, 80);  picture.block(...);  picture.render("title", "what a reader would see")
+    picture = Picture(200, 80, "caption");  picture.slots(...);  picture.render("title", "what there is to see")
 
 Every picture is one `<svg role="img">` with a title and a description, brings its own style sheet
-(palette.py) and stands on paper of its own, so that it can be read on any page. Knows no block tables.
+(palette.py) and stands on paper of its own, so that it can be read on any page.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from html import escape
 
 from minipaged.viewer.pictures import palette
+
+MARGIN = 18
+"""Between the edge of the sheet and what is drawn."""
 
 SLOT_TEXT = 12.0
 """Font size of the token in a slot."""
@@ -28,21 +31,29 @@ class Svg(str):
 
 
 class Picture:
-    """A sheet of `width` x `height` to draw on."""
+    """A sheet of `width` x `height` to draw on. Looks are classes of the style sheet."""
 
-    def __init__(self, width: float, height: float) -> None:
+    def __init__(self, width: float, height: float, caption: str = "") -> None:
         self.width = width
         self.height = height
         self._parts: list[str] = []
+        if caption:
+            self.text(MARGIN, MARGIN + 14, caption, size=15, bold=True)
 
-    def add(self, element: str) -> None:
-        """Draw a raw element."""
-        self._parts.append(element)
+    def draw(self, tag: str, content: str | None = None, **attributes: float | str) -> None:
+        """Add an element; `look` is its class, "_" stands for "-", "" for no such attribute."""
+        told = "".join(
+            f" {'class' if name == 'look' else name.replace('_', '-')}="
+            f'"{value if isinstance(value, str) else _n(value)}"'
+            for name, value in attributes.items()
+            if value != ""
+        )
+        end = "/>" if content is None else f">{escape(content)}</{tag}>"
+        self._parts.append(f"<{tag}{told}{end}")
 
     def rect(self, x: float, y: float, width: float, height: float, look: str, radius: float = 4) -> None:
-        """A rectangle; `look` are classes of the style sheet."""
-        size = f'width="{_n(width)}" height="{_n(height)}"'
-        self.add(f'<rect x="{_n(x)}" y="{_n(y)}" {size} rx="{_n(radius)}" class="{look}"/>')
+        """A rectangle."""
+        self.draw("rect", x=x, y=y, width=width, height=height, rx=radius, look=look)
 
     def text(
         self,
@@ -51,28 +62,41 @@ class Picture:
         text: str,
         look: str = "ink",
         size: float = 13,
-        anchor: str = "start",
+        anchor: str = "",
         bold: bool = False,
     ) -> None:
-        """A line of text; `y` is its base line."""
-        weight = ' font-weight="600"' if bold else ""
-        place = f'x="{_n(x)}" y="{_n(y)}" font-size="{_n(size)}"'
-        at = f' text-anchor="{anchor}"' if anchor != "start" else ""
-        self.add(f'<text {place}{at}{weight} class="{look}">{escape(text)}</text>')
+        """A line of text; `y` is its base line, `anchor` "middle" or "end"."""
+        weight = "600" if bold else ""
+        self.draw("text", text, x=x, y=y, font_size=size, text_anchor=anchor, font_weight=weight, look=look)
+
+    def note(self, text: str, above: float = 16) -> None:
+        """A line at the bottom of the sheet."""
+        self.text(MARGIN, self.height - above, text, "soft", 12.5)
 
     def line(self, x1: float, y1: float, x2: float, y2: float, look: str = "rule", width: float = 1) -> None:
         """A straight line."""
-        ends = f'x1="{_n(x1)}" y1="{_n(y1)}" x2="{_n(x2)}" y2="{_n(y2)}"'
-        self.add(f'<line {ends} class="{look}" stroke-width="{_n(width)}"/>')
+        self.draw("line", x1=x1, y1=y1, x2=x2, y2=y2, look=look, stroke_width=width)
 
-    def arrow(self, x1: float, y1: float, x2: float, y2: float, colour: int, dashed: bool = False) -> None:
+    def curve(
+        self,
+        x1: float,
+        y1: float,
+        x2: float,
+        y2: float,
+        look: str,
+        width: float,
+        dashes: str = "",
+        tip: float = 0,
+    ) -> None:
+        """A line that leaves and arrives level, and ends `tip` before x2."""
+        bend = (x1 + x2) / 2
+        path = f"M{_n(x1)} {_n(y1)}C{_n(bend)} {_n(y1)} {_n(bend)} {_n(y2)} {_n(x2 - tip)} {_n(y2)}"
+        self.draw("path", d=path, look=look, stroke_width=width, stroke_dasharray=dashes)
+
+    def arrow(self, x1: float, y1: float, x2: float, y2: float, colour: int) -> None:
         """A curved arrow from left to right in the colour of an owner."""
-        bend = (x2 - x1) / 2
-        curve = f"M{_n(x1)} {_n(y1)}C{_n(x1 + bend)} {_n(y1)} {_n(x2 - bend)} {_n(y2)} {_n(x2 - 6)} {_n(y2)}"
-        dash = ' stroke-dasharray="5 3"' if dashed else ""
-        self.add(f'<path d="{curve}" class="edge{colour}" stroke-width="1.6"{dash}/>')
-        head = f"M{_n(x2)} {_n(y2)}l-8 -4v8z"
-        self.add(f'<path d="{head}" class="hue{colour}"/>')
+        self.curve(x1, y1, x2, y2, tip=6, look=f"edge{colour}", stroke_width=1.6)
+        self.draw("path", d=f"M{_n(x2)} {_n(y2)}l-8 -4v8z", look=f"hue{colour}")
 
     def hatch(self, x: float, y: float, width: float, height: float, gap: float = 7) -> None:
         """Slanted lines over a rectangle: the pattern of what is kept but not in use, or not yet there."""
@@ -83,7 +107,24 @@ class Picture:
             right, bottom = min(reach, width), max(0.0, reach - width)
             lines.append(f"M{_n(x + left)} {_n(y + top)}L{_n(x + right)} {_n(y + bottom)}")
             reach += gap
-        self.add(f'<path d="{"".join(lines)}" class="rule" stroke-width="0.8"/>')
+        self.draw("path", d="".join(lines), look="rule", stroke_width=0.8)
+
+    def block(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        state: str,
+        look: str = "tint0",
+        gap: float = 7,
+        radius: float = 4,
+    ) -> None:
+        """A block without its tokens: `look` if used, dashed if free, hatched if evictable."""
+        look = {"free": "free", "evictable": "shade"}.get(state, look)
+        self.rect(x, y, width, height, look, radius)
+        if state == "evictable":
+            self.hatch(x, y, width, height, gap)
 
     def slots(
         self,
@@ -121,14 +162,13 @@ class Picture:
             description: what there is to see, for readers who do not see it.
         """
         label = escape(f"{title}. {description}", quote=True)
-        box = f'viewBox="0 0 {_n(self.width)} {_n(self.height)}" width="{_n(self.width)}"'
+        width, height = _n(self.width), _n(self.height)
         return Svg(
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="mp" role="img" aria-label="{label}" {box} '
-            f'height="{_n(self.height)}" style="max-width:100%;height:auto">'
-            f"<title>{escape(title)}</title><desc>{escape(description)}</desc>"
-            f"<style>{palette.css()}</style>"
-            f'<rect width="{_n(self.width)}" height="{_n(self.height)}" rx="10" class="paper"/>'
-            f"{''.join(self._parts)}</svg>\n"
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="mp" role="img" aria-label="{label}" '
+            f'viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+            f'style="max-width:100%;height:auto"><title>{escape(title)}</title>'
+            f"<desc>{escape(description)}</desc><style>{palette.css()}</style>"
+            f'<rect width="{width}" height="{height}" rx="10" class="paper"/>{"".join(self._parts)}</svg>\n'
         )
 
 

@@ -4,22 +4,18 @@
        1 [years ago our fathers] 4/4 --|---+
                                        +------> 7 [Four score and seven]
 
-For views small enough to see every block; larger ones are for `pool`. Draws a `PoolView`, whether
-it was looked at or replayed.
+For views small enough to see every block; larger ones are for `pool`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
+from minipaged.memory import BlockTable
+from minipaged.viewer.highlights import TextOf
 from minipaged.viewer.pictures.names import colours, fill, holders, label
-from minipaged.viewer.pictures.svg import Picture, Svg, text_width
-from minipaged.viewer.snapshot import BlockView, PoolView, TableView
+from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, text_width
+from minipaged.viewer.snapshot import PoolView, TableView
 
-TextOf = Callable[[int], str]
-
-MARGIN, ROW, BLOCK, GAP = 18, 35, 28, 128
+ROW, BLOCK, GAP = 35, 28, 128
 MOST_BLOCKS = 24
 """Pools up to this size are drawn whole; of larger ones, the blocks that are not free."""
 
@@ -32,11 +28,10 @@ def tables_svg(view: PoolView, text_of: TextOf | None = None, caption: str = "")
         text_of: text of a token id; without it slots show the ids.
         caption: a line above.
     """
-    tables = [table for table in view.tables.values() if not table.on_host]
-    slot = max(9.0, min(58.0, 236 / view.block_size))
-    width = slot * view.block_size
-    everything = view.num_blocks <= MOST_BLOCKS
-    shown = [block for block in view.blocks() if everything or block.state != "free"]
+    tables, size = view.on_device(), view.block_size
+    slot = max(9.0, min(58.0, 236 / size))
+    width = slot * size
+    shown = [b for b in view.blocks() if view.num_blocks <= MOST_BLOCKS or b.state != "free"]
     top = MARGIN + (26 if caption else 0) + 24
     left_rows = sum(max(1, len(table.blocks)) for table in tables)
     left_height = left_rows * ROW + max(0, len(tables) - 1) * 20
@@ -44,9 +39,7 @@ def tables_svg(view: PoolView, text_of: TextOf | None = None, caption: str = "")
     body = max(left_height, right_height, ROW)
     x = MARGIN + 32 + max((text_width(label(table, view), 14, bold=True) for table in tables), default=0)
     x_pool = x + width + GAP + 34
-    picture = Picture(x_pool + width + 96, top + body + 40)
-    if caption:
-        picture.text(MARGIN, MARGIN + 14, caption, size=15, bold=True)
+    picture = Picture(x_pool + width + 96, top + body + 40, caption)
     picture.text(x, top - 9, "logical blocks of each sequence", "soft")
     picture.text(x_pool, top - 9, "physical blocks of the pool", "soft")
     picture.text(x_pool + width + 10, top - 9, "held by", "soft")
@@ -60,69 +53,48 @@ def tables_svg(view: PoolView, text_of: TextOf | None = None, caption: str = "")
         number = colour[table.name]
         picture.text(MARGIN, y + 19, label(table, view), bold=True, size=14)
         for logical, block in enumerate(table.blocks):
-            filled = table.filled(logical, view.block_size)
-            words = slot_words(table, logical, view.block_size, text_of)
-            computed = table.computed(logical, view.block_size)
+            words, filled = slot_words(table, logical, size, text_of), f"{table.filled(logical, size)}/{size}"
             picture.text(x - 8, y + 19, str(logical), "soft", anchor="end")
-            picture.slots(x, y, slot, BLOCK, f"tint{number}", words, computed)
-            picture.text(x + width + 8, y + 19, f"{filled}/{view.block_size}", "soft", 12)
-            start = x + width + 12 + 7 * len(f"{filled}/{view.block_size}")
+            picture.slots(x, y, slot, BLOCK, f"tint{number}", words, table.computed(logical, size))
+            picture.text(x + width + 8, y + 19, filled, "soft", 12)
+            start = x + width + 12 + 7 * len(filled)
             picture.arrow(start, y + BLOCK / 2, x_pool - 30, place[block] + BLOCK / 2, number)
             y += ROW
         y += (0 if table.blocks else ROW) + 20
     for physical in shown:
-        _pool_block(picture, view, physical, x_pool, place[physical.block], slot, colour, text_of)
-    picture.text(MARGIN, picture.height - 16, _summary(view), "soft", 12.5)
+        y, state = place[physical.block], physical.state
+        picture.text(x_pool - 8, y + 19, str(physical.block), "ink", 13, "end", bold=state == "used")
+        if not physical.owners:
+            picture.block(x_pool, y, width, BLOCK, state)
+            middle = x_pool + width / 2
+            if state == "evictable":
+                picture.rect(middle - 44, y + 5, 88, BLOCK - 10, "paper", 9)
+            name = "free" if state == "free" else "cached, evictable"
+            picture.text(middle, y + 18.5, name, "soft", 12, "middle")
+            continue
+        # Of several owners the one that filled most of the block knows its tokens best.
+        held = [(table, table.blocks.index(physical.block)) for table in physical.owners]
+        table, logical = max(held, key=lambda at: at[0].filled(at[1], size))
+        computed = max(table.computed(logical, size) for table, logical in held)
+        words = slot_words(table, logical, size, text_of)
+        picture.slots(x_pool, y, slot, BLOCK, fill(physical, colour), words, computed)
+        who = holders(physical, view)
+        picture.text(x_pool + width + 10, y + 19, who, "ink", 12.5, bold=physical.ref_count > 1)
+    picture.note(_summary(view))
     return picture.render(caption or "Block tables and pool", describe(view))
 
 
-def _pool_block(
-    picture: Picture,
-    view: PoolView,
-    block: BlockView,
-    x: float,
-    y: float,
-    slot: float,
-    colour: Mapping[str, int],
-    text_of: TextOf | None,
-) -> None:
-    width = slot * view.block_size
-    picture.text(x - 8, y + 19, str(block.block), "ink", 13, "end", bold=block.state == "used")
-    if not block.owners:
-        picture.rect(x, y, width, BLOCK, "free" if block.state == "free" else "shade")
-        if block.state == "evictable":
-            picture.hatch(x, y, width, BLOCK)
-        middle, name = x + width / 2, "free" if block.state == "free" else "cached, evictable"
-        if block.state == "evictable":
-            picture.rect(middle - 44, y + 5, 88, BLOCK - 10, "paper", 9)
-        picture.text(middle, y + 18.5, name, "soft", 12, "middle")
-        return
-    # Of several owners the one that filled most of it knows its tokens best.
-    owner = max(block.owners, key=lambda t: t.filled(t.blocks.index(block.block), view.block_size))
-    logical = owner.blocks.index(block.block)
-    words = slot_words(owner, logical, view.block_size, text_of)
-    look = fill(block, colour)
-    computed = max(t.computed(t.blocks.index(block.block), view.block_size) for t in block.owners)
-    picture.slots(x, y, slot, BLOCK, look, words, computed)
-    picture.text(x + width + 10, y + 19, holders(block, view), "ink", 12.5, bold=block.ref_count > 1)
-
-
-def slot_words(
-    table: TableView, logical: int, block_size: int, text_of: TextOf | None
-) -> Sequence[str | None]:
+def slot_words(table: TableView, logical: int, block_size: int, text_of: TextOf | None) -> list[str | None]:
     """A word per slot of a logical block; None where the slot is empty."""
-    tokens = table.tokens_of(logical, block_size)
+    known = [(text_of or str)(token) for token in table.tokens_of(logical, block_size)]
     filled = table.filled(logical, block_size)
-    known = [str(token) if text_of is None else text_of(token) for token in tokens]
     return [*known, *["\u00b7"] * (filled - len(known)), *[None] * (block_size - filled)]
 
 
 def _summary(view: PoolView) -> str:
-    evictable = f", {len(view.evictable)} cached and evictable" if view.evictable else ""
-    held = sum(len(table.blocks) for table in view.tables.values() if not table.on_host)
+    held = sum(len(table.blocks) for table in view.on_device())
     saved = held - view.num_used
-    shared = f"; {held} table entries, {saved} saved by sharing" if saved else ""
-    return f"{view.num_used} of {view.num_blocks} blocks in use{evictable}, {view.num_free} free{shared}"
+    return view.usage + (f"; {held} table entries, {saved} saved by sharing" if saved else "")
 
 
 def describe(view: PoolView) -> str:
@@ -135,30 +107,24 @@ def describe(view: PoolView) -> str:
     return " ".join([*sentences, _summary(view) + "."])
 
 
-def table_svg(table: Any) -> Svg:
+def table_svg(table: BlockTable) -> Svg:
     """A `BlockTable` alone, as the paper's Fig. 6 writes it: physical block number, # filled, references."""
     size = table.block_size
     slot = max(9.0, min(24.0, 384 / size))
-    x, x_number = MARGIN + 64, MARGIN + 64 + slot * size + 78
-    rows = max(1, len(table.blocks))
-    picture = Picture(x_number + 150, MARGIN + 26 + rows * ROW + 30)
-    top = MARGIN + 26
-    for at, anchor, head in (
-        (x - 10, "end", "logical"),
-        (x + slot * size + 44, "middle", "filled"),
-        (x_number + 24, "middle", "physical"),
-        (x_number + 96, "middle", "refs"),
-    ):
+    x, top = MARGIN + 64, MARGIN + 26
+    x_next = x + slot * size
+    picture = Picture(x_next + 228, top + max(1, len(table.blocks)) * ROW + 30)
+    columns = ((x - 10, "end"), (x_next + 44, "middle"), (x_next + 102, "middle"), (x_next + 174, "middle"))
+    for (at, anchor), head in zip(columns, ("logical", "filled", "physical", "refs")):
         picture.text(at, top - 9, head, "soft", 12.5, anchor)
     for logical, block in enumerate(table.blocks):
         y, filled = top + logical * ROW, table.filled(logical)
-        picture.text(x - 10, y + 19, str(logical), "soft", anchor="end")
         picture.slots(x, y, slot, BLOCK, "tint0", [""] * filled + [None] * (size - filled))
-        picture.text(x + slot * size + 44, y + 19, f"{filled}/{size}", anchor="middle")
-        picture.text(x_number + 24, y + 19, str(block), anchor="middle", bold=True)
-        picture.text(x_number + 96, y + 19, f"\u00d7{table.pool.ref_count(block)}", anchor="middle")
-    spare = table.capacity - table.num_tokens
-    text = f"{table.num_tokens} tokens, {spare} of {table.capacity} slots empty"
-    picture.text(MARGIN, picture.height - 14, text, "soft", 12.5)
+        cells = (str(logical), f"{filled}/{size}", str(block), f"\u00d7{table.pool.ref_count(block)}")
+        for i, ((at, anchor), cell) in enumerate(zip(columns, cells)):
+            picture.text(at, y + 19, cell, "ink" if i else "soft", anchor=anchor, bold=i == 2)
+    free = table.capacity - table.num_tokens
+    text = f"{table.num_tokens} tokens, {free} of {table.capacity} slots empty"
+    picture.note(text, above=14)
     blocks = ", ".join(map(str, table.blocks)) or "none"
     return picture.render("BlockTable", f"Physical blocks {blocks}; {text}.")

@@ -1,0 +1,61 @@
+"""`minipaged bench`: the figures of a workload, and where the time of a step went."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from minipaged.cli.options import AsJson, Model, Use, load
+
+
+def bench(
+    workload: Annotated[Path, typer.Option(help="JSON list of {prompt_token_ids, max_tokens}.")],
+    model: Model = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the matrix products.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests arrive at this mean rate a second.")] = None,
+    tokens_out: Annotated[Path | None, typer.Option(help="Write the generated ids to this file.")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Show where the time of a step goes.")] = False,
+    as_json: AsJson = False,
+    use: Use = None,
+    options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
+) -> None:
+    """Run a workload and report speed, latency and memory."""
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+    from minipaged.bench import read_workload, run_workload
+    from minipaged.llm import progress_bar
+    from minipaged.viewer.profile import StepProfile
+
+    items = read_workload(workload)
+    if rate is not None and not 0 < rate < float("inf"):
+        raise ValueError(f"rate is {rate}; give requests a second, above 0")
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    llm = load(model, {"disable_log_stats": True, **options}, use)
+    parts = StepProfile() if profile else None
+    with progress_bar(len(items), enabled=not as_json and sys.stderr.isatty()) as advance:
+        result = run_workload(llm, items, rate=rate, profile=parts, progress=advance)
+    tokens = result.pop("tokens")
+    if tokens_out is not None:
+        tokens_out.write_text(json.dumps(tokens))
+    if as_json:
+        print(json.dumps(result | ({"profile": parts.seconds} if parts else {}), indent=2))
+        return
+    table = Table("figure", "value", title=workload.name)
+    for name, value in result.items():
+        table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
+    Console().print(table)
+    if parts:
+        table = Table("part of a step", "CPU s", "share")
+        for part, seconds in parts.seconds.most_common():
+            table.add_row(part, f"{seconds:.3f}", f"{seconds / parts.seconds.total():.1%}")
+        Console().print(table)

@@ -1,0 +1,182 @@
+"""`minipaged generate`: texts, and a short account of the memory they took."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+
+from minipaged.cli.options import AsJson, Model, Use, load
+from minipaged.decoding.params import BeamSearchParams, DecodingParams, ParamsError, SamplingParams
+
+if TYPE_CHECKING:
+    from minipaged.engine import Engine
+    from minipaged.outputs import RequestOutput
+
+DEFAULT_PROMPT = "Once upon a time"
+
+
+def generate(
+    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
+    prompt_file: Annotated[
+        str | None, typer.Option(help="A file with one prompt a line; - reads standard input.")
+    ] = None,
+    model: Model = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy. [default: 0; 1 if --n > 1]")] = None,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the likeliest tokens with this probability.")
+    ] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from so many likeliest tokens; 0: all.")] = 0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest.")] = 0.0,
+    n: Annotated[int, typer.Option("--n", help="Completions per prompt.")] = 1,
+    beam_width: Annotated[int | None, typer.Option(help="Beam search with so many beams.")] = None,
+    length_penalty: Annotated[float, typer.Option(help="Beam search: above 0 favours long texts.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends a completion.")] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Print the text of one prompt as it comes.")
+    ] = False,
+    as_json: AsJson = False,
+    trace: Annotated[Path | None, typer.Option(help="Write what each step did to this file.")] = None,
+    show_blocks: Annotated[
+        bool, typer.Option("--show-blocks", help="Show the KV pool at its fullest and where the tokens lay.")
+    ] = False,
+    use: Use = None,
+    options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
+) -> None:
+    """Complete prompts."""
+    prompts = list(prompt or [])
+    if prompt_file is not None:
+        prompts += _read_prompts(prompt_file)
+    prompts = prompts or [DEFAULT_PROMPT]
+    params: DecodingParams
+    if beam_width is not None:
+        given = {"temperature": temperature, "stop": stop, "n": n if n > beam_width else None}
+        for name, value in given.items():
+            if value:
+                raise ParamsError(
+                    f"beam_width is {beam_width}, which contradicts {name} {value}; drop one of them"
+                )
+        params = BeamSearchParams(
+            beam_width=beam_width,
+            num_return_sequences=n,
+            max_tokens=max_tokens,
+            length_penalty=length_penalty,
+        )
+    else:
+        if temperature is None:
+            temperature = 1.0 if n > 1 else 0.0
+        params = SamplingParams(
+            n=n,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            max_tokens=max_tokens,
+            stop=tuple(stop or ()),
+        )
+    llm = load(model, options, use)
+    from minipaged.viewer.highlights import Highlights
+    from minipaged.viewer.terminal import print_blocks
+    from minipaged.viewer.trace import TraceWriter
+
+    writer = TraceWriter(trace, llm.engine) if trace is not None else None
+    seen = Highlights(llm.engine) if show_blocks else None
+    outputs: list[RequestOutput] = []
+    if stream:
+        if len(prompts) != 1 or not isinstance(params, SamplingParams):
+            raise ParamsError(f"--stream prints one completion of one prompt, not of {len(prompts)}; drop it")
+        for piece in llm.stream(prompts[0], params):
+            print(piece, end="", flush=True)
+        print()
+    else:
+        outputs = llm.generate(prompts, params, progress=not as_json and sys.stderr.isatty())
+        if as_json:
+            print(json.dumps(outputs_json(outputs, llm.engine), indent=2))
+        else:
+            print_outputs(outputs, llm.engine)
+    if seen is not None:
+        print_blocks(seen, outputs, Console(stderr=as_json, highlight=False))
+    if writer is not None:
+        writer.close()
+
+
+def _read_prompts(name: str) -> list[str]:
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text()
+    except OSError as error:
+        raise ValueError(f"cannot read prompt file {name}: {error.strerror}") from error
+    prompts = [line for line in text.splitlines() if line.strip()]
+    if not prompts:
+        raise ValueError(f"prompt file {name} has no prompt; give one a line")
+    return prompts
+
+
+def stats(engine: Engine) -> dict[str, Any]:
+    """Memory and speed of everything the engine has run."""
+    metrics, kv = engine.metrics, engine.scheduler.kv
+    seconds = max(metrics.e2e_request_latency, default=0.0)
+    return {
+        "prompt_tokens": metrics.prompt_tokens,
+        "output_tokens": metrics.generation_tokens,
+        "seconds": seconds,
+        "out_tok_per_s": metrics.generation_tokens / seconds if seconds else 0.0,
+        "steps": metrics.steps,
+        "block_size": kv.block_size,
+        "num_blocks": kv.allocator.num_blocks,
+        "peak_kv_blocks": metrics.peak_kv_blocks,
+        "kv_waste": metrics.kv_waste,
+        "sharing_saving": metrics.sharing_saving,
+        "blocks_copied": metrics.blocks_copied,
+        "prefix_cache_hit_tokens": metrics.prefix_cache_hits,
+        "preemptions": metrics.num_preemptions,
+    }
+
+
+def outputs_json(outputs: Sequence[RequestOutput], engine: Engine) -> dict[str, Any]:
+    """The object that `minipaged generate --json` prints."""
+    shown = ("text", "token_ids", "finish_reason", "cumulative_logprob")
+    return {
+        "outputs": [
+            {
+                "prompt": output.prompt,
+                "prompt_token_ids": output.prompt_token_ids,
+                "completions": [{name: getattr(done, name) for name in shown} for done in output.outputs],
+            }
+            for output in outputs
+        ],
+        "stats": stats(engine),
+    }
+
+
+def print_outputs(outputs: Sequence[RequestOutput], engine: Engine) -> None:
+    """Print texts and the account of memory."""
+    console = Console(highlight=False)
+    for output in outputs:
+        for completion in output.outputs:
+            number = f" {completion.index + 1}" if len(output.outputs) > 1 else ""
+            score = "" if completion.score is None else f", score {completion.score:.3f}"
+            text = f"[bold]{escape(output.prompt or '')}[/bold]{escape(completion.text)}"
+            subtitle = f"completion{number}, {completion.finish_reason}{score}"
+            console.print(Panel(text, subtitle=subtitle, subtitle_align="right"))
+    account = stats(engine)
+    console.print(
+        f"[bold]{account['peak_kv_blocks']}[/bold] of {account['num_blocks']:,} KV blocks of "
+        f"{account['block_size']} tokens at peak, {account['kv_waste']:.1%} of their slots empty"
+    )
+    console.print(
+        f"[bold]{account['output_tokens']}[/bold] tokens in {account['seconds']:.2f} s, "
+        f"{account['out_tok_per_s']:.0f} tokens/s, {account['preemptions']} preemptions"
+    )
+    if account["sharing_saving"] > 0:
+        console.print(
+            f"sharing saved [bold]{account['sharing_saving']:.1%}[/bold] of the blocks "
+            f"({account['blocks_copied']} copied on write)"
+        )

@@ -1,0 +1,88 @@
+"""Options that several commands share. Every engine flag is a field of `EngineConfig`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from minipaged.config import EngineConfig, config_from
+
+if TYPE_CHECKING:
+    from minipaged.llm import LLM
+
+Model = Annotated[str | None, typer.Option(help="Model directory or hub id; default: the pocket model.")]
+
+Use = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CONCEPT=FILE.py:Class", help="Run a part of your own, e.g. an allocator; may be repeated."
+    ),
+]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option per field of `EngineConfig`; it receives them as the dict `options`.
+
+    An option that is not given is left out, so that the config's own default holds.
+    """
+    hints = get_type_hints(EngineConfig)
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "options"]
+    extra = []
+    for option in fields(EngineConfig):
+        flag = option.name.replace("_", "-")
+        kind: Any = hints[option.name]
+        choices = [choice for choice in get_args(kind) if isinstance(choice, str)]
+        if choices:
+            kind = Enum(option.name, {choice: choice for choice in choices})
+        elif get_args(kind):
+            kind = next(argument for argument in get_args(kind) if argument is not type(None))
+        names = [f"--{flag}/--no-{flag}" if option.name.startswith("enable_") else f"--{flag}"]
+        default = "" if option.default is None else f" [default: {option.default}]"
+        setting = typer.Option(
+            *names, help=option.metadata["help"] + default, show_default=False, rich_help_panel="Engine"
+        )
+        annotation = Annotated[kind | None, setting]
+        extra.append(
+            inspect.Parameter(
+                option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+            )
+        )
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        given = {option.name: values.pop(option.name) for option in fields(EngineConfig)}
+        options = {
+            name: value.value if isinstance(value, Enum) else value
+            for name, value in given.items()
+            if value is not None
+        }
+        command(**values, options=options)
+
+    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    wrapper.__signature__ = inspect.Signature([*keyword_only, *extra])  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in (*keyword_only, *extra)}
+    del wrapper.__wrapped__  # type: ignore[attr-defined]  # typer would look at it instead
+    return wrapper
+
+
+def load(model: str | None, options: dict[str, Any], use: list[str] | None) -> LLM:
+    """The model with these settings and replaced parts; a mistake in them is told before torch is loaded."""
+    from minipaged.learn.overrides import components_from, parse_use
+
+    config_from(options)
+    parts = parse_use(use or ())
+    components_from(parts)
+    from transformers.utils import logging as transformers_logging
+
+    from minipaged.llm import LLM
+
+    transformers_logging.disable_progress_bar()
+    return LLM(model, use=parts, **options)

@@ -1,0 +1,48 @@
+"""How the objects of the core look in a notebook: displays registered by type.
+
+table = BlockTable(pool, block_size=4)      as the last line of a cell: the picture of the table
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from minipaged.memory import BlockTable, KVManager
+from minipaged.outputs import RequestOutput
+from minipaged.scheduling import StepPlan
+from minipaged.viewer.highlights import PlacedOutput
+from minipaged.viewer.pictures.output import output_html
+from minipaged.viewer.pictures.plan import plan_svg
+from minipaged.viewer.pictures.pool import manager_svg, pool_svg
+from minipaged.viewer.pictures.tables import table_svg
+from minipaged.viewer.recorder import StepRecord
+from minipaged.viewer.snapshot import PoolView
+
+DISPLAYS: dict[type, Callable[[Any], str]] = {
+    BlockTable: table_svg,
+    KVManager: manager_svg,
+    PlacedOutput: output_html,
+    PoolView: pool_svg,
+    RequestOutput: output_html,
+    StepPlan: plan_svg,
+    StepRecord: plan_svg,
+}
+"""Type -> its picture as HTML."""
+
+
+def html_of(value: object) -> str | None:
+    """The picture of an object, by the nearest of its types; None if there is none."""
+    draw = next((DISPLAYS[kind] for kind in type(value).__mro__ if kind in DISPLAYS), None)
+    return None if draw is None else draw(value)
+
+
+def register_displays() -> None:
+    """Tell IPython, if this process runs in it."""
+    ipython = sys.modules.get("IPython")
+    shell: Any = ipython and ipython.get_ipython()
+    if shell is not None:
+        formatter = shell.display_formatter.formatters["text/html"]
+        for kind, draw in DISPLAYS.items():
+            formatter.for_type(kind, draw)
