@@ -326,7 +326,7 @@ class TestPlan:
         """Two ways to draw that drift apart."""
         engine = runs.modelless(30, max_num_batched_tokens=16)
         engine.add_request("A", range(20), SamplingParams(max_tokens=4))
-        engine.add_request("B", range(5), SamplingParams(n=2, temperature=1.0, max_tokens=4))
+        engine.add_request("B", range(50, 55), SamplingParams(n=2, temperature=1.0, max_tokens=4))
         plans, drawn = [], []
         engine.on_planned += [plans.append, lambda plan: drawn.append(plan_svg(plan, 16))]
         with recording(engine) as records:

@@ -1,6 +1,6 @@
 """Shapes on a sheet: the few that the pictures are made of, as SVG text.
 
-    picture = Picture(200, 80, "caption");  picture.slots(...);  picture.render("title", "what there is to see")
+    picture = Picture(200, 80, "caption");  picture.slots(...);  picture.render("title", "description")
 
 Every picture is one `<svg role="img">` with a title and a description, brings its own style sheet
 (palette.py) and stands on paper of its own, so that it can be read on any page.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 from minipaged.viewer.pictures import palette
 
@@ -77,21 +78,11 @@ class Picture:
         """A straight line."""
         self.draw("line", x1=x1, y1=y1, x2=x2, y2=y2, look=look, stroke_width=width)
 
-    def curve(
-        self,
-        x1: float,
-        y1: float,
-        x2: float,
-        y2: float,
-        look: str,
-        width: float,
-        dashes: str = "",
-        tip: float = 0,
-    ) -> None:
+    def curve(self, x1: float, y1: float, x2: float, y2: float, tip: float = 0, **attributes: Any) -> None:
         """A line that leaves and arrives level, and ends `tip` before x2."""
         bend = (x1 + x2) / 2
         path = f"M{_n(x1)} {_n(y1)}C{_n(bend)} {_n(y1)} {_n(bend)} {_n(y2)} {_n(x2 - tip)} {_n(y2)}"
-        self.draw("path", d=path, look=look, stroke_width=width, stroke_dasharray=dashes)
+        self.draw("path", d=path, **attributes)
 
     def arrow(self, x1: float, y1: float, x2: float, y2: float, colour: int) -> None:
         """A curved arrow from left to right in the colour of an owner."""
