@@ -56,6 +56,7 @@ def bench(
     Console().print(table)
     if parts:
         table = Table("part of a step", "CPU s", "share")
-        for part, seconds in parts.seconds.most_common():
-            table.add_row(part, f"{seconds:.3f}", f"{seconds / parts.seconds.total():.1%}")
+        total = sum(parts.seconds.values())
+        for part, seconds in sorted(parts.seconds.items(), key=lambda item: -item[1]):
+            table.add_row(part, f"{seconds:.3f}", f"{seconds / total:.1%}")
         Console().print(table)

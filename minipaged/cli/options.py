@@ -28,6 +28,10 @@ Use = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
+def _choice(name: str, choices: list[str]) -> Any:
+    return Enum(name, {choice: choice for choice in choices})  # type: ignore[misc]
+
+
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command one option per field of `EngineConfig`; it receives them as the dict `options`.
 
@@ -41,7 +45,7 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
         kind: Any = hints[option.name]
         choices = [choice for choice in get_args(kind) if isinstance(choice, str)]
         if choices:
-            kind = Enum(option.name, {choice: choice for choice in choices})
+            kind = _choice(option.name, choices)
         elif get_args(kind):
             kind = next(argument for argument in get_args(kind) if argument is not type(None))
         names = [f"--{flag}/--no-{flag}" if option.name.startswith("enable_") else f"--{flag}"]

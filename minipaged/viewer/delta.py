@@ -44,20 +44,17 @@ class ScheduledTokens(NamedTuple):
 
 def planned(view: PoolView, scheduled: Iterable[ScheduledTokens]) -> PoolView:
     """What a plan says of the memory: every token it computes has a slot."""
-    known = [tokens for tokens in scheduled if tokens.name in view.tables]
-    ends = {tokens.name: max(view.tables[tokens.name].num_tokens, tokens.stop) for tokens in known}
-    return _with(view, "num_tokens", ends)
+    known = [(tokens.stop, view.tables[tokens.name]) for tokens in scheduled if tokens.name in view.tables]
+    ends = {table.name: max(table.num_tokens, stop) for stop, table in known}
+    tables = {name: view.tables[name]._replace(num_tokens=end) for name, end in ends.items()}
+    return replace(view, tables={**view.tables, **tables})
 
 
 def computed(view: PoolView, scheduled: Iterable[ScheduledTokens]) -> PoolView:
     """What is true once they are computed."""
-    known = {tokens.name: tokens.stop for tokens in scheduled if tokens.name in view.tables}
-    return _with(view, "num_computed", known)
-
-
-def _with(view: PoolView, field: str, values: dict[str, int]) -> PoolView:
-    changed = {name: view.tables[name]._replace(**{field: value}) for name, value in values.items()}
-    return replace(view, tables={**view.tables, **changed})
+    stops = {tokens.name: tokens.stop for tokens in scheduled if tokens.name in view.tables}
+    tables = {name: view.tables[name]._replace(num_computed=stop) for name, stop in stops.items()}
+    return replace(view, tables={**view.tables, **tables})
 
 
 def difference(old: PoolView, new: PoolView) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def text_of(engine: Engine) -> TextOf | None:
     return lambda token: tokenizer.decode([token])
 
 
-class Highlights:
+class Highlights(Recorder):
     """Watches an engine until `close`; use as a context manager.
 
     Attributes:
@@ -65,7 +65,7 @@ class Highlights:
         self._block_size = engine.scheduler.kv.block_size
         self._last: dict[str, list[TableView]] = {}  # of each request, when it was last computed
         self._ended: dict[str, dict[tuple[int, ...], TableView]] = {}  # by generated tokens but the last
-        self._recorder = Recorder(engine, self.observe)
+        super().__init__(engine, self.observe)
 
     def observe(self, record: StepRecord) -> None:
         """Take a step into account."""
@@ -86,13 +86,3 @@ class Highlights:
         ended = self._ended.get(output.request_id, {})
         tables = tuple(ended.get(tuple(completion.token_ids[:-1])) for completion in output.outputs)
         return PlacedOutput(output, self._block_size, tables, self.text_of)
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._recorder.close()
-
-    def __enter__(self) -> Highlights:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

@@ -7,7 +7,7 @@ part has just ended. The attention calls inside the forward pass are measured ap
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +28,7 @@ class StepProfile:
     """
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.start()
 
     def start(self) -> None:

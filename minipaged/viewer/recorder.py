@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
 from minipaged.engine import Engine
@@ -24,10 +24,7 @@ class StepRecord(NamedTuple):
 
     Attributes:
         step: its number. A step that failed leaves no record; what it changed is in the next one.
-        scheduled: what was computed.
-        swap_out: copies (device block, host block).
-        swap_in: copies (host block, device block).
-        copies: copy-on-write copies (device block, device block).
+        scheduled, swap_out, swap_in, copies: as in the plan.
         events: kind, request and details of each decision: admitted, preempted (with the reason), ...
         finished: ids of the requests that ended.
         completions: id -> generated tokens of each completion that ended in this step, also while others
@@ -51,7 +48,7 @@ class StepRecord(NamedTuple):
 
 
 class Recorder:
-    """Calls `listener` with the record of every step of an engine, until `close`."""
+    """Calls `listener` with the record of every step of an engine, until `close` or the end of a `with`."""
 
     def __init__(self, engine: Engine, listener: Callable[[StepRecord], None]) -> None:
         self._engine = engine
@@ -91,6 +88,12 @@ class Recorder:
             self._engine.on_planned.remove(self._look_at_plan)
             self._engine.on_committed.remove(self._record)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
 
 def scheduled_tokens(plan: StepPlan) -> tuple[ScheduledTokens, ...]:
     """What a plan schedules, by names instead of objects; exact until the plan is committed."""
@@ -117,8 +120,5 @@ def _pairs(copies: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 def recording(engine: Engine) -> Iterator[list[StepRecord]]:
     """The records of all steps while the block runs; for short runs, as they are kept in memory."""
     records: list[StepRecord] = []
-    recorder = Recorder(engine, records.append)
-    try:
+    with Recorder(engine, records.append):
         yield records
-    finally:
-        recorder.close()

@@ -36,7 +36,7 @@ ALWAYS = ("step", "num_waiting")
 """Fields of a line that are written also when they are 0."""
 
 
-class TraceWriter:
+class TraceWriter(Recorder):
     """A trace of an engine, from now on. Use as a context manager, or call `close`.
 
     Raises:
@@ -54,7 +54,7 @@ class TraceWriter:
         self._dump({**FORMAT, **sizes, **limits})
         self._last = PoolView(**sizes)
         self._next_step = 0
-        self._recorder = Recorder(engine, self._write)
+        super().__init__(engine, self._write)
 
     def _write(self, record: StepRecord) -> None:
         expected = delta.planned(self._last, record.scheduled)
@@ -84,7 +84,7 @@ class TraceWriter:
 
     def close(self) -> None:
         """Stop listening, write what changed after the last step, if anything did, and finish the file."""
-        self._recorder.close()
+        super().close()
         if self._file.closed:
             return
         now = look(self._scheduler)
@@ -93,9 +93,3 @@ class TraceWriter:
             change = delta.difference(self._last, now)
             self._dump({**closing, "num_waiting": len(self._scheduler.waiting), "committed": change})
         self._file.close()
-
-    def __enter__(self) -> TraceWriter:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

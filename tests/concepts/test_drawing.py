@@ -7,7 +7,9 @@ import itertools
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -16,12 +18,12 @@ from rich.console import Console
 from minipaged.decoding.params import SamplingParams
 from minipaged.memory import BlockAllocator, BlockTable
 from minipaged.outputs import CompletionOutput, RequestOutput
-from minipaged.viewer.displays import html_of
+from minipaged.viewer.displays import html_of, register_displays
 from minipaged.viewer.highlights import PlacedOutput
 from minipaged.viewer.pictures import build as drawing
 from minipaged.viewer.pictures import runs, scenes
 from minipaged.viewer.pictures.names import colours, holders, label
-from minipaged.viewer.pictures.palette import DARK, LIGHT, OWNERS, contrast, css
+from minipaged.viewer.pictures.palette import DARK, LIGHT, OWNERS, css, rgb
 from minipaged.viewer.pictures.plan import Share, plan_svg, shares
 from minipaged.viewer.pictures.pool import pool_svg
 from minipaged.viewer.pictures.svg import SLOT_TEXT, fit
@@ -172,9 +174,21 @@ class TestPalette:
         assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
 
 
+def contrast(first: str, second: str) -> float:
+    """Contrast ratio of two colours by WCAG 2.1, from 1 to 21."""
+    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(colour: str) -> float:
+    unit = [value / 255 for value in rgb(colour)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in unit]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
 def perceived(colour: str, missing: str | None) -> tuple[float, float, float]:
     """Roughly what a dichromat sees of #rrggbb."""
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    red, green, blue = rgb(colour)
     if missing is None:
         return red, green, blue
     mixed = 0.11 * red + 0.89 * green if missing == "red" else 0.29 * red + 0.71 * green
@@ -368,6 +382,26 @@ class TestOutput:
         assert [name for name, _ in blocks] == ["block 5, \u00d72", "block 2", "block 5, \u00d72"]
         assert re.sub("<[^>]*>", "", blocks[0][1]) == "&lt;1&gt;" * 3
         assert re.sub("<[^>]*>", "", blocks[1][1]) == "&lt;2&gt;"
+
+
+class TestDisplays:
+    def test_ipython_is_told_how_to_draw_every_type(self, monkeypatch):
+        """A notebook that shows an address: no import of IPython, and no display without it."""
+        drawn: dict[type, Callable] = {}
+        html = SimpleNamespace(for_type=drawn.__setitem__)
+        shell = SimpleNamespace(display_formatter=SimpleNamespace(formatters={"text/html": html}))
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+        register_displays()
+        assert drawn[BlockTable](fig8_table()) == html_of(fig8_table())
+
+    def test_a_subclass_is_drawn_as_what_it_is(self):
+        """A student's own block table that is shown as an address."""
+
+        class Mine(BlockTable):
+            pass
+
+        assert "logical" in html_of(Mine(BlockAllocator(4), 4))
+        assert html_of(object()) is None
 
 
 class TestTerminal:

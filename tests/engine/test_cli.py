@@ -152,3 +152,18 @@ def test_python_dash_m_is_the_same_command():
         [sys.executable, "-m", "minipaged", "--help"], capture_output=True, text=True, timeout=60, check=True
     )
     assert "generate" in done.stdout
+
+
+def test_bench_profile_tells_the_parts_of_a_step(capsys, monkeypatch, tmp_path):
+    """A part that is not measured, or measured twice: more CPU seconds than the run took."""
+    workload = tmp_path / "w.json"
+    workload.write_text(json.dumps([{"prompt_token_ids": [5, 6, 7], "max_tokens": 4}] * 3))
+    code, out, _ = call(capsys, monkeypatch, "bench", "--workload", str(workload), "--json", "--profile")
+    assert code == 0
+    figures = json.loads(out)
+    assert set(figures["profile"]) == {
+        "schedule", "plan -> tensors", "forward: all but attention", "attention: write K/V",
+        "attention: read and attend", "sample", "commit", "rest of the step",
+    }  # fmt: skip
+    assert all(seconds >= 0 for seconds in figures["profile"].values())
+    assert 0 < sum(figures["profile"].values()) <= figures["cpu_s"]

@@ -35,26 +35,15 @@ class Theme(NamedTuple):
     hues: tuple[str, ...]
 
 
-def _rgb(colour: str) -> tuple[int, int, int]:
+def rgb(colour: str) -> tuple[int, int, int]:
+    """The parts of #rrggbb, 0 to 255."""
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
 
 
 def mix(colour: str, other: str, share: float) -> str:
     """`share` of `other` in `colour`, #rrggbb."""
-    mixed = (round(a + (b - a) * share) for a, b in zip(_rgb(colour), _rgb(other)))
+    mixed = (round(a + (b - a) * share) for a, b in zip(rgb(colour), rgb(other)))
     return "#" + "".join(f"{value:02x}" for value in mixed)
-
-
-def contrast(first: str, second: str) -> float:
-    """Contrast ratio of two colours by WCAG 2.1, from 1 to 21."""
-    light, dark = sorted((_luminance(first), _luminance(second)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-def _luminance(colour: str) -> float:
-    unit = [value / 255 for value in _rgb(colour)]
-    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in unit]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def _theme(paper: str, ink: str, soft: str, line: str, shade: str, tint: float, hue: float) -> Theme:

@@ -57,16 +57,16 @@ def fig6() -> list[Moment]:
     """A prompt of 7 tokens in blocks 7 and 1, then two generated tokens; the second takes block 3."""
     pool = BlockAllocator(9, order=(7, 1, 3))
     table = BlockTable(pool, SIZE)
-    captions = (
-        "The prompt: 7 tokens, 2 blocks",
-        "\u201cfathers\u201d goes to the free slot of block 1",
-        "Block 1 is full: \u201cbrought\u201d takes block 3",
-    )
-    moments = []
-    for count, caption in zip((7, 1, 1), captions):
+
+    def after(count: int, caption: str) -> Moment:
         table.append(count)
-        moments.append(moment(caption, pool, {"A": (table, SCORE[: table.num_tokens])}, 7))
-    return moments
+        return moment(caption, pool, {"A": (table, SCORE[: table.num_tokens])}, 7)
+
+    return [
+        after(7, "The prompt: 7 tokens, 2 blocks"),
+        after(1, "\u201cfathers\u201d goes to the free slot of block 1"),
+        after(1, "Block 1 is full: \u201cbrought\u201d takes block 3"),
+    ]
 
 
 def fig7() -> list[Moment]:
@@ -88,15 +88,16 @@ def fig8() -> list[Moment]:
     first.append(7)
     second = first.fork()
     prompt = SCORE[:7]
-    moments = [
-        moment("Two samples share the prompt", pool, {"A/0": (first, prompt), "A/1": (second, prompt)}, 7)
-    ]
+
+    def now(caption: str, *words: str) -> Moment:
+        texts = ([*prompt, *words[:1]], [*prompt, *words[1:]])
+        return moment(caption, pool, {"A/0": (first, texts[0]), "A/1": (second, texts[1])}, 7)
+
+    moments = [now("Two samples share the prompt")]
     first.append()
-    tables = {"A/0": (first, [*prompt, "fathers"]), "A/1": (second, prompt)}
-    moments.append(moment("Sample 1 writes: block 1 is copied to block 3", pool, tables, 7))
+    moments.append(now("Sample 1 writes: block 1 is copied to block 3", "fathers"))
     second.append()
-    tables["A/1"] = (second, [*prompt, "mothers"])
-    moments.append(moment("Sample 2 is alone in block 1 and writes in place", pool, tables, 7))
+    moments.append(now("Sample 2 is alone in block 1 and writes in place", "fathers", "mothers"))
     return moments
 
 
