@@ -33,10 +33,6 @@ def quantile(values: Iterable[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
-def _latencies() -> deque[float]:
-    return deque(maxlen=KEEP)
-
-
 @dataclass(slots=True)
 class Metrics:
     """Counters and latencies since the engine started. Latencies are in seconds."""
@@ -52,9 +48,9 @@ class Metrics:
     blocks_copied: int = 0
     peak_kv_blocks: int = 0
     request_success: Counter[str] = field(default_factory=Counter)
-    time_to_first_token: deque[float] = field(default_factory=_latencies)
-    inter_token_latency: deque[float] = field(default_factory=_latencies)
-    e2e_request_latency: deque[float] = field(default_factory=_latencies)
+    time_to_first_token: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
+    inter_token_latency: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
+    e2e_request_latency: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
     _generated_before: int = 0
     _held_slots: int = 0
     _empty_slots: int = 0
@@ -64,9 +60,17 @@ class Metrics:
 
     def observe_plan(self, plan: StepPlan, scheduler: FCFSScheduler) -> None:
         """Look at the memory that a planned step holds, before its commit gives any of it back."""
-        self.peak_kv_blocks = max(self.peak_kv_blocks, scheduler.kv.num_used)
-        if plan.step % SAMPLE_EVERY == 0:
-            self._look_at_tables(scheduler)
+        kv = scheduler.kv
+        self.peak_kv_blocks = max(self.peak_kv_blocks, kv.num_used)
+        if plan.step % SAMPLE_EVERY:
+            return
+        tables = [sequence.table for request in scheduler.running for sequence in request.sequences]
+        # Only the tail of a table is not full, and a shared tail counts once.
+        tails = {t.blocks[-1]: t.capacity - t.num_tokens for t in reversed(tables) if t.blocks}
+        self._empty_slots += sum(tails.values())
+        self._logical_blocks += sum(len(table.blocks) for table in tables)
+        self._physical_blocks += kv.num_used
+        self._held_slots += kv.num_used * kv.block_size
 
     def observe(
         self, plan: StepPlan, scheduler: FCFSScheduler, touched: Iterable[Request], now: float
@@ -84,37 +88,21 @@ class Metrics:
                 self.prefix_cache_hits += event.detail["cached_tokens"]
                 self.prompt_tokens += event.detail["prompt_tokens"]
         for request in plan.sampling:
-            self._observe_tokens(request, now)
+            last = self._last_token.get(request.request_id)
+            if last is None:
+                self.time_to_first_token.append(now - request.arrival_time)
+            else:
+                self.inter_token_latency.append(now - last)
+            self._last_token[request.request_id] = now
         for request in touched:
             if request.is_finished:
                 self.forget(request, now)
-
-    def _observe_tokens(self, request: Request, now: float) -> None:
-        last = self._last_token.get(request.request_id)
-        if last is None:
-            self.time_to_first_token.append(now - request.arrival_time)
-        else:
-            self.inter_token_latency.append(now - last)
-        self._last_token[request.request_id] = now
 
     def forget(self, request: Request, now: float) -> None:
         """A request has ended."""
         self._last_token.pop(request.request_id, None)
         self.request_success[request.completions[0].finish_reason or "abort"] += 1
         self.e2e_request_latency.append(now - request.arrival_time)
-
-    def _look_at_tables(self, scheduler: FCFSScheduler) -> None:
-        seen: set[int] = set()
-        for request in scheduler.running:
-            for sequence in request.sequences:
-                table = sequence.table
-                self._logical_blocks += len(table.blocks)
-                if table.blocks and table.blocks[-1] not in seen:
-                    # Only the tail of a table is not full, and a shared tail counts once.
-                    self._empty_slots += table.capacity - table.num_tokens
-                    seen.add(table.blocks[-1])
-        self._physical_blocks += scheduler.kv.num_used
-        self._held_slots += scheduler.kv.num_used * scheduler.kv.block_size
 
     @property
     def kv_waste(self) -> float:

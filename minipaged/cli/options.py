@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import Field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
@@ -25,7 +24,23 @@ Use = Annotated[
     ),
 ]
 
+KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def _parameter(option: Field[Any], kind: Any) -> inspect.Parameter:
+    """The parameter of a command for a field of the config, for typer."""
+    flag = option.name.replace("_", "-")
+    if choices := [choice for choice in get_args(kind) if isinstance(choice, str)]:
+        kind = _choice(option.name, choices)
+    elif get_args(kind):
+        kind = next(argument for argument in get_args(kind) if argument is not type(None))
+    names = f"--{flag}/--no-{flag}" if option.name.startswith("enable_") else f"--{flag}"
+    told = option.metadata["help"] + ("" if option.default is None else f" [default: {option.default}]")
+    setting = typer.Option(names, help=told, show_default=False, rich_help_panel="Engine")
+    annotation = Annotated[kind | None, setting]
+    return inspect.Parameter(option.name, KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _choice(name: str, choices: list[str]) -> Any:
@@ -38,31 +53,11 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     An option that is not given is left out, so that the config's own default holds.
     """
     hints = get_type_hints(EngineConfig)
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "options"]
-    extra = []
-    for option in fields(EngineConfig):
-        flag = option.name.replace("_", "-")
-        kind: Any = hints[option.name]
-        choices = [choice for choice in get_args(kind) if isinstance(choice, str)]
-        if choices:
-            kind = _choice(option.name, choices)
-        elif get_args(kind):
-            kind = next(argument for argument in get_args(kind) if argument is not type(None))
-        names = [f"--{flag}/--no-{flag}" if option.name.startswith("enable_") else f"--{flag}"]
-        default = "" if option.default is None else f" [default: {option.default}]"
-        setting = typer.Option(
-            *names, help=option.metadata["help"] + default, show_default=False, rich_help_panel="Engine"
-        )
-        annotation = Annotated[kind | None, setting]
-        extra.append(
-            inspect.Parameter(
-                option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-            )
-        )
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    extra = [_parameter(option, hints[option.name]) for option in fields(EngineConfig)]
 
-    @functools.wraps(command)
     def wrapper(**values: Any) -> None:
-        given = {option.name: values.pop(option.name) for option in fields(EngineConfig)}
+        given = {option.name: values.pop(option.name) for option in extra}
         options = {
             name: value.value if isinstance(value, Enum) else value
             for name, value in given.items()
@@ -70,10 +65,10 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(**values, options=options)
 
-    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    wrapper.__signature__ = inspect.Signature([*keyword_only, *extra])  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in (*keyword_only, *extra)}
-    del wrapper.__wrapped__  # type: ignore[attr-defined]  # typer would look at it instead
+    parameters = [*(p.replace(kind=KEYWORD_ONLY) for p in own if p.name != "options"), *extra]
+    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapper
 
 

@@ -8,7 +8,7 @@ in this very step, `committed` the forks before anyone writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
@@ -63,15 +63,16 @@ class Recorder:
 
     def _record(self, plan: StepPlan, result: StepResult, touched: list[Request]) -> None:
         scheduled, planned = self._planned
+        new = {request.request_id: self._new_completions(request) for request in touched}
         record = StepRecord(
             plan.step,
             scheduled,
-            _pairs(plan.swap_out),
-            _pairs(plan.swap_in),
-            _pairs(plan.copies),
+            tuple(plan.swap_out),
+            tuple(plan.swap_in),
+            tuple(plan.copies),
             tuple(map(event_fields, plan.events)),
             tuple(request.request_id for request in touched if request.is_finished),
-            {request.request_id: new for request in touched if (new := self._new_completions(request))},
+            {request: completions for request, completions in new.items() if completions},
             len(self._engine.scheduler.waiting),
             planned,
             look(self._engine.scheduler),
@@ -110,10 +111,6 @@ def scheduled_tokens(plan: StepPlan) -> tuple[ScheduledTokens, ...]:
 def event_fields(event: Event) -> dict[str, Any]:
     """A decision as a trace has it."""
     return {"kind": event.kind, "request": event.request_id, **event.detail}
-
-
-def _pairs(copies: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    return tuple((source, destination) for source, destination in copies)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ Colours are the palette's hues; every block also has its owner's name, so nothin
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as Grid
@@ -23,11 +24,11 @@ from minipaged.viewer.snapshot import BlockView, PoolView, TableView
 CELL, BAR = 19, 4
 
 
+@dataclass(frozen=True)
 class Pool:
     """A pool, as many blocks a line as fit; free blocks after the last that is not are only counted."""
 
-    def __init__(self, view: PoolView) -> None:
-        self.view = view
+    view: PoolView
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lines of cells, then a line of counts."""
@@ -58,14 +59,14 @@ class Pool:
         return cell
 
 
+@dataclass(frozen=True)
 class Table:
     """A block table: a line a block, with the tokens in it."""
 
-    def __init__(self, name: str, table: TableView, block_size: int, text_of: TextOf | None) -> None:
-        self.name = name
-        self.table = table
-        self.block_size = block_size
-        self.text_of = text_of
+    name: str
+    table: TableView
+    block_size: int
+    text_of: TextOf | None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """A title, then the blocks."""
