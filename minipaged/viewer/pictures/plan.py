@@ -22,13 +22,7 @@ KINDS = ("decode", "prefill", "cached")
 
 
 class Share(NamedTuple):
-    """A part of the step's tokens.
-
-    Attributes:
-        kind: "decode", "prefill" or "cached".
-        request: whose tokens.
-        num_tokens: how many.
-    """
+    """A part of the step's tokens; the kind is "decode", "prefill" or "cached"."""
 
     kind: str
     request: str
@@ -48,12 +42,7 @@ def shares(scheduled: Sequence[ScheduledTokens], events: Sequence[Mapping[str, A
 
 
 def plan_svg(plan: StepPlan | StepRecord, budget: int | None = None) -> Svg:
-    """The picture of a plan or of a record.
-
-    Args:
-        plan: what to draw.
-        budget: the most tokens a step computes; without it the bar ends with the tokens of the step.
-    """
+    """The picture of a plan or of a record; without a budget the bar ends with the tokens of the step."""
     if isinstance(plan, StepRecord):
         scheduled, events = plan.scheduled, plan.events
     else:
@@ -121,7 +110,6 @@ def _moves(plan: StepPlan | StepRecord) -> list[str]:
 
 
 def _event(event: Mapping[str, Any]) -> str:
-    """An event in a line: what happened to which request, how, and why."""
     text = f"request {event['request']} {event['kind']}" if "request" in event else str(event["kind"])
     if "mode" in event:
         text += f" ({event['mode']})"

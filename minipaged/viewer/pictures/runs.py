@@ -56,13 +56,7 @@ def run(
     requests: Mapping[str, tuple[Sequence[int], DecodingParams]],
     arrivals: Mapping[str, int] | None = None,
 ) -> list[StepRecord]:
-    """Run requests to their end.
-
-    Args:
-        engine: without requests.
-        requests: id -> prompt and parameters, in the order of arrival.
-        arrivals: id -> step at which it arrives, if not the first.
-    """
+    """Run requests (id -> prompt, parameters) to their end; `arrivals`: id -> step, if not the first."""
     late = dict(arrivals or {})
     with recording(engine) as records:
         while engine.has_unfinished or late or not records:

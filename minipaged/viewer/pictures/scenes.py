@@ -38,11 +38,8 @@ def moment(
     tables: Mapping[str, tuple[BlockTable, Iterable[str]]],
     prompt: int = 0,
 ) -> Moment:
-    """Look at tables that belong to no scheduler.
-
-    Args:
-        tables: name -> table and the words in it; names like "A" and "A/1" are one request.
-        prompt: how many of the words are the prompt.
+    """Look at tables that belong to no scheduler: name ("A" or "A/1") -> table and the words in it, of which the
+    first `prompt` are the prompt.
     """
     views = []
     for name, (table, words) in tables.items():

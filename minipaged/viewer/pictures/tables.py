@@ -21,13 +21,7 @@ MOST_BLOCKS = 24
 
 
 def tables_svg(view: PoolView, text_of: TextOf | None = None, caption: str = "") -> Svg:
-    """The picture of all device tables and the pool.
-
-    Args:
-        view: what to draw.
-        text_of: text of a token id; without it slots show the ids.
-        caption: a line above.
-    """
+    """The picture of all device tables and the pool; without `text_of` slots show token ids."""
     tables, size = view.on_device(), view.block_size
     slot = max(9.0, min(58.0, 236 / size))
     width = slot * size

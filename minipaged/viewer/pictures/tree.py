@@ -38,12 +38,8 @@ class Node:
 
 
 def tree_svg(view: PoolView, before: PoolView | None = None, caption: str = "") -> Svg:
-    """The picture of the device tables of a view.
-
-    Args:
-        view: what to draw.
-        before: an earlier view; tables whose last block no table has any more are drawn as ghosts.
-        caption: a line above.
+    """The picture of the device tables; those of an earlier view that hold a block no table has any more are
+    drawn as ghosts.
     """
     tables, colour = view.on_device(), colours(view)
     held = {block for table in tables for block in table.blocks}
