@@ -38,9 +38,7 @@ def moment(
     tables: Mapping[str, tuple[BlockTable, Iterable[str]]],
     prompt: int = 0,
 ) -> Moment:
-    """Look at tables that belong to no scheduler: name ("A" or "A/1") -> table and the words in it, of which the
-    first `prompt` are the prompt.
-    """
+    """Look at tables that belong to no scheduler: name ("A" or "A/1") -> table and its words, prompt first."""
     views = []
     for name, (table, words) in tables.items():
         request, _, position = name.partition("/")
