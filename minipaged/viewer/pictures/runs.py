@@ -1,4 +1,4 @@
-"""Runs of the real engine without a model, for pictures of scheduling: preemption, chunked prefill, prefix hits.
+"""Runs of the real engine without a model: preemption, chunked prefill, prefix hits.
 
 Every step is answered at once with made-up tokens; which blocks are taken, who is preempted and how a budget
 is spent is decided by the engine as always.

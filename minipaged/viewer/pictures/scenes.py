@@ -38,7 +38,7 @@ def moment(
     tables: Mapping[str, tuple[BlockTable, Iterable[str]]],
     prompt: int = 0,
 ) -> Moment:
-    """Look at tables that belong to no scheduler: name ("A" or "A/1") -> table and its words, prompt first."""
+    """Look at tables without a scheduler: name ("A" or "A/1") -> table and its words, the prompt first."""
     views = []
     for name, (table, words) in tables.items():
         request, _, position = name.partition("/")

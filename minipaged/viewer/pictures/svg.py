@@ -146,7 +146,7 @@ class Picture:
                 self.text(middle, y + height / 2 + fitting * 0.36, text, "ink mono", fitting, "middle")
 
     def render(self, title: str, description: str) -> Svg:
-        """A whole SVG file, which can also stand in a page; the description is for those who cannot see it."""
+        """A whole SVG file, which can also stand in a page; `description` is for those who cannot see it."""
         label = escape(f"{title}. {description}", quote=True)
         width, height = _n(self.width), _n(self.height)
         return Svg(
