@@ -1,11 +1,12 @@
 """An executor without a model: each KV slot remembers which token at which position was written there.
 
 Reading a sequence through its block table must give back exactly its tokens; a block handed out twice,
-a missed copy, a swap in the wrong order or a prefix published before it is computed shows up as
+a missed copy, a swap in the wrong order or a prefix registered before it is computed shows up as
 foreign content. The next token is a hash of what was *read*, so that garbage also changes the output.
 
 `ToyEngine` steps scheduler and executor together and checks every plan and every invariant; `alone` is
-the oracle: the same decoding methods on plain lists, without blocks, batches or a scheduler.
+the oracle: the same decoding methods, which are the real ones, on plain lists, without blocks, batches or a
+scheduler.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import random
 from array import array
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
+from typing import Any
 from zlib import crc32
 
+from minipaged.decoding import BeamSearch, BeamSearchParams, SamplingMethod, SamplingParams, StopChecker
 from minipaged.memory import (
     BlockAllocator,
     KVManager,
@@ -27,7 +30,6 @@ from minipaged.memory import (
 from minipaged.memory.prefix_cache import HashFunction
 from minipaged.scheduling import (
     BatchPolicy,
-    Branch,
     ChunkedPrefill,
     FCFSScheduler,
     PreemptionPolicy,
@@ -66,7 +68,7 @@ class ToyExecutor:
             for position in range(start, start + num_tokens):
                 self.device[sequence.table.slot(position)] = content(position, sequence.token_ids[position])
             self.num_tokens_computed += num_tokens
-        samples = []
+        answers = []
         for sequence, start, num_tokens, candidates in plan.scheduled:
             stop = start + num_tokens
             read = [self.device[slot] for slot in sequence.table.slots(0, stop)]
@@ -74,8 +76,8 @@ class ToyExecutor:
             assert read == expected, f"{sequence} reads foreign KV: {read} for {expected}"
             if candidates:
                 assert stop == len(sequence.token_ids), "sampled before the last token was computed"
-                samples.append(next_tokens(read, candidates, self.vocabulary))
-        return StepResult(samples)
+                answers.append(next_tokens(read, candidates, self.vocabulary))
+        return StepResult(answers)
 
     def fail(self, plan: StepPlan) -> None:
         """The step dies half way: whatever it was to write may hold anything now."""
@@ -101,68 +103,28 @@ class ToyExecutor:
 def next_tokens(read: Iterable[int], candidates: int, vocabulary: int) -> Sample:
     """What the toy model says after the given content: distinct tokens, best first."""
     rng = random.Random(crc32(array("q", read).tobytes()))
+    candidates = min(candidates, vocabulary)
     token_ids = rng.sample(range(vocabulary), candidates)
     logprobs = sorted((-rng.random() * 3 for _ in range(candidates)), reverse=True)
     return Sample(token_ids, logprobs)
 
 
-class ToySampling:
-    """n samples: fork once, then append; ends at `max_num_tokens` or at the token `stop`."""
-
-    def __init__(self, n: int = 1, stop: int | None = None) -> None:
-        self.num_sequences = n
-        self.stop = stop
-
-    def num_candidates(self, request: Request) -> int:
-        """n for the root, then one each."""
-        return self.num_sequences if is_root(request) else 1
-
-    def advance(self, request: Request, samples: list[Sample]) -> list[Branch]:
-        """One branch per candidate."""
-        return [
-            Branch(
-                parent,
-                token,
-                logprob,
-                finish_reason(parent, token, self.stop),
-                i if len(sample.token_ids) > 1 else None,
-            )
-            for parent, sample in zip(request.sequences, samples)
-            for i, (token, logprob) in enumerate(zip(sample.token_ids, sample.logprobs))
-        ]
+def samples(n: int = 1, stop: int | None = None, **options: Any) -> SamplingMethod:
+    """n samples; they end at `max_num_tokens` or at the token `stop`."""
+    params = SamplingParams(n=n, stop_token_ids=stop_tokens(stop), max_tokens=None, **options)
+    return SamplingMethod(params, StopChecker(params, ()))
 
 
-class ToyBeams:
-    """Beam search without hypotheses: the best `width` candidates go on; all end together."""
-
-    def __init__(self, width: int) -> None:
-        self.num_sequences = width
-
-    def num_candidates(self, request: Request) -> int:
-        """`width` a beam."""
-        return self.num_sequences
-
-    def advance(self, request: Request, samples: list[Sample]) -> list[Branch]:
-        """The best `width` by cumulative log-probability, ties by order."""
-        candidates = [
-            Branch(parent, token, logprob, finish_reason(parent, token, None))
-            for parent, s in zip(request.sequences, samples)
-            for token, logprob in zip(s.token_ids, s.logprobs)
-        ]
-        candidates.sort(key=lambda b: b.parent.cumulative_logprob + b.logprob, reverse=True)
-        return candidates[: self.num_sequences]
+def beams(width: int, stop: int | None = None, **options: Any) -> BeamSearch:
+    """Beam search; without an end token, all beams end together."""
+    options.setdefault("num_return_sequences", width)
+    params = BeamSearchParams(beam_width=width, stop_token_ids=stop_tokens(stop), max_tokens=None, **options)
+    return BeamSearch(params, StopChecker(params, ()))
 
 
-def is_root(request: Request) -> bool:
-    """Whether the request has generated nothing yet."""
-    return len(request.sequences[0].token_ids) == len(request.prompt_token_ids)
-
-
-def finish_reason(parent, token: int, stop: int | None) -> str | None:
-    """Stop token, then length."""
-    if token == stop:
-        return "stop"
-    return "length" if len(parent.token_ids) + 1 >= parent.max_num_tokens else None
+def stop_tokens(stop: int | None) -> list[int]:
+    """The token as a list, or none."""
+    return [] if stop is None else [stop]
 
 
 def toy_scheduler(
@@ -220,7 +182,7 @@ class ToyEngine:
         request = Request(
             f"r{len(self.requests)}",
             prompt,
-            method or ToySampling(),
+            method or samples(),
             None,
             limit,
             self.scheduler.kv.new_table(),
@@ -268,16 +230,16 @@ class ToyEngine:
 
 def check_plan(plan: StepPlan, scheduler: FCFSScheduler) -> None:
     """What every plan must obey, whatever the settings."""
-    assert plan.num_tokens == sum(chunk.num_tokens for chunk in plan.scheduled)
+    assert plan.num_tokens == sum(s.num_tokens for s in plan.scheduled)
     assert plan.num_tokens <= scheduler.max_num_batched_tokens
-    assert len({id(chunk.sequence) for chunk in plan.scheduled}) == len(plan.scheduled), (
-        "a sequence has two chunks"
+    assert len({id(s.sequence) for s in plan.scheduled}) == len(plan.scheduled), (
+        "a sequence is scheduled twice"
     )
     for sequence, start, num_tokens, _ in plan.scheduled:
-        assert num_tokens >= 1, "an empty chunk"
+        assert num_tokens >= 1, "nothing is scheduled of a sequence"
         assert start == sequence.num_computed_tokens
         assert sequence.request in scheduler.running
-    sampled = [chunk.sequence for chunk in plan.scheduled if chunk.num_candidates]
+    sampled = [s.sequence for s in plan.scheduled if s.num_candidates]
     assert sampled == [s for request in plan.sampling for s in request.sequences], "half a group is sampled"
     started = [event.request_id for event in plan.events if event.kind in ("admitted", "resumed")]
     assert not (plan.num_preempted and started), "admitted and preempted in one step"
@@ -299,23 +261,33 @@ def outputs(request: Request) -> list[list[int]]:
     return [c.output_token_ids for c in sorted(request.completions, key=lambda c: c.index)]
 
 
+def ranked(request: Request) -> list[list[int]]:
+    """Generated tokens of the completions that a user gets, in their order."""
+    return [c.output_token_ids for c in request.method.rank(request)]
+
+
 def alone(prompt: Iterable[int], max_tokens: int, method, vocabulary: int = 50) -> list[list[int]]:
     """The oracle: the outputs of a request by itself, on lists of tokens, without blocks or batches."""
+    return outputs(run_alone(prompt, max_tokens, method, vocabulary))
+
+
+def run_alone(prompt: Iterable[int], max_tokens: int, method, vocabulary: int = 50) -> Request:
+    """The request behind `alone`, finished."""
     prompt = list(prompt)
     request = Request("alone", prompt, method, None, len(prompt) + max_tokens, table=None)
     while request.sequences:
         candidates = method.num_candidates(request)
-        samples = [
+        answers = [
             next_tokens([content(*slot) for slot in enumerate(s.token_ids)], candidates, vocabulary)
             for s in request.sequences
         ]
         live = []
-        for branch in method.advance(request, samples):
+        for branch in method.advance(request, answers):
             child = branch.parent.fork(table=None)
             child.append(branch)
             (request.completions if branch.finish_reason else live).append(child)
         request.sequences = live
-    return outputs(request)
+    return request
 
 
 def kv_sequence(kv: KVManager, token_ids: Iterable[int], max_num_tokens: int = 1000, salt: str = ""):

@@ -5,7 +5,7 @@ from minipaged.decoding.checks import ParamsError
 from minipaged.decoding.detokenizer import Detokenizer
 from minipaged.decoding.methods import SamplingMethod
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
-from minipaged.decoding.stopping import OutputText, StopChecker, TextRules, final_text, stream_text
+from minipaged.decoding.stopping import OutputText, StopChecker, final_text, stream_text
 
 __all__ = [
     "BeamSearch",
@@ -17,7 +17,6 @@ __all__ = [
     "SamplingMethod",
     "SamplingParams",
     "StopChecker",
-    "TextRules",
     "final_text",
     "stream_text",
 ]

@@ -6,9 +6,8 @@
                |         B+y  -1.5
                |         A+z  -1.9                       C has no branch left: its blocks are freed
 
-The paper's Fig. 9, seen from above: the scheduler forks A for every branch beyond its first, and the
-sharing tree follows. The semantics are those of transformers' `generate(num_beams=W)` (5.23,
-`_beam_search`), which the tests use as the oracle. Knows neither blocks nor logits.
+The scheduler forks A for every branch beyond its first (paper, Fig. 9). The semantics are those of
+transformers' `generate(num_beams=W)` (5.23, `_beam_search`), which the tests use as the oracle.
 """
 
 from __future__ import annotations
@@ -17,23 +16,21 @@ from collections.abc import Sequence as SequenceOf
 
 from minipaged.decoding.params import BeamSearchParams
 from minipaged.decoding.stopping import StopChecker
-from minipaged.scheduling import Sample
-from minipaged.scheduling.request import Branch, Request, Sequence
+from minipaged.scheduling.request import Branch, Request, Sample, Sequence
 
 
 class BeamSearch:
-    """Beam search for one request.
+    """Beam search. It keeps nothing between steps: the hypotheses are the request's completions.
 
     Args:
         params: width, length penalty, early stopping.
-        stop: when a beam ends; it must know no stop strings.
+        stop: when a beam ends; without stop strings.
     """
 
     def __init__(self, params: BeamSearchParams, stop: StopChecker) -> None:
         self.params = params
         self.stop = stop
         self.num_sequences = params.beam_width
-        self._best_scores: list[float] = []  # of finished hypotheses: the best W, highest first
 
     def num_candidates(self, request: Request) -> int:
         """W go on even if each end token is among the W best of every beam: (1 + end tokens) * W."""
@@ -49,18 +46,21 @@ class BeamSearch:
             for token_id, logprob in zip(sample.token_ids, sample.logprobs)
             if logprob > -float("inf")
         )[: self.num_candidates(request)]
+        num_generated_tokens = request.sequences[0].num_generated_tokens + 1
+        best_scores = self.best_scores(request)
         finished, live, totals = [], [], []
         for place, (negative_total, beam, token_id, logprob) in enumerate(candidates):
-            sequence = request.sequences[beam]
-            reason = self.stop.check(sequence, token_id)
-            branch = Branch(sequence, token_id, logprob, reason)
-            if reason is None:
+            parent = request.sequences[beam]
+            branch = Branch(parent, token_id, logprob, self.stop.check(parent, token_id))
+            if branch.finish_reason is None:
                 live.append(branch)
                 totals.append(-negative_total)
             # The candidates past the first W are there to replace the ends among these, not to end.
-            elif place < width and self._enters(-negative_total, sequence.num_generated_tokens + 1):
+            elif place < width and self.enters(
+                best_scores, self.normalized(-negative_total, num_generated_tokens)
+            ):
                 finished.append(branch)
-        if not live or self._is_done(request, totals[0], live[0].parent.num_generated_tokens + 1):
+        if not live or self.is_done(request, best_scores, totals[0], num_generated_tokens):
             return finished
         return finished + live[:width]
 
@@ -68,30 +68,35 @@ class BeamSearch:
         """What hypotheses are compared by: sum(log p) / n ** length_penalty."""
         return total / num_generated_tokens**self.params.length_penalty
 
-    def rank(self, request: Request) -> list[Sequence]:
-        """The completions to return, the best first.
-
-        `request.completions` has every hypothesis that was among the best W when it ended, and the
-        live beams if the scheduler had to end them; of equal scores the earlier is better.
-        """
-        ranked = sorted(request.completions, key=lambda s: -self.score(s))
-        return ranked[: self.params.num_return_sequences]
-
     def score(self, sequence: Sequence) -> float:
         """The score of a hypothesis."""
         return self.normalized(sequence.cumulative_logprob, sequence.num_generated_tokens)
 
-    def _enters(self, total: float, num_generated_tokens: int) -> bool:
-        """Whether a finished hypothesis is among the best W so far; remembers its score if so."""
-        score = self.normalized(total, num_generated_tokens)
-        if len(self._best_scores) == self.params.beam_width and score <= self._best_scores[-1]:
+    def rank(self, request: Request) -> list[Sequence]:
+        """The completions to return, the best first; of equal scores the earlier is better.
+
+        `request.completions` has every hypothesis that was among the best W when it ended, and the
+        live beams if the scheduler had to end them.
+        """
+        return sorted(request.completions, key=self.score, reverse=True)[: self.params.num_return_sequences]
+
+    def best_scores(self, request: Request) -> list[float]:
+        """The scores of the best W hypotheses so far, the highest first."""
+        scores = [self.score(sequence) for sequence in request.completions]
+        return sorted(scores, reverse=True)[: self.params.beam_width]
+
+    def enters(self, best_scores: list[float], score: float) -> bool:
+        """Whether a new hypothesis is among the best W; if so, its score enters `best_scores`."""
+        if len(best_scores) == self.params.beam_width and score <= best_scores[-1]:
             return False
-        self._best_scores = sorted([*self._best_scores, score], reverse=True)[: self.params.beam_width]
+        best_scores[:] = sorted([*best_scores, score], reverse=True)[: self.params.beam_width]
         return True
 
-    def _is_done(self, request: Request, best_total: float, num_generated_tokens: int) -> bool:
+    def is_done(
+        self, request: Request, best_scores: list[float], best_total: float, num_generated_tokens: int
+    ) -> bool:
         """Whether W hypotheses are finished and the best live beam cannot (or need not) beat the worst."""
-        if len(self._best_scores) < self.params.beam_width:
+        if len(best_scores) < self.params.beam_width:
             return False
         if self.params.early_stopping is True:
             return True
@@ -99,4 +104,4 @@ class BeamSearch:
         if self.params.early_stopping == "never" and self.params.length_penalty > 0:
             # Sums of logs only fall; divided by the longest length they fall the least.
             length = request.max_num_tokens - len(request.prompt_token_ids)
-        return self.normalized(best_total, length) <= self._best_scores[-1]
+        return self.normalized(best_total, length) <= best_scores[-1]

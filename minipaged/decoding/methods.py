@@ -1,10 +1,9 @@
-"""Greedy and random sampling as a decoding method: n samples of a prompt fork once, then walk alone.
+"""Greedy and random sampling as a decoding method: n samples of a prompt fork once, then continue alone.
 
     step 1   one sequence, the prompt          asks n candidates      -> n branches, blocks shared
     step 2.. n sequences (or what is alive)    asks 1 candidate each  -> 1 branch each, in place
 
-The whole of parallel sampling (the paper's section 4.4, Fig. 8): one fork; copy-on-write does the rest.
-A method knows candidates and branches; neither blocks nor logits.
+All of parallel sampling (paper, section 4.4, Fig. 8): one fork; copy-on-write does the rest.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from collections.abc import Sequence as SequenceOf
 
 from minipaged.decoding.params import SamplingParams
 from minipaged.decoding.stopping import StopChecker
-from minipaged.scheduling import Sample
-from minipaged.scheduling.request import Branch, Request, Sequence
+from minipaged.scheduling.request import Branch, Request, Sample, Sequence
 
 
 class SamplingMethod:
@@ -32,17 +30,11 @@ class SamplingMethod:
 
     def num_candidates(self, request: Request) -> int:
         """All samples from the prompt, one from everything else."""
-        if self.num_sequences == 1:
-            return 1
-        return self.num_sequences if request.sequences[0].num_generated_tokens == 0 else 1
+        is_prompt = self.num_sequences > 1 and request.sequences[0].num_generated_tokens == 0
+        return self.num_sequences if is_prompt else 1
 
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
-        """One branch per candidate, in the order of the sequences; the fork gives samples their numbers."""
-        if self.num_sequences == 1 and samples[0].top_logprobs is None:
-            # Nearly every request of nearly every step: no loops, no numbers.
-            sequence, sample = request.sequences[0], samples[0]
-            token_id = sample.token_ids[0]
-            return [Branch(sequence, token_id, sample.logprobs[0], self.stop.check(sequence, token_id))]
+        """One branch per candidate, in the order of the sequences; the fork numbers the samples."""
         return [
             Branch(
                 sequence,
@@ -64,4 +56,4 @@ class SamplingMethod:
         return likeliest[: self.params.n]
 
     def score(self, sequence: Sequence) -> None:
-        """Samples are not ranked by a score."""
+        """Samples have no score."""

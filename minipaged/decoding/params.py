@@ -3,11 +3,11 @@
 Names and defaults are vLLM's, so that scripts carry over. A bad value never reaches the engine: it
 raises `ParamsError` with one line that names the field, the value and the fix. What depends on the
 model (token ids, vocabulary size) is checked by `check_vocabulary` before a request is admitted.
-Knows no tensors, no tokenizer and no request.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,6 +22,7 @@ from minipaged.decoding.checks import (
     integer,
     logit_bias,
     number,
+    refuse,
     stop_strings,
     token_ids,
 )
@@ -98,29 +99,21 @@ class SamplingParams:
                 raise ParamsError("allowed_token_ids is empty; give at least one token id, or None for all")
         if self.logit_bias is not None:
             _set(self, "logit_bias", logit_bias(self.logit_bias))
-        integer("n", self.n, 1)
-        if self.best_of is not None:
-            integer("best_of", self.best_of, 1)
-            if self.best_of < self.n:
-                raise ParamsError(f"best_of is {self.best_of}, below n = {self.n}; draw at least n samples")
-        number("temperature", self.temperature, "from 0 (greedy) to 1000", lambda x: 0 <= x <= 1000)
-        number("top_p", self.top_p, "above 0 and at most 1 (1 keeps every token)", lambda x: 0 < x <= 1)
-        integer("top_k", self.top_k, -1, "at least 1, or 0 for every token")
-        number("min_p", self.min_p, "from 0 (off) to 1", lambda x: 0 <= x <= 1)
-        number(
-            "repetition_penalty",
-            self.repetition_penalty,
-            "from 0.01 to 100 (1 is off)",
-            lambda x: 0.01 <= x <= 100,
-        )
-        for name in ("presence_penalty", "frequency_penalty"):
-            number(name, getattr(self, name), "from -2 to 2 (0 is off)", lambda x: -2 <= x <= 2)
-        if self.seed is not None:
-            integer("seed", self.seed)
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                integer(name, getattr(self, name), 0)
-        boolean("include_stop_str_in_output", self.include_stop_str_in_output)
+        integer(self, "n", 1)
+        integer(self, "best_of", 1, optional=True)
+        if self.num_samples < self.n:
+            raise ParamsError(f"best_of is {self.best_of}, below n = {self.n}; draw at least n samples")
+        number(self, "temperature", 0, 1000, "from 0 (greedy) to 1000")
+        number(self, "top_p", math.ulp(0.0), 1, "above 0 and at most 1 (1 keeps every token)")
+        integer(self, "top_k", -1, "at least 1, or 0 for every token")
+        number(self, "min_p", 0, 1, "from 0 (off) to 1")
+        number(self, "repetition_penalty", 0.01, 100, "from 0.01 to 100 (1 is off)")
+        number(self, "presence_penalty", -2, 2, "from -2 to 2 (0 is off)")
+        number(self, "frequency_penalty", -2, 2, "from -2 to 2 (0 is off)")
+        integer(self, "seed", optional=True)
+        integer(self, "logprobs", 0, optional=True)
+        integer(self, "prompt_logprobs", 0, optional=True)
+        boolean(self, "include_stop_str_in_output")
         _common(self)
         if self.is_greedy and self.num_samples > 1:
             raise ParamsError(
@@ -161,14 +154,14 @@ class SamplingParams:
         """
         if not any(isinstance(word, str) for word in self.bad_words):
             return self
-        words: dict[tuple[int, ...], None] = {}
+        words: dict[tuple[int, ...], None] = {}  # (a set, in order)
         for word in self.bad_words:
-            forms = [word]
             if isinstance(word, str):
-                forms = [tuple(encode(word)), tuple(encode(" " + word.lstrip()))]
-                if not forms[0]:
+                words |= {tuple(encode(word)): None, tuple(encode(" " + word.lstrip())): None}
+                if () in words:
                     raise ParamsError(f"bad_words has {word!r}, which has no token; remove it")
-            words |= dict.fromkeys(tuple(form) for form in forms)  # type: ignore[arg-type]
+            else:
+                words[word] = None
         return replace(self, bad_words=tuple(words))
 
     def check_vocabulary(self, vocab_size: int) -> None:
@@ -177,14 +170,14 @@ class SamplingParams:
         Raises:
             ParamsError: a token id or a count past the vocabulary, or an unresolved bad word.
         """
-        for name in ("logprobs", "prompt_logprobs"):
-            at_most_vocabulary(name, getattr(self, name) or 0, vocab_size)
+        at_most_vocabulary(self, "logprobs", vocab_size)
+        at_most_vocabulary(self, "prompt_logprobs", vocab_size)
         for word in self.bad_words:
             if isinstance(word, str):
                 raise ParamsError(f"bad_words has the string {word!r}; give token ids, or use a tokenizer")
             in_vocabulary("bad_words", word, vocab_size)
-        in_vocabulary("logit_bias", self.logit_bias or (), vocab_size)
-        in_vocabulary("allowed_token_ids", self.allowed_token_ids or (), vocab_size)
+        in_vocabulary("logit_bias", self.logit_bias, vocab_size)
+        in_vocabulary("allowed_token_ids", self.allowed_token_ids, vocab_size)
         in_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
 
 
@@ -212,14 +205,17 @@ class BeamSearchParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    prompt_logprobs: ClassVar[None] = None  # (of samples only)
+    # Of samples only:
+    stop: ClassVar[tuple[str, ...]] = ()
+    include_stop_str_in_output: ClassVar[bool] = False
+    prompt_logprobs: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        integer("beam_width", self.beam_width, 1)
-        number("length_penalty", self.length_penalty, "from -50 to 50 (0 is off)", lambda x: -50 <= x <= 50)
+        integer(self, "beam_width", 1)
+        number(self, "length_penalty", -50, 50, "from -50 to 50 (0 is off)")
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            raise ParamsError(f'early_stopping is {self.early_stopping!r}; give True, False or "never"')
-        integer("num_return_sequences", self.num_return_sequences, 1)
+            refuse("early_stopping", self.early_stopping, 'True, False or "never"')
+        integer(self, "num_return_sequences", 1)
         if self.num_return_sequences > self.beam_width:
             raise ParamsError(
                 f"num_return_sequences is {self.num_return_sequences}, above beam_width = {self.beam_width}; "
@@ -233,7 +229,7 @@ class BeamSearchParams:
         Raises:
             ParamsError: a beam wider than the vocabulary, or a token id past it.
         """
-        at_most_vocabulary("beam_width", self.beam_width, vocab_size)
+        at_most_vocabulary(self, "beam_width", vocab_size)
         in_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
 
 
@@ -246,12 +242,10 @@ def _set(params: object, name: str, value: object) -> None:
 
 def _common(params: DecodingParams) -> None:
     _set(params, "stop_token_ids", token_ids("stop_token_ids", params.stop_token_ids))
-    boolean("ignore_eos", params.ignore_eos)
-    integer("min_tokens", params.min_tokens, 0)
-    if params.max_tokens is None:
-        return
-    integer("max_tokens", params.max_tokens, 1, "at least 1, or None for the model's length")
-    if params.min_tokens > params.max_tokens:
+    boolean(params, "ignore_eos")
+    integer(params, "min_tokens", 0)
+    integer(params, "max_tokens", 1, "at least 1, or None for the model's length", optional=True)
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise ParamsError(
             f"min_tokens is {params.min_tokens}, above max_tokens = {params.max_tokens}; lower it"
         )

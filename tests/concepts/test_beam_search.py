@@ -11,6 +11,7 @@ from minipaged.decoding import BeamSearch, BeamSearchParams, StopChecker
 from minipaged.decoding.sampling import Sampler
 from minipaged.scheduling import Sample
 from tests.concepts.decoding_driver import apply, decode, make_request
+from tests.toy import ToyEngine, beams, ranked, run_alone, samples, toy_scheduler
 
 WIDTHS = range(1, 9)
 PENALTIES = (0.0, 0.6, 1.0, 2.0)
@@ -125,6 +126,35 @@ def test_a_hypothesis_outside_the_best_w_is_not_kept():
     step(request, {0: -2.0, 5: -2.5})
     assert [s.output_token_ids for s in request.completions] == [[0]]
     assert request.sequences
+
+
+def test_a_step_that_is_tried_again_finds_the_same_hypotheses():
+    """Catches hypotheses that a failed step leaves behind: the same ones would then not enter again."""
+    request = beam_request(eos={0}, beam_width=2, num_return_sequences=2)
+    step(request, {5: -0.1, 6: -0.2, 7: -3.0, 8: -4.0})
+    ends = [Sample([0, 9], [-0.1, -9.0])] * 2
+    answers = [request.method.advance(request, ends) for _ in range(3)]
+    assert [branch.token_id for branch in answers[0]] == [0, 0]
+    assert answers[1:] == answers[:1] * 2
+
+
+def test_hypotheses_survive_a_neighbour_that_fails():
+    """Catches a beam search that loses hypotheses when another request's `advance` fails after its own."""
+    method, neighbour = beams(2, stop=3, early_stopping="never"), samples(1)
+    engine = ToyEngine(toy_scheduler(), vocabulary=6)
+    request = engine.add([1, 2], 20, method)
+    engine.add([3], 20, neighbour)
+    while engine.scheduler.has_unfinished:
+        plan = engine.scheduler.schedule()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(neighbour, "advance", lambda *_: 1 / 0)
+            if request in plan.sampling and len(plan.sampling) > 1:
+                with pytest.raises(ZeroDivisionError):
+                    engine.scheduler.commit(plan, engine.executor.execute(plan))
+        engine.scheduler.roll_back(plan)
+        engine.step()
+    assert ranked(request) == ranked(run_alone([1, 2], 20, method, 6))
+    assert any(completion.finish_reason == "stop" for completion in request.completions)
 
 
 def tiny_llama(seed, vocab_size):

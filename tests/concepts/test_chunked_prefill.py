@@ -3,7 +3,7 @@
 import pytest
 
 from minipaged.scheduling import ChunkedPrefill
-from tests.toy import ToyEngine, ToySampling, alone, toy_scheduler
+from tests.toy import ToyEngine, alone, samples, toy_scheduler
 
 
 def engine_of(**options):
@@ -81,15 +81,15 @@ def test_the_budget_changes_nothing_in_the_tokens(budget, block_size):
     engine = engine_of(num_blocks=80, block_size=block_size, budget=budget)
     for i, length in enumerate((3, 2, 5, 13, 1)):
         engine.add(range(i, i + length), 4)
-    assert engine.run() == [alone(r.prompt_token_ids, 4, ToySampling()) for r in engine.requests]
+    assert engine.run() == [alone(r.prompt_token_ids, 4, samples()) for r in engine.requests]
 
 
 def test_a_group_waits_for_a_step_that_has_room_for_all_of_it():
     """Catches half a group that is sampled: beams would be chosen among some of the candidates."""
     engine = engine_of(budget=4)
-    engine.add([1], 6, ToySampling(3))
-    engine.add([2], 6, ToySampling(3))
-    assert engine.run() == [alone([i], 6, ToySampling(3)) for i in (1, 2)]
+    engine.add([1], 6, samples(3))
+    engine.add([2], 6, samples(3))
+    assert engine.run() == [alone([i], 6, samples(3)) for i in (1, 2)]
     assert all(len(plan.sampling) == 1 for plan in engine.plans[2:])
 
 
@@ -97,9 +97,9 @@ def test_a_group_of_which_only_the_last_tokens_are_missing_is_a_decode():
     """Catches a recomputed group that stands still for ever: its four last tokens are sampled together, but
     the cap on prompts lets it have three of a budget of five while somebody waits."""
     engine = engine_of(num_blocks=40, budget=5, max_num_seqs=4)
-    engine.add([1], 12, ToySampling(4))
+    engine.add([1], 12, samples(4))
     engine.add([2], 4)
     for _ in range(8):
         engine.step()
     engine.fail_step()
-    assert engine.run(max_steps=100) == [alone([1], 12, ToySampling(4)), alone([2], 4, ToySampling())]
+    assert engine.run(max_steps=100) == [alone([1], 12, samples(4)), alone([2], 4, samples())]

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from minipaged.decoding import BeamSearch, SamplingMethod, SamplingParams
 from minipaged.learn.contracts import CONCEPTS, ContractError
 from minipaged.memory import (
     BlockAllocator,
@@ -29,7 +30,7 @@ from minipaged.scheduling import (
     Sample,
     Swap,
 )
-from tests.toy import ToyBeams, ToyEngine, ToySampling, alone, tokens
+from tests.toy import ToyEngine, alone, beams, samples, tokens
 
 COSTS = PreemptionCosts(1.0, 1.0, 1.0)
 
@@ -70,13 +71,6 @@ def watched_engine(rng):
     return ToyEngine(scheduler, vocabulary=6)
 
 
-class WithRank:
-    """The toy methods rank nothing; the contract asks for it."""
-
-    def rank(self, request):
-        return request.completions
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_the_projects_own_parts_keep_every_contract(seed):
     """Catches a watcher that accuses a correct part, or changes what it watches."""
@@ -85,13 +79,11 @@ def test_the_projects_own_parts_keep_every_contract(seed):
     stem = [rng.randrange(3) for _ in range(20)]
     for _ in range(rng.randint(2, 8)):
         prompt = [*stem[: rng.randint(1, 20)], rng.randrange(3)]
-        toy = rng.choice([lambda: ToySampling(rng.randint(1, 3)), lambda: ToyBeams(rng.randint(1, 3))])()
-        concept = "beam_search" if isinstance(toy, ToyBeams) else "parallel_sampling"
-        method = CONCEPTS[concept].watch(
-            lambda params, stop, toy=toy: type("Ranked", (WithRank, type(toy)), {})(toy.num_sequences)
-        )(None, None)
+        own = rng.choice([samples, beams])(rng.randint(1, 3))
+        concept = "beam_search" if isinstance(own, BeamSearch) else "parallel_sampling"
+        method = CONCEPTS[concept].watch(type(own))(own.params, own.stop)
         try:
-            engine.add(prompt, rng.choice([1, 5, 12]), method).params = toy
+            engine.add(prompt, rng.choice([1, 5, 12]), method).params = own
         except ValueError as error:
             assert "needs" in str(error) or "sequences at once" in str(error)  # noqa: PT017
     engine.run()
@@ -424,11 +416,11 @@ def test_a_scheduler_that_loses_or_disorders_requests_is_told():
 def test_a_branch_from_nowhere_is_told():
     """Catches a method that invents a token or keeps a dead sequence alive."""
 
-    class Inventive(WithRank, ToySampling):
+    class Inventive(SamplingMethod):
         def advance(self, request, samples):
             return [Branch(request.sequences[0], 49, -9.0)]
 
-    method = watched("parallel_sampling", Inventive)(1, None)
+    method = watched("parallel_sampling", Inventive)(SamplingParams(), None)
     request = SimpleNamespace(request_id="r", sequences=["parent"], completions=[])
     with pytest.raises(
         ContractError,
@@ -437,7 +429,7 @@ def test_a_branch_from_nowhere_is_told():
         method.advance(request, [Sample([1], [-0.5])])
     with pytest.raises(ContractError, match=r"num_candidates answered 0"):
         watched("parallel_sampling", type("Zero", (Inventive,), {"num_candidates": lambda s, r: 0}))(
-            1, None
+            SamplingParams(), None
         ).num_candidates(request)
 
 

@@ -32,7 +32,7 @@ from minipaged.viewer.pictures.tree import tree_svg
 from minipaged.viewer.recorder import recording
 from minipaged.viewer.snapshot import PoolView, TableView, view_of
 from minipaged.viewer.terminal import Pool, Table
-from tests.toy import ToyEngine, ToySampling, toy_scheduler
+from tests.toy import ToyEngine, samples, toy_scheduler
 
 ASSETS = Path(__file__).parents[2] / "docs" / "assets"
 PICTURES = drawing.pictures()
@@ -315,7 +315,7 @@ class TestPool:
     def test_a_manager_in_a_notebook_counts_references(self):
         """A pool without its reference counts and evictable blocks."""
         engine = ToyEngine(toy_scheduler(8, 4, caching=True))
-        engine.add(range(8), 2, ToySampling(2))
+        engine.add(range(8), 2, samples(2))
         engine.step()
         written = texts(html_of(engine.scheduler.kv))
         assert written.count("used") == 2

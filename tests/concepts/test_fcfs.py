@@ -3,7 +3,7 @@
 import pytest
 
 from minipaged.scheduling import ChunkedPrefill, PrefillFirst
-from tests.toy import ToyBeams, ToyEngine, ToySampling, alone, toy_scheduler
+from tests.toy import ToyEngine, alone, beams, samples, toy_scheduler
 
 POLICIES = [ChunkedPrefill, PrefillFirst]
 
@@ -53,12 +53,12 @@ def test_max_num_seqs_bounds_the_sequences_that_hold_blocks(policy, max_num_seqs
     assert max(len(plan.sampling) for plan in engine.plans) == max_num_seqs
 
 
-@pytest.mark.parametrize("method", [ToySampling(3), ToyBeams(3)])
+@pytest.mark.parametrize("method", [samples(3), beams(3)])
 def test_a_group_takes_as_many_seats_as_it_will_have_sequences(method):
     """Catches a seat for the prompt that becomes three after the first step."""
     engine = ToyEngine(toy_scheduler(max_num_seqs=4))
     engine.add(range(3), 4, method)
-    engine.add(range(3), 4, ToySampling(2))
+    engine.add(range(3), 4, samples(2))
     engine.add(range(3), 4)
     engine.step()
     assert names(engine.scheduler.running) == ["r0"]
@@ -69,11 +69,11 @@ def test_seats_come_free_when_a_request_ends():
     """Catches seats that leak with groups, aborts or preemption until nobody is admitted."""
     engine = ToyEngine(toy_scheduler(max_num_seqs=3))
     for i in range(9):
-        engine.add([i], 3, ToySampling(1 + i % 3))
+        engine.add([i], 3, samples(1 + i % 3))
     engine.step()
     engine.scheduler.abort(engine.scheduler.running[0])
     engine.fail_step()
-    assert engine.run()[1:] == [alone([i], 3, ToySampling(1 + i % 3)) for i in range(1, 9)]
+    assert engine.run()[1:] == [alone([i], 3, samples(1 + i % 3)) for i in range(1, 9)]
 
 
 def test_the_watermark_holds_back_admission_but_not_growth():
@@ -96,15 +96,15 @@ def test_the_watermark_does_not_lock_out_a_request_when_nothing_runs():
     """Catches a prompt of nearly the whole pool that waits for ever."""
     engine = ToyEngine(toy_scheduler(10, 4, watermark=0.5))
     engine.add(range(36), 4)
-    assert engine.run() == [alone(range(36), 4, ToySampling())]
+    assert engine.run() == [alone(range(36), 4, samples())]
 
 
 def test_no_step_computes_more_than_its_budget():
     """Catches a budget that is a suggestion."""
     engine = ToyEngine(toy_scheduler(budget=7))
     for i in range(12):
-        engine.add([i] * (3 * i + 1), 5, ToySampling(1 + i % 3))
-    assert engine.run() == [alone([i] * (3 * i + 1), 5, ToySampling(1 + i % 3)) for i in range(12)]
+        engine.add([i] * (3 * i + 1), 5, samples(1 + i % 3))
+    assert engine.run() == [alone([i] * (3 * i + 1), 5, samples(1 + i % 3)) for i in range(12)]
     assert max(plan.num_tokens for plan in engine.plans) == 7
 
 
@@ -126,14 +126,14 @@ def test_every_output_is_that_of_the_request_alone():
     """Catches neighbours that change each other's tokens."""
     engine = ToyEngine(toy_scheduler(40, 3, budget=12, max_num_seqs=7))
     for i in range(15):
-        engine.add(range(i, i + 1 + i % 9), 2 + i, [ToySampling(), ToySampling(3), ToyBeams(2)][i % 3])
+        engine.add(range(i, i + 1 + i % 9), 2 + i, [samples(), samples(3), beams(2)][i % 3])
     assert engine.run() == [alone(r.prompt_token_ids, 2 + i, r.method) for i, r in enumerate(engine.requests)]
 
 
 def test_after_a_failed_step_arrivals_keep_their_order():
     """Catches a request that lost its place because a step failed."""
     engine = ToyEngine(toy_scheduler(budget=8, max_num_seqs=4))
-    engine.add(range(1), 6, ToySampling(2))
+    engine.add(range(1), 6, samples(2))
     engine.add(range(30), 6)
     engine.add(range(50, 60), 6)
     engine.step()

@@ -3,7 +3,7 @@
 import pytest
 
 from minipaged.memory import Chunked, OnDemand, Reserve
-from tests.toy import ToyBeams, ToyEngine, ToySampling, alone, toy_scheduler
+from tests.toy import ToyEngine, alone, beams, samples, toy_scheduler
 
 POLICIES = [OnDemand, Chunked, Reserve]
 
@@ -99,7 +99,7 @@ def test_a_reservation_that_never_fits_is_refused_at_once():
 def test_the_policies_give_the_same_tokens(policy, num_blocks):
     """Catches preallocated blocks that are written by two sequences, or a grant that moves tokens."""
     engine = ToyEngine(toy_scheduler(num_blocks, 3, growth=policy()))
-    methods = [ToySampling(), ToySampling(2), ToyBeams(2), ToySampling(1, stop=7)]
+    methods = [samples(), samples(2), beams(2), samples(1, stop=7)]
     for i, method in enumerate(methods):
         engine.add([i] * (i + 1), 6, method)
     assert engine.run() == [alone([i] * (i + 1), 6, method) for i, method in enumerate(methods)]
@@ -109,7 +109,7 @@ def test_waste_is_below_a_block_a_sequence_under_on_demand_growth():
     """Catches a preallocated block that on-demand growth must not have, with forks too."""
     engine = ToyEngine(toy_scheduler(64, 4))
     for i in range(4):
-        engine.add([i] * (i + 3), 20, ToySampling(3) if i % 2 else ToyBeams(3))
+        engine.add([i] * (i + 3), 20, samples(3) if i % 2 else beams(3))
     while engine.scheduler.has_unfinished:
         engine.step()
         tables = [s.table for request in engine.scheduler.running for s in request.sequences]
@@ -125,7 +125,7 @@ def test_a_lone_group_uses_its_own_spare_blocks_before_it_is_cut(policy):
 
     def cut(growth):
         engine = ToyEngine(toy_scheduler(8, 2, growth=growth))
-        engine.add(range(3), 9, ToySampling(2))
+        engine.add(range(3), 9, samples(2))
         engine.run()
         assert [plan.finished for plan in engine.plans if plan.finished] == [engine.requests]
         return [c.output_token_ids for c in engine.requests[0].completions]

@@ -16,7 +16,7 @@ from minipaged.scheduling import (
     StepPlan,
     Swap,
 )
-from tests.toy import ToyBeams, ToyEngine, ToySampling, alone, toy_scheduler
+from tests.toy import ToyEngine, alone, beams, samples, toy_scheduler
 
 MODES = {"recompute": Recompute, "swap": Swap}
 
@@ -71,7 +71,7 @@ def test_nobody_gives_way_while_there_are_blocks():
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("method", [ToySampling(3), ToyBeams(3)])
+@pytest.mark.parametrize("method", [samples(3), beams(3)])
 def test_the_sequences_of_a_request_give_way_and_come_back_together(mode, method):
     """Catches a group of which some samples run and others wait."""
     engine = engine_of(16, mode)
@@ -82,7 +82,7 @@ def test_the_sequences_of_a_request_give_way_and_come_back_together(mode, method
         assert len({bool(s.table.blocks) for s in group.sequences}) <= 1
     assert ("preempted", "r1") in events(engine, "preempted")
     assert [r.completions and len(r.completions) for r in engine.requests] == [1, 3]
-    assert engine.run() == [alone(range(8), 16, ToySampling()), alone(range(10, 16), 8, method)]
+    assert engine.run() == [alone(range(8), 16, samples()), alone(range(10, 16), 8, method)]
 
 
 # -- how ---------------------------------------------------------------------------------------------------
@@ -106,8 +106,8 @@ def test_a_recomputed_group_shares_its_prompt_again(caching):
     """Catches a group that needs more blocks after preemption than before, and is cut or computed n times."""
     engine = engine_of(16, caching=caching)
     engine.add(range(6), 9)
-    engine.add(range(10, 18), 6, ToySampling(3))
-    assert engine.run() == [alone(range(6), 9, ToySampling()), alone(range(10, 18), 6, ToySampling(3))]
+    engine.add(range(10, 18), 6, samples(3))
+    assert engine.run() == [alone(range(6), 9, samples()), alone(range(10, 18), 6, samples(3))]
     resumed = [plan for plan in engine.plans if any(e.kind == "resumed" for e in plan.events)]
     assert resumed
     for plan in resumed:
@@ -127,13 +127,13 @@ def test_preempting_a_half_prefilled_request_keeps_its_whole_prompt(policy, mode
         assert len(victim.completions) == 0
         if len(engine.plans) > 40:
             break
-    assert engine.run() == [alone(range(4), 14, ToySampling()), alone(range(20, 36), 4, ToySampling())]
+    assert engine.run() == [alone(range(4), 14, samples()), alone(range(20, 36), 4, samples())]
 
 
 def test_a_half_prefilled_request_is_a_victim_in_its_own_right():
     """Catches a test above that never meets its case: here the victim has computed 6 of 16 tokens."""
     engine = engine_of(12, budget=4)
-    engine.add(range(4), 14, ToySampling(2))
+    engine.add(range(4), 14, samples(2))
     victim = engine.add(range(20, 36), 4)
     seen = 0
     while not victim.num_preemptions:
@@ -141,7 +141,7 @@ def test_a_half_prefilled_request_is_a_victim_in_its_own_right():
         engine.step()
     assert 0 < seen < 16
     assert victim.sequences[0].num_tokens == 16
-    assert engine.run()[1] == alone(range(20, 36), 4, ToySampling())
+    assert engine.run()[1] == alone(range(20, 36), 4, samples())
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -153,7 +153,7 @@ def test_preempted_requests_come_back_before_new_ones(mode):
     while not events(engine, "preempted"):
         engine.step()
     engine.add([1], 2)
-    assert engine.run() == [*expected(engine, 8)[:2], alone([1], 2, ToySampling())]
+    assert engine.run() == [*expected(engine, 8)[:2], alone([1], 2, samples())]
     assert events(engine, "admitted", "resumed")[2:] == [("resumed", "r1"), ("admitted", "r2")]
 
 
@@ -190,7 +190,7 @@ def test_a_mixed_resumption_never_swaps_into_a_block_that_is_still_to_be_copied(
         engine.step()
     engine.add([1], 9)
     engine.add([9, 9], 8)
-    assert engine.run() == [*[alone([1], 9, ToySampling())] * 2, alone([9, 9], 8, ToySampling())]
+    assert engine.run() == [*[alone([1], 9, samples())] * 2, alone([9, 9], 8, samples())]
     assert {e.detail["mode"] for p in engine.plans for e in p.events if e.kind == "preempted"} == set(MODES)
     assert events(engine, "resumed")[0] == ("resumed", "r1"), "the earlier one first"
 
@@ -207,7 +207,7 @@ def test_a_lone_request_that_outgrows_the_pool_ends_with_length(mode, caplog):
     (completion,) = request.completions
     assert completion.finish_reason == "length"
     assert completion.num_tokens == 9, "8 tokens have a slot, the ninth is sampled from them"
-    assert [completion.output_token_ids] == alone(range(5), 4, ToySampling())
+    assert [completion.output_token_ids] == alone(range(5), 4, samples())
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     text = record.getMessage()
@@ -222,20 +222,20 @@ def test_the_others_go_on_when_one_outgrows_the_pool():
     engine.add(range(20, 25), 20)
     engine.add(range(3), 2)
     outputs = engine.run()
-    assert outputs[0] == outputs[2] == alone(range(3), 2, ToySampling())
-    assert outputs[1] == alone(range(20, 25), 4, ToySampling())
+    assert outputs[0] == outputs[2] == alone(range(3), 2, samples())
+    assert outputs[1] == alone(range(20, 25), 4, samples())
 
 
 def test_a_group_that_outgrows_the_pool_ends_with_what_it_has():
     """Catches a group of which some samples are lost."""
     engine = engine_of(7)
-    request = engine.add(range(5), 20, ToySampling(3))
+    request = engine.add(range(5), 20, samples(3))
     engine.run()
     lengths = {len(c.output_token_ids) for c in request.completions}
     assert len(request.completions) == 3
     (length,) = lengths
     assert [c.output_token_ids for c in sorted(request.completions, key=lambda c: c.index)] == alone(
-        range(5), length, ToySampling(3)
+        range(5), length, samples(3)
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from minipaged.memory import BlockAllocator, KVManager, OnDemand, PrefixCache
 from minipaged.scheduling import PrefillFirst
-from tests.toy import ToyEngine, ToySampling, alone, kv_sequence, toy_scheduler
+from tests.toy import ToyEngine, alone, kv_sequence, samples, toy_scheduler
 
 
 def warm(engine, prompt, max_tokens=1):
@@ -82,7 +82,7 @@ def test_the_unaware_scheduler_never_cuts_what_fits():
     engine = ToyEngine(toy_scheduler(6, 4, caching=True, prefix_aware=False))
     warm(engine, range(20))
     engine.add(range(20), 4)
-    assert engine.run()[1] == alone(range(20), 4, ToySampling())
+    assert engine.run()[1] == alone(range(20), 4, samples())
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 12, 13, 16])
@@ -97,7 +97,7 @@ def test_a_fully_cached_prompt_computes_only_what_is_not_in_full_blocks_or_its_l
     engine.add(range(length), 1)
     plan = engine.step()
     assert [chunk.num_tokens for chunk in plan.scheduled] == [length % size or 1]
-    assert engine.run()[1] == alone(range(length), 1, ToySampling())
+    assert engine.run()[1] == alone(range(length), 1, samples())
 
 
 def test_the_last_block_of_a_fully_cached_prompt_is_copied():
@@ -110,7 +110,7 @@ def test_the_last_block_of_a_fully_cached_prompt_is_copied():
     first, second = (r.sequences[0].table.blocks for r in (keeper, request))
     assert plan.copies == [(first[1], second[1])]
     assert first[0] == second[0]
-    assert engine.run() == [alone(range(8), 10, ToySampling())] * 2
+    assert engine.run() == [alone(range(8), 10, samples())] * 2
 
 
 def test_a_pool_so_tight_that_the_cached_last_block_is_used_for_its_own_copy():
@@ -122,7 +122,7 @@ def test_a_pool_so_tight_that_the_cached_last_block_is_used_for_its_own_copy():
     plan = engine.step()
     assert plan.copies == []
     assert [chunk.num_tokens for chunk in plan.scheduled] == [1]
-    assert engine.run() == [alone(range(8), 1, ToySampling())] * 2
+    assert engine.run() == [alone(range(8), 1, samples())] * 2
 
 
 def test_an_admission_that_does_not_fit_evicts_nothing():
@@ -161,7 +161,7 @@ def test_a_resumed_request_computes_only_what_is_no_longer_cached():
     engine = ToyEngine(toy_scheduler(10, 2, caching=True))
     for i in range(2):
         engine.add(range(10 * i, 10 * i + 6), 12)
-    assert engine.run() == [alone(r.prompt_token_ids, 12, ToySampling()) for r in engine.requests]
+    assert engine.run() == [alone(r.prompt_token_ids, 12, samples()) for r in engine.requests]
     plans = [plan for plan in engine.plans if any(e.kind == "resumed" for e in plan.events)]
     assert plans
     for plan in plans:

@@ -6,7 +6,7 @@ from array import array
 import pytest
 
 from minipaged.memory import BlockAllocator, OutOfBlocksError, PrefixCache
-from tests.toy import ToyEngine, ToySampling, alone, tokens, toy_scheduler
+from tests.toy import ToyEngine, alone, samples, tokens, toy_scheduler
 
 
 def cache_of(num_blocks, block_size=2, **options):
@@ -328,7 +328,7 @@ def test_equal_prompts_admitted_in_one_step_share():
     assert [chunk.num_tokens for chunk in plan.scheduled] == [10, 2, 2]
     first, *others = (request.sequences[0].table.blocks for request in requests)
     assert all(blocks[:2] == first[:2] and blocks[2] != first[2] for blocks in others)
-    assert engine.run() == [alone(range(10), 4, ToySampling())] * 3
+    assert engine.run() == [alone(range(10), 4, samples())] * 3
 
 
 def test_equal_prompts_of_full_blocks_admitted_in_one_step_share_all_but_the_last():
@@ -339,7 +339,7 @@ def test_equal_prompts_of_full_blocks_admitted_in_one_step_share_all_but_the_las
     plan = engine.step()
     assert [chunk.num_tokens for chunk in plan.scheduled] == [8, 4]
     assert plan.copies == []
-    assert engine.run() == [alone(range(8), 4, ToySampling())] * 2
+    assert engine.run() == [alone(range(8), 4, samples())] * 2
 
 
 def test_a_chunk_registers_only_the_blocks_it_fills():
@@ -352,7 +352,7 @@ def test_a_chunk_registers_only_the_blocks_it_fills():
         ("r0", 0, 6),
         ("r1", 4, 2),
     ]
-    assert engine.run() == [alone(range(16), 2, ToySampling())] * 2
+    assert engine.run() == [alone(range(16), 2, samples())] * 2
 
 
 def test_a_request_dropped_before_its_step_registers_nothing():
@@ -362,7 +362,7 @@ def test_a_request_dropped_before_its_step_registers_nothing():
     engine.step()
     engine.scheduler.abort(request)
     engine.add(range(20), 2)
-    assert engine.run()[1] == alone(range(20), 2, ToySampling())
+    assert engine.run()[1] == alone(range(20), 2, samples())
     assert cached_tokens(engine)[1] == 4
 
 
@@ -372,7 +372,7 @@ def test_a_failed_step_leaves_no_prefix_behind():
     engine.add(range(10), 3)
     engine.fail_step()
     engine.add(range(10), 3)
-    assert engine.run() == [alone(range(10), 3, ToySampling())] * 2
+    assert engine.run() == [alone(range(10), 3, samples())] * 2
 
 
 def test_a_preempted_request_finds_its_own_blocks_again():
@@ -380,7 +380,7 @@ def test_a_preempted_request_finds_its_own_blocks_again():
     engine = ToyEngine(toy_scheduler(9, 2, caching=True))
     engine.add(range(6), 10)
     engine.add(range(20, 26), 10)
-    assert engine.run() == [alone(r.prompt_token_ids, 10, ToySampling()) for r in engine.requests]
+    assert engine.run() == [alone(r.prompt_token_ids, 10, samples()) for r in engine.requests]
     resumed = [e for plan in engine.plans for e in plan.events if e.kind == "resumed"]
     assert resumed
     assert any(event.detail["cached_tokens"] for event in resumed)

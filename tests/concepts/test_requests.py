@@ -4,12 +4,12 @@ import pytest
 
 from minipaged.memory import BlockAllocator, BlockTable
 from minipaged.scheduling import Branch, Request, RequestState, Swap
-from tests.toy import ToyEngine, ToySampling, alone, toy_scheduler
+from tests.toy import ToyEngine, alone, samples, toy_scheduler
 
 
 def request_of(*prompt, max_num_tokens=20):
     table = BlockTable(BlockAllocator(8), 2)
-    return Request("r", list(prompt), ToySampling(), None, max_num_tokens, table)
+    return Request("r", list(prompt), samples(), None, max_num_tokens, table)
 
 
 def test_a_request_starts_as_one_sequence_of_its_prompt():
@@ -73,7 +73,7 @@ def test_a_prompt_longer_than_the_model_allows_is_refused_with_the_numbers():
     with pytest.raises(ValueError, match=r"prompt has 10 tokens.* 10 \(max_model_len\)"):
         engine.add(range(10))
     engine.add(range(9), 5)
-    assert engine.run() == [alone(range(9), 1, ToySampling())]
+    assert engine.run() == [alone(range(9), 1, samples())]
 
 
 def test_a_prompt_larger_than_the_pool_is_refused_with_the_numbers():
@@ -88,14 +88,14 @@ def test_more_sequences_than_seats_are_refused_with_the_numbers():
     """Catches a group that can never be admitted and blocks the queue."""
     engine = ToyEngine(toy_scheduler(max_num_seqs=3))
     with pytest.raises(ValueError, match=r"4 sequences at once.*max_num_seqs 3"):
-        engine.add([1], 4, ToySampling(4))
+        engine.add([1], 4, samples(4))
 
 
 def test_more_sequences_than_the_budget_are_refused_with_the_numbers():
     """Catches a group that can never take a step together."""
     engine = ToyEngine(toy_scheduler(budget=3))
     with pytest.raises(ValueError, match=r"4 sequences at once.*max_num_batched_tokens 3"):
-        engine.add([1], 4, ToySampling(4))
+        engine.add([1], 4, samples(4))
 
 
 # -- abort at any moment -----------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_an_abort_between_steps_frees_exactly_once(state, times):
         engine.scheduler.check_invariants()
     assert request.is_finished
     assert request.completions[0].finish_reason == ("length" if state == "finished" else "abort")
-    assert engine.run()[0] == alone(range(5), 8, ToySampling())
+    assert engine.run()[0] == alone(range(5), 8, samples())
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -153,7 +153,7 @@ def test_an_abort_between_plan_and_commit_frees_exactly_once(state, times):
     engine.step(meanwhile=abort)
     assert request.is_finished
     assert len(request.completions) == 1
-    assert engine.run()[0] == alone(range(5), 8, ToySampling())
+    assert engine.run()[0] == alone(range(5), 8, samples())
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -162,7 +162,7 @@ def test_an_abort_in_a_step_that_fails_frees_exactly_once(state):
     engine, request = engine_with(state)
     engine.fail_step(meanwhile=lambda: engine.scheduler.abort(request))
     assert request.is_finished
-    assert engine.run()[0] == alone(range(5), 8, ToySampling())
+    assert engine.run()[0] == alone(range(5), 8, samples())
 
 
 def test_what_an_aborted_request_had_is_kept():
@@ -171,7 +171,7 @@ def test_what_an_aborted_request_had_is_kept():
     engine.step()
     engine.scheduler.abort(request)
     (completion,) = request.completions
-    assert completion.output_token_ids == alone(range(20, 25), 8, ToySampling())[0][:2]
+    assert completion.output_token_ids == alone(range(20, 25), 8, samples())[0][:2]
 
 
 def test_commit_reports_every_request_that_got_tokens_or_ended():
@@ -197,13 +197,13 @@ def test_a_failed_step_is_recomputed():
     for _ in range(3):
         engine.step()
         engine.fail_step()
-    assert engine.run() == [alone(range(i, i + 5), 6, ToySampling()) for i in range(3)]
+    assert engine.run() == [alone(range(i, i + 5), 6, samples()) for i in range(3)]
 
 
 def test_a_failed_step_leaves_the_others_their_blocks():
     """Catches an engine that throws away everything: here the last request was not in the step."""
     engine = ToyEngine(toy_scheduler(budget=8, max_num_seqs=4))
-    first = engine.add(range(1), 6, ToySampling(2))
+    first = engine.add(range(1), 6, samples(2))
     middle = engine.add(range(30), 6)
     last = engine.add(range(50, 60), 6)
     engine.step()

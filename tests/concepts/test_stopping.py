@@ -14,7 +14,6 @@ from minipaged.decoding import (
     SamplingMethod,
     SamplingParams,
     StopChecker,
-    TextRules,
     final_text,
     stream_text,
 )
@@ -46,7 +45,7 @@ ABC = Letters(*"abcd", "END", " E", "N", "Dx", "V")
 
 
 def rules_of(tokenizer=ABC, eos=(0,), **options):
-    return TextRules.of(SamplingParams(max_tokens=None, **options), eos, Detokenizer(tokenizer))
+    return StopChecker(SamplingParams(max_tokens=None, **options), eos, Detokenizer(tokenizer))
 
 
 def run(text, eos=(0,), max_num_tokens=100, tokenizer=ABC, **options):
@@ -59,9 +58,8 @@ def run(text, eos=(0,), max_num_tokens=100, tokenizer=ABC, **options):
         sequence.append(Branch(sequence, token_id, 0.0, reason))
         if reason:
             break
-    rules = TextRules.of(params, eos, Detokenizer(tokenizer))
-    stream = "|".join(stream_text(rules, sequence.output_token_ids))
-    final = final_text(rules, sequence.output_token_ids)
+    stream = "|".join(stream_text(checker, sequence.output_token_ids))
+    final = final_text(checker, sequence.output_token_ids)
     assert stream.replace("|", "") == final
     return sequence.num_generated_tokens, reason, stream
 

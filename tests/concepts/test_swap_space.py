@@ -4,7 +4,7 @@ import pytest
 
 from minipaged.memory import BlockAllocator, BlockTable, OutOfBlocksError, SwapSpace
 from minipaged.scheduling import Swap
-from tests.toy import ToyBeams, ToyEngine, ToySampling, alone, toy_scheduler
+from tests.toy import ToyEngine, alone, beams, samples, toy_scheduler
 
 
 def device_tables(*lengths, num_blocks=8, block_size=2):
@@ -126,7 +126,7 @@ def test_a_swapped_request_goes_on_where_it_was():
     assert engine.executor.num_tokens_computed == 2 * (5 + 8 - 1)
 
 
-@pytest.mark.parametrize("method", [ToySampling(3), ToyBeams(3)])
+@pytest.mark.parametrize("method", [samples(3), beams(3)])
 def test_a_swapped_group_keeps_its_sharing(method):
     """Catches a prompt that is moved once per sample, or comes back unshared and no longer fits."""
     engine = swapping(16, 16)
@@ -154,7 +154,7 @@ def test_nothing_new_is_admitted_while_something_is_swapped_out():
     while engine.scheduler.swapped:
         assert engine.requests[2].state.value == "waiting"
         engine.step()
-    assert engine.run()[2] == alone([1], 1, ToySampling())
+    assert engine.run()[2] == alone([1], 1, samples())
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, 1, 2])
@@ -187,7 +187,7 @@ def test_an_abort_while_swapped_out_frees_the_host_blocks():
     assert host_free(space) < 8
     engine.scheduler.abort(victim)
     assert host_free(space) == 8
-    assert engine.run()[0] == alone(range(5), 8, ToySampling())
+    assert engine.run()[0] == alone(range(5), 8, samples())
 
 
 @pytest.mark.parametrize("moment", ["out", "in"])

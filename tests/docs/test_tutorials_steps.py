@@ -12,7 +12,7 @@ from minipaged.memory import (
 )
 from minipaged.scheduling import Auto, PreemptionCosts, PrefillFirst, Recompute, Sample, StepPlan, Swap
 from tests.concepts.decoding_driver import make_request, make_sequence
-from tests.toy import ToyEngine, ToySampling, tokens, toy_scheduler
+from tests.toy import ToyEngine, samples, tokens, toy_scheduler
 
 
 def table_over(pool, num_blocks, num_tokens, block_size=4):
@@ -244,7 +244,7 @@ def test_the_first_group_beyond_the_budget_ends_the_decodes():
         lengths=[],
     )
     for number, num_samples in enumerate((1, 3, 1)):
-        engine.add([number] * 5, method=ToySampling(num_samples))
+        engine.add([number] * 5, method=samples(num_samples))
     engine.step()
     assert len(chunks(engine.step())) == 5
     assert chunks(engine.step()) == [("r0", 6, 1)]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from minipaged.decoding import BeamSearch
 from minipaged.memory import Chunked, OnDemand, Reserve
 from minipaged.scheduling import (
     Auto,
@@ -25,7 +26,7 @@ from minipaged.scheduling import (
     RequestTooLongError,
     Swap,
 )
-from tests.toy import ToyBeams, ToyEngine, ToySampling, alone, outputs, toy_scheduler
+from tests.toy import ToyEngine, beams, outputs, ranked, run_alone, samples, toy_scheduler
 
 VOCABULARY = 8
 MAX_STEPS_OF_A_SCENARIO = 3000
@@ -96,11 +97,18 @@ class Scenario:
         stem = rng.choice(self.stems)
         prompt = stem[: rng.randint(1, len(stem))]
         prompt += [rng.randrange(2) for _ in range(rng.choice([0, 0, 1, 5]))]
+        stop = rng.choice([None, 0])
         method = rng.choice(
             [
-                ToySampling(1, stop=rng.choice([None, 0])),
-                ToySampling(rng.randint(1, 5), stop=rng.choice([None, 0])),
-                ToyBeams(rng.randint(1, 4)),
+                samples(1, stop),
+                samples(rng.randint(1, 5), stop, min_tokens=rng.choice([0, 0, 3])),
+                beams(
+                    rng.randint(1, 4),
+                    stop,
+                    length_penalty=rng.choice([0.0, 1.0, 2.0]),
+                    early_stopping=rng.choice([True, False, "never"]),
+                    min_tokens=rng.choice([0, 0, 3]),
+                ),
             ]
         )
         try:
@@ -121,28 +129,34 @@ class Scenario:
         """As `alone`; where the pool or an abort cut it, as `alone` up to there."""
         assert request.is_finished
         assert request.completions
-        got = outputs(request)
-        longest = max(map(len, got))
-        cut = "outgrown" if self.outgrew(request) else "abort"
-        if self.outgrew(request) or any(c.finish_reason == "abort" for c in request.completions):
-            self.counts[f"cut ({cut})"] += 1
-            self.check_outgrown(request)
-            limit = longest
-        else:
-            limit = request.max_num_tokens - len(request.prompt_token_ids)
         prompt = request.prompt_token_ids
-        expected = alone(prompt, limit, request.method, VOCABULARY) if limit else [[]]
-        assert got == expected, f"{request.request_id}: {got} instead of {expected}"
+        limit = request.max_num_tokens - len(prompt)
+        is_cut = outgrew = self.outgrew(request)
+        if outgrew or any(c.finish_reason == "abort" for c in request.completions):
+            is_cut = True
+            self.counts[f"cut ({'outgrown' if outgrew else 'abort'})"] += 1
+            limit = max(map(len, outputs(request)))
+            if outgrew:
+                self.check_outgrown(request, limit)
+        if not limit:
+            assert ranked(request) == [[]]
+            return
+        expected = run_alone(prompt, limit, request.method, VOCABULARY)
+        # (Beams that are cut have more completions than those that end at this length.)
+        answer = ranked if is_cut else outputs
+        got, wanted = answer(request), answer(expected)
+        assert got == wanted, f"{request.request_id}: {got} instead of {wanted}"
+        self.counts["hypotheses"] += sum(
+            completion.finish_reason == "stop" and isinstance(request.method, BeamSearch)
+            for completion in request.completions
+        )
 
-    def check_outgrown(self, request: Request) -> None:
+    def check_outgrown(self, request: Request, length: int) -> None:
         """Only what needs more than the pool, sharing nothing, may be cut."""
-        if self.outgrew(request):
-            kv = self.engine.scheduler.kv
-            live = [
-                c for c in request.completions if len(c.output_token_ids) == max(map(len, outputs(request)))
-            ]
-            most = sum(kv.num_blocks_of(c.num_tokens) for c in live)
-            assert most > kv.allocator.num_blocks, f"{request.request_id} was cut though it fits"
+        kv = self.engine.scheduler.kv
+        cut = [c for c in request.completions if c.num_generated_tokens == length]
+        most = sum(kv.num_blocks_of(c.num_tokens) for c in cut if c.finish_reason == "length")
+        assert most > kv.allocator.num_blocks, f"{request.request_id} was cut though it fits"
 
     def outgrew(self, request: Request) -> bool:
         """Whether it ended because it needs more than the pool."""
@@ -190,7 +204,14 @@ def test_nothing_but_the_request_decides_its_tokens(
     if fuzz_steps >= 3000:
         missed = [
             kind
-            for kind in ("preempted (swap)", "preempted (recompute)", "resumed (swap)", "resumed", "outgrown")
+            for kind in (
+                "preempted (swap)",
+                "preempted (recompute)",
+                "resumed (swap)",
+                "resumed",
+                "outgrown",
+                "hypotheses",
+            )
             if not counts[kind]
         ]
         assert not missed, f"the random scenarios never met {missed}"

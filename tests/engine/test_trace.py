@@ -21,7 +21,7 @@ from minipaged.viewer.trace import TraceWriter
 from tests.engine.conftest import make_llm
 from tests.engine.test_cli import call
 from tests.engine.test_fuzz import VOCABULARY, Scenario
-from tests.toy import ToyBeams, ToyEngine, ToySampling, toy_scheduler
+from tests.toy import ToyEngine, beams, samples, toy_scheduler
 
 
 class Truth(NamedTuple):
@@ -178,8 +178,8 @@ def test_memory_that_changes_after_the_last_step_is_in_the_closing_line(tmp_path
 def test_a_trace_may_begin_in_the_middle_of_a_run(tmp_path):
     """Tables that were there before the file was opened are missing from it."""
     engine = ToyEngine(toy_scheduler(32, 4))
-    engine.add(range(9), 6, ToyBeams(2))
-    engine.add(range(5), 6, ToySampling(2))
+    engine.add(range(9), 6, beams(2))
+    engine.add(range(5), 6, samples(2))
     engine.step()
     traced = TracedToyEngine(engine.scheduler, tmp_path / "trace")
     traced.executor = engine.executor
@@ -322,7 +322,7 @@ def test_a_trace_with_a_lost_or_cut_line_is_refused(tmp_path):
     """A viewer that draws a memory that never was."""
     engine = TracedToyEngine(toy_scheduler(32, 4), tmp_path / "trace")
     rng = random.Random(1)
-    engine.add([rng.randrange(VOCABULARY) for _ in range(9)], 6, ToySampling(2))
+    engine.add([rng.randrange(VOCABULARY) for _ in range(9)], 6, samples(2))
     engine.run()
     engine.file.close()
     lines = (tmp_path / "trace").read_text().splitlines(keepends=True)

@@ -17,7 +17,7 @@ import pytest
 
 from minipaged.memory import Chunked, Reserve
 from minipaged.scheduling import ChunkedPrefill, PrefillFirst, Recompute, Swap
-from tests.toy import ToyBeams, ToyEngine, ToySampling, alone, outputs, toy_scheduler
+from tests.toy import ToyEngine, alone, beams, outputs, samples, toy_scheduler
 
 NUM_REQUESTS = 8
 
@@ -100,8 +100,8 @@ def prompts_alone(engine: ToyEngine) -> bool:
 
 # In the order of the table: a later feature's settings win where both set the same thing.
 FEATURES = {
-    "parallel_sampling": Feature(forked(3), methods=(ToySampling(3),)),
-    "beams": Feature(forked(2), methods=(ToyBeams(2),)),
+    "parallel_sampling": Feature(forked(3), methods=(samples(3),)),
+    "beams": Feature(forked(2), methods=(beams(2),)),
     "prefix_caching": Feature(
         lambda engine: any(d.get("cached_tokens") for d in events(engine, "admitted")), {"caching": True}
     ),
@@ -110,8 +110,8 @@ FEATURES = {
     "recompute": Feature(preempted_by("recompute"), {"num_blocks": 24, "preemption": Recompute()}),
     "swap": Feature(preempted_by("swap"), {"num_blocks": 24, "num_host_blocks": 24, "preemption": Swap()}),
     "growth_chunked": Feature(grants_spare_blocks, {"growth": Chunked(7)}),
-    "growth_reserve": Feature(grants_spare_blocks, {"growth": Reserve()}, methods=(ToySampling(2),)),
-    "stop_token": Feature(some_stopped, methods=(ToySampling(2, stop=3), ToySampling(1, stop=5))),
+    "growth_reserve": Feature(grants_spare_blocks, {"growth": Reserve()}, methods=(samples(2),)),
+    "stop_token": Feature(some_stopped, methods=(samples(2, stop=3), samples(1, stop=5))),
     "abort": Feature(some_aborted, accident=abort_the_first(4)),
     "abort_in_flight": Feature(some_aborted, meanwhile=abort_the_first(5)),
     "failed_step": Feature(lambda engine: len(engine.plans) > 9, accident=fail_some_steps),
@@ -142,7 +142,7 @@ def run(names: tuple[str, ...]) -> ToyEngine:
         settings["num_host_blocks"] = 2 * settings.get("num_host_blocks", 0)
     settings["num_host_blocks"] = min(settings.get("num_host_blocks", 0), settings["num_blocks"])
     engine = ToyEngine(toy_scheduler(**settings), vocabulary=8)
-    methods = [method for feature in features for method in feature.methods] or [ToySampling()]
+    methods = [method for feature in features for method in feature.methods] or [samples()]
     rng = random.Random(0)
     stem = [rng.randrange(8) for _ in range(12)]
     for i in range(NUM_REQUESTS):
