@@ -69,8 +69,8 @@ class BeamSearch:
         return total / num_generated_tokens**self.params.length_penalty
 
     def score(self, sequence: Sequence) -> float:
-        """The score of a hypothesis."""
-        return self.normalized(sequence.cumulative_logprob, sequence.num_generated_tokens)
+        """The score of a hypothesis; 0 before the first token."""
+        return self.normalized(sequence.cumulative_logprob, max(1, sequence.num_generated_tokens))
 
     def rank(self, request: Request) -> list[Sequence]:
         """The completions to return, the best first; of equal scores the earlier is better.

@@ -119,6 +119,14 @@ def test_beams_that_the_scheduler_ends_are_ranked_with_the_hypotheses():
     assert outputs(request) == [[0], [5]]
 
 
+def test_a_search_without_a_token_has_a_score():
+    """Catches a division by zero for a request that is looked at, or aborted, while its prompt is computed."""
+    request = beam_request(beam_width=2)
+    assert request.method.score(request.sequences[0]) == 0
+    request.completions += request.sequences
+    assert outputs(request) == [[]]
+
+
 def test_a_hypothesis_outside_the_best_w_is_not_kept():
     """Catches completions that pile up: each would be turned into text and counted."""
     request = beam_request(eos={0}, beam_width=1, early_stopping="never", max_num_tokens=1000)
