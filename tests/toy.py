@@ -205,6 +205,17 @@ class ToyEngine:
         """Schedule, die while executing, roll back, check."""
         plan = self._schedule()
         self.executor.fail(plan)
+        return self._roll_back(plan, meanwhile)
+
+    def fail_commit(self, meanwhile: Callable[[], None] = lambda: None) -> StepPlan:
+        """Schedule, execute, die after the decoding methods have chosen, roll back, check."""
+        plan = self._schedule()
+        answers = iter(self.executor.execute(plan).samples)
+        for request in plan.sampling:
+            request.method.advance(request, [next(answers) for _ in request.sequences])
+        return self._roll_back(plan, meanwhile)
+
+    def _roll_back(self, plan: StepPlan, meanwhile: Callable[[], None]) -> StepPlan:
         meanwhile()
         self.scheduler.roll_back(plan)
         self.scheduler.check_invariants()

@@ -85,13 +85,11 @@ def logit_bias(value: Any) -> dict[int, float]:
     return {token_id: float(bias) for token_id, bias in value.items()}
 
 
-def at_most_vocabulary(params: Any, name: str, vocab_size: int) -> None:
+def at_most_vocabulary(params: Any, name: str, size: int) -> None:
     """A count of tokens that the vocabulary must have; None passes."""
-    if (getattr(params, name) or 0) > vocab_size:
-        value = getattr(params, name)
-        raise ParamsError(
-            f"{name} is {value}; the vocabulary has {vocab_size} tokens, give at most that many"
-        )
+    value = getattr(params, name)
+    if value is not None and value > size:
+        raise ParamsError(f"{name} is {value}; the vocabulary has {size} tokens, give at most that many")
 
 
 def in_vocabulary(name: str, ids: Iterable[int] | None, vocab_size: int) -> None:

@@ -8,8 +8,8 @@ new text:
                  ^ window        ^ num_read         delta: decode(window) without `shown`
 
 Text is held back while it ends in U+FFFD (a character's bytes are not all there), so that the pieces
-always join to `decode` of all tokens. Knows no sequences and no stop strings. (The prefix and read
-offsets are the ones of Hugging Face's text-generation-inference and of vLLM.)
+always join to `decode` of all tokens. (The prefix and read offsets are those of Hugging Face's
+text-generation-inference and of vLLM.)
 """
 
 from __future__ import annotations
@@ -65,9 +65,14 @@ class Detokenizer:
             return Window(tokens, num_read), ""
         text = self.decode(tokens)
         if text.endswith("\ufffd"):
-            if len(tokens) - num_read <= MAX_PENDING:
-                return Window(tokens, num_read), ""
-            return self._give_up(tokens, num_read, text)
+            # Bytes that never become a character would make the window grow without end. The last 4
+            # tokens may still become one; before them, cut where both halves decode as the whole does.
+            last_cut = len(tokens) - 4 if len(tokens) - num_read > MAX_PENDING else num_read
+            for cut in range(last_cut, num_read, -1):
+                head = self.decode(tokens[:cut])
+                if head + self.decode(tokens[cut:]) == text:
+                    return Window(tokens[cut:]), head[len(self.decode(tokens[:num_read])) :]
+            return Window(tokens, num_read), ""
         delta = text[len(self.decode(tokens[:num_read])) :]
         if not delta:
             return Window(tokens, num_read), ""
@@ -76,13 +81,3 @@ class Detokenizer:
     def flush(self, window: Window) -> str:
         """The text that was held back, when no token follows."""
         return self.decode(window.tokens)[len(self.decode(window.tokens[: window.num_read])) :]
-
-    def _give_up(self, tokens: tuple[int, ...], num_read: int, text: str) -> tuple[Window, str]:
-        # Bytes that never become a character would make the window grow without end. The last 4 tokens
-        # may still become one; before them, cut where both halves decode as the whole does.
-        shown = len(self.decode(tokens[:num_read]))
-        for cut in range(len(tokens) - 4, num_read, -1):
-            head = self.decode(tokens[:cut])
-            if head + self.decode(tokens[cut:]) == text:
-                return Window(tokens[cut:]), head[shown:]
-        return Window(tokens, num_read), ""

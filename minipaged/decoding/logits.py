@@ -4,7 +4,6 @@ Every row of a batch may ask for something else, and one call serves them all: e
 of (row, token) pairs, and the three filters become one threshold a row, since each of them keeps the
 tokens above some logit. The order is transformers' (see `SamplingParams`); vLLM's differs in applying
 min-p before top-k, which keeps the same tokens unless top-p is used too.
-Knows neither random numbers nor models.
 """
 
 from __future__ import annotations
@@ -37,22 +36,23 @@ def edit_logits(
     Returns:
         The edited copy; `logits` itself when no row asks for an edit.
     """
-    allowed, banned, biased, penalized = [], [], [], []
+    allowed, biases, penalized = [], [], []
     for row, sequence in enumerate(sequences):
         params = sequence.request.params
         if sequence.num_generated_tokens < params.min_tokens:
-            banned += [(row, token_id) for token_id in end_token_ids(params, eos_token_ids)]
+            biases += [(row, token_id, -math.inf) for token_id in end_token_ids(params, eos_token_ids)]
         if not isinstance(params, SamplingParams):
             continue
         if params.allowed_token_ids is not None:
             allowed.append(row)
         if params.bad_words:
-            banned += [(row, token_id) for token_id in _ends_of_bad_words(params.bad_words, sequence)]
+            ends = _ends_of_bad_words(params.bad_words, sequence)
+            biases += [(row, token_id, -math.inf) for token_id in ends]
         if params.logit_bias:
-            biased += [(row, token_id, bias) for token_id, bias in params.logit_bias.items()]
+            biases += [(row, token_id, bias) for token_id, bias in params.logit_bias.items()]
         if params.has_penalties:
             penalized.append(row)
-    if not (allowed or banned or biased or penalized):
+    if not (allowed or biases or penalized):
         return logits
     logits = logits.clone()
     for row in allowed:
@@ -60,12 +60,9 @@ def edit_logits(
         kept = logits[row, ids]
         logits[row] = -math.inf
         logits[row, ids] = kept
-    if banned:
-        rows, ids = torch.tensor(banned, device=logits.device).unbind(1)
-        logits[rows, ids] = -math.inf
-    if biased:
-        rows, ids = torch.tensor([pair[:2] for pair in biased], device=logits.device).unbind(1)
-        logits[rows, ids] += torch.tensor([bias for *_, bias in biased], device=logits.device)
+    if biases:
+        rows, ids, values = (torch.tensor(column, device=logits.device) for column in zip(*biases))
+        logits.index_put_((rows, ids), values, accumulate=True)  # (a token may be forbidden twice)
     if penalized:
         _penalize(logits, penalized, [sequences[row] for row in penalized])
     return logits
@@ -90,15 +87,13 @@ def filter_logits(logits: torch.Tensor, params: SequenceOf[SamplingParams]) -> t
     threshold = column([math.log(p.min_p) if p.min_p else -math.inf for p in params])
     vocab_size = logits.shape[1]
     top_k = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
-    top_p = [p.top_p for p in params]
-    rows = [row for row in range(len(params)) if top_k[row] < vocab_size or top_p[row] < 1.0]
-    size = max([SHORTLIST, *(top_k[row] for row in rows if top_k[row] < vocab_size)])
+    rows = [row for row, p in enumerate(params) if top_k[row] < vocab_size or p.top_p < 1.0]
+    size = max([SHORTLIST, *(k for k in top_k if k < vocab_size)])
     while rows:
         size = min(size, vocab_size)
         index = torch.tensor(rows, device=logits.device)
-        lowest, enough = _lowest_kept(
-            scaled[index], size, [top_k[row] for row in rows], column([top_p[row] for row in rows])
-        )
+        top_p = column([params[row].top_p for row in rows])
+        lowest, enough = _lowest_kept(scaled[index], size, [top_k[row] for row in rows], top_p)
         threshold[index] = torch.maximum(threshold[index], lowest)
         rows = [row for row, done in zip(rows, enough.tolist()) if not done]
         size = vocab_size
@@ -115,10 +110,8 @@ def _lowest_kept(
     Also whether [rows] those were enough to tell; where not, the lowest is that of a longer list.
     """
     vocab_size = logits.shape[1]
-    if size == vocab_size:
-        values = logits.sort(-1, descending=True).values
-    else:
-        values = logits.topk(size).values
+    ranked = logits.sort(-1, descending=True) if size == vocab_size else logits.topk(size)
+    values = ranked.values
     has_top_k = torch.tensor([k < vocab_size for k in top_k], device=logits.device).unsqueeze(1)
     last = torch.tensor([min(k, size) - 1 for k in top_k], device=logits.device).unsqueeze(1)
     kth = values.gather(1, last)

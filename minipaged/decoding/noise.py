@@ -5,11 +5,11 @@ number, position the number of tokens generated so far. Nothing is stored, so a 
 preempted and computed again, alone or in another batch, draws what it drew before. With Gumbel noise
 g = -log(-log(u)) the sampled token is argmax(logits + g) (Gumbel 1954; Maddison et al. 2014): no sums
 over the vocabulary, so a last bit of difference in the logits changes a token only at a near tie.
-Knows no requests and no settings.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 _MASK = (1 << 64) - 1
@@ -33,8 +33,8 @@ def gumbel_noise(keys: list[int], vocab_size: int, device: torch.device) -> torc
 
     Integer arithmetic only until the last step, so the same bits on every device.
     """
-    signed = [[_signed(key & 0xFFFFFFFF), _signed(key >> 32)] for key in keys]
-    first, second = torch.tensor(signed, dtype=torch.int32, device=device).view(-1, 2, 1).unbind(1)
+    words = torch.from_numpy(np.array(keys, np.uint64).view(np.int32)).to(device)
+    first, second = words.view(-1, 2, 1).unbind(1)  # of each key the low and the high half
     tokens = torch.arange(vocab_size, dtype=torch.int32, device=device) * -1640531527  # 2**32 / golden ratio
     bits = _scatter(tokens ^ first).add_(second)
     bits = _scatter(bits)
@@ -51,7 +51,3 @@ def _scatter(bits: torch.Tensor) -> torch.Tensor:
     bits *= -2073254261  # 0x846CA68B
     bits ^= (bits >> 16).bitwise_and_(0xFFFF)
     return bits
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 32) if word >> 31 else word

@@ -1,8 +1,8 @@
 """What a user may ask of decoding: `SamplingParams` and `BeamSearchParams`, checked when built.
 
-Names and defaults are vLLM's, so that scripts carry over. A bad value never reaches the engine: it
-raises `ParamsError` with one line that names the field, the value and the fix. What depends on the
-model (token ids, vocabulary size) is checked by `check_vocabulary` before a request is admitted.
+Names and defaults are vLLM's, so that scripts carry over. A bad value raises `ParamsError` with one line
+that names the field, the value and the fix. What depends on the model (token ids, vocabulary size) is
+checked by `check_vocabulary` before a request is admitted.
 """
 
 from __future__ import annotations
@@ -13,19 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal
 
-from minipaged.decoding.checks import (
-    ParamsError,
-    at_most_vocabulary,
-    bad_words,
-    boolean,
-    in_vocabulary,
-    integer,
-    logit_bias,
-    number,
-    refuse,
-    stop_strings,
-    token_ids,
-)
+import minipaged.decoding.checks as check
+from minipaged.decoding.checks import ParamsError
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy decoding: dividing by less would overflow float32."""
@@ -91,29 +80,29 @@ class SamplingParams:
     max_tokens: int | None = 16
 
     def __post_init__(self) -> None:
-        _set(self, "stop", stop_strings(self.stop))
-        _set(self, "bad_words", bad_words(self.bad_words))
+        _set(self, "stop", check.stop_strings(self.stop))
+        _set(self, "bad_words", check.bad_words(self.bad_words))
         if self.allowed_token_ids is not None:
-            _set(self, "allowed_token_ids", token_ids("allowed_token_ids", self.allowed_token_ids))
+            _set(self, "allowed_token_ids", check.token_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
                 raise ParamsError("allowed_token_ids is empty; give at least one token id, or None for all")
         if self.logit_bias is not None:
-            _set(self, "logit_bias", logit_bias(self.logit_bias))
-        integer(self, "n", 1)
-        integer(self, "best_of", 1, optional=True)
+            _set(self, "logit_bias", check.logit_bias(self.logit_bias))
+        check.integer(self, "n", 1)
+        check.integer(self, "best_of", 1, optional=True)
         if self.num_samples < self.n:
             raise ParamsError(f"best_of is {self.best_of}, below n = {self.n}; draw at least n samples")
-        number(self, "temperature", 0, 1000, "from 0 (greedy) to 1000")
-        number(self, "top_p", math.ulp(0.0), 1, "above 0 and at most 1 (1 keeps every token)")
-        integer(self, "top_k", -1, "at least 1, or 0 for every token")
-        number(self, "min_p", 0, 1, "from 0 (off) to 1")
-        number(self, "repetition_penalty", 0.01, 100, "from 0.01 to 100 (1 is off)")
-        number(self, "presence_penalty", -2, 2, "from -2 to 2 (0 is off)")
-        number(self, "frequency_penalty", -2, 2, "from -2 to 2 (0 is off)")
-        integer(self, "seed", optional=True)
-        integer(self, "logprobs", 0, optional=True)
-        integer(self, "prompt_logprobs", 0, optional=True)
-        boolean(self, "include_stop_str_in_output")
+        check.number(self, "temperature", 0, 1000, "from 0 (greedy) to 1000")
+        check.number(self, "top_p", math.ulp(0.0), 1, "above 0 and at most 1 (1 keeps every token)")
+        check.integer(self, "top_k", -1, "at least 1, or 0 for every token")
+        check.number(self, "min_p", 0, 1, "from 0 (off) to 1")
+        check.number(self, "repetition_penalty", 0.01, 100, "from 0.01 to 100 (1 is off)")
+        check.number(self, "presence_penalty", -2, 2, "from -2 to 2 (0 is off)")
+        check.number(self, "frequency_penalty", -2, 2, "from -2 to 2 (0 is off)")
+        check.integer(self, "seed", optional=True)
+        check.integer(self, "logprobs", 0, optional=True)
+        check.integer(self, "prompt_logprobs", 0, optional=True)
+        check.boolean(self, "include_stop_str_in_output")
         _common(self)
         if self.is_greedy and self.num_samples > 1:
             raise ParamsError(
@@ -165,20 +154,16 @@ class SamplingParams:
         return replace(self, bad_words=tuple(words))
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Check what depends on the model.
-
-        Raises:
-            ParamsError: a token id or a count past the vocabulary, or an unresolved bad word.
-        """
-        at_most_vocabulary(self, "logprobs", vocab_size)
-        at_most_vocabulary(self, "prompt_logprobs", vocab_size)
+        """Raise ParamsError for a token id or a count past the vocabulary, or an unresolved bad word."""
+        check.at_most_vocabulary(self, "logprobs", vocab_size)
+        check.at_most_vocabulary(self, "prompt_logprobs", vocab_size)
         for word in self.bad_words:
             if isinstance(word, str):
                 raise ParamsError(f"bad_words has the string {word!r}; give token ids, or use a tokenizer")
-            in_vocabulary("bad_words", word, vocab_size)
-        in_vocabulary("logit_bias", self.logit_bias, vocab_size)
-        in_vocabulary("allowed_token_ids", self.allowed_token_ids, vocab_size)
-        in_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
+            check.in_vocabulary("bad_words", word, vocab_size)
+        check.in_vocabulary("logit_bias", self.logit_bias, vocab_size)
+        check.in_vocabulary("allowed_token_ids", self.allowed_token_ids, vocab_size)
+        check.in_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,13 +194,15 @@ class BeamSearchParams:
     stop: ClassVar[tuple[str, ...]] = ()
     include_stop_str_in_output: ClassVar[bool] = False
     prompt_logprobs: ClassVar[None] = None
+    is_greedy: ClassVar[bool] = False
+    is_plain_greedy: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        integer(self, "beam_width", 1)
-        number(self, "length_penalty", -50, 50, "from -50 to 50 (0 is off)")
+        check.integer(self, "beam_width", 1)
+        check.number(self, "length_penalty", -50, 50, "from -50 to 50 (0 is off)")
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            refuse("early_stopping", self.early_stopping, 'True, False or "never"')
-        integer(self, "num_return_sequences", 1)
+            check.refuse("early_stopping", self.early_stopping, 'True, False or "never"')
+        check.integer(self, "num_return_sequences", 1)
         if self.num_return_sequences > self.beam_width:
             raise ParamsError(
                 f"num_return_sequences is {self.num_return_sequences}, above beam_width = {self.beam_width}; "
@@ -224,13 +211,9 @@ class BeamSearchParams:
         _common(self)
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Check what depends on the model.
-
-        Raises:
-            ParamsError: a beam wider than the vocabulary, or a token id past it.
-        """
-        at_most_vocabulary(self, "beam_width", vocab_size)
-        in_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
+        """Raise ParamsError for a beam wider than the vocabulary, or a token id past it."""
+        check.at_most_vocabulary(self, "beam_width", vocab_size)
+        check.in_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
 
 
 DecodingParams = SamplingParams | BeamSearchParams
@@ -241,10 +224,10 @@ def _set(params: object, name: str, value: object) -> None:
 
 
 def _common(params: DecodingParams) -> None:
-    _set(params, "stop_token_ids", token_ids("stop_token_ids", params.stop_token_ids))
-    boolean(params, "ignore_eos")
-    integer(params, "min_tokens", 0)
-    integer(params, "max_tokens", 1, "at least 1, or None for the model's length", optional=True)
+    _set(params, "stop_token_ids", check.token_ids("stop_token_ids", params.stop_token_ids))
+    check.boolean(params, "ignore_eos")
+    check.integer(params, "min_tokens", 0)
+    check.integer(params, "max_tokens", 1, "at least 1, or None for the model's length", optional=True)
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise ParamsError(
             f"min_tokens is {params.min_tokens}, above max_tokens = {params.max_tokens}; lower it"

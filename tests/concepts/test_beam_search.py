@@ -120,7 +120,7 @@ def test_beams_that_the_scheduler_ends_are_ranked_with_the_hypotheses():
 
 
 def test_a_search_without_a_token_has_a_score():
-    """Catches a division by zero for a request that is looked at, or aborted, while its prompt is computed."""
+    """Catches a division by zero for a request that is looked at or aborted before its first token."""
     request = beam_request(beam_width=2)
     assert request.method.score(request.sequences[0]) == 0
     request.completions += request.sequences

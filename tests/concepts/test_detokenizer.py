@@ -141,6 +141,25 @@ def test_the_space_before_a_word_survives_a_special_token(tokenizer):
     assert "".join(pieces(Detokenizer(tokenizer), ids)).endswith("over the")
 
 
+class HalvesOfCharacters:
+    """Every token ends one character and begins the next: no cut between tokens is clean."""
+
+    all_special_ids = ()
+    added_tokens_decoder = {}  # noqa: RUF012
+
+    def get_vocab(self):
+        return {}
+
+    def decode(self, token_ids, **options):
+        return (b"\x82\xe2" * len(token_ids)).decode("utf-8", "replace")
+
+
+def test_text_that_cannot_be_cut_is_held_back_and_not_changed():
+    """Catches a window cut in the middle of a character, which doubles its U+FFFD."""
+    detokenizer = Detokenizer(HalvesOfCharacters())
+    assert pieces(detokenizer, range(30)) == [*[""] * 30, detokenizer.decode(range(30))]
+
+
 class CountingTokenizer:
     """Counts the tokens that are decoded."""
 

@@ -5,6 +5,8 @@ import pytest
 from minipaged.decoding.methods import SamplingMethod
 from minipaged.decoding.params import SamplingParams
 from minipaged.decoding.stopping import StopChecker
+from minipaged.scheduling import Sample
+from tests.concepts.decoding_driver import make_request
 from tests.toy import ToyEngine, alone, outputs, toy_scheduler
 
 
@@ -17,8 +19,7 @@ def sampling(n, stop_token_ids=(), max_tokens=8):
 
 
 def held(engine):
-    kv = engine.scheduler.kv
-    return kv.num_used
+    return engine.scheduler.kv.num_used
 
 
 def test_the_prompt_is_computed_once():
@@ -117,3 +118,14 @@ def test_preemption_changes_nothing_in_the_samples(num_blocks):
         engine.add([i] * 5, 6, sampling(2, max_tokens=6))
     assert engine.run() == [alone([i] * 5, 6, sampling(2, max_tokens=6)) for i in range(3)]
     assert bool(engine.scheduler.num_preemptions) == (num_blocks < 40)
+
+
+@pytest.mark.parametrize(("token_id", "reason"), [(5, None), (3, "stop")])
+@pytest.mark.parametrize("max_num_tokens", [3, 9])
+def test_a_lone_sample_advances_as_one_of_many(token_id, reason, max_num_tokens):
+    """Catches the short way for one sample if it differs from the general one, which reports logprobs."""
+    request = make_request([1, 2], sampling(1, [3]), None, max_num_tokens)
+    short = request.method.advance(request, [Sample([token_id], [-0.5])])
+    general = request.method.advance(request, [Sample([token_id], [-0.5], [{token_id: -0.5}])])
+    assert short == [branch._replace(top_logprobs=None) for branch in general]
+    assert short[0].finish_reason == (reason or ("length" if max_num_tokens == 3 else None))

@@ -77,7 +77,7 @@ class Scenario:
                 self.arrive()
             self.maybe_abort()
             if not self.calm and self.rng.random() < 0.03:
-                engine.fail_step(self.maybe_abort)
+                self.rng.choice([engine.fail_step, engine.fail_commit])(self.maybe_abort)
                 self.counts["failed steps"] += 1
             else:
                 engine.step(self.maybe_abort)
