@@ -1,6 +1,6 @@
 """What sampling costs beside itself: 256 settings against one, greedy against its logits.
 
-`pytest tests/benchmarks/test_sampling_speed.py --benchmark-columns=min,median`. Read the groups: in
+`pytest tests/benchmarks/bench_sampling.py --benchmark-columns=min,median`. Read the groups: in
 each, "256 settings" should take less than twice "one setting".
 """
 
@@ -51,7 +51,7 @@ def logits():
 
 @pytest.mark.parametrize("penalties", [False, True], ids=["filters", "filters and penalties"])
 @pytest.mark.parametrize("settings", ["one setting", "256 settings"])
-def test_random_rows(benchmark, logits, settings, penalties):
+def bench_random_rows(benchmark, logits, settings, penalties):
     """Each row a setting of its own, or all the same."""
     rng = random.Random(1)
     same = CENTER | (PENALTIES if penalties else {})
@@ -61,20 +61,20 @@ def test_random_rows(benchmark, logits, settings, penalties):
 
 
 @pytest.mark.parametrize("options", [{}, {"logprobs": 0}], ids=["plain", "general path"])
-def test_greedy_rows(benchmark, logits, options):
+def bench_greedy_rows(benchmark, logits, options):
     """The short way of an all-greedy batch, and the general one."""
     benchmark.group = "greedy"
     benchmark(Sampler(), logits, batch(lambda row: {"temperature": 0, **options}))
 
 
-def test_random_rows_without_filters(benchmark, logits):
+def bench_random_rows_without_filters(benchmark, logits):
     """Noise for the whole vocabulary and nothing else."""
     benchmark.group = "filters"
     benchmark(Sampler(), logits, batch(lambda row: {}))
 
 
 @pytest.mark.benchmark(group="a stop check without stop strings")
-def test_stop_check(benchmark):
+def bench_stop_check(benchmark):
     """Text or sets built per token would show here: 256 sequences at 1,500 steps/s leave 2.6 us each."""
     checker = StopChecker(SamplingParams(max_tokens=None), [0])
     sequence = make_sequence([1], params=None)

@@ -1,6 +1,6 @@
 """What the prefix cache costs and saves, without a model. CPU time of one thread.
 
-pytest tests/benchmarks/test_prefix_cache_speed.py --benchmark-columns=min,median,rounds
+pytest tests/benchmarks/bench_prefix_cache.py --benchmark-columns=min,median,rounds
 """
 
 import time
@@ -8,8 +8,8 @@ from array import array
 
 import pytest
 
-from tests.benchmarks.test_manager_speed import BLOCK_SIZE, admit, manager, prompt_of
-from tests.benchmarks.test_scheduler_speed import add, scheduler_of, step
+from tests.benchmarks.bench_manager import BLOCK_SIZE, admit, manager, prompt_of
+from tests.benchmarks.bench_scheduler import add, scheduler_of, step
 from tests.toy import kv_sequence
 
 cpu_time = {"timer": time.process_time, "max_time": 0.3, "min_rounds": 10, "warmup": False}
@@ -17,7 +17,7 @@ cpu_time = {"timer": time.process_time, "max_time": 0.3, "min_rounds": 10, "warm
 
 @pytest.mark.benchmark(group="a cached prompt looked up, by its length", **cpu_time)
 @pytest.mark.parametrize("length", [256, 1024, 4096, 16384])
-def test_lookup(benchmark, length):
+def bench_lookup(benchmark, length):
     """Catches a look-up that grows faster than the prompt."""
     kv = manager(2000, True)
     prompt = prompt_of(length)
@@ -35,7 +35,7 @@ def test_lookup(benchmark, length):
 
 @pytest.mark.benchmark(group="hashing 4096 tokens, by block size", **cpu_time)
 @pytest.mark.parametrize("block_size", [8, 16, 32, 128])
-def test_hashing(benchmark, block_size):
+def bench_hashing(benchmark, block_size):
     """Larger blocks hash quicker and match less."""
     cache = manager(16, True).prefix_cache
     cache.block_size = block_size
@@ -51,7 +51,7 @@ def test_hashing(benchmark, block_size):
 
 @pytest.mark.benchmark(group="32 blocks allocated, by where they come from", **cpu_time)
 @pytest.mark.parametrize("source", ["free", "evicted"])
-def test_eviction(benchmark, source):
+def bench_eviction(benchmark, source):
     """Catches an eviction that searches for its victim."""
     kv = manager(10_000, True)
     if source == "evicted":
@@ -70,11 +70,11 @@ def test_eviction(benchmark, source):
 
 @pytest.mark.benchmark(group="64 requests to their end, by what their prompts share", **cpu_time)
 @pytest.mark.parametrize("shared", ["caching off", "nothing", "half", "all"])
-def test_requests(benchmark, shared):
+def bench_requests(benchmark, shared):
     """Scheduling alone, prompts of 256, 16 tokens each: what hits and misses cost beside the model."""
 
     def fresh():
-        scheduler = scheduler_of(64 * 40, caching=shared != "caching off", seats=16)
+        scheduler = scheduler_of(64 * 40, caching=shared != "caching off", max_num_seqs=16)
         for number in range(64):
             seed = {"all": 0, "half": number % 2 * number}.get(shared, number)
             add(scheduler, seed, prompt_length=256, max_tokens=16)

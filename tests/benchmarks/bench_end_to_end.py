@@ -2,7 +2,7 @@
 
 16 requests with prompts of 20 to 120 tokens and 8 to 40 new ones, a 3.4 M Llama, CPU time of one thread.
 
-    pytest tests/benchmarks/test_end_to_end.py --benchmark-columns=min,median,rounds
+    pytest tests/benchmarks/bench_end_to_end.py --benchmark-columns=min,median,rounds
 """
 
 import random
@@ -57,14 +57,14 @@ def run(benchmark, llm, shared=0, params=None):
 
 @pytest.mark.benchmark(group="16 requests, by page growth", **cpu_time)
 @pytest.mark.parametrize("page_growth", ["on_demand", "chunked", "reserve"])
-def test_page_growth(benchmark, llama, page_growth):
+def bench_page_growth(benchmark, llama, page_growth):
     """In a pool that holds few requests at their longest: what is reserved keeps others waiting."""
     run(benchmark, llm_of(llama, page_growth=page_growth, num_blocks=60))
 
 
 @pytest.mark.benchmark(group="16 requests in a pool for 6, by preemption", **cpu_time)
 @pytest.mark.parametrize("mode", ["none, pool for all", "recompute", "swap"])
-def test_preemption(benchmark, llama, mode):
+def bench_preemption(benchmark, llama, mode):
     """Catches a way out and back that costs more than waiting would."""
     options = {"num_blocks": 40, "preemption_mode": mode} if mode in ("recompute", "swap") else {}
     llm = llm_of(llama, enable_prefix_caching=False, **options)
@@ -74,7 +74,7 @@ def test_preemption(benchmark, llama, mode):
 
 @pytest.mark.benchmark(group="16 requests, by batch policy", **cpu_time)
 @pytest.mark.parametrize("policy", ["prefill first", "chunked prefill"])
-def test_batch_policy(benchmark, llama, policy):
+def bench_batch_policy(benchmark, llama, policy):
     """8 at a time, 128 tokens a step: prompts alone, or beside the decodes."""
     chunked = policy == "chunked prefill"
     run(
@@ -85,14 +85,14 @@ def test_batch_policy(benchmark, llama, policy):
 
 @pytest.mark.benchmark(group="16 requests, by block size", **cpu_time)
 @pytest.mark.parametrize("block_size", [4, 16, 32, 128])
-def test_block_size(benchmark, llama, block_size):
+def bench_block_size(benchmark, llama, block_size):
     """Catches overheads per block; the peak in `extra_info` shows what large ones waste."""
     run(benchmark, llm_of(llama, block_size=block_size, num_blocks=16_000 // block_size))
 
 
 @pytest.mark.benchmark(group="16 requests, by a shared prefix of 256 tokens", **cpu_time)
 @pytest.mark.parametrize("caching", [False, True], ids=["caching off", "caching on"])
-def test_prefix_caching(benchmark, llama, caching):
+def bench_prefix_caching(benchmark, llama, caching):
     """Catches a cache that is hit and saves nothing."""
     llm = llm_of(llama, enable_prefix_caching=caching)
     run(benchmark, llm, shared=256)
@@ -101,7 +101,7 @@ def test_prefix_caching(benchmark, llama, caching):
 
 @pytest.mark.benchmark(group="16 requests, by decoding method", **cpu_time)
 @pytest.mark.parametrize("method", ["greedy", "sample", "4 samples", "4 beams"])
-def test_method(benchmark, llama, method):
+def bench_method(benchmark, llama, method):
     """Four completions share their prompt's blocks: they may not cost four times one."""
     made = {
         "sample": lambda length: SamplingParams(max_tokens=length, ignore_eos=True, seed=1),
@@ -113,7 +113,7 @@ def test_method(benchmark, llama, method):
 
 @pytest.mark.benchmark(group="16 requests, by who runs them", **cpu_time)
 @pytest.mark.parametrize("who", ["minipaged", "transformers, one by one", "transformers, padded batch"])
-def test_against_generate(benchmark, llama, who):
+def bench_against_generate(benchmark, llama, who):
     """The same tokens from `model.generate`, whose padded batch runs until its longest request ends."""
     prompts, lengths = requests_of()
     llama.generation_config.pad_token_id = 0

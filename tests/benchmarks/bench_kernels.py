@@ -1,6 +1,6 @@
 """What a step does besides attending: matrix products and moves of blocks; and attention by block size.
 
-pytest tests/benchmarks/test_kernels_speed.py --benchmark-columns=min,median,rounds
+pytest tests/benchmarks/bench_kernels.py --benchmark-columns=min,median,rounds
 """
 
 import time
@@ -11,7 +11,7 @@ import torch
 from minipaged.execution.accel.packed_linear import PackedLinear, can_pack
 from minipaged.kernels.dispatch import select_backend, why_not_cpp
 from minipaged.kernels.layout import cache_shape
-from tests.benchmarks.test_attention_paths import CPU, NUM_KV_HEADS, SCALE, make_batch
+from tests.benchmarks.bench_attention_paths import CPU, NUM_KV_HEADS, SCALE, make_batch
 
 pytestmark = [
     pytest.mark.benchmark(timer=time.process_time, max_time=0.3),
@@ -26,7 +26,7 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=[
 @pytest.mark.parametrize("num_rows", [1, 32, 256])
 @pytest.mark.parametrize(("inputs", "outputs"), [(256, 1376), (768, 4096)], ids=["256x1376", "768x4096"])
 @dtypes
-def test_linear(benchmark, weights, num_rows, inputs, outputs, dtype):
+def bench_linear(benchmark, weights, num_rows, inputs, outputs, dtype):
     """Catches packed weights that are no longer worth their code."""
     if weights == "packed" and not can_pack():
         pytest.skip("this build of PyTorch has no packed products")
@@ -41,7 +41,7 @@ def test_linear(benchmark, weights, num_rows, inputs, outputs, dtype):
 
 @pytest.mark.parametrize("block_size", [1, 8, 16, 32, 128])
 @pytest.mark.parametrize("path", ["torch", cpp])
-def test_block_size(benchmark, path, block_size):
+def bench_block_size(benchmark, path, block_size):
     """Figure 18a of the paper: small blocks cost attention time; catches a path that needs large ones."""
     benchmark.group = f"attention by block size: 32 decodes, context 100-600, {path}"
     batch = make_batch([(1, 100 + 16 * number) for number in range(32)], torch.float32, block_size)
@@ -51,7 +51,7 @@ def test_block_size(benchmark, path, block_size):
 
 @pytest.mark.parametrize("num_sequences", [1, 8, 32, 128])
 @pytest.mark.parametrize("path", ["torch", cpp])
-def test_batch_size(benchmark, path, num_sequences):
+def bench_batch_size(benchmark, path, num_sequences):
     """Catches a cost per sequence that swallows what batching gains."""
     benchmark.group = f"attention by batch size: decodes of context 300, {path}"
     batch = make_batch([(1, 300)] * num_sequences, torch.float32)
@@ -61,7 +61,7 @@ def test_batch_size(benchmark, path, num_sequences):
 
 @pytest.mark.parametrize("operation", ["copy_blocks", "swap_blocks"])
 @pytest.mark.parametrize("block_size", [16, 32])
-def test_moving_blocks(benchmark, operation, block_size):
+def bench_moving_blocks(benchmark, operation, block_size):
     """64 blocks of 4 layers, scattered: copy-on-write within the pool, and a swap to the host's."""
     benchmark.group = f"64 blocks of {block_size} tokens in 4 layers moved"
     pools = [torch.randn(cache_shape(256, block_size, NUM_KV_HEADS, 64)) for _ in range(8)]

@@ -1,6 +1,6 @@
 """One step of the whole engine, and each of its parts: 32 sequences of a 3.4 M Llama. CPU time of one thread.
 
-pytest tests/benchmarks/test_step_speed.py --benchmark-columns=min,median,rounds
+pytest tests/benchmarks/bench_step.py --benchmark-columns=min,median,rounds
 """
 
 import copy
@@ -15,7 +15,7 @@ from minipaged.config import config_from
 from minipaged.execution.accel.packed_linear import can_pack, pack_linears
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.scheduling import StepResult
-from tests.benchmarks.test_kernels_speed import cpp
+from tests.benchmarks.bench_kernels import cpp
 
 cpu_time = {"timer": time.process_time, "max_time": 0.5, "min_rounds": 5, "warmup": False}
 packs = pytest.mark.skipif(not can_pack(), reason="this build of PyTorch has no packed products")
@@ -54,7 +54,7 @@ def all_requests(engine):
 
 @pytest.mark.benchmark(group="a step of 32 decodes, by attention backend", **cpu_time)
 @pytest.mark.parametrize("backend", ["torch", cpp])
-def test_backend(benchmark, llama, backend):
+def bench_backend(benchmark, llama, backend):
     """Catches a kernel whose gain is lost on the way to it."""
     engine = decoding(llama, attention_backend=backend)
     assert len(benchmark(engine.step)) == NUM_SEQUENCES
@@ -62,15 +62,15 @@ def test_backend(benchmark, llama, backend):
 
 @pytest.mark.benchmark(group="a step of 32 decodes, by model", **cpu_time)
 @pytest.mark.parametrize("model", ["as given", pytest.param("rebuilt", marks=packs)])
-def test_model(benchmark, llama, model):
-    """Catches stand-ins and packing that some change of the model's layers has undone."""
+def bench_model(benchmark, llama, model):
+    """Catches fused layers and packed weights that some change of the model's layers has undone."""
     engine = decoding(llama, rebuilt=model == "rebuilt")
     assert len(benchmark(engine.step)) == NUM_SEQUENCES
 
 
 @pytest.mark.benchmark(group="a step of 32 decodes, by block size", **cpu_time)
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64])
-def test_block_size(benchmark, llama, block_size):
+def bench_block_size(benchmark, llama, block_size):
     """Catches a cost per block in what is done per step."""
     engine = decoding(llama, block_size=block_size)
     assert len(benchmark(engine.step)) == NUM_SEQUENCES
@@ -78,7 +78,7 @@ def test_block_size(benchmark, llama, block_size):
 
 @pytest.mark.benchmark(group="a step of 32 decodes, by context", **cpu_time)
 @pytest.mark.parametrize("context", [30, 200, 600])
-def test_context(benchmark, llama, context):
+def bench_context(benchmark, llama, context):
     """What the part that grows with the context, attention, has in a step."""
     engine = decoding(llama, context)
     assert len(benchmark(engine.step)) == NUM_SEQUENCES
@@ -86,7 +86,7 @@ def test_context(benchmark, llama, context):
 
 @pytest.mark.benchmark(group="a step by what it computes", **cpu_time)
 @pytest.mark.parametrize("step", ["32 decodes", "a prompt of 512", "31 decodes and 512 of a prompt"])
-def test_mixture(benchmark, llama, step):
+def bench_mixture(benchmark, llama, step):
     """Catches a prompt that costs more among decodes than alone (chunked prefill)."""
     engine = engine_of(llama, max_num_batched_tokens=512 + 31, enable_prefix_caching=False)
 
@@ -105,7 +105,7 @@ def test_mixture(benchmark, llama, step):
 
 @pytest.mark.benchmark(group="parts of a step of 32 decodes", **cpu_time)
 @pytest.mark.parametrize("part", ["schedule", "plan to tensors", "forward", "sample", "commit"])
-def test_part(benchmark, llama, part):
+def bench_part(benchmark, llama, part):
     """Schedule, tensors, forward pass, sampling and commit, each alone."""
     engine = decoding(llama)
     runner, scheduler = engine.executor, engine.scheduler
@@ -144,7 +144,7 @@ def test_part(benchmark, llama, part):
 
 @pytest.mark.benchmark(group="a forward pass of 32 rows", **cpu_time)
 @pytest.mark.parametrize("what", ["transformers, no past", "paged, context 200"])
-def test_against_the_model_alone(benchmark, llama, what):
+def bench_against_the_model_alone(benchmark, llama, what):
     """The bound: the model's own layers over as many rows, attending to nothing before them."""
     alone = copy.deepcopy(llama)
     if can_pack():

@@ -1,6 +1,6 @@
 """What a step costs beside the model: `schedule` + `commit`, the executor left out. CPU time of one thread.
 
-`pytest tests/benchmarks/test_scheduler_speed.py --benchmark-columns=min,median,ops` prints steps/s.
+`pytest tests/benchmarks/bench_scheduler.py --benchmark-columns=min,median,ops` prints steps/s.
 """
 
 import random
@@ -28,7 +28,7 @@ MAX_LENGTH = 100_000
 SAMPLE = Sample([7], [-0.1])
 
 
-def scheduler_of(num_blocks, *, growth=None, preemption=None, caching=True, num_host_blocks=0, seats=1024):
+def scheduler_of(num_blocks, *, growth=None, preemption=None, caching=True, num_host_blocks=0, max_num_seqs=1024):
     allocator = BlockAllocator(num_blocks)
     kv = KVManager(
         allocator,
@@ -37,7 +37,7 @@ def scheduler_of(num_blocks, *, growth=None, preemption=None, caching=True, num_
         PrefixCache(allocator, 16) if caching else None,
         SwapSpace(num_host_blocks, num_blocks) if num_host_blocks else None,
     )
-    return FCFSScheduler(kv, ChunkedPrefill(), preemption or Recompute(), seats, 1 << 20, MAX_LENGTH)
+    return FCFSScheduler(kv, ChunkedPrefill(), preemption or Recompute(), max_num_seqs, 1 << 20, MAX_LENGTH)
 
 
 def add(scheduler, number, prompt_length=128, max_tokens=MAX_LENGTH):
@@ -63,7 +63,7 @@ def step(scheduler, answers={}):  # noqa: B006  (one answer a batch size, made o
 
 
 def running(num_running, num_waiting=0, **options):
-    scheduler = scheduler_of(num_running * 100, seats=num_running, **options)
+    scheduler = scheduler_of(num_running * 100, max_num_seqs=num_running, **options)
     for number in range(num_running):
         add(scheduler, number)
     step(scheduler)
@@ -75,7 +75,7 @@ def running(num_running, num_waiting=0, **options):
 
 @pytest.mark.benchmark(group="a step, by running decodes", **cpu_time)
 @pytest.mark.parametrize("num_running", [64, 128, 256, 512])
-def test_decodes(benchmark, num_running):
+def bench_decodes(benchmark, num_running):
     """Catches a cost that grows faster than the number of running sequences."""
     scheduler = running(num_running)
     plan = benchmark.pedantic(step, (scheduler,), rounds=ROUNDS)
@@ -84,7 +84,7 @@ def test_decodes(benchmark, num_running):
 
 @pytest.mark.benchmark(group="a step of 256 decodes, by waiting requests", **cpu_time)
 @pytest.mark.parametrize("num_waiting", [0, 10_000])
-def test_waiting(benchmark, num_waiting):
+def bench_waiting(benchmark, num_waiting):
     """Catches a look at everybody who waits."""
     scheduler = running(256, num_waiting)
     plan = benchmark.pedantic(step, (scheduler,), rounds=ROUNDS)
@@ -94,7 +94,7 @@ def test_waiting(benchmark, num_waiting):
 
 @pytest.mark.benchmark(group="a step of 256 decodes, by prefix caching", **cpu_time)
 @pytest.mark.parametrize("caching", [False, True], ids=["off", "on"])
-def test_caching(benchmark, caching):
+def bench_caching(benchmark, caching):
     """Catches hashing in steps that fill no block."""
     scheduler = running(256, caching=caching)
     plan = benchmark.pedantic(step, (scheduler,), rounds=ROUNDS)
@@ -103,9 +103,9 @@ def test_caching(benchmark, caching):
 
 @pytest.mark.benchmark(group="a step of 256 decodes, by page growth", **cpu_time)
 @pytest.mark.parametrize("growth", [OnDemand, Chunked, Reserve], ids=lambda g: g.__name__)
-def test_growth(benchmark, growth):
+def bench_growth(benchmark, growth):
     """Catches a policy that is asked for every token."""
-    scheduler = scheduler_of(256 * 100, growth=growth(), seats=256)
+    scheduler = scheduler_of(256 * 100, growth=growth(), max_num_seqs=256)
     for number in range(256):
         add(scheduler, number, max_tokens=1400)
     step(scheduler)
@@ -116,7 +116,7 @@ def test_growth(benchmark, growth):
 
 @pytest.mark.benchmark(group="64 requests to their end, by preemption", **cpu_time)
 @pytest.mark.parametrize("preemption", ["none", "recompute", "swap"])
-def test_preemption(benchmark, preemption):
+def bench_preemption(benchmark, preemption):
     """Catches a victim's way out and back that costs more than the steps around it."""
 
     def fresh():

@@ -1,6 +1,6 @@
 """What memory management costs, without a model: admission, hashing, prefix hits. CPU time of one thread.
 
-`pytest tests/benchmarks/test_manager_speed.py --benchmark-columns=min,median` prints microseconds a call.
+`pytest tests/benchmarks/bench_manager.py --benchmark-columns=min,median` prints microseconds a call.
 """
 
 import random
@@ -38,7 +38,7 @@ def admit(kv, sequence):
 
 @pytest.mark.benchmark(group="admission of a 128-token prompt", **cpu_time)
 @pytest.mark.parametrize("caching", [False, True], ids=["caching off", "caching on, no hit"])
-def test_admission(benchmark, caching):
+def bench_admission(benchmark, caching):
     """Catches work that grows with the pool or is done twice."""
     kv = manager(20_000, caching)
     seeds = iter(range(10**6))
@@ -52,7 +52,7 @@ def test_admission(benchmark, caching):
 
 
 @pytest.mark.benchmark(group="hashing 256 blocks of 16 tokens", **cpu_time)
-def test_hashing(benchmark):
+def bench_hashing(benchmark):
     """Catches tokens that are copied one by one."""
     cache = manager(256, True).prefix_cache
     tokens = array("i", prompt_of(4096))
@@ -66,7 +66,7 @@ def test_hashing(benchmark):
 
 
 @pytest.mark.benchmark(group="a fully cached prompt of 4096 tokens, looked up and admitted", **cpu_time)
-def test_full_hit(benchmark):
+def bench_full_hit(benchmark):
     """Catches a lookup that is slower than a part of the prefill it saves."""
     kv = manager(1000, True)
     prompt = prompt_of(4096)
@@ -89,7 +89,7 @@ def test_full_hit(benchmark):
 @pytest.mark.benchmark(group="allocate and free a block", **cpu_time)
 @pytest.mark.parametrize("num_blocks", [100, 100_000])
 @pytest.mark.parametrize("caching", [False, True], ids=["allocator", "prefix cache"])
-def test_allocate_and_free(benchmark, num_blocks, caching):
+def bench_allocate_and_free(benchmark, num_blocks, caching):
     """Catches an allocator whose cost grows with the pool."""
     kv = manager(num_blocks, caching)
 

@@ -3,7 +3,7 @@
 Each group holds the paths of one batch, and `stream`: reading the batch's keys and values once, from first to
 last, which no path can beat where bytes decide (decode). 8 query and 4 KV heads of 64, pages scattered.
 
-    pytest tests/benchmarks/test_attention_paths.py --benchmark-only --benchmark-columns=min,median,rounds
+    pytest tests/benchmarks/bench_attention_paths.py --benchmark-only --benchmark-columns=min,median,rounds
 """
 
 import time
@@ -89,7 +89,7 @@ def measure(benchmark, path: str, batch: Batch) -> None:
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("block_size", [16, 32])
 @dtypes
-def test_decode(benchmark, path, block_size, dtype):
+def bench_decode(benchmark, path, block_size, dtype):
     """32 decodes of context 512-1024."""
     benchmark.group = f"attention: 32 decodes, context 512-1024, block size {block_size}, {dtype}"
     lengths = [(1, 512 + 16 * number) for number in range(33)][:32]
@@ -107,7 +107,7 @@ def test_decode(benchmark, path, block_size, dtype):
     ids=["short", "prompt", "chunk"],
 )
 @dtypes
-def test_mixtures(benchmark, path, name, lengths, dtype):
+def bench_mixtures(benchmark, path, name, lengths, dtype):
     """What else a step may hold."""
     benchmark.group = f"attention: {name}, {dtype}"
     measure(benchmark, path, make_batch(lengths, dtype))
@@ -115,7 +115,7 @@ def test_mixtures(benchmark, path, name, lengths, dtype):
 
 @pytest.mark.parametrize("path", ["torch", cpp])
 @pytest.mark.parametrize("num_tokens", [32, 2048])
-def test_write_kv(benchmark, path, num_tokens):
+def bench_write_kv(benchmark, path, num_tokens):
     """One layer's K/V of a decode step, and of a step full of prompts."""
     benchmark.group = f"write_kv: {num_tokens} tokens, fp32"
     batch = make_batch([(num_tokens // 32, 200)] * 32, torch.float32)
