@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 
@@ -43,36 +43,33 @@ def boolean(params: Any, name: str) -> None:
         refuse(name, getattr(params, name), "True or False")
 
 
-def items(name: str, value: Any) -> tuple[Any, ...]:
-    """A list, as a tuple; None is an empty one."""
+def items(
+    name: str, value: Any, good: Callable[[Any], Any] = lambda item: True, fix: str = ""
+) -> tuple[Any, ...]:
+    """A list whose every item is good, as a tuple; None is an empty one."""
     if not isinstance(value, list | tuple | set | frozenset | None):
         refuse(name, value, "a list")
+    for item in value or ():
+        if not good(item):
+            raise ParamsError(f"{name} has {item!r}; give {fix}")
     return tuple(value or ())
 
 
 def token_ids(name: str, value: Any) -> tuple[int, ...]:
     """A list of integers of at least 0, as a tuple."""
-    for token_id in items(name, value):
-        if not _is_integer(token_id) or token_id < 0:
-            raise ParamsError(f"{name} has {token_id!r}; give token ids, integers of at least 0")
-    return items(name, value)
+    return items(name, value, lambda i: _is_integer(i) and i >= 0, "token ids, integers of at least 0")
 
 
 def stop_strings(value: Any) -> tuple[str, ...]:
     """One string or a list of them, none empty."""
-    strings = (value,) if isinstance(value, str) else items("stop", value)
-    for string in strings:
-        if not isinstance(string, str) or not string:
-            raise ParamsError(f"stop has {string!r}; give strings of at least one character")
-    return strings
+    strings = (value,) if isinstance(value, str) else value
+    return items("stop", strings, lambda s: isinstance(s, str) and s, "strings of at least one character")
 
 
 def bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
     """A list of strings and token id lists, none empty."""
-    words = tuple(w if isinstance(w, str) else token_ids("bad_words", w) for w in items("bad_words", value))
-    if not all(words):
-        raise ParamsError(f"bad_words is {value!r}; give words of at least one character or token")
-    return words
+    words = [w if isinstance(w, str) else token_ids("bad_words", w) for w in items("bad_words", value)]
+    return items("bad_words", words, bool, "words of at least one character or token")
 
 
 def logit_bias(value: Any) -> dict[int, float]:
@@ -80,8 +77,9 @@ def logit_bias(value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
         refuse("logit_bias", value, "a mapping from token id to number")
     for token_id in token_ids("logit_bias", tuple(value)):
-        if not (_is_between(value[token_id], -100, 100) or value[token_id] == -math.inf):
-            refuse(f"logit_bias of token {token_id}", value[token_id], "-100 to 100, or -inf to forbid")
+        bias = value[token_id]
+        if not (_is_between(bias, -100, 100) or bias == -math.inf):
+            refuse(f"logit_bias of token {token_id}", bias, "-100 to 100, or -inf to forbid")
     return {token_id: float(bias) for token_id, bias in value.items()}
 
 
@@ -92,8 +90,8 @@ def at_most_vocabulary(params: Any, name: str, size: int) -> None:
         raise ParamsError(f"{name} is {value}; the vocabulary has {size} tokens, give at most that many")
 
 
-def in_vocabulary(name: str, ids: Iterable[int] | None, vocab_size: int) -> None:
+def in_vocabulary(name: str, ids: Iterable[int] | None, size: int) -> None:
     """Token ids that the vocabulary must have; None passes."""
     for token_id in ids or ():
-        if token_id >= vocab_size:
-            raise ParamsError(f"{name} has token {token_id}; the vocabulary ends at {vocab_size - 1}")
+        if token_id >= size:
+            raise ParamsError(f"{name} has token {token_id}; the vocabulary ends at {size - 1}")

@@ -135,11 +135,7 @@ class SamplingParams:
     def resolve(self, encode: Callable[[str], list[int]]) -> SamplingParams:
         """Turn strings in `bad_words` into token ids, as at a line's start and as after a space.
 
-        Args:
-            encode: text -> token ids, without special tokens.
-
-        Raises:
-            ParamsError: a word that has no tokens.
+        `encode` adds no special tokens. Raises ParamsError for a word that has no tokens.
         """
         if not any(isinstance(word, str) for word in self.bad_words):
             return self

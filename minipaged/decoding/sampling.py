@@ -121,11 +121,10 @@ def _as_samples(
     """Samples by row; `rows` names the row of each token, the tokens of a row stand together."""
     index = torch.tensor(rows, device=logits.device)
     logprobs = logits[index, tokens] - total[index]
-    samples: dict[int, Sample] = {}
+    samples = {row: Sample([], [], None if params[row].logprobs is None else []) for row in rows}
     for row, token, logprob in zip(rows, *_on_host(tokens, logprobs)):
-        sample = samples.setdefault(row, Sample([], [], None if params[row].logprobs is None else []))
-        sample.token_ids.append(token)
-        sample.logprobs.append(logprob)
+        samples[row].token_ids.append(token)
+        samples[row].logprobs.append(logprob)
     asked = [place for place, row in enumerate(rows) if params[row].logprobs is not None]
     if asked:
         asked_rows = [rows[place] for place in asked]

@@ -28,7 +28,9 @@ MAX_LENGTH = 100_000
 SAMPLE = Sample([7], [-0.1])
 
 
-def scheduler_of(num_blocks, *, growth=None, preemption=None, caching=True, num_host_blocks=0, max_num_seqs=1024):
+def scheduler_of(
+    num_blocks, *, growth=None, preemption=None, caching=True, num_host_blocks=0, max_num_seqs=1024
+):
     allocator = BlockAllocator(num_blocks)
     kv = KVManager(
         allocator,
