@@ -50,19 +50,19 @@ class BeamSearch:
         best_scores = self.best_scores(request)
         finished, live, totals = [], [], []
         for place, (negative_total, beam, token_id, logprob) in enumerate(candidates):
-            parent = request.sequences[beam]
+            if len(live) == width:
+                break
+            parent, total = request.sequences[beam], -negative_total
             branch = Branch(parent, token_id, logprob, self.stop.check(parent, token_id))
             if branch.finish_reason is None:
                 live.append(branch)
-                totals.append(-negative_total)
+                totals.append(total)
             # The candidates past the first W are there to replace the ends among these, not to end.
-            elif place < width and self.enters(
-                best_scores, self.normalized(-negative_total, num_generated_tokens)
-            ):
+            elif place < width and self.enters(best_scores, self.normalized(total, num_generated_tokens)):
                 finished.append(branch)
         if not live or self.is_done(request, best_scores, totals[0], num_generated_tokens):
             return finished
-        return finished + live[:width]
+        return finished + live
 
     def normalized(self, total: float, num_generated_tokens: int) -> float:
         """What hypotheses are compared by: sum(log p) / n ** length_penalty."""
