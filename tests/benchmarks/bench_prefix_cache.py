@@ -52,7 +52,7 @@ def bench_hashing(benchmark, block_size):
 @pytest.mark.benchmark(group="32 blocks allocated, by where they come from", **cpu_time)
 @pytest.mark.parametrize("source", ["free", "evicted"])
 def bench_eviction(benchmark, source):
-    """Catches an eviction that searches for its victim."""
+    """Catches an eviction that searches for the block to evict."""
     kv = manager(10_000, True)
     if source == "evicted":
         sequence = kv_sequence(kv, prompt_of(10_000 * BLOCK_SIZE), 1 << 20)

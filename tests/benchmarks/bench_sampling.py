@@ -12,7 +12,7 @@ import torch
 from minipaged.decoding import SamplingParams
 from minipaged.decoding.sampling import Sampler
 from minipaged.decoding.stopping import StopChecker
-from tests.concepts.decoding_driver import chunk, make_sequence
+from tests.concepts.decoding_driver import make_sequence, schedule
 
 ROWS, VOCAB = 256, 8_000
 CENTER = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.02}
@@ -39,7 +39,7 @@ def batch(options_of_row):
     rng = random.Random(0)
     prompts = [[rng.randrange(VOCAB) for _ in range(150)] for _ in range(ROWS)]
     return [
-        chunk(make_sequence(prompt, prompt[:100], SamplingParams(seed=row, **options_of_row(row))))
+        schedule(make_sequence(prompt, prompt[:100], SamplingParams(seed=row, **options_of_row(row))))
         for row, prompt in enumerate(prompts)
     ]
 
@@ -55,9 +55,9 @@ def bench_random_rows(benchmark, logits, settings, penalties):
     """Each row a setting of its own, or all the same."""
     rng = random.Random(1)
     same = CENTER | (PENALTIES if penalties else {})
-    chunks = batch(lambda row: same if settings == "one setting" else varied(rng, penalties))
+    scheduled = batch(lambda row: same if settings == "one setting" else varied(rng, penalties))
     benchmark.group = "filters and penalties" if penalties else "filters"
-    benchmark(Sampler(), logits, chunks)
+    benchmark(Sampler(), logits, scheduled)
 
 
 @pytest.mark.parametrize("options", [{}, {"logprobs": 0}], ids=["plain", "general path"])

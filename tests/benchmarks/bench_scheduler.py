@@ -119,7 +119,7 @@ def bench_growth(benchmark, growth):
 @pytest.mark.benchmark(group="64 requests to their end, by preemption", **cpu_time)
 @pytest.mark.parametrize("preemption", ["none", "recompute", "swap"])
 def bench_preemption(benchmark, preemption):
-    """Catches a victim's way out and back that costs more than the steps around it."""
+    """Catches a preemption and resumption that cost more than the steps around them."""
 
     def fresh():
         num_blocks = 64 * 20 if preemption == "none" else 64 * 9

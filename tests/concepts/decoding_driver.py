@@ -25,7 +25,7 @@ def make_sequence(prompt, output=(), params=None, index=0, max_num_tokens=10_000
     return sequence
 
 
-def chunk(sequence: Sequence, num_candidates: int = 1) -> ScheduledSequence:
+def schedule(sequence: Sequence, num_candidates: int = 1) -> ScheduledSequence:
     return ScheduledSequence(sequence, sequence.num_tokens - 1, 1, num_candidates)
 
 
@@ -49,8 +49,8 @@ def decode(
         alive = [request for request in requests if request.sequences]
         if not alive:
             return
-        chunks = [chunk(s, r.method.num_candidates(r)) for r in alive for s in r.sequences]
-        samples = sampler(logits_of([list(c.sequence.token_ids) for c in chunks]), chunks)
+        scheduled = [schedule(s, r.method.num_candidates(r)) for r in alive for s in r.sequences]
+        samples = sampler(logits_of([list(c.sequence.token_ids) for c in scheduled]), scheduled)
         for request in alive:
             count = len(request.sequences)
             own, samples = samples[:count], samples[count:]

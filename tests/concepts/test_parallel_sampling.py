@@ -26,7 +26,7 @@ def test_the_prompt_is_computed_once():
     """Catches a prompt that is computed once per sample."""
     engine = ToyEngine(toy_scheduler())
     engine.add(range(10), 4, sampling(5))
-    assert [chunk.num_tokens for chunk in engine.step().scheduled] == [10]
+    assert [s.num_tokens for s in engine.step().scheduled] == [10]
     engine.run()
     assert engine.executor.num_tokens_computed == 10 + 5 * 3
 

@@ -15,7 +15,7 @@ from minipaged.decoding import BeamSearchParams, SamplingParams
 from minipaged.decoding.logits import edit_logits, filter_logits
 from minipaged.decoding.noise import gumbel_noise, noise_key
 from minipaged.decoding.sampling import Sampler, prompt_logprobs
-from tests.concepts.decoding_driver import chunk, make_sequence
+from tests.concepts.decoding_driver import make_sequence, schedule
 
 VOCAB = 200
 NEVER = -math.inf
@@ -85,8 +85,10 @@ def test_filters_leave_their_input_alone():
 def test_a_tiny_temperature_is_no_overflow():
     """Catches inf - inf = NaN: the likeliest token must be sampled."""
     sampler, logits = Sampler(), random_logits(8) * 1e30
-    chunks = [chunk(make_sequence([1], params=SamplingParams(temperature=1.1e-5, seed=s))) for s in range(8)]
-    assert [s.token_ids[0] for s in sampler(logits, chunks)] == logits.argmax(-1).tolist()
+    scheduled = [
+        schedule(make_sequence([1], params=SamplingParams(temperature=1.1e-5, seed=s))) for s in range(8)
+    ]
+    assert [s.token_ids[0] for s in sampler(logits, scheduled)] == logits.argmax(-1).tolist()
 
 
 def test_extreme_settings_make_no_nan_and_forbid_what_is_forbidden():
@@ -106,7 +108,8 @@ def test_extreme_settings_make_no_nan_and_forbid_what_is_forbidden():
     for seed in range(20):
         params = [SamplingParams(allowed_token_ids=[1, 2], seed=seed, **option) for option in options]
         samples = Sampler()(
-            random_logits(len(params), seed=seed) * 100, [chunk(make_sequence([1], [2], p)) for p in params]
+            random_logits(len(params), seed=seed) * 100,
+            [schedule(make_sequence([1], [2], p)) for p in params],
         )
         assert {s.token_ids[0] for s in samples} <= {1, 2}
         assert all(math.isfinite(s.logprobs[0]) for s in samples)
@@ -227,7 +230,7 @@ def test_a_greedy_row_obeys_masks_and_penalties():
     logits = torch.tensor([[0.0, 3.0, 2.0, 1.0]])
     for options, token in [({}, 1), ({"logit_bias": {1: -9}}, 2), ({"allowed_token_ids": [0, 3]}, 3)]:
         params = SamplingParams(temperature=0, **options)
-        [sample] = Sampler()(logits, [chunk(make_sequence([0], params=params))])
+        [sample] = Sampler()(logits, [schedule(make_sequence([0], params=params))])
         assert sample.token_ids == [token]
         assert sample.logprobs == pytest.approx([logits.log_softmax(-1)[0, token].item()])
 
@@ -248,12 +251,12 @@ def chi_square(counts, probabilities):
 
 def draw(logits, keys, params=None):
     sampler = Sampler()
-    chunks = []
+    scheduled = []
     for seed, position in keys:
         own = SamplingParams(seed=seed, **(params or {}))
-        chunks.append(chunk(make_sequence([1], [0] * position, own)))
+        scheduled.append(schedule(make_sequence([1], [0] * position, own)))
     rows = logits.expand(len(keys), -1)
-    return torch.tensor([sample.token_ids[0] for sample in sampler(rows, chunks)])
+    return torch.tensor([sample.token_ids[0] for sample in sampler(rows, scheduled)])
 
 
 @pytest.mark.parametrize("axis", ["seeds", "positions"])
@@ -320,10 +323,10 @@ def test_top_k_top_p_and_temperature_shape_what_is_drawn():
     assert chi_square(counts[kept], wanted[kept]) < chi_square_limit(int(kept.sum()) - 1)
 
 
-def varied_chunks(count):
+def varied_rows(count):
     """Sequences of all kinds, some with several candidates."""
     rng = random.Random(3)
-    chunks = []
+    scheduled = []
     for row in range(count):
         output = [rng.randrange(VOCAB) for _ in range(rng.choice([0, 3, 8]))]
         prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 5))]
@@ -346,37 +349,37 @@ def varied_chunks(count):
                 seed=row,
             )
             candidates = 4 if kind == "n" and not output else 1
-        chunks.append(chunk(make_sequence(prompt, output, params), candidates))
-    return chunks
+        scheduled.append(schedule(make_sequence(prompt, output, params), candidates))
+    return scheduled
 
 
 def test_a_row_does_not_depend_on_its_batch():
     """Catches rows exchanged, and randomness that depends on who else is there: each row alone again."""
-    chunks, logits, sampler = varied_chunks(80), random_logits(80), Sampler(eos_token_ids=[5])
-    together = sampler(logits, chunks)
+    scheduled, logits, sampler = varied_rows(80), random_logits(80), Sampler(eos_token_ids=[5])
+    together = sampler(logits, scheduled)
     for row, wanted in enumerate(together):
-        assert sampler(logits[row : row + 1], chunks[row : row + 1]) == [wanted]
+        assert sampler(logits[row : row + 1], scheduled[row : row + 1]) == [wanted]
     order = list(range(80))
     random.Random(0).shuffle(order)
-    assert sampler(logits[order], [chunks[row] for row in order]) == [together[row] for row in order]
+    assert sampler(logits[order], [scheduled[row] for row in order]) == [together[row] for row in order]
 
 
 def test_batches_too_large_for_one_pass_are_drawn_the_same():
     """Catches rows mixed up where a large batch is cut: 60 rows of 40,000 tokens are three passes."""
     logits = random_logits(60, vocab=40_000)
-    chunks = [chunk(make_sequence([1], params=SamplingParams(n=2, seed=row)), 2) for row in range(60)]
-    together = Sampler()(logits, chunks)
+    scheduled = [schedule(make_sequence([1], params=SamplingParams(n=2, seed=row)), 2) for row in range(60)]
+    together = Sampler()(logits, scheduled)
     for row in (0, 25, 26, 27, 52, 59):
-        assert Sampler()(logits[row : row + 1], [chunks[row]])[0].token_ids == together[row].token_ids
+        assert Sampler()(logits[row : row + 1], [scheduled[row]])[0].token_ids == together[row].token_ids
 
 
 def test_sampling_again_draws_the_same():
     """Catches a generator that remembers: recomputation after preemption must not change the text."""
-    chunks, logits = varied_chunks(40), random_logits(40)
+    scheduled, logits = varied_rows(40), random_logits(40)
     sampler = Sampler()
-    first = sampler(logits, chunks)
-    sampler(random_logits(40, seed=9), varied_chunks(40))
-    assert sampler(logits, chunks) == first
+    first = sampler(logits, scheduled)
+    sampler(random_logits(40, seed=9), varied_rows(40))
+    assert sampler(logits, scheduled) == first
 
 
 def test_sample_i_is_a_lone_sample_with_seed_plus_i():
@@ -384,9 +387,9 @@ def test_sample_i_is_a_lone_sample_with_seed_plus_i():
     logits = random_logits(1) / 10
     alone = [draw(logits, [(10 + i, 0)]).item() for i in range(5)]
     root = make_sequence([1], params=SamplingParams(n=5, seed=10))
-    assert Sampler()(logits, [chunk(root, 5)])[0].token_ids == alone
+    assert Sampler()(logits, [schedule(root, 5)])[0].token_ids == alone
     later = [make_sequence([1], [0], SamplingParams(n=5, seed=10), index=i) for i in range(5)]
-    drawn = Sampler()(logits.expand(5, -1), [chunk(sequence) for sequence in later])
+    drawn = Sampler()(logits.expand(5, -1), [schedule(sequence) for sequence in later])
     assert [s.token_ids[0] for s in drawn] == draw(logits, [(10 + i, 1) for i in range(5)]).tolist()
     assert len(set(alone)) > 3
 
@@ -401,10 +404,12 @@ def test_any_integer_is_a_seed(seed):
 def test_requests_without_a_seed_differ_and_a_run_can_be_repeated():
     """Catches equal texts for equal prompts, and texts that nobody can reproduce."""
     logits = random_logits(1).mul(0.1).expand(64, -1)
-    chunks = [chunk(make_sequence([1], params=SamplingParams(), arrival=arrival)) for arrival in range(64)]
-    first = Sampler(seed=1)(logits, chunks)
-    assert first == Sampler(seed=1)(logits, chunks)
-    assert first != Sampler(seed=2)(logits, chunks)
+    scheduled = [
+        schedule(make_sequence([1], params=SamplingParams(), arrival=arrival)) for arrival in range(64)
+    ]
+    first = Sampler(seed=1)(logits, scheduled)
+    assert first == Sampler(seed=1)(logits, scheduled)
+    assert first != Sampler(seed=2)(logits, scheduled)
     assert len({sample.token_ids[0] for sample in first}) > 30
 
 
@@ -413,9 +418,11 @@ def test_requests_without_a_seed_differ_and_a_run_can_be_repeated():
 
 def test_logprobs_are_those_of_the_model_whatever_shaped_the_choice():
     """Catches log-probabilities after temperature, penalties or filters, and a cumulative sum of those."""
-    chunks, logits = varied_chunks(60), random_logits(60)
+    scheduled, logits = varied_rows(60), random_logits(60)
     raw = logits.log_softmax(-1)
-    for row, (sample, (sequence, *_)) in enumerate(zip(Sampler(eos_token_ids=[5])(logits, chunks), chunks)):
+    for row, (sample, (sequence, *_)) in enumerate(
+        zip(Sampler(eos_token_ids=[5])(logits, scheduled), scheduled)
+    ):
         assert sample.logprobs == pytest.approx(raw[row, sample.token_ids].tolist(), abs=1e-5)
         asked = getattr(sequence.request.params, "logprobs", None)
         if asked is None:
@@ -431,8 +438,8 @@ def test_logprobs_are_those_of_the_model_whatever_shaped_the_choice():
 def test_the_short_way_of_an_all_greedy_batch_says_the_same():
     """Catches a fast path that differs from the general one."""
     logits = random_logits(6)
-    plain = [chunk(make_sequence([1], params=SamplingParams(temperature=0))) for _ in range(6)]
-    sampled = [*plain[:5], chunk(make_sequence([1], params=SamplingParams(temperature=0, logprobs=0)))]
+    plain = [schedule(make_sequence([1], params=SamplingParams(temperature=0))) for _ in range(6)]
+    sampled = [*plain[:5], schedule(make_sequence([1], params=SamplingParams(temperature=0, logprobs=0)))]
     for short, general in zip(Sampler()(logits, plain), Sampler()(logits, sampled)):
         assert short.token_ids == general.token_ids
         assert short.logprobs == pytest.approx(general.logprobs, abs=1e-6)
@@ -442,19 +449,23 @@ def test_the_short_way_of_an_all_greedy_batch_says_the_same():
 def test_half_precision_logits_are_sampled_in_float32(dtype):
     """Catches a log-softmax in half precision, whose sums drift."""
     logits = random_logits(3).to(dtype)
-    chunks = [chunk(make_sequence([1], params=SamplingParams(temperature=t, seed=1))) for t in (0, 1, 0)]
-    assert Sampler()(logits, chunks) == Sampler()(logits.float(), chunks)
+    scheduled = [
+        schedule(make_sequence([1], params=SamplingParams(temperature=t, seed=1))) for t in (0, 1, 0)
+    ]
+    assert Sampler()(logits, scheduled) == Sampler()(logits.float(), scheduled)
 
 
 def test_beam_rows_get_their_best_candidates():
     """Catches candidates that are not the best, not sorted, or more than the vocabulary has."""
     logits = random_logits(3, vocab=10)
     params = BeamSearchParams(beam_width=4, min_tokens=1)
-    chunks = [chunk(make_sequence([1], output, params), n) for output, n in [([], 3), ([2], 8), ([2], 99)]]
+    scheduled = [
+        schedule(make_sequence([1], output, params), n) for output, n in [([], 3), ([2], 8), ([2], 99)]
+    ]
     raw = logits.log_softmax(-1)
     raw[0, 7] = NEVER  # EOS, before min_tokens; the others are not scaled up, as in transformers
-    for row, sample in enumerate(Sampler(eos_token_ids=[7])(logits, chunks)):
-        best = raw[row].argsort(descending=True)[: chunks[row].num_candidates].tolist()
+    for row, sample in enumerate(Sampler(eos_token_ids=[7])(logits, scheduled)):
+        best = raw[row].argsort(descending=True)[: scheduled[row].num_candidates].tolist()
         assert sample.token_ids == best
         assert sample.logprobs == pytest.approx(raw[row, best].tolist(), abs=1e-5)
 
