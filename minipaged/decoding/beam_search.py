@@ -12,6 +12,7 @@ transformers' `generate(num_beams=W)` (5.23, `_beam_search`), which the tests us
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as SequenceOf
 
 from minipaged.decoding.params import BeamSearchParams
@@ -44,11 +45,12 @@ class BeamSearch:
             (-(sequence.cumulative_logprob + logprob), beam, token_id, logprob)
             for beam, (sequence, sample) in enumerate(zip(request.sequences, samples))
             for token_id, logprob in zip(sample.token_ids, sample.logprobs)
-            if logprob > -float("inf")
+            if logprob > -math.inf
         )[: self.num_candidates(request)]
         num_generated_tokens = request.sequences[0].num_generated_tokens + 1
         best_scores = self.best_scores(request)
-        finished, live, totals = [], [], []
+        finished: list[Branch] = []
+        live: list[Branch] = []
         for place, (negative_total, beam, token_id, logprob) in enumerate(candidates):
             if len(live) == width:
                 break
@@ -56,11 +58,11 @@ class BeamSearch:
             branch = Branch(parent, token_id, logprob, self.stop.check(parent, token_id))
             if branch.finish_reason is None:
                 live.append(branch)
-                totals.append(total)
             # The candidates past the first W are there to replace the ends among these, not to end.
             elif place < width and self.enters(best_scores, self.normalized(total, num_generated_tokens)):
                 finished.append(branch)
-        if not live or self.is_done(request, best_scores, totals[0], num_generated_tokens):
+        best_total = live[0].parent.cumulative_logprob + live[0].logprob if live else -math.inf
+        if not live or self.is_done(request, best_scores, best_total, num_generated_tokens):
             return finished
         return finished + live
 

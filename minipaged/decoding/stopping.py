@@ -163,8 +163,8 @@ def stream_text(rules: StopChecker, token_ids: Iterable[int]) -> Iterator[str]:
 
 
 def final_text(rules: StopChecker, token_ids: list[int]) -> str:
-    """The text of all generated tokens, at least one."""
-    if rules.stop:
+    """The text of all generated tokens."""
+    if rules.stop or not token_ids:
         return "".join(stream_text(rules, token_ids))
     cut = not rules.include_stop and rules.is_end_token(token_ids[-1], len(token_ids))
     return rules.detokenizer.decode(token_ids[:-1] if cut else token_ids)
