@@ -1,8 +1,8 @@
 """How the attention kernels tile their work on which chip: a table, filled from measurement.
 
 The key is (architecture, larger head size, dtype); what is not in the table gets a default that compiles
-without register spills for the chips the tests know, but whose speed is **not yet measured**. Nothing is
-tuned at import or at run time: the same inputs run the same code. Does NOT know: the shapes of a batch.
+without register spills for the chips of the tests, but whose speed is **not yet measured**. Nothing is tuned
+at import or at run time: the same inputs run the same code.
 """
 
 from dataclasses import dataclass
@@ -43,9 +43,8 @@ class PrefillConfig:
 DECODE_CONFIGS: dict[tuple[str, int, torch.dtype], DecodeConfig] = {}
 PREFILL_CONFIGS: dict[tuple[str, int, torch.dtype], PrefillConfig] = {}
 
-INTERPRETER = (
-    "interpreter"  # every tile costs milliseconds there, and small shapes must still span several tiles
-)
+# Every tile costs milliseconds there, and small shapes must still span several tiles.
+INTERPRETER = "interpreter"
 
 
 def architecture_of(device: torch.device) -> str:

@@ -57,7 +57,7 @@ class Driver:
     def execute(self, parts: list[tuple[Sequence, int]]) -> StepResult:
         """One step; the sampled tokens are appended."""
         self.steps += 1
-        plan = StepPlan(self.steps, self.scheduled(parts), num_tokens=sum(count for _, count in parts))
+        plan = StepPlan(self.steps, self.scheduled(parts))
         result = self.runner.execute(plan)
         sampling = [chunk.sequence for chunk in plan.scheduled if chunk.num_candidates]
         assert len(sampling) == len(result.samples)
