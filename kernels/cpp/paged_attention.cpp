@@ -1,11 +1,11 @@
-// Paged attention for a CPU: the pages are read in place, each once, by all query heads that share them.
+// Paged attention for a CPU: blocks are read in place, each once, by all query heads that share them.
 //
 // A work item is one KV head of one sequence and a few query tokens of it; its rows are the G query heads
 // of each token (row = token * G + g). Keys pass by in tiles of TILE tokens, with an online softmax:
 //
 //     block table ->  pointers to a tile's K rows  ->  scores [rows, TILE]  ->  softmax  ->  acc += p V
 //
-// One pointer a token is all that paging costs, and any block size will do. Arithmetic is float32, the pools are
+// One pointer a token is all that paging costs, and any block size will do. Arithmetic is float32; pools are
 // [num_blocks, Hkv, block_size, Dk or Dv], float32 or bfloat16. Softmax is online: each row has a maximum m_i,
 // a sum of exponentials l_i and an accumulator acc; earlier sums shrink by alpha. Paper: section 5.1.
 
@@ -25,9 +25,9 @@ constexpr double PARALLEL_WORK = 1e6;  // multiply-adds below which waking threa
 constexpr float INF = std::numeric_limits<float>::infinity();
 
 // ---- The two register-blocked products -------------------------------------------------------------------
-// Each fetches the rows that the other will read next (`coming`, or null): pages lie anywhere, and the
+// Each fetches the rows that the other will read next (`coming`, or null): blocks lie anywhere, and the
 // processor cannot guess where the next one begins. Decode of 32 sequences, context 512-1024, 8/4 heads of
-// 64, page size 16: 2.8 -> 1.8 ms a layer in float32, 1.4 -> 0.65 in bfloat16 (adding up the pools alone: 0.9
+// 64, block size 16: 2.8 -> 1.8 ms a layer in float32, 1.4 -> 0.65 in bfloat16 (adding up the pools alone: 0.9
 // and 0.55).
 
 template <class S>
@@ -140,7 +140,7 @@ struct Workspace {
     int key_width, value_width;
     std::vector<float> query, scores, acc;        // [rows, key_width], [rows, TILE], [rows, value_width]
     std::vector<float> m_i, l_i, alpha;             // [rows]
-    std::vector<S> key_tile, value_tile;            // [TILE, width], empty if pages are read in place
+    std::vector<S> key_tile, value_tile;            // [TILE, width], empty if blocks are read in place
     std::vector<const S*> keys, values;             // [TILE]
 
     Workspace(const Call& call, int num_rows, bool in_place)
@@ -190,8 +190,8 @@ void find_rows(const Call& call, const void* cache, int dim, const Item& item, i
     const int width = (int)tile.size() / TILE;
     int64_t block = first / call.block_size, offset = first % call.block_size;
     for (int k = 0; k < num_keys; block++, offset = 0) {
-        int64_t page = (table[block] * call.num_kv_heads + item.head) * call.block_size;
-        const T* row = (const T*)cache + (page + offset) * dim;
+        int64_t start = (table[block] * call.num_kv_heads + item.head) * call.block_size;
+        const T* row = (const T*)cache + (start + offset) * dim;
         for (; offset < call.block_size && k < num_keys; offset++, k++, row += dim) {
             if constexpr (std::is_same_v<S, T>) rows[k] = row;
             if constexpr (std::is_same_v<S, float>)
@@ -295,7 +295,7 @@ void attend_all(const Call& call, const std::vector<Item>& items, bool in_place,
     }
 }
 
-// Pages are read in place, with two exceptions. Rows shorter than a chunk are padded in a copied tile, and
+// Blocks are read in place, with two exceptions. Rows shorter than a chunk are padded in a copied tile, and
 // bfloat16 tiles that many rows share are widened there, once for all of them.
 template <class T>
 void attend_batch(const Call& call) {

@@ -146,13 +146,11 @@ class PagedContext:
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, parameters: AttentionParameters
     ) -> Tensor:
         """Write, then attend: tokens of the same step see each other through the pool, too."""
-        for hook in self._stage_hooks:
-            hook("forward")
+        self._end_stage("forward")
         spec, key_cache, value_cache = self._pools[module.layer_idx]
         metadata = self._metadata
         self._backend.write_kv(key, value, key_cache, value_cache, metadata.slot_mapping)
-        for hook in self._stage_hooks:
-            hook("write_kv")
+        self._end_stage("write_kv")
         if self.output_indices is not None and query.shape[0] < key.shape[0]:
             metadata = metadata.select_queries(self.output_indices)
         if spec.query_scaling is not None:
@@ -164,9 +162,12 @@ class PagedContext:
         output = self._backend.paged_attention(
             query, key_cache, value_cache, metadata, **parameters._asdict()
         )
-        for hook in self._stage_hooks:
-            hook("attention")
+        self._end_stage("attention")
         return output
+
+    def _end_stage(self, name: str) -> None:
+        for hook in self._stage_hooks:
+            hook(name)
 
     def _scale_queries(self, query: Tensor, scaling: QueryScaling) -> Tensor:
         # Without a cache object of its own the model takes the row number for the position.
