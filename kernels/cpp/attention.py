@@ -7,6 +7,7 @@ of blocks) the reference computes. Pools are `[num_blocks, Hkv, block_size, D]`.
 
 import ctypes
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from minipaged.kernels.layout import block_size_of, num_kv_heads_of
 from minipaged.kernels.metadata import AttentionMetadata, AttentionParameters
 from minipaged.kernels.reference import attention as reference_attention
 
-_ARGUMENTS = {
+_ARGUMENTS: dict[Any, str] = {
     POINTER: "query key_cache value_cache output block_tables query_start context_len sinks",
     INTEGER: "query_token_stride query_head_stride table_stride num_sequences num_heads num_kv_heads "
     "block_size key_dim value_dim sliding_window num_threads",

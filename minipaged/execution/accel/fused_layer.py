@@ -42,7 +42,7 @@ class FusedLayer(nn.Module):
         attention, mlp = layer.self_attn, layer.mlp
         self.layer_idx = attention.layer_idx
         self._is_last = self.layer_idx == attention.config.num_hidden_layers - 1
-        self._parameters = parameters
+        self._attention_parameters = parameters
         self._head_dim = attention.head_dim
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         self._num_heads = [linear.out_features // attention.head_dim for linear in projections]
@@ -74,7 +74,7 @@ class FusedLayer(nn.Module):
         indices = context.output_indices if self._is_last else None
         if indices is not None:
             query, rows = query[indices], rows[indices]
-        attended = context.attend(self, query, key, value, self._parameters)
+        attended = context.attend(self, query, key, value, self._attention_parameters)
         rows = self.attention_output(attended.flatten(1)).add_(rows)
         gated = elementwise.silu_gate(self.gate_up(self.mlp_norm(rows)))
         rows = self.mlp_output(gated).add_(rows)
