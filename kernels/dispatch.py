@@ -1,20 +1,23 @@
-"""One small table: backend name -> the operations on the KV pool, and the greedy choice.
+"""Backend name -> the operations on the KV pool, and the greedy choice.
 
 `torch` runs anywhere; `cpp` needs a CPU and a C++ compiler; `triton` needs a GPU (or, for tests, Triton's
-interpreter). The latter two are imported only when they are chosen.
-Paper: section 5.1. Does NOT know: models, steps, layers.
+interpreter). The latter two are imported only when they are chosen. Paper: section 5.1.
+
+Shapes, the same for every backend: T query tokens, Hq query heads, Hkv KV heads, head sizes Dk and Dv;
+key pool `[num_blocks, Hkv, block_size, Dk]`, value pool `[num_blocks, Hkv, block_size, Dv]`.
 """
 
 import importlib.util
 import logging
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from minipaged.kernels.cpp.build import BuildError, load_library
+from minipaged.kernels.metadata import AttentionMetadata
 from minipaged.kernels.reference import attention as reference_attention
 from minipaged.kernels.reference import cache as reference_cache
 from minipaged.kernels.reference.sampling import greedy_tokens
@@ -22,56 +25,64 @@ from minipaged.kernels.reference.sampling import greedy_tokens
 logger = logging.getLogger(__name__)
 
 
+WriteKV = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+"""(key [T, Hkv, Dk], value [T, Hkv, Dv], key pool, value pool, slot_mapping [T] int64); -1 is skipped."""
+
+CopyBlocks = Callable[[list[Tensor], Tensor, Tensor], None]
+"""(pools, source [n] int64, destination [n] int64), in every pool; all reads happen before all writes."""
+
+SwapBlocks = Callable[[list[Tensor], list[Tensor], Tensor, Tensor], None]
+"""(source pools, destination pools, source [n] int64, destination [n] int64), pool by pool."""
+
+GreedyTokens = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""float32 logits [R, V] -> the first largest of each row [R] int64, its log-probability [R]."""
+
+
+class PagedAttention(Protocol):
+    """Attention over the pools; see `AttentionParameters` for the keywords."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Query [T, Hq, Dk] -> [T, Hq, Dv] in the query's dtype."""
+        ...
+
+
 class Backend(NamedTuple):
-    """The operations of one backend; `kernels/reference` documents their arguments."""
+    """The operations of one backend; the defaults are the reference's."""
 
-    name: str
-    write_kv: Callable[..., None]
-    paged_attention: Callable[..., Tensor]
-    copy_blocks: Callable[..., None]
-    swap_blocks: Callable[..., None]
-    greedy_tokens: Callable[[Tensor], tuple[Tensor, Tensor]]
-
-
-def _load_torch() -> Backend:
-    return Backend(
-        "torch",
-        reference_cache.write_kv,
-        reference_attention.paged_attention,
-        reference_cache.copy_blocks,
-        reference_cache.swap_blocks,
-        greedy_tokens,
-    )
+    name: str = "torch"
+    write_kv: WriteKV = reference_cache.write_kv
+    paged_attention: PagedAttention = reference_attention.paged_attention
+    copy_blocks: CopyBlocks = reference_cache.copy_blocks
+    swap_blocks: SwapBlocks = reference_cache.swap_blocks
+    greedy_tokens: GreedyTokens = greedy_tokens
 
 
 def _load_cpp() -> Backend:
     from minipaged.kernels.cpp import attention, elementwise
 
-    return _load_torch()._replace(
-        name="cpp",
-        write_kv=attention.write_kv,
-        paged_attention=attention.paged_attention,
-        greedy_tokens=elementwise.greedy_tokens,
+    return Backend(
+        "cpp", attention.write_kv, attention.paged_attention, greedy_tokens=elementwise.greedy_tokens
     )
 
 
 def _load_triton() -> Backend:
     from minipaged.kernels.triton import attention, cache
 
-    return _load_torch()._replace(
-        name="triton",
-        write_kv=cache.write_kv,
-        paged_attention=attention.paged_attention,
-        copy_blocks=cache.copy_blocks,
-        swap_blocks=cache.swap_blocks,
-    )
+    return Backend("triton", cache.write_kv, attention.paged_attention, cache.copy_blocks, cache.swap_blocks)
 
 
-BACKENDS: dict[str, Callable[[], Backend]] = {
-    "torch": _load_torch,
-    "triton": _load_triton,
-    "cpp": _load_cpp,
-}
+BACKENDS = {"torch": Backend, "triton": _load_triton, "cpp": _load_cpp}
 
 
 def why_not_triton(device: torch.device) -> str | None:

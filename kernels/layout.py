@@ -2,12 +2,11 @@
 
 A layer's pool is two tensors, `[num_blocks, num_kv_heads, block_size, head_dim]` for keys and for values
 (their head sizes may differ). Within a block the tokens of one KV head are contiguous: attention for a head
-reads one dense tile a block, on a CPU as on a GPU. A token is addressed by its slot,
-`block_id * block_size + offset`.
-Paper: section 4.2 (KV blocks), 5.1 (kernels). Does NOT know: who owns a block, how large a pool should be.
+reads one dense tile per block. A token is addressed by its slot, `block_id * block_size + offset`.
+Paper: sections 4.2 (KV blocks) and 5.1 (kernels).
 
 Measured on one CPU thread: decode of 32 sequences, context 512-1024, 8 query / 4 KV heads of 64, block size
-16, pages gathered and attended one sequence at a time; milliseconds a layer (fp32 / bf16), three runs:
+16, blocks gathered and attended one sequence at a time; milliseconds per layer (fp32 / bf16), three runs:
 
     [blocks, block_size, kv_heads, head_dim]     9.7-11.4 / 4.8-5.4      (tokens of a head are strided)
     [blocks, kv_heads, block_size, head_dim]     5.9-7.5  / 5.0-5.1      (chosen)
@@ -37,7 +36,7 @@ def cache_shape(
 
 
 def block_size_of(cache: torch.Tensor) -> int:
-    """Tokens a block of this pool holds."""
+    """Tokens per block of this pool."""
     return cache.shape[2]
 
 

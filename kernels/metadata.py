@@ -1,17 +1,30 @@
-"""What one step's attention needs to know, for every sequence of the step at once.
+"""What one attention call is told: the ragged batch of the step, and how the layer attends.
 
 The step's query tokens lie in one flat ragged batch: sequence s owns the rows `query_start[s]` up to
 `query_start[s + 1]`. A decode has one row, a prompt many, a chunk of a prompt some: one description for all.
-Paper: section 5.1, Figure 5. Does NOT know: requests, plans, layers, pools.
+Paper: section 5.1, Figure 5.
 
     rows    | a a a a a | b | c c |      T = 8, S = 3, query_start = [0, 5, 6, 8]
     context   5           9   7          a: a whole prompt; b: a decode; c: the last chunk of a prompt
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class AttentionParameters(NamedTuple):
+    """How a layer attends: a row at position q sees the keys at k with 0 <= q - k (< sliding_window)."""
+
+    scale: float
+    """Factor of the scores."""
+    sliding_window: int | None = None
+    softcap: float | None = None
+    """A score x becomes softcap * tanh(x / softcap)."""
+    sinks: Tensor | None = None
+    """[Hq]: one more logit per head in the softmax's denominator, without a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +68,7 @@ class AttentionMetadata:
         """True if every sequence has exactly one query token."""
         return self.max_query_len == 1 and self.query_start_list[-1] == self.num_sequences
 
-    def of_rows(self, rows: Tensor) -> "AttentionMetadata":
-        """The same step with fewer queries; nothing about what is written or seen changes.
-
-        Args:
-            rows: [R] int64, ascending: of each sequence its last row or none.
-        """
+    def select_queries(self, rows: Tensor) -> "AttentionMetadata":
+        """The same step with the queries `rows` [R] int64 alone: of each sequence its last row or none."""
         query_start = torch.searchsorted(rows, self.query_start.long(), out_int32=True)
         return replace(self, query_start=query_start, query_start_list=query_start.tolist(), max_query_len=1)

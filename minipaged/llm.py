@@ -70,7 +70,7 @@ class LLM:
         if components.paged_attention is not None:
             # Only an executor with kernels has one; the simulation's has no attention to replace.
             runner: Any = executor
-            runner.backend = runner.backend._replace(paged_attention=components.paged_attention)
+            runner.use_attention(components.paged_attention)
         self.tokenizer = tokenizer
         self.engine = Engine(executor, self.config, tokenizer, components)
         self._num_requests = 0

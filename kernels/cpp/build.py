@@ -1,9 +1,8 @@
 """Compile the C++ kernels once for this machine, and keep the result.
 
-The library lies in the user's cache directory under a name made from everything that shaped it: sources,
-command, compiler, processor. So nothing is ever rebuilt in vain or used where it does not belong. It is
-written beside its place and then renamed: processes that start together each find all of it or none.
-Does NOT know: attention, tensors.
+The library lies in the user's cache directory under a hash of everything that shaped it: sources, command,
+compiler, processor. It is written to a temporary place and then renamed: processes that start together each
+find all of it or none.
 """
 
 import ctypes
@@ -15,7 +14,14 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import torch
+
+DTYPES = (torch.float32, torch.bfloat16)
+"""Types of the rows that the kernels read and write."""
+
+POINTER, INTEGER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 SOURCES = [Path(__file__).with_name(name) for name in ("paged_attention.cpp", "elementwise.cpp")]
 HEADER = Path(__file__).with_name("vectors.h")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
@@ -73,6 +79,18 @@ def load_library() -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise BuildError(str(error)) from error
+
+
+def declare(name: str, *arguments: Any) -> Any:
+    """The function of the library with that name and these argument types; it returns nothing."""
+    function = getattr(load_library(), name)
+    function.argtypes, function.restype = arguments, None
+    return function
+
+
+def declare_by_dtype(name: str, *arguments: Any) -> dict[torch.dtype, Any]:
+    """The functions `{name}_float32` and `{name}_bfloat16`, by the dtype of their rows."""
+    return {dtype: declare(f"{name}_{str(dtype).removeprefix('torch.')}", *arguments) for dtype in DTYPES}
 
 
 def _run(command: list[str]) -> str:

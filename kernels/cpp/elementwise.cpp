@@ -4,7 +4,7 @@
 //     gate      silu(gate) * up              greedy    argmax, and its log-probability
 //
 // PyTorch takes 7, 10 and 2 passes for the first three, each with a call, an allocation and a trip to memory.
-// Arithmetic is float32, rows float32 or bfloat16. Does NOT know: torch, models, paging.
+// Arithmetic is float32, rows float32 or bfloat16.
 
 #include "vectors.h"
 
@@ -97,23 +97,20 @@ void greedy(const float* row, int64_t size, int64_t& token, float& logprob) {
 
 }  // namespace
 
-#define FOR_TYPE(T, NAME)                                                                                     \
-    void norm_##NAME(const T* input, int64_t input_stride, T* output, int64_t output_stride,                  \
-                     int64_t num_tokens, int64_t num_heads, int64_t dim, const T* weight, double epsilon,     \
-                     int64_t num_threads) {                                                                   \
-        norm(input, input_stride, output, output_stride, num_tokens, num_heads, dim, weight, (float)epsilon,  \
-             num_threads);                                                                                    \
-    }                                                                                                         \
-    void rotate_##NAME(T* rows, int64_t stride, const T* cosines, const T* sines, int64_t num_tokens,         \
-                       int64_t num_heads, int64_t dim, int64_t num_threads) {                                 \
-        rotate(rows, stride, cosines, sines, num_tokens, num_heads, dim, num_threads);                        \
-    }                                                                                                         \
-    void gate_##NAME(const T* input, T* output, int64_t num_tokens, int64_t dim, int64_t num_threads) {       \
-        gate(input, output, num_tokens, dim, num_threads);                                                    \
-    }
-
 extern "C" {
 
+#define FOR_TYPE(T, NAME)                                                                                     \
+    void norm_##NAME(const T* input, int64_t input_stride, T* output, int64_t output_stride, int64_t tokens,  \
+                     int64_t heads, int64_t dim, const T* weight, double epsilon, int64_t threads) {          \
+        norm(input, input_stride, output, output_stride, tokens, heads, dim, weight, (float)epsilon, threads);\
+    }                                                                                                         \
+    void rotate_##NAME(T* rows, int64_t stride, const T* cosines, const T* sines, int64_t tokens,             \
+                       int64_t heads, int64_t dim, int64_t threads) {                                         \
+        rotate(rows, stride, cosines, sines, tokens, heads, dim, threads);                                    \
+    }                                                                                                         \
+    void gate_##NAME(const T* input, T* output, int64_t tokens, int64_t dim, int64_t threads) {               \
+        gate(input, output, tokens, dim, threads);                                                            \
+    }
 FOR_TYPE(float, float32)
 FOR_TYPE(BFloat16, bfloat16)
 

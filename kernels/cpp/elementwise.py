@@ -3,39 +3,18 @@
 For 32 rows of a model of 3 million parameters, on one core of an AMD EPYC, in microseconds (in brackets
 PyTorch's operations): a norm 3.6 (13), rotating queries and keys 4.7 (20), a gate 6.6 (7.8), the greedy
 choice 13 (55). For tensors on the CPU in float32 or bfloat16.
-Does NOT know: models, layers, paging.
 """
-
-import ctypes
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from minipaged.kernels.cpp.build import load_library
+from minipaged.kernels.cpp.build import INTEGER, POINTER, REAL, declare, declare_by_dtype
 
-DTYPES = (torch.float32, torch.bfloat16)
-
-_POINTER, _INTEGER, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-_library = load_library()
 _threads = torch.get_num_threads
-
-
-def _declared(name: str, *arguments: type) -> dict[torch.dtype, Callable[..., None]]:
-    """The function of that name for each type of rows."""
-    functions = {}
-    for dtype in DTYPES:
-        function = getattr(_library, f"{name}_{str(dtype).removeprefix('torch.')}")
-        function.argtypes, function.restype = arguments, None
-        functions[dtype] = function
-    return functions
-
-
-_norm = _declared("norm", _POINTER, _INTEGER, _POINTER, *[_INTEGER] * 4, _POINTER, _REAL, _INTEGER)
-_rotate = _declared("rotate", _POINTER, _INTEGER, _POINTER, _POINTER, *[_INTEGER] * 4)
-_gate = _declared("gate", _POINTER, _POINTER, *[_INTEGER] * 3)
-_library.greedy_tokens.argtypes = (_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _INTEGER)
-_library.greedy_tokens.restype = None
+_norm = declare_by_dtype("norm", POINTER, INTEGER, POINTER, *[INTEGER] * 4, POINTER, REAL, INTEGER)
+_rotate = declare_by_dtype("rotate", POINTER, INTEGER, POINTER, POINTER, *[INTEGER] * 4)
+_gate = declare_by_dtype("gate", POINTER, POINTER, *[INTEGER] * 3)
+_greedy = declare("greedy_tokens", POINTER, INTEGER, INTEGER, POINTER, POINTER, INTEGER)
 
 
 def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -43,19 +22,9 @@ def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     rows = rows.contiguous()
     output = torch.empty_like(rows)
     size = rows.shape[-1]
-    num_rows = rows.numel() // size
-    _norm[rows.dtype](
-        rows.data_ptr(),
-        size,
-        output.data_ptr(),
-        size,
-        num_rows,
-        1,
-        size,
-        weight.data_ptr(),
-        epsilon,
-        _threads(),
-    )
+    shape = rows.numel() // size, 1, size
+    source, destination = rows.data_ptr(), output.data_ptr()
+    _norm[rows.dtype](source, size, destination, size, *shape, weight.data_ptr(), epsilon, _threads())
     return output
 
 
@@ -89,7 +58,5 @@ def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
     logits = logits.contiguous()
     num_rows, vocab_size = logits.shape
     tokens, logprobs = logits.new_empty(num_rows, dtype=torch.int64), logits.new_empty(num_rows)
-    _library.greedy_tokens(
-        logits.data_ptr(), num_rows, vocab_size, tokens.data_ptr(), logprobs.data_ptr(), _threads()
-    )
+    _greedy(logits.data_ptr(), num_rows, vocab_size, tokens.data_ptr(), logprobs.data_ptr(), _threads())
     return tokens, logprobs

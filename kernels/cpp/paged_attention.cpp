@@ -1,12 +1,13 @@
-// Paged attention for a CPU: the pages are read in place, each once, by all query heads that share them.
+// Paged attention for a CPU: blocks are read in place, each once, by all query heads that share them.
 //
 // A work item is one KV head of one sequence and a few query tokens of it; its rows are the G query heads
-// of each token (row = token * G + g). Keys pass by in tiles of TILE tokens, with a running softmax:
+// of each token (row = token * G + g). Keys pass by in tiles of TILE tokens, with an online softmax:
 //
-//     block table ->  pointers to a tile's K rows  ->  scores [rows, TILE]  ->  softmax  ->  mix the V rows
+//     block table ->  pointers to a tile's K rows  ->  scores [rows, TILE]  ->  softmax  ->  acc += p V
 //
-// One pointer a token is all that paging costs, and any block size will do. Arithmetic is float32, the pool
-// float32 or bfloat16. Paper: section 5.1. Does NOT know: torch, models, steps.
+// One pointer a token is all that paging costs, and any block size will do. Arithmetic is float32; pools are
+// [num_blocks, Hkv, block_size, Dk or Dv], float32 or bfloat16. Softmax is online: each row has a maximum m_i,
+// a sum of exponentials l_i and an accumulator acc; earlier sums shrink by alpha. Paper: section 5.1.
 
 #include "vectors.h"
 
@@ -17,16 +18,16 @@
 
 namespace {
 
-constexpr int TILE = 64;        // keys scored before their values are mixed: both fit in the first cache
+constexpr int TILE = 64;        // keys scored before their values are acc: both fit in the first cache
 constexpr int ROWS = 32;        // rows of a work item, if a single token does not already have more
 constexpr int WIDEN_ROWS = 16;  // rows from which a bfloat16 tile is widened once, not at each use
 constexpr double PARALLEL_WORK = 1e6;  // multiply-adds below which waking threads costs more than it saves
 constexpr float INF = std::numeric_limits<float>::infinity();
 
 // ---- The two register-blocked products -------------------------------------------------------------------
-// Each fetches the rows that the other will read next (`coming`, or null): pages lie anywhere, and the
+// Each fetches the rows that the other will read next (`coming`, or null): blocks lie anywhere, and the
 // processor cannot guess where the next one begins. Decode of 32 sequences, context 512-1024, 8/4 heads of
-// 64, page size 16: 2.8 -> 1.8 ms a layer in float32, 1.4 -> 0.65 in bfloat16 (adding up the pools alone: 0.9
+// 64, block size 16: 2.8 -> 1.8 ms a layer in float32, 1.4 -> 0.65 in bfloat16 (adding up the pools alone: 0.9
 // and 0.55).
 
 template <class S>
@@ -60,15 +61,15 @@ void score_rows(const float* query, int dim, int width, const S* const* keys, in
     }
 }
 
-// mixed[r] = mixed[r] * decay[r] + sum over k of weights[r][k] * values[k], for W chunks from `chunk` on.
+// acc[r] = acc[r] * alpha[r] + sum over k of p[r][k] * values[k], for W chunks from `chunk` on.
 template <int R, int W, class S>
-void mix_chunks(const float* weights, int chunk, int dim, int width, const S* const* values, int num_keys,
-                const S* const* coming, const float* decay, float* mixed) {
+void mix_chunks(const float* p, int chunk, int dim, int width, const S* const* values, int num_keys,
+                const S* const* coming, const float* alpha, float* acc) {
     Vec sum[R][2 * W];
     int start[W];
     for (int w = 0; w < W; w++) start[w] = chunk_start(chunk + w * CHUNK, dim);
     for (int r = 0; r < R; r++)
-        for (int v = 0; v < 2 * W; v++) sum[r][v] = load(mixed + r * width + chunk + v * LANES) * decay[r];
+        for (int v = 0; v < 2 * W; v++) sum[r][v] = load(acc + r * width + chunk + v * LANES) * alpha[r];
     for (int k = 0; k < num_keys; k++) {
         Vec value[2 * W];
         for (int w = 0; w < W; w++) {
@@ -76,19 +77,19 @@ void mix_chunks(const float* weights, int chunk, int dim, int width, const S* co
             if (coming) prefetch_chunk(coming[k] + chunk + w * CHUNK);
         }
         for (int r = 0; r < R; r++)
-            for (int v = 0; v < 2 * W; v++) sum[r][v] += weights[r * TILE + k] * value[v];
+            for (int v = 0; v < 2 * W; v++) sum[r][v] += p[r * TILE + k] * value[v];
     }
     for (int r = 0; r < R; r++)
-        for (int v = 0; v < 2 * W; v++) store(mixed + r * width + chunk + v * LANES, sum[r][v]);
+        for (int v = 0; v < 2 * W; v++) store(acc + r * width + chunk + v * LANES, sum[r][v]);
 }
 
 template <int R, class S>
-void mix_rows(const float* weights, int dim, int width, const S* const* values, int num_keys,
-              const S* const* coming, const float* decay, float* mixed) {
+void mix_rows(const float* p, int dim, int width, const S* const* values, int num_keys,
+              const S* const* coming, const float* alpha, float* acc) {
     int chunk = 0;
     for (; chunk + 2 * CHUNK <= width; chunk += 2 * CHUNK)
-        mix_chunks<R, 2>(weights, chunk, dim, width, values, num_keys, coming, decay, mixed);
-    if (chunk < width) mix_chunks<R, 1>(weights, chunk, dim, width, values, num_keys, coming, decay, mixed);
+        mix_chunks<R, 2>(p, chunk, dim, width, values, num_keys, coming, alpha, acc);
+    if (chunk < width) mix_chunks<R, 1>(p, chunk, dim, width, values, num_keys, coming, alpha, acc);
 }
 
 // Calls body(first row, number of rows as a constant) for groups of 4, then 2, then 1 rows.
@@ -126,21 +127,10 @@ struct Call {
 
 namespace {
 
+// Its rows see the keys at first_key <= position < end_key, together.
 struct Item {
-    int sequence, head, first_token, num_tokens;
+    int sequence, head, first_token, num_tokens, first_key, end_key;
 };
-
-// The tokens that the rows of an item see, together.
-struct Span {
-    int first, end;
-};
-
-Span span_of(const Call& call, const Item& item) {
-    const int query_len = call.query_start[item.sequence + 1] - call.query_start[item.sequence];
-    const int position = call.context_len[item.sequence] - query_len + item.first_token;
-    const int end = position + item.num_tokens;
-    return {std::max(0, position - (int)std::min<int64_t>(call.sliding_window, end) + 1), end};
-}
 
 int padded(int64_t count, int multiple) { return (int)((count + multiple - 1) / multiple * multiple); }
 
@@ -148,15 +138,15 @@ int padded(int64_t count, int multiple) { return (int)((count + multiple - 1) / 
 template <class S>
 struct Workspace {
     int key_width, value_width;
-    std::vector<float> query, scores, mixed;        // [rows, key_width], [rows, TILE], [rows, value_width]
-    std::vector<float> maximum, sum, decay;         // [rows]
-    std::vector<S> key_tile, value_tile;            // [TILE, width], empty if pages are read in place
+    std::vector<float> query, scores, acc;        // [rows, key_width], [rows, TILE], [rows, value_width]
+    std::vector<float> m_i, l_i, alpha;             // [rows]
+    std::vector<S> key_tile, value_tile;            // [TILE, width], empty if blocks are read in place
     std::vector<const S*> keys, values;             // [TILE]
 
     Workspace(const Call& call, int num_rows, bool in_place)
         : key_width(padded(call.key_dim, CHUNK)), value_width(padded(call.value_dim, CHUNK)),
-          query(num_rows * key_width), scores(num_rows * TILE), mixed(num_rows * value_width),
-          maximum(num_rows), sum(num_rows), decay(num_rows), key_tile(in_place ? 0 : TILE * key_width),
+          query(num_rows * key_width), scores(num_rows * TILE), acc(num_rows * value_width),
+          m_i(num_rows), l_i(num_rows), alpha(num_rows), key_tile(in_place ? 0 : TILE * key_width),
           value_tile(in_place ? 0 : TILE * value_width), keys(TILE), values(TILE) {}
 };
 
@@ -164,10 +154,10 @@ void cap_row(float* scores, int num_keys, float softcap) {
     for (int k = 0; k < num_keys; k++) scores[k] = std::tanh(scores[k] / softcap) * softcap;
 }
 
-// R rows of scores become weights of the running softmax; `decay`: what earlier weights shrink by. Rows side by
-// side, for each alone would wait for one operation after the other.
+// R rows of scores become p = e^(score - m_i). Rows side by side, for each alone would wait for one operation
+// after the other.
 template <int R>
-void softmax_rows(float* scores, int num_keys, float* maximum, float* sum, float* decay) {
+void softmax_rows(float* scores, int num_keys, float* m_i, float* l_i, float* alpha) {
     Vec top[R], total[R] = {};
     for (int r = 0; r < R; r++) top[r] = load(scores + r * TILE);
     for (int k = LANES; k < num_keys; k += LANES)
@@ -177,18 +167,18 @@ void softmax_rows(float* scores, int num_keys, float* maximum, float* sum, float
         }
     float base[R];
     for (int r = 0; r < R; r++) {
-        const float before = maximum[r];
-        maximum[r] = std::max(before, max_of(top[r]));
-        base[r] = maximum[r] == -INF ? 0 : maximum[r];  // nothing seen yet: -inf - -inf would be NaN
-        decay[r] = before == base[r] ? 1 : std::exp(before - base[r]);
+        const float before = m_i[r];
+        m_i[r] = std::max(before, max_of(top[r]));
+        base[r] = m_i[r] == -INF ? 0 : m_i[r];  // nothing seen yet: -inf - -inf would be NaN
+        alpha[r] = before == base[r] ? 1 : std::exp(before - base[r]);
     }
     for (int k = 0; k < num_keys; k += LANES)
         for (int r = 0; r < R; r++) {
-            const Vec weight = exponential(load(scores + r * TILE + k) - base[r]);
-            store(scores + r * TILE + k, weight);
-            total[r] += weight;
+            const Vec p = exponential(load(scores + r * TILE + k) - base[r]);
+            store(scores + r * TILE + k, p);
+            total[r] += p;
         }
-    for (int r = 0; r < R; r++) sum[r] = sum[r] * decay[r] + sum_of(total[r]);
+    for (int r = 0; r < R; r++) l_i[r] = l_i[r] * alpha[r] + sum_of(total[r]);
 }
 
 // Points `rows` to the K (or V) rows of one KV head from token `first` on: into the pool itself or, if there
@@ -200,8 +190,8 @@ void find_rows(const Call& call, const void* cache, int dim, const Item& item, i
     const int width = (int)tile.size() / TILE;
     int64_t block = first / call.block_size, offset = first % call.block_size;
     for (int k = 0; k < num_keys; block++, offset = 0) {
-        int64_t page = (table[block] * call.num_kv_heads + item.head) * call.block_size;
-        const T* row = (const T*)cache + (page + offset) * dim;
+        int64_t start = (table[block] * call.num_kv_heads + item.head) * call.block_size;
+        const T* row = (const T*)cache + (start + offset) * dim;
         for (; offset < call.block_size && k < num_keys; offset++, k++, row += dim) {
             if constexpr (std::is_same_v<S, T>) rows[k] = row;
             if constexpr (std::is_same_v<S, float>)
@@ -219,8 +209,7 @@ template <class T, class S>
 void attend(const Call& call, const Item& item, const Item* next, Workspace<S>& work) {
     const int group = (int)(call.num_heads / call.num_kv_heads), num_rows = item.num_tokens * group;
     const int first_row = call.query_start[item.sequence] + item.first_token;
-    const Span span = span_of(call, item);
-    const int position = span.end - item.num_tokens, end = span.end;
+    const int end = item.end_key, position = end - item.num_tokens;
     const int window = (int)std::min<int64_t>(call.sliding_window, end);
     const bool in_place = work.key_tile.empty();
     const int key_dim = (int)call.key_dim, value_dim = (int)call.value_dim;  // of a row of the pool, and
@@ -234,19 +223,19 @@ void attend(const Call& call, const Item& item, const Item* next, Workspace<S>& 
         widen_row((const T*)call.query + place, key_dim, query);
         clear_shared<T>(key_dim, query);
         for (int d = 0; d < work.key_width; d++) query[d] *= (float)call.scale;
-        // A sink is one more logit that is there from the start, with no value to mix.
-        work.maximum[row] = call.sinks ? call.sinks[head] : -INF;
-        work.sum[row] = call.sinks ? 1 : 0;
+        // A sink is one more logit that is there from the start, without a value.
+        work.m_i[row] = call.sinks ? call.sinks[head] : -INF;
+        work.l_i[row] = call.sinks ? 1 : 0;
     }
-    std::fill(work.mixed.begin(), work.mixed.begin() + num_rows * work.value_width, 0.f);
+    std::fill(work.acc.begin(), work.acc.begin() + num_rows * work.value_width, 0.f);
 
-    auto find_keys = [&](const Item& owner, int first, int end) {
-        const int num_keys = std::min(TILE, end - first);
+    auto find_keys = [&](const Item& owner, int first) {
+        const int num_keys = std::min(TILE, owner.end_key - first);
         find_rows<T>(call, call.key_cache, key_dim, owner, first, num_keys, work.key_tile, work.keys);
         return num_keys;
     };
-    find_keys(item, span.first, end);
-    for (int first = span.first; first < end; first += TILE) {
+    find_keys(item, item.first_key);
+    for (int first = item.first_key; first < end; first += TILE) {
         const int num_keys = std::min(TILE, end - first), num_scores = padded(num_keys, LANES);
         find_rows<T>(call, call.value_cache, value_dim, item, first, num_keys, work.value_tile,
                      work.values);
@@ -265,19 +254,19 @@ void attend(const Call& call, const Item& item, const Item* next, Workspace<S>& 
             std::fill(scores + newest, scores + num_scores, -INF);
         }
         in_groups(num_rows, [&](int row, auto rows) {
-            softmax_rows<rows()>(&work.scores[row * TILE], num_scores, &work.maximum[row], &work.sum[row],
-                                 &work.decay[row]);
+            softmax_rows<rows()>(&work.scores[row * TILE], num_scores, &work.m_i[row], &work.l_i[row],
+                                 &work.alpha[row]);
         });
         // To be fetched meanwhile: the keys of the next tile or, after the last, of the next item.
         int num_coming = 0;
         if (first + TILE < end)
-            num_coming = find_keys(item, first + TILE, end);
+            num_coming = find_keys(item, first + TILE);
         else if (in_place && next)
-            num_coming = find_keys(*next, span_of(call, *next).first, span_of(call, *next).end);
+            num_coming = find_keys(*next, next->first_key);
         in_groups(num_rows, [&](int row, auto rows) {
             mix_rows<rows()>(&work.scores[row * TILE], value_row, work.value_width, work.values.data(),
-                             num_keys, in_place && row == 0 ? work.keys.data() : nullptr, &work.decay[row],
-                             &work.mixed[row * work.value_width]);
+                             num_keys, in_place && row == 0 ? work.keys.data() : nullptr, &work.alpha[row],
+                             &work.acc[row * work.value_width]);
         });
         for (int k = num_keys; in_place && k < num_coming; k++)
             for (int chunk = 0; chunk < key_dim; chunk += CHUNK) prefetch_chunk(work.keys[k] + chunk);
@@ -286,7 +275,7 @@ void attend(const Call& call, const Item& item, const Item* next, Workspace<S>& 
     for (int row = 0; row < num_rows; row++) {
         int64_t token = first_row + row / group, head = item.head * group + row % group;
         T* output = (T*)call.output + (token * call.num_heads + head) * call.value_dim;
-        narrow_row(&work.mixed[row * work.value_width], value_dim, work.sum[row], output);
+        narrow_row(&work.acc[row * work.value_width], value_dim, work.l_i[row], output);
     }
 }
 
@@ -306,7 +295,7 @@ void attend_all(const Call& call, const std::vector<Item>& items, bool in_place,
     }
 }
 
-// Pages are read in place, with two exceptions. Rows shorter than a chunk are padded in a copied tile, and
+// Blocks are read in place, with two exceptions. Rows shorter than a chunk are padded in a copied tile, and
 // bfloat16 tiles that many rows share are widened there, once for all of them.
 template <class T>
 void attend_batch(const Call& call) {
@@ -319,9 +308,11 @@ void attend_batch(const Call& call) {
         pairs += (double)query_len * call.context_len[sequence];
         for (int token = 0; token < query_len; token += step) {
             const int num_tokens = std::min(step, query_len - token);
+            const int position = call.context_len[sequence] - query_len + token, end = position + num_tokens;
+            const int first = std::max(0, position - (int)std::min<int64_t>(call.sliding_window, end) + 1);
             const bool direct = long_rows && (std::is_same_v<T, float> || num_tokens * group < WIDEN_ROWS);
             for (int head = 0; head < call.num_kv_heads; head++)
-                (direct ? in_place : copied).push_back({sequence, head, token, num_tokens});
+                (direct ? in_place : copied).push_back({sequence, head, token, num_tokens, first, end});
         }
     }
     const double work = pairs * call.num_heads * (call.key_dim + call.value_dim);

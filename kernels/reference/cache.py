@@ -1,8 +1,7 @@
 """Writing and moving KV blocks: fused reshape-and-write by slot, copy-on-write copies, swaps.
 
-`write_kv` scatters a step's new keys and values to their slots; `copy_blocks` serves copy-on-write for all
-layers in one call; `swap_blocks` moves blocks between two pools (device and host).
-Paper: section 5.1 (fused reshape and write, fused copy), 4.5 (swapping). Does NOT know: why a block moves.
+Pools are `[num_blocks, Hkv, block_size, D]`.
+Paper: sections 5.1 (fused reshape and write, fused copy) and 4.5 (swapping).
 """
 
 from torch import Tensor
@@ -24,7 +23,7 @@ def write_kv(
 
 
 def copy_blocks(caches: list[Tensor], source: Tensor, destination: Tensor) -> None:
-    """Copy block source[i] to destination[i] ([n] int64) in every pool of `caches`.
+    """Copy block source[i] to destination[i] ([n] int64) in every pool.
 
     All reads happen before all writes: of X -> Y and Z -> X, in either order, Y receives the old X.
     """
@@ -39,11 +38,16 @@ def swap_blocks(
 
     The pools may live on different devices. Raises ValueError if the lists differ in length.
     """
+    check_counts(source_caches, destination_caches)
+    for source_cache, destination_cache in zip(source_caches, destination_caches):
+        blocks = source_cache[source.to(source_cache.device)]
+        destination_cache[destination.to(destination_cache.device)] = blocks.to(destination_cache.device)
+
+
+def check_counts(source_caches: list[Tensor], destination_caches: list[Tensor]) -> None:
+    """Raise ValueError if the lists of pools differ in length."""
     if len(source_caches) != len(destination_caches):
         raise ValueError(
             f"{len(source_caches)} source pools for {len(destination_caches)} destination pools: "
             "pass as many of one as of the other"
         )
-    for source_cache, destination_cache in zip(source_caches, destination_caches):
-        blocks = source_cache[source.to(source_cache.device)]
-        destination_cache[destination.to(destination_cache.device)] = blocks.to(destination_cache.device)

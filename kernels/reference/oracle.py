@@ -1,8 +1,7 @@
 """Paged attention as its definition reads: one query row at a time, in float64.
 
 For each row: look up every visible token through the block table, score it, softmax, mix the values. Nothing
-is batched, packed or skipped, so there is little to get wrong; the fast paths are tested against this one.
-Paper: equations 2-4 (section 4.1). Does NOT know: speed.
+is batched, packed or skipped; the fast paths are tested against it. Paper: equations 2-4 (section 4.1).
 """
 
 import torch
@@ -23,10 +22,9 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of query [T, Hq, Dk] over the pool; returns [T, Hq, Dv] in float64.
+    """Attention of query [T, Hq, Dk] over the pools [num_blocks, Hkv, block_size, Dk or Dv].
 
-    A row at position q sees the keys at positions k with 0 <= q - k (< sliding_window). `softcap` replaces a
-    score x by softcap * tanh(x / softcap); `sinks` [Hq] adds one logit a head to the softmax's denominator.
+    Returns [T, Hq, Dv] in float64; see `AttentionParameters` for the keywords.
     """
     num_rows, num_heads, _ = query.shape
     block_size, num_kv_heads = block_size_of(key_cache), num_kv_heads_of(key_cache)

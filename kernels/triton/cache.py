@@ -9,7 +9,8 @@
                                               |         |         |          or its counterpart in pinned host
     pool p', block 7 = destination[i]    [ chunk 0 | chunk 1 | chunk 2 ]     memory or back (swap)
 
-Paper: section 5.1 (fused reshape and write, fused copy), 4.5 (swapping). Does NOT know: why a block moves.
+Pools are `[num_blocks, Hkv, block_size, D]`.
+Paper: sections 5.1 (fused reshape and write, fused copy) and 4.5 (swapping).
 """
 
 # Kernel arguments are Triton's own: pointers, numbers, compile-time constants.
@@ -25,6 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minipaged.kernels.layout import block_size_of, num_kv_heads_of
+from minipaged.kernels.reference.cache import check_counts
 
 CHUNK = 1024  # words a program copies
 WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}  # blocks are moved as words of these bytes
@@ -39,15 +41,8 @@ def write_kv(
     """
     num_kv_heads, key_dim, value_dim = num_kv_heads_of(key_cache), key.shape[-1], value.shape[-1]
     write_kernel[(key.shape[0],)](
-        key,
-        value,
-        key_cache,
-        value_cache,
-        slot_mapping,
-        key.stride(0),
-        key.stride(1),
-        value.stride(0),
-        value.stride(1),
+        *(key, value, key_cache, value_cache, slot_mapping),
+        *(key.stride(0), key.stride(1), value.stride(0), value.stride(1)),
         NUM_KV_HEADS=num_kv_heads,
         HEADS_PADDED=triton.next_power_of_2(num_kv_heads),
         BLOCK_SIZE=block_size_of(key_cache),
@@ -82,11 +77,7 @@ def swap_blocks(
     Host pools must be pinned: the kernel reads and writes them over the bus. Raises ValueError for one that
     is not, and if the lists differ in length.
     """
-    if len(source_caches) != len(destination_caches):
-        raise ValueError(
-            f"{len(source_caches)} source pools for {len(destination_caches)} destination pools: "
-            "pass as many of one as of the other"
-        )
+    check_counts(source_caches, destination_caches)
     move_blocks(source_caches, destination_caches, source, destination)
 
 
@@ -106,8 +97,7 @@ def move_blocks(
             "a host pool is not pinned, the device cannot reach it: allocate it with pin_memory=True"
         )
     source, destination = source.to(device), destination.to(device)
-    sizes = sorted({cache[0].nbytes for cache in source_caches})
-    for block_bytes in sizes:
+    for block_bytes in sorted({cache[0].nbytes for cache in source_caches}):
         pairs = [
             (theirs.data_ptr(), ours.data_ptr())
             for theirs, ours in zip(source_caches, destination_caches)
@@ -118,14 +108,9 @@ def move_blocks(
         words = block_bytes // word
         addresses = address_table(tuple(pairs), device)
         grid = (source.shape[0], len(pairs), triton.cdiv(words, CHUNK))
+        aligned = alignment % 16 == 0
         move_kernel[grid](
-            addresses,
-            source,
-            destination,
-            words,
-            WORD=WORDS[word],
-            ALIGNED=alignment % 16 == 0,
-            CHUNK=CHUNK,
+            addresses, source, destination, words, WORD=WORDS[word], ALIGNED=aligned, CHUNK=CHUNK
         )
 
 
@@ -160,32 +145,28 @@ def write_kernel(
     if slot < 0:
         return
     head = tl.arange(0, HEADS_PADDED)
-    entry = (
-        (slot // BLOCK_SIZE) * NUM_KV_HEADS + head
-    ) * BLOCK_SIZE + slot % BLOCK_SIZE  # of every head: [heads]
-    dim = tl.arange(0, KEY_DIM_PADDED)
-    inside = (head[:, None] < NUM_KV_HEADS) & (dim[None, :] < KEY_DIM)
-    row = tl.load(
-        key + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :], mask=inside
-    )
-    tl.store(key_cache + entry[:, None] * KEY_DIM + dim[None, :], row, mask=inside)
-    dim = tl.arange(0, VALUE_DIM_PADDED)
-    inside = (head[:, None] < NUM_KV_HEADS) & (dim[None, :] < VALUE_DIM)
-    row = tl.load(
-        value + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :], mask=inside
-    )
-    tl.store(value_cache + entry[:, None] * VALUE_DIM + dim[None, :], row, mask=inside)
+    # of every head: [heads]
+    entry = ((slot // BLOCK_SIZE) * NUM_KV_HEADS + head) * BLOCK_SIZE + slot % BLOCK_SIZE
+    key += token * key_stride_token
+    value += token * value_stride_token
+    write_rows(key, key_stride_head, key_cache, entry, head, NUM_KV_HEADS, KEY_DIM, KEY_DIM_PADDED)
+    write_rows(value, value_stride_head, value_cache, entry, head, NUM_KV_HEADS, VALUE_DIM, VALUE_DIM_PADDED)
+
+
+@triton.jit
+def write_rows(
+    rows, stride, cache, entry, head, NUM_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr
+):
+    """Copy one row per head, `stride` apart, to the entries of a pool seen as [.., DIM]."""
+    dim = tl.arange(0, DIM_PADDED)
+    inside = (head[:, None] < NUM_HEADS) & (dim[None, :] < DIM)
+    row = tl.load(rows + head[:, None] * stride + dim[None, :], mask=inside)
+    tl.store(cache + entry[:, None] * DIM + dim[None, :], row, mask=inside)
 
 
 @triton.jit
 def move_kernel(
-    addresses,
-    source,
-    destination,
-    words,
-    WORD: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    CHUNK: tl.constexpr,
+    addresses, source, destination, words, WORD: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr
 ):
     """Copy one chunk of one block of one pool."""
     copy, pool, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)

@@ -1,13 +1,15 @@
-"""How the attention kernels tile their work on which chip: a table, filled from measurement.
+"""How the attention kernels tile their work on which chip.
 
-The key is (architecture, larger head size, dtype); what is not in the table gets a default that compiles
-without register spills for the chips the tests know, but whose speed is **not yet measured**. Nothing is
-tuned at import or at run time: the same inputs run the same code. Does NOT know: the shapes of a batch.
+The tilings compile without register spills for the chips of the tests; their speed is **not yet measured**.
+Nothing is tuned at import or at run time: the same inputs run the same code.
 """
 
 from dataclasses import dataclass
 
 import torch
+
+# Every tile costs milliseconds there, and small shapes must still span several tiles.
+INTERPRETER = "interpreter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +41,6 @@ class PrefillConfig:
     num_stages: int
 
 
-# (architecture, larger of the two head sizes, dtype) -> measured config. Empty: no chip was measured yet.
-DECODE_CONFIGS: dict[tuple[str, int, torch.dtype], DecodeConfig] = {}
-PREFILL_CONFIGS: dict[tuple[str, int, torch.dtype], PrefillConfig] = {}
-
-INTERPRETER = (
-    "interpreter"  # every tile costs milliseconds there, and small shapes must still span several tiles
-)
-
-
 def architecture_of(device: torch.device) -> str:
     """The name of the device's chip: "sm_90", "gfx942", or "interpreter" for a CPU."""
     if device.type != "cuda":
@@ -59,10 +52,7 @@ def architecture_of(device: torch.device) -> str:
 
 
 def decode_config(architecture: str, head_dim: int, dtype: torch.dtype) -> DecodeConfig:
-    """The tiling of `paged_decode`: measured if the table has it, else a default (not yet measured)."""
-    measured = DECODE_CONFIGS.get((architecture, head_dim, dtype))
-    if measured is not None:
-        return measured
+    """The tiling of `paged_decode` for the larger of the two head sizes."""
     if architecture == INTERPRETER:
         return DecodeConfig(tile=16, split_length=32, num_warps=1, num_stages=1)
     if dtype == torch.float32:
@@ -73,10 +63,7 @@ def decode_config(architecture: str, head_dim: int, dtype: torch.dtype) -> Decod
 
 
 def prefill_config(architecture: str, head_dim: int, dtype: torch.dtype) -> PrefillConfig:
-    """The tiling of `paged_prefill`: measured if the table has it, else a default (not yet measured)."""
-    measured = PREFILL_CONFIGS.get((architecture, head_dim, dtype))
-    if measured is not None:
-        return measured
+    """The tiling of `paged_prefill` for the larger of the two head sizes."""
     if architecture == INTERPRETER:
         return PrefillConfig(rows=16, tile=16, num_warps=1, num_stages=1)
     if dtype == torch.float32:

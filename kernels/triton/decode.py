@@ -3,11 +3,11 @@
 One program per (sequence, KV head, split of the context). All G query heads that share the KV head are rows
 of one matrix product, so each K and V is read once, not G times. Decode moves bytes and little else: speed
 means enough programs in flight, hence the splits, folded together by a second, small kernel (flash-decoding).
-Paper: section 5.1 (the PagedAttention kernel). Does NOT know: prompts; those go to `prefill`.
+Pools are `[num_blocks, Hkv, block_size, Dk or Dv]`. Paper: section 5.1 (the PagedAttention kernel).
 
     context of sequence s   |  block 5  |  block 2  |  block 7  |  block 0  |  block 9  |  3 |
     split_length = 2 blocks  [   program (s, h, 0)  ][   program (s, h, 1)  ][ program (s, h, 2) ]
-                                  max, sum, mixed         max, sum, mixed        max, sum, mixed
+                                   m_i, l_i, acc           m_i, l_i, acc          m_i, l_i, acc
                                               \\                  |                  /
     reduce                                       program (s, query head): output row
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from minipaged.kernels.layout import block_size_of, num_kv_heads_of
 from minipaged.kernels.metadata import AttentionMetadata
 from minipaged.kernels.triton.config import DecodeConfig
-from minipaged.kernels.triton.tiles import LOG2_E, fold_sink, fold_tile, gather_tile, score_tile
+from minipaged.kernels.triton.tiles import LOG2_E, find_entries, fold_sink, fold_tile, gather_tile, score_tile
 
 MIN_ROWS = 16  # tl.dot takes no fewer; further rows are padding
 REDUCE_CHUNK = tl.constexpr(16)
@@ -37,47 +37,32 @@ def paged_decode(
     key_cache: Tensor,
     value_cache: Tensor,
     metadata: AttentionMetadata,
-    *,
-    scale: float,
     config: DecodeConfig,
+    scale: float,
     sliding_window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of a decode-only batch: query [S, Hq, Dk], one row a sequence; returns [S, Hq, Dv].
-
-    Arguments as `reference.oracle.paged_attention`, plus the tiling.
-    """
+    """Attention of a decode-only batch over the pools: query [S, Hq, Dk] -> [S, Hq, Dv]."""
     num_sequences, num_heads, key_dim = query.shape
     num_kv_heads, value_dim = num_kv_heads_of(key_cache), value_cache.shape[-1]
     num_splits = triton.cdiv(metadata.max_context_len, config.split_length)
     if sliding_window is not None:  # a window touches this many splits, however it lies
         num_splits = min(num_splits, triton.cdiv(sliding_window, config.split_length) + 1)
     output = query.new_empty(num_sequences, num_heads, value_dim)
-    maximum = total = None
-    mixed = output
+    m_splits = l_splits = None
+    acc_splits = output
     if num_splits > 1:
         shape = (num_sequences, num_heads, num_splits)
-        maximum = query.new_empty(shape, dtype=torch.float32)
-        total = query.new_empty(shape, dtype=torch.float32)
-        mixed = query.new_empty((*shape, value_dim), dtype=torch.float32)
+        m_splits = query.new_empty(shape, dtype=torch.float32)
+        l_splits = query.new_empty(shape, dtype=torch.float32)
+        acc_splits = query.new_empty((*shape, value_dim), dtype=torch.float32)
     group = num_heads // num_kv_heads
     value_dim_padded = max(16, triton.next_power_of_2(value_dim))
     decode_kernel[(num_sequences, num_kv_heads, num_splits)](
-        mixed,
-        maximum,
-        total,
-        query,
-        key_cache,
-        value_cache,
-        metadata.block_tables,
-        metadata.context_len,
-        sinks,
-        scale,
-        softcap,
-        query.stride(0),
-        query.stride(1),
-        metadata.block_tables.stride(0),
+        *(acc_splits, m_splits, l_splits, query, key_cache, value_cache),
+        *(metadata.block_tables, metadata.context_len, sinks, scale, softcap),
+        *(query.stride(0), query.stride(1), metadata.block_tables.stride(0)),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         ROWS=max(MIN_ROWS, triton.next_power_of_2(group)),
@@ -94,12 +79,7 @@ def paged_decode(
     )
     if num_splits > 1:
         reduce_kernel[(num_sequences, num_heads)](
-            output,
-            mixed,
-            maximum,
-            total,
-            sinks,
-            num_splits,
+            *(output, acc_splits, m_splits, l_splits, sinks, num_splits),
             VALUE_DIM=value_dim,
             VALUE_DIM_PADDED=value_dim_padded,
             num_warps=4,
@@ -109,9 +89,9 @@ def paged_decode(
 
 @triton.jit(do_not_specialize=["table_stride"])
 def decode_kernel(
-    mixed_out,
-    maximum_out,
-    total_out,
+    acc_out,
+    m_out,
+    l_out,
     query,
     key_cache,
     value_cache,
@@ -135,7 +115,7 @@ def decode_kernel(
     TILE: tl.constexpr,
     SPLIT_LENGTH: tl.constexpr,
 ):
-    """Attend one split for all query heads of a KV head; without `maximum_out`, the split is all there is."""
+    """Attend one split for all query heads of a KV head; without `m_out`, the split is all there is."""
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_splits = tl.num_programs(2)
     context_len = tl.load(context_lens + sequence)
@@ -150,9 +130,9 @@ def decode_kernel(
     real = row < GROUP
     head = kv_head * GROUP + row
     result = (sequence.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head) * num_splits + split  # [ROWS]
-    if maximum_out is not None and start >= end:  # an empty split: the reduce reads no more than this
-        tl.store(maximum_out + result, float("-inf"), mask=real)
-        tl.store(total_out + result, 0.0, mask=real)
+    if m_out is not None and start >= end:  # an empty split: the reduce reads no more than this
+        tl.store(m_out + result, float("-inf"), mask=real)
+        tl.store(l_out + result, 0.0, mask=real)
         return
 
     key_dim = tl.arange(0, KEY_DIM_PADDED)
@@ -160,36 +140,31 @@ def decode_kernel(
         query + sequence.to(tl.int64) * query_stride_row + head[:, None].to(tl.int64) * query_stride_head
     )
     q = tl.load(query_row + key_dim[None, :], mask=real[:, None] & (key_dim[None, :] < KEY_DIM), other=0.0)
-    maximum = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, VALUE_DIM_PADDED], tl.float32)
+    m_i = tl.full([ROWS], float("-inf"), tl.float32)
+    l_i = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, VALUE_DIM_PADDED], tl.float32)
     table = block_tables + sequence.to(tl.int64) * table_stride
     for tile_start in range(start, end, TILE):
         position = tile_start + tl.arange(0, TILE)
         seen = (position >= oldest) & (position < end)
-        blocks = tl.load(table + position // BLOCK_SIZE, mask=seen, other=0)
-        offsets = position % BLOCK_SIZE
-        k = gather_tile(
-            key_cache, blocks, offsets, kv_head, seen, NUM_KV_HEADS, BLOCK_SIZE, KEY_DIM, KEY_DIM_PADDED
-        )
-        v = gather_tile(
-            value_cache, blocks, offsets, kv_head, seen, NUM_KV_HEADS, BLOCK_SIZE, VALUE_DIM, VALUE_DIM_PADDED
-        )
+        entry = find_entries(table, position, seen, kv_head, NUM_KV_HEADS, BLOCK_SIZE)
+        k = gather_tile(key_cache, entry, seen, KEY_DIM, KEY_DIM_PADDED)
+        v = gather_tile(value_cache, entry, seen, VALUE_DIM, VALUE_DIM_PADDED)
         scores = tl.where(seen[None, :], score_tile(q, k, scale, softcap), float("-inf"))
-        maximum, total, mixed = fold_tile(scores, v, maximum, total, mixed)
+        m_i, l_i, acc = fold_tile(scores, v, m_i, l_i, acc)
 
-    if maximum_out is not None:
-        tl.store(maximum_out + result, maximum, mask=real)
-        tl.store(total_out + result, total, mask=real)
+    if m_out is not None:
+        tl.store(m_out + result, m_i, mask=real)
+        tl.store(l_out + result, l_i, mask=real)
     else:
         if sinks is not None:
             sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * LOG2_E
-            total, mixed = fold_sink(sink, maximum, total, mixed)
-        mixed = mixed / total[:, None]
+            l_i, acc = fold_sink(sink, m_i, l_i, acc)
+        acc = acc / l_i[:, None]
     value_dim = tl.arange(0, VALUE_DIM_PADDED)
     tl.store(
-        mixed_out + result[:, None] * VALUE_DIM + value_dim[None, :],
-        mixed,
+        acc_out + result[:, None] * VALUE_DIM + value_dim[None, :],
+        acc,
         mask=real[:, None] & (value_dim[None, :] < VALUE_DIM),
     )
 
@@ -197,9 +172,9 @@ def decode_kernel(
 @triton.jit(do_not_specialize=["num_splits"])
 def reduce_kernel(
     output,
-    mixed_in,
-    maximum_in,
-    total_in,
+    acc_in,
+    m_in,
+    l_in,
     sinks,
     num_splits,
     VALUE_DIM: tl.constexpr,
@@ -209,28 +184,25 @@ def reduce_kernel(
     head, num_heads = tl.program_id(1), tl.num_programs(1)
     result = tl.program_id(0).to(tl.int64) * num_heads + head
     value_dim = tl.arange(0, VALUE_DIM_PADDED)
-    maximum = tl.full([1], float("-inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
-    mixed = tl.zeros([1, VALUE_DIM_PADDED], tl.float32)
+    m_i = tl.full([1], float("-inf"), tl.float32)
+    l_i = tl.zeros([1], tl.float32)
+    acc = tl.zeros([1, VALUE_DIM_PADDED], tl.float32)
     for first in range(0, num_splits, REDUCE_CHUNK):
         split = first + tl.arange(0, REDUCE_CHUNK)
         partial = result * num_splits + split
-        their_maximum = tl.load(maximum_in + partial, mask=split < num_splits, other=float("-inf"))
-        their_total = tl.load(total_in + partial, mask=split < num_splits, other=0.0)
-        # An empty split, its sum zero, has written no values.
-        theirs = tl.load(
-            mixed_in + partial[:, None] * VALUE_DIM + value_dim[None, :],
-            mask=(their_total > 0)[:, None] & (value_dim[None, :] < VALUE_DIM),
-            other=0.0,
-        )
-        new_maximum = tl.maximum(maximum, tl.max(their_maximum, 0))
-        weight = tl.exp2(their_maximum - new_maximum)
-        shrink = tl.exp2(maximum - new_maximum)
-        total = total * shrink + tl.sum(their_total * weight, 0)
-        mixed = mixed * shrink[:, None] + tl.sum(theirs * weight[:, None], 0)[None, :]
-        maximum = new_maximum
+        m_j = tl.load(m_in + partial, mask=split < num_splits, other=float("-inf"))
+        l_j = tl.load(l_in + partial, mask=split < num_splits, other=0.0)
+        # An empty split, its sum zero, has written no accumulator.
+        inside = (l_j > 0)[:, None] & (value_dim[None, :] < VALUE_DIM)
+        acc_j = tl.load(acc_in + partial[:, None] * VALUE_DIM + value_dim[None, :], mask=inside, other=0.0)
+        m_new = tl.maximum(m_i, tl.max(m_j, 0))
+        weight = tl.exp2(m_j - m_new)
+        alpha = tl.exp2(m_i - m_new)
+        l_i = l_i * alpha + tl.sum(l_j * weight, 0)
+        acc = acc * alpha[:, None] + tl.sum(acc_j * weight[:, None], 0)[None, :]
+        m_i = m_new
     if sinks is not None:
         sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
-        total, mixed = fold_sink(sink, maximum, total, mixed)
-    row = tl.reshape(mixed / total[:, None], [VALUE_DIM_PADDED])
+        l_i, acc = fold_sink(sink, m_i, l_i, acc)
+    row = tl.reshape(acc / l_i[:, None], [VALUE_DIM_PADDED])
     tl.store(output + result * VALUE_DIM + value_dim, row, mask=value_dim < VALUE_DIM)

@@ -4,7 +4,7 @@ One program per (query tile, KV head). A tile is a run of consecutive query toke
 G query heads that share the KV head: `rows` rows of one matrix product. Tiles are numbered without a list of
 them: sequence s starts at tile `query_start[s] // tokens + s`, which leaves each sequence at least as many
 tiles as it needs; a program finds its sequence by binary search, and the few spare ones return at once.
-Paper: section 5.1. Does NOT know: which of its sequences are decodes.
+Pools are `[num_blocks, Hkv, block_size, Dk or Dv]`. Paper: section 5.1.
 
     keys     0          tile          2 * tile
              | . . . . . . . | . . . . . . . | x - - |   the rows of one program, a prompt's last chunk:
@@ -22,7 +22,7 @@ from torch import Tensor
 from minipaged.kernels.layout import block_size_of, num_kv_heads_of
 from minipaged.kernels.metadata import AttentionMetadata
 from minipaged.kernels.triton.config import PrefillConfig
-from minipaged.kernels.triton.tiles import LOG2_E, fold_sink, fold_tile, gather_tile, score_tile
+from minipaged.kernels.triton.tiles import LOG2_E, find_entries, fold_sink, fold_tile, gather_tile, score_tile
 
 
 def paged_prefill(
@@ -30,17 +30,13 @@ def paged_prefill(
     key_cache: Tensor,
     value_cache: Tensor,
     metadata: AttentionMetadata,
-    *,
-    scale: float,
     config: PrefillConfig,
+    scale: float,
     sliding_window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of a ragged batch: query [T, Hq, Dk]; returns [T, Hq, Dv].
-
-    Arguments as `reference.oracle.paged_attention`, plus the tiling.
-    """
+    """Attention of a ragged batch over the pools: query [T, Hq, Dk] -> [T, Hq, Dv]."""
     num_rows, num_heads, key_dim = query.shape
     num_kv_heads, value_dim = num_kv_heads_of(key_cache), value_cache.shape[-1]
     group = num_heads // num_kv_heads
@@ -48,20 +44,9 @@ def paged_prefill(
     tokens = rows // group
     output = query.new_empty(num_rows, num_heads, value_dim)
     prefill_kernel[(num_rows // tokens + metadata.num_sequences, num_kv_heads)](
-        output,
-        query,
-        key_cache,
-        value_cache,
-        metadata.block_tables,
-        metadata.query_start,
-        metadata.context_len,
-        sinks,
-        scale,
-        softcap,
-        query.stride(0),
-        query.stride(1),
-        metadata.block_tables.stride(0),
-        metadata.num_sequences,
+        *(output, query, key_cache, value_cache),
+        *(metadata.block_tables, metadata.query_start, metadata.context_len, sinks, scale, softcap),
+        *(query.stride(0), query.stride(1), metadata.block_tables.stride(0), metadata.num_sequences),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         BLOCK_SIZE=block_size_of(key_cache),
@@ -145,78 +130,43 @@ def prefill_kernel(
     query_row = query + (query_start + token)[:, None].to(tl.int64) * query_stride_row
     query_row += head[:, None].to(tl.int64) * query_stride_head
     q = tl.load(query_row + key_dim[None, :], mask=real[:, None] & (key_dim[None, :] < KEY_DIM), other=0.0)
-    maximum = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, VALUE_DIM_PADDED], tl.float32)
+    m_i = tl.full([ROWS], float("-inf"), tl.float32)
+    l_i = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, VALUE_DIM_PADDED], tl.float32)
     table = block_tables + sequence.to(tl.int64) * table_stride
 
-    if (
-        WINDOW is None
-    ):  # tiles that every row sees whole; a window's edge crosses too many tiles to tell them apart
+    # First the tiles that every row sees whole. (A window's edge crosses too many tiles to tell them apart.)
+    if WINDOW is None:
         all_seen = (first_position + 1) // TILE * TILE
         for tile_start in range(0, all_seen, TILE):
             position = tile_start + tl.arange(0, TILE)
             readable = position >= 0
-            blocks = tl.load(table + position // BLOCK_SIZE)
-            offsets = position % BLOCK_SIZE
-            k = gather_tile(
-                key_cache,
-                blocks,
-                offsets,
-                kv_head,
-                readable,
-                NUM_KV_HEADS,
-                BLOCK_SIZE,
-                KEY_DIM,
-                KEY_DIM_PADDED,
-            )
-            v = gather_tile(
-                value_cache,
-                blocks,
-                offsets,
-                kv_head,
-                readable,
-                NUM_KV_HEADS,
-                BLOCK_SIZE,
-                VALUE_DIM,
-                VALUE_DIM_PADDED,
-            )
-            maximum, total, mixed = fold_tile(score_tile(q, k, scale, softcap), v, maximum, total, mixed)
+            entry = find_entries(table, position, None, kv_head, NUM_KV_HEADS, BLOCK_SIZE)
+            k = gather_tile(key_cache, entry, readable, KEY_DIM, KEY_DIM_PADDED)
+            v = gather_tile(value_cache, entry, readable, VALUE_DIM, VALUE_DIM_PADDED)
+            m_i, l_i, acc = fold_tile(score_tile(q, k, scale, softcap), v, m_i, l_i, acc)
         start = all_seen
 
     for tile_start in range(start, end, TILE):
         position = tile_start + tl.arange(0, TILE)
         readable = (position >= oldest) & (position < end)
-        blocks = tl.load(table + position // BLOCK_SIZE, mask=readable, other=0)
-        offsets = position % BLOCK_SIZE
-        k = gather_tile(
-            key_cache, blocks, offsets, kv_head, readable, NUM_KV_HEADS, BLOCK_SIZE, KEY_DIM, KEY_DIM_PADDED
-        )
-        v = gather_tile(
-            value_cache,
-            blocks,
-            offsets,
-            kv_head,
-            readable,
-            NUM_KV_HEADS,
-            BLOCK_SIZE,
-            VALUE_DIM,
-            VALUE_DIM_PADDED,
-        )
+        entry = find_entries(table, position, readable, kv_head, NUM_KV_HEADS, BLOCK_SIZE)
+        k = gather_tile(key_cache, entry, readable, KEY_DIM, KEY_DIM_PADDED)
+        v = gather_tile(value_cache, entry, readable, VALUE_DIM, VALUE_DIM_PADDED)
         distance = row_position[:, None] - position[None, :]
         seen = (distance >= 0) & (position < end)[None, :]
         if WINDOW is not None:
             seen &= distance < WINDOW
         scores = tl.where(seen, score_tile(q, k, scale, softcap), float("-inf"))
-        maximum, total, mixed = fold_tile(scores, v, maximum, total, mixed)
+        m_i, l_i, acc = fold_tile(scores, v, m_i, l_i, acc)
 
     if sinks is not None:
         sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * LOG2_E
-        total, mixed = fold_sink(sink, maximum, total, mixed)
+        l_i, acc = fold_sink(sink, m_i, l_i, acc)
     value_dim = tl.arange(0, VALUE_DIM_PADDED)
     result = (query_start + token).to(tl.int64) * (NUM_KV_HEADS * GROUP) + head
     tl.store(
         output + result[:, None] * VALUE_DIM + value_dim[None, :],
-        mixed / total[:, None],
+        acc / l_i[:, None],
         mask=real[:, None] & (value_dim[None, :] < VALUE_DIM),
     )

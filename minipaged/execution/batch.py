@@ -1,13 +1,12 @@
-"""A plan becomes flat ragged tensors: the rows of all chunks behind each other, no padding.
+"""A plan becomes flat ragged tensors: the rows of all scheduled sequences behind each other, no padding.
 
-    chunks    a: 5 tokens from 0     b: 1 token from 8     c: 2 tokens from 5        block size 4
+    scheduled a: 5 tokens from 0     b: 1 token from 8     c: 2 tokens from 5        block size 4
     rows      a a a a a | b | c c
     positions 0 1 2 3 4 | 8 | 5 6
     slots     through each sequence's block table: table[position // 4] * 4 + position % 4
 
-Building this is on the path of every step, so it is arrays and one short loop. Block tables hardly change
-from one step to the next: the builder keeps the last ones and rewrites only rows that differ.
-Paper: section 5.1. Does NOT know: the model, the pool's tensors, how tokens are chosen.
+The slots are `BlockTable.slots` of every sequence, computed in numpy for all of them at once.
+Paper: section 5.1.
 """
 
 from __future__ import annotations
@@ -30,96 +29,91 @@ class Batch(NamedTuple):
         input_ids: [1, T] int64.
         positions: [1, T] int64, each row's position in its own sequence.
         metadata: what attention needs.
-        logits_rows: [R] int64, ascending: the rows whose logits are needed.
-        sampling: the chunks that get candidates, in plan order.
+        output_indices: [R] int64, ascending: the rows whose logits are needed.
+        sampling: the scheduled sequences that get candidates, in plan order.
         sampling_index: which of the R rows belongs to each of them; None if it is all of them, in order.
-        prompts: chunks whose prompt tokens' log-probabilities are wanted, and where their rows begin in R.
+        prompts: those whose prompt tokens' log-probabilities are wanted, and where their rows begin in R.
     """
 
     input_ids: Tensor
     positions: Tensor
     metadata: AttentionMetadata
-    logits_rows: Tensor
+    output_indices: Tensor
     sampling: list[ScheduledSequence]
     sampling_index: list[int] | None
     prompts: list[tuple[ScheduledSequence, int]]
 
 
 class BatchBuilder:
-    """Builds the batch of one plan after the other.
+    """Builds the batch of one plan after the other, with tensors on `device`.
 
-    Args:
-        block_size: tokens a block.
-        device: where the tensors go.
+    Block tables hardly change from one step to the next, so the last ones are kept in one array, and only the
+    rows that differ are written.
     """
 
-    def __init__(self, block_size: int, device: torch.device | str) -> None:
-        self.block_size = block_size
+    def __init__(self, device: torch.device | str) -> None:
         self.device = torch.device(device)
         self._known: list[list[int]] = []  # row -> the blocks that `_tables` holds there
         self._tables = np.zeros((0, 0), dtype=np.int32)
 
-    def build(self, chunks: list[ScheduledSequence]) -> Batch:
-        """The tensors of at least one chunk."""
+    def build(self, scheduled: list[ScheduledSequence]) -> Batch:
+        """The tensors of at least one scheduled sequence."""
         token_ids = array("i")
-        starts: list[int] = []
-        lengths: list[int] = []
-        width = 0
-        self._make_room(len(chunks), max(len(chunk.sequence.table.blocks) for chunk in chunks))
-        known, tables = self._known, self._tables
-        for row, (sequence, start, num_tokens, _) in enumerate(chunks):
+        for sequence, start, num_tokens, _ in scheduled:
             if num_tokens == 1:
                 token_ids.append(sequence.token_ids[start])
             else:
                 token_ids += sequence.token_ids[start : start + num_tokens]
-            starts.append(start)
-            lengths.append(num_tokens)
-            blocks = sequence.table.blocks
-            if known[row] != blocks:
-                known[row] = blocks[:]
-                tables[row, : len(blocks)] = blocks
-            width = max(width, len(blocks))
+        starts = np.array([start for _, start, _, _ in scheduled])
+        lengths = np.array([num_tokens for _, _, num_tokens, _ in scheduled])
+        query_start = np.zeros(len(scheduled) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=query_start[1:])
+        context_len = starts + lengths
+        query_start_list, context_len_list = query_start.tolist(), context_len.tolist()
 
-        num_sequences = len(chunks)
-        start_of = np.array(starts, dtype=np.int64)
-        length_of = np.array(lengths, dtype=np.int64)
-        query_start = np.zeros(num_sequences + 1, dtype=np.int64)
-        np.cumsum(length_of, out=query_start[1:])
-        context_len = start_of + length_of
-        owner = np.repeat(np.arange(num_sequences), length_of)
-        positions = np.arange(len(token_ids)) - (query_start[:-1] - start_of)[owner]
-        logical, offset = np.divmod(positions, self.block_size)
-        slots = tables[owner, logical].astype(np.int64) * self.block_size + offset
+        # A row's position: its place in the batch, less where its sequence begins there, plus `start`.
+        tables = self._update_tables([sequence.table.blocks for sequence, *_ in scheduled])
+        owner = np.repeat(np.arange(len(scheduled)), lengths)
+        positions = np.arange(len(token_ids)) - (query_start[:-1] - starts)[owner]
+        block_size = scheduled[0].sequence.table.block_size
+        logical, offset = np.divmod(positions, block_size)
+        slots = tables[owner, logical].astype(np.int64) * block_size + offset
 
-        query_start_list = query_start.tolist()
-        rows, sampling, sampling_index, prompts = choose_logits_rows(chunks, query_start_list)
+        outputs, sampling, sampling_index, prompts = choose_outputs(scheduled, query_start_list)
         metadata = AttentionMetadata(
             slot_mapping=self._tensor(slots),
             query_start=self._tensor(query_start.astype(np.int32)),
             context_len=self._tensor(context_len.astype(np.int32)),
-            block_tables=self._tensor(tables[:num_sequences, :width].copy()),
+            block_tables=self._tensor(tables.copy()),
             query_start_list=query_start_list,
-            context_len_list=context_len.tolist(),
-            max_query_len=max(lengths),
-            max_context_len=int(context_len.max()),
+            context_len_list=context_len_list,
+            max_query_len=int(lengths.max()),
+            max_context_len=max(context_len_list),
         )
         return Batch(
             input_ids=self._tensor(np.array(token_ids, dtype=np.int64))[None],
             positions=self._tensor(positions)[None],
             metadata=metadata,
-            logits_rows=self._tensor(np.array(rows, dtype=np.int64)),
+            output_indices=self._tensor(np.array(outputs, dtype=np.int64)),
             sampling=sampling,
             sampling_index=sampling_index,
             prompts=prompts,
         )
 
-    def _make_room(self, rows: int, width: int) -> None:
-        have_rows, have_width = self._tables.shape
-        if rows > have_rows or width > have_width:
-            grown = np.zeros((max(rows, 2 * have_rows), max(width, 2 * have_width)), dtype=np.int32)
-            grown[:have_rows, :have_width] = self._tables
+    def _update_tables(self, tables: list[list[int]]) -> np.ndarray:
+        """The block tables [S, longest] int32, a view; what lies behind a shorter one means nothing."""
+        rows, columns = len(tables), max(map(len, tables))
+        old_rows, old_columns = self._tables.shape
+        if rows > old_rows or columns > old_columns:
+            grown = np.zeros((max(rows, 2 * old_rows), max(columns, 2 * old_columns)), dtype=np.int32)
+            grown[:old_rows, :old_columns] = self._tables
             self._tables = grown
-            self._known += [[] for _ in range(len(grown) - have_rows)]
+            self._known += [[] for _ in range(len(grown) - old_rows)]
+        for row, blocks in enumerate(tables):
+            if self._known[row] != blocks:
+                self._known[row] = blocks[:]
+                self._tables[row, : len(blocks)] = blocks
+        return self._tables[:rows, :columns]
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(values)
@@ -128,36 +122,34 @@ class BatchBuilder:
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
 
-def choose_logits_rows(
-    chunks: list[ScheduledSequence], query_start: list[int]
+def choose_outputs(
+    scheduled: list[ScheduledSequence], query_start: list[int]
 ) -> tuple[list[int], list[ScheduledSequence], list[int] | None, list[tuple[ScheduledSequence, int]]]:
-    """The fields `logits_rows`, `sampling`, `sampling_index`, `prompts` of a `Batch`.
+    """The fields `output_indices`, `sampling`, `sampling_index`, `prompts` of a `Batch`.
 
-    A sampling chunk needs its last row. A prompt whose log-probabilities are wanted needs every row that
-    predicts a prompt token, that is: whose next token is in the prompt.
+    Sampling needs the last row. A prompt whose log-probabilities are wanted needs every row that predicts a
+    prompt token, that is: whose next token is in the prompt.
     """
-    rows: list[int] = []
+    outputs: list[int] = []
     sampling: list[ScheduledSequence] = []
     index: list[int] = []
     prompts: list[tuple[ScheduledSequence, int]] = []
-    for number, chunk in enumerate(chunks):
-        last = query_start[number + 1] - 1
-        num_prompt_rows = num_predicted_prompt_tokens(chunk)
-        if num_prompt_rows:
-            prompts.append((chunk, len(rows)))
-            rows += range(query_start[number], query_start[number] + num_prompt_rows)
-        if chunk.num_candidates:
-            if not rows or rows[-1] != last:
-                rows.append(last)
-            sampling.append(chunk)
-            index.append(len(rows) - 1)
-    return rows, sampling, index if prompts else None, prompts
+    for item, first, end in zip(scheduled, query_start, query_start[1:]):
+        if num_predicted := num_predicted_prompt_tokens(item):
+            prompts.append((item, len(outputs)))
+            outputs += range(first, first + num_predicted)
+        if item.num_candidates:
+            if not outputs or outputs[-1] != end - 1:
+                outputs.append(end - 1)
+            sampling.append(item)
+            index.append(len(outputs) - 1)
+    return outputs, sampling, index if prompts else None, prompts
 
 
-def num_predicted_prompt_tokens(chunk: ScheduledSequence) -> int:
-    """How many rows of the chunk, from its first, predict a prompt token somebody wants to know about."""
-    sequence = chunk.sequence
+def num_predicted_prompt_tokens(item: ScheduledSequence) -> int:
+    """How many scheduled rows, from the first, predict a prompt token whose log-probability is wanted."""
+    sequence = item.sequence
     request = sequence.request
     if getattr(request.params, "prompt_logprobs", None) is None or sequence is not request.sequences[0]:
         return 0
-    return max(0, min(chunk.num_tokens, sequence.num_prompt_tokens - 1 - chunk.start))
+    return max(0, min(item.num_tokens, sequence.num_prompt_tokens - 1 - item.start))

@@ -1,7 +1,6 @@
 """What the engine asks of whatever computes a step: a model on a device, or a simulation of one.
 
-The plan is the only message down, the result the only message up; the numbers below are fixed before the
-first step and are all that the engine learns about the model. No torch here.
+The plan is the only message down, the result the only message up. No torch here.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from minipaged.scheduling.preemption import PreemptionCosts
 class Executor(Protocol):
     """Computes steps.
 
-    Attributes:
-        block_size: tokens a block.
+    Attributes, fixed before the first step:
+        block_size: tokens per block.
         num_blocks: blocks in the device pool.
         num_host_blocks: blocks in the host pool, never more than `num_blocks`.
         block_bytes: bytes of one block, keys and values of all layers.
@@ -36,5 +35,5 @@ class Executor(Protocol):
     preemption_costs: PreemptionCosts
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run the plan's moves, compute its chunks, sample: one `Sample` per chunk with candidates."""
+        """Run the moves, compute what is scheduled, sample: one `Sample` for each that has candidates."""
         ...

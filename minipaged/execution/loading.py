@@ -1,7 +1,6 @@
 """From a directory or hub id to a model that paged attention can serve, or one clear line why not.
 
-Wrong numbers are worse than an error: whatever would silently differ from the model's own attention is
-refused here or by the `LayerProbe`. Does NOT know: pools, plans, requests.
+What would silently differ from the model's own attention is refused here or by the `ProbeContext`.
 """
 
 from __future__ import annotations
@@ -79,15 +78,11 @@ def end_of_text(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 def longest_sequence(config: Any, max_model_len: int | None) -> int:
-    """The length limit: what the model was trained for, or the shorter `max_model_len`.
-
-    Args:
-        config: the model's text configuration.
-        max_model_len: the user's wish, if any.
+    """The length limit: that of the model's text configuration, or the shorter `max_model_len`.
 
     Raises:
-        ConfigError: the wish is longer than the model can do, or there is none and the model sets none.
-        UnsupportedModelError: rotary embeddings that depend on who else is in the step.
+        ConfigError: `max_model_len` is longer than the model can do, or neither sets a limit.
+        UnsupportedModelError: rotary embeddings that depend on the other requests of a step.
     """
     trained = getattr(config, "max_position_embeddings", None)
     longest = max_model_len or trained
@@ -95,13 +90,8 @@ def longest_sequence(config: Any, max_model_len: int | None) -> int:
         raise ConfigError(f"max_model_len is None and {config.model_type} names no limit; set max_model_len")
     if trained is not None and longest > trained:
         raise ConfigError(f"max_model_len is {longest}; the model ends at {trained} positions")
-    _check_rope(config, trained, max_model_len)
-    return longest
-
-
-def _check_rope(config: Any, trained: int | None, max_model_len: int | None) -> None:
-    # Both types switch frequencies when the longest position *of the forward pass* crosses a length; then
-    # the tokens of one request would depend on the others. Below that length they are plain.
+    # Two rope types switch frequencies when the longest position *of the forward pass* crosses a length: the
+    # tokens of one request would depend on the others. Below that length they are plain.
     parameters = getattr(config, "rope_parameters", None) or {}
     per_layer = parameters.values() if all(isinstance(p, dict) for p in parameters.values()) else [parameters]
     for rope in per_layer:
@@ -113,3 +103,4 @@ def _check_rope(config: Any, trained: int | None, max_model_len: int | None) -> 
                     f"its rope type {kind!r} depends on the longest request of a step; it is exact up to "
                     f"{exact} positions: set max_model_len to {exact} or less"
                 )
+    return longest

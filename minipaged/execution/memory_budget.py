@@ -1,8 +1,7 @@
-"""How many blocks the pools get: what the settings say, or what fits in the memory there is.
+"""How many blocks the pools get: what the settings say, or what fits in memory.
 
-On a GPU the pool takes what the weights, the activations of the largest step and other programs leave. A pool
-sized by memory is never larger than the longest sequences could fill.
-Paper: section 4.1 (the pool is reserved at the start). Does NOT know: tensors, layers, devices.
+On a GPU the pool takes what the weights, the activations of the largest step and other programs leave.
+Paper: section 4.1 (the pool is reserved at the start).
 """
 
 from __future__ import annotations
@@ -21,13 +20,7 @@ def pool_size(
     """How many blocks the device and the host pool get.
 
     `num_blocks` is taken at its word; a pool sized by memory is never larger than `max_num_seqs` sequences
-    of `max_model_len` tokens could fill.
-
-    Args:
-        config: the settings.
-        bytes_per_block: see `block_bytes`.
-        max_model_len: tokens of the longest sequence.
-        available_bytes: asked for what is free for the pool if the settings do not say.
+    of `max_model_len` tokens could fill. `available_bytes` is called only if the settings do not say.
 
     Raises:
         ConfigError: the memory holds no block.
@@ -46,12 +39,12 @@ def pool_size(
 
 
 def gpu_budget(total: int, free: int, peak: int, utilization: float) -> int:
-    """Bytes a GPU has for the pool.
+    """Bytes of a GPU for the pool.
 
     Args:
         total: its memory.
-        free: what nobody uses now, the weights being in place.
+        free: what is unused once the weights are in place.
         peak: what the largest step takes on top.
-        utilization: share of the memory that may be used, others' use included.
+        utilization: share of the memory that may be used, by other programs too.
     """
     return max(0, int(total * utilization) - (total - free) - peak)

@@ -2,8 +2,8 @@
 
     StepPlan -> swap out, swap in, copies -> Batch -> model -> logits [R, V] -> samples
 
-First a probe pass of two tokens learns each layer's K/V shapes and refuses a model whose layers do not all
-attend through the pool. Does NOT know: queues, why a plan is what it is, how tokens are chosen.
+When it is built, a probe pass of two tokens finds out each layer's K/V shapes and refuses a model whose
+layers do not all attend through the pool.
 """
 
 from __future__ import annotations
@@ -18,29 +18,28 @@ from transformers import PreTrainedModel
 from minipaged.config import EngineConfig
 from minipaged.decoding.sampling import Sampler, prompt_logprobs
 from minipaged.execution import loading
-from minipaged.execution.accel.cuda_graph import CudaRecorder, RecordingError
-from minipaged.execution.accel.graph_decode import PaddedDecodes, replayed
-from minipaged.execution.accel.packed_linear import can_pack, pack_linears
+from minipaged.execution.accel.cuda_graph import CaptureError, CUDAGraphCapture
+from minipaged.execution.accel.graph_decode import CUDAGraphRunner
+from minipaged.execution.accel.optimize import optimize
 from minipaged.execution.attention import (
-    LayerProbe,
     LayerSpec,
-    PagedStep,
+    PagedContext,
+    ProbeContext,
     UnsupportedModelError,
-    attention_step,
     prepare,
+    set_forward_context,
 )
 from minipaged.execution.batch import Batch, BatchBuilder, num_predicted_prompt_tokens
 from minipaged.execution.kv_cache import KVCache, block_bytes
 from minipaged.execution.memory_budget import DEFAULT_CPU_MEMORY, gpu_budget, pool_size
-from minipaged.kernels.dispatch import select_backend
+from minipaged.kernels.dispatch import PagedAttention, select_backend
 from minipaged.scheduling import Sample, ScheduledSequence, StepPlan, StepResult
 from minipaged.scheduling.preemption import PreemptionCosts
 
 logger = logging.getLogger(__name__)
 
-TokenSampler = Callable[
-    [Tensor, list[ScheduledSequence]], list[Sample]
-]  # logits [R, V], R chunks -> one sample each
+TokenSampler = Callable[[Tensor, list[ScheduledSequence]], list[Sample]]
+"""Logits [R, V] of R sampling sequences -> one sample for each."""
 
 
 class ModelRunner:
@@ -55,6 +54,11 @@ class ModelRunner:
     Raises:
         UnsupportedModelError: the model would compute something else than its own attention.
         ConfigError: settings that this model cannot serve.
+
+    Attributes:
+        stage_hooks: called with the name of each stage of a step as it ends: "moves", "batch", "forward",
+            "sample"; within the forward pass, for each layer, "forward" (up to its attention), "write_kv" and
+            "attention".
     """
 
     def __init__(
@@ -62,12 +66,14 @@ class ModelRunner:
     ) -> None:
         self.model = model
         self.device = next(model.parameters()).device
+        self.stage_hooks: list[Callable[[str], None]] = []
+        self._config = config
         self._text_config = loading.text_config(model)
         own_attention = model.config._attn_implementation
         try:
             prepare(model)
             self.max_model_len = loading.longest_sequence(self._text_config, config.max_model_len)
-            specs = self._probe(config.block_size)
+            specs = self._probe()
         except UnsupportedModelError as reason:
             model.set_attn_implementation(own_attention)
             raise UnsupportedModelError(f"{type(model).__name__} is not supported: {reason}") from reason
@@ -75,17 +81,13 @@ class ModelRunner:
         self.block_size = config.block_size
         self.block_bytes = block_bytes(specs, config.block_size)
         self.num_blocks, self.num_host_blocks = pool_size(
-            config, self.block_bytes, self.max_model_len, lambda: self._available_bytes(config)
+            config, self.block_bytes, self.max_model_len, self._available_bytes
         )
         self.eos_token_ids = loading.end_of_text(model)
         self._sampler = sampler or Sampler(self.eos_token_ids, config.seed, self.backend.greedy_tokens)
         self.cache = KVCache(specs, self.num_blocks, self.num_host_blocks, config.block_size, self.backend)
-        self.builder = BatchBuilder(config.block_size, self.device)
-        # (Other backends read lengths on the host; a graph would repeat those it was recorded with.)
-        can_record = (
-            config.enable_cuda_graphs and self.device.type == "cuda" and self.backend.name == "triton"
-        )
-        self.decodes = self._recorded_decodes(config) if can_record else None
+        self.builder = BatchBuilder(self.device)
+        self.graph_runner = self._make_graph_runner()
         self.preemption_costs = PreemptionCosts.estimate(
             self.device.type, self.block_bytes, sum(weight.numel() for weight in model.parameters())
         )
@@ -100,20 +102,23 @@ class ModelRunner:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         runner = cls(loading.load_model(name, config.dtype, device), config)
         if device.type == "cpu":
-            runner.speed_up()
+            runner.optimize()
         return runner
 
-    def speed_up(self) -> None:
-        """Rebuild the model for the CPU: packed weights, fused layers. It serves nobody else afterwards."""
-        if not can_pack():
-            return
-        if self.backend.name == "cpp":
-            from minipaged.execution.accel.layer_fusion import fuse_layers
+    def optimize(self) -> None:
+        """Rewrite the model for speed on a CPU; nobody else can use it afterwards."""
+        rows = torch.arange(min(8, self.vocab_size, self.max_model_len))
+        positions = rows * (self.max_model_len // len(rows))
+        optimize(
+            self.model,
+            run=lambda: self._call(rows[None], positions[None], rows),
+            fuse=self.backend.name == "cpp",
+        )
 
-            rows = torch.arange(min(8, self.vocab_size, self.max_model_len))
-            positions = rows * (self.max_model_len // len(rows))
-            fuse_layers(self.model, lambda: self._call(rows[None], positions[None], rows))
-        pack_linears(self.model)
+    def use_attention(self, attention: PagedAttention) -> None:
+        """Attend with this function instead of the backend's, in every step from now on."""
+        self.backend = self.backend._replace(paged_attention=attention)
+        self.graph_runner = None  # a graph would go on with the old one, or with lengths read on the host
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -121,45 +126,60 @@ class ModelRunner:
         self.cache.swap_out(plan.swap_out)
         self.cache.swap_in(plan.swap_in)
         self.cache.copy(plan.copies)
+        self._end_stage("moves")
         if not plan.scheduled:
             return StepResult([])
         batch = self.builder.build(plan.scheduled)
+        self._end_stage("batch")
         logits = self.forward(batch)
+        self._end_stage("forward")
         reports = self._prompt_logprobs(batch, logits) if batch.prompts else None
-        if not batch.sampling:
-            return StepResult([], reports)
-        if batch.sampling_index is not None:
-            logits = logits[batch.sampling_index]
-        return StepResult(self._sampler(logits, batch.sampling), reports)
+        samples: list[Sample] = []
+        if batch.sampling:
+            if batch.sampling_index is not None:
+                logits = logits[batch.sampling_index]
+            samples = self._sampler(logits, batch.sampling)
+        self._end_stage("sample")
+        return StepResult(samples, reports)
+
+    def _end_stage(self, name: str) -> None:
+        for hook in self.stage_hooks:
+            hook(name)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [R, V] of `batch.logits_rows`, until the next step; all K/V are in the pool afterwards."""
-        if self.decodes is not None and self.decodes.accepts(batch):
+        """Logits [R, V] of `output_indices`, until the next step; all K/V are in the pool afterwards."""
+        if self.graph_runner is not None and self.graph_runner.accepts(batch):
             try:
-                return self.decodes(batch)
-            except RecordingError as reason:
+                return self.graph_runner(batch)
+            except CaptureError as reason:
                 logger.warning("enable_cuda_graphs has no effect, steps are launched anew: %s", reason)
-                self.decodes = None
+                self.graph_runner = None
         return self.compute(batch)
 
     def compute(self, batch: Batch) -> Tensor:
-        """As `forward`, of the batch as it is, never recorded."""
+        """As `forward`, without CUDA graphs."""
         # (Rows for log-probabilities of a prompt are not the last of their sequences.)
-        is_all = batch.prompts or len(batch.logits_rows) == batch.input_ids.shape[1]
-        wanted = None if is_all else batch.logits_rows
-        step = PagedStep(self.cache.pools, batch.metadata, batch.positions[0], self.backend, wanted)
-        with attention_step(step):
-            return self._call(batch.input_ids, batch.positions, batch.logits_rows)[0]
+        uses_all = batch.prompts or len(batch.output_indices) == batch.input_ids.shape[1]
+        context = PagedContext(
+            self.cache.pools,
+            batch.metadata,
+            batch.positions[0],
+            self.backend,
+            None if uses_all else batch.output_indices,
+            self.stage_hooks,
+        )
+        with set_forward_context(context):
+            return self._call(batch.input_ids, batch.positions, batch.output_indices)[0]
 
-    def _call(self, input_ids: Tensor, positions: Tensor, logits_rows: Tensor) -> Tensor:
+    def _call(self, input_ids: Tensor, positions: Tensor, output_indices: Tensor) -> Tensor:
         return self.model(
-            input_ids=input_ids, position_ids=positions, use_cache=False, logits_to_keep=logits_rows
+            input_ids=input_ids, position_ids=positions, use_cache=False, logits_to_keep=output_indices
         ).logits
 
-    def _probe(self, block_size: int) -> dict[int, LayerSpec]:
+    def _probe(self) -> dict[int, LayerSpec]:
         """Which layers call the hook, with which shapes: one forward pass without a pool."""
         try:
-            specs, logits = self._run_without_pool(num_tokens=2, num_rows=1)
+            specs, logits = self._run_without_pool(num_tokens=2, num_outputs=1)
         except UnsupportedModelError:
             raise
         except Exception as error:  # code of other people, which may rely on a mask or a cache
@@ -172,6 +192,7 @@ class ModelRunner:
         silent = set(range(self._text_config.num_hidden_layers)) - set(specs)
         if silent:
             raise UnsupportedModelError(f"layers {sorted(silent)} keep no K/V in the cache")
+        block_size = self._config.block_size
         for layer, spec in specs.items():
             if spec.chunk_size is not None and spec.chunk_size % block_size:
                 raise UnsupportedModelError(
@@ -181,55 +202,52 @@ class ModelRunner:
         return specs
 
     @torch.inference_mode()
-    def _run_without_pool(self, num_tokens: int, num_rows: int) -> tuple[dict[int, LayerSpec], Tensor]:
-        """What the layers look like, and the logits [num_rows, V] (of no meaning)."""
-        probe = LayerProbe(self._text_config)
+    def _run_without_pool(self, num_tokens: int, num_outputs: int) -> tuple[dict[int, LayerSpec], Tensor]:
+        """What the layers look like, and meaningless logits [num_outputs, V]."""
+        probe = ProbeContext(self._text_config)
         rows = torch.arange(num_tokens, device=self.device)
-        with attention_step(probe):
-            logits = self._call(
-                torch.zeros_like(rows)[None], (rows % self.max_model_len)[None], rows[:num_rows]
-            )
+        with set_forward_context(probe):
+            positions = (rows % self.max_model_len)[None]
+            logits = self._call(torch.zeros_like(rows)[None], positions, rows[:num_outputs])
         return probe.specs, logits[0]
 
-    def _recorded_decodes(self, config: EngineConfig) -> PaddedDecodes:
+    def _make_graph_runner(self) -> CUDAGraphRunner | None:
+        # (Other backends read lengths on the host; a graph would repeat those it was captured with.)
+        config, device = self._config, self.device
+        if not (config.enable_cuda_graphs and device.type == "cuda" and self.backend.name == "triton"):
+            return None
         # Longer contexts are cut at attention chunks, on the host.
         chunk_sizes = [spec.chunk_size for spec, _, _ in self.cache.pools.values() if spec.chunk_size]
         longest = min(self.max_model_len, self.num_blocks * self.block_size, *chunk_sizes)
         num_rows = min(config.max_num_batched_tokens, config.max_num_seqs)
-        forward = replayed(self.compute, CudaRecorder(self.device, num_rows))
-        return PaddedDecodes(forward, num_rows, longest, self.block_size, self.device)
+        capture = CUDAGraphCapture(device, num_rows)
+        return CUDAGraphRunner(self.compute, capture, num_rows, longest, self.block_size, device)
 
-    def _available_bytes(self, config: EngineConfig) -> int:
+    def _available_bytes(self) -> int:
         """Bytes for the pool if the settings do not say: on a GPU, what the largest step leaves."""
         if self.device.type != "cuda":
             return DEFAULT_CPU_MEMORY
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
         resting = torch.cuda.memory_allocated(self.device)
-        num_tokens = config.max_num_batched_tokens
-        _, logits = self._run_without_pool(num_tokens, min(num_tokens, config.max_num_seqs))
+        num_tokens = self._config.max_num_batched_tokens
+        _, logits = self._run_without_pool(num_tokens, min(num_tokens, self._config.max_num_seqs))
         torch.log_softmax(logits.float(), dim=-1)  # the sampler's share
         del logits
         peak = torch.cuda.max_memory_allocated(self.device) - resting
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.device)
-        return gpu_budget(total, free, peak, config.gpu_memory_utilization)
+        return gpu_budget(total, free, peak, self._config.gpu_memory_utilization)
 
     @staticmethod
     def _prompt_logprobs(batch: Batch, logits: Tensor) -> dict[str, list[tuple[int, dict[int, float]]]]:
         """Per request, position and log-probabilities of the prompt tokens that the step's rows predict."""
         reports = {}
-        for chunk, first in batch.prompts:
-            sequence, num_tokens = chunk.sequence, num_predicted_prompt_tokens(chunk)
-            position = chunk.start + 1  # a row predicts the token after its own
-            reports[sequence.request.request_id] = list(
-                enumerate(
-                    prompt_logprobs(
-                        logits[first : first + num_tokens],
-                        sequence.token_ids[position : position + num_tokens],
-                        sequence.request.params.prompt_logprobs,
-                    ),
-                    start=position,
-                )
-            )
+        for item, first in batch.prompts:
+            sequence, num_tokens = item.sequence, num_predicted_prompt_tokens(item)
+            position = item.start + 1  # a row predicts the token after its own
+            token_ids = sequence.token_ids[position : position + num_tokens]
+            wanted = sequence.request.params.prompt_logprobs
+            found = prompt_logprobs(logits[first : first + num_tokens], token_ids, wanted)
+            reports[sequence.request.request_id] = list(enumerate(found, start=position))
         return reports

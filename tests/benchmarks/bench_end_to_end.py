@@ -30,7 +30,7 @@ def requests_of(shared=0):
 def llm_of(model, **options):
     config = {"num_blocks": 1000, "max_num_seqs": 16, "disable_log_stats": True} | options
     runner = ModelRunner(model, config_from(config))
-    runner.speed_up()
+    runner.optimize()
     return LLM(executor=runner, **config)
 
 

@@ -27,7 +27,7 @@ def engine_of(model, rebuilt=True, **options):
     config = {"max_num_seqs": NUM_SEQUENCES, "num_blocks": 3000, "disable_log_stats": True} | options
     runner = ModelRunner(model, config_from(config))
     if rebuilt:
-        runner.speed_up()
+        runner.optimize()
     return LLM(executor=runner, **config).engine
 
 

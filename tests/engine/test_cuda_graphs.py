@@ -1,6 +1,6 @@
 """Decode steps at fixed shapes: the same tokens padded, replayed and as they are.
 
-Without a GPU the padding and the static tensors are tested as such, and replays with a recorder that keeps
+Without a GPU the padding and the static tensors are tested as such, and replays with a capture that keeps
 the computation itself: like a graph, it sees nothing of a later step but what lies in the static tensors.
 """
 
@@ -19,12 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from minipaged import LLM, BeamSearchParams, SamplingParams
 from minipaged.decoding.sampling import Sampler
-from minipaged.execution.accel.cuda_graph import CudaRecorder, RecordingError
+from minipaged.execution.accel.cuda_graph import CaptureError, CUDAGraphCapture
 from minipaged.execution.accel.graph_decode import (
-    PaddedDecodes,
+    CUDAGraphRunner,
     padded_context,
     padded_rows,
-    replayed,
 )
 from minipaged.execution.batch import Batch
 from minipaged.execution.model_runner import ModelRunner
@@ -49,8 +48,15 @@ in_interpreter = [
 
 
 def keep(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """A recorder for a CPU: the replay is the first step's computation itself, host values and all."""
+    """A capture for a CPU: the replay is the first step's computation itself, host values and all."""
     return compute
+
+
+class Padding(CUDAGraphRunner):
+    """Pads each step and computes it anew."""
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return self._compute(self.pad(batch))[: batch.metadata.num_sequences]
 
 
 def skip_without_compiler(backend: str) -> None:
@@ -100,13 +106,13 @@ class TestStaticTensors:
     def driver(self) -> Driver:
         return Driver(build("llama"), num_blocks=200)
 
-    def padded(self, max_rows: int = 16) -> PaddedDecodes:
-        return PaddedDecodes(lambda batch: batch.input_ids[0], max_rows, 128, 4, CPU)
+    def padded(self, max_rows: int = 16) -> CUDAGraphRunner:
+        return Padding(lambda batch: batch.input_ids[0], keep, max_rows, 128, 4, CPU)
 
     def test_real_rows_are_the_steps_and_padding_is_written_nowhere(self, driver: Driver) -> None:
         """The picture of the module's docstring."""
         batch, _ = decode_batch(driver, [9, 70, 4, 8, 1])
-        filled = self.padded().fill(batch)
+        filled = self.padded().pad(batch)
         given, metadata = batch.metadata, filled.metadata
         assert filled.input_ids.shape == filled.positions.shape == (1, 8)
         assert torch.equal(filled.input_ids[:, :5], batch.input_ids)
@@ -117,47 +123,47 @@ class TestStaticTensors:
         for row, context in enumerate([9, 70, 4, 8, 1]):
             used = -(-context // 4)
             assert torch.equal(metadata.block_tables[row, :used], given.block_tables[row, :used])
-        assert filled.logits_rows.tolist() == list(range(8))
+        assert filled.output_indices.tolist() == list(range(8))
         assert metadata.is_decode_only
         assert metadata.max_context_len == 128
 
     def test_a_smaller_step_leaves_nothing_of_a_larger_one_to_be_written(self, driver: Driver) -> None:
         """Stale slots would overwrite the K/V of sequences that are not even in the step."""
         padded = self.padded()
-        padded.fill(decode_batch(driver, [5] * 8)[0])
-        metadata = padded.fill(decode_batch(driver, [6] * 5)[0]).metadata
+        padded.pad(decode_batch(driver, [5] * 8)[0])
+        metadata = padded.pad(decode_batch(driver, [6] * 5)[0]).metadata
         assert metadata.slot_mapping.tolist()[5:] == [-1, -1, -1]
         assert metadata.context_len.tolist() == [6, 6, 6, 6, 6, 1, 1, 1]
 
     def test_every_step_lies_at_the_same_addresses(self, driver: Driver) -> None:
-        """A graph reads and writes where it was recorded."""
+        """A graph reads and writes where it was captured."""
 
         def addresses(batch: Batch) -> list[int]:
             metadata = batch.metadata
             tensors = (metadata.slot_mapping, metadata.query_start, metadata.context_len)
-            tensors += (metadata.block_tables, batch.input_ids, batch.positions, batch.logits_rows)
+            tensors += (metadata.block_tables, batch.input_ids, batch.positions, batch.output_indices)
             return [tensor.data_ptr() for tensor in tensors]
 
         padded = self.padded()
-        first = padded.fill(decode_batch(driver, [9, 70, 4])[0])
-        assert addresses(padded.fill(decode_batch(driver, [3] * 11)[0])) == addresses(first)
+        first = padded.pad(decode_batch(driver, [9, 70, 4])[0])
+        assert addresses(padded.pad(decode_batch(driver, [3] * 11)[0])) == addresses(first)
         stride = first.metadata.block_tables.stride()
-        assert padded.fill(decode_batch(driver, [2])[0]).metadata.block_tables.stride() == stride
+        assert padded.pad(decode_batch(driver, [2])[0]).metadata.block_tables.stride() == stride
 
     def test_types_are_those_of_the_steps(self, driver: Driver) -> None:
         """A copy would convert without a word; the kernels read what they were compiled for."""
         batch, _ = decode_batch(driver, [9, 2, 3])
-        filled = self.padded().fill(batch)
+        filled = self.padded().pad(batch)
         for name in ("slot_mapping", "query_start", "context_len", "block_tables"):
             assert getattr(filled.metadata, name).dtype == getattr(batch.metadata, name).dtype, name
-        for name in ("input_ids", "positions", "logits_rows"):
+        for name in ("input_ids", "positions", "output_indices"):
             assert getattr(filled, name).dtype == getattr(batch, name).dtype, name
 
     def test_spare_blocks_beyond_the_longest_context_are_left_out(self, driver: Driver) -> None:
         """Page growth in grants gives a sequence more blocks than its longest text needs."""
         batch, chunks = decode_batch(driver, [128])
         chunks[0].sequence.table.blocks.extend([0] * 5)
-        filled = self.padded().fill(driver.runner.builder.build(chunks))
+        filled = self.padded().pad(driver.runner.builder.build(chunks))
         assert torch.equal(filled.metadata.block_tables, batch.metadata.block_tables)
 
     def test_only_decodes_that_all_have_logits_are_accepted(self, driver: Driver) -> None:
@@ -169,29 +175,28 @@ class TestStaticTensors:
         assert not padded.accepts(build_batch([prompt, *chunks[1:]]))
         assert not padded.accepts(build_batch([*chunks[:2], chunks[2]._replace(num_candidates=0)]))
         assert not padded.accepts(decode_batch(driver, [2] * 5)[0])
-        assert not PaddedDecodes(padded._forward, 4, 8, 4, CPU).accepts(batch)
+        assert not Padding(padded._compute, keep, 4, 8, 4, CPU).accepts(batch)
 
     def test_the_results_of_padding_are_dropped(self, driver: Driver) -> None:
         """The caller sees its own rows alone."""
         batch, _ = decode_batch(driver, [9, 2, 3])
         assert torch.equal(self.padded()(batch), batch.input_ids[0])
 
-    def test_each_shape_is_recorded_once(self, driver: Driver) -> None:
-        """Recording is slow, and a graph of other shapes computes something else."""
-        recorded: list[Callable[[], Tensor]] = []
+    def test_each_shape_is_captured_once(self, driver: Driver) -> None:
+        """A capture is slow, and a graph of other shapes computes something else."""
+        captured: list[Callable[[], Tensor]] = []
 
-        def record(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-            recorded.append(compute)
+        def capture(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+            captured.append(compute)
             return compute
 
-        forward = replayed(lambda batch: batch.input_ids[0], record)
-        padded = PaddedDecodes(forward, 16, 1024, 4, CPU)
+        padded = CUDAGraphRunner(lambda batch: batch.input_ids[0], capture, 16, 1024, 4, CPU)
         for contexts in ([5, 6, 7], [1] * 4, [9] * 5, [3, 3, 3], [600, 1, 1], [2] * 8):
             batch, chunks = decode_batch(driver, contexts)
             assert torch.equal(padded(batch), batch.input_ids[0])
             for chunk in chunks:
                 chunk.sequence.table.free()
-        assert len(recorded) == 3  # 4 rows, 8 rows, 4 rows with a long context
+        assert len(captured) == 3  # 4 rows, 8 rows, 4 rows with a long context
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "llama4", "gpt2"])
@@ -210,7 +215,7 @@ def test_padding_changes_neither_logits_nor_pools(name: str, backend: str) -> No
         sequences = [driver.add(prompt) for prompt in prompts]
         driver.execute([(sequence, sequence.num_uncomputed_tokens) for sequence in sequences])
         if is_padded:
-            driver.runner.decodes = PaddedDecodes(driver.runner.compute, 16, 128, 4, CPU)
+            driver.runner.graph_runner = Padding(driver.runner.compute, keep, 16, 128, 4, CPU)
         logits.append(torch.cat(driver.logits([(sequence, 1) for sequence in sequences])))
         pools.append([pool for _, *both in driver.runner.cache.pools.values() for pool in both])
     assert logits[0].shape == (5, VOCAB_SIZE)
@@ -242,19 +247,19 @@ def assert_same(actual: list, expected: list) -> None:
         assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-3)
 
 
-def pad_decodes(llm: LLM, record: Callable | None = None) -> list[tuple[int, int]]:
+def pad_decodes(llm: LLM, capture: Callable | None = None) -> list[tuple[int, int]]:
     """Pad the decode steps of an engine from now on; they are noted as (decodes, rows)."""
     runner = llm.engine.executor
-    compute = runner.compute if record is None else replayed(runner.compute, record)
     steps: list[tuple[int, int]] = []
 
-    class Noting(PaddedDecodes):
-        def fill(self, batch: Batch) -> Batch:
-            filled = super().fill(batch)
-            steps.append((batch.metadata.num_sequences, filled.metadata.num_sequences))
-            return filled
+    class Noting(Padding if capture is None else CUDAGraphRunner):
+        def pad(self, batch: Batch) -> Batch:
+            padded = super().pad(batch)
+            steps.append((batch.metadata.num_sequences, padded.metadata.num_sequences))
+            return padded
 
-    runner.decodes = Noting(compute, 24, runner.max_model_len, runner.block_size, CPU)
+    sizes = 24, runner.max_model_len, runner.block_size
+    runner.graph_runner = Noting(runner.compute, capture or keep, *sizes, CPU)
     return steps
 
 
@@ -281,12 +286,12 @@ class TestWholeRuns:
         assert any(decodes < rows for decodes, rows in steps)
         assert len({rows for _, rows in steps}) > 3
 
-    def test_what_cannot_be_recorded_is_computed_as_ever(self, model, prompts, caplog) -> None:
+    def test_what_cannot_be_captured_is_computed_as_ever(self, model, prompts, caplog) -> None:
         """An experts' layer that asks the device how many tokens it has: one warning, and all tokens."""
 
         def refuse(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
             compute()
-            raise RecordingError("it waits for the device")
+            raise CaptureError("it waits for the device")
 
         llm = make_llm(model)
         pad_decodes(llm, refuse)
@@ -297,14 +302,30 @@ class TestWholeRuns:
             "enable_cuda_graphs has no effect, steps are launched anew: it waits for the device"
         ]
 
+    def test_another_attention_is_used_at_once(self, model, prompts) -> None:
+        """A captured step would go on with the attention it was captured with."""
+        llm = make_llm(model, enable_prefix_caching=False)
+        pad_decodes(llm, keep)
+        texts(llm, prompts[:2], METHODS[:1] * 2)
+        calls = []
+
+        def noting(query, *arguments, **parameters) -> Tensor:
+            calls.append(len(query))
+            return zeros(query, *arguments, **parameters)
+
+        llm.engine.executor.use_attention(noting)
+        texts(llm, prompts[:2], METHODS[:1] * 2)
+        assert calls[-1] == 2
+        assert len(calls) == 20 * model.config.num_hidden_layers
+
     def test_on_a_cpu_nothing_is_padded(self, model) -> None:
         """A CPU computes what it is given; padding is work."""
         for switch in (True, False):
-            assert make_llm(model, enable_cuda_graphs=switch).engine.executor.decodes is None
+            assert make_llm(model, enable_cuda_graphs=switch).engine.executor.graph_runner is None
 
 
 class ReadOnHost(TorchDispatchMode):
-    """Counts operations that on a GPU would wait for a value; a recording must have none."""
+    """Counts operations that on a GPU would wait for a value; a capture must have none."""
 
     VALUES = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal")
 
@@ -318,22 +339,24 @@ class ReadOnHost(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-def stand_in(runner: ModelRunner) -> None:
+def replace_attention(runner: ModelRunner) -> None:
     """Attention without values of its own to ask for, so that only the model's remain."""
+    runner.use_attention(zeros)
+    runner.backend = runner.backend._replace(write_kv=lambda *arguments: None)
 
-    def attend(query, key_cache, value_cache, metadata, **options) -> Tensor:
-        return query.new_zeros((*query.shape[:2], value_cache.shape[-1]))
 
-    runner.backend = runner.backend._replace(write_kv=lambda *arguments: None, paged_attention=attend)
+def zeros(query, key_cache, value_cache, metadata, **parameters) -> Tensor:
+    """Attention that mixes nothing."""
+    return query.new_zeros((*query.shape[:2], value_cache.shape[-1]))
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_a_padded_decode_step_asks_the_device_for_nothing(name: str) -> None:
-    """One `.item()` in a model's forward pass, and none of its steps could be recorded."""
+    """One `.item()` in a model's forward pass, and none of its steps could be captured."""
     driver = Driver(build(name))
     batch, _ = decode_batch(driver, [8, 3, 4])
-    padded = PaddedDecodes(driver.runner.compute, 4, 8, 4, CPU).fill(batch)
-    stand_in(driver.runner)
+    padded = Padding(driver.runner.compute, keep, 4, 8, 4, CPU).pad(batch)
+    replace_attention(driver.runner)
     with torch.inference_mode(), ReadOnHost() as read:
         driver.runner.compute(padded)
     assert read.seen == []
@@ -366,7 +389,7 @@ def test_greedy_sampling_reads_the_device_once(monkeypatch) -> None:
 
 @pytest.mark.parametrize("backend", [pytest.param("triton", marks=in_interpreter)])
 def test_kernels_read_no_host_value_of_a_later_step(model, backend) -> None:
-    """A length or a number of splits taken from the host would stay that of the recorded step."""
+    """A length or a number of splits taken from the host would stay that of the captured step."""
     prompts = [random_tokens(length, model.config.vocab_size, seed=length) for length in (5, 30, 2)]
     greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     options = {"attention_backend": backend, "block_size": 8, "num_blocks": 24}
@@ -380,7 +403,7 @@ def test_kernels_read_no_host_value_of_a_later_step(model, backend) -> None:
 
 
 class TestOnAGpu:
-    """Recorded for real; the model's steps without graphs are the measure."""
+    """Captured for real; the model's steps without graphs are the measure."""
 
     pytestmark = on_gpu
 
@@ -398,13 +421,13 @@ class TestOnAGpu:
             llm = make_llm(on_device, enable_cuda_graphs=switch, **options)
             found.append(texts(llm, prompts[:12], METHODS * 3))
             assert llm.engine.metrics.num_preemptions > 0
-            assert (llm.engine.executor.decodes is not None) == switch
+            assert (llm.engine.executor.graph_runner is not None) == switch
         assert_same(*found)
 
     def test_every_size_gives_the_logits_of_the_step_as_it_is(self, on_device) -> None:
-        """Up to 100 rows, recorded, then replayed with other contents; contexts on both sides of 512."""
+        """Up to 100 rows, captured, then replayed with other contents; contexts on both sides of 512."""
         driver = Driver(on_device, num_blocks=8000, max_num_seqs=100, attention_backend="triton")
-        runner, replay = driver.runner, driver.runner.decodes
+        runner, replay = driver.runner, driver.runner.graph_runner
         assert replay is not None
         for _, keys, values in runner.cache.pools.values():
             keys.normal_()
@@ -419,10 +442,10 @@ class TestOnAGpu:
                 torch.testing.assert_close(replayed_logits, runner.compute(batch), atol=1e-3, rtol=0)
                 for chunk in chunks:
                     chunk.sequence.table.free()
-        assert runner.decodes is replay
+        assert runner.graph_runner is replay
 
     def test_a_step_that_waits_for_the_device_is_computed_as_ever(self, on_device, prompts, caplog) -> None:
-        """Found out before anything is recorded: later steps, and other models, are not harmed."""
+        """Found out before anything is captured: later steps, and other models, are not harmed."""
         llm, plain = [
             make_llm(on_device, enable_cuda_graphs=switch, attention_backend="triton")
             for switch in (True, False)
@@ -436,22 +459,22 @@ class TestOnAGpu:
             found = texts(llm, prompts[:4], METHODS)
         finally:
             asking.remove()
-        assert llm.engine.executor.decodes is None
+        assert llm.engine.executor.graph_runner is None
         assert "enable_cuda_graphs has no effect" in caplog.text
         assert_same(found, texts(plain, prompts[:4], METHODS))
         again = make_llm(on_device, attention_backend="triton")
         assert_same(texts(again, prompts[:4], METHODS), found)
-        assert again.engine.executor.decodes is not None
+        assert again.engine.executor.graph_runner is not None
 
-    def test_a_recording_leaves_torch_as_it_was(self, on_device) -> None:
-        """The stream in force and the mode that refuses to wait would outlive a recording that fails."""
+    def test_a_capture_leaves_torch_as_it_was(self, on_device) -> None:
+        """The stream in force and the mode that refuses to wait would outlive a capture that fails."""
         device = next(on_device.parameters()).device
         stream = torch.cuda.current_stream(device)
-        recorder = CudaRecorder(device, 4)
-        replay = recorder(lambda: torch.ones(2, 3, device=device))
+        capture = CUDAGraphCapture(device, 4)
+        replay = capture(lambda: torch.ones(2, 3, device=device))
         assert replay().tolist() == [[1.0] * 3] * 2
-        with pytest.raises(RecordingError, match="synchroni"):
-            recorder(lambda: torch.ones(2, 3, device=device) * torch.ones(1, device=device).item())
+        with pytest.raises(CaptureError, match="synchroni"):
+            capture(lambda: torch.ones(2, 3, device=device) * torch.ones(1, device=device).item())
         assert torch.cuda.current_stream(device) == stream
         assert torch.cuda.get_sync_debug_mode() == 0
         assert replay().tolist() == [[1.0] * 3] * 2

@@ -1,4 +1,4 @@
-"""A plan's chunks become flat ragged tensors: the rows, slots and tables are those of the block tables."""
+"""A plan becomes flat ragged tensors: the rows, slots and tables are those of the block tables."""
 
 import random
 from types import SimpleNamespace
@@ -59,17 +59,17 @@ def check(batch: Batch, chunks: list[ScheduledSequence]) -> None:
 def test_prompt_decode_and_chunk_in_one_batch(pool: BlockAllocator) -> None:
     """The picture of the module's docstring."""
     chunks = [chunk(pool, 0, 5), chunk(pool, 8, 1), chunk(pool, 5, 2)]
-    batch = BatchBuilder(BLOCK_SIZE, "cpu").build(chunks)
+    batch = BatchBuilder("cpu").build(chunks)
     assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 8, 5, 6]]
     assert batch.metadata.query_start.tolist() == [0, 5, 6, 8]
     assert batch.metadata.context_len.tolist() == [5, 9, 7]
-    assert batch.logits_rows.tolist() == [4, 5, 7]
+    assert batch.output_indices.tolist() == [4, 5, 7]
     check(batch, chunks)
 
 
 def test_dtypes_are_those_of_the_kernels(pool: BlockAllocator) -> None:
     """A kernel reads int32 tables and int64 slots; the wrong width is garbage on a GPU."""
-    metadata = BatchBuilder(BLOCK_SIZE, "cpu").build([chunk(pool, 0, 5)]).metadata
+    metadata = BatchBuilder("cpu").build([chunk(pool, 0, 5)]).metadata
     names = ("slot_mapping", "query_start", "context_len", "block_tables")
     assert [str(getattr(metadata, name).dtype) for name in names] == [
         "torch.int64",
@@ -82,16 +82,16 @@ def test_dtypes_are_those_of_the_kernels(pool: BlockAllocator) -> None:
 def test_only_chunks_with_candidates_have_logits(pool: BlockAllocator) -> None:
     """A chunk in the middle of a prompt predicts nothing that anybody wants."""
     chunks = [chunk(pool, 0, 5, 0), chunk(pool, 8, 1), chunk(pool, 5, 2, 0), chunk(pool, 2, 3, 2)]
-    batch = BatchBuilder(BLOCK_SIZE, "cpu").build(chunks)
-    assert batch.logits_rows.tolist() == [5, 10]
+    batch = BatchBuilder("cpu").build(chunks)
+    assert batch.output_indices.tolist() == [5, 10]
     assert batch.sampling == [chunks[1], chunks[3]]
     assert batch.sampling_index is None
 
 
 def test_a_step_without_candidates_has_no_logits(pool: BlockAllocator) -> None:
     """An empty list of rows, not "all rows"."""
-    batch = BatchBuilder(BLOCK_SIZE, "cpu").build([chunk(pool, 0, 5, 0)])
-    assert batch.logits_rows.tolist() == []
+    batch = BatchBuilder("cpu").build([chunk(pool, 0, 5, 0)])
+    assert batch.output_indices.tolist() == []
     assert batch.sampling == []
 
 
@@ -100,8 +100,8 @@ def test_prompt_rows_are_those_that_predict_a_prompt_token(pool: BlockAllocator)
     last = chunk(pool, 3, 4, 1, prompt=7, wanted=0)
     middle = chunk(pool, 3, 2, 0, prompt=7, wanted=2)
     decode = chunk(pool, 8, 1, 1, prompt=9)
-    batch = BatchBuilder(BLOCK_SIZE, "cpu").build([decode, last, middle, decode])
-    assert batch.logits_rows.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    batch = BatchBuilder("cpu").build([decode, last, middle, decode])
+    assert batch.output_indices.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
     assert batch.prompts == [(last, 1), (middle, 5)]
     assert batch.sampling_index == [0, 4, 7]
 
@@ -109,25 +109,47 @@ def test_prompt_rows_are_those_that_predict_a_prompt_token(pool: BlockAllocator)
 def test_a_generated_token_is_no_prompt_token(pool: BlockAllocator) -> None:
     """Recomputing prompt and output after a preemption reports the prompt part alone."""
     again = chunk(pool, 0, 6, 1, prompt=6, wanted=1)
-    again.sequence.num_prompt_tokens = 3
-    batch = BatchBuilder(BLOCK_SIZE, "cpu").build([again])
-    assert batch.logits_rows.tolist() == [0, 1, 5]
+    del again.sequence.request.prompt_token_ids[3:]
+    batch = BatchBuilder("cpu").build([again])
+    assert batch.output_indices.tolist() == [0, 1, 5]
 
 
 def test_a_later_batch_leaves_an_earlier_one_alone(pool: BlockAllocator) -> None:
     """The tables are kept between steps; a tensor that is a view of them would change under the GPU."""
-    builder = BatchBuilder(BLOCK_SIZE, "cpu")
+    builder = BatchBuilder("cpu")
     first, second = [chunk(pool, 0, 8)], [chunk(pool, 0, 8)]
     batch = builder.build(first)
     builder.build(second)
     check(batch, first)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_slots_are_those_of_the_block_tables(seed: int) -> None:
+    """The translation of `BlockTable.slots`, for random tables, block sizes and parts of sequences."""
+    source = random.Random(seed)
+    block_size, num_blocks = source.choice((1, 3, 4, 16)), 300
+    pool = BlockAllocator(num_blocks)
+    pool.allocate(source.randrange(50))
+    scheduled, expected = [], []
+    for _ in range(source.randrange(1, 9)):
+        table = BlockTable(pool, block_size)
+        num_tokens = source.randrange(1, 30)
+        table.append(num_tokens)
+        source.shuffle(table.blocks)
+        table.preallocate(source.randrange(3))
+        request = Request("r", [7] * num_tokens, None, None, 1000, table)
+        start = source.randrange(num_tokens)
+        count = source.randrange(1, num_tokens - start + 1)
+        scheduled.append(ScheduledSequence(request.sequences[0], start, count, 0))
+        expected += table.slots(start, start + count)
+    assert BatchBuilder("cpu").build(scheduled).metadata.slot_mapping.tolist() == expected
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_kept_tables_never_go_stale(seed: int) -> None:
     """Rows change hands, sequences grow and move (swap, copy-on-write): each batch is as if built anew."""
     source = random.Random(seed)
-    pool, builder = BlockAllocator(200), BatchBuilder(BLOCK_SIZE, "cpu")
+    pool, builder = BlockAllocator(200), BatchBuilder("cpu")
     alive = [chunk(pool, 0, source.randrange(1, 20)) for _ in range(4)]
     for _ in range(60):
         action = source.randrange(4)

@@ -195,3 +195,17 @@ def test_prompt_logprobs_are_the_same_however_the_prompt_is_cut() -> None:
             assert set(report) == {prompt[position], *row.topk(2).indices.tolist()}
             for token, logprob in report.items():
                 assert logprob == pytest.approx(row[token].item(), abs=1e-4)
+
+
+def test_stage_hooks_are_called_as_each_stage_ends() -> None:
+    """A profile whose parts do not add up to the step, or that charges attention to the forward pass."""
+    driver = Driver(build("llama"))
+    stages: list[str] = []
+    driver.runner.stage_hooks.append(stages.append)
+    sequence = driver.add(random_tokens(5, VOCAB_SIZE, seed=1))
+    driver.execute([(sequence, 5)])
+    layers = ["forward", "write_kv", "attention"] * driver.runner.model.config.num_hidden_layers
+    assert stages == ["moves", "batch", *layers, "forward", "sample"]
+    driver.runner.stage_hooks.clear()
+    driver.execute([(sequence, 1)])
+    assert len(stages) == len(layers) + 4

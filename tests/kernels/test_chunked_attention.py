@@ -2,7 +2,7 @@
 
 import torch
 
-from minipaged.execution.accel.chunked_attention import split_at_chunks
+from minipaged.execution.chunked_attention import split_at_chunks
 from minipaged.kernels.reference.attention import paged_attention
 from tests.kernels.cases import assert_close, make_case
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minipaged.kernels.cpp.build import BuildError, load_library
+from minipaged.kernels.cpp.build import DTYPES, BuildError, load_library
 
 try:
     load_library()
@@ -13,7 +13,6 @@ except BuildError as reason:
     pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
 
 from minipaged.kernels.cpp.elementwise import (
-    DTYPES,
     greedy_tokens,
     rms_norm,
     rms_norm_heads_,

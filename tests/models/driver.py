@@ -44,7 +44,7 @@ class Driver:
         request = Request(f"r{random.random()}", token_ids, None, params, self.runner.max_model_len, table)
         return request.sequences[0]
 
-    def chunks(self, parts: list[tuple[Sequence, int]]) -> list[ScheduledSequence]:
+    def scheduled(self, parts: list[tuple[Sequence, int]]) -> list[ScheduledSequence]:
         """Chunks of the next `count` tokens of each sequence, with slots; the last token samples."""
         chunks = []
         for sequence, count in parts:
@@ -57,7 +57,7 @@ class Driver:
     def execute(self, parts: list[tuple[Sequence, int]]) -> StepResult:
         """One step; the sampled tokens are appended."""
         self.steps += 1
-        plan = StepPlan(self.steps, self.scheduled(parts), num_tokens=sum(count for _, count in parts))
+        plan = StepPlan(self.steps, self.scheduled(parts))
         result = self.runner.execute(plan)
         sampling = [chunk.sequence for chunk in plan.scheduled if chunk.num_candidates]
         assert len(sampling) == len(result.samples)
@@ -69,7 +69,7 @@ class Driver:
     def logits(self, parts: list[tuple[Sequence, int]]) -> list[Tensor]:
         """One step whose logits are all kept: per part [count, V]."""
         batch = self.runner.builder.build(self.scheduled(parts))
-        batch = batch._replace(logits_rows=torch.arange(batch.input_ids.shape[1]))
+        batch = batch._replace(output_indices=torch.arange(batch.input_ids.shape[1]))
         return list(self.runner.forward(batch).split([count for _, count in parts]))
 
 

@@ -1,4 +1,4 @@
-"""Stand-ins for layers: taken where they compute the same, and only there."""
+"""Layer fusion: layers are replaced where the fused form computes the same, and only there."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 from minipaged import SamplingParams
 from minipaged.execution.accel.packed_linear import can_pack
-from minipaged.execution.attention import Options, attention_step
+from minipaged.execution.attention import set_forward_context
 from minipaged.kernels.cpp.build import BuildError, load_library
+from minipaged.kernels.metadata import AttentionParameters
 from tests.models.driver import Driver, random_tokens
 from tests.models.zoo import build
 
@@ -25,12 +26,12 @@ if not can_pack():
     pytest.skip("this PyTorch has no packed oneDNN products", allow_module_level=True)
 
 from minipaged.execution.accel.fused_layer import FusedLayer, FusedNorm
-from minipaged.execution.accel.layer_fusion import Trial
+from minipaged.execution.accel.layer_fusion import EquivalenceContext
 
 
 def rebuilt(model: nn.Module) -> tuple[nn.Module, list[str]]:
-    """The model, rebuilt, and the kinds of its stand-ins."""
-    Driver(model).runner.speed_up()
+    """The model, rebuilt, and the kinds of its fused modules."""
+    Driver(model).runner.optimize()
     kinds = [type(m).__name__ for m in model.modules() if isinstance(m, (FusedLayer, FusedNorm))]
     return model, kinds
 
@@ -62,9 +63,9 @@ def test_biases_and_heads_of_their_own_are_kept(changes):
     rows, positions = torch.arange(9)[None], torch.arange(9)[None]
     answers = []
     for model in (plain, fused):
-        # Both under the same stand-in for attention: what is compared is all the rest.
+        # Both with the same simple attention: what is compared is all the rest.
         model.set_attn_implementation("minipaged")
-        with torch.inference_mode(), attention_step(Trial()):
+        with torch.inference_mode(), set_forward_context(EquivalenceContext()):
             answers.append(model(input_ids=rows, position_ids=positions, use_cache=False).logits)
     torch.testing.assert_close(answers[1], answers[0], atol=1e-4, rtol=1e-4)
 
@@ -80,7 +81,7 @@ class Impostors:
         layer.mlp.act_fn = nn.GELU()
 
     def other_keys(self, layer: Any) -> None:
-        # Shows in what attention is asked alone: the trial answers with the values.
+        # Shows in what attention is asked alone: the equivalence check answers with the values.
         keys = layer.self_attn.k_proj
         keys.register_forward_hook(lambda module, arguments, output: output * 1.01)
 
@@ -99,7 +100,7 @@ def test_a_layer_that_computes_something_else_stays(trick, caplog):
         rebuilt(model)
     assert model.model.layers[1] is impostor
     assert isinstance(model.model.layers[0], FusedLayer)
-    assert "LlamaDecoderLayer is not what its name promises" in caplog.text
+    assert "LlamaDecoderLayer is not equivalent to its fused form" in caplog.text
 
 
 class Elsewhere(nn.Linear):
@@ -140,7 +141,7 @@ def test_bfloat16_is_fused_too():
 def test_the_last_layer_computes_only_rows_that_matter():
     """A quarter of a prompt's work in four layers wasted; log-probabilities of rows never computed."""
     driver = Driver(build("llama"))
-    driver.runner.speed_up()
+    driver.runner.optimize()
     num_rows: list[list[int]] = []
     for layer in driver.runner.model.model.layers:
         num_rows.append([])
@@ -163,7 +164,7 @@ def test_tokens_do_not_depend_on_where_prompts_are_cut():
     answers = []
     for cuts in ([11, 6, 17], [4, 4, 4], [5, 1, 8]):
         driver = Driver(build("qwen3"))
-        driver.runner.speed_up()
+        driver.runner.optimize()
         sequences = [driver.add(prompt) for prompt in prompts]
         while any(sequence.num_generated_tokens < 6 for sequence in sequences):
             driver.execute([(s, min(s.num_uncomputed_tokens, cut)) for s, cut in zip(sequences, cuts)])
@@ -171,11 +172,11 @@ def test_tokens_do_not_depend_on_where_prompts_are_cut():
     assert answers[1:] == answers[:1] * 2
 
 
-def test_the_trial_notes_what_was_asked_before_it_is_overwritten():
+def test_the_check_records_queries_and_keys_before_they_are_overwritten():
     """Keys and queries are views into a buffer that the layer goes on to use."""
-    trial, rows = Trial(), torch.ones(2, 3, 4)
+    context, rows = EquivalenceContext(), torch.ones(2, 3, 4)
     module = nn.Module()
     module.layer_idx = 0
-    trial.attend(module, rows, rows, rows, Options(1.0))
+    context.attend(module, rows, rows, rows, AttentionParameters(1.0))
     rows.zero_()
-    assert trial.asked[0][0].eq(1).all()
+    assert context.calls[0][0].eq(1).all()

@@ -41,7 +41,7 @@ def test_logits_agree_at_every_position_however_the_tokens_are_cut(name: str, re
     """Catches an ignored scale, window, softcap, sink or position, and any mixing between sequences."""
     reference, driver = build(name), Driver(build(name))
     if rebuilt:
-        driver.runner.speed_up()
+        driver.runner.optimize()
     token_ids = [random_tokens(sum(pieces), VOCAB_SIZE, seed) for seed, (_, pieces) in enumerate(CUTS)]
     sequences = [driver.add(ids) for ids in token_ids]
     computed: list[list[torch.Tensor]] = [[] for _ in sequences]
@@ -61,7 +61,7 @@ def test_greedy_tokens_are_those_of_generate(name: str, rebuilt: bool) -> None:
     """Catches an off-by-one between sampled row, position and slot; 4 requests of different age at once."""
     reference, driver = build(name), Driver(build(name))
     if rebuilt:
-        driver.runner.speed_up()
+        driver.runner.optimize()
     prompts = [random_tokens(length, VOCAB_SIZE, seed=length) for length in (1, 5, 9, 12)]
     num_tokens = 14
     sequences = []

@@ -7,13 +7,13 @@ from transformers import AutoModelForCausalLM, BertConfig
 
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution.attention import (
-    LayerProbe,
-    Options,
+    ProbeContext,
     UnsupportedModelError,
-    attention_step,
     paged_attention_hook,
+    set_forward_context,
 )
 from minipaged.execution.model_runner import ModelRunner
+from minipaged.kernels.metadata import AttentionParameters
 from tests.models.driver import Driver, greedy, random_tokens
 from tests.models.zoo import VOCAB_SIZE, build
 
@@ -124,8 +124,8 @@ class TestProbe:
         layer_types = ("sliding_attention", "full_attention", "linear_attention")
 
     def call(self, layer: int, mask: torch.Tensor | None = None, times: int = 1, **options: object) -> None:
-        probe, rows = LayerProbe(self.Config()), torch.zeros(1, 2, 3, 4)
-        with attention_step(probe):
+        probe, rows = ProbeContext(self.Config()), torch.zeros(1, 2, 3, 4)
+        with set_forward_context(probe):
             for _ in range(times):
                 paged_attention_hook(self.Layer(layer), rows, rows, rows, mask, **options)
 
@@ -169,20 +169,20 @@ def test_a_switched_model_run_by_somebody_else_says_so() -> None:
     """Without a step there is no pool; plain attention instead would hide the mistake."""
     model = build("llama")
     ModelRunner(model, EngineConfig(num_blocks=8), greedy)
-    with pytest.raises(RuntimeError, match="attention_step"):
+    with pytest.raises(RuntimeError, match="set_forward_context"):
         model(torch.tensor([[1, 2]]))
 
 
 def test_default_scale_is_one_over_the_root_of_the_head_size() -> None:
     """What transformers' own functions do when a model names no scale."""
-    seen: list[Options] = []
+    seen: list[AttentionParameters] = []
 
     class Recorder:
-        def attend(self, module, query, key, value, options):
-            seen.append(options)
+        def attend(self, module, query, key, value, parameters):
+            seen.append(parameters)
             return query
 
     rows = torch.zeros(1, 2, 3, 16)
-    with attention_step(Recorder()):
+    with set_forward_context(Recorder()):
         paged_attention_hook(nn.Module(), rows, rows, rows, None)
-    assert seen == [Options(0.25)]
+    assert seen == [AttentionParameters(0.25)]

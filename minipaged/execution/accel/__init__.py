@@ -1,1 +1,1 @@
-"""What only makes a model faster. `optimize` is the one way in."""
+"""What only makes a model faster: `optimize` rewrites its layers, `CUDAGraphRunner` replays its decodes."""

@@ -1,25 +1,24 @@
 """The common decoder layer with fewer products and fewer trips to memory, on a CPU.
 
-    x -> norm -> [Q K V] -> rotate Q, K where they lie -> attend -> product, + x  = y
-    y -> norm -> [gate up] -> silu(gate) * up                    -> product, + y
+    x -> norm -> [Q K V] -> rotate Q, K in place -> attend -> product, + x  = y
+    y -> norm -> [gate up] -> silu(gate) * up              -> product, + y
 
 Products of the same rows are one product of stacked weights; what lies between two products is one pass
-(`cpp/elementwise.py`). The last layer computes keys and values of all rows, and all else only of those that
-somebody looks at afterwards: of a prompt one row, or none if the prompt goes on in the next step. Who uses a
-layer in place of another's makes sure that both compute the same.
-Does NOT know: how attention is computed, paging, models.
+(`kernels/cpp/elementwise.py`). The last layer computes keys and values of all rows, and all else only of the
+output rows: of a prompt its last row, or none if the prompt goes on in the next step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from minipaged.execution.accel.packed_linear import PackedLinear, stack_linears
+from minipaged.execution.attention import get_forward_context
 from minipaged.kernels.cpp import elementwise
+from minipaged.kernels.metadata import AttentionParameters
 
 
 class FusedNorm(nn.Module):
@@ -36,24 +35,14 @@ class FusedNorm(nn.Module):
 
 
 class FusedLayer(nn.Module):
-    """A decoder layer as drawn above.
+    """A decoder layer as drawn above; the weights of transformers' `layer` can be freed afterwards."""
 
-    Args:
-        layer: transformers' layer; its weights can be freed afterwards.
-        step_in_force: whoever answers for attention now. Its `attend(layer, query [R, Hq, Dk],
-            key [T, Hkv, Dk], value [T, Hkv, Dv], options)` gives [R, Hq, Dv]; its `rows_wanted` are the rows
-            [R] int64 that somebody looks at after the last layer, or None for all T.
-        options: handed to `attend` as they are.
-        is_last: whether this is the last layer.
-    """
-
-    def __init__(self, layer: Any, step_in_force: Callable[[], Any], options: Any, is_last: bool) -> None:
+    def __init__(self, layer: Any, parameters: AttentionParameters) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self.layer_idx = attention.layer_idx
-        self._step_in_force = step_in_force
-        self._options = options
-        self._is_last = is_last
+        self._is_last = self.layer_idx == attention.config.num_hidden_layers - 1
+        self._attention_parameters = parameters
         self._head_dim = attention.head_dim
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         self._num_heads = [linear.out_features // attention.head_dim for linear in projections]
@@ -69,7 +58,7 @@ class FusedLayer(nn.Module):
     def forward(
         self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], **others: Any
     ) -> Tensor:
-        """Rows [1, T, D] -> [1, T, D], zero where not wanted.
+        """Rows [1, T, D] -> [1, T, D], in the last layer zero but for the output rows.
 
         position_embeddings: cosines and sines [1, T, head_dim].
         """
@@ -81,16 +70,16 @@ class FusedLayer(nn.Module):
                 elementwise.rms_norm_heads_(heads, norm.weight, norm.epsilon)
         cosines, sines = position_embeddings
         elementwise.rotate_heads_(product[:, : -self._num_heads[2]], cosines[0], sines[0])
-        step = self._step_in_force()
-        wanted = step.rows_wanted if self._is_last else None
-        if wanted is not None:
-            query, rows = query[wanted], rows[wanted]
-        attended = step.attend(self, query, key, value, self._options)
+        context = get_forward_context()
+        indices = context.output_indices if self._is_last else None
+        if indices is not None:
+            query, rows = query[indices], rows[indices]
+        attended = context.attend(self, query, key, value, self._attention_parameters)
         rows = self.attention_output(attended.flatten(1)).add_(rows)
         gated = elementwise.silu_gate(self.gate_up(self.mlp_norm(rows)))
         rows = self.mlp_output(gated).add_(rows)
-        if wanted is None:
+        if indices is None:
             return rows[None]
         output = torch.zeros_like(hidden_states)
-        output[0, wanted] = rows
+        output[0, indices] = rows
         return output

@@ -3,8 +3,7 @@
 PyTorch's `linear` hands float32 to a BLAS that uses half of this kind of processor's vector width, and packs
 bfloat16 weights anew at each call. A weight packed at load time gave 180-240 GFLOP/s where `linear` gave
 95-105 (float32, 8 to 256 rows, one core of an AMD EPYC with AVX-512), and 1.1 to 2 times the speed in
-bfloat16. The numbers are those of a float32 product either way.
-Does NOT know: models, steps, attention.
+bfloat16. The results are those of a float32 product either way.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Replace every plain linear layer of a CPU model, one at a time. Returns how many were replaced."""
+    """Replace every plain linear layer of a CPU model, one at a time; return how many."""
     count = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):

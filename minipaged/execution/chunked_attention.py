@@ -8,7 +8,7 @@ chunk's first block:
                                     pieces             6 7   context 8         table a b
                                                              8 9 10  context 3  table c
 
-The kernels need to know nothing of it. Does NOT know: layers, models, requests.
+The kernels compute it unchanged.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def split_at_chunks(metadata: AttentionMetadata, chunk_size: int, key_cache: Ten
 
     Args:
         metadata: the step's, S sequences.
-        chunk_size: positions a chunk; a multiple of the pool's block size.
-        key_cache: a pool, for its block size.
+        chunk_size: positions per chunk; a multiple of the block size.
+        key_cache: [num_blocks, Hkv, block_size, Dk], for its block size.
     """
     if metadata.max_context_len <= chunk_size:
         return metadata
