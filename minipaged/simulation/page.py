@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-from minipaged.simulation.hardware import CHIPS, CONSTANT_SOURCES, CONSTANTS, GB, MODELS
-from minipaged.simulation.reproduce import number_text, published_text
+from minipaged.simulation.hardware import CHIPS, CONSTANTS, GB, MODELS
+from minipaged.simulation.reproduce import claim_row
 from minipaged.simulation.scripts import BEAM_SWITCH
 from minipaged.simulation.workloads import ALPACA, SHAREGPT, TRANSLATION
 
@@ -15,7 +17,7 @@ INTRODUCTION = """# The sources, reproduced on a laptop
 
 The figures of the PagedAttention paper and the numbers of the three other sources, run again with this
 project's own memory manager and scheduler on a simulated clock. A step takes as long as a roofline model
-says; which blocks go where, who is admitted and who gives way is decided by the code that also serves real
+says; which blocks go where, who is admitted and who is preempted is decided by the code that also serves real
 models.
 
 ```bash
@@ -32,12 +34,15 @@ reason stands below the table.
 """
 
 
+def write_page(results: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Write index.md and results.json into the folder."""
+    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    (folder / "index.md").write_text(page(results))
+
+
 def page(results: Sequence[dict[str, Any]]) -> str:
     """Markdown."""
-    parts = [INTRODUCTION]
-    parts += [_section(result) for result in results]
-    parts.append(_appendix())
-    return "\n".join(parts)
+    return "\n".join([INTRODUCTION, *map(_section, results), _appendix()])
 
 
 def _section(result: dict[str, Any]) -> str:
@@ -56,25 +61,18 @@ def _section(result: dict[str, Any]) -> str:
         "| claim | source | published | measured | ratio |",
         "|---|---|---:|---:|---:|",
     ]
-    notes = []
+    notes = list(dict.fromkeys(claim["note"] for claim in result["claims"] if claim["note"]))
     for claim in result["claims"]:
-        ratio = "" if claim["ratio"] is None else f"{claim['ratio']:.2f}"
-        mark = ""
-        if claim["note"]:
-            if claim["note"] not in notes:
-                notes.append(claim["note"])
-            mark = f" ({notes.index(claim['note']) + 1})"
-        measured = f"{number_text(claim['measured'])} {claim['unit']}".strip()
-        paper = published_text(claim["paper"])
-        lines.append(f"| {claim['claim']}{mark} | {claim['source']} | {paper} | {measured} | {ratio} |")
+        mark = f" ({notes.index(claim['note']) + 1})" if claim["note"] else ""
+        lines.append(f"| {claim['claim']}{mark} | {' | '.join(claim_row(claim))} |")
     lines += ["", *(f"({i}) {note}.  " for i, note in enumerate(notes, start=1)), ""]
     return "\n".join(lines)
 
 
 def _appendix() -> str:
     lines = ["## Constants", "", "| constant | value | what it is, and from where |", "|---|---:|---|"]
-    for name, value in asdict(CONSTANTS).items():
-        lines.append(f"| `{name}` | {value:g} | {CONSTANT_SOURCES[name]} |")
+    for constant in fields(CONSTANTS):
+        lines.append(f"| `{constant.name}` | {constant.default:g} | {constant.metadata['source']} |")
     lines += [
         "",
         "| chip | memory | bandwidth | 16-bit peak | host link | source |",

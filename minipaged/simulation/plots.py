@@ -8,6 +8,7 @@ is drawn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,13 @@ def save_figure(result: dict[str, Any], path: Path) -> None:
     metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {}
     with matplotlib.rc_context(STYLE):
         figure.savefig(path, transparent=True, metadata=metadata, dpi=160)
+
+
+def save_figures(results: Sequence[dict[str, Any]], folder: Path, suffix: str) -> None:
+    """Draw each experiment to a file with its name in the folder, which is made if it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for result in results:
+        save_figure(result, folder / f"{result['experiment']}.{suffix}")
 
 
 def draw(result: dict[str, Any]) -> Any:
