@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from operator import call
 from typing import Any
 
 from rich.table import Table
@@ -59,19 +60,15 @@ def run_cases(
 ) -> list[Any]:
     """The answers of independent cases, in their order."""
     answers = []
-    with ProcessPoolExecutor(processes or os.cpu_count(), get_context("spawn"), _quiet) as pool:
-        for answer in pool.map(_call, cases):
+    with ProcessPoolExecutor(processes or os.cpu_count(), get_context("spawn"), quiet) as pool:
+        for answer in pool.map(call, cases):
             answers.append(answer)
             progress(len(answers), len(cases))
     return answers
 
 
-def _call(case: Case) -> Any:
-    return case()
-
-
-def _quiet() -> None:
-    # Every preemption is a warning; here they are counted instead.
+def quiet() -> None:
+    """Every preemption is a warning; here they are counted instead."""
     logging.getLogger("minipaged.scheduling").setLevel(logging.ERROR)
 
 

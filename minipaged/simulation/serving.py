@@ -6,7 +6,6 @@ executor is simulated.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -19,7 +18,7 @@ from minipaged.simulation.executor import SimulatedExecutor
 from minipaged.simulation.fleet import find_router, simulate_fleet
 from minipaged.simulation.hardware import CONSTANTS, Constants, Deployment
 from minipaged.simulation.records import Run, queue_time, time_to_first_token
-from minipaged.simulation.reproduce import run_cases
+from minipaged.simulation.reproduce import quiet, run_cases
 from minipaged.simulation.results import Curve, Panel
 from minipaged.simulation.run import Simulation
 from minipaged.simulation.workloads import find_workload, poisson
@@ -127,7 +126,7 @@ class Load:
 
     def run(self, rate: float, config: EngineConfig) -> Report:
         """Arrivals at `rate` a second, engines with these settings."""
-        logging.getLogger("minipaged.scheduling").setLevel(logging.ERROR)
+        quiet()
         fleet = [engine_simulation(self.deployment, config, self.constants) for _ in range(self.replicas)]
         arrivals = poisson(find_workload(self.workload), rate, self.requests, config.seed)
         return report(simulate_fleet(fleet, arrivals, find_router(self.router)))

@@ -13,13 +13,7 @@ from typing import Any
 from minipaged.components import Components, build_scheduler
 from minipaged.config import EngineConfig
 from minipaged.scheduling import FCFSScheduler, PrefillFirst, Recompute
-from minipaged.simulation.baselines.contiguous import (
-    ContiguousKVManager,
-    Reservation,
-    reserve_max,
-    reserve_oracle,
-    reserve_pow2,
-)
+from minipaged.simulation.baselines.contiguous import RESERVATIONS, ContiguousKVManager, reserve_max
 from minipaged.simulation.baselines.prefix_unaware import PrefixUnawareKVManager
 from minipaged.simulation.baselines.static_batch import StaticBatchScheduler
 from minipaged.simulation.costs import CostModel
@@ -38,11 +32,6 @@ PAPER: dict[str, Any] = {
 }
 """Settings of the paper's system, where the engine's defaults are others."""
 
-RESERVATIONS: dict[str, Reservation] = {
-    "orca-max": reserve_max,
-    "orca-pow2": reserve_pow2,
-    "orca-oracle": reserve_oracle,
-}
 SYSTEMS = ("faster-transformer", *RESERVATIONS, "paged")
 
 

@@ -29,9 +29,6 @@ from minipaged.memory import (
 from minipaged.scheduling import Request, Sequence
 from minipaged.simulation.baselines.buddy import BuddyAllocator
 
-Reservation = Callable[[int, int, int], int]
-"""(prompt tokens, output tokens, longest sequence) -> slots to reserve."""
-
 
 def reserve_max(prompt: int, output: int, longest: int) -> int:
     """The longest sequence there can be."""
@@ -46,6 +43,9 @@ def reserve_pow2(prompt: int, output: int, longest: int) -> int:
 def reserve_oracle(prompt: int, output: int, longest: int) -> int:
     """The output is known."""
     return prompt + output
+
+
+RESERVATIONS = {"orca-max": reserve_max, "orca-pow2": reserve_pow2, "orca-oracle": reserve_oracle}
 
 
 class Region(BlockTable):
@@ -81,10 +81,10 @@ class ContiguousKVManager(KVManager):
     Args:
         num_slots: size of the pool, tokens.
         longest: the longest sequence, prompt and output together.
-        reserve: how many slots a sequence gets.
+        reserve: (prompt tokens, output tokens, longest sequence) -> slots to reserve.
     """
 
-    def __init__(self, num_slots: int, longest: int, reserve: Reservation) -> None:
+    def __init__(self, num_slots: int, longest: int, reserve: Callable[[int, int, int], int]) -> None:
         self.regions = BuddyAllocator(num_slots)
         pool = cast(BlockAllocator, self.regions)
         super().__init__(pool, 1, OnDemand(), watermark=0.0, block_table=Region)
@@ -93,8 +93,7 @@ class ContiguousKVManager(KVManager):
         self._unused: dict[Request, list[int]] = {}  # regions of a request that no sequence of it uses now
 
     def _reservation(self, request: Request) -> int:
-        lengths = request.params
-        return self.reserve(lengths.prompt, lengths.output, self.longest)
+        return self.reserve(request.params.prompt, request.params.output, self.longest)
 
     def can_admit(self, sequences: SequenceOf[KVSequence], others_run: bool = True) -> Admission:
         """Whether there is a region for every sequence that the request will ever have."""

@@ -7,10 +7,10 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from minipaged.simulation.baselines.contiguous import RESERVATIONS
 from minipaged.simulation.measure import on_trace, saturate
 from minipaged.simulation.results import Case, Curve, Panel
 from minipaged.simulation.run import Simulation
-from minipaged.simulation.systems import RESERVATIONS
 from minipaged.simulation.workloads import ALPACA, SHAREGPT, Chat, Independent
 
 LABELS = {
@@ -30,11 +30,6 @@ LoadCurve = tuple[float, list[tuple[float, float]]]
 def grid(run: Callable[..., Any], *axes: Iterable[Any]) -> dict[Any, Case]:
     """A case for each combination of values: key -> run(*key); with one axis the key is the value."""
     return {key if len(axes) > 1 else key[0]: partial(run, *key) for key in product(*axes)}
-
-
-def percent(share: float) -> float:
-    """0.5 -> 50."""
-    return 100 * share
 
 
 def capacity(simulation: Simulation, workload: Independent | Chat, warm_up: int, steps: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from minipaged.simulation.experiments.common import LABELS, grid, percent
+from minipaged.simulation.experiments.common import LABELS, grid
 from minipaged.simulation.measure import saturate
 from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
 from minipaged.simulation.systems import OPT_13B, system
@@ -22,7 +22,7 @@ def effective(name: str) -> tuple[float, float]:
 def conclude(results: Mapping[str, tuple[float, float]]) -> Outcome:
     """Bars of three parts."""
     names = [LABELS[name] for name in PUBLISHED]
-    tokens, held = ([percent(results[name][i]) for name in PUBLISHED] for i in (0, 1))
+    tokens, held = ([100 * results[name][i] for name in PUBLISHED] for i in (0, 1))
     claims = [
         Claim(f"KV memory holding token states, {name}", "Fig. 2", paper, measured, "%")
         for name, paper, measured in zip(names, PUBLISHED.values(), tokens)

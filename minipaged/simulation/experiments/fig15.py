@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from minipaged.simulation.experiments.common import DATA, grid, percent
+from minipaged.simulation.experiments.common import DATA, grid
 from minipaged.simulation.experiments.fig14 import METHODS, WIDTHS, shared
 from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
 
@@ -15,7 +15,7 @@ TITLES = {"sampling": "parallel sampling, n =", "beams": "beam search, width"}
 
 def conclude(results: Mapping[tuple[str, str, int], float]) -> Outcome:
     """Savings by width; published for Alpaca."""
-    saved = {key: percent(share) for key, share in results.items()}
+    saved = {key: 100 * share for key, share in results.items()}
     claims, panels = [], []
     for data, label in DATA_LABELS.items():
         for method, published in PUBLISHED.items():
