@@ -121,7 +121,7 @@ class ContiguousKVManager(KVManager):
                 request = cast(Sequence, sequence).request
                 start, size = self._unused[request].pop(), self._reservation(request)
                 copies += table.occupy(start, size, sequence.num_computed_tokens)
-            table.use_slots(len(sequence.token_ids) - table.num_tokens)
+            table.use_slots(len(sequence.token_ids))
         return copies
 
     def fork(self, sequence: KVSequence) -> BlockTable:
