@@ -56,11 +56,7 @@ def save_figures(results: Sequence[dict[str, Any]], folder: Path, suffix: str) -
 
 
 def draw(result: dict[str, Any]) -> Any:
-    """The same as a matplotlib `Figure`.
-
-    Raises:
-        PlotError: matplotlib is not installed.
-    """
+    """The same as a matplotlib `Figure`; raises as `save_figure`."""
     try:
         import matplotlib
     except ImportError:
