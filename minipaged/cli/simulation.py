@@ -1,17 +1,13 @@
-"""`minipaged reproduce`, `simulate` and `calibrate`, for the command line to register.
+"""`minipaged reproduce`, `simulate` and `calibrate`: options and printing; errors are one-line `ValueError`s.
 
-They parse, call, print and save; errors are `ValueError`s with one clear line. matplotlib is needed only
-where a figure is asked for.
+matplotlib is needed only where a figure is asked for.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,22 +17,14 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from minipaged.config import ConfigError, EngineConfig, config_from
+from minipaged.config import config_from
 from minipaged.simulation.experiments import EXPERIMENTS
-from minipaged.simulation.fleet import find_router, simulate_fleet
-from minipaged.simulation.hardware import CONSTANTS, Constants, Deployment, find_chip, find_model
-from minipaged.simulation.page import page
-from minipaged.simulation.plots import save_figure
-from minipaged.simulation.reproduce import (
-    claims_of,
-    claims_table,
-    find_experiments,
-    run_cases,
-    run_experiments,
-)
-from minipaged.simulation.results import Curve, Panel
-from minipaged.simulation.serving import Report, engine_simulation, report
-from minipaged.simulation.workloads import find_workload, poisson
+from minipaged.simulation.fleet import find_router
+from minipaged.simulation.hardware import CHIPS, CONSTANTS, MODELS, Deployment, find
+from minipaged.simulation.page import write_page
+from minipaged.simulation.plots import save_figure, save_figures
+from minipaged.simulation.reproduce import claims_of, claims_table, find_experiments, run_experiments
+from minipaged.simulation.serving import Load, Report, engine_simulation, parse_sweep, sweep_panels
 
 
 def reproduce(
@@ -71,17 +59,10 @@ def reproduce(
     else:
         console.print(claims_table(results))
     if figures is not None:
-        _draw(results, figures, figure_format)
+        save_figures(results, figures, figure_format)
     if docs is not None:
-        _draw(results, docs, "svg")
-        (docs / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-        (docs / "index.md").write_text(page(results))
-
-
-def _draw(results: list[dict[str, Any]], folder: Path, suffix: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for result in results:
-        save_figure(result, folder / f"{result['experiment']}.{suffix}")
+        save_figures(results, docs, "svg")
+        write_page(results, docs)
 
 
 def simulate(
@@ -111,27 +92,42 @@ def simulate(
         raise ValueError(f"requests is {requests}, replicas is {replicas}; give at least 1 of each")
     if plot is not None and (sweep is None or plot.suffix not in (".svg", ".png")):
         raise ValueError(f"plot is {plot}; give a .svg or .png file, and --sweep to have something to draw")
-    find_router(router)
-    deployment = Deployment(find_model(model), find_chip(hardware), chips)
-    config = config_from(options)
-    engine_simulation(deployment, config)
     if not host_ms >= 0:
         raise ValueError(f"host_ms is {host_ms}; give at least 0")
+    find_router(router)
+    deployment = Deployment(find("model", MODELS, model), find("chip", CHIPS, hardware), chips)
+    config = config_from(options)
+    engine_simulation(deployment, config)
     constants = replace(CONSTANTS, step_seconds=host_ms / 1e3)
-    run = partial(_run, deployment, constants, workload, requests, replicas, router)
+    load = Load(deployment, constants, workload, requests, replicas, router)
     if sweep is None:
-        result = run(rate, config)
-        _print([result], {}, as_json)
+        report = load.run(rate, config)
+        if as_json:
+            print(json.dumps(asdict(report), indent=1))
+        else:
+            _print([report], "metric", ["value"])
         return
-    flag, values = _parse_sweep(sweep)
-    if flag == "rate":
-        cases = [partial(run, value, config) for value in values]
+    flag, values = parse_sweep(sweep)
+    reports = load.sweep(rate, config, flag, values)
+    if as_json:
+        rows = [{flag: value, **asdict(report)} for value, report in zip(values, reports)]
+        print(json.dumps(rows, indent=1))
     else:
-        cases = [partial(run, rate, replace(config, **{flag: value})) for value in values]
-    results = run_cases(cases)
-    _print(results, {flag: values}, as_json)
+        _print(reports, flag, values)
     if plot is not None:
-        save_figure({"panels": [asdict(panel) for panel in _panels(flag, values, results)]}, plot)
+        save_figure({"panels": [asdict(panel) for panel in sweep_panels(flag, values, reports)]}, plot)
+
+
+def _print(reports: list[Report], name: str, values: list[Any]) -> None:
+    table = Table(title="simulated", title_justify="left")
+    table.add_column(name)
+    for value in values:
+        table.add_column(str(value), justify="right")
+    for figure in fields(Report):
+        row = [getattr(report, figure.name) for report in reports]
+        shown = (f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" for value in row)
+        table.add_row(escape(figure.metadata["label"]), *shown)
+    Console().print(table)
 
 
 def calibrate(
@@ -152,116 +148,20 @@ def calibrate(
     torch.set_num_threads(threads)
     # CPU time of several threads is not the time that passes.
     clock = time.process_time if threads == 1 else time.perf_counter
-    result = fit_machine(LLM(model, **options), rounds=rounds, clock=clock)
-    checks = [{**check._asdict(), "error": check.error} for check in result.checks]
+    result = fit_machine(LLM(model, **options).engine, rounds=rounds, clock=clock)
+    costs = asdict(result.costs)
     if as_json:
-        fitted = {**asdict(result.costs), "median_error": result.median_error, "checks": checks}
-        print(json.dumps(fitted, indent=1))
+        checks = [{**check._asdict(), "error": check.error} for check in result.checks]
+        print(json.dumps({**costs, "median_error": result.median_error, "checks": checks}, indent=1))
         return
-    for name, value in asdict(result.costs).items():
+    for name, value in costs.items():
         print(f"{name:14} {1e6 * value:.4g} us")
     table = Table(title="held-out runs, seconds", title_justify="left")
     for name in ("workload", "measured", "predicted", "error"):
         table.add_column(name, justify="left" if name == "workload" else "right")
     for check in result.checks:
-        mix = check.mix
-        (least_in, most_in), (least_out, most_out) = mix.prompt, mix.output
-        text = f"{mix.requests} requests, {least_in}-{most_in} in, {least_out}-{most_out} out"
+        number, (least_in, most_in), (least_out, most_out) = check.mix
+        text = f"{number} requests, {least_in}-{most_in} in, {least_out}-{most_out} out"
         table.add_row(text, f"{check.measured:.3f}", f"{check.predicted:.3f}", f"{check.error:.1%}")
     Console().print(table)
     print(f"median error {result.median_error:.1%}")
-
-
-def _run(
-    deployment: Deployment,
-    constants: Constants,
-    workload: str,
-    requests: int,
-    replicas: int,
-    router: str,
-    rate: float,
-    config: EngineConfig,
-) -> Report:
-    logging.getLogger("minipaged.scheduling").setLevel(logging.ERROR)
-    fleet = [engine_simulation(deployment, config, constants) for _ in range(replicas)]
-    arrivals = poisson(find_workload(workload), rate, requests, config.seed)
-    return report(simulate_fleet(fleet, arrivals, find_router(router)))
-
-
-def _parse_sweep(text: str) -> tuple[str, list[Any]]:
-    """FLAG=V1,V2 -> field name and values of its type."""
-    flag, _, values = text.partition("=")
-    name = flag.strip().lstrip("-").replace("-", "_")
-    known = [option.name for option in fields(EngineConfig)]
-    if name not in (*known, "rate") or not values:
-        raise ConfigError(f"sweep is {text!r}; give FLAG=V1,V2,... with rate or one of {', '.join(known)}")
-    parsed = [_parse_value(value.strip()) for value in values.split(",")]
-    return name, [float(value) for value in parsed] if name == "rate" else parsed
-
-
-def _parse_value(text: str) -> Any:
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-LABELS = {
-    "requests": "requests finished",
-    "refused": "requests refused",
-    "seconds": "simulated time [s]",
-    "request_rate": "throughput [req/s]",
-    "token_rate": "throughput [tok/s]",
-    "ttft_p50": "time to first token, median [s]",
-    "ttft_p95": "time to first token, p95 [s]",
-    "itl_mean": "inter-token latency, mean [s]",
-    "itl_p99": "inter-token latency, p99 [s]",
-    "normalized_latency": "normalized latency [s/token]",
-    "queue_p95": "queue time, p95 [s]",
-    "preemptions": "preemptions",
-    "cached_tokens": "prompt tokens from the prefix cache",
-    "running": "running requests, mean",
-    "kv_usage": "KV memory handed out, mean",
-    "kv_waste": "of that without a token, mean",
-}
-
-
-def _print(results: list[Report], sweep: Mapping[str, list[Any]], as_json: bool) -> None:
-    rows = [asdict(result) for result in results]
-    if as_json:
-        named = [{**{flag: values[i] for flag, values in sweep.items()}, **row} for i, row in enumerate(rows)]
-        print(json.dumps(named if sweep else named[0], indent=1))
-        return
-    flag = next(iter(sweep), "")
-    table = Table(title="simulated", title_justify="left")
-    table.add_column(flag or "metric")
-    for value in sweep.get(flag, ["value"]):
-        table.add_column(str(value), justify="right")
-    for name, label in LABELS.items():
-        shown = (f"{row[name]:,.4g}" if isinstance(row[name], float) else f"{row[name]:,}" for row in rows)
-        table.add_row(escape(label), *shown)
-    Console().print(table)
-
-
-def _panels(flag: str, values: list[Any], results: list[Report]) -> list[Panel]:
-    numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-    x = values if numeric else [str(value) for value in values]
-    shown = {
-        "throughput [tok/s]": ("token_rate",),
-        "time to first token [s]": ("ttft_p50", "ttft_p95"),
-        "inter-token latency [s]": ("itl_mean", "itl_p99"),
-    }
-    return [
-        Panel(
-            title.split(" [")[0],
-            flag,
-            title,
-            [Curve(name, x, [getattr(result, name) for result in results]) for name in names],
-            kind="line" if numeric else "bar",
-        )
-        for title, names in shown.items()
-    ]

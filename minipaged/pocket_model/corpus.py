@@ -1,8 +1,7 @@
 """The training text of the pocket model, made from a seed, and the cases it is examined on.
 
 Four kinds of documents, without end: stories, facts, number questions, and chats about all three. Nothing
-is downloaded and nothing is quoted; every sentence comes from the templates in text/. Knows only strings:
-which token ids they become is the tokenizer's business, and what is learned from them the trainer's.
+is downloaded and nothing is quoted; every sentence comes from the templates in text/.
 """
 
 import random
@@ -29,17 +28,10 @@ CHAT_TEMPLATE = (
 def documents(seed: int) -> Iterator[str]:
     """Training documents without end, each with its BOS and EOS: the same ones for the same seed."""
     rng = random.Random(seed)
+    kinds = [stories.story, numbers.document, _chat, facts.document]
     while True:
-        kind = rng.choices(["story", "numbers", "chat", "facts"], weights=[50, 18, 22, 10])[0]
-        if kind == "story":
-            body = stories.story(rng)
-        elif kind == "numbers":
-            body = numbers.document(rng)
-        elif kind == "facts":
-            body = facts.document(rng)
-        else:
-            body = _chat(rng)
-        yield f"{BOS}{body}{EOS}"
+        document = rng.choices(kinds, weights=[50, 18, 22, 10])[0]
+        yield f"{BOS}{document(rng)}{EOS}"
 
 
 def heldout_cases(n: int = 200, seed: int = 0) -> list[tuple[str, str]]:
@@ -78,22 +70,16 @@ def _chat(rng: random.Random) -> str:
 
 
 def _exchange(rng: random.Random, greet: bool) -> tuple[str, str]:
-    kind = rng.choices(["story", "number", "fact", "greeting"], weights=[30, 30, 30, 10 if greet else 0])[0]
-    if kind == "story":
-        return stories.request(rng)
-    if kind == "number":
-        return _number_exchange(rng)
-    if kind == "fact":
-        return facts.question(rng)
+    kinds = [stories.request, _number_exchange, facts.question, _greeting]
+    return rng.choices(kinds, weights=[30, 30, 30, 10 if greet else 0])[0](rng)
+
+
+def _greeting(rng: random.Random) -> tuple[str, str]:
     return rng.choice(facts.GREETINGS)
 
 
 def _number_exchange(rng: random.Random) -> tuple[str, str]:
     direction = rng.choice(numbers.DIRECTIONS)
     asked, answer = numbers.draw(direction, rng)
-    forms = [
-        f"What is {asked} in {direction}?",
-        f"Write {asked} in {direction}.",
-        f"{asked} in {direction}, please.",
-    ]
-    return rng.choice(forms), answer
+    forms = [f"What is {asked} in {direction}?", f"Write {asked} in {direction}."]
+    return rng.choice([*forms, f"{asked} in {direction}, please."]), answer

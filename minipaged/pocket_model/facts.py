@@ -47,11 +47,8 @@ def document(rng: random.Random) -> str:
         return " ".join(_about(animal, rng) for animal in rng.sample(ANIMALS, rng.randint(1, 4)))
     if topic == "emoji":
         pairs = [*EMOJI, *((f"a {animal.name}", animal.emoji) for animal in ANIMALS)]
-        return tidy(
-            " ".join(
-                f"the emoji for {name} is {emoji}." for name, emoji in rng.sample(pairs, rng.randint(2, 6))
-            )
-        )
+        chosen = rng.sample(pairs, rng.randint(2, 6))
+        return tidy(" ".join(f"the emoji for {name} is {emoji}." for name, emoji in chosen))
     source = THE_WORLD if topic == "the world" else PAGED_ATTENTION
     return " ".join(answer for _, answer in rng.sample(source, rng.randint(3, 8)))
 

@@ -1,7 +1,7 @@
 """A template grammar: `[a|b]` picks a branch, `{slot}` is filled in, English is tidied.
 
 Choices may nest, and a slot's text may hold choices and slots of its own. Everything random comes from the
-`random.Random` that is passed in, so one seed gives one text. Knows nothing of stories, facts or models.
+`random.Random` that is passed in, so one seed gives one text.
 """
 
 import random

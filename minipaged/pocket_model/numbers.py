@@ -2,7 +2,7 @@
 
 Some numbers are held out of the training text in one direction or the other, so a right answer is not a
 remembered line. One-word numbers and bare hundreds are never held out: every part of a held-out answer has
-been seen, its combination has not. Knows nothing of tokenizers or models.
+been seen, its combination has not.
 """
 
 import random

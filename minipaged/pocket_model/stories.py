@@ -1,7 +1,7 @@
 """Short stories from plots: a plot is a row of beats, a beat has several wordings, the slots stay one cast.
 
 A story picks its hero, friend, place and thing once, so that names and pronouns agree from the first line
-to the last. Longer stories are two or three plots of the same cast. Knows nothing of tokenizers or models.
+to the last. Longer stories are two or three plots of the same cast.
 """
 
 import random
@@ -55,37 +55,21 @@ def _cast(rng: random.Random) -> dict[str, str]:
     hero, friend = _being(rng), _being(rng)
     while friend["name"] == hero["name"] or friend["kind"] == hero["kind"]:
         friend = _being(rng)
-    thing, other_thing = rng.sample(_WORDS["things"], 2)
-    spot, spot2, spot3 = rng.sample(_WORDS["spots"], 3)
-    skill = rng.choice(_WORDS["skills"])
-    return {
-        **hero,
-        **{f"f{key}": value for key, value in friend.items()},
-        "place": rng.choice(_WORDS["places"]),
-        "spot": spot,
-        "spot2": spot2,
-        "spot3": spot3,
-        "thing": thing,
-        "thing2": other_thing,
-        "food": rng.choice(_WORDS["foods"]),
-        "build": rng.choice(_WORDS["builds"]),
-        "skill": skill,
-        "fear": rng.choice(_WORDS["fears"]),
-        "weather": rng.choice(_WORDS["weather"]),
-        "season": rng.choice(_WORDS["seasons"]),
-        "worker": rng.choice(_WORDS["workers"]),
-        "count": rng.choice(_WORDS["counts"]),
-    }
+    slots = hero | {f"f{key}": value for key, value in friend.items()}
+    slots |= zip(("thing", "thing2"), rng.sample(_WORDS["things"], 2))
+    slots |= zip(("spot", "spot2", "spot3"), rng.sample(_WORDS["spots"], 3))
+    # (The order of the draws is part of the corpus.)
+    for words in ("skills", "places", "foods", "builds", "fears", "weather", "seasons", "workers", "counts"):
+        slots[words.removesuffix("s")] = rng.choice(_WORDS[words])
+    return slots
 
 
 def _being(rng: random.Random) -> dict[str, str]:
     sort = rng.choices(["girl", "boy", "other"], weights=[2, 2, 6])[0]
-    if sort == "girl":
-        name, kind, she = rng.choice(_WORDS["girls"]), "girl", True
-    elif sort == "boy":
-        name, kind, she = rng.choice(_WORDS["boys"]), "boy", False
-    else:
+    if sort == "other":
         name, kind, she = rng.choice(_WORDS["others"]), rng.choice(_WORDS["kinds"]), rng.random() < 0.5
+    else:
+        name, kind, she = rng.choice(_WORDS[f"{sort}s"]), sort, sort == "girl"
     he, him, his = ("she", "her", "her") if she else ("he", "him", "his")
     adjective = rng.choice(_WORDS["adjectives"])
     return {"name": name, "kind": kind, "adj": adjective, "he": he, "him": him, "his": his}

@@ -2,7 +2,7 @@
 
 Tokenizer first, then a small Llama on an endless stream of fresh documents, then the exam on held-out
 numbers with the saved files loaded again. Seed, wall time, losses and accuracy go to training.json and into
-the model card. Knows nothing of paged attention.
+the model card.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import json
 import math
 import platform
 import random
+import re
 import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -18,24 +19,55 @@ from statistics import fmean
 
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 from torch.nn import functional
-from transformers import (
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from minipaged.pocket_model import PATH, corpus, exam
-from minipaged.pocket_model.tokenizer import POSITIONS, VOCABULARY, make_tokenizer
 
 CARD = Path(__file__).parent / "README.md"
 FIGURES = "## Figures"  # the section that the script writes
 
+VOCABULARY = 2048
+POSITIONS = 2048
 TOKENS_PER_STEP = 4096
 ROW_LENGTHS, ROW_WEIGHTS = (256, 512, 1024), (4, 4, 2)
 PEAK_LEARNING_RATE, WARMUP_STEPS = 3e-3, 80
+
+
+def make_tokenizer(seed: int, documents: int = 6000) -> PreTrainedTokenizerFast:
+    """A byte-level BPE with merges learned from the first `documents` documents of the corpus.
+
+    Every byte is in the vocabulary, so any text survives the round trip; each digit is a token of its own;
+    a BOS is put before a text.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=list(corpus.SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = (re.sub(r"<\|\w+\|>", "\n", text) for text in islice(corpus.documents(seed), documents))
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{corpus.BOS} $A", special_tokens=[(corpus.BOS, tokenizer.token_to_id(corpus.BOS))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=corpus.BOS,
+        eos_token=corpus.EOS,
+        pad_token=corpus.PAD,
+        additional_special_tokens=[corpus.SYSTEM, corpus.USER, corpus.ASSISTANT],
+        model_max_length=POSITIONS,
+        clean_up_tokenization_spaces=False,
+        chat_template=corpus.CHAT_TEMPLATE,
+    )
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:

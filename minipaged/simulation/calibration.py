@@ -4,7 +4,7 @@
 
 The roofline of `costs.py` knows a chip from its data sheet; this knows a machine from watching it. A fit is
 worth what it predicts: `calibrate` reports the error on workloads that it was not fitted to, simulated from
-start to end. Needs a model while it measures; the fit itself needs nothing.
+start to end.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from statistics import median
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from minipaged.components import build_scheduler
+from minipaged.decoding.params import SamplingParams
+from minipaged.engine import Engine
 from minipaged.scheduling import StepPlan
 from minipaged.simulation.executor import SimulatedExecutor
-from minipaged.simulation.run import Simulation, simulate
+from minipaged.simulation.run import Simulation
 from minipaged.simulation.workloads import Arrival, Lengths
-
-if TYPE_CHECKING:
-    from minipaged.llm import LLM
 
 Clock = Callable[[], float]
 Step = tuple[tuple[float, ...], float]
@@ -58,19 +58,12 @@ HELD_OUT = (
 
 @dataclass(frozen=True)
 class FittedCosts:
-    """A cost model in the place of `CostModel`; seconds each.
-
-    Attributes:
-        per_step: whatever a step contains.
-        per_sequence: for each sequence in it.
-        per_token: for each token computed.
-        per_attended: for each pair of a token and one it attends to.
-    """
+    """A cost model in the place of `CostModel`; seconds each."""
 
     per_step: float
     per_sequence: float
-    per_token: float
-    per_attended: float
+    per_token: float  # computed
+    per_attended: float  # pair of a token and one it attends to
 
     def step_seconds(self, plan: StepPlan) -> float:
         """Seconds of the step of this plan."""
@@ -133,26 +126,29 @@ class Calibration:
     @property
     def median_error(self) -> float:
         """Of the held-out workloads, relative."""
-        return float(np.median([check.error for check in self.checks]))
+        return median(check.error for check in self.checks)
 
 
-def calibrate(llm: LLM, seed: int = 0, rounds: int = 3, clock: Clock = time.process_time) -> Calibration:
+def calibrate(
+    engine: Engine, seed: int = 0, rounds: int = 3, clock: Clock = time.process_time
+) -> Calibration:
     """Measure, fit, predict.
 
     Args:
-        llm: the model, its prefix cache off or on: no prompt of a run repeats.
+        engine: idle; its prefix cache off or on: no prompt of a run repeats.
         seed: of the workloads.
         rounds: runs of each workload, taken in turn; a step counts with its fastest.
         clock: CPU time by default, which other work on the machine disturbs least (use one thread).
     """
     rng = random.Random(seed)
     workloads = [_draw(mix, rng) for mix in (*FITTED, *HELD_OUT)]
-    runs = [[_measure(llm, lengths, seed, clock) for lengths in workloads] for _ in range(rounds)]
+    _measure(engine, workloads[0], seed, clock)  # warm up
+    runs = [[_measure(engine, lengths, seed, clock) for lengths in workloads] for _ in range(rounds)]
     # Greedy runs of one workload take the same steps: what differs between them is the machine.
     fastest = [[min(same, key=itemgetter(1)) for same in zip(*repeated)] for repeated in zip(*runs)]
     costs = fit([step for steps in fastest[: len(FITTED)] for step in steps])
     checks = [
-        Check(mix, sum(seconds for _, seconds in steps), predict(llm, lengths, costs))
+        Check(mix, sum(seconds for _, seconds in steps), predict(engine, lengths, costs))
         for mix, lengths, steps in zip(HELD_OUT, workloads[len(FITTED) :], fastest[len(FITTED) :])
     ]
     return Calibration(costs, checks)
@@ -162,36 +158,35 @@ def _draw(mix: Mix, rng: random.Random) -> list[Lengths]:
     return [Lengths(rng.randrange(*mix.prompt), rng.randrange(*mix.output)) for _ in range(mix.requests)]
 
 
-def _measure(llm: LLM, lengths: Sequence[Lengths], seed: int, clock: Clock) -> list[Step]:
+def _measure(engine: Engine, lengths: Sequence[Lengths], seed: int, clock: Clock) -> list[Step]:
     """The steps of a run but the first, whose beginning cannot be seen."""
-    from minipaged.bench import WorkloadItem, run_workload
-
     rng = random.Random(seed)
-    vocabulary = range(llm.engine.executor.vocab_size)
-    items = [
-        WorkloadItem(prompt_token_ids=rng.choices(vocabulary, k=x.prompt), max_tokens=x.output)
-        for x in lengths
-    ]
     seen: list[Step] = []
 
-    def observe(plan: StepPlan, result: Any, engine: Any) -> None:
+    def watch(plan: StepPlan, *_: Any) -> None:
         seen.append((_features(plan), clock()))
 
-    llm.engine.observers.append(observe)
+    engine.reset_prefix_cache()
+    engine.on_committed.append(watch)
     try:
-        run_workload(llm, items)
+        for number, pair in enumerate(lengths):
+            prompt = rng.choices(range(engine.executor.vocab_size), k=pair.prompt)
+            params = SamplingParams(temperature=0, max_tokens=pair.output, ignore_eos=True)
+            engine.add_request(f"calibrate-{number}", prompt, params)
+        while engine.has_unfinished:
+            engine.step()
     finally:
-        llm.engine.observers.remove(observe)
-    measured = seen[len(seen) - llm.engine.metrics.steps :]  # without the warm-up
-    return [(features, after - before) for (_, before), (features, after) in pairwise(measured)]
+        engine.on_committed.remove(watch)
+    return [(features, after - before) for (_, before), (features, after) in pairwise(seen)]
 
 
-def predict(llm: LLM, lengths: Sequence[Lengths], costs: FittedCosts) -> float:
-    """Seconds from the end of the first step to the end, by simulation under the LLM's own settings."""
-    scheduler = build_scheduler(llm.config, llm.engine.executor)
+def predict(engine: Engine, lengths: Sequence[Lengths], costs: FittedCosts) -> float:
+    """Seconds from the end of the first step to the end, by simulation under the engine's own settings."""
+    scheduler = build_scheduler(engine.config, engine.executor)
     simulation = Simulation(scheduler, SimulatedExecutor(costs))
     for number, pair in enumerate(lengths):
         simulation.add(Arrival(number, 0.0, pair))
-    simulation.step()
+    simulation.engine.step()
     first = simulation.executor.now
-    return simulate(simulation, ()).seconds - first
+    simulation.advance()
+    return simulation.executor.now - first

@@ -6,7 +6,7 @@
 
 A decode step is bound by reading (weights once, everybody's KV), a prefill by multiplying. Reading KV
 through a block table costs a lookup a block; moving a block to the host costs 2 x layers transfers,
-which is what makes small blocks slow to swap (paper, section 7.3). Knows plans, but no clock.
+which is what makes small blocks slow to swap (paper, section 7.3).
 """
 
 from __future__ import annotations
@@ -60,23 +60,19 @@ class CostModel:
 
     def step_seconds(self, plan: StepPlan) -> float:
         """Seconds that the step of this plan takes."""
-        chunks = plan.scheduled
-        tokens = plan.num_tokens
-        # Tokens attended to: each chunk reads its context once, each of its tokens multiplies with it.
-        read = sum(map(_start, chunks)) + tokens
+        scheduled, tokens = plan.scheduled, plan.num_tokens
+        # Tokens attended to: a sequence's context is read once, each of its new tokens multiplies with it.
+        read = sum(map(_start, scheduled)) + tokens
         pairs: float = read
-        if tokens > len(chunks):
-            pairs = sum(n * (start + (n + 1) / 2) for _, start, n, _ in chunks)
-        seconds = self.host_seconds + len(chunks) * self.sequence_seconds
-        if chunks:
+        if tokens > len(scheduled):
+            pairs = sum(n * (start + (n + 1) / 2) for _, start, n, _ in scheduled)
+        seconds = self.host_seconds + len(scheduled) * self.sequence_seconds
+        if scheduled:
             seconds += max(self.weight_seconds, tokens * self.token_seconds)
             seconds += max(read * self.kv_read_seconds, pairs * self.pair_seconds)
             seconds += self.reduce_seconds + tokens * self.reduce_token_seconds
         seconds += len(plan.copies) * self.block_copy_seconds
-        moved = len(plan.swap_out) + len(plan.swap_in)
-        if moved:
-            seconds += moved * (self.block_transfer_seconds + self.block_move_seconds)
-        return seconds
+        return seconds + self.swap_seconds(len(plan.swap_out) + len(plan.swap_in))
 
     def prefill_seconds(self, num_tokens: int) -> float:
         """Seconds to compute a prompt of so many tokens alone, without the host time of a step."""

@@ -1,15 +1,15 @@
 """An executor without a model: it follows a plan by letting time pass.
 
-Takes the place of the model runner under the same scheduler; the tokens it answers with mean nothing,
-because the scripted decoding methods (`scripts.py`) know from the trace when a sequence ends. Knows
-plans and costs; no tensors.
+Takes the place of the model runner under the same engine; the tokens it answers with mean nothing, because
+the scripted decoding methods (`scripts.py`) know from the trace when a sequence ends.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
-from minipaged.scheduling import Sample, StepPlan, StepResult
+from minipaged.scheduling import PreemptionCosts, Sample, StepPlan, StepResult
 
 _SAMPLE = Sample([0], [0.0])
 
@@ -22,18 +22,29 @@ class StepCosts(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class SimulatedExecutor:
     """Advances a clock by the cost of each plan.
 
     Attributes:
+        costs: says how long a step takes.
+        num_blocks, num_host_blocks, max_model_len, preemption_costs: as of any `Executor`; read only where
+            a scheduler is built from them.
         now: seconds since the start of the simulation.
     """
 
-    def __init__(self, costs: StepCosts) -> None:
-        self.costs = costs
-        self.now = 0.0
+    costs: StepCosts
+    num_blocks: int = 0
+    num_host_blocks: int = 0
+    max_model_len: int = 0
+    preemption_costs: PreemptionCosts = PreemptionCosts(0.0, 0.0, 0.0)
+    block_size: int = 1
+    block_bytes: int = 0
+    vocab_size: int = 1
+    eos_token_ids: tuple[int, ...] = ()
+    now: float = 0.0
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Let the step's time pass and answer with one sample per chunk (all of them the same object)."""
+        """Let the step's time pass; one sample per scheduled sequence, all of them the same object."""
         self.now += self.costs.step_seconds(plan)
         return StepResult([_SAMPLE] * len(plan.scheduled))

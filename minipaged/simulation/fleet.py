@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from minipaged.simulation.hardware import UnknownNameError
+from minipaged.simulation.hardware import find
 from minipaged.simulation.records import Run
 from minipaged.simulation.run import Simulation
 from minipaged.simulation.workloads import Arrival
@@ -73,9 +73,7 @@ ROUTERS: dict[str, type[Router]] = {
 
 def find_router(name: str) -> Router:
     """A router by name, or `UnknownNameError`."""
-    if name not in ROUTERS:
-        raise UnknownNameError(f"unknown router {name!r}; choose one of {', '.join(ROUTERS)}")
-    return ROUTERS[name]()
+    return find("router", ROUTERS, name)()
 
 
 def simulate_fleet(replicas: Sequence[Simulation], arrivals: Iterable[Arrival], router: Router) -> list[Run]:
@@ -85,5 +83,5 @@ def simulate_fleet(replicas: Sequence[Simulation], arrivals: Iterable[Arrival], 
             replica.advance(arrival.time)
         replicas[router.choose(arrival, replicas)].add(arrival)
     for replica in replicas:
-        replica.advance(float("inf"))
+        replica.advance()
     return [replica.finish() for replica in replicas]

@@ -2,13 +2,14 @@
 
 A decode step reads all weights and the KV cache of everybody in the batch; a prefill multiplies. So a
 chip is a few rates (bytes/s, FLOP/s, links) and a model a few sizes (parameters, KV bytes a token).
-`CONSTANTS` is one set for every figure; nothing is tuned per figure. Knows no scheduler and no time.
+`CONSTANTS` is one set for every figure.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 GB = 10**9
 GIB = 2**30
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 
 class UnknownNameError(ValueError):
-    """A chip, model or workload that is not in the table; the message lists those that are."""
+    """A name that is not in a table; the message lists those that are."""
 
 
 class DoesNotFitError(ValueError):
@@ -26,23 +27,14 @@ class DoesNotFitError(ValueError):
 
 @dataclass(frozen=True)
 class Chip:
-    """One accelerator.
-
-    Attributes:
-        memory: bytes.
-        bandwidth: of its memory, bytes/s.
-        flops: dense 16-bit multiply-add peak, FLOP/s.
-        host_link: to host memory, bytes/s one way.
-        peer_link: to the other chips, bytes/s one way; 0 if it cannot be joined with others.
-        source: where the numbers are from.
-    """
+    """One accelerator, and where the numbers are from."""
 
     name: str
-    memory: int
-    bandwidth: float
-    flops: float
-    host_link: float
-    peer_link: float
+    memory: int  # bytes
+    bandwidth: float  # of its memory, bytes/s
+    flops: float  # dense 16-bit multiply-add peak, FLOP/s
+    host_link: float  # to host memory, bytes/s one way
+    peer_link: float  # to the other chips, bytes/s one way; 0 if it cannot be joined with others
     source: str
 
 
@@ -61,13 +53,7 @@ CHIPS = {
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder.
-
-    Attributes:
-        num_parameters: all of them; `weight_bytes` = 2 a parameter.
-        max_model_len: longest sequence it was trained for, tokens.
-        source: where the numbers are from.
-    """
+    """A decoder; `max_model_len` is the longest sequence it was trained for, in tokens."""
 
     name: str
     num_parameters: float
@@ -143,49 +129,51 @@ class Deployment:
         return slots
 
 
+def _from(value: float, source: str) -> float:
+    return cast(float, field(default=value, metadata={"source": source}))
+
+
 @dataclass(frozen=True)
 class Constants:
-    """What no data sheet says: seconds, shares and tokens. `CONSTANT_SOURCES` says where each is from."""
+    """What no data sheet says: seconds, shares and tokens. The metadata say where each is from."""
 
-    bandwidth_efficiency: float = 0.80
-    flops_efficiency: float = 0.70
-    step_seconds: float = 0.011
-    sequence_seconds: float = 80e-6
-    worker_seconds: float = 0.006
-    paged_read_tokens: float = 3.5
-    transfer_seconds: float = 6e-6
-    all_reduce_seconds: float = 25e-6
+    bandwidth_efficiency: float = _from(0.80, "assumed: the share of the bandwidth that large reads reach")
+    flops_efficiency: float = _from(
+        0.70, "assumed: the share of the peak that large 16-bit matrix products reach"
+    )
+    step_seconds: float = _from(
+        0.011,
+        "fitted once, to the knee of Orca (Max) in Fig. 12 a: 7 requests x 338 tokens at 0.5 to 0.6 req/s is "
+        "35 to 41 ms a step; the host time of a step (Python, launches) of a 2023 engine",
+    )
+    sequence_seconds: float = _from(
+        80e-6,
+        "fitted once, to Fig. 14 and 16: host time of a step for each sequence in it (input, block table, "
+        "sample, text, in Python)",
+    )
+    worker_seconds: float = _from(
+        0.006,
+        "fitted once, to the range of Fig. 12 c: host time of a step for each further chip, a remote call "
+        "with the plan and its answer",
+    )
+    paged_read_tokens: float = _from(
+        3.5,
+        "from Fig. 18 a: looking up a KV block costs as much as reading so many tokens of it, 22 % at block "
+        "size 16 (published: 20 to 26 %)",
+    )
+    transfer_seconds: float = _from(
+        6e-6, "assumed: one asynchronous copy; a block moves as 2 x layers copies"
+    )
+    all_reduce_seconds: float = _from(
+        25e-6, "assumed: the latency of a small all-reduce among 8 chips on NVLink"
+    )
 
 
 CONSTANTS = Constants()
 
-CONSTANT_SOURCES = {
-    "bandwidth_efficiency": "assumed: the share of the bandwidth that large reads reach",
-    "flops_efficiency": "assumed: the share of the peak that large 16-bit matrix products reach",
-    "step_seconds": "fitted once, to the knee of Orca (Max) in Fig. 12 a: 7 requests x 338 tokens at 0.5 to "
-    "0.6 req/s is 35 to 41 ms a step; the host time of a step (Python, launches) of a 2023 engine",
-    "sequence_seconds": "fitted once, to Fig. 14 and 16: host time of a step for each sequence in it (input, "
-    "block table, sample, text, in Python)",
-    "worker_seconds": "fitted once, to the range of Fig. 12 c: host time of a step for each further chip, a "
-    "remote call with the plan and its answer",
-    "paged_read_tokens": "from Fig. 18 a: looking up a KV block costs as much as reading so many tokens of "
-    "it, 22 % at block size 16 (published: 20 to 26 %)",
-    "transfer_seconds": "assumed: one asynchronous copy; a block moves as 2 x layers copies",
-    "all_reduce_seconds": "assumed: the latency of a small all-reduce among 8 chips on NVLink",
-}
 
-
-def find_chip(name: str) -> Chip:
-    """The chip of that name, or `UnknownNameError`."""
-    return _find("chip", CHIPS, name)
-
-
-def find_model(name: str) -> Model:
-    """The model of that name, or `UnknownNameError`."""
-    return _find("model", MODELS, name)
-
-
-def _find(kind: str, table: dict[str, T], name: str) -> T:
+def find(kind: str, table: Mapping[str, T], name: str, hint: str = "") -> T:
+    """The entry of that name, or `UnknownNameError` with the names that there are and a hint."""
     if name not in table:
-        raise UnknownNameError(f"unknown {kind} {name!r}; choose one of {', '.join(table)}")
+        raise UnknownNameError(f"unknown {kind} {name!r}; choose one of {', '.join(table)}{hint}")
     return table[name]

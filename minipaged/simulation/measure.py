@@ -4,7 +4,7 @@
     on a trace   Poisson arrivals for so many seconds, then until the last one is done
 
 The sustained rate of the paper's Fig. 12 is read off where the latency of a long trace explodes; with the
-queue kept full the same number comes out of seconds instead of an hour. Knows systems only as simulations.
+queue kept full the same number comes out of seconds instead of an hour.
 """
 
 from __future__ import annotations
@@ -20,17 +20,10 @@ QUEUE = 64
 
 
 class Saturated(NamedTuple):
-    """What a system does when the queue never empties.
+    """What a system does when the queue never empties, averaged over the measured steps."""
 
-    Attributes:
-        token_rate: generated tokens a second, one sample of each request counted.
-        usage: averages over the measured steps.
-        preemptions_per_request: among the requests finished in the measured steps.
-    """
-
-    token_rate: float
+    token_rate: float  # generated tokens a second, one sample of each request counted
     usage: Usage
-    preemptions_per_request: float
 
 
 def saturate(
@@ -38,24 +31,19 @@ def saturate(
 ) -> Saturated:
     """Run `warm_up` steps, then measure `steps` steps with at least `QUEUE` requests waiting."""
     arrivals = poisson(workload, float("inf"), 10**9, seed)
-    scheduler, executor, run = simulation.scheduler, simulation.executor, simulation.run
 
-    def advance(count: int) -> int:
-        tokens = 0
+    def advance(count: int) -> None:
         for _ in range(count):
-            while len(scheduler.waiting) < QUEUE:
+            while len(simulation.scheduler.waiting) < QUEUE:
                 simulation.add(next(arrivals))
-            tokens += len(simulation.step().sampling)
-        return tokens
+            simulation.engine.step()
 
     advance(warm_up)
-    begin, finished, preempted = executor.now, len(run.records), run.num_preemptions
+    begin, before = simulation.executor.now, simulation.run.num_samples
     simulation.forget_usage()
-    tokens = advance(steps)
-    seconds = executor.now - begin
-    usage = simulation.finish().usage
-    finished = len(run.records) - finished
-    return Saturated(tokens / seconds, usage, (run.num_preemptions - preempted) / max(1, finished))
+    advance(steps)
+    run = simulation.finish()
+    return Saturated((run.num_samples - before) / (run.seconds - begin), run.usage)
 
 
 def on_trace(

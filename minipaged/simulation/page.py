@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-from minipaged.simulation.hardware import CHIPS, CONSTANT_SOURCES, CONSTANTS, GB, MODELS
-from minipaged.simulation.reproduce import number_text, published_text
+from minipaged.simulation.hardware import CHIPS, CONSTANTS, GB, MODELS
+from minipaged.simulation.reproduce import claim_row
 from minipaged.simulation.scripts import BEAM_SWITCH
 from minipaged.simulation.workloads import ALPACA, SHAREGPT, TRANSLATION
 
@@ -15,7 +17,7 @@ INTRODUCTION = """# The sources, reproduced on a laptop
 
 The figures of the PagedAttention paper and the numbers of the three other sources, run again with this
 project's own memory manager and scheduler on a simulated clock. A step takes as long as a roofline model
-says; which blocks go where, who is admitted and who gives way is decided by the code that also serves real
+says; which blocks go where, who is admitted and who is preempted is decided by the code that also serves real
 models.
 
 ```bash
@@ -32,77 +34,69 @@ reason stands below the table.
 """
 
 
+def write_page(results: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Write index.md and results.json into the folder."""
+    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    (folder / "index.md").write_text(page(results))
+
+
 def page(results: Sequence[dict[str, Any]]) -> str:
     """Markdown."""
-    parts = [INTRODUCTION]
-    parts += [_section(result) for result in results]
-    parts.append(_appendix())
-    return "\n".join(parts)
+    return "\n".join([INTRODUCTION, *map(_section, results), _appendix()])
 
 
 def _section(result: dict[str, Any]) -> str:
-    name = result["experiment"]
-    lines = [
-        f"## {result['title']}",
-        "",
-        f"{result['source']}. {result['setup']}",
-        "",
-        "```bash",
-        f"minipaged reproduce {name}",
-        "```",
-        "",
-        f"![{result['title']}]({name}.svg)",
-        "",
-        "| claim | source | published | measured | ratio |",
-        "|---|---|---:|---:|---:|",
-    ]
-    notes = []
+    name, title = result["experiment"], result["title"]
+    notes = list(dict.fromkeys(claim["note"] for claim in result["claims"] if claim["note"]))
+    rows = []
     for claim in result["claims"]:
-        ratio = "" if claim["ratio"] is None else f"{claim['ratio']:.2f}"
-        mark = ""
-        if claim["note"]:
-            if claim["note"] not in notes:
-                notes.append(claim["note"])
-            mark = f" ({notes.index(claim['note']) + 1})"
-        measured = f"{number_text(claim['measured'])} {claim['unit']}".strip()
-        paper = published_text(claim["paper"])
-        lines.append(f"| {claim['claim']}{mark} | {claim['source']} | {paper} | {measured} | {ratio} |")
-    lines += ["", *(f"({i}) {note}.  " for i, note in enumerate(notes, start=1)), ""]
-    return "\n".join(lines)
+        mark = f" ({notes.index(claim['note']) + 1})" if claim["note"] else ""
+        rows.append((claim["claim"] + mark, *claim_row(claim)))
+    head = f"## {title}\n\n{result['source']}. {result['setup']}\n\n"
+    head += f"```bash\nminipaged reproduce {name}\n```\n\n![{title}]({name}.svg)"
+    table = _table("claim | source | published | measured | ratio", "---|---|---:|---:|---:", rows)
+    return "\n".join([head, *table, "", *(f"({i}) {note}.  " for i, note in enumerate(notes, start=1)), ""])
 
 
 def _appendix() -> str:
-    lines = ["## Constants", "", "| constant | value | what it is, and from where |", "|---|---:|---|"]
-    for name, value in asdict(CONSTANTS).items():
-        lines.append(f"| `{name}` | {value:g} | {CONSTANT_SOURCES[name]} |")
-    lines += [
-        "",
-        "| chip | memory | bandwidth | 16-bit peak | host link | source |",
-        "|---|---:|---:|---:|---:|---|",
+    constants = [(f"`{c.name}`", f"{c.default:g}", c.metadata["source"]) for c in fields(CONSTANTS)]
+    chips = [
+        (
+            chip.name,
+            f"{chip.memory / GB:.0f} GB",
+            f"{chip.bandwidth / 1e9:,.0f} GB/s",
+            f"{chip.flops / 1e12:g} TFLOP/s",
+            f"{chip.host_link / 1e9:.0f} GB/s",
+            chip.source,
+        )
+        for chip in CHIPS.values()
     ]
-    for chip in CHIPS.values():
-        lines.append(
-            f"| {chip.name} | {chip.memory / GB:.0f} GB | {chip.bandwidth / 1e9:,.0f} GB/s "
-            f"| {chip.flops / 1e12:g} TFLOP/s | {chip.host_link / 1e9:.0f} GB/s | {chip.source} |"
-        )
-    lines += ["", "| model | weights | KV a token | longest | source |", "|---|---:|---:|---:|---|"]
-    for model in MODELS.values():
-        lines.append(
-            f"| {model.name} | {model.weight_bytes / GB:.0f} GB | {model.kv_bytes / 1024:.0f} KiB "
-            f"| {model.max_model_len} | {model.source} |"
-        )
-    lines += ["", "| lengths | prompt: mean, sigma | output: mean, sigma | longest |", "|---|---:|---:|---:|"]
-    for name, w in (("ShareGPT-like", SHAREGPT), ("Alpaca-like", ALPACA), ("translation", TRANSLATION)):
-        lines.append(
-            f"| {name} | {w.prompt.mean:g}, {w.prompt.sigma:g} | {w.output.mean:g}, {w.output.sigma:g} "
-            f"| {w.prompt.most} |"
-        )
-    lines += [
-        "",
-        "The means of the first two are published (paper, Fig. 11), the variances are not: each sigma of the",
-        "logarithm is fitted once, ShareGPT's to the mean context of a running request that Fig. 2 and 13 a",
-        "imply, Alpaca's to Fig. 15. Nothing is published about the translated sentences: a plausible",
-        "pair of means, chosen with Fig. 16 in view. In a beam search each place draws its parent at random",
-        f"with probability {BEAM_SWITCH:g}, else it continues its own; fitted once, to Fig. 15.",
+    models = [
+        (m.name, f"{m.weight_bytes / GB:.0f} GB", f"{m.kv_bytes / 1024:.0f} KiB", m.max_model_len, m.source)
+        for m in MODELS.values()
     ]
-    return "\n".join([*lines, ""])
+    lengths = [
+        (name, *(f"{drawn.mean:g}, {drawn.sigma:g}" for drawn in (w.prompt, w.output)), w.prompt.most)
+        for name, w in (("ShareGPT-like", SHAREGPT), ("Alpaca-like", ALPACA), ("translation", TRANSLATION))
+    ]
+    chip_heads = "chip | memory | bandwidth | 16-bit peak | host link | source"
+    lines = ["## Constants"]
+    lines += _table("constant | value | what it is, and from where", "---|---:|---", constants)
+    lines += _table(chip_heads, "---|---:|---:|---:|---:|---", chips)
+    lines += _table("model | weights | KV a token | longest | source", "---|---:|---:|---:|---", models)
+    heads = "lengths | prompt: mean, sigma | output: mean, sigma | longest"
+    lines += _table(heads, "---|---:|---:|---:", lengths)
+    return "\n".join([*lines, "", LENGTHS, ""])
+
+
+def _table(heads: str, align: str, rows: Iterable[tuple[Any, ...]]) -> list[str]:
+    body = (f"| {' | '.join(map(str, row))} |" for row in rows)
+    return ["", f"| {heads} |", f"|{align}|", *body]
+
+
+LENGTHS = f"""\
+The means of the first two are published (paper, Fig. 11), the variances are not: each sigma of the
+logarithm is fitted once, ShareGPT's to the mean context of a running request that Fig. 2 and 13 a
+imply, Alpaca's to Fig. 15. Nothing is published about the translated sentences: a plausible
+pair of means, chosen with Fig. 16 in view. In a beam search each place draws its parent at random
+with probability {BEAM_SWITCH:g}, else it continues its own; fitted once, to Fig. 15."""

@@ -8,6 +8,7 @@ is drawn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,15 @@ def save_figure(result: dict[str, Any], path: Path) -> None:
         figure.savefig(path, transparent=True, metadata=metadata, dpi=160)
 
 
-def draw(result: dict[str, Any]) -> Any:
-    """The same as a matplotlib `Figure`.
+def save_figures(results: Sequence[dict[str, Any]], folder: Path, suffix: str) -> None:
+    """Draw each experiment to a file with its name in the folder, which is made if it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for result in results:
+        save_figure(result, folder / f"{result['experiment']}.{suffix}")
 
-    Raises:
-        PlotError: matplotlib is not installed.
-    """
+
+def draw(result: dict[str, Any]) -> Any:
+    """The same as a matplotlib `Figure`; raises as `save_figure`."""
     try:
         import matplotlib
     except ImportError:

@@ -1,7 +1,4 @@
-"""What happened to every request of a simulated run, and averages over time.
-
-Plain data and arithmetic: no scheduler, no clock.
-"""
+"""What happened to every request of a simulated run, and averages over time."""
 
 from __future__ import annotations
 
@@ -11,32 +8,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from minipaged.simulation.workloads import Arrival
+from minipaged.simulation.workloads import Lengths
 
 GAP_RESOLUTION = 1e-4
 """Inter-token latencies are counted in bins of so many seconds."""
 
 
+@dataclass(slots=True)
 class Record:
-    """What happened to one request; times in seconds on the simulated clock.
+    """What happened to one request, and when: seconds on the simulated clock."""
 
-    Attributes:
-        admitted: when it first got blocks.
-        first_token: end of the step that gave its first token.
-        last_token: end of the step that gave its newest token.
-        finished: when it was handed back; None while it is not.
-    """
-
-    __slots__ = ("admitted", "arrival", "finished", "first_token", "last_token", "lengths", "preemptions")
-
-    def __init__(self, arrival: Arrival) -> None:
-        self.arrival = arrival.time
-        self.lengths = arrival.lengths
-        self.admitted: float | None = None
-        self.first_token: float | None = None
-        self.last_token = 0.0
-        self.finished: float | None = None
-        self.preemptions = 0
+    arrival: float
+    lengths: Lengths
+    admitted: float | None = None  # when it first got blocks
+    first_token: float | None = None  # end of the step that gave it
+    last_token: float = 0.0  # end of the step that gave the newest
+    finished: float | None = None  # when it was handed back
 
     @property
     def normalized_latency(self) -> float:
@@ -46,44 +33,27 @@ class Record:
 
 
 class Usage(NamedTuple):
-    """Averages over time while requests run.
+    """Averages over time while requests run."""
 
-    Attributes:
-        requests: running requests.
-        tokens: share of the KV memory that holds token states.
-        held: share of the KV memory that is handed out.
-        shared: share of block-table entries that need no block of their own.
-    """
-
-    requests: float
-    tokens: float
-    held: float
-    shared: float
+    requests: float  # running
+    tokens: float  # share of the KV memory that holds token states
+    held: float  # share of the KV memory that is handed out
+    shared: float  # share of block-table entries that need no block of their own
 
 
 @dataclass
 class Run:
-    """Result of a run.
+    """Result of a run."""
 
-    Attributes:
-        records: of the finished requests, in the order in which they finished.
-        seconds: simulated time at the end.
-        num_steps: steps executed.
-        num_preemptions: how often a request gave way.
-        num_dropped: arrivals turned away at `max_users`.
-        num_refused: requests that could never run.
-        num_cached_tokens: prompt tokens found in the prefix cache.
-        gaps: inter-token latencies in units of `GAP_RESOLUTION`: how many of each.
-    """
-
-    records: list[Record] = field(default_factory=list)
-    seconds: float = 0.0
+    records: list[Record] = field(default_factory=list)  # of the finished requests, in that order
+    seconds: float = 0.0  # simulated, at the end
     num_steps: int = 0
+    num_samples: int = 0  # tokens generated, one sample of each request counted
     num_preemptions: int = 0
-    num_dropped: int = 0
-    num_refused: int = 0
-    num_cached_tokens: int = 0
-    gaps: Counter[int] = field(default_factory=Counter)
+    num_dropped: int = 0  # arrivals turned away at `max_users`
+    num_refused: int = 0  # requests that could never run
+    num_cached_tokens: int = 0  # of prompts, found in the prefix cache
+    gaps: Counter[int] = field(default_factory=Counter)  # inter-token latencies / `GAP_RESOLUTION`
     usage: Usage = Usage(0.0, 0.0, 0.0, 0.0)
 
     @property

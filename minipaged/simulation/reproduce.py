@@ -1,7 +1,7 @@
 """Run experiments on all cores; print, save and draw what comes out.
 
 Cases are independent and seeded one by one, so the results do not depend on how many processes there are
-or which one runs what. Knows experiments only as cases and conclusions.
+or which one runs what.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import os
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from operator import call
 from typing import Any
 
 from rich.table import Table
 
 from minipaged.simulation.experiments import EXPERIMENTS
-from minipaged.simulation.hardware import UnknownNameError
+from minipaged.simulation.hardware import find
 from minipaged.simulation.results import Case, Experiment, as_json
 
 
@@ -27,8 +28,7 @@ def find_experiments(names: Sequence[str]) -> list[Experiment]:
         UnknownNameError: a name that is not there.
     """
     for name in names:
-        if name not in EXPERIMENTS:
-            raise UnknownNameError(f"unknown experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}")
+        find("experiment", EXPERIMENTS, name)
     return [experiment for name, experiment in EXPERIMENTS.items() if name in names]
 
 
@@ -44,7 +44,7 @@ def run_experiments(
         progress: called with (cases done, cases in all).
     """
     jobs: list[tuple[int, Hashable, Case]] = [
-        (i, key, case) for i, experiment in enumerate(experiments) for key, case in experiment.cases().items()
+        (i, key, case) for i, experiment in enumerate(experiments) for key, case in experiment.cases.items()
     ]
     results: list[dict[Hashable, Any]] = [{} for _ in experiments]
     answers = run_cases([case for *_, case in jobs], processes, progress)
@@ -60,19 +60,15 @@ def run_cases(
 ) -> list[Any]:
     """The answers of independent cases, in their order."""
     answers = []
-    with ProcessPoolExecutor(processes or os.cpu_count(), get_context("spawn"), _quiet) as pool:
-        for answer in pool.map(_call, cases):
+    with ProcessPoolExecutor(processes or os.cpu_count(), get_context("spawn"), quiet) as pool:
+        for answer in pool.map(call, cases):
             answers.append(answer)
             progress(len(answers), len(cases))
     return answers
 
 
-def _call(case: Case) -> Any:
-    return case()
-
-
-def _quiet() -> None:
-    # Every preemption is a warning; here they are counted instead.
+def quiet() -> None:
+    """Every preemption is a warning; here they are counted instead."""
     logging.getLogger("minipaged.scheduling").setLevel(logging.ERROR)
 
 
@@ -91,11 +87,15 @@ def claims_table(results: Sequence[dict[str, Any]]) -> Table:
     for result in results:
         table.add_section()
         for claim in result["claims"]:
-            ratio = "" if claim["ratio"] is None else f"{claim['ratio']:.2f}"
-            paper = published_text(claim["paper"])
-            measured = f"{number_text(claim['measured'])} {claim['unit']}".strip()
-            table.add_row(claim["claim"], claim["source"], paper, measured, ratio)
+            table.add_row(claim["claim"], *claim_row(claim))
     return table
+
+
+def claim_row(claim: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Source, paper, measured and ratio of a claim as texts."""
+    measured = f"{number_text(claim['measured'])} {claim['unit']}".strip()
+    ratio = "" if claim["ratio"] is None else f"{claim['ratio']:.2f}"
+    return claim["source"], published_text(claim["paper"]), measured, ratio
 
 
 def published_text(paper: Any) -> str:

@@ -1,7 +1,6 @@
 """What an experiment hands over: claims (paper beside measured), panels (numbers of a figure), notes.
 
 Plain data that goes to JSON as it is; tables, figures and the docs page are made from that JSON alone.
-Knows no simulation and no drawing.
 """
 
 from __future__ import annotations
@@ -16,23 +15,14 @@ Published = float | tuple[float | None, float | None] | None
 
 @dataclass(frozen=True)
 class Claim:
-    """One number of a source and ours.
+    """One number of a source and ours, in the same unit."""
 
-    Attributes:
-        claim: what is measured, in words.
-        source: figure or table.
-        paper: what is published.
-        measured: what came out here.
-        unit: of both.
-        note: why it differs, where it does.
-    """
-
-    claim: str
-    source: str
+    claim: str  # what is measured, in words
+    source: str  # figure or table
     paper: Published
     measured: float
     unit: str
-    note: str = ""
+    note: str = ""  # why it differs, where it does
 
     @property
     def ratio(self) -> float | None:
@@ -85,35 +75,28 @@ Case = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Experiment:
-    """One result of a source.
+    """One result of a source."""
 
-    Attributes:
-        name: what `reproduce` calls it.
-        title: of its figure.
-        source: which figure or document.
-        setup: what is run, in a sentence or two; what is not known of the original is said here.
-        cases: its independent parts by key.
-        conclude: from their results to claims and panels.
-    """
-
-    name: str
+    name: str  # what `reproduce` calls it
     title: str
-    source: str
-    setup: str
-    cases: Callable[[], Mapping[Any, Case]]
-    conclude: Callable[[Mapping[Any, Any]], Outcome]
+    source: str  # figure or document
+    setup: str  # what is run, and what is not known of the original
+    cases: Mapping[Any, Case]  # its independent parts
+    conclude: Callable[[Mapping[Any, Any]], Outcome]  # from their results by key
 
 
 def as_json(experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
     """Everything about a finished experiment as JSON values."""
-    claims = []
-    for claim in outcome.claims:
-        ratio = claim.ratio
-        entry = {"experiment": experiment.name, **asdict(claim)}
-        entry["measured"] = _rounded(claim.measured)
-        entry["ratio"] = None if ratio is None else round(ratio, 3)
-        entry["command"] = f"minipaged reproduce {experiment.name}"
-        claims.append(entry)
+    claims = [
+        {
+            "experiment": experiment.name,
+            **asdict(claim),
+            "measured": _rounded(claim.measured),
+            "ratio": None if claim.ratio is None else round(claim.ratio, 3),
+            "command": f"minipaged reproduce {experiment.name}",
+        }
+        for claim in outcome.claims
+    ]
     panels = [asdict(panel) for panel in outcome.panels]
     for panel in panels:
         for curve in panel["curves"]:

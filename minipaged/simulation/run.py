@@ -1,15 +1,14 @@
-"""One simulated run: arrivals in, steps, what happened to every request out.
+"""One simulated run: arrivals in, steps of the real engine, what happened to every request out.
 
-    while anything is left:   add what has arrived -> schedule -> execute (the clock moves) -> commit
-
-The loop of the real engine with a clock that jumps. Records are made from (plan, clock) alone. Knows
-neither why the scheduler decides nor what a step costs.
+The executor's clock jumps from step to step and is the engine's clock; records are made by step hooks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
+from minipaged.config import EngineConfig
+from minipaged.engine import Engine
 from minipaged.scheduling import (
     DecodingMethod,
     FCFSScheduler,
@@ -18,6 +17,7 @@ from minipaged.scheduling import (
     RequestTooLongError,
     Sequence,
     StepPlan,
+    StepResult,
 )
 from minipaged.simulation.executor import SimulatedExecutor
 from minipaged.simulation.records import GAP_RESOLUTION, Record, Run, Usage
@@ -33,11 +33,11 @@ def one_sample(arrival: Arrival) -> DecodingMethod:
 
 
 class Simulation:
-    """A scheduler, an executor and the records of what they do.
+    """An engine over a simulated executor, and the records of what it does.
 
     Args:
         scheduler: the real one, or a baseline.
-        executor: its clock is the simulation's.
+        executor: its clock is the engine's.
         method_of: the decoding method of a request.
         max_output: output limit that the user asks for; None: up to the scheduler's longest sequence.
             (Where a request really ends is known to its decoding method alone.)
@@ -56,11 +56,21 @@ class Simulation:
         self.executor = executor
         self.method_of = method_of
         self.max_output = max_output
+        self.usage_every = usage_every
         self.run = Run()
-        self.num_present = 0
+        config = EngineConfig(disable_log_stats=True)
+        self.engine = Engine(executor, config, clock=lambda: executor.now, scheduler=scheduler)
+        # In the place of the engine's own metrics, which cost time.
+        self.engine.on_planned[:] = [self._note_plan]
+        self.engine.on_committed[:] = [self._note_step]
         self._records: dict[str, Record] = {}
-        self._usage_every = usage_every
-        self._watched = [0.0] * 5  # seconds, and seconds x (requests, tokens, held, shared)
+        self._begin = 0.0  # of the step in flight
+        self.forget_usage()
+
+    @property
+    def num_present(self) -> int:
+        """Requests in the system."""
+        return len(self._records)
 
     def add(self, arrival: Arrival) -> None:
         """Queue a request, its output cut to the longest sequence; one that can never run is refused."""
@@ -68,43 +78,40 @@ class Simulation:
         lengths = arrival.lengths
         if lengths.prompt + lengths.output > limit > lengths.prompt:
             arrival = arrival._replace(lengths=lengths._replace(output=limit - lengths.prompt))
-        tokens = prompt_tokens(arrival)
+        tokens, name = prompt_tokens(arrival), str(arrival.number)
         if self.max_output is not None:
             limit = min(limit, len(tokens) + self.max_output)
-        name = str(arrival.number)
-        request = Request(
-            name, tokens, self.method_of(arrival), arrival.lengths, limit, self.scheduler.kv.new_table()
-        )
+        table = self.scheduler.kv.new_table()
+        request = Request(name, tokens, self.method_of(arrival), arrival.lengths, limit, table)
         try:
-            self.scheduler.add(request)
+            self.engine.submit(request)
         except RequestTooLongError:
             self.run.num_refused += 1
             return
         # (An idle clock stands where its last step ended.)
         self.executor.now = max(self.executor.now, arrival.time)
-        self._records[name] = Record(arrival)
-        self.num_present += 1
+        self._records[name] = Record(arrival.time, arrival.lengths)
 
-    def advance(self, until: float) -> None:
+    def advance(self, until: float = float("inf")) -> None:
         """Step until nothing is left or the clock reaches `until` (the last step may go past it)."""
         while self.scheduler.has_unfinished and self.executor.now < until:
-            self.step()
+            self.engine.step()
 
-    def step(self) -> StepPlan:
-        """One step; the clock moves to its end."""
-        scheduler, executor, run = self.scheduler, self.executor, self.run
-        begin = executor.now
-        plan = scheduler.schedule()
-        if plan.events:
-            self._note_events(plan, begin)
-        touched = scheduler.commit(plan, executor.execute(plan))
-        now = executor.now
+    def _note_plan(self, plan: StepPlan) -> None:
+        self._begin = self.executor.now
+        for kind, request_id, detail in plan.events:
+            if kind == "admitted":
+                self._records[request_id].admitted = self._begin
+                self.run.num_cached_tokens += detail["cached_tokens"]
+        self.run.num_preemptions += plan.num_preempted
+
+    def _note_step(self, plan: StepPlan, result: StepResult, touched: list[Request]) -> None:
+        now, run, records, gaps = self.executor.now, self.run, self._records, self.run.gaps
         run.num_steps += 1
-        if self._usage_every and run.num_steps % self._usage_every == 0:
-            self._watch(now - begin)
-        records, gaps = self._records, run.gaps
+        run.num_samples += len(plan.sampling)
+        if self.usage_every and run.num_steps % self.usage_every == 0:
+            self._watch(now - self._begin)
         per_second = 1 / GAP_RESOLUTION
-        finished = RequestState.FINISHED
         for request in plan.sampling:
             record = records[request.request_id]
             if record.first_token is None:
@@ -112,25 +119,12 @@ class Simulation:
             else:
                 gaps[int((now - record.last_token) * per_second)] += 1
             record.last_token = now
+        finished = RequestState.FINISHED
         for request in touched:
             if request.state is finished:
-                self._note_finished(request, now)
-        return plan
-
-    def _note_events(self, plan: StepPlan, now: float) -> None:
-        for kind, request_id, detail in plan.events:
-            if kind == "admitted":
-                self._records[request_id].admitted = now
-                self.run.num_cached_tokens += detail["cached_tokens"]
-            elif kind == "preempted":
-                self._records[request_id].preemptions += 1
-                self.run.num_preemptions += 1
-
-    def _note_finished(self, request: Request, now: float) -> None:
-        record = self._records.pop(request.request_id)
-        record.finished = now
-        self.run.records.append(record)
-        self.num_present -= 1
+                record = records.pop(request.request_id)
+                record.finished = now
+                run.records.append(record)
 
     def _watch(self, seconds: float) -> None:
         kv = self.scheduler.kv
@@ -151,24 +145,22 @@ class Simulation:
 
     def forget_usage(self) -> None:
         """Average from here on: what was before is warm-up."""
-        self._watched = [0.0] * 5
+        self._watched = [0.0] * 5  # seconds, and seconds x each field of `Usage`
 
     def finish(self) -> Run:
-        """Close the books."""
-        run = self.run
-        run.seconds = self.executor.now
-        seconds = self._watched[0]
+        """The run up to now."""
+        self.run.seconds = self.executor.now
+        seconds, *sums = self._watched
         if seconds:
-            run.usage = Usage(*(value / seconds for value in self._watched[1:]))
-        return run
+            self.run.usage = Usage(*(value / seconds for value in sums))
+        return self.run
 
 
 def _distinct_tokens(sequences: Iterable[Sequence]) -> int:
     filled: dict[int, int] = {}
     for sequence in sequences:
-        table = sequence.table
-        for logical, block in enumerate(table.blocks):
-            filled[block] = max(filled.get(block, 0), table.filled(logical))
+        for logical, block in enumerate(sequence.table.blocks):
+            filled[block] = max(filled.get(block, 0), sequence.table.filled(logical))
     return sum(filled.values())
 
 
@@ -186,20 +178,13 @@ def simulate(
         until: stop the clock here, finished or not, seconds.
         max_users: turn an arrival away while so many requests are in the system.
     """
-    source: Iterator[Arrival] = iter(arrivals)
-    upcoming = next(source, None)
-    executor, scheduler = simulation.executor, simulation.scheduler
-    while executor.now < until:
-        while upcoming is not None and upcoming.time <= executor.now:
-            if max_users is not None and simulation.num_present >= max_users:
-                simulation.run.num_dropped += 1
-            else:
-                simulation.add(upcoming)
-            upcoming = next(source, None)
-        if scheduler.has_unfinished:
-            simulation.step()
-        elif upcoming is None:
+    for arrival in arrivals:
+        simulation.advance(min(arrival.time, until))
+        if max(arrival.time, simulation.executor.now) >= until:
             break
+        if max_users is not None and simulation.num_present >= max_users:
+            simulation.run.num_dropped += 1
         else:
-            executor.now = upcoming.time
+            simulation.add(arrival)
+    simulation.advance(until)
     return simulation.finish()

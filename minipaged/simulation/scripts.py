@@ -22,68 +22,70 @@ BEAM_SWITCH = 0.08
 """Probability that a place of the beam draws its parent at random; fitted once, to Fig. 15's widths."""
 
 
-class ScriptedSampling:
-    """n samples that each end after `num_output_tokens`."""
+class Script:
+    """What both methods have: a length that is known, and completions in no order.
 
-    __slots__ = ("_branches", "num_output_tokens", "num_sequences")
+    Args:
+        num_output_tokens: after which all sequences end together.
+        num_sequences: alive at once.
+    """
 
-    def __init__(self, num_output_tokens: int, n: int = 1) -> None:
+    __slots__ = ("num_output_tokens", "num_sequences")
+
+    def __init__(self, num_output_tokens: int, num_sequences: int = 1) -> None:
         self.num_output_tokens = num_output_tokens
-        self.num_sequences = n
-        self._branches: list[Branch] = []
-
-    def num_candidates(self, request: Request) -> int:
-        """n for the prompt, then one each."""
-        n = self.num_sequences
-        return n if n > 1 and not request.sequences[0].num_generated_tokens else 1
-
-    def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
-        """One more token for every sequence, the last with finish reason "stop"."""
-        sequences = request.sequences
-        first = sequences[0]
-        done = len(first.token_ids) - first.num_prompt_tokens
-        last = done + 1 == self.num_output_tokens
-        # From the second token to the last but one the answer is the same: made once.
-        if done < 2 or last:
-            self._branches = self._make(sequences, "stop" if last else None)
-        return self._branches
+        self.num_sequences = num_sequences
 
     def rank(self, request: Request) -> list[Sequence]:
         """All completions, as they are."""
         return request.completions
 
-    def _make(self, sequences: list[Sequence], reason: str | None) -> list[Branch]:
+    def score(self, sequence: Sequence) -> None:
+        """None: nothing is ranked."""
+
+
+class ScriptedSampling(Script):
+    """`num_sequences` samples that each end after `num_output_tokens`."""
+
+    __slots__ = ("_branches",)
+
+    def num_candidates(self, request: Request) -> int:
+        """One for each sample from the prompt, then one each."""
         n = self.num_sequences
-        parents = sequences if len(sequences) == n else sequences * n
-        return [Branch(parent, i, 0.0, reason) for i, parent in enumerate(parents)]
+        return n if n > 1 and not request.sequences[0].num_generated_tokens else 1
+
+    def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
+        """One more token for every sequence, the last with finish reason "stop"."""
+        sequences, n = request.sequences, self.num_sequences
+        first = sequences[0]
+        done = len(first.token_ids) - first.num_prompt_tokens
+        last = done + 1 == self.num_output_tokens
+        # From the second token to the last but one the answer is the same: made once.
+        if done < 2 or last:
+            parents = sequences if len(sequences) == n else sequences * n
+            reason = "stop" if last else None
+            self._branches = [Branch(parent, i, 0.0, reason) for i, parent in enumerate(parents)]
+        return self._branches
 
 
-class ScriptedBeams:
-    """k beams that end together after `num_output_tokens`.
+class ScriptedBeams(Script):
+    """`num_sequences` beams; a place draws its parent from all of them with probability `switch`."""
 
-    Args:
-        width: k.
-        switch: probability that a place draws its parent from all beams.
-        seed: of the ancestry.
-    """
-
-    __slots__ = ("_random", "num_output_tokens", "num_sequences", "switch")
+    __slots__ = ("_random", "switch")
 
     def __init__(self, num_output_tokens: int, width: int, seed: int, switch: float = BEAM_SWITCH) -> None:
-        self.num_output_tokens = num_output_tokens
-        self.num_sequences = width
+        super().__init__(num_output_tokens, width)
         self.switch = switch
         self._random = random.Random(seed)
 
     def num_candidates(self, request: Request) -> int:
-        """k a beam, as for real."""
+        """As many as there are beams, as for real."""
         return self.num_sequences
 
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
         """Draw the parent of each place."""
         sequences, draw = request.sequences, self._random.random
-        first = sequences[0]
-        reason = "stop" if first.num_generated_tokens + 1 == self.num_output_tokens else None
+        reason = "stop" if sequences[0].num_generated_tokens + 1 == self.num_output_tokens else None
         width = self.num_sequences
         branches = []
         for place in range(width):
@@ -92,7 +94,3 @@ class ScriptedBeams:
                 parent = int(draw() * width)
             branches.append(Branch(sequences[parent], place, 0.0, reason))
         return branches
-
-    def rank(self, request: Request) -> list[Sequence]:
-        """All completions, as they are."""
-        return request.completions

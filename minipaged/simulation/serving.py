@@ -1,32 +1,27 @@
 """`minipaged simulate`: what a set-up would do under a load, in the words of people who serve.
 
 The scheduler and memory manager are built from an `EngineConfig` exactly as for a real model; only the
-executor is simulated. Knows configs and runs; draws nothing and prints nothing.
+executor is simulated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any
 
 from minipaged.components import build_scheduler
 from minipaged.config import ConfigError, EngineConfig
-from minipaged.scheduling import PreemptionCosts
 from minipaged.simulation.costs import CostModel
 from minipaged.simulation.executor import SimulatedExecutor
+from minipaged.simulation.fleet import find_router, simulate_fleet
 from minipaged.simulation.hardware import CONSTANTS, Constants, Deployment
 from minipaged.simulation.records import Run, queue_time, time_to_first_token
+from minipaged.simulation.reproduce import quiet, run_cases
+from minipaged.simulation.results import Curve, Panel
 from minipaged.simulation.run import Simulation
-
-
-@dataclass
-class Limits:
-    """What the scheduler must know of model and memory (see `components.ModelLimits`)."""
-
-    num_blocks: int
-    num_host_blocks: int
-    max_model_len: int
-    preemption_costs: PreemptionCosts
+from minipaged.simulation.workloads import find_workload, poisson
 
 
 def engine_simulation(
@@ -53,47 +48,34 @@ def engine_simulation(
         raise ConfigError(f"kv_cache_memory is {config.kv_cache_memory}; one block takes {block_bytes} bytes")
     costs = CostModel(deployment, config.block_size, constants=constants)
     num_host_blocks = min(num_blocks, config.swap_space // block_bytes)
-    limits = Limits(num_blocks, num_host_blocks, longest, costs.preemption_costs())
-    return Simulation(build_scheduler(config, limits), SimulatedExecutor(costs), usage_every=8)
+    executor = SimulatedExecutor(costs, num_blocks, num_host_blocks, longest, costs.preemption_costs())
+    return Simulation(build_scheduler(config, executor), executor, usage_every=8)
+
+
+def _shown(label: str) -> Any:
+    return field(metadata={"label": label})
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came out of a run. Times in seconds.
+    """What came out of a run; each field has its meaning and unit as `label` in its metadata."""
 
-    Attributes:
-        requests: finished.
-        refused: that could never run.
-        seconds: simulated.
-        request_rate: finished a second.
-        token_rate: generated tokens a second.
-        ttft_p50, ttft_p95: from arrival to the first token.
-        itl_mean, itl_p99: between two tokens of a request.
-        normalized_latency: mean over requests of end-to-end latency / output length (the paper's metric).
-        queue_p95: from arrival to the first blocks.
-        preemptions: how often a request gave way.
-        cached_tokens: prompt tokens found in the prefix cache.
-        running: requests at the same time, mean over time.
-        kv_usage: share of the KV memory handed out, mean over time.
-        kv_waste: share of what is handed out that holds no token, mean over time.
-    """
-
-    requests: int
-    refused: int
-    seconds: float
-    request_rate: float
-    token_rate: float
-    ttft_p50: float
-    ttft_p95: float
-    itl_mean: float
-    itl_p99: float
-    normalized_latency: float
-    queue_p95: float
-    preemptions: int
-    cached_tokens: int
-    running: float
-    kv_usage: float
-    kv_waste: float
+    requests: int = _shown("requests finished")
+    refused: int = _shown("requests refused")
+    seconds: float = _shown("simulated time [s]")
+    request_rate: float = _shown("throughput [req/s]")
+    token_rate: float = _shown("throughput [tok/s]")
+    ttft_p50: float = _shown("time to first token, median [s]")
+    ttft_p95: float = _shown("time to first token, p95 [s]")
+    itl_mean: float = _shown("inter-token latency, mean [s]")
+    itl_p99: float = _shown("inter-token latency, p99 [s]")
+    normalized_latency: float = _shown("normalized latency [s/token]")
+    queue_p95: float = _shown("queue time, p95 [s]")
+    preemptions: int = _shown("preemptions")
+    cached_tokens: int = _shown("prompt tokens from the prefix cache")
+    running: float = _shown("running requests, mean")
+    kv_usage: float = _shown("KV memory handed out, mean")
+    kv_waste: float = _shown("of that without a token, mean")
 
 
 def report(runs: Sequence[Run]) -> Report:
@@ -129,3 +111,71 @@ def report(runs: Sequence[Run]) -> Report:
         kv_usage=held,
         kv_waste=1 - tokens / held if held else 0.0,
     )
+
+
+@dataclass(frozen=True)
+class Load:
+    """A trace over a fleet of equal replicas."""
+
+    deployment: Deployment
+    constants: Constants
+    workload: str  # see `find_workload`
+    requests: int
+    replicas: int
+    router: str  # see `find_router`
+
+    def run(self, rate: float, config: EngineConfig) -> Report:
+        """Arrivals at `rate` a second, engines with these settings."""
+        quiet()
+        fleet = [engine_simulation(self.deployment, config, self.constants) for _ in range(self.replicas)]
+        arrivals = poisson(find_workload(self.workload), rate, self.requests, config.seed)
+        return report(simulate_fleet(fleet, arrivals, find_router(self.router)))
+
+    def sweep(self, rate: float, config: EngineConfig, flag: str, values: Sequence[Any]) -> list[Report]:
+        """One run per value of a setting, or of the rate if the flag is "rate"."""
+        if flag == "rate":
+            return run_cases([partial(self.run, value, config) for value in values])
+        return run_cases([partial(self.run, rate, replace(config, **{flag: value})) for value in values])
+
+
+def parse_sweep(text: str) -> tuple[str, list[Any]]:
+    """FLAG=V1,V2 -> field name and values of its type.
+
+    Raises:
+        ConfigError: no such flag, or no values.
+    """
+    flag, _, values = text.partition("=")
+    name = flag.strip().lstrip("-").replace("-", "_")
+    known = [option.name for option in fields(EngineConfig)]
+    if name not in (*known, "rate") or not values:
+        raise ConfigError(f"sweep is {text!r}; give FLAG=V1,V2,... with rate or one of {', '.join(known)}")
+    parse = float if name == "rate" else _parse_value
+    return name, [parse(value.strip()) for value in values.split(",")]
+
+
+def _parse_value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def sweep_panels(flag: str, values: Sequence[Any], reports: Sequence[Report]) -> list[Panel]:
+    """Throughput and latencies along a sweep."""
+    numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    x = list(values) if numeric else [str(value) for value in values]
+    shown = {
+        "throughput [tok/s]": ("token_rate",),
+        "time to first token [s]": ("ttft_p50", "ttft_p95"),
+        "inter-token latency [s]": ("itl_mean", "itl_p99"),
+    }
+    kind = "line" if numeric else "bar"
+    panels = []
+    for title, names in shown.items():
+        curves = [Curve(name, x, [getattr(report, name) for report in reports]) for name in names]
+        panels.append(Panel(title.partition(" [")[0], flag, title, curves, kind))
+    return panels

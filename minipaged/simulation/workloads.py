@@ -2,7 +2,7 @@
 
 The data sets behind the sources' figures cannot be shipped; lengths are drawn from lognormal
 distributions with the published means (paper, Fig. 11) and a stated spread, cut to the published limits;
-a file with real lengths may be given instead. Arrivals are a Poisson process. Knows no engine.
+a file with real lengths may be given instead. Arrivals are a Poisson process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import NamedTuple, Protocol
 
-from minipaged.simulation.hardware import UnknownNameError
+from minipaged.simulation.hardware import find
 
 
 class WorkloadError(ValueError):
@@ -43,16 +43,10 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True)
 class Lognormal:
-    """Lognormal lengths cut to 1..`most`, whose mean *after* the cut is `mean`.
-
-    Attributes:
-        mean: tokens.
-        sigma: standard deviation of the logarithm: 0.5 is a mild, 1 a heavy skew.
-        most: longest, tokens.
-    """
+    """Lognormal lengths, in tokens, cut to 1..`most`, whose mean *after* the cut is `mean`."""
 
     mean: float
-    sigma: float
+    sigma: float  # standard deviation of the logarithm: 0.5 is a mild, 1 a heavy skew
     most: int
 
     def __post_init__(self) -> None:
@@ -90,16 +84,11 @@ class Workload(Protocol):
 
 @dataclass(frozen=True)
 class Independent:
-    """Prompts and outputs drawn independently, behind a prefix that `num_prefixes` groups share.
-
-    Attributes:
-        prefix_tokens: tokens of the prefix, in front of the drawn prompt; 0 for none.
-        num_prefixes: how many different ones there are, equally likely.
-    """
+    """Prompts and outputs drawn independently, behind one of `num_prefixes` equally likely prefixes."""
 
     prompt: Lognormal
     output: Lognormal
-    prefix_tokens: int = 0
+    prefix_tokens: int = 0  # in front of the drawn prompt
     num_prefixes: int = 1
 
     def lengths(self, seed: int) -> Iterator[Lengths]:
@@ -121,6 +110,11 @@ class Chat:
     mean_rounds: float
     most_prompt: int
     most_output: int
+
+    @property
+    def output(self) -> Lognormal:
+        """Outputs before the cut."""
+        return self.turn.output
 
     def lengths(self, seed: int) -> Iterator[Lengths]:
         """Endless, the same for the same seed; a round is drawn from a conversation at a random point."""
@@ -191,11 +185,7 @@ def find_workload(name: str) -> Workload:
     """A named workload, or a file of lengths if the name ends in .json."""
     if name.endswith(".json"):
         return read_lengths(Path(name))
-    if name not in WORKLOADS:
-        raise UnknownNameError(
-            f"unknown workload {name!r}; choose one of {', '.join(WORKLOADS)} or give a .json file of lengths"
-        )
-    return WORKLOADS[name]
+    return find("workload", WORKLOADS, name, " or give a .json file of lengths")
 
 
 def poisson(workload: Workload, rate: float, count: int, seed: int) -> Iterator[Arrival]:

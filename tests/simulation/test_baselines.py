@@ -47,7 +47,7 @@ def test_max_holds_as_many_requests_as_the_longest_sequence_fits_into_the_pool()
     simulation = orca(256, reserve_max)
     for arrival in arrivals(*[(2, 9)] * 6):
         simulation.add(arrival)
-    simulation.step()
+    simulation.engine.step()
     assert [len(simulation.scheduler.running), len(simulation.scheduler.waiting)] == [4, 2]
 
 
@@ -57,7 +57,7 @@ def test_a_region_is_rounded_up_to_a_power_of_two():
     simulation = orca(64)
     for arrival in arrivals(*[(5, 4)] * 7):
         simulation.add(arrival)
-    simulation.step()
+    simulation.engine.step()
     assert len(simulation.scheduler.running) == 4
     assert simulation.scheduler.kv.num_free == 0
 
@@ -67,7 +67,7 @@ def test_first_come_first_served_stops_at_the_first_that_does_not_fit():
     simulation = orca(64)
     for arrival in arrivals((5, 27), (5, 59), (5, 3)):
         simulation.add(arrival)
-    simulation.step()
+    simulation.engine.step()
     assert [r.request_id for r in simulation.scheduler.running] == ["0"]
 
 
@@ -75,7 +75,7 @@ def test_samples_share_nothing():
     """Three samples of 5 + 3 tokens reserve three regions of 8 at admission."""
     simulation = orca(64, method_of=lambda a: ScriptedSampling(a.lengths.output, 3))
     simulation.add(arrivals((5, 3))[0])
-    simulation.step()
+    simulation.engine.step()
     assert simulation.scheduler.kv.num_free == 64 - 3 * 8
 
 
@@ -83,8 +83,11 @@ def test_a_fork_copies_what_the_parent_has_computed():
     """The prompt of 5 tokens is copied to the two other samples. Catches forks that are free of charge."""
     simulation = orca(64, method_of=lambda a: ScriptedSampling(a.lengths.output, 3))
     simulation.add(arrivals((5, 3))[0])
-    simulation.step()
-    plan = simulation.step()
+    simulation.engine.step()
+    plans = []
+    simulation.engine.on_planned.append(plans.append)
+    simulation.engine.step()
+    (plan,) = plans
     assert len(plan.copies) == 2 * 5
     assert len({copy.destination for copy in plan.copies}) == 10
     assert {copy.source for copy in plan.copies} == set(range(5))
@@ -108,7 +111,7 @@ def test_random_requests_leave_no_region_behind(reserve, method):
         prompt = rng.randint(1, 30)
         simulation.add(Arrival(i, 0.0, Lengths(prompt, rng.randint(1, 30))))
     while simulation.scheduler.has_unfinished:
-        simulation.step()
+        simulation.engine.step()
         simulation.scheduler.check_invariants()
     assert simulation.scheduler.kv.num_free == 300
     assert len(simulation.run.records) == 40

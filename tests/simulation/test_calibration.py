@@ -6,9 +6,7 @@ import pytest
 
 from minipaged.scheduling import StepPlan, StepResult
 from minipaged.simulation.calibration import HELD_OUT, FittedCosts, Mix, calibrate, fit
-from minipaged.simulation.costs import CostModel
 from minipaged.simulation.executor import SimulatedExecutor
-from minipaged.simulation.hardware import CHIPS, MODELS, Deployment
 
 TRUE = FittedCosts(2e-3, 6e-5, 2e-5, 3e-7)
 
@@ -50,10 +48,6 @@ def test_no_constant_is_negative():
 class KnownMachine(SimulatedExecutor):
     """An executor for the real `LLM` whose steps take a known time."""
 
-    block_size, num_blocks, num_host_blocks, block_bytes = 16, 2000, 0, 1024
-    max_model_len, vocab_size, eos_token_ids = 2048, 100, ()
-    preemption_costs = CostModel(Deployment(MODELS["opt-13b"], CHIPS["a100-40gb"])).preemption_costs()
-
     def execute(self, plan: StepPlan) -> StepResult:
         samples = super().execute(plan).samples
         return StepResult([sample for sample, chunk in zip(samples, plan.scheduled) if chunk.num_candidates])
@@ -64,9 +58,9 @@ def test_a_machine_that_is_known_is_predicted_exactly():
     Catches a step that is attributed to its neighbour, and a simulation under other settings."""
     from minipaged.llm import LLM
 
-    machine = KnownMachine(TRUE)
+    machine = KnownMachine(TRUE, num_blocks=2000, max_model_len=2048, block_size=16, vocab_size=100)
     llm = LLM(executor=machine, tokenizer=None, disable_log_stats=True)
-    result = calibrate(llm, rounds=1, clock=lambda: machine.now)
+    result = calibrate(llm.engine, rounds=1, clock=lambda: machine.now)
     assert result.costs.per_step == pytest.approx(TRUE.per_step, rel=1e-6)
     assert result.costs.per_attended == pytest.approx(TRUE.per_attended, rel=1e-6)
     assert len(result.checks) == len(HELD_OUT)
@@ -86,6 +80,6 @@ def test_this_machine_is_predicted_within_15_percent():
     torch.set_num_threads(1)
     try:
         llm = LLM(disable_log_stats=True)
-        assert any(calibrate(llm, seed).median_error < 0.15 for seed in range(3))
+        assert any(calibrate(llm.engine, seed).median_error < 0.15 for seed in range(3))
     finally:
         torch.set_num_threads(threads)

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from minipaged.cli.simulation import reproduce, simulate
-from minipaged.simulation import commands, plots
+from minipaged.simulation import plots
 from minipaged.simulation.page import page
 from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel, as_json
 
@@ -233,10 +233,3 @@ def test_the_page_shows_paper_beside_measured_with_reason_and_command():
     assert "| other | Fig. 1 | - | 12,300 B |  |" in shown
     assert "minipaged reproduce demo" in shown
     assert "`step_seconds`" in shown
-
-
-def test_every_figure_of_the_report_has_a_label():
-    """Catches a metric that is measured and never shown."""
-    from dataclasses import fields
-
-    assert set(commands.LABELS) == {option.name for option in fields(commands.Report)}

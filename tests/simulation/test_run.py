@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from minipaged.memory import Reserve
-from minipaged.scheduling import ChunkedPrefill, PrefillFirst, Swap
 from minipaged.simulation.fleet import LeastLoaded, PrefixAware, RoundRobin, find_router, simulate_fleet
 from minipaged.simulation.hardware import UnknownNameError
 from minipaged.simulation.measure import saturate
@@ -30,14 +28,14 @@ def run_checked(simulation: Simulation, arrivals) -> None:
     for arrival in arrivals:
         simulation.add(arrival)
     while simulation.scheduler.has_unfinished:
-        simulation.step()
+        simulation.engine.step()
         simulation.scheduler.check_invariants()
     kv = simulation.scheduler.kv
     assert kv.num_free == kv.allocator.num_blocks
 
 
-@pytest.mark.parametrize("policy", [PrefillFirst, ChunkedPrefill])
-@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize(
     "method",
     [
@@ -47,11 +45,11 @@ def run_checked(simulation: Simulation, arrivals) -> None:
     ],
     ids=["one", "three samples", "four beams"],
 )
-def test_a_tight_pool_keeps_all_invariants_and_finishes_everything(policy, swap, method):
+def test_a_tight_pool_keeps_all_invariants_and_finishes_everything(chunked, mode, method):
     """2,560 slots for 60 requests: preemption happens. Catches a script that disagrees with the scheduler
     about who is alive, and lengths that are not the trace's."""
-    options = {"preemption": Swap(), "swap": True} if swap else {}
-    simulation = paged(SMALL, policy=policy(), method_of=method, prefix_caching=True, **options)
+    options = {"enable_chunked_prefill": chunked, "preemption_mode": mode}
+    simulation = paged(SMALL, method_of=method, enable_prefix_caching=True, **options)
     run_checked(simulation, poisson(ALPACA, float("inf"), 60, 0))
     assert len(simulation.run.records) == 60
 
@@ -107,7 +105,7 @@ def test_the_same_seed_gives_the_same_numbers_to_the_last_digit():
         "from minipaged.simulation.measure import on_trace\n"
         "from minipaged.simulation.systems import OPT_13B, paged\n"
         "from minipaged.simulation.workloads import ALPACA\n"
-        "sim = paged(OPT_13B, method_of=fig14.beams(4), prefix_caching=True, usage_every=3)\n"
+        "sim = paged(OPT_13B, method_of=fig14.beams(4), enable_prefix_caching=True, usage_every=3)\n"
         "run = on_trace(sim, ALPACA, 12.0, 5.0)\n"
         "print(repr((run.seconds, run.normalized_latency, run.usage, run.num_preemptions)))\n"
     )
@@ -143,8 +141,8 @@ def test_a_run_stops_at_its_end_and_counts_only_what_finished():
 def test_reserving_holds_more_memory_than_growing():
     """The usage figures that Fig. 2 is made of. Catches a share that counts reserved slots as tokens."""
     usages = [
-        saturate(paged(OPT_13B, growth=growth, usage_every=2), ALPACA, 20, 40).usage
-        for growth in (Reserve(), None)
+        saturate(paged(OPT_13B, page_growth=growth, usage_every=2), ALPACA, 20, 40).usage
+        for growth in ("reserve", "on_demand")
     ]
     assert usages[0].held > usages[0].tokens
     assert usages[1].tokens > 2 * usages[0].tokens
@@ -180,13 +178,13 @@ def test_a_quantile_is_the_smallest_value_that_covers_the_share(share, value):
 
 
 def fleet(count: int) -> list[Simulation]:
-    return [paged(OPT_13B, prefix_caching=True, usage_every=4) for _ in range(count)]
+    return [paged(OPT_13B, enable_prefix_caching=True, usage_every=4) for _ in range(count)]
 
 
 def test_a_fleet_of_one_is_the_engine():
     """Catches a router or a clock that changes what happens inside a replica."""
     arrivals = list(poisson(ALPACA, 8.0, 60, 0))
-    alone = simulate(paged(OPT_13B, prefix_caching=True, usage_every=4), arrivals)
+    alone = simulate(paged(OPT_13B, enable_prefix_caching=True, usage_every=4), arrivals)
     (run,) = simulate_fleet(fleet(1), arrivals, RoundRobin())
     assert run.seconds == alone.seconds
     assert [r.finished for r in run.records] == [r.finished for r in alone.records]

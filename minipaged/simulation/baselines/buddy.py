@@ -5,7 +5,7 @@
 
 A request takes the next power of two; a region merges with its buddy (address XOR size) when both are
 free. Two wastes follow, and both are the point (paper, Fig. 2): the rounding inside a region, and free
-slots that are enough in sum but not in one piece. Knows slots; no tokens, no requests.
+slots that are enough in sum but not in one piece.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from minipaged.memory import (
     Admission,
     BlockAllocator,
     BlockCopy,
+    BlockPool,
     BlockTable,
     Hit,
     KVManager,
@@ -27,9 +28,6 @@ from minipaged.memory import (
 )
 from minipaged.scheduling import Request, Sequence
 from minipaged.simulation.baselines.buddy import BuddyAllocator
-
-Reservation = Callable[[int, int, int], int]
-"""(prompt tokens, output tokens, longest sequence) -> slots to reserve."""
 
 
 def reserve_max(prompt: int, output: int, longest: int) -> int:
@@ -47,26 +45,55 @@ def reserve_oracle(prompt: int, output: int, longest: int) -> int:
     return prompt + output
 
 
+RESERVATIONS = {"orca-max": reserve_max, "orca-pow2": reserve_pow2, "orca-oracle": reserve_oracle}
+
+
+class Region(BlockTable):
+    """The table of a sequence that has one region, or none yet.
+
+    Attributes:
+        source: the table it was forked from, while nothing of it is copied yet.
+    """
+
+    __slots__ = ("source",)
+
+    def __init__(self, pool: BlockPool, block_size: int, source: BlockTable | None = None) -> None:
+        super().__init__(pool, block_size)
+        self.source = source
+
+    def occupy(self, start: int, size: int, num_computed_tokens: int) -> list[BlockCopy]:
+        """Take the slots from `start` on. Returns the copies of what its source has computed."""
+        self.blocks = list(range(start, start + size))
+        source, self.source = self.source, None
+        filled = self.blocks[:num_computed_tokens]
+        return [] if source is None else [BlockCopy(a, b) for a, b in zip(source.blocks, filled)]
+
+    def leave(self) -> list[int]:
+        """Become empty. Returns the start of the region, if it had one."""
+        left = self.blocks[:1]
+        self.blocks, self.num_tokens, self.source = [], 0, None
+        return left
+
+
 class ContiguousKVManager(KVManager):
     """Regions under the same scheduler.
 
     Args:
         num_slots: size of the pool, tokens.
         longest: the longest sequence, prompt and output together.
-        reserve: how many slots a sequence gets.
+        reserve: (prompt tokens, output tokens, longest sequence) -> slots to reserve.
     """
 
-    def __init__(self, num_slots: int, longest: int, reserve: Reservation) -> None:
+    def __init__(self, num_slots: int, longest: int, reserve: Callable[[int, int, int], int]) -> None:
         self.regions = BuddyAllocator(num_slots)
-        super().__init__(cast(BlockAllocator, self.regions), 1, OnDemand(), watermark=0.0)
+        pool = cast(BlockAllocator, self.regions)
+        super().__init__(pool, 1, OnDemand(), watermark=0.0, block_table=Region)
         self.longest = longest
         self.reserve = reserve
-        self._spare: dict[Request, list[int]] = {}  # regions of a request that no sequence of it uses now
-        self._source: dict[BlockTable, BlockTable] = {}  # forked, not copied yet -> what to copy
+        self._unused: dict[Request, list[int]] = {}  # regions of a request that no sequence of it uses now
 
     def _reservation(self, request: Request) -> int:
-        lengths = request.params
-        return self.reserve(lengths.prompt, lengths.output, self.longest)
+        return self.reserve(request.params.prompt, request.params.output, self.longest)
 
     def can_admit(self, sequences: SequenceOf[KVSequence], others_run: bool = True) -> Admission:
         """Whether there is a region for every sequence that the request will ever have."""
@@ -78,7 +105,7 @@ class ContiguousKVManager(KVManager):
     def admit(self, sequences: SequenceOf[KVSequence], admission: Admission) -> list[BlockCopy]:
         """Take the regions; the prompt gets the first."""
         request = cast(Sequence, sequences[0]).request
-        self._spare[request] = [self.regions.allocate(size) for size in admission.grants][::-1]
+        self._unused[request] = [self.regions.allocate(size) for size in admission.grants][::-1]
         return self.grow(sequences, 0)
 
     def blocks_to_grow(self, sequences: SequenceOf[KVSequence]) -> int:
@@ -89,42 +116,32 @@ class ContiguousKVManager(KVManager):
         """Count the new tokens; a forked sequence gets its region and a copy of what its parent has."""
         copies: list[BlockCopy] = []
         for sequence in sequences:
-            table = sequence.table
+            table = cast(Region, sequence.table)
             if not table.blocks:
                 request = cast(Sequence, sequence).request
-                start = self._spare[request].pop()
-                table.blocks = list(range(start, start + self._reservation(request)))
-                parent = self._source.pop(table, None)
-                if parent is not None:
-                    pairs = zip(parent.blocks, table.blocks[: sequence.num_computed_tokens])
-                    copies += [BlockCopy(a, b) for a, b in pairs]
-            table.num_tokens = len(sequence.token_ids)
+                start, size = self._unused[request].pop(), self._reservation(request)
+                copies += table.occupy(start, size, sequence.num_computed_tokens)
+            table.use_slots(len(sequence.token_ids))
         return copies
 
     def fork(self, sequence: KVSequence) -> BlockTable:
         """An empty table; `grow` gives it a region once the sequences that ended have left theirs."""
-        child = self.new_table()
-        self._source[child] = sequence.table
-        return child
+        return Region(self.pool, 1, sequence.table)
 
     def free(self, sequences: Iterable[KVSequence]) -> None:
         """Give regions back to the request; when no sequence is left, all of them to the pool."""
         for sequence in sequences:
-            table = sequence.table
-            self._source.pop(table, None)
-            if table.blocks:
-                request = cast(Sequence, sequence).request
-                spare = self._spare[request]
-                spare.append(table.blocks[0])
-                if len(spare) == request.method.num_sequences:
-                    for start in self._spare.pop(request):
-                        self.regions.free(start)
-            table.blocks, table.num_tokens = [], 0
+            request = cast(Sequence, sequence).request
+            unused = self._unused.get(request, [])
+            unused += cast(Region, sequence.table).leave()
+            if len(unused) == request.method.num_sequences:
+                for start in self._unused.pop(request):
+                    self.regions.free(start)
             sequence.num_computed_tokens = 0
 
     def check_invariants(self, sequences: Iterable[KVSequence]) -> None:
         """Raise AssertionError unless regions are disjoint and every one has an owner."""
-        starts = [start for spare in self._spare.values() for start in spare]
+        starts = [start for unused in self._unused.values() for start in unused]
         starts += [sequence.table.blocks[0] for sequence in sequences if sequence.table.blocks]
         assert sorted(starts) == sorted(self.regions.regions()), "a region is lost or used twice"
         self.regions.check_invariants()

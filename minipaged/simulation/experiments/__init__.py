@@ -16,22 +16,9 @@ from minipaged.simulation.experiments import (
 )
 from minipaged.simulation.results import Experiment
 
+_FIGURES = (fig02, fig12, fig13, fig14, fig15, fig16, fig17, fig18, fig19)
 EXPERIMENTS: dict[str, Experiment] = {
-    module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (
-        fig02,
-        fig12,
-        fig13,
-        fig14,
-        fig15,
-        fig16,
-        fig17,
-        fig18,
-        fig19,
-        growth,
-        prefix_aware,
-        chunked_prefill,
-    )
+    module.EXPERIMENT.name: module.EXPERIMENT for module in (*_FIGURES, growth, prefix_aware, chunked_prefill)
 }
 
 __all__ = ["EXPERIMENTS"]

@@ -3,63 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
-from minipaged.scheduling import ChunkedPrefill, PrefillFirst
-from minipaged.simulation.experiments.common import capacity
+from minipaged.simulation.experiments.common import capacity, grid
 from minipaged.simulation.measure import on_trace
 from minipaged.simulation.records import time_to_first_token
-from minipaged.simulation.results import Case, Claim, Curve, Experiment, Outcome, Panel
+from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
 from minipaged.simulation.systems import paged, setup
 from minipaged.simulation.workloads import Independent, Lognormal
 
 BUDGETS = (128, 256, 512, 1024, 2048, 4096, 8192)
 RATE, SECONDS = 5.0, 120.0
 WORKLOAD = Independent(Lognormal(1000, 0.8, 6000), Lognormal(200, 0.8, 1024))
+CHIPS = setup("llama-3-8b", "a100-80gb")
+SUSTAINED = "sustained"
 
 
 class Latency(NamedTuple):
     """Time to first token and inter-token latency, seconds."""
 
     ttft_p50: float
-    ttft_p95: float
-    itl_mean: float
     itl_p99: float
 
 
-def latency(chunked: bool, budget: int) -> Latency:
-    """A trace of long prompts."""
-    policy = ChunkedPrefill() if chunked else PrefillFirst()
-    chips = setup("llama-3-8b", "a100-80gb")
-    simulation = paged(chips, policy=policy, max_num_batched_tokens=budget, max_num_seqs=min(256, budget))
-    run = on_trace(simulation, WORKLOAD, RATE, SECONDS)
-    first, share = time_to_first_token, run.quantile
-    return Latency(share(first, 0.5), share(first, 0.95), run.gap_mean, run.gap_quantile(0.99))
+def measure(chunked: bool | str, budget: int) -> Latency | float:
+    """A trace of long prompts; or requests a second with chunked prefill when the queue never empties."""
+    options: dict[str, Any] = {"enable_chunked_prefill": bool(chunked), "max_num_batched_tokens": budget}
+    if chunked == SUSTAINED:
+        return capacity(paged(CHIPS, **options), WORKLOAD, 400, 800)
+    run = on_trace(paged(CHIPS, max_num_seqs=min(256, budget), **options), WORKLOAD, RATE, SECONDS)
+    return Latency(run.quantile(time_to_first_token, 0.5), run.gap_quantile(0.99))
 
 
-def sustained(budget: int) -> float:
-    """Requests a second with chunked prefill when the queue never empties."""
-    chips = setup("llama-3-8b", "a100-80gb")
-    simulation = paged(chips, policy=ChunkedPrefill(), max_num_batched_tokens=budget)
-    return capacity(simulation, WORKLOAD, 400, 800)
-
-
-def cases() -> dict[tuple[Any, int], Case]:
-    """Prefill-first, chunked for each budget, and two sustained rates."""
-    chunked: dict[tuple[Any, int], Case] = {
-        (True, budget): partial(latency, True, budget) for budget in BUDGETS
-    }
-    rates: dict[tuple[Any, int], Case] = {
-        ("sustained", budget): partial(sustained, budget) for budget in (512, 2048, 8192)
-    }
-    return {(False, 8192): partial(latency, False, 8192), **chunked, **rates}
-
-
-def conclude(results: Mapping[tuple[Any, int], Any]) -> Outcome:
+def conclude(results: Mapping[tuple[bool | str, int], Any]) -> Outcome:
     """The statements of the source as ratios, and both latencies along the budget."""
     small, default, large = (results[True, budget] for budget in (512, 2048, 8192))
     first = results[False, 8192]
+    rate = {budget: results[SUSTAINED, budget] for budget in (512, 2048, 8192)}
     more, less = (1.0, None), (None, 1.0)
     source = "optimization and tuning"
     claims = [
@@ -67,11 +47,9 @@ def conclude(results: Mapping[tuple[Any, int], Any]) -> Outcome:
               default.itl_p99 / small.itl_p99, "x"),
         Claim("TTFT median, budget 8192 over 512 (larger is better for TTFT)", source, less,
               large.ttft_p50 / small.ttft_p50, "x"),
-        Claim("sustained rate, budget 2048 over 512", source, more,
-              results["sustained", 2048] / results["sustained", 512], "x"),
+        Claim("sustained rate, budget 2048 over 512", source, more, rate[2048] / rate[512], "x"),
         Claim("sustained rate, budget 8192 over 2048 (above 2048 for throughput)", source, more,
-              results["sustained", 8192] / results["sustained", 2048], "x",
-              "2,048 tokens are enough to be bound by computing on this chip"),
+              rate[8192] / rate[2048], "x", "2,048 tokens are enough to be bound by computing on this chip"),
         Claim("ITL p99, prefills first over chunked with 2048", source, more,
               first.itl_p99 / default.itl_p99, "x"),
         Claim("TTFT median, prefills first over chunked with 2048", source, less,
@@ -79,26 +57,14 @@ def conclude(results: Mapping[tuple[Any, int], Any]) -> Outcome:
         Claim("TTFT median, budget = max_model_len over prefills first (almost the same)",
               source, (0.8, 1.25), large.ttft_p50 / first.ttft_p50, "x"),
     ]  # fmt: skip
-    budgets = list(BUDGETS)
-
-    def along(field: str) -> list[float]:
-        return [1e3 * getattr(results[True, budget], field) for budget in BUDGETS]
-
-    def flat(field: str) -> list[float]:
-        return [1e3 * getattr(first, field)] * len(BUDGETS)
-
+    panels = []
     fields = {"ttft_p50": "time to first token, median", "itl_p99": "inter-token latency, 99th percentile"}
-    panels = [
-        Panel(
-            title,
-            "max_num_batched_tokens",
-            f"{title.split(',')[0]} [ms]",
-            [Curve("chunked", budgets, along(field)), Curve("prefills first", budgets, flat(field))],
-            x_scale="log2",
-            y_scale="log",
-        )
-        for field, title in fields.items()
-    ]
+    for field, title in fields.items():
+        along = [1e3 * getattr(results[True, budget], field) for budget in BUDGETS]
+        flat = [1e3 * getattr(first, field)] * len(BUDGETS)
+        curves = [Curve("chunked", list(BUDGETS), along), Curve("prefills first", list(BUDGETS), flat)]
+        axes = ("max_num_batched_tokens", f"{title.split(',')[0]} [ms]")
+        panels.append(Panel(title, *axes, curves, x_scale="log2", y_scale="log"))
     return Outcome(claims, panels)
 
 
@@ -108,6 +74,8 @@ EXPERIMENT = Experiment(
     "vLLM, optimization and tuning",
     "Llama-3-8B on an A100 80 GB, 5 req/s for 2 min, prompts of 1,000 and outputs of 200 tokens on average. "
     "The source gives no numbers: its statements are read as ratios above or below 1.",
-    cases,
+    grid(measure, [False], [8192])
+    | grid(measure, [True], BUDGETS)
+    | grid(measure, [SUSTAINED], [512, 2048, 8192]),
     conclude,
 )

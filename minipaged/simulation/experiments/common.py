@@ -1,13 +1,17 @@
-"""What several experiments share: names on the page, capacity of a system, latency along rates."""
+"""What several experiments share: names on the page, cases, sustained rates, latency along rates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import product
+from typing import Any
 
+from minipaged.simulation.baselines.contiguous import RESERVATIONS
 from minipaged.simulation.measure import on_trace, saturate
+from minipaged.simulation.results import Case, Curve, Panel
 from minipaged.simulation.run import Simulation
-from minipaged.simulation.systems import RESERVATIONS, SYSTEMS, Setup, system
-from minipaged.simulation.workloads import ALPACA, SHAREGPT, Independent
+from minipaged.simulation.workloads import ALPACA, SHAREGPT, Chat, Independent
 
 LABELS = {
     "faster-transformer": "FasterTransformer",
@@ -19,40 +23,37 @@ LABELS = {
 DATA = {"sharegpt": SHAREGPT, "alpaca": ALPACA}
 ORCAS = tuple(RESERVATIONS)
 
-__all__ = ["DATA", "LABELS", "ORCAS", "SYSTEMS", "capacity", "capacity_and_curve", "percent"]
+LoadCurve = tuple[float, list[tuple[float, float]]]
+"""The sustained rate of a system, and (rate, normalized latency) at fractions of it."""
 
 
-def percent(share: float) -> float:
-    """0.5 -> 50."""
-    return 100 * share
+def grid(run: Callable[..., Any], *axes: Iterable[Any]) -> dict[Any, Case]:
+    """A case for each combination of values: key -> run(*key); with one axis the key is the value."""
+    return {key if len(axes) > 1 else key[0]: partial(run, *key) for key in product(*axes)}
 
 
-def capacity(simulation: Simulation, workload: Independent, warm_up: int, steps: int) -> float:
+def capacity(simulation: Simulation, workload: Independent | Chat, warm_up: int, steps: int) -> float:
     """Requests a second that the system sustains."""
     return saturate(simulation, workload, warm_up, steps).token_rate / workload.output.mean
 
 
-def capacity_and_curve(
-    name: str,
-    setup: Setup,
-    data: str,
+def load_curve(
+    build: Callable[[], Simulation],
+    workload: Independent | Chat,
     warm_up: int,
     steps: int,
     seconds: float,
-    fractions: tuple[float, ...] = (0.3, 0.6, 0.8, 1.0, 1.1, 1.25, 1.5),
-) -> tuple[float, list[tuple[float, float]]]:
-    """The sustained rate of a system, and (rate, normalized latency) at fractions of it."""
-    workload = DATA[data]
-
-    def build() -> Simulation:
-        return system(name, setup)
-
+    fractions: tuple[float, ...] = (0.4, 0.7, 0.9, 1.0, 1.1),
+) -> LoadCurve:
+    """Measure a system: with its queue full, then on traces of so many seconds."""
     sustained = capacity(build(), workload, warm_up, steps)
-    return sustained, curve(build, workload, [f * sustained for f in fractions], seconds)
+    rates = [fraction * sustained for fraction in fractions]
+    return sustained, [
+        (rate, on_trace(build(), workload, rate, seconds).normalized_latency) for rate in rates
+    ]
 
 
-def curve(
-    build: Callable[[], Simulation], workload: Independent, rates: list[float], seconds: float
-) -> list[tuple[float, float]]:
-    """(rate, normalized latency) on traces of so many seconds."""
-    return [(rate, on_trace(build(), workload, rate, seconds).normalized_latency) for rate in rates]
+def latency_panel(title: str, systems: Mapping[str, LoadCurve], y_limit: float) -> Panel:
+    """Normalized latency against request rate, one curve a label."""
+    curves = [Curve(label, [x for x, _ in c], [y for _, y in c]) for label, (_, c) in systems.items()]
+    return Panel(title, "request rate [req/s]", "normalized latency [s/token]", curves, y_limit=y_limit)

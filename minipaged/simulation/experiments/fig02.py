@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
-from minipaged.simulation.experiments.common import LABELS, percent
+from minipaged.simulation.experiments.common import LABELS, grid
 from minipaged.simulation.measure import saturate
-from minipaged.simulation.results import Case, Claim, Curve, Experiment, Outcome, Panel
+from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
 from minipaged.simulation.systems import OPT_13B, system
 from minipaged.simulation.workloads import SHAREGPT
 
@@ -20,34 +19,21 @@ def effective(name: str) -> tuple[float, float]:
     return usage.tokens, usage.held
 
 
-def cases() -> dict[str, Case]:
-    """One a system."""
-    return {name: partial(effective, name) for name in PUBLISHED}
-
-
 def conclude(results: Mapping[str, tuple[float, float]]) -> Outcome:
     """Bars of three parts."""
-    claims = [
-        Claim(
-            f"KV memory holding token states, {LABELS[name]}", "Fig. 2", paper, percent(results[name][0]), "%"
-        )
-        for name, paper in PUBLISHED.items()
-    ]
     names = [LABELS[name] for name in PUBLISHED]
-    tokens = [percent(results[name][0]) for name in PUBLISHED]
-    held = [percent(results[name][1]) for name in PUBLISHED]
-    panel = Panel(
-        "KV memory by use, queue never empty",
-        "",
-        "share of the KV memory [%]",
-        [
-            Curve("token states", names, tokens),
-            Curve("reserved or rounded up", names, [h - t for h, t in zip(held, tokens)]),
-            Curve("free, but not in one piece", names, [100 - h for h in held]),
-        ],
-        kind="stacked",
-        y_limit=100,
-    )
+    tokens, held = ([100 * results[name][i] for name in PUBLISHED] for i in (0, 1))
+    claims = [
+        Claim(f"KV memory holding token states, {name}", "Fig. 2", paper, measured, "%")
+        for name, paper, measured in zip(names, PUBLISHED.values(), tokens)
+    ]
+    curves = [
+        Curve("token states", names, tokens),
+        Curve("reserved or rounded up", names, [h - t for h, t in zip(held, tokens)]),
+        Curve("free, but not in one piece", names, [100 - h for h in held]),
+    ]
+    axes = ("", "share of the KV memory [%]")
+    panel = Panel("KV memory by use, queue never empty", *axes, curves, "stacked", y_limit=100)
     return Outcome(claims, [panel])
 
 
@@ -56,6 +42,6 @@ EXPERIMENT = Experiment(
     "Memory that holds token states",
     "PagedAttention paper, Fig. 2",
     "OPT-13B on an A100 40 GB, ShareGPT-like lengths, queue kept full; 8,000 steps after 2,000 of warm-up.",
-    cases,
+    grid(effective, PUBLISHED),
     conclude,
 )

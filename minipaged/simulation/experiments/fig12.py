@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import NamedTuple
 
-from minipaged.simulation.experiments.common import LABELS, SYSTEMS, capacity_and_curve
-from minipaged.simulation.results import Case, Claim, Curve, Experiment, Outcome, Panel
-from minipaged.simulation.systems import OPT_13B, OPT_66B, OPT_175B, Setup
+from minipaged.simulation.experiments.common import DATA, LABELS, LoadCurve, grid, latency_panel, load_curve
+from minipaged.simulation.results import Claim, Experiment, Outcome
+from minipaged.simulation.systems import OPT_13B, OPT_66B, OPT_175B, SYSTEMS, Setup, system
 
 
 class Part(NamedTuple):
@@ -38,16 +37,14 @@ COMPUTE_BOUND = (
 )
 
 
-def cases() -> dict[tuple[str, str], Case]:
-    """One a panel and system."""
-    return {
-        (part, name): partial(capacity_and_curve, name, *PARTS[part][1:])
-        for part in PARTS
-        for name in SYSTEMS
-    }
+def measure(part: str, name: str) -> LoadCurve:
+    """A system on the set-up and trace of a panel."""
+    _, setup, data, warm_up, steps, seconds = PARTS[part]
+    fractions = (0.3, 0.6, 0.8, 1.0, 1.1, 1.25, 1.5)
+    return load_curve(lambda: system(name, setup), DATA[data], warm_up, steps, seconds, fractions)
 
 
-def conclude(results: Mapping[tuple[str, str], tuple[float, list[tuple[float, float]]]]) -> Outcome:
+def conclude(results: Mapping[tuple[str, str], LoadCurve]) -> Outcome:
     """Sustained rates, their ratios, and six panels."""
     claims, panels = [], []
     for part, (title, _, data, *_) in PARTS.items():
@@ -62,16 +59,8 @@ def conclude(results: Mapping[tuple[str, str], tuple[float, list[tuple[float, fl
             note = COMPUTE_BOUND if part == "f" and name == "orca-oracle" else ""
             claim = f"sustained rate of paged over {LABELS[name]}, {title}"
             claims.append(Claim(claim, f"Fig. 12 {part}", paper, rates["paged"] / rates[name], "x", note))
-        curves = [
-            Curve(
-                LABELS[name],
-                [rate for rate, _ in results[part, name][1]],
-                [y for _, y in results[part, name][1]],
-            )
-            for name in SYSTEMS
-        ]
-        axes = ("request rate [req/s]", "normalized latency [s/token]")
-        panels.append(Panel(f"({part}) {title}", *axes, curves, y_limit=1.0))
+        curves = {LABELS[name]: results[part, name] for name in SYSTEMS}
+        panels.append(latency_panel(f"({part}) {title}", curves, 1.0))
     return Outcome(claims, panels)
 
 
@@ -82,6 +71,6 @@ EXPERIMENT = Experiment(
     "Three models as in the paper's table 1. Sustained rate: what a system completes when the queue never "
     "empties. Curves: Poisson traces of 200 to 400 s (ShareGPT-like) and 40 to 60 s (Alpaca-like) instead of "
     "1 h and 15 min, so that overload shows as a smaller latency than in the paper.",
-    cases,
+    grid(measure, PARTS, SYSTEMS),
     conclude,
 )

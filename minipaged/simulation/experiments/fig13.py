@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
-from minipaged.simulation.experiments.common import DATA, LABELS
+from minipaged.simulation.experiments.common import DATA, LABELS, grid
 from minipaged.simulation.measure import SEED
-from minipaged.simulation.results import Case, Claim, Curve, Experiment, Outcome, Panel
+from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
 from minipaged.simulation.run import simulate
 from minipaged.simulation.systems import OPT_13B, system
 from minipaged.simulation.workloads import poisson
@@ -19,20 +18,12 @@ PARTS: dict[str, tuple[str, str, float, float]] = {
 PUBLISHED = {"orca-max": 7.00, "orca-pow2": 9.81, "orca-oracle": 13.62, "paged": 30.42}
 
 
-def batched(name: str, data: str, rate: float, seconds: float) -> float:
-    """Mean number of running requests while the trace arrives."""
-    simulation = system(name, OPT_13B, usage_every=5)
+def batched(part: str, name: str, seconds: float | None = None) -> float:
+    """Mean number of running requests while the trace of a panel arrives."""
+    _, data, rate, all_seconds = PARTS[part]
+    seconds = seconds or all_seconds
     arrivals = poisson(DATA[data], rate, round(rate * seconds), SEED)
-    return simulate(simulation, arrivals, until=seconds).usage.requests
-
-
-def cases() -> dict[tuple[str, str], Case]:
-    """One a panel and system."""
-    return {
-        (part, name): partial(batched, name, data, rate, seconds)
-        for part, (_, data, rate, seconds) in PARTS.items()
-        for name in PUBLISHED
-    }
+    return simulate(system(name, OPT_13B, usage_every=5), arrivals, until=seconds).usage.requests
 
 
 def conclude(results: Mapping[tuple[str, str], float]) -> Outcome:
@@ -57,6 +48,6 @@ EXPERIMENT = Experiment(
     "PagedAttention paper, Fig. 13",
     "OPT-13B on an A100 40 GB; averages over time while a trace of 20 min (ShareGPT-like) or 2 min "
     "(Alpaca-like) arrives.",
-    cases,
+    grid(batched, PARTS, PUBLISHED),
     conclude,
 )

@@ -7,13 +7,18 @@ from functools import partial
 
 from minipaged.simulation.experiments.common import DATA, capacity
 from minipaged.simulation.measure import saturate
-from minipaged.simulation.results import Case, Claim, Curve, Experiment, Outcome, Panel
+from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
 from minipaged.simulation.run import MethodOf
 from minipaged.simulation.scripts import ScriptedBeams, ScriptedSampling
 from minipaged.simulation.systems import OPT_13B, system
 from minipaged.simulation.workloads import ALPACA
 
 WIDTHS = (2, 4, 6)
+PUBLISHED = {("sampling", 1): 1.3, ("beams", 6): 2.3}
+TEXT = {("sampling", 1): "one sample"}
+TEXT |= {("sampling", n): f"{n} samples" for n in WIDTHS}
+TEXT |= {("beams", n): f"beam width {n}" for n in WIDTHS}
+SATURATED = "the paper compares at equal latency below saturation, here both are saturated"
 
 
 def sampling(n: int) -> MethodOf:
@@ -31,8 +36,7 @@ METHODS = {"sampling": sampling, "beams": beams}
 
 def sustained(name: str, method: str, n: int) -> float:
     """Requests a second."""
-    simulation = system(name, OPT_13B, method_of=METHODS[method](n))
-    return capacity(simulation, ALPACA, 300, 1000)
+    return capacity(system(name, OPT_13B, method_of=METHODS[method](n)), ALPACA, 300, 1000)
 
 
 def shared(data: str, method: str, n: int) -> float:
@@ -42,37 +46,14 @@ def shared(data: str, method: str, n: int) -> float:
     return saturate(simulation, DATA[data], warm_up, steps).usage.shared
 
 
-def cases() -> dict[tuple[str, str, int], Case]:
-    """One a system and method."""
-    wanted = [("sampling", 1), *((method, n) for method in METHODS for n in WIDTHS)]
-    return {
-        (name, method, n): partial(sustained, name, method, n)
-        for name in ("paged", "orca-oracle")
-        for method, n in wanted
-    }
-
-
 def conclude(results: Mapping[tuple[str, str, int], float]) -> Outcome:
     """Ratios by width."""
-    ratio = {
-        key[1:]: results[key] / results[("orca-oracle", *key[1:])] for key in results if key[0] == "paged"
-    }
-    note = "the paper compares at equal latency below saturation, here both are saturated"
-    published: dict[tuple[str, int], float] = {("sampling", 1): 1.3, ("beams", 6): 2.3}
-    text = {("sampling", 1): "one sample"}
-    text |= {("sampling", n): f"{n} samples" for n in WIDTHS}
-    text |= {("beams", n): f"beam width {n}" for n in WIDTHS}
-    claims = [
-        Claim(
-            f"sustained rate of paged over Orca (Oracle), {text[key]}",
-            "Fig. 14",
-            published.get(key),
-            ratio[key],
-            "x",
-            note if key in published else "",
-        )
-        for key in text
-    ]
+    ratio = {key: results["paged", *key] / results["orca-oracle", *key] for key in TEXT}
+    claims = []
+    for key, text in TEXT.items():
+        claim = f"sustained rate of paged over Orca (Oracle), {text}"
+        note = SATURATED if key in PUBLISHED else ""
+        claims.append(Claim(claim, "Fig. 14", PUBLISHED.get(key), ratio[key], "x", note))
     curves = [
         Curve("parallel sampling", [1, *WIDTHS], [ratio["sampling", n] for n in (1, *WIDTHS)]),
         Curve("beam search", list(WIDTHS), [ratio["beams", n] for n in WIDTHS]),
@@ -88,6 +69,6 @@ EXPERIMENT = Experiment(
     "PagedAttention paper, Fig. 14",
     "OPT-13B on an A100 40 GB, Alpaca-like lengths, queue kept full; forks and copy-on-write are the real "
     "ones; which beam continues which is drawn (a place draws its parent at random with probability 0.08).",
-    cases,
+    {(name, *key): partial(sustained, name, *key) for name in ("paged", "orca-oracle") for key in TEXT},
     conclude,
 )

@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
-from minipaged.simulation.experiments.common import DATA, percent
+from minipaged.simulation.experiments.common import DATA, grid
 from minipaged.simulation.experiments.fig14 import METHODS, WIDTHS, shared
-from minipaged.simulation.results import Case, Claim, Curve, Experiment, Outcome, Panel
+from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
 
 PUBLISHED = {"sampling": (6.09, 8.53, 9.79), "beams": (37.56, 53.13, 55.16)}
+DATA_LABELS = {"alpaca": "Alpaca", "sharegpt": "ShareGPT"}
 TITLES = {"sampling": "parallel sampling, n =", "beams": "beam search, width"}
-
-
-def cases() -> dict[tuple[str, str, int], Case]:
-    """One a data set, method and width."""
-    return {
-        (data, method, n): partial(shared, data, method, n)
-        for data in DATA
-        for method in METHODS
-        for n in WIDTHS
-    }
 
 
 def conclude(results: Mapping[tuple[str, str, int], float]) -> Outcome:
     """Savings by width; published for Alpaca."""
+    saved = {key: 100 * share for key, share in results.items()}
     claims, panels = [], []
-    for data, label in (("alpaca", "Alpaca"), ("sharegpt", "ShareGPT")):
+    for data, label in DATA_LABELS.items():
         for method, published in PUBLISHED.items():
             for n, paper in zip(WIDTHS, published):
                 known = paper if data == "alpaca" else None
                 text = f"blocks saved, {label}, {TITLES[method]} {n}"
-                claims.append(Claim(text, "Fig. 15", known, percent(results[data, method, n]), "%"))
+                claims.append(Claim(text, "Fig. 15", known, saved[data, method, n], "%"))
+    widths = [str(n) for n in WIDTHS]
     for method, published in PUBLISHED.items():
-        widths = [str(n) for n in WIDTHS]
         curves = [
-            Curve(label, widths, [percent(results[data, method, n]) for n in WIDTHS])
-            for data, label in (("alpaca", "Alpaca"), ("sharegpt", "ShareGPT"))
+            Curve(label, widths, [saved[data, method, n] for n in WIDTHS])
+            for data, label in DATA_LABELS.items()
         ]
         curves.append(Curve("published (Alpaca)", widths, list(published), published=True))
-        title = "parallel sampling" if method == "sampling" else "beam search"
-        panels.append(Panel(title, "samples or beam width", "blocks saved [%]", curves, kind="bar"))
+        title = TITLES[method].partition(",")[0]
+        panels.append(Panel(title, "samples or beam width", "blocks saved [%]", curves, "bar"))
     return Outcome(claims, panels)
 
 
@@ -50,6 +41,6 @@ EXPERIMENT = Experiment(
     "PagedAttention paper, Fig. 15",
     "OPT-13B on an A100 40 GB, queue kept full; block-table entries without a block of their own / all "
     "entries, averaged over time.",
-    cases,
+    grid(shared, DATA, METHODS, WIDTHS),
     conclude,
 )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
-from minipaged.simulation.experiments.common import capacity, curve
-from minipaged.simulation.results import Case, Claim, Curve, Experiment, Outcome, Panel
+from minipaged.simulation.experiments.common import LoadCurve, capacity, grid, latency_panel, load_curve
+from minipaged.simulation.results import Claim, Experiment, Outcome
 from minipaged.simulation.run import Simulation
 from minipaged.simulation.systems import LLAMA_13B, paged, system
 from minipaged.simulation.workloads import TRANSLATION
@@ -21,7 +20,7 @@ def build(name: str) -> Simulation:
     """The paged system with its prefix cache, without it, or Orca Oracle."""
     if name == "orca-oracle":
         return system(name, LLAMA_13B)
-    return paged(LLAMA_13B, prefix_caching=name == "shared")
+    return paged(LLAMA_13B, enable_prefix_caching=name == "shared")
 
 
 def sustained(name: str, prefix: int) -> float:
@@ -29,19 +28,12 @@ def sustained(name: str, prefix: int) -> float:
     return capacity(build(name), replace(TRANSLATION, prefix_tokens=prefix), 400, 1600)
 
 
-def measure(name: str, prefix: int) -> tuple[float, list[tuple[float, float]]]:
+def measure(name: str, prefix: int) -> LoadCurve:
     """Sustained rate, and latencies at fractions of it."""
-    rate = sustained(name, prefix)
-    rates = [f * rate for f in (0.4, 0.7, 0.9, 1.0, 1.1)]
-    return rate, curve(lambda: build(name), replace(TRANSLATION, prefix_tokens=prefix), rates, 30)
+    return load_curve(lambda: build(name), replace(TRANSLATION, prefix_tokens=prefix), 400, 1600, 30)
 
 
-def cases() -> dict[tuple[str, int], Case]:
-    """One a system and prefix."""
-    return {(name, prefix): partial(measure, name, prefix) for name in LABELS for prefix in PUBLISHED}
-
-
-def conclude(results: Mapping[tuple[str, int], tuple[float, list[tuple[float, float]]]]) -> Outcome:
+def conclude(results: Mapping[tuple[str, int], LoadCurve]) -> Outcome:
     """Ratios and latency curves."""
     claims, panels = [], []
     for prefix, paper in PUBLISHED.items():
@@ -49,12 +41,8 @@ def conclude(results: Mapping[tuple[str, int], tuple[float, list[tuple[float, fl
         for name, known in (("shared", paper), ("paged", None)):
             text = f"sustained rate over Orca (Oracle), prefix of {prefix} tokens, {LABELS[name]}"
             claims.append(Claim(text, "Fig. 16", known, results[name, prefix][0] / base, "x"))
-        curves = [
-            Curve(label, [x for x, _ in results[name, prefix][1]], [y for _, y in results[name, prefix][1]])
-            for name, label in LABELS.items()
-        ]
-        axes = ("request rate [req/s]", "normalized latency [s/token]")
-        panels.append(Panel(f"{SHOTS[prefix]}, {prefix} tokens", *axes, curves, y_limit=0.2))
+        curves = {label: results[name, prefix] for name, label in LABELS.items()}
+        panels.append(latency_panel(f"{SHOTS[prefix]}, {prefix} tokens", curves, 0.2))
     return Outcome(claims, panels)
 
 
@@ -64,6 +52,6 @@ EXPERIMENT = Experiment(
     "PagedAttention paper, Fig. 16",
     "LLaMA-13B on an A100 40 GB, English-German sentences behind 1 or 5 examples. Sentence lengths are not "
     "published with the figure: 40 tokens in, 50 out on average are assumed.",
-    cases,
+    grid(measure, LABELS, PUBLISHED),
     conclude,
 )

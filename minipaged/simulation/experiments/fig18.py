@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
-from minipaged.simulation.experiments.common import DATA
+from minipaged.simulation.experiments.common import DATA, grid
 from minipaged.simulation.measure import on_trace
-from minipaged.simulation.results import Case, Claim, Curve, Experiment, Outcome, Panel
+from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
 from minipaged.simulation.systems import OPT_13B, paged
 
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -18,11 +17,6 @@ def latency(data: str, block_size: int) -> float:
     """Normalized latency on a trace, s/token."""
     _, rate, seconds = LOADS[data]
     return on_trace(paged(OPT_13B, block_size=block_size), DATA[data], rate, seconds).normalized_latency
-
-
-def cases() -> dict[tuple[str, int], Case]:
-    """One a data set and block size."""
-    return {(data, size): partial(latency, data, size) for data in LOADS for size in BLOCK_SIZES}
 
 
 def conclude(results: Mapping[tuple[str, int], float]) -> Outcome:
@@ -57,6 +51,6 @@ EXPERIMENT = Experiment(
     "PagedAttention paper, Fig. 18 b",
     "OPT-13B on an A100 40 GB at a rate near the sustained one. The published statement (16 to 128 good for "
     "ShareGPT, 16 and 32 for Alpaca, larger ones bad) is read as: within 25 % of the best, or not.",
-    cases,
+    grid(latency, LOADS, BLOCK_SIZES),
     conclude,
 )

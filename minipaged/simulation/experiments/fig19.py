@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
-from minipaged.scheduling import PreemptionPolicy, Recompute, Swap
 from minipaged.simulation.costs import CostModel
+from minipaged.simulation.experiments.common import grid
 from minipaged.simulation.experiments.fig18 import BLOCK_SIZES
 from minipaged.simulation.measure import on_trace
-from minipaged.simulation.results import Case, Claim, Curve, Experiment, Outcome, Panel
+from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
 from minipaged.simulation.systems import OPT_13B, paged
 from minipaged.simulation.workloads import SHAREGPT
 
 TOKENS = 256
 RATE, SECONDS = 1.9, 300.0
-POLICIES: dict[str, PreemptionPolicy] = {"recompute": Recompute(), "swap": Swap()}
+MODES = ("recompute", "swap")
 
 
 def overhead(block_size: int) -> tuple[float, float, float]:
@@ -27,14 +26,9 @@ def overhead(block_size: int) -> tuple[float, float, float]:
 
 def latency(mode: str, block_size: int) -> tuple[float, int]:
     """Normalized latency on a trace, s/token, and preemptions."""
-    simulation = paged(OPT_13B, block_size=block_size, preemption=POLICIES[mode], swap=mode == "swap")
+    simulation = paged(OPT_13B, block_size=block_size, preemption_mode=mode)
     run = on_trace(simulation, SHAREGPT, RATE, SECONDS)
     return run.normalized_latency, run.num_preemptions
-
-
-def cases() -> dict[tuple[str, int], Case]:
-    """One a mode and block size."""
-    return {(mode, size): partial(latency, mode, size) for mode in POLICIES for size in BLOCK_SIZES}
 
 
 def conclude(results: Mapping[tuple[str, int], tuple[float, int]]) -> Outcome:
@@ -56,26 +50,16 @@ def conclude(results: Mapping[tuple[str, int], tuple[float, int]]) -> Outcome:
               min(end.values()), "x"),
     ]  # fmt: skip
     sizes = list(BLOCK_SIZES)
+    alone = [
+        Curve("recompute", sizes, [micro[size][0] for size in sizes]),
+        Curve("swap in", sizes, [micro[size][2] for size in sizes]),
+        Curve("swap in + out", sizes, [swap[size] for size in sizes]),
+    ]
+    whole = [Curve(mode, sizes, [results[mode, size][0] for size in sizes]) for mode in MODES]
+    x, y = "block size [tokens]", "normalized latency [s/token]"
     panels = [
-        Panel(
-            f"(a) one sequence of {TOKENS} tokens",
-            "block size [tokens]",
-            "time [ms]",
-            [
-                Curve("recompute", sizes, [micro[size][0] for size in sizes]),
-                Curve("swap in", sizes, [micro[size][2] for size in sizes]),
-                Curve("swap in + out", sizes, [swap[size] for size in sizes]),
-            ],
-            x_scale="log2",
-        ),
-        Panel(
-            f"(b) ShareGPT at {RATE} req/s",
-            "block size [tokens]",
-            "normalized latency [s/token]",
-            [Curve(mode, sizes, [results[mode, size][0] for size in sizes]) for mode in POLICIES],
-            x_scale="log2",
-            y_scale="log",
-        ),
+        Panel(f"(a) one sequence of {TOKENS} tokens", x, "time [ms]", alone, x_scale="log2"),
+        Panel(f"(b) ShareGPT at {RATE} req/s", x, y, whole, x_scale="log2", y_scale="log"),
     ]
     return Outcome(claims, panels)
 
@@ -86,6 +70,6 @@ EXPERIMENT = Experiment(
     "PagedAttention paper, Fig. 19",
     "OPT-13B on an A100 40 GB, PCIe 4. (a) the cost model alone; (b) a trace at a rate near the sustained "
     "one.",
-    cases,
+    grid(latency, MODES, BLOCK_SIZES),
     conclude,
 )

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import NamedTuple
 
-from minipaged.memory import Chunked, OnDemand, PageGrowth, Reserve
+from minipaged.simulation.experiments.common import grid
 from minipaged.simulation.measure import SEED
 from minipaged.simulation.records import inference_time, queue_time
-from minipaged.simulation.results import Case, Claim, Curve, Experiment, Outcome, Panel
+from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
 from minipaged.simulation.run import simulate
 from minipaged.simulation.systems import paged, setup
 from minipaged.simulation.workloads import SHAREGPT, Independent, Lognormal, steady
 
 SECONDS, RATE, USERS, MAX_NEW_TOKENS = 60.0, 10.0, 100, 2048
 WORKLOAD = Independent(SHAREGPT.prompt, Lognormal(160, 0.8, 1024))
-GROWTH: dict[str, PageGrowth] = {"reserve all": Reserve(), "grow by 16": Chunked(16), "on demand": OnDemand()}
+GROWTH = {"reserve all": "reserve", "grow by 16": "chunked", "on demand": "on_demand"}
 
 
 class Load(NamedTuple):
@@ -51,7 +50,7 @@ TEXT = {
 
 def load(growth: str) -> Load:
     """A minute of the load generator."""
-    simulation = paged(setup("llama-3-8b", "a10g"), growth=GROWTH[growth], max_output=MAX_NEW_TOKENS)
+    simulation = paged(setup("llama-3-8b", "a10g"), page_growth=GROWTH[growth], max_output=MAX_NEW_TOKENS)
     run = simulate(simulation, steady(WORKLOAD, RATE, SECONDS, SEED), until=SECONDS, max_users=USERS)
     count = len(run.records)
     return Load(
@@ -64,11 +63,6 @@ def load(growth: str) -> Load:
         sum(inference_time(record) / record.lengths.output for record in run.records) / count,
         run.num_dropped,
     )
-
-
-def cases() -> dict[str, Case]:
-    """One a policy."""
-    return {growth: partial(load, growth) for growth in GROWTH}
 
 
 def conclude(results: Mapping[str, Load]) -> Outcome:
@@ -87,25 +81,15 @@ def conclude(results: Mapping[str, Load]) -> Outcome:
         "queue time p95, reserving over growing": (32.49 / 1.34, reserve.queue_p95 / grow.queue_p95),
     }
     claims += [Claim(text, "dynamic growth, table", *pair, "x") for text, pair in ratios.items()]
-    names = list(GROWTH)
-    panels = [
-        Panel(
-            TEXT[field][0],
-            "",
-            f"{TEXT[field][0]} [{TEXT[field][1]}]".replace(" []", ""),
-            [
-                Curve("measured", names, [float(getattr(results[name], field)) for name in names]),
-                Curve(
-                    "published",
-                    names[:2],
-                    [float(getattr(PUBLISHED[n], field)) for n in names[:2]],
-                    published=True,
-                ),
-            ],
-            kind="bar",
-        )
-        for field in ("finished", "queue_p95", "per_token")
-    ]
+    names, known = list(GROWTH), list(PUBLISHED)
+    panels = []
+    for field in ("finished", "queue_p95", "per_token"):
+        text, unit = TEXT[field]
+        curves = [
+            Curve("measured", names, [float(getattr(results[name], field)) for name in names]),
+            Curve("published", known, [float(getattr(PUBLISHED[name], field)) for name in known], True),
+        ]
+        panels.append(Panel(text, "", f"{text} [{unit}]".replace(" []", ""), curves, "bar"))
     return Outcome(claims, panels)
 
 
@@ -117,6 +101,6 @@ EXPERIMENT = Experiment(
     "counts of finished, dropped and open requests amount to). Chip and model are not named there: "
     "Llama-3-8B on an A10G (24 GB), a size that fits its fastest token (39 ms). Outputs end after 160 "
     "tokens on average (its finished requests: 129 to 147).",
-    cases,
+    grid(load, GROWTH),
     conclude,
 )

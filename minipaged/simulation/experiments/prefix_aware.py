@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
-from minipaged.simulation.measure import SEED, saturate
-from minipaged.simulation.results import Case, Claim, Curve, Experiment, Outcome, Panel
-from minipaged.simulation.run import Simulation, simulate
-from minipaged.simulation.systems import paged, setup
+from minipaged.simulation.experiments.common import capacity, grid
+from minipaged.simulation.measure import SEED
+from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
+from minipaged.simulation.run import simulate
+from minipaged.simulation.systems import paged, prefix_unaware, setup
 from minipaged.simulation.workloads import Independent, Lognormal, poisson
 
 OUTPUTS = (32, 64, 128)
 REQUESTS = 800
+CHIPS = setup("llama-3-8b", "a100-40gb")
 
 
 def workload(prefix: bool, output: int) -> Independent:
@@ -23,34 +24,17 @@ def workload(prefix: bool, output: int) -> Independent:
     return Independent(Lognormal(1024, 0.5, 4096), lengths)
 
 
-def build(aware: bool) -> Simulation:
-    """The paged system with its prefix cache, the scheduler aware of it or not."""
-    return paged(setup("llama-3-8b", "a100-40gb"), prefix_caching=True, prefix_aware=aware)
+def throughput(kind: str, prefix: bool, output: int, aware: bool) -> float:
+    """Requests a second: "batch", when all are there at the start, or "online", what can be sustained."""
+    simulation = paged(CHIPS, enable_prefix_caching=True) if aware else prefix_unaware(CHIPS)
+    lengths = workload(prefix, output)
+    if kind == "online":
+        return capacity(simulation, lengths, 300, 1200)
+    return simulate(simulation, poisson(lengths, float("inf"), REQUESTS, SEED)).throughput
 
 
-def batch(prefix: bool, output: int, aware: bool) -> float:
-    """Requests a second when all are there at the start."""
-    return simulate(build(aware), poisson(workload(prefix, output), float("inf"), REQUESTS, SEED)).throughput
-
-
-def online(prefix: bool, output: int, aware: bool) -> float:
-    """Requests a second that can be sustained."""
-    return saturate(build(aware), workload(prefix, output), 300, 1200).token_rate / output
-
-
-KINDS = {"batch": batch, "online": online}
 PUBLISHED = {"batch": (1.0, 1.5), "online": (1.0, 1.25)}
-
-
-def cases() -> dict[tuple[str, bool, int, bool], Case]:
-    """One a kind of load, workload and scheduler."""
-    return {
-        (kind, prefix, output, aware): partial(run, prefix, output, aware)
-        for kind, run in KINDS.items()
-        for prefix, outputs in ((True, OUTPUTS), (False, OUTPUTS[:1]))
-        for output in outputs
-        for aware in (False, True)
-    }
+BOTH = (False, True)
 
 
 def conclude(results: Mapping[tuple[str, bool, int, bool], float]) -> Outcome:
@@ -70,7 +54,9 @@ def conclude(results: Mapping[tuple[str, bool, int, bool], float]) -> Outcome:
             claims.append(Claim(text, source, published, gain(kind, True, output), "x", note))
         text = f"throughput, aware over unaware, {kind}, nothing shared"
         claims.append(Claim(text, source, 1.0, gain(kind, False, OUTPUTS[0]), "x"))
-    curves = [Curve(kind, list(OUTPUTS), [gain(kind, True, output) for output in OUTPUTS]) for kind in KINDS]
+    curves = [
+        Curve(kind, list(OUTPUTS), [gain(kind, True, output) for output in OUTPUTS]) for kind in PUBLISHED
+    ]
     panel = Panel(
         "94 % of the prompt cached", "mean output [tokens]", "throughput, aware over unaware", curves
     )
@@ -84,6 +70,7 @@ EXPERIMENT = Experiment(
     "Llama-3-8B on an A100 40 GB, prefills first, budget 2048 tokens; prompts of 960 shared and about 64 own "
     "tokens, 8 prefixes. Batch: 800 requests at once; online: what is sustained. The source names no "
     "workload and says up to: read as a range.",
-    cases,
+    grid(throughput, PUBLISHED, [True], OUTPUTS, BOTH)
+    | grid(throughput, PUBLISHED, [False], OUTPUTS[:1], BOTH),
     conclude,
 )
