@@ -23,7 +23,7 @@ from minipaged import cli
 from minipaged.learn.contracts import CONCEPTS
 from minipaged.learn.lessons import Lesson, Trial, read_lessons, run_trials
 from tests.docs.solutions import is_stub, solve, stubs, task_of
-from tests.student_parts import replaced_by
+from tests.overrides import replaced_by
 
 ROOT = Path(__file__).parents[2]
 LESSONS = read_lessons(ROOT)
