@@ -39,7 +39,7 @@ def name(value):
 
 def wrong_parts(lesson: Lesson) -> dict[str, tuple[str, str]]:
     """Name of a wrong part -> (`--use` option, the test that must catch it)."""
-    file = ROOT / f"tests/docs/wrong_parts/lesson_{lesson.number}.py"
+    file = ROOT / f"tests/docs/wrong/lesson_{lesson.number}.py"
     spec = importlib.util.spec_from_file_location(f"wrong_{lesson.number}", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -205,7 +205,7 @@ def run(command: str) -> str:
     with contextlib.redirect_stdout(output), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["minipaged", *arguments])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main()
     assert ended.value.code == 0, f"{command}: {output.getvalue()}"
     return output.getvalue()
 

@@ -1,4 +1,4 @@
-"""Components: a class of your own is found, loaded, watched and run; whatever is wrong is told in one line."""
+"""Overrides: a class of your own is found, loaded, watched and run; what is wrong is told in one line."""
 
 import json
 import subprocess

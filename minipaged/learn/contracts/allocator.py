@@ -32,7 +32,7 @@ class AllocatorContract(Watcher):
         """Rules 1 and 2."""
         possible = count <= len(self._free)
         try:
-            blocks = self._call("allocate", count, may_raise=OutOfBlocksError)
+            blocks = self._call("allocate", count, may_raise=(OutOfBlocksError,))
         except OutOfBlocksError:
             told = f"allocate({count}) raised OutOfBlocksError though {len(self._free)} blocks are free"
             self.require(not possible, told)
@@ -60,7 +60,7 @@ class AllocatorContract(Watcher):
 
     def share(self, block: int) -> None:
         """Rule 3."""
-        self._call("share", block, may_raise=ValueError)
+        self._call("share", block, may_raise=(ValueError,))
         told = f"share({block}) of a free block must raise ValueError: it is nobody's"
         self.require(block not in self._free, told)
         self._count[block] += 1
@@ -68,7 +68,7 @@ class AllocatorContract(Watcher):
 
     def release(self, block: int) -> bool:
         """Rule 3."""
-        last = self._call("release", block, may_raise=ValueError)
+        last = self._call("release", block, may_raise=(ValueError,))
         self._drop(block, f"release({block})")
         self.require(
             bool(last) == (self._count[block] == 0),
@@ -80,7 +80,7 @@ class AllocatorContract(Watcher):
 
     def reclaim(self, block: int) -> None:
         """Only an evictable block: neither used nor free."""
-        self._call("reclaim", block, may_raise=ValueError)
+        self._call("reclaim", block, may_raise=(ValueError,))
         evictable = not self._count[block] and block not in self._free
         self.require(evictable, f"reclaim({block}) of a block that is not evictable must raise ValueError")
         self._free.add(block)
@@ -88,7 +88,7 @@ class AllocatorContract(Watcher):
 
     def free(self, block: int) -> None:
         """Rule 4."""
-        self._call("free", block, may_raise=ValueError)
+        self._call("free", block, may_raise=(ValueError,))
         self._drop(block, f"free({block})")
         if not self._count[block]:
             self._free.add(block)

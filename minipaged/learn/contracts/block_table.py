@@ -64,7 +64,7 @@ class BlockTableContract(Watcher):
         shared, missing = own.writes_to_shared_block(), own.blocks_to_append(count)
         what = f"append({count}) at {tokens} tokens in blocks {before} of {self.block_size}"
         try:
-            copy = self._call("append", count, may_raise=OutOfBlocksError)
+            copy = self._call("append", count, may_raise=(OutOfBlocksError,))
         except OutOfBlocksError:
             unchanged = (before, tokens, free) == (self.blocks, self.num_tokens, pool.num_free)
             self.require(unchanged, f"{what} raised OutOfBlocksError but changed table or pool")
@@ -96,17 +96,17 @@ class BlockTableContract(Watcher):
         )
         return copy
 
-    def use_slots(self, count: int) -> None:
+    def use_slots(self, num_tokens: int) -> None:
         """Tokens for slots that are there: the blocks stay."""
-        blocks, tokens = list(self.blocks), self.num_tokens
-        self._call("use_slots", count)
-        told = f"use_slots({count}) at {tokens} tokens in blocks {blocks} left {self._state()}"
-        self.require((self.blocks, self.num_tokens) == (blocks, tokens + count), told)
+        blocks = list(self.blocks)
+        self._call("use_slots", num_tokens)
+        told = f"use_slots({num_tokens}) over blocks {blocks} left {self._state()}"
+        self.require((self.blocks, self.num_tokens) == (blocks, num_tokens), told)
 
     def preallocate(self, count: int) -> None:
         """Blocks for tokens to come, behind those that are there."""
         before = list(self.blocks)
-        self._call("preallocate", count, may_raise=OutOfBlocksError)
+        self._call("preallocate", count, may_raise=(OutOfBlocksError,))
         self.require(
             self.blocks[: len(before)] == before and len(self.blocks) == len(before) + count,
             f"preallocate({count}) changed the blocks {before} to {self.blocks}",

@@ -39,7 +39,7 @@ class PrefixCacheContract(Watcher):
         """Rule 1."""
         free = self.num_free
         try:
-            blocks = self._call("allocate", count, may_raise=OutOfBlocksError)
+            blocks = self._call("allocate", count, may_raise=(OutOfBlocksError,))
         except OutOfBlocksError:
             told = f"allocate({count}) raised OutOfBlocksError"
             self.require(count > free, f"{told} though {free} blocks are free or evictable")
@@ -151,7 +151,7 @@ class PrefixCacheContract(Watcher):
 
     def _count(self, name: str, block: int, change: int) -> None:
         wanted = self.allocator.ref_count(block) + change
-        self._call(name, block, may_raise=ValueError)
+        self._call(name, block, may_raise=(ValueError,))
         now = self.allocator.ref_count(block)
         self.require(now == wanted, f"{name}({block}) left block {block} with {now} references")
 

@@ -39,7 +39,7 @@ class Rules:
         raise self._breach from cause
 
     def call(
-        self, function: Callable[..., Any], *args: Any, may_raise: type[Exception] | tuple = (), **kw: Any
+        self, function: Callable[..., Any], *args: Any, may_raise: tuple[type[Exception], ...] = (), **kw: Any
     ) -> Any:
         """Call the override; an exception that the contract does not allow is a breach.
 
@@ -50,7 +50,7 @@ class Rules:
             raise self._breach
         try:
             return function(*args, **kw)
-        except (may_raise, NotImplementedError, ContractError):  # type: ignore[misc]
+        except (*may_raise, NotImplementedError, ContractError):  # type: ignore[misc]
             raise
         except Exception as error:
             if error.__traceback__ is not None and error.__traceback__.tb_next is None:
@@ -82,7 +82,7 @@ class Watcher:
         """What makes watched objects of the override `part`."""
         return partial(cls, concept, part)
 
-    def _call(self, name: str, *args: Any, may_raise: type[Exception] | tuple = ()) -> Any:
+    def _call(self, name: str, *args: Any, may_raise: tuple[type[Exception], ...] = ()) -> Any:
         return self.rules.call(getattr(self._inner, name), *args, may_raise=may_raise)
 
     def __getattr__(self, name: str) -> Any:

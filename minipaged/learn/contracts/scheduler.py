@@ -25,7 +25,7 @@ class SchedulerContract(FCFSScheduler):
 
     def add(self, request: Request) -> None:
         """The request is in the queue afterwards."""
-        self.rules.call(super().add, request, may_raise=RequestTooLongError)
+        self.rules.call(super().add, request, may_raise=(RequestTooLongError,))
         told = f"add({request.request_id}) left the request out of the queue"
         self.rules.require(request in self.waiting, told)
 
@@ -63,12 +63,9 @@ class SchedulerContract(FCFSScheduler):
 
 def check_plan(rules: Rules, plan: StepPlan, scheduler: FCFSScheduler) -> None:
     """What holds for every plan, whoever made it."""
-    step, computed = f"step {plan.step}", sum(scheduled.num_tokens for scheduled in plan.scheduled)
-    rules.require(
-        computed == plan.num_tokens <= scheduler.max_num_batched_tokens,
-        f"the plan of {step} has {computed} tokens (num_tokens {plan.num_tokens}); the budget is "
-        f"{scheduler.max_num_batched_tokens}",
-    )
+    step, budget = f"step {plan.step}", scheduler.max_num_batched_tokens
+    told = f"the plan of {step} has {plan.num_tokens} tokens; the budget is {budget}"
+    rules.require(plan.num_tokens <= budget, told)
     seen: set[int] = set()
     for sequence, start, num_tokens, _ in plan.scheduled:
         name = f"sequence {sequence.request.request_id}/{sequence.index}"
