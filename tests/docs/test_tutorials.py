@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from minipaged import cli
+from minipaged.cli.main import main
 from minipaged.learn.contracts import CONCEPTS
 from minipaged.learn.lessons import Lesson, Trial, read_lessons, run_trials
 from tests.docs.solutions import is_stub, solve, stubs, task_of
