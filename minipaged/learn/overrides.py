@@ -37,13 +37,13 @@ def components_from(use: Mapping[str, Any]) -> Components:
     overrides = {}
     for name, given in use.items():
         concept = concept_of(name)
-        part = load_override(given) if isinstance(given, str) else given
-        if not getattr(part, "__module__", "").startswith("minipaged."):
-            concept.check(part)
-            part = concept.watch(part)
+        override = load_override(given) if isinstance(given, str) else given
+        if not getattr(override, "__module__", "").startswith("minipaged."):
+            concept.check(override)
+            override = concept.watch(override)
         elif name == "preemption":
-            part = partial(make_preemption, part)
-        overrides[name] = part
+            override = partial(make_preemption, override)
+        overrides[name] = override
     return Components(**overrides)
 
 

@@ -34,10 +34,10 @@ from tests.toy import ToyBeams, ToyEngine, ToySampling, alone, tokens
 COSTS = PreemptionCosts(1.0, 1.0, 1.0)
 
 
-def watched(concept, part):
+def watched(concept, override):
     """An override behind its contract, as `--use` would load it."""
-    CONCEPTS[concept].check(part)
-    return CONCEPTS[concept].watch(part)
+    CONCEPTS[concept].check(override)
+    return CONCEPTS[concept].watch(override)
 
 
 def subclass(base):

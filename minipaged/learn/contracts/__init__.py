@@ -14,8 +14,8 @@ from minipaged.learn.contracts.allocator import AllocatorContract
 from minipaged.learn.contracts.block_table import BlockTableContract
 from minipaged.learn.contracts.paged_attention import check_paged_attention, watch_paged_attention
 from minipaged.learn.contracts.policies import (
-    BatchPolicyContract,
-    DecodingMethodContract,
+    BatchContract,
+    DecodingContract,
     PageGrowthContract,
     PreemptionContract,
 )
@@ -49,43 +49,33 @@ class Concept(NamedTuple):
         module, _, names = self.own.partition(":")
         return [getattr(import_module(f"minipaged.{module}"), name) for name in names.split()]
 
-    def check(self, part: Any) -> None:
+    def check(self, override: Any) -> None:
         """Raise `ContractError` unless the override looks like the interface."""
         if self.interface is None:
-            check_paged_attention(self.name, part)
+            check_paged_attention(self.name, override)
             return
-        check_interface(self.name, self.interface, part)
-        if self.interface is FCFSScheduler and not issubclass(part, FCFSScheduler):
-            raise ContractError(f"{self.name}: {part.__name__} must be a subclass of FCFSScheduler")
+        check_interface(self.name, self.interface, override)
+        if self.interface is FCFSScheduler and not issubclass(override, FCFSScheduler):
+            raise ContractError(f"{self.name}: {override.__name__} must be a subclass of FCFSScheduler")
 
-    def watch(self, part: Any) -> Callable[..., Any]:
+    def watch(self, override: Any) -> Callable[..., Any]:
         """What makes watched objects of the override."""
-        return self.contract(self.name, part)
+        return self.contract(self.name, override)
 
 
 CONCEPTS = {
-    name: Concept(name, own, interface, contract)
+    name: Concept(name, own, interface, contract.watch if isinstance(contract, type) else contract)
     for name, own, interface, contract in (
-        ("allocator", "memory.allocator:BlockAllocator", BlockAllocator, AllocatorContract.watch),
-        ("block_table", "memory.block_table:BlockTable", BlockTable, BlockTableContract.watch),
-        ("page_growth", "memory.page_growth:OnDemand Chunked Reserve", PageGrowth, PageGrowthContract.watch),
-        ("prefix_cache", "memory.prefix_cache:PrefixCache", PrefixCache, PrefixCacheContract.watch),
+        ("allocator", "memory.allocator:BlockAllocator", BlockAllocator, AllocatorContract),
+        ("block_table", "memory.block_table:BlockTable", BlockTable, BlockTableContract),
+        ("page_growth", "memory.page_growth:OnDemand Chunked Reserve", PageGrowth, PageGrowthContract),
+        ("prefix_cache", "memory.prefix_cache:PrefixCache", PrefixCache, PrefixCacheContract),
         ("scheduler", "scheduling.scheduler:FCFSScheduler", FCFSScheduler, watch_scheduler),
-        ("prefill_first", "scheduling.policies:PrefillFirst", BatchPolicy, BatchPolicyContract.watch),
-        ("chunked_prefill", "scheduling.policies:ChunkedPrefill", BatchPolicy, BatchPolicyContract.watch),
-        (
-            "preemption",
-            "scheduling.preemption:Recompute Swap Auto",
-            PreemptionPolicy,
-            PreemptionContract.watch,
-        ),
-        (
-            "parallel_sampling",
-            "decoding.methods:SamplingMethod",
-            DecodingMethod,
-            DecodingMethodContract.watch,
-        ),
-        ("beam_search", "decoding.beam_search:BeamSearch", DecodingMethod, DecodingMethodContract.watch),
+        ("prefill_first", "scheduling.policies:PrefillFirst", BatchPolicy, BatchContract),
+        ("chunked_prefill", "scheduling.policies:ChunkedPrefill", BatchPolicy, BatchContract),
+        ("preemption", "scheduling.preemption:Recompute Swap Auto", PreemptionPolicy, PreemptionContract),
+        ("parallel_sampling", "decoding.methods:SamplingMethod", DecodingMethod, DecodingContract),
+        ("beam_search", "decoding.beam_search:BeamSearch", DecodingMethod, DecodingContract),
         ("paged_attention", "kernels.reference.attention:paged_attention", None, watch_paged_attention),
     )
 }

@@ -31,23 +31,23 @@ def paged_attention(
     """
 
 
-def check_paged_attention(concept: str, part: Any) -> None:
+def check_paged_attention(concept: str, override: Any) -> None:
     """Raise `ContractError` unless it can be called as the contract says."""
-    name = getattr(part, "__name__", repr(part))
-    if not callable(part) or (inspect.isclass(part) and "__call__" not in dir(part)):
+    name = getattr(override, "__name__", repr(override))
+    if not callable(override) or (inspect.isclass(override) and "__call__" not in dir(override)):
         raise ContractError(f"{concept}: {name} cannot be called; see {__name__}")
     wanted = dict(inspect.signature(paged_attention).parameters)
     text = f"{name}({', '.join(wanted)})"
-    if inspect.isclass(part):
-        check_arguments(concept, text, part.__call__, {"self": wanted["query"], **wanted})
+    if inspect.isclass(override):
+        check_arguments(concept, text, override.__call__, {"self": wanted["query"], **wanted})
     else:
-        check_arguments(concept, text, part, wanted)
+        check_arguments(concept, text, override, wanted)
 
 
-def watch_paged_attention(concept: str, part: Callable[..., Any]) -> Callable[..., Any]:
+def watch_paged_attention(concept: str, override: Callable[..., Any]) -> Callable[..., Any]:
     """The function, its results checked."""
     rules = Rules(concept)
-    function = rules.call(part) if inspect.isclass(part) else part
+    function = rules.call(override) if inspect.isclass(override) else override
 
     def watched(query: Any, key_cache: Any, value_cache: Any, metadata: Any, **parameters: Any) -> Any:
         attended = rules.call(function, query, key_cache, value_cache, metadata, **parameters)

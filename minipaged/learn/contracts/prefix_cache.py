@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from minipaged.learn.contracts.rules import Watcher, short
@@ -141,13 +141,6 @@ class PrefixCacheContract(Watcher):
         """Every evictable block is forgotten."""
         self._call("clear")
         self._registered = {b: e for b, e in self._registered.items() if self.allocator.ref_count(b)}
-
-    def check_invariants(self, references: Iterable[int]) -> None:
-        """Compare the counts with the table entries that hold each block."""
-        self.allocator.check_invariants(references)
-        evictable = sum(not self.allocator.ref_count(block) for block in self._registered)
-        found = self.num_free - self.allocator.num_free
-        assert found == evictable, f"{found} blocks are evictable, {evictable} are registered and not held"
 
     def _count(self, name: str, block: int, change: int) -> None:
         wanted = self.allocator.ref_count(block) + change

@@ -18,11 +18,7 @@ class ContractError(ValueError):
 
 
 class Rules:
-    """Judges the calls to one override. After the first breach every further call repeats it.
-
-    Args:
-        concept: its name, the first word of every message.
-    """
+    """Judges the calls to one override of `concept`. After the first breach every further call repeats it."""
 
     def __init__(self, concept: str) -> None:
         self.concept = concept
@@ -62,14 +58,9 @@ class Rules:
 
 
 class Watcher:
-    """Stands between the engine and an override; a subclass is the contract of its concept.
+    """Stands between the engine and an override, made by `make(*args)`.
 
-    The methods that a subclass has are those with rules; everything else is passed on.
-
-    Args:
-        concept: the name of the concept.
-        make: the class of the override.
-        args: what `make` is called with.
+    A subclass is the contract of a concept: its methods have rules, everything else is passed on.
     """
 
     def __init__(self, concept: str, make: Callable[..., Any], *args: Any) -> None:
@@ -78,9 +69,9 @@ class Watcher:
         self._inner = self.rules.call(make, *args)
 
     @classmethod
-    def watch(cls, concept: str, part: Callable[..., Any]) -> Callable[..., Any]:
-        """What makes watched objects of the override `part`."""
-        return partial(cls, concept, part)
+    def watch(cls, concept: str, override: Callable[..., Any]) -> Callable[..., Any]:
+        """What makes watched objects of the override `override`."""
+        return partial(cls, concept, override)
 
     def _call(self, name: str, *args: Any, may_raise: tuple[type[Exception], ...] = ()) -> Any:
         return self.rules.call(getattr(self._inner, name), *args, may_raise=may_raise)
@@ -96,31 +87,25 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def check_interface(concept: str, interface: type, part: Any) -> None:
-    """Compare the methods of a class, and their arguments, with those of the interface.
-
-    `check_invariants` is for tests: an override may have it.
-
-    Raises:
-        ContractError: a method is missing, or cannot be called as the engine calls it.
-    """
-    name = getattr(part, "__name__", repr(part))
+def check_interface(concept: str, interface: type, override: Any) -> None:
+    """Raise `ContractError` if a class lacks a method of the interface, or its arguments are others."""
+    name = getattr(override, "__name__", repr(override))
     where = f"see {interface.__name__} in {interface.__module__}"
-    if not inspect.isclass(part):
+    if not inspect.isclass(override):
         raise ContractError(f"{concept}: {name} is not a class; {where}")
     for method in dir(interface):
-        if method.startswith("_") or method == "check_invariants":
+        if method.startswith("_"):
             continue
         wanted = inspect.getattr_static(interface, method)
         if isinstance(wanted, property):
-            if inspect.getattr_static(part, method, None) is None:
+            if inspect.getattr_static(override, method, None) is None:
                 raise ContractError(f"{concept}: {name} has no attribute {method}; {where}")
         elif inspect.isfunction(wanted):
             arguments = inspect.signature(wanted).parameters
             text = f"{method}({', '.join(list(arguments)[1:])})"
-            if not callable(getattr(part, method, None)):
+            if not callable(getattr(override, method, None)):
                 raise ContractError(f"{concept}: {name} has no method {text}; {where}")
-            check_arguments(concept, f"{name}.{text}", getattr(part, method), arguments)
+            check_arguments(concept, f"{name}.{text}", getattr(override, method), arguments)
 
 
 def check_arguments(concept: str, text: str, function: Callable[..., Any], wanted: Any) -> None:

@@ -98,6 +98,6 @@ def check_progress(rules: Rules, plan: StepPlan, scheduler: FCFSScheduler) -> No
     )
 
 
-def watch_scheduler(_: str, part: type[FCFSScheduler]) -> type[FCFSScheduler]:
+def watch_scheduler(_: str, override: type[FCFSScheduler]) -> type[FCFSScheduler]:
     """The class with the checks of the contract before its own methods."""
-    return type(part.__name__, (SchedulerContract, part), {})
+    return type(override.__name__, (SchedulerContract, override), {})
