@@ -92,11 +92,7 @@ class Lesson:
 
 
 def repository() -> Path:
-    """The clone that holds the lessons: the one you stand in, or the one this package runs from.
-
-    Raises:
-        LearnError: there is none.
-    """
+    """The clone you stand in, or the one this package runs from. Raises `LearnError` if there is none."""
     here = Path.cwd()
     for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
         if (folder / "tutorials" / ".start").is_dir():
@@ -106,14 +102,13 @@ def repository() -> Path:
 
 def read_lessons(root: Path) -> list[Lesson]:
     """All lessons of a clone, in order."""
-    return [_read_lesson(file) for file in sorted(root.glob("tutorials/*/tasks.toml"))]
-
-
-def _read_lesson(file: Path) -> Lesson:
-    data = tomllib.loads(file.read_text())
-    tasks = tuple(Task(t["name"], t["hint"].strip(), tuple(t["tests"])) for t in data.get("task", ()))
-    use, environment = tuple(data.get("use", ())), data.get("environment", {})
-    return Lesson(file.parent, data["title"], data["minutes"], use, environment, tasks)
+    lessons = []
+    for file in sorted(root.glob("tutorials/*/tasks.toml")):
+        data = tomllib.loads(file.read_text())
+        tasks = tuple(Task(t["name"], t["hint"].strip(), tuple(t["tests"])) for t in data.get("task", ()))
+        use, environment = tuple(data.get("use", ())), data.get("environment", {})
+        lessons.append(Lesson(file.parent, data["title"], data["minutes"], use, environment, tasks))
+    return lessons
 
 
 class Trial(NamedTuple):
@@ -127,17 +122,12 @@ class Trial(NamedTuple):
 def run_trials(
     root: Path, trials: Sequence[Trial], environment: dict[str, str] | None = None
 ) -> dict[str, dict[str, str]]:
-    """Run the tests of each trial in one fresh process.
+    """Run the tests of each trial in one fresh process; raises `LearnError` if that fails.
 
     Returns:
         trial -> test -> "" if it passed, else one line that says what went wrong.
-
-    Raises:
-        LearnError: the test run itself failed.
     """
     files = sorted({test.partition("::")[0] for trial in trials for test in trial.tests})
-    if not files:
-        return {trial.name: {} for trial in trials}
     with tempfile.TemporaryDirectory() as folder:
         source, destination = Path(folder, "in.json"), Path(folder, "out.json")
         source.write_text(json.dumps([trial._asdict() for trial in trials]))
@@ -158,7 +148,7 @@ def progress(root: Path, lessons: Sequence[Lesson]) -> dict[str, list[dict[str, 
     An exercise that nobody has touched is red without running anything: every stub fails its tests.
     """
     outcomes = {lesson.number: dict.fromkeys(lesson.tests, "not started") for lesson in lessons}
-    begun = [lesson for lesson in lessons if not lesson.is_untouched]
+    begun = [lesson for lesson in lessons if lesson.tasks and not lesson.is_untouched]
     for environment in {tuple(lesson.environment.items()) for lesson in begun}:
         group = [lesson for lesson in begun if tuple(lesson.environment.items()) == environment]
         trials = [Trial(lesson.number, lesson.use_options(), lesson.tests) for lesson in group]

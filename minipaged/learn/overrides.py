@@ -57,11 +57,7 @@ def concept_of(name: str) -> Concept:
 
 
 def parse_use(values: Iterable[str]) -> dict[str, str]:
-    """Read `--use CONCEPT=FILE.py:Class` options.
-
-    Raises:
-        OverrideError: not of that form, or a concept given twice.
-    """
+    """Read `--use` options; raises `OverrideError` if one cannot be read or a concept is given twice."""
     use: dict[str, str] = {}
     for name, where in map(parse_option, values):
         if name in use:
@@ -79,11 +75,7 @@ def parse_option(value: str) -> tuple[str, str]:
 
 
 def load_override(where: str) -> Any:
-    """Load "FILE.py:Class".
-
-    Raises:
-        OverrideError: no such file or class, or the file fails when it is run.
-    """
+    """Load "FILE.py:Class"; raises `OverrideError` if there is no such file or class, or the file fails."""
     file, _, name = where.rpartition(":")
     module = _load_file(Path(file))
     if not hasattr(module, name):

@@ -35,13 +35,13 @@ class Concept(NamedTuple):
         name: as in `--use NAME=...` and the fields of `Components`.
         own: the project's own, "module:Class Class"; the first stands for the concept.
         interface: whose methods an override must have; None for paged attention, a function.
-        contract: (name, override) -> what makes watched objects of the override.
+        contract: a `Watcher`, or (name, override) -> what makes watched objects of the override.
     """
 
     name: str
     own: str
     interface: type | None
-    contract: Callable[[str, Any], Callable[..., Any]]
+    contract: Callable[..., Any]
 
     @property
     def originals(self) -> list[Any]:
@@ -60,11 +60,11 @@ class Concept(NamedTuple):
 
     def watch(self, override: Any) -> Callable[..., Any]:
         """What makes watched objects of the override."""
-        return self.contract(self.name, override)
+        return getattr(self.contract, "watch", self.contract)(self.name, override)
 
 
 CONCEPTS = {
-    name: Concept(name, own, interface, contract.watch if isinstance(contract, type) else contract)
+    name: Concept(name, own, interface, contract)
     for name, own, interface, contract in (
         ("allocator", "memory.allocator:BlockAllocator", BlockAllocator, AllocatorContract),
         ("block_table", "memory.block_table:BlockTable", BlockTable, BlockTableContract),

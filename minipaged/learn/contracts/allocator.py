@@ -39,19 +39,15 @@ class AllocatorContract(Watcher):
             self._compare(f"allocate({count}), which raised OutOfBlocksError and may take nothing")
             raise
         what = f"allocate({count}) returned {blocks}"
-        self.require(
-            possible, f"{what} with {len(self._free)} blocks free; raise OutOfBlocksError and take none"
-        )
+        told = f"{what} with {len(self._free)} blocks free; raise OutOfBlocksError and take none"
+        self.require(possible, told)
         is_list = isinstance(blocks, list) and len(blocks) == count
         self.require(is_list, f"{what}; give a list of {count} block ids")
-        self.require(
-            all(isinstance(block, int) and 0 <= block < self.num_blocks for block in blocks),
-            f"{what}; block ids are the integers 0 to {self.num_blocks - 1}",
-        )
+        are_ids = all(isinstance(block, int) and 0 <= block < self.num_blocks for block in blocks)
+        self.require(are_ids, f"{what}; block ids are the integers 0 to {self.num_blocks - 1}")
         used = "".join(f" (block {block} is in use)" for block in blocks if block not in self._free)
-        self.require(
-            len(set(blocks)) == count and not used, f"{what}; each block may be handed out once{used}"
-        )
+        once = len(set(blocks)) == count and not used
+        self.require(once, f"{what}; each block may be handed out once{used}")
         self._free.difference_update(blocks)
         for block in blocks:
             self._count[block] = 1
@@ -70,11 +66,9 @@ class AllocatorContract(Watcher):
         """Rule 3."""
         last = self._call("release", block, may_raise=(ValueError,))
         self._drop(block, f"release({block})")
-        self.require(
-            bool(last) == (self._count[block] == 0),
-            f"release({block}) returned {last}; the block has {self._count[block]} references left, "
-            "and True means none",
-        )
+        left = self._count[block]
+        told = f"release({block}) returned {last}; the block has {left} references left, and True means none"
+        self.require(bool(last) == (left == 0), told)
         self._compare(f"release({block})", block)
         return bool(last)
 

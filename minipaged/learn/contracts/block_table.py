@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-from minipaged.learn.contracts.rules import Watcher
+from minipaged.learn.contracts.rules import Watcher, call_text
 from minipaged.memory import BlockCopy, BlockPool, BlockTable, OutOfBlocksError
 
 
@@ -25,14 +25,7 @@ class BlockTableContract(Watcher):
     """
 
     own = BlockTable
-    questions = (
-        "capacity",
-        "num_filled_blocks",
-        "filled",
-        "slots",
-        "writes_to_shared_block",
-        "blocks_to_append",
-    )
+    questions = ("capacity", "num_filled_blocks", "filled", "slots", "blocks_to_append")
 
     def __getattr__(self, name: str) -> Any:
         answer = super().__getattr__(name)
@@ -41,7 +34,7 @@ class BlockTableContract(Watcher):
         wanted = getattr(self._like_own(), name)
         if not callable(wanted):
             return self._compare(name, answer, wanted)
-        return lambda *args: self._compare(f"{name}{args}", answer(*args), wanted(*args))
+        return lambda *args: self._compare(call_text(name, args), answer(*args), wanted(*args))
 
     def slot(self, position: int) -> int:
         """Rule 1."""
@@ -73,19 +66,15 @@ class BlockTableContract(Watcher):
         wanted = None
         if shared:
             last = tokens // self.block_size
-            told = (
-                f"{what} writes to block {before[last]}, which another table holds; take a fresh block and "
-            )
-            self.require(after[last] != before[last], told + "return the copy (copy-on-write)")
+            told = f"{what} writes to block {before[last]}, which another table holds; take a fresh block"
+            self.require(after[last] != before[last], f"{told} and return the copy (copy-on-write)")
             wanted = BlockCopy(before[last], after[last])
             before[last] = after[last]
         self.require(copy == wanted, f"{what} returned {copy}; the copy to run is {wanted}")
         self._require_state(what, before + after[len(before) :], tokens + count)
         # A block dropped by the copy keeps its other holders, so the free blocks shrink by what was taken.
-        self.require(
-            pool.num_free == free - missing,
-            f"{what}: the pool had {free} blocks free and now has {pool.num_free}; {missing} are needed",
-        )
+        told = f"{what}: the pool had {free} blocks free and now has {pool.num_free}; {missing} are needed"
+        self.require(pool.num_free == free - missing, told)
         return copy
 
     def use_slots(self, num_tokens: int) -> None:
@@ -163,10 +152,8 @@ class BlockTableContract(Watcher):
         yield
         for block, count in zip(blocks, counts):
             now = pool.ref_count(block)
-            told = (
-                f"{what}: block {block} had {count} references and has {now}; each table adds one"
-                if change > 0
-                else f"{what} dropped block {block}, whose references went from {count} to {now}; "
-                "give it back once"
-            )
+            told = f"{what}: block {block} had {count} references and has {now}; each table adds one"
+            if change < 0:
+                told = f"{what} dropped block {block}, whose references went from {count} to {now}"
+                told += "; give it back once"
             self.require(now == count + change, told)

@@ -76,14 +76,10 @@ class PreemptionContract(Watcher):
         decision = self._call("choose_mode", victim, kv)
         what = f"choose_mode({victim.request_id}) answered {short(decision)}"
         is_pair = isinstance(decision, tuple) and len(decision) == 2 and isinstance(decision[1], str)
-        self.require(
-            is_pair and decision[0] in ("recompute", "swap"),
-            f'{what}; give Decision("recompute" or "swap", reason)',
-        )
-        self.require(
-            decision[0] == "recompute" or kv.can_swap_out(victim.sequences),
-            f"{what}, but the host pool cannot take its blocks; ask kv.can_swap_out first",
-        )
+        is_decision = is_pair and decision[0] in ("recompute", "swap")
+        self.require(is_decision, f'{what}; give Decision("recompute" or "swap", reason)')
+        told = f"{what}, but the host pool cannot take its blocks; ask kv.can_swap_out first"
+        self.require(decision[0] == "recompute" or kv.can_swap_out(victim.sequences), told)
         return Decision(*decision)
 
 
@@ -120,10 +116,9 @@ class DecodingContract(Watcher):
             what = f"advance({request.request_id}) continues {short(branch.parent)} with {branch.token_id}"
             offered = [sample for sequence, sample in zip(live, samples) if sequence is branch.parent]
             self.require(bool(offered), f"{what}, which is no live sequence of the request")
-            self.require(
-                (branch.token_id, branch.logprob) in zip(offered[0].token_ids, offered[0].logprobs),
-                f"{what} (log-probability {branch.logprob:.4f}), which is none of its candidates",
-            )
+            candidates = zip(offered[0].token_ids, offered[0].logprobs)
+            told = f"{what} (log-probability {branch.logprob:.4f}), which is none of its candidates"
+            self.require((branch.token_id, branch.logprob) in candidates, told)
         alive, most = sum(branch.finish_reason is None for branch in branches), self.num_sequences
         told = f"advance({request.request_id}) left {alive} sequences alive; num_sequences is {most}"
         self.require(alive <= most, told)
@@ -133,9 +128,6 @@ class DecodingContract(Watcher):
         """Rule 4."""
         ranked = self._call("rank", request)
         places = {i for s in ranked for i, done in enumerate(request.completions) if done is s}
-        self.require(
-            len(places) == len(ranked),
-            f"rank({request.request_id}) returned {len(ranked)} sequences of which {len(places)} are "
-            "completions of the request",
-        )
+        told = f"rank({request.request_id}) returned {len(ranked)} sequences of which {len(places)} are"
+        self.require(len(places) == len(ranked), f"{told} completions of the request")
         return ranked

@@ -71,19 +71,19 @@ class PrefixCacheContract(Watcher):
         before = list(hashes)
         self._call("extend_hashes", hashes, token_ids, salt)
         full = len(token_ids) // self.block_size
-        self.require(
-            hashes[: len(before)] == before and len(hashes) == max(full, len(before)),
-            f"extend_hashes turned {len(before)} hashes into {len(hashes)}; {len(token_ids)} tokens in "
-            f"blocks of {self.block_size} make {full}",
+        told = (
+            f"extend_hashes turned {len(before)} hashes into {len(hashes)}; {len(token_ids)} tokens in blocks"
         )
+        extended = hashes[: len(before)] == before and len(hashes) == max(full, len(before))
+        self.require(extended, f"{told} of {self.block_size} make {full}")
         for i in range(len(before), len(hashes)):
             tokens = token_ids[i * self.block_size : (i + 1) * self.block_size]
             link = (hashes[i - 1] if i else salt, tokens.tobytes())
-            self.require(
-                self._chain.setdefault(hashes[i], link) == link,
-                f"extend_hashes gives block {i} of {short(token_ids.tolist())} a hash that another block "
-                "has, or the same tokens after another prefix",
+            told = (
+                f"extend_hashes gives block {i} of {short(token_ids.tolist())} a hash that another block has"
             )
+            known = self._chain.setdefault(hashes[i], link)
+            self.require(known == link, f"{told}, or the same tokens after another prefix")
 
     def match(self, hashes: Sequence[int], token_ids: array[int], salt: str = "") -> list[int]:
         """Rule 4."""
@@ -96,10 +96,8 @@ class PrefixCacheContract(Watcher):
             found = self._registered.get(block)
             if found is None:
                 self.rules.fail(f"{what}, but the block is not registered (evicted or rolled back?)")
-            self.require(
-                _content(found) == (hashes[i], tokens.tobytes(), parent),
-                f"{what}, but it was registered with other tokens, or after another prefix",
-            )
+            same = _is(found, hashes[i], tokens, parent)
+            self.require(same, f"{what}, but it was registered with other tokens, or after another prefix")
             parent = found
         return blocks
 
@@ -108,10 +106,10 @@ class PrefixCacheContract(Watcher):
     ) -> CachedBlock:
         """Rule 3; of equal contents the first block wins."""
         entry = self._call("register", block, chain_hash, tokens, parent)
-        self.require(
-            isinstance(entry, CachedBlock) and _content(entry) == (chain_hash, tokens.tobytes(), parent),
-            f"register({block}) returned {short(entry)}; give the CachedBlock of its hash, tokens and parent",
+        told = (
+            f"register({block}) returned {short(entry)}; give the CachedBlock of its hash, tokens and parent"
         )
+        self.require(isinstance(entry, CachedBlock) and _is(entry, chain_hash, tokens, parent), told)
         known = any(entry.chain_hash == chain_hash for entry in self._registered.values())
         if not known and block not in self._registered:
             self._registered[block] = entry
@@ -149,5 +147,5 @@ class PrefixCacheContract(Watcher):
         self.require(now == wanted, f"{name}({block}) left block {block} with {now} references")
 
 
-def _content(entry: CachedBlock) -> tuple[int, bytes, CachedBlock | str]:
-    return entry.chain_hash, entry.tokens, entry.parent
+def _is(entry: CachedBlock, chain_hash: int, tokens: array[int], parent: CachedBlock | str) -> bool:
+    return (entry.chain_hash, entry.tokens, entry.parent) == (chain_hash, tokens.tobytes(), parent)

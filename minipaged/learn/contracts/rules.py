@@ -53,7 +53,11 @@ class Rules:
                 raise  # raised by this very call: wrong arguments, the caller's fault
             frame = inspect.getinnerframes(error.__traceback__)[-1]  # type: ignore[arg-type]
             where = f"{frame.filename.rpartition('/')[2]}, line {frame.lineno}"
-            what = args[1] if function is getattr else f"{function.__name__}({', '.join(map(short, args))})"
+            what = (
+                args[1]
+                if function is getattr
+                else call_text(getattr(function, "__name__", str(function)), args)
+            )
             self.fail(f"{what} raised {type(error).__name__}: {error} ({where})", cause=error)
 
 
@@ -70,7 +74,7 @@ class Watcher:
 
     @classmethod
     def watch(cls, concept: str, override: Callable[..., Any]) -> Callable[..., Any]:
-        """What makes watched objects of the override `override`."""
+        """What makes watched objects of an override."""
         return partial(cls, concept, override)
 
     def _call(self, name: str, *args: Any, may_raise: tuple[type[Exception], ...] = ()) -> Any:
@@ -79,6 +83,11 @@ class Watcher:
     def __getattr__(self, name: str) -> Any:
         value = self.rules.call(getattr, self._inner, name)
         return partial(self.rules.call, value) if inspect.ismethod(value) else value
+
+
+def call_text(name: str, args: tuple[Any, ...]) -> str:
+    """A call as a reader would write it, long arguments cut."""
+    return f"{name}({', '.join(map(short, args))})"
 
 
 def short(value: Any) -> str:
