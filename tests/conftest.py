@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from minipaged.learn.lessons import read_lessons
-from tests.student_parts import put, replacements
+from tests.overrides import put, replacements
 from tests.trials import TrialRunner, matching
 
 # The same examples in every run, so that a red test is red for everybody; `--hypothesis-seed` draws others.
@@ -21,7 +21,7 @@ LESSONS = read_lessons(Path(__file__).parent.parent)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Sizes of the random tests, and parts that take the place of the project's own."""
+    """Sizes of the random tests, and overrides of the project's own classes."""
     parser.addoption(
         "--fuzz-steps", type=int, default=3000, help="Random engine steps in tests/engine/test_fuzz.py."
     )
@@ -31,14 +31,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="CONCEPT=FILE.py:Class",
-        help="Run the concept tests on this part; may be repeated.",
+        help="Run the concept tests on this class; may be repeated.",
     )
     parser.addoption("--trials", type=Path, help="A file of trials to run instead; see tests/trials.py.")
     parser.addoption("--trials-out", type=Path, help="Where their results go.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A marker per task of the lessons; the parts of `--use` before any test is imported."""
+    """A marker per task of the lessons; the overrides of `--use` before any test is imported."""
     for lesson in LESSONS:
         for number, task in enumerate(lesson.tasks, start=1):
             config.addinivalue_line(

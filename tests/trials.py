@@ -1,9 +1,9 @@
-"""Many parts, one test session: `pytest FILES --trials IN.json --trials-out OUT.json`.
+"""Many overrides, one test session: `pytest FILES --trials IN.json --trials-out OUT.json`.
 
     IN   [{"name": "stub", "use": ["allocator=FILE.py:Class"], "tests": ["tests/concepts/test_x.py::test_y"]}]
     OUT  {"stub": {"tests/concepts/test_x.py::test_y": ""}}        "" passed; else what went wrong, one line
 
-The files are collected once; each trial puts its parts in place, runs its tests and takes the parts out
+The files are collected once; each trial puts its overrides in place, runs its tests and takes them out
 again. A test that has parameters stands for all of them.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.student_parts import installed, replacements
+from tests.overrides import installed, replacements
 
 NOT_FOUND = "there is no such test"
 
@@ -68,15 +68,15 @@ class TrialRunner:
 
 @contextmanager
 def parameters_of(items: Iterable[pytest.Item], pairs: list[tuple[Any, Any]]) -> Iterator[None]:
-    """The parameters of the tests, made when the files were imported, are of the parts, too."""
+    """The parameters of the tests, made when the files were imported, are of the overrides, too."""
     before = []
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         for name, value in list(parameters.items()):
-            for original, part in pairs:
+            for original, override in pairs:
                 if value is original or type(value) is original:
                     before.append((parameters, name, value))
-                    parameters[name] = part if value is original else remade(value, part)
+                    parameters[name] = override if value is original else remade(value, override)
     try:
         yield
     finally:
@@ -84,9 +84,9 @@ def parameters_of(items: Iterable[pytest.Item], pairs: list[tuple[Any, Any]]) ->
             parameters[name] = value
 
 
-def remade(value: Any, part: type) -> Any:
-    """An object of the part with the attributes of `value`."""
-    made = part.__new__(part)
+def remade(value: Any, override: type) -> Any:
+    """An object of the override with the attributes of `value`."""
+    made = override.__new__(override)
     vars(made).update(vars(value))
     return made
 

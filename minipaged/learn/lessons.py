@@ -1,7 +1,7 @@
 """`minipaged learn`: the lessons, what is red and what is green, hints, a fresh start.
 
-Progress is not stored; it is what the concept tests say of the exercise right now. The lessons are folders of
-the repository, `tutorials/NN_name/` with `lesson.md`, `exercise.py` and `tasks.toml`; this needs a clone.
+Progress is not stored; it is what the tests of a task say of the exercise right now. The lessons are folders
+of the repository, `tutorials/NN_name/` with `lesson.md`, `exercise.py` and `tasks.toml`; this needs a clone.
 No torch here: the tests run in a process of their own.
 """
 
@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -28,15 +28,8 @@ class LearnError(ValueError):
     """No lessons here, or no such lesson; the message says what to do."""
 
 
-@dataclass(frozen=True)
-class Task:
-    """One thing to write.
-
-    Attributes:
-        name: what to write.
-        hint: what to think of when stuck.
-        tests: node ids of the tests that specify it.
-    """
+class Task(NamedTuple):
+    """One thing to write: its name, a hint, and the node ids of the tests that specify it."""
 
     name: str
     hint: str
@@ -48,22 +41,25 @@ class Lesson:
     """One folder of `tutorials/`.
 
     Attributes:
-        number: "00" to "13".
-        folder: where it lies.
+        folder: where it lies; its name begins with the number, "00" to "13".
         title: for the list.
         minutes: about how long it takes.
-        use: concept -> class of the exercise.
+        use: "concept:class of the exercise".
         environment: variables that the tests need.
         tasks: in the order in which they are done.
     """
 
-    number: str
     folder: Path
     title: str
     minutes: int
     use: tuple[str, ...]
     environment: dict[str, str]
     tasks: tuple[Task, ...]
+
+    @property
+    def number(self) -> str:
+        """Two digits."""
+        return self.folder.name[:2]
 
     @property
     def exercise(self) -> Path:
@@ -75,12 +71,20 @@ class Lesson:
         """The exercise as it was at the start."""
         return self.folder.parent / ".start" / f"{self.folder.name}.py"
 
-    def parts(self, file: Path | None = None) -> list[str]:
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing was written yet."""
+        return self.start.exists() and self.start.read_text() == self.exercise.read_text()
+
+    @property
+    def tests(self) -> list[str]:
+        """The tests of all tasks."""
+        return [test for task in self.tasks for test in task.tests]
+
+    def use_options(self, file: Path | None = None) -> list[str]:
         """The `--use` options that put the exercise (or another file of its kind) in place."""
-        return [
-            f"{concept}={file or self.exercise}:{name}"
-            for concept, _, name in (use.partition(":") for use in self.use)
-        ]
+        used = (use.partition(":") for use in self.use)
+        return [f"{concept}={file or self.exercise}:{name}" for concept, _, name in used]
 
     def marker(self, task: int) -> str:
         """The pytest marker of a task; the first is 1."""
@@ -88,13 +92,9 @@ class Lesson:
 
 
 def repository() -> Path:
-    """The clone that holds the lessons: the one you stand in, or the one this package runs from.
-
-    Raises:
-        LearnError: there is none.
-    """
+    """The clone you stand in, or the one this package runs from. Raises `LearnError` if there is none."""
     here = Path.cwd()
-    for folder in (here, *here.parents, Path(__file__).resolve().parent.parent):
+    for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
         if (folder / "tutorials" / ".start").is_dir():
             return folder
     raise LearnError("the lessons are not here; clone the repository and run `minipaged learn` in it")
@@ -102,51 +102,35 @@ def repository() -> Path:
 
 def read_lessons(root: Path) -> list[Lesson]:
     """All lessons of a clone, in order."""
-    return [_read_lesson(file.parent) for file in sorted(root.glob("tutorials/*/tasks.toml"))]
+    lessons = []
+    for file in sorted(root.glob("tutorials/*/tasks.toml")):
+        data = tomllib.loads(file.read_text())
+        tasks = tuple(Task(t["name"], t["hint"].strip(), tuple(t["tests"])) for t in data.get("task", ()))
+        use, environment = tuple(data.get("use", ())), data.get("environment", {})
+        lessons.append(Lesson(file.parent, data["title"], data["minutes"], use, environment, tasks))
+    return lessons
 
 
-def _read_lesson(folder: Path) -> Lesson:
-    data = tomllib.loads((folder / "tasks.toml").read_text())
-    tasks = tuple(Task(t["name"], t["hint"].strip(), tuple(t["tests"])) for t in data.get("task", ()))
-    return Lesson(
-        folder.name[:2],
-        folder,
-        data["title"],
-        data["minutes"],
-        tuple(data.get("use", ())),
-        data.get("environment", {}),
-        tasks,
-    )
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Tests to run on parts. `parts`: `--use` options."""
+class Trial(NamedTuple):
+    """Tests to run on the overrides of some `--use` options."""
 
     name: str
-    parts: Sequence[str]
+    use: Sequence[str]
     tests: Sequence[str]
 
 
 def run_trials(
     root: Path, trials: Sequence[Trial], environment: dict[str, str] | None = None
 ) -> dict[str, dict[str, str]]:
-    """Run the tests of each trial in one fresh process.
+    """Run the tests of each trial in one fresh process; raises `LearnError` if that fails.
 
     Returns:
         trial -> test -> "" if it passed, else one line that says what went wrong.
-
-    Raises:
-        LearnError: the test run itself failed.
     """
     files = sorted({test.partition("::")[0] for trial in trials for test in trial.tests})
-    if not files:
-        return {trial.name: {} for trial in trials}
     with tempfile.TemporaryDirectory() as folder:
         source, destination = Path(folder, "in.json"), Path(folder, "out.json")
-        source.write_text(
-            json.dumps([{"name": t.name, "use": list(t.parts), "tests": list(t.tests)} for t in trials])
-        )
+        source.write_text(json.dumps([trial._asdict() for trial in trials]))
         command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider", "-m", ""]
         command += ["-o", "timeout=60", "--trials", str(source), "--trials-out", str(destination)]
         ran = subprocess.run(
@@ -163,38 +147,28 @@ def progress(root: Path, lessons: Sequence[Lesson]) -> dict[str, list[dict[str, 
 
     An exercise that nobody has touched is red without running anything: every stub fails its tests.
     """
-    untouched = {lesson.number for lesson in lessons if _is_untouched(lesson)}
-    outcomes: dict[str, dict[str, str]] = {}
-    groups: dict[tuple[tuple[str, str], ...], list[Lesson]] = {}
-    for lesson in lessons:
-        if lesson.number not in untouched:
-            groups.setdefault(tuple(sorted(lesson.environment.items())), []).append(lesson)
-    for environment, group in groups.items():
-        trials = [
-            Trial(lesson.number, lesson.parts(), [test for task in lesson.tasks for test in task.tests])
-            for lesson in group
-        ]
+    outcomes = {lesson.number: dict.fromkeys(lesson.tests, "not started") for lesson in lessons}
+    begun = [lesson for lesson in lessons if lesson.tasks and not lesson.is_untouched]
+    for environment in {tuple(lesson.environment.items()) for lesson in begun}:
+        group = [lesson for lesson in begun if tuple(lesson.environment.items()) == environment]
+        trials = [Trial(lesson.number, lesson.use_options(), lesson.tests) for lesson in group]
         outcomes |= run_trials(root, trials, dict(environment))
     return {
-        lesson.number: [
-            {
-                test: "not started" if lesson.number in untouched else outcomes[lesson.number][test]
-                for test in task.tests
-            }
-            for task in lesson.tasks
-        ]
+        lesson.number: [{test: outcomes[lesson.number][test] for test in task.tests} for task in lesson.tasks]
         for lesson in lessons
     }
 
 
-def _is_untouched(lesson: Lesson) -> bool:
-    return lesson.start.exists() and lesson.start.read_text() == lesson.exercise.read_text()
+def open_tasks(root: Path, lesson: Lesson) -> list[tuple[int, Task]]:
+    """The tasks that are not green, with their numbers."""
+    outcomes = progress(root, [lesson])[lesson.number]
+    return [(i + 1, task) for i, task in enumerate(lesson.tasks) if any(outcomes[i].values())]
 
 
 # -- the command ---------------------------------------------------------------------------------------------
 
 app = typer.Typer(
-    help="Lessons: write the parts yourself, then run the engine with them.", add_completion=False
+    help="Lessons: write the components yourself, then run the engine with them.", add_completion=False
 )
 Number = Annotated[str, typer.Argument(help="The lesson, e.g. 02.")]
 
@@ -246,10 +220,9 @@ def hint(number: Number) -> None:
     """A hint for the first task that is not green."""
     root = repository()
     lesson = find(read_lessons(root), number)
-    for i, (task, outcome) in enumerate(zip(lesson.tasks, progress(root, [lesson])[lesson.number]), start=1):
-        if any(outcome.values()):
-            Console(highlight=False).print(f"Task {i}, {task.name}:\n{task.hint}", markup=False)
-            return
+    for i, task in open_tasks(root, lesson):
+        Console(highlight=False).print(f"Task {i}, {task.name}:\n{task.hint}", markup=False)
+        return
     Console().print(f"Lesson {lesson.number} is green; no hint is left.")
 
 
@@ -271,13 +244,12 @@ def next_lesson() -> None:
     root = repository()
     console = Console(soft_wrap=True, highlight=False)
     for lesson in read_lessons(root):
-        for i, outcome in enumerate(progress(root, [lesson])[lesson.number]):
-            if any(outcome.values()):
-                console.print(f"Lesson {lesson.number}, {lesson.title}, about {lesson.minutes} minutes.")
-                console.print(f"Read   {lesson.folder / 'lesson.md'}")
-                console.print(f"Write  {lesson.exercise}: {lesson.tasks[i].name} (task {i + 1})")
-                console.print(f"Check  minipaged learn check {lesson.number}")
-                return
+        for i, task in open_tasks(root, lesson):
+            console.print(f"Lesson {lesson.number}, {lesson.title}, about {lesson.minutes} minutes.")
+            console.print(f"Read   {lesson.folder / 'lesson.md'}")
+            console.print(f"Write  {lesson.exercise}: {task.name} (task {i})")
+            console.print(f"Check  minipaged learn check {lesson.number}")
+            return
     console.print("All lessons are green.")
 
 

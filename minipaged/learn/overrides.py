@@ -10,74 +10,72 @@ import difflib
 import importlib.util
 import sys
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from minipaged.components import Components
-from minipaged.learn.contracts import CONCEPTS
+from minipaged.learn.contracts import CONCEPTS, Concept
+from minipaged.learn.contracts.policies import make_preemption
 
 
 class OverrideError(ValueError):
-    """A part that cannot be found or loaded; the message names it and the fix."""
+    """A class that cannot be found or loaded; the message names it and the fix."""
 
 
 def components_from(use: Mapping[str, Any]) -> Components:
-    """The project's parts with some of them replaced.
+    """The project's components with some of them overridden.
 
     Args:
         use: concept -> a class (for paged attention also a function), or "FILE.py:Class".
 
     Raises:
         OverrideError: an unknown concept, or a file or class that cannot be loaded.
-        ContractError: a part that lacks a method of its contract.
+        ContractError: a class that lacks a method of its contract.
     """
-    replaced = {}
+    overrides = {}
     for name, given in use.items():
-        concept = CONCEPTS.get(check_concept(name))
-        assert concept is not None
-        part = load_override(given) if isinstance(given, str) else given
-        if not getattr(part, "__module__", "").startswith("minipaged."):
-            concept.check(name, part)
-            part = concept.watch(part)
-        replaced[name] = part
-    return Components(**replaced)
+        concept = concept_of(name)
+        override = load_override(given) if isinstance(given, str) else given
+        if not getattr(override, "__module__", "").startswith("minipaged."):
+            concept.check(override)
+            override = concept.watch(override)
+        elif name == "preemption":
+            override = partial(make_preemption, override)
+        overrides[name] = override
+    return Components(**overrides)
 
 
-def check_concept(name: str) -> str:
-    """The name of a concept. Raises `OverrideError` for an unknown one."""
+def concept_of(name: str) -> Concept:
+    """The concept of a name. Raises `OverrideError` for an unknown one."""
     if name in CONCEPTS:
-        return name
+        return CONCEPTS[name]
     near = difflib.get_close_matches(name, CONCEPTS, n=1)
     hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(CONCEPTS)}"
     raise OverrideError(f"unknown concept {name!r}; {hint}")
 
 
 def parse_use(values: Iterable[str]) -> dict[str, str]:
-    """Read `--use CONCEPT=FILE.py:Class` options.
-
-    Raises:
-        OverrideError: not of that form, or a concept given twice.
-    """
+    """Read `--use` options; raises `OverrideError` if one cannot be read or a concept is given twice."""
     use: dict[str, str] = {}
-    for value in values:
-        name, equals, where = value.partition("=")
-        if not equals or ":" not in where:
-            raise OverrideError(
-                f"--use {value} is not CONCEPT=FILE.py:Class, e.g. allocator=mine.py:MyAllocator"
-            )
-        if check_concept(name) in use:
+    for name, where in map(parse_option, values):
+        if name in use:
             raise OverrideError(f"--use {name} is given twice: {use[name]} and {where}; drop one")
         use[name] = where
     return use
 
 
-def load_override(where: str) -> Any:
-    """Load "FILE.py:Class".
+def parse_option(value: str) -> tuple[str, str]:
+    """Concept and place of one `--use` option. Raises `OverrideError` if it cannot be read."""
+    name, equals, where = value.partition("=")
+    if not equals or ":" not in where:
+        raise OverrideError(f"--use {value} is not CONCEPT=FILE.py:Class, e.g. allocator=mine.py:MyAllocator")
+    return concept_of(name).name, where
 
-    Raises:
-        OverrideError: no such file or class, or the file fails when it is run.
-    """
+
+def load_override(where: str) -> Any:
+    """Load "FILE.py:Class"; raises `OverrideError` if there is no such file or class, or the file fails."""
     file, _, name = where.rpartition(":")
     module = _load_file(Path(file))
     if not hasattr(module, name):
@@ -89,7 +87,7 @@ def load_override(where: str) -> Any:
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise OverrideError(f"there is no file {path}; give the path from where you are ({Path.cwd()})")
-    name = "part_of_" + "_".join(path.resolve().with_suffix("").parts[-2:])
+    name = "override_" + "_".join(path.resolve().with_suffix("").parts[-2:])
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -7,26 +7,21 @@ what the module does which the lesson shows at its end.
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import re
 import textwrap
 from pathlib import Path
+from typing import Any
 
 from minipaged.learn.contracts import CONCEPTS
 from minipaged.learn.lessons import Lesson
 
 
-def originals(lesson: Lesson) -> dict[str, str]:
-    """Name of a class or function of the exercise -> the module of the project that has the worked one."""
-    found = {}
-    for use in lesson.use:
-        concept, _, name = use.partition(":")
-        for original in CONCEPTS[concept].originals:
-            module, _, attribute = original.partition(":")
-            if attribute == name:
-                found[name] = module
-    return found
+def originals(lesson: Lesson) -> dict[str, Any]:
+    """Name of a class or function of the exercise -> the worked one of the project."""
+    used = [use.partition(":") for use in lesson.use]
+    worked = [(name, original) for concept, _, name in used for original in CONCEPTS[concept].originals]
+    return {name: original for name, original in worked if original.__name__ == name}
 
 
 def is_stub(node: ast.AST) -> bool:
@@ -65,18 +60,17 @@ def solve(lesson: Lesson, folder: Path, leave: int | None = None) -> Path:
         file.write_text(worked.read_text())
         return file
     tree = ast.parse(lesson.start.read_text())
-    homes = originals(lesson)
+    worked_ones = originals(lesson)
     for node in tree.body:
         if is_stub(node) and task_of(node) != leave:
-            node.body = _body(getattr(importlib.import_module(homes[node.name]), node.name))  # type: ignore
-        elif isinstance(node, ast.ClassDef) and node.name in homes:
-            own = getattr(importlib.import_module(homes[node.name]), node.name)
+            node.body = _body(worked_ones[node.name])  # type: ignore[attr-defined]
+        elif isinstance(node, ast.ClassDef) and node.name in worked_ones:
             for method in node.body:
                 if is_stub(method) and task_of(method) != leave:
-                    method.body = _body(inspect.getattr_static(own, method.name))  # type: ignore
+                    method.body = _body(inspect.getattr_static(worked_ones[node.name], method.name))  # type: ignore
     # The bodies use names of the modules that they come from.
     lines = ["import importlib as _importlib"]
-    for module in sorted(set(homes.values())):
+    for module in sorted({original.__module__ for original in worked_ones.values()}):
         lines.append(f"for _name, _value in vars(_importlib.import_module({module!r})).items():")
         lines.append("    globals().setdefault(_name, _value)")
     file.write_text(ast.unparse(tree) + "\n\n" + "\n".join(lines) + "\n")

@@ -1,4 +1,4 @@
-"""The lessons: every task is specified, every stub is red, every solution green, every wrong part caught.
+"""The lessons: every task is specified, every stub is red, every solution green, every wrong variant caught.
 
 And every command and code block of a lesson runs, in a copy of the repository whose exercises are solved.
 """
@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from minipaged import cli
+from minipaged.cli.main import main
 from minipaged.learn.contracts import CONCEPTS
 from minipaged.learn.lessons import Lesson, Trial, read_lessons, run_trials
 from tests.docs.solutions import is_stub, solve, stubs, task_of
-from tests.student_parts import replaced_by
+from tests.overrides import replaced_by
 
 ROOT = Path(__file__).parents[2]
 LESSONS = read_lessons(ROOT)
@@ -37,28 +37,27 @@ def name(value):
     return value.number if isinstance(value, Lesson) else str(value)
 
 
-def wrong_parts(lesson: Lesson) -> dict[str, tuple[str, str]]:
-    """Name of a wrong part -> (`--use` option, the test that must catch it)."""
-    file = ROOT / f"tests/docs/wrong_parts/lesson_{lesson.number}.py"
+def wrong_variants(lesson: Lesson) -> dict[str, tuple[str, str]]:
+    """Name of a wrong variant -> (`--use` option, the test that must catch it)."""
+    file = ROOT / f"tests/docs/wrong/lesson_{lesson.number}.py"
     spec = importlib.util.spec_from_file_location(f"wrong_{lesson.number}", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    tests = [test for task in lesson.tasks for test in task.tests]
+    named = {test.rpartition("::")[2].partition("[")[0]: test for test in lesson.tests}
     found = {}
-    for part_name, part in vars(module).items():
-        if not hasattr(part, "caught_by"):
-            continue
-        test = next(t for t in reversed(tests) if t.rpartition("::")[2].partition("[")[0] == part.caught_by)
-        concepts = [use.partition(":")[0] for use in lesson.use]
-        [concept] = {c for c in concepts if is_for(c, part)}
-        found[part_name] = (f"{concept}={file}:{part_name}", test)
+    for variant_name, variant in vars(module).items():
+        if hasattr(variant, "caught_by"):
+            [concept] = {
+                use.partition(":")[0] for use in lesson.use if is_for(use.partition(":")[0], variant)
+            }
+            found[variant_name] = (f"{concept}={file}:{variant_name}", named[variant.caught_by])
     return found
 
 
-def is_for(concept: str, part: object) -> bool:
-    """Whether a wrong part derives from the concept's own (a function belongs to its lesson's only one)."""
-    original = replaced_by(part, CONCEPTS[concept].originals)
-    return not isinstance(part, type) or issubclass(part, original)
+def is_for(concept: str, variant: object) -> bool:
+    """Whether a variant derives from the concept's own (a function belongs to its lesson's only one)."""
+    original = replaced_by(variant, CONCEPTS[concept].originals)
+    return not isinstance(variant, type) or issubclass(variant, original)
 
 
 @pytest.fixture(scope="session")
@@ -67,13 +66,13 @@ def outcomes(tmp_path_factory) -> dict[str, dict[str, str]]:
     folder = tmp_path_factory.mktemp("solved")
     groups: dict[tuple, list[Trial]] = {}
     for lesson in WITH_TASKS:
-        tests = [test for task in lesson.tasks for test in task.tests]
+        tests = lesson.tests
         trials = groups.setdefault(tuple(lesson.environment.items()), [])
-        trials.append(Trial(f"{lesson.number} stub", lesson.parts(lesson.start), tests))
-        trials.append(Trial(f"{lesson.number} solved", lesson.parts(solve(lesson, folder)), tests))
+        trials.append(Trial(f"{lesson.number} stub", lesson.use_options(lesson.start), tests))
+        trials.append(Trial(f"{lesson.number} solved", lesson.use_options(solve(lesson, folder)), tests))
         trials += [
-            Trial(f"{lesson.number} {part}", [use], [test])
-            for part, (use, test) in wrong_parts(lesson).items()
+            Trial(f"{lesson.number} {variant}", [use], [test])
+            for variant, (use, test) in wrong_variants(lesson).items()
         ]
     results: dict[str, dict[str, str]] = {}
     for environment, trials in groups.items():
@@ -95,22 +94,22 @@ def test_every_test_of_a_task_passes_on_the_solution(outcomes, lesson, number):
         assert outcomes[f"{lesson.number} solved"][test] == "", test
 
 
-WRONG = [(lesson, part) for lesson in WITH_TASKS for part in wrong_parts(lesson)]
+WRONG = [(lesson, variant) for lesson in WITH_TASKS for variant in wrong_variants(lesson)]
 
 
-@pytest.mark.parametrize(("lesson", "part"), WRONG, ids=name)
-def test_a_wrong_part_is_caught_by_the_test_named_for_it(outcomes, lesson, part):
+@pytest.mark.parametrize(("lesson", "variant"), WRONG, ids=name)
+def test_a_wrong_variant_is_caught_by_the_test_named_for_it(outcomes, lesson, variant):
     """Catches a specification that a plausible mistake passes."""
-    [(test, failure)] = outcomes[f"{lesson.number} {part}"].items()
-    assert failure, f"{test} passes on {part}"
+    [(test, failure)] = outcomes[f"{lesson.number} {variant}"].items()
+    assert failure, f"{test} passes on {variant}"
     assert failure != "there is no such test"
     assert "NotImplementedError" not in failure
 
 
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
-def test_a_lesson_has_at_least_three_wrong_parts(lesson):
+def test_a_lesson_has_at_least_three_wrong_variants(lesson):
     """Catches a lesson whose tests were never tried on a mistake."""
-    assert len(wrong_parts(lesson)) >= 3
+    assert len(wrong_variants(lesson)) >= 3
 
 
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
@@ -205,7 +204,7 @@ def run(command: str) -> str:
     with contextlib.redirect_stdout(output), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["minipaged", *arguments])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main()
     assert ended.value.code == 0, f"{command}: {output.getvalue()}"
     return output.getvalue()
 
@@ -234,18 +233,18 @@ def test_a_lesson_has_its_sections(lesson):
         assert f"minipaged learn check {lesson.number}" in text
 
 
-# -- all parts together --------------------------------------------------------------------------------------
+# -- all components together ---------------------------------------------------------------------------------
 
 
-def test_all_solved_parts_in_one_engine_change_nothing(clone, monkeypatch):
-    """Catches parts that pass their own tests and do not work with each other."""
+def test_all_solved_exercises_in_one_engine_change_nothing(clone, monkeypatch):
+    """Catches classes that pass their own tests and do not work with each other."""
     from minipaged import LLM, BeamSearchParams, SamplingParams
 
     monkeypatch.chdir(clone)
     use = {}
     for lesson in WITH_TASKS:
-        for part in lesson.parts(clone / "tutorials" / lesson.folder.name / "exercise.py"):
-            concept, _, where = part.partition("=")
+        for option in lesson.use_options(clone / "tutorials" / lesson.folder.name / "exercise.py"):
+            concept, _, where = option.partition("=")
             if concept != "paged_attention" or not lesson.environment:
                 use[concept] = where  # the later lesson's: the table of lesson 02, the scheduler of 07
     prompts = [f"{'The fox said. ' * i}One day {who}" for i, who in enumerate(("Tom", "Mia", "Ada", "Otto"))]

@@ -14,15 +14,15 @@ WORKED = Path(__file__).parent / "worked/13_your_policy.py"
 @pytest.fixture
 def make(monkeypatch):
     """Makes toy engines on the policy, prompts of the given lengths queued."""
-    part = (
+    worked = (
         load_override(f"{WORKED}:ShortestFirst")
         if FCFSScheduler.__module__.startswith("minipaged.")
         else None
     )
 
     def engine_of(lengths, patience=100, **options):
-        if part is not None:
-            monkeypatch.setattr("tests.toy.FCFSScheduler", part)
+        if worked is not None:
+            monkeypatch.setattr("tests.toy.FCFSScheduler", worked)
         engine = ToyEngine(toy_scheduler(max_num_seqs=1, **options))
         monkeypatch.setattr(type(engine.scheduler), "patience", patience, raising=False)
         for number, length in enumerate(lengths):

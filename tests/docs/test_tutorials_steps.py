@@ -1,9 +1,10 @@
-"""First steps of the lessons: what a part must do before the concept tests can be run on it at all."""
+"""First steps of the lessons: what an override must do before the concept tests can be run on it at all."""
 
 from minipaged.decoding import BeamSearch, BeamSearchParams, StopChecker
 from minipaged.memory import (
     BlockAllocator,
     BlockTable,
+    CachedBlock,
     KVManager,
     OnDemand,
     PrefixCache,
@@ -50,8 +51,8 @@ def test_the_slot_of_a_token_is_found_through_the_table():
 # -- lesson 01, task 3 ----------------------------------------------------------------------
 
 
-def test_spare_blocks_are_given_back_with_the_rest():
-    """Catches a table that keeps what it reserved when none of its tokens go."""
+def test_preallocated_blocks_are_given_back_with_the_rest():
+    """Catches a table that keeps what it preallocated when none of its tokens go."""
     pool = BlockAllocator(9, order=[7, 1, 3])
     table = table_over(pool, 3, 7)
     table.truncate(7)
@@ -72,7 +73,7 @@ def test_a_fork_holds_the_same_blocks_and_counts():
     assert [pool.ref_count(block) for block in (7, 1)] == [2, 2]
 
 
-def test_spare_blocks_stay_with_the_parent():
+def test_preallocated_blocks_stay_with_the_parent():
     """Catches two tables that would both write into a block that is still empty."""
     pool = BlockAllocator(9, order=[7, 1, 3])
     parent = table_over(pool, 3, 7)
@@ -80,7 +81,7 @@ def test_spare_blocks_stay_with_the_parent():
     assert pool.ref_count(3) == 1
 
 
-# -- lesson 08, tasks 2 and 3: a cache whose blocks come straight from its allocator -----
+# -- lesson 08, tasks 1 to 3: a cache whose blocks come straight from its allocator -----
 
 
 def cache_of(*values, block_size=2, **options):
@@ -91,7 +92,15 @@ def cache_of(*values, block_size=2, **options):
     return cache, hashes, cache.allocator.allocate(len(hashes))
 
 
-def test_a_published_block_is_known_and_pending():
+def test_a_salt_gives_every_block_another_hash():
+    """Catches a salt that is forgotten, or joins the chain after its first block."""
+    cache, hashes, _ = cache_of(1, 2, 3, 4)
+    salted: list[int] = []
+    cache.extend_hashes(salted, tokens(1, 2, 3, 4), "alice")
+    assert len(set(hashes + salted)) == 4
+
+
+def test_a_registered_block_is_known_and_pending():
     """Catches a block that can be copied from before its step has run."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4)
     cache.register(blocks[0], hashes[0], tokens(1, 2))
@@ -100,16 +109,16 @@ def test_a_published_block_is_known_and_pending():
     assert not cache.is_pending(blocks[1])
 
 
-def test_a_content_is_published_once():
-    """Catches a second block of one content, which would be counted and never found."""
+def test_a_content_is_registered_once():
+    """Catches a second block of one content, which would be counted and never found, or be a parent."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4)
-    for block in blocks:
-        cache.register(block, hashes[0], tokens(1, 2))
+    first, second = [cache.register(block, hashes[0], tokens(1, 2)) for block in blocks]
+    assert first is second
     assert cache.num_registered == 1
     assert not cache.is_pending(blocks[1])
 
 
-def test_what_a_failed_step_published_is_forgotten():
+def test_what_a_failed_step_registered_is_forgotten():
     """Catches a prefix that was never computed; blocks in use stay with their holder."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4)
     cache.register(blocks[0], hashes[0], tokens(1, 2))
@@ -124,8 +133,8 @@ def test_what_a_failed_step_published_is_forgotten():
 def test_the_walk_finds_every_block_of_a_cached_prefix():
     """Catches a walk that stops early, or begins with the second block."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4, 5)
-    for i, block in enumerate(blocks):
-        cache.register(block, hashes[i], tokens(1, 2, 3, 4)[2 * i : 2 * i + 2])
+    entry = cache.register(blocks[0], hashes[0], tokens(1, 2))
+    cache.register(blocks[1], hashes[1], tokens(3, 4), entry)
     assert cache.match(hashes, tokens(1, 2, 3, 4, 5)) == blocks
     assert cache.match(hashes[:1], tokens(1, 2)) == blocks[:1]
     assert cache.match([], tokens(1)) == []
@@ -134,8 +143,8 @@ def test_the_walk_finds_every_block_of_a_cached_prefix():
 def test_the_walk_ends_at_the_first_miss():
     """Catches blocks from behind a hole: their content is right, and their position is not."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4, 5, 6)
-    cache.register(blocks[0], hashes[0], tokens(1, 2))
-    cache.register(blocks[2], hashes[2], tokens(5, 6))
+    entry = cache.register(blocks[0], hashes[0], tokens(1, 2))
+    cache.register(blocks[2], hashes[2], tokens(5, 6), CachedBlock(hashes[1], tokens(3, 4).tobytes(), entry))
     assert cache.match(hashes, tokens(1, 2, 3, 4, 5, 6)) == blocks[:1]
 
 
@@ -145,6 +154,14 @@ def test_equal_hashes_of_other_tokens_are_a_miss():
     cache.register(blocks[0], hashes[0], tokens(1, 2))
     assert cache.match([7], tokens(8, 9)) == []
     assert cache.match([7], tokens(1, 2)) == blocks
+
+
+def test_equal_hashes_after_another_prefix_are_a_miss():
+    """Catches a cache that compares a block's own tokens alone: its K/V depends on those before it."""
+    cache, hashes, blocks = cache_of(1, 2, 3, 4, hash_function=lambda key: len(key[1]) and key[1][0])
+    cache.register(blocks[0], hashes[0], tokens(1, 2))
+    cache.register(blocks[1], hashes[1], tokens(3, 4), CachedBlock(hashes[0], tokens(1, 9).tobytes(), ""))
+    assert cache.match(hashes, tokens(1, 2, 3, 4)) == blocks[:1]
 
 
 def test_the_first_block_of_a_content_is_the_one_that_is_found():
@@ -177,9 +194,9 @@ def scripted(*steps, lengths, **options):
     return engine
 
 
-def chunks(plan):
-    """(request, first token, number of tokens) of each chunk."""
-    return [(c.sequence.request.request_id, c.start, c.num_tokens) for c in plan.scheduled]
+def scheduled(plan):
+    """(request, first token, number of tokens) of each scheduled sequence."""
+    return [(s.sequence.request.request_id, s.start, s.num_tokens) for s in plan.scheduled]
 
 
 def waiting(engine):
@@ -190,7 +207,7 @@ def waiting(engine):
 def test_the_first_that_does_not_fit_stops_the_admission():
     """Catches a short request that overtakes a long one: three blocks do not fit, the one behind would."""
     engine = scripted(lambda plan, s: s.admit_waiting(plan, 64), lengths=[13, 12, 4], num_blocks=6)
-    assert chunks(engine.step()) == [("r0", 0, 13)]
+    assert scheduled(engine.step()) == [("r0", 0, 13)]
     assert waiting(engine) == ["r1", "r2"]
     assert engine.scheduler.policy.returned == [13]
 
@@ -198,7 +215,7 @@ def test_the_first_that_does_not_fit_stops_the_admission():
 def test_admission_ends_with_the_budget():
     """Catches a budget that each request may spend, and a phase that does not say what it spent."""
     engine = scripted(lambda plan, s: s.admit_waiting(plan, 10), lengths=[6, 6, 6])
-    assert chunks(engine.step()) == [("r0", 0, 6), ("r1", 0, 4)]
+    assert scheduled(engine.step()) == [("r0", 0, 6), ("r1", 0, 4)]
     assert waiting(engine) == ["r2"]
     assert engine.scheduler.policy.returned == [10]
 
@@ -206,7 +223,7 @@ def test_admission_ends_with_the_budget():
 def test_a_prompt_is_admitted_whole_if_that_is_asked():
     """Catches `whole` that is not passed on: the second prompt would be cut."""
     engine = scripted(lambda plan, s: s.admit_waiting(plan, 10, whole=True), lengths=[6, 6])
-    assert chunks(engine.step()) == [("r0", 0, 6)]
+    assert scheduled(engine.step()) == [("r0", 0, 6)]
 
 
 def test_nobody_is_admitted_in_a_step_that_preempted():
@@ -246,24 +263,24 @@ def test_the_first_group_beyond_the_budget_ends_the_decodes():
     for number, num_samples in enumerate((1, 3, 1)):
         engine.add([number] * 5, method=samples(num_samples))
     engine.step()
-    assert len(chunks(engine.step())) == 5
-    assert chunks(engine.step()) == [("r0", 6, 1)]
+    assert len(scheduled(engine.step())) == 5
+    assert scheduled(engine.step()) == [("r0", 6, 1)]
     assert engine.scheduler.policy.returned == [15, 5, 1]
 
 
 def test_a_prompt_that_goes_on_is_not_decoded():
-    """Catches a chunk of a prompt that is planned as if it were one token."""
+    """Catches a chunk of a prompt that is scheduled as if it were one token."""
     engine = scripted(
         lambda plan, s: s.admit_waiting(plan, 4),
         lambda plan, s: s.plan_decodes(plan, 4) + s.continue_prefills(plan, 3),
         lengths=[9],
     )
     engine.step()
-    assert chunks(engine.step()) == [("r0", 4, 3)]
+    assert scheduled(engine.step()) == [("r0", 4, 3)]
 
 
-def test_those_that_are_planned_are_no_candidates_for_preemption():
-    """Catches a victim whose token is in the plan already: r0 took the last block, r1 needs one."""
+def test_those_that_are_scheduled_are_no_candidates_for_preemption():
+    """Catches a victim that is scheduled already: r0 took the last block, r1 needs one."""
     offered = []
 
     class Watched(Recompute):
@@ -317,7 +334,7 @@ def test_a_prompt_goes_on_where_its_last_chunk_ended():
         *[lambda plan, s: s.continue_prefills(plan, 5)] * 3,
         lengths=[11],
     )
-    assert [chunks(engine.step()) for _ in range(3)] == [[("r0", 0, 4)], [("r0", 4, 5)], [("r0", 9, 2)]]
+    assert [scheduled(engine.step()) for _ in range(3)] == [[("r0", 0, 4)], [("r0", 4, 5)], [("r0", 9, 2)]]
     assert engine.scheduler.policy.returned == [4, 5, 2]
 
 
@@ -329,9 +346,9 @@ def test_two_prompts_go_on_in_order_of_arrival():
         lambda plan, s: s.continue_prefills(plan, 64, share=48),
         lengths=[10, 10],
     )
-    assert chunks(engine.step()) == [("r0", 0, 3), ("r1", 0, 3)]
-    assert chunks(engine.step()) == [("r0", 3, 4), ("r1", 3, 2)]
-    assert chunks(engine.step()) == [("r0", 7, 3), ("r1", 5, 5)]
+    assert scheduled(engine.step()) == [("r0", 0, 3), ("r1", 0, 3)]
+    assert scheduled(engine.step()) == [("r0", 3, 4), ("r1", 3, 2)]
+    assert scheduled(engine.step()) == [("r0", 7, 3), ("r1", 5, 5)]
 
 
 def test_going_on_ends_with_the_budget():
@@ -342,7 +359,7 @@ def test_going_on_ends_with_the_budget():
         lengths=[10, 10],
     )
     engine.step()
-    assert chunks(engine.step()) == [("r0", 3, 2)]
+    assert scheduled(engine.step()) == [("r0", 3, 2)]
     assert engine.scheduler.policy.returned == [6, 2]
 
 
@@ -363,8 +380,8 @@ def beams(**options):
 def test_a_score_is_the_sum_over_a_power_of_the_length():
     """Catches a mean that ignores the penalty, and a length that counts the prompt."""
     method = beams(length_penalty=2.0).method
-    assert method.score(-8.0, 4) == -0.5
-    assert beams(length_penalty=0.0).method.score(-8.0, 4) == -8.0
+    assert method.normalized(-8.0, 4) == -0.5
+    assert beams(length_penalty=0.0).method.normalized(-8.0, 4) == -8.0
 
 
 def test_completions_are_ranked_by_score():

@@ -17,7 +17,8 @@ class BlockTable(GivenBlockTable):
         blocks: physical block of each logical block; those past `num_tokens` are preallocated.
         num_tokens: tokens that have a slot.
 
-    What two tables do with one block (`share`, `fork`) is given here; lesson 02 is about it.
+    What two tables do with one block (`share`, `fork`) is given here; lesson 02 is about it. So are `use_slots`,
+    an `append` that takes no block, and `move_to`, for a sequence whose blocks are swapped out.
     """
 
     __slots__ = ()
@@ -58,12 +59,12 @@ class BlockTable(GivenBlockTable):
     def append(self, count: int = 1) -> None:
         """Give the next `count` tokens a slot; take blocks from the pool when the last one is full.
 
-        Spare blocks are filled before any is taken. `pool.allocate` raises OutOfBlocksError when it has too
+        Preallocated blocks are filled before any is taken. `pool.allocate` raises OutOfBlocksError when it has too
         few; then nothing may have changed.
         """
         raise NotImplementedError("Lesson 1, task 2: give the next `count` tokens a slot")
 
-    def reserve(self, count: int) -> None:
+    def preallocate(self, count: int) -> None:
         """Take `count` preallocated blocks now, for tokens to come."""
         raise NotImplementedError("Lesson 1, task 2: take preallocated blocks")
 

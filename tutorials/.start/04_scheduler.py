@@ -8,18 +8,18 @@ What you may call (all given by the base class):
     self.waiting                    deque of requests, in order of arrival
     self.running                    list of requests, in order of arrival
     self.swapped                    deque of requests whose blocks are on the host
-    self._prefilling                those of `running` whose prompt is not computed yet
+    request.is_prefill              whether more than its newest token is to be computed
     request.sequences               its live sequences: one, more after a fork
-    plan.scheduled, plan.copies        what the step computes, and what it copies before: lists
+    plan.scheduled, plan.copies     what the step computes, and what it copies before: lists
     self.admit_first(plan, left, whole, share)
                                     admit self.waiting[0] if it fits; tokens of the budget it uses, 0 if not
                                     (whole: only if all of the prompt fits `left`, or the step is still
                                     empty; share: the most that one prompt gets, for lesson 07)
     self.schedule_request(plan, request, left)
-                                    plan the request's missing tokens, at most `left`; returns how many
+                                    schedule the request's uncomputed tokens, at most `left`; returns how many
     self.make_room(plan, request, needed, position)
                                     preempt until `needed` blocks are free for the request at `position` of
-                                    self.running; False if the request itself had to give way
+                                    self.running; False if the request itself was preempted
     self.kv.blocks_to_grow(sequences)
                                     the blocks that one more token for each of them needs
     self.kv.num_free                the blocks that are free
@@ -44,7 +44,7 @@ class FCFSScheduler(GivenScheduler):
         (`plan.num_preempted`). Pass `whole` and `share` on to `admit_first`.
 
         Returns:
-            The tokens planned, at most `budget`.
+            The tokens scheduled, at most `budget`.
         """
         raise NotImplementedError("Lesson 4, task 1: admit from the front until one does not fit")
 
@@ -53,12 +53,12 @@ class FCFSScheduler(GivenScheduler):
     def plan_decodes(self, plan: StepPlan, budget: int) -> int:
         """One token for every running sequence that has only its newest token to compute.
 
-        In order of arrival; a request is planned with all its sequences or not at all, and the first for
+        In order of arrival; a request is scheduled with all its sequences or not at all, and the first for
         which the budget is too small ends the walk. When blocks run out, `make_room` preempts the latest
         arrived: `self.running` gets shorter while you walk it.
 
         Returns:
-            The tokens planned, at most `budget`.
+            The tokens scheduled, at most `budget`.
         """
         raise NotImplementedError("Lesson 4, task 2: one token for every running sequence")
 
@@ -72,7 +72,7 @@ class PrefillFirst:
         """Fill the plan of one step by calling the scheduler's phases.
 
         First the prompts: `continue_prefills(plan, budget)` for those that are longer than a step, then
-        `admit_waiting(plan, budget, whole=True)`. Only if no chunk was planned: `plan_decodes`, then
+        `admit_waiting(plan, budget, whole=True)`. Only if nothing was scheduled: `plan_decodes`, then
         `resume_preempted(plan, budget)`. The budget is `scheduler.max_num_batched_tokens`; each phase
         returns what it spent of it, and the next one gets the rest.
         """

@@ -1,4 +1,4 @@
-"""Lesson 06: who gives way when blocks run out, and how. Write the methods that raise.
+"""Lesson 06: who is preempted when blocks run out, and how. Write the methods that raise.
 
 Check with    minipaged learn check 06
 Stuck?        minipaged learn hint 06
@@ -11,12 +11,12 @@ from minipaged.scheduling import Decision, PreemptionCosts, Request
 
 
 class Recompute:
-    """The latest arrived gives way and is computed again."""
+    """The latest arrived is preempted and computed again."""
 
     # -- task 1 ---------------------------------------------------------------------------------
 
     def choose_victim(self, candidates: Sequence[Request]) -> Request:
-        """Pick one of the running requests that are not in the step's plan yet.
+        """Pick one of the running requests that are not scheduled in this step yet.
 
         Args:
             candidates: in order of arrival, at least one; the last may be the one that needs blocks.
@@ -29,7 +29,7 @@ class Recompute:
 
 
 class Swap(Recompute):
-    """The latest arrived gives way and keeps its blocks on the host, room permitting."""
+    """The latest arrived is preempted and keeps its blocks on the host, room permitting."""
 
     # -- task 2 ---------------------------------------------------------------------------------
 

@@ -16,13 +16,14 @@ class FCFSScheduler(GivenScheduler):
     def continue_prefills(self, plan: StepPlan, budget: int, share: int | None = None) -> int:
         """The next chunk of every running request that is still computing its prompt.
 
-        Those requests are `self._prefilling`, in order of arrival; `self.schedule_request(plan, request, n)`
-        plans up to n tokens, returns how many, and takes the request off that list when it is done (so
-        walk a copy). `self._allowance(request, left, share)` is how many tokens the request may have, where
-        `left` is what the ones before it left of the budget; with nothing left, stop. `share` is passed on.
+        Those are the requests of `self.running`, in order of arrival, that are `request.is_prefill`.
+        `self.schedule_request(plan, request, n)` schedules up to n tokens and returns how many. Each request
+        may have what the ones before it left of the budget, but at most `share` tokens (None: no limit)
+        while another is behind it: a later one of these requests, or anybody in `self.waiting`. With nothing
+        left, stop.
 
         Returns:
-            The tokens planned, at most `budget`.
+            The tokens scheduled, at most `budget`.
         """
         raise NotImplementedError("Lesson 7, task 1: the next chunk of every prompt that is not done")
 

@@ -8,18 +8,19 @@ Given by the base class:
     self.allocator          the allocator of lesson 02: allocate, release, reclaim, ref_count, num_free
     self.block_size         tokens a block
     self._hash((parent, tokens as bytes))     a number that stands for a block and all before it
-    self._index             chain hash -> block: find(hash) gives the block or None; add(hash, block) answers
-                            whether it was added: not if the hash is taken or the block has one
-    self._content           list: block -> its tokens as bytes, or None if it is not published
-    self._evictable              LRU list of evictable blocks: add, discard (was it there?), pop_oldest, `in`, len
-    self._pending           set of blocks published by the step that is being planned
-    self._forget(block)     the block can no longer be found (index, content and pending)
+    CachedBlock(chain_hash, tokens, parent)   what a registered block contains: its hash, its tokens as bytes, and
+                            the CachedBlock before it (before the first: the salt)
+    self._block_of          dict: chain hash -> block
+    self._cached            list: block -> its CachedBlock, or None if it is not registered
+    self._pending           set of blocks registered by the step that is being planned
+    self._evictable         OrderedDict whose keys are the evictable blocks, the least recently used first
+    self._forget(block)     the block can no longer be found (all but `_evictable` forget it)
 """
 
 from array import array
 from collections.abc import Sequence
 
-from minipaged.memory import OutOfBlocksError
+from minipaged.memory import CachedBlock, OutOfBlocksError
 from minipaged.memory import PrefixCache as GivenPrefixCache
 
 
@@ -36,30 +37,46 @@ class PrefixCache(GivenPrefixCache):
         """
         raise NotImplementedError("Lesson 8, task 1: append the chain hashes of the full blocks")
 
-    # -- task 2: publish ------------------------------------------------------------------------
+    # -- task 2: register -----------------------------------------------------------------------
 
-    def register(self, block: int, chain_hash: int, tokens: array) -> None:
-        """Make a full, held block findable. The first block of a content wins; it is pending until `commit`."""
+    def register(
+        self, block: int, chain_hash: int, tokens: array, parent: "CachedBlock | str" = ""
+    ) -> CachedBlock:
+        """Make a full, held block findable; it is pending until `commit`.
+
+        Of several blocks with one hash the first stays; then nothing changes.
+
+        Args:
+            block: held by some table.
+            chain_hash: its hash from `extend_hashes`.
+            tokens: its `block_size` tokens.
+            parent: what `register` returned for the block before it; the salt for the first.
+
+        Returns:
+            The entry that stands for these tokens after this parent: the one that is kept already if there
+            is such a one (so that equal prefixes have the same parents), else a new one.
+        """
         raise NotImplementedError("Lesson 8, task 2: make a full block findable")
 
     def roll_back(self) -> None:
-        """The step failed: forget what it published; what nobody holds any more goes to the free list."""
-        raise NotImplementedError("Lesson 8, task 2: forget what the failed step published")
+        """The step failed: forget what it registered; what nobody holds any more goes to the free list."""
+        raise NotImplementedError("Lesson 8, task 2: forget what the failed step registered")
 
     # -- task 3: find ---------------------------------------------------------------------------
 
-    def match(self, hashes: Sequence[int], token_ids: array) -> list[int]:
+    def match(self, hashes: Sequence[int], token_ids: array, salt: str = "") -> list[int]:
         """The blocks of the longest cached prefix: walk the chain until the first miss.
 
-        Compare the tokens, too: two contents may have one hash, and that is a miss.
+        Two contents may have one hash, and that is a miss: compare the tokens, and the parent with the entry
+        of the block before (for the first block: with the salt).
         """
         raise NotImplementedError("Lesson 8, task 3: the blocks of the longest cached prefix")
 
     # -- task 4: keep and evict -----------------------------------------------------------------
 
     def free(self, block: int) -> None:
-        """Drop a reference; the last one makes a published block evictable and any other free."""
-        raise NotImplementedError("Lesson 8, task 4: evictable if published, else free")
+        """Drop a reference; the last one makes a registered block evictable and any other free."""
+        raise NotImplementedError("Lesson 8, task 4: evictable if registered, else free")
 
     def allocate(self, count: int = 1) -> list[int]:
         """Take free blocks, then the least recently used evictable ones, whose content is forgotten.

@@ -26,11 +26,11 @@ class ShortestFirst(GivenScheduler):
 
         `super().admit_waiting(plan, budget, whole, share)` admits from the front of `self.waiting` until one
         does not fit: put the queue into your order before, and back into the order of arrival
-        (`request.arrival`) after, for everything else counts on it. `self._num_arrived` is the number of
+        (`request.arrival`) after, for everything else counts on it. `self.num_arrived` is the number of
         requests that have come so far.
 
         Task 1: shortest prompt first (`request.prompt_token_ids`), of equals the earlier.
-        Task 2: those with `self._num_arrived - request.arrival > self.patience` before all others, in order
+        Task 2: those with `self.num_arrived - request.arrival > self.patience` before all others, in order
         of arrival.
         """
         raise NotImplementedError("Lesson 13, task 1: sort the queue, admit, and put it back in order")

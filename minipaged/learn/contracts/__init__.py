@@ -1,104 +1,81 @@
-"""What a part must do to run in the engine, concept by concept, and how a breach is told. No torch.
+"""What an override must do to run in the engine, concept by concept, and how a breach is told. No torch.
 
-Each module has a Protocol whose docstring numbers the rules, and a watcher that stands between the engine
-and a part that is not the project's own.
+A contract is a class whose docstring numbers the rules; it stands between the engine and an override, and
+checks every answer. Which methods there must be, the core's own class or protocol says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, NamedTuple
 
-from minipaged.learn.contracts import (
-    allocator,
-    block_table,
-    decoding,
-    page_growth,
-    paged_attention,
-    prefix_cache,
-    scheduling,
+from minipaged.learn.contracts.allocator import AllocatorContract
+from minipaged.learn.contracts.block_table import BlockTableContract
+from minipaged.learn.contracts.paged_attention import check_paged_attention, watch_paged_attention
+from minipaged.learn.contracts.policies import (
+    BatchContract,
+    DecodingContract,
+    PageGrowthContract,
+    PreemptionContract,
 )
+from minipaged.learn.contracts.prefix_cache import PrefixCacheContract
 from minipaged.learn.contracts.rules import ContractError, Rules, check_interface
-from minipaged.scheduling import FCFSScheduler
+from minipaged.learn.contracts.scheduler import watch_scheduler
+from minipaged.memory import BlockAllocator, BlockTable, PageGrowth, PrefixCache
+from minipaged.scheduling import BatchPolicy, DecodingMethod, FCFSScheduler, PreemptionPolicy
 
 __all__ = ["CONCEPTS", "Concept", "ContractError", "Rules"]
 
 
 class Concept(NamedTuple):
-    """One concept that can be swapped.
+    """One concept that can be overridden.
 
     Attributes:
-        originals: the project's own, "module:name"; the first stands for the concept.
-        protocol: its contract; the docstring has the rules.
-        watch: puts a watcher around a part.
+        name: as in `--use NAME=...` and the fields of `Components`.
+        own: the project's own, "module:Class Class"; the first stands for the concept.
+        interface: whose methods an override must have; None for paged attention, a function.
+        contract: a `Watcher`, or (name, override) -> what makes watched objects of the override.
     """
 
-    originals: tuple[str, ...]
-    protocol: type
-    watch: Callable[[Any], Any]
+    name: str
+    own: str
+    interface: type | None
+    contract: Callable[..., Any]
 
-    def check(self, name: str, part: Any) -> None:
-        """Raise `ContractError` unless the part looks like the contract."""
-        if self.protocol is paged_attention.PagedAttention:
-            paged_attention.check(part)
+    @property
+    def originals(self) -> list[Any]:
+        """The project's own classes."""
+        module, _, names = self.own.partition(":")
+        return [getattr(import_module(f"minipaged.{module}"), name) for name in names.split()]
+
+    def check(self, override: Any) -> None:
+        """Raise `ContractError` unless the override looks like the interface."""
+        if self.interface is None:
+            check_paged_attention(self.name, override)
             return
-        check_interface(name, self.protocol, part)
-        if self.protocol is scheduling.Scheduler and not issubclass(part, FCFSScheduler):
-            raise ContractError(f"{name}: {part.__name__} must be a subclass of FCFSScheduler")
+        check_interface(self.name, self.interface, override)
+        if self.interface is FCFSScheduler and not issubclass(override, FCFSScheduler):
+            raise ContractError(f"{self.name}: {override.__name__} must be a subclass of FCFSScheduler")
+
+    def watch(self, override: Any) -> Callable[..., Any]:
+        """What makes watched objects of the override."""
+        return getattr(self.contract, "watch", self.contract)(self.name, override)
 
 
-CONCEPTS: dict[str, Concept] = {
-    "allocator": Concept(
-        ("minipaged.memory.allocator:BlockAllocator",), allocator.Allocator, allocator.watch
-    ),
-    "block_table": Concept(
-        ("minipaged.memory.block_table:BlockTable",), block_table.Table, block_table.watch
-    ),
-    "page_growth": Concept(
-        (
-            "minipaged.memory.page_growth:OnDemand",
-            "minipaged.memory.page_growth:Chunked",
-            "minipaged.memory.page_growth:Reserve",
-        ),
-        page_growth.Growth,
-        page_growth.watch,
-    ),
-    "prefix_cache": Concept(
-        ("minipaged.memory.prefix_cache:PrefixCache",), prefix_cache.Cache, prefix_cache.watch
-    ),
-    "scheduler": Concept(
-        ("minipaged.scheduling.scheduler:FCFSScheduler",), scheduling.Scheduler, scheduling.watch_scheduler
-    ),
-    "prefill_first": Concept(
-        ("minipaged.scheduling.policies:PrefillFirst",),
-        scheduling.Batch,
-        scheduling.watch_batch("prefill_first"),
-    ),
-    "chunked_prefill": Concept(
-        ("minipaged.scheduling.policies:ChunkedPrefill",),
-        scheduling.Batch,
-        scheduling.watch_batch("chunked_prefill"),
-    ),
-    "preemption": Concept(
-        (
-            "minipaged.scheduling.preemption:Recompute",
-            "minipaged.scheduling.preemption:Swap",
-            "minipaged.scheduling.preemption:Auto",
-        ),
-        scheduling.Preemption,
-        scheduling.watch_preemption,
-    ),
-    "parallel_sampling": Concept(
-        ("minipaged.decoding.methods:SamplingMethod",),
-        decoding.Method,
-        decoding.watch("parallel_sampling"),
-    ),
-    "beam_search": Concept(
-        ("minipaged.decoding.beam_search:BeamSearch",), decoding.BeamMethod, decoding.watch("beam_search")
-    ),
-    "paged_attention": Concept(
-        ("minipaged.kernels.reference.attention:paged_attention",),
-        paged_attention.PagedAttention,
-        paged_attention.watch,
-    ),
+CONCEPTS = {
+    name: Concept(name, own, interface, contract)
+    for name, own, interface, contract in (
+        ("allocator", "memory.allocator:BlockAllocator", BlockAllocator, AllocatorContract),
+        ("block_table", "memory.block_table:BlockTable", BlockTable, BlockTableContract),
+        ("page_growth", "memory.page_growth:OnDemand Chunked Reserve", PageGrowth, PageGrowthContract),
+        ("prefix_cache", "memory.prefix_cache:PrefixCache", PrefixCache, PrefixCacheContract),
+        ("scheduler", "scheduling.scheduler:FCFSScheduler", FCFSScheduler, watch_scheduler),
+        ("prefill_first", "scheduling.policies:PrefillFirst", BatchPolicy, BatchContract),
+        ("chunked_prefill", "scheduling.policies:ChunkedPrefill", BatchPolicy, BatchContract),
+        ("preemption", "scheduling.preemption:Recompute Swap Auto", PreemptionPolicy, PreemptionContract),
+        ("parallel_sampling", "decoding.methods:SamplingMethod", DecodingMethod, DecodingContract),
+        ("beam_search", "decoding.beam_search:BeamSearch", DecodingMethod, DecodingContract),
+        ("paged_attention", "kernels.reference.attention:paged_attention", None, watch_paged_attention),
+    )
 }

@@ -2,27 +2,23 @@
 
     ContractError: allocator: allocate(2) returned [3, 3]; each block may be handed out once
 
-`check_interface` looks at a class before it is used, `Rules` watches an object at work. Paper: none; this
-is for whoever writes a part of their own. Knows no concept.
+`check_interface` looks at a class before it is used, a `Watcher` at an object at work.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 
 class ContractError(ValueError):
-    """A part broke the contract of its concept; the message names concept, rule and what happened."""
+    """An override broke the contract of its concept; the message names concept, rule and what happened."""
 
 
 class Rules:
-    """Watches the calls to one part. After the first breach every further call repeats it.
-
-    Args:
-        concept: its name, the first word of every message.
-    """
+    """Judges the calls to one override of `concept`. After the first breach every further call repeats it."""
 
     def __init__(self, concept: str) -> None:
         self.concept = concept
@@ -39,33 +35,59 @@ class Rules:
         raise self._breach from cause
 
     def call(
-        self, function: Callable[..., Any], *args: Any, may_raise: type[Exception] | tuple = (), **kw: Any
+        self, function: Callable[..., Any], *args: Any, may_raise: tuple[type[Exception], ...] = (), **kw: Any
     ) -> Any:
-        """Call the part; an exception that the contract does not know is a breach.
+        """Call the override; an exception that the contract does not allow is a breach.
 
         Raises:
-            NotImplementedError: the part is a stub, and says so itself.
+            NotImplementedError: the override is a stub, and says so itself.
         """
         if self._breach is not None:
             raise self._breach
         try:
             return function(*args, **kw)
-        except may_raise:
-            raise
-        except (NotImplementedError, ContractError):
+        except (*may_raise, NotImplementedError, ContractError):  # type: ignore[misc]
             raise
         except Exception as error:
             if error.__traceback__ is not None and error.__traceback__.tb_next is None:
                 raise  # raised by this very call: wrong arguments, the caller's fault
-            where = _innermost(error)
-            self.fail(
-                f"{call_text(function, args)} raised {type(error).__name__}: {error} ({where})", cause=error
+            frame = inspect.getinnerframes(error.__traceback__)[-1]  # type: ignore[arg-type]
+            where = f"{frame.filename.rpartition('/')[2]}, line {frame.lineno}"
+            what = (
+                args[1]
+                if function is getattr
+                else call_text(getattr(function, "__name__", str(function)), args)
             )
+            self.fail(f"{what} raised {type(error).__name__}: {error} ({where})", cause=error)
 
 
-def call_text(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+class Watcher:
+    """Stands between the engine and an override, made by `make(*args)`.
+
+    A subclass is the contract of a concept: its methods have rules, everything else is passed on.
+    """
+
+    def __init__(self, concept: str, make: Callable[..., Any], *args: Any) -> None:
+        self.rules = Rules(concept)
+        self.require = self.rules.require
+        self._inner = self.rules.call(make, *args)
+
+    @classmethod
+    def watch(cls, concept: str, override: Callable[..., Any]) -> Callable[..., Any]:
+        """What makes watched objects of an override."""
+        return partial(cls, concept, override)
+
+    def _call(self, name: str, *args: Any, may_raise: tuple[type[Exception], ...] = ()) -> Any:
+        return self.rules.call(getattr(self._inner, name), *args, may_raise=may_raise)
+
+    def __getattr__(self, name: str) -> Any:
+        value = self.rules.call(getattr, self._inner, name)
+        return partial(self.rules.call, value) if inspect.ismethod(value) else value
+
+
+def call_text(name: str, args: tuple[Any, ...]) -> str:
     """A call as a reader would write it, long arguments cut."""
-    return f"{getattr(function, '__name__', function)}({', '.join(map(short, args))})"
+    return f"{name}({', '.join(map(short, args))})"
 
 
 def short(value: Any) -> str:
@@ -74,49 +96,37 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _innermost(error: BaseException) -> str:
-    frame = inspect.getinnerframes(error.__traceback__)[-1]  # type: ignore[arg-type]
-    return f"{frame.filename.rpartition('/')[2]}, line {frame.lineno}"
-
-
-def check_interface(concept: str, protocol: type, part: Any) -> None:
-    """Compare the methods of a class, and their arguments, with those of the contract.
-
-    Raises:
-        ContractError: a method is missing, or cannot be called as the contract says.
-    """
-    name = getattr(part, "__name__", repr(part))
-    if not inspect.isclass(part):
-        raise ContractError(f"{concept}: {name} is not a class; see {_where(protocol)}")
-    wishes = {m: w for base in reversed(protocol.__mro__) for m, w in vars(base).items() if m[0] != "_"}
-    for method, wanted in wishes.items():
-        found = inspect.getattr_static(part, method, None)
+def check_interface(concept: str, interface: type, override: Any) -> None:
+    """Raise `ContractError` if a class lacks a method of the interface, or its arguments are others."""
+    name = getattr(override, "__name__", repr(override))
+    where = f"see {interface.__name__} in {interface.__module__}"
+    if not inspect.isclass(override):
+        raise ContractError(f"{concept}: {name} is not a class; {where}")
+    for method in dir(interface):
+        if method.startswith("_"):
+            continue
+        wanted = inspect.getattr_static(interface, method)
         if isinstance(wanted, property):
-            if found is None:
-                raise ContractError(f"{concept}: {name} has no attribute {method}; see {_where(protocol)}")
-        elif callable(wanted):
+            if inspect.getattr_static(override, method, None) is None:
+                raise ContractError(f"{concept}: {name} has no attribute {method}; {where}")
+        elif inspect.isfunction(wanted):
             arguments = inspect.signature(wanted).parameters
             text = f"{method}({', '.join(list(arguments)[1:])})"
-            if not callable(getattr(part, method, None)):
-                raise ContractError(f"{concept}: {name} has no method {text}; see {_where(protocol)}")
-            check_arguments(concept, f"{name}.{text}", getattr(part, method), arguments)
+            if not callable(getattr(override, method, None)):
+                raise ContractError(f"{concept}: {name} has no method {text}; {where}")
+            check_arguments(concept, f"{name}.{text}", getattr(override, method), arguments)
 
 
 def check_arguments(concept: str, text: str, function: Callable[..., Any], wanted: Any) -> None:
     """Raise `ContractError` unless `function` can be called with the arguments `wanted`."""
-    given = [a for a, p in wanted.items() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
-    keywords = {a: None for a, p in wanted.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
-    needed = [a for a in given if wanted[a].default is inspect.Parameter.empty]
+    keyword_only = {a for a, p in wanted.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    needed = [a for a, p in wanted.items() if p.default is inspect.Parameter.empty]
     signature = inspect.signature(function)
-    required = {a: None for a in keywords if wanted[a].default is inspect.Parameter.empty}
     try:
-        signature.bind(*given, **keywords)
-        signature.bind(*needed, **required)
+        for names in (list(wanted), needed):
+            keywords = keyword_only.intersection(names)
+            signature.bind(*[a for a in names if a not in keywords], **dict.fromkeys(keywords))
     except TypeError as error:
         raise ContractError(
             f"{concept}: {text} is what the contract calls, but it is declared with {signature} ({error})"
         ) from None
-
-
-def _where(protocol: type) -> str:
-    return f"{protocol.__name__} in {protocol.__module__}"

@@ -22,11 +22,11 @@ class ShortestFirst(GivenScheduler):
 
         `super().admit_waiting(plan, budget, whole, share)` admits from the front of `self.waiting` until one
         does not fit: put the queue into your order before, and back into the order of arrival
-        (`request.arrival`) after, for everything else counts on it. `self._num_arrived` is the number of
+        (`request.arrival`) after, for everything else counts on it. `self.num_arrived` is the number of
         requests that have come so far.
 
         Task 1: shortest prompt first (`request.prompt_token_ids`), of equals the earlier.
-        Task 2: those with `self._num_arrived - request.arrival > self.patience` before all others, in order
+        Task 2: those with `self.num_arrived - request.arrival > self.patience` before all others, in order
         of arrival.
         """
         self.waiting = deque(sorted(self.waiting, key=self._urgency))
@@ -35,6 +35,6 @@ class ShortestFirst(GivenScheduler):
         return used
 
     def _urgency(self, request):
-        if self._num_arrived - request.arrival > self.patience:
+        if self.num_arrived - request.arrival > self.patience:
             return (0, 0, request.arrival)
         return (1, len(request.prompt_token_ids), request.arrival)

@@ -1,6 +1,6 @@
 """Lesson 08, done wrong; `caught_by` names the test that must notice."""
 
-from minipaged.memory import OutOfBlocksError, PrefixCache
+from minipaged.memory import CachedBlock, OutOfBlocksError, PrefixCache
 
 
 class HashesABlockAlone(PrefixCache):
@@ -27,9 +27,9 @@ class HashesThePartialBlock(PrefixCache):
 
 
 class ForgetsTheSalt(PrefixCache):
-    """One tenant finds another's prompt."""
+    """Another tenant's prompt has the same name."""
 
-    caught_by = "test_a_salt_keeps_prefixes_apart"
+    caught_by = "test_a_salt_gives_every_block_another_hash"
 
     def extend_hashes(self, hashes, token_ids, salt=""):
         super().extend_hashes(hashes, token_ids)
@@ -40,14 +40,35 @@ class TrustsTheHash(PrefixCache):
 
     caught_by = "test_a_hash_collision_is_a_miss"
 
-    def match(self, hashes, token_ids):
+    def match(self, hashes, token_ids, salt=""):
         blocks = []
         for chain_hash in hashes:
-            block = self._index.find(chain_hash)
-            if block is None:
+            if chain_hash not in self._block_of:
+                break
+            blocks.append(self._block_of[chain_hash])
+        return blocks
+
+
+class ComparesABlockAlone(PrefixCache):
+    """The tokens are right, those before them are not."""
+
+    caught_by = "test_equal_hashes_after_another_prefix_are_a_miss"
+
+    def match(self, hashes, token_ids, salt=""):
+        blocks = []
+        for i, chain_hash in enumerate(hashes):
+            block = self._block_of.get(chain_hash)
+            tokens = token_ids[i * self.block_size : (i + 1) * self.block_size]
+            if block is None or self._cached[block].tokens != tokens.tobytes():
                 break
             blocks.append(block)
         return blocks
+
+
+class IgnoresTheSalt(ComparesABlockAlone):
+    """One tenant finds another's prompt when the hashes of their salts collide."""
+
+    caught_by = "test_a_collision_never_crosses_salts"
 
 
 class SkipsOverAMiss(PrefixCache):
@@ -55,28 +76,39 @@ class SkipsOverAMiss(PrefixCache):
 
     caught_by = "test_the_walk_ends_at_the_first_miss"
 
-    def match(self, hashes, token_ids):
-        return [block for block in map(self._index.find, hashes) if block is not None]
+    def match(self, hashes, token_ids, salt=""):
+        return [block for block in map(self._block_of.get, hashes) if block is not None]
 
 
-class TheLastPublisherWins(PrefixCache):
-    """Two blocks of one content; the index points to the second, the first is never found again."""
+class TheLastOneWins(PrefixCache):
+    """Two blocks of one content; the hash leads to the second, the first is never found again."""
 
     caught_by = "test_the_first_block_of_a_content_is_the_one_that_is_found"
 
-    def register(self, block, chain_hash, tokens):
-        first = self._index.find(chain_hash)
+    def register(self, block, chain_hash, tokens, parent=""):
+        first = self._block_of.get(chain_hash)
         if first is not None:
-            self._index.remove(first)
-        self._index.add(chain_hash, block)
-        self._content[block] = tokens.tobytes()
+            self._cached[first] = None
+        self._block_of[chain_hash] = block
+        self._cached[block] = CachedBlock(chain_hash, tokens.tobytes(), parent)
         self._pending.add(block)
+        return self._cached[block]
 
 
-class KeepsWhatAFailedStepPublished(PrefixCache):
-    """Published before compute, and never taken back: garbage prefixes."""
+class EachBlockHasAnEntryOfItsOwn(PrefixCache):
+    """The block after the second copy of a prefix has a parent that no walk comes by."""
 
-    caught_by = "test_a_failed_step_withdraws_what_it_published"
+    caught_by = "test_a_content_is_registered_once"
+
+    def register(self, block, chain_hash, tokens, parent=""):
+        super().register(block, chain_hash, tokens, parent)
+        return CachedBlock(chain_hash, tokens.tobytes(), parent)
+
+
+class KeepsWhatAFailedStepRegistered(PrefixCache):
+    """Registered before compute, and never taken back: garbage prefixes."""
+
+    caught_by = "test_a_failed_step_rolls_back_what_it_registered"
 
     def roll_back(self):
         self._pending.clear()
@@ -89,7 +121,7 @@ class EvictsFirst(PrefixCache):
 
     def allocate(self, count=1):
         while self.allocator.num_free < count and self._evictable:
-            block = self._evictable.pop_oldest()
+            block, _ = self._evictable.popitem(last=False)
             self._forget(block)
             self.allocator.reclaim(block)
         if self.allocator.num_free < count:
@@ -98,7 +130,7 @@ class EvictsFirst(PrefixCache):
 
 
 class DoesNotForget(PrefixCache):
-    """Hands an evicted block out while the index still knows it."""
+    """Hands an evicted block out while it can still be found."""
 
     caught_by = "test_the_tail_of_a_chain_is_evicted_before_its_head"
 
@@ -113,6 +145,6 @@ class FreesWhatIsCached(PrefixCache):
 
     def free(self, block):
         if self.allocator.release(block):
-            if self._content[block] is not None:
+            if self._cached[block] is not None:
                 self._forget(block)
             self.allocator.reclaim(block)

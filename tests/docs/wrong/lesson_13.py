@@ -55,5 +55,5 @@ class SortsTheImpatient(FCFSScheduler):
 
     caught_by = "test_the_impatient_go_in_order_of_arrival"
     admit_waiting = by(
-        lambda self, request: (self._num_arrived - request.arrival <= self.patience, length(request))
+        lambda self, request: (self.num_arrived - request.arrival <= self.patience, length(request))
     )

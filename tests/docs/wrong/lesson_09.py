@@ -84,7 +84,7 @@ class IgnoresTheLengthPenalty(BeamSearch):
 
     caught_by = "test_a_score_is_the_sum_over_a_power_of_the_length"
 
-    def score(self, total, num_generated_tokens):
+    def normalized(self, total, num_generated_tokens):
         return total / num_generated_tokens
 
 

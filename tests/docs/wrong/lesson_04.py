@@ -98,7 +98,7 @@ class DecodesWhoFits(FCFSScheduler):
 
     def plan_decodes(self, plan, budget):
         left = budget
-        for request in [r for r in self.running if r not in self._prefilling]:
+        for request in [r for r in self.running if not r.is_prefill]:
             needed = self.kv.blocks_to_grow(request.sequences)
             if len(request.sequences) <= left:
                 plan.copies += self.kv.grow(request.sequences, needed)
@@ -107,21 +107,23 @@ class DecodesWhoFits(FCFSScheduler):
 
 
 class DecodesPrompts(FCFSScheduler):
-    """Plans a half computed prompt as if it were one token."""
+    """Schedules a half computed prompt as if it were one token."""
 
     caught_by = "test_a_prompt_that_goes_on_is_not_decoded"
 
     def plan_decodes(self, plan, budget):
-        self._prefilling, prefilling = [], self._prefilling
-        used = super().plan_decodes(plan, budget)
-        self._prefilling = prefilling
-        return used
+        left = budget
+        for request in list(self.running):
+            needed = self.kv.blocks_to_grow(request.sequences)
+            plan.copies += self.kv.grow(request.sequences, needed)
+            left -= self.schedule_request(plan, request, left)
+        return budget - left
 
 
 class OffersEverybody(FCFSScheduler):
-    """A request that is planned already may be chosen to give way."""
+    """A request that is scheduled already may be preempted."""
 
-    caught_by = "test_those_that_are_planned_are_no_candidates_for_preemption"
+    caught_by = "test_those_that_are_scheduled_are_no_candidates_for_preemption"
 
     def make_room(self, plan, request, needed, position):
         return super().make_room(plan, request, needed, 0)

@@ -4,7 +4,7 @@ from minipaged.scheduling import Auto, Decision, Recompute, Swap
 
 
 class FirstComeFirstPreempted(Recompute):
-    """The earliest request gives way, again and again, and never ends."""
+    """The earliest request is preempted, again and again, and never ends."""
 
     caught_by = "test_the_latest_arrived_gives_way"
 
@@ -75,7 +75,7 @@ class Backwards(Auto):
         return Decision("swap" if swaps else "recompute", reason)
 
 
-class MovesSpareBlocks(Auto):
+class MovesPreallocatedBlocks(Auto):
     """Counts every block of the table."""
 
     caught_by = "test_a_block_without_computed_tokens_does_not_move"

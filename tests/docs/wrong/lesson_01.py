@@ -69,10 +69,10 @@ class ForgetsToGiveBack(BlockTable):
         self.num_tokens = num_tokens
 
 
-class KeepsSpareBlocks(BlockTable):
+class KeepsPreallocatedBlocks(BlockTable):
     """Gives blocks back only if tokens go."""
 
-    caught_by = "test_spare_blocks_are_given_back_with_the_rest"
+    caught_by = "test_preallocated_blocks_are_given_back_with_the_rest"
 
     def truncate(self, num_tokens):
         if num_tokens < self.num_tokens or not num_tokens:

@@ -18,9 +18,9 @@ def mistake(name, caught_by, right, wrong):
     assert source.count(right) == 1, right
     file = Path(FOLDER.name, f"{name}.py")
     file.write_text(source.replace(right, wrong))
-    part = load_override(f"{file}:paged_attention")
-    part.caught_by = caught_by
-    return part
+    variant = load_override(f"{file}:paged_attention")
+    variant.caught_by = caught_by
+    return variant
 
 
 FIND_BLOCK = "tl.load(block_tables + sequence * table_stride + logical)"

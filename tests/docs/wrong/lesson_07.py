@@ -78,8 +78,8 @@ class OnlyTheFirstGoesOn(FCFSScheduler):
     caught_by = "test_two_prompts_go_on_in_order_of_arrival"
 
     def continue_prefills(self, plan, budget, share=None):
-        for request in list(self._prefilling)[:1]:
-            return self.schedule_request(plan, request, self._allowance(request, budget, share))
+        for request in [r for r in self.running if r.is_prefill][:1]:
+            return self.schedule_request(plan, request, min(budget, share or budget))
         return 0
 
 
@@ -90,9 +90,9 @@ class NewestFirst(FCFSScheduler):
 
     def continue_prefills(self, plan, budget, share=None):
         left = budget
-        for request in reversed(self._prefilling[:]):
+        for request in [r for r in reversed(self.running) if r.is_prefill]:
             if left:
-                left -= self.schedule_request(plan, request, self._allowance(request, left, share))
+                left -= self.schedule_request(plan, request, min(left, share or left))
         return budget - left
 
 

@@ -1,4 +1,4 @@
-"""Components: a class of your own is found, loaded, watched and run; whatever is wrong is told in one line."""
+"""Overrides: a class of your own is found, loaded, watched and run; what is wrong is told in one line."""
 
 import json
 import subprocess
@@ -12,11 +12,11 @@ import pytest
 from minipaged.components import Components, build_scheduler
 from minipaged.config import EngineConfig
 from minipaged.learn.contracts import CONCEPTS, ContractError
-from minipaged.learn.contracts.allocator import WatchedAllocator
+from minipaged.learn.contracts.allocator import AllocatorContract
 from minipaged.learn.overrides import OverrideError, components_from, load_override, parse_use
 from minipaged.memory import BlockAllocator
-from minipaged.scheduling import PreemptionCosts
-from tests.student_parts import installed, replacements
+from minipaged.scheduling import Auto, PreemptionCosts, Recompute, Swap
+from tests.overrides import installed, replacements
 
 ROOT = Path(__file__).parents[2]
 LIMITS = SimpleNamespace(
@@ -55,13 +55,13 @@ def mine(tmp_path):
     return file
 
 
-def test_a_part_of_a_file_runs_watched_and_the_rest_is_the_projects_own(mine):
-    """Catches a part that is loaded and then not used."""
-    parts = components_from({"allocator": f"{mine}:Mine"})
-    scheduler = build_scheduler(EngineConfig(), LIMITS, parts)
-    assert isinstance(scheduler.kv.allocator, WatchedAllocator)
+def test_a_class_of_a_file_runs_watched_and_the_rest_is_the_projects_own(mine):
+    """Catches a class that is loaded and then not used."""
+    components = components_from({"allocator": f"{mine}:Mine"})
+    scheduler = build_scheduler(EngineConfig(), LIMITS, components)
+    assert isinstance(scheduler.kv.allocator, AllocatorContract)
     assert type(scheduler.kv.allocator._inner).__name__ == "Mine"
-    assert parts.prefix_cache is Components().prefix_cache
+    assert components.prefix_cache is Components().prefix_cache
 
 
 def test_a_class_may_be_given_itself_and_the_projects_own_runs_unwatched():
@@ -70,8 +70,17 @@ def test_a_class_may_be_given_itself_and_the_projects_own_runs_unwatched():
     assert components_from({"allocator": type("Mine", (BlockAllocator,), {})}).allocator is not BlockAllocator
 
 
+def test_a_preemption_policy_is_made_with_the_costs_if_it_asks_for_them():
+    """Catches `use={"preemption": Recompute}` that calls the class with an argument it does not take."""
+    for own in (Recompute, Swap, Auto):
+        mine = type("Mine", (own,), {})
+        for policy in (own, mine):
+            made = components_from({"preemption": policy}).preemption(LIMITS.preemption_costs)
+            assert made.choose_victim([1, 2]) == 2 if policy is own else isinstance(made._inner, mine)
+
+
 @pytest.mark.parametrize("concept", CONCEPTS)
-def test_every_concept_is_a_field_of_parts(concept):
+def test_every_concept_is_a_field_of_components(concept):
     """Catches a concept that can be named and then does nothing."""
     assert hasattr(Components(), concept)
 
@@ -87,7 +96,7 @@ def test_every_concept_is_a_field_of_parts(concept):
     ],
 )
 def test_a_use_option_that_cannot_be_read_is_told(values, message):
-    """Catches a typo that silently runs the project's own part."""
+    """Catches a typo that silently runs the project's own class."""
     with pytest.raises(OverrideError, match=message):
         parse_use(values)
 
@@ -121,7 +130,7 @@ def test_the_command_line_tells_a_breach_in_one_line(mine):
 def test_pytest_use_replaces_the_class_in_package_and_tests(mine):
     """Catches a test that still holds the project's class; here the first allocator test must fail."""
     ran = python(
-        *("-m", "pytest", "-p", "no:cacheprovider", "tests/concepts/test_parts.py"),
+        *("-m", "pytest", "-p", "no:cacheprovider", "tests/learn/test_overrides.py"),
         *("-k", "whoever_is_installed", "--use", f"allocator={mine}:Twice"),
     )
     assert "Twice is installed" in ran.stdout
@@ -133,15 +142,15 @@ def test_whoever_is_installed_hands_out_distinct_blocks():
     assert blocks == [0, 1], f"{BlockAllocator.__name__} is installed"
 
 
-def test_a_part_replaces_the_class_it_is_named_for_or_derives_from(mine):
-    """Catches Chunked's stand-in put in the place of OnDemand."""
+def test_an_override_replaces_the_class_it_is_named_for_or_derives_from(mine):
+    """Catches an override of Chunked put in the place of OnDemand."""
     from minipaged.memory import Chunked
 
     assert [original for original, _ in replacements([f"page_growth={mine}:Generous"])] == [Chunked]
 
 
-def test_parts_are_taken_out_again(mine):
-    """Catches a trial that leaves its part behind for the next one."""
+def test_overrides_are_taken_out_again(mine):
+    """Catches a trial that leaves its override behind for the next one."""
     import minipaged.memory.allocator as home
 
     before = home.BlockAllocator
@@ -150,9 +159,9 @@ def test_parts_are_taken_out_again(mine):
     assert home.BlockAllocator is BlockAllocator is before
 
 
-def test_trials_run_one_test_on_several_parts(tmp_path, mine):
+def test_trials_run_one_test_on_several_overrides(tmp_path, mine):
     """Catches results that belong to another trial, and a missing test that counts as passed."""
-    test = "tests/concepts/test_parts.py::test_whoever_is_installed_hands_out_distinct_blocks"
+    test = "tests/learn/test_overrides.py::test_whoever_is_installed_hands_out_distinct_blocks"
     trials = [
         {"name": "good", "use": [f"allocator={mine}:Mine"], "tests": [test, f"{test}_too"]},
         {"name": "bad", "use": [f"allocator={mine}:Twice"], "tests": [test]},
@@ -162,7 +171,7 @@ def test_trials_run_one_test_on_several_parts(tmp_path, mine):
     source, destination = tmp_path / "in.json", tmp_path / "out.json"
     source.write_text(json.dumps(trials))
     ran = python(
-        *("-m", "pytest", "-p", "no:cacheprovider", "tests/concepts/test_parts.py"),
+        *("-m", "pytest", "-p", "no:cacheprovider", "tests/learn/test_overrides.py"),
         *("--trials", str(source), "--trials-out", str(destination)),
     )
     assert destination.exists(), ran.stdout + ran.stderr

@@ -1,0 +1,133 @@
+"""The contracts of page growth, batch and preemption policies and decoding methods (paper, 4.3 to 4.5)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+from minipaged.learn.contracts.rules import Watcher, short
+from minipaged.learn.contracts.scheduler import check_plan, check_progress
+from minipaged.memory import KVManager
+from minipaged.scheduling import Branch, Decision, FCFSScheduler, PreemptionCosts, Request, Sample, StepPlan
+from minipaged.scheduling import Sequence as TokenSequence
+
+
+class PageGrowthContract(Watcher):
+    """How many blocks to ask for, made by `cls()`; see `minipaged.memory.PageGrowth`.
+
+    1. Both methods answer with at least one block count, the preferred first.
+    2. No count is below `needed` (a token would have no slot) or above `remaining` (it would never be used).
+    """
+
+    def at_admission(self, needed: int, remaining: int) -> tuple[int, ...]:
+        """Rules 1 and 2."""
+        return self._check("at_admission", needed, remaining)
+
+    def while_running(self, needed: int, remaining: int) -> tuple[int, ...]:
+        """Rules 1 and 2."""
+        return self._check("while_running", needed, remaining)
+
+    def _check(self, name: str, needed: int, remaining: int) -> tuple[int, ...]:
+        wishes = self._call(name, needed, remaining)
+        what = f"{name}(needed={needed}, remaining={remaining}) answered {wishes!r}"
+        counts = isinstance(wishes, tuple) and wishes and all(isinstance(wish, int) for wish in wishes)
+        self.require(bool(counts), f"{what}; give a tuple of at least one block count")
+        self.require(min(wishes) >= needed, f"{what}; a count below {needed} leaves tokens without a slot")
+        self.require(max(wishes) <= remaining, f"{what}; more than {remaining} blocks are never used")
+        return wishes
+
+
+class BatchContract(Watcher):
+    """In which order the phases of the scheduler fill a step, made by `cls()`; see `scheduling.BatchPolicy`.
+
+    1. At most `scheduler.max_num_batched_tokens` tokens are scheduled.
+    2. A sequence is scheduled once a step.
+    """
+
+    def fill(self, plan: StepPlan, scheduler: FCFSScheduler) -> None:
+        """Rules 1 and 2."""
+        self._call("fill", plan, scheduler)
+        check_plan(self.rules, plan, scheduler)
+        check_progress(self.rules, plan, scheduler)
+
+
+class PreemptionContract(Watcher):
+    """Who is preempted and how, made by `cls()` or `cls(costs)`; see `scheduling.PreemptionPolicy`.
+
+    1. The victim is one of the candidates.
+    2. The mode is "recompute" or "swap", with a reason; "swap" only if `kv.can_swap_out(victim.sequences)`.
+    """
+
+    def __init__(self, concept: str, make: Callable[..., Any], costs: PreemptionCosts) -> None:
+        super().__init__(concept, make_preemption, make, costs)
+
+    def choose_victim(self, candidates: SequenceOf[Request]) -> Request:
+        """Rule 1."""
+        victim = self._call("choose_victim", list(candidates))
+        names = short([request.request_id for request in candidates])
+        told = f"choose_victim chose {short(victim)}, which is none of the candidates {names}"
+        self.require(any(victim is candidate for candidate in candidates), told)
+        return victim
+
+    def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
+        """Rule 2."""
+        decision = self._call("choose_mode", victim, kv)
+        what = f"choose_mode({victim.request_id}) answered {short(decision)}"
+        is_pair = isinstance(decision, tuple) and len(decision) == 2 and isinstance(decision[1], str)
+        is_decision = is_pair and decision[0] in ("recompute", "swap")
+        self.require(is_decision, f'{what}; give Decision("recompute" or "swap", reason)')
+        told = f"{what}, but the host pool cannot take its blocks; ask kv.can_swap_out first"
+        self.require(decision[0] == "recompute" or kv.can_swap_out(victim.sequences), told)
+        return Decision(*decision)
+
+
+def make_preemption(policy: Callable[..., Any], costs: PreemptionCosts) -> Any:
+    """Make a preemption policy; the costs are for one that asks for them."""
+    return policy(costs) if inspect.signature(policy).parameters else policy()
+
+
+class DecodingContract(Watcher):
+    """How samples become branches, made by `cls(params, stop)`; see `scheduling.DecodingMethod`.
+
+    1. `num_sequences` is at least 1, and never more sequences are alive.
+    2. Every live sequence is asked for at least one candidate.
+    3. A branch continues a live sequence with one of the candidates of that very sequence.
+    4. `rank` returns some of the request's completions, each once.
+    """
+
+    def __init__(self, concept: str, make: Callable[..., Any], params: Any, stop: Any) -> None:
+        super().__init__(concept, make, params, stop)
+        self.require(self.num_sequences >= 1, f"num_sequences is {self.num_sequences}; at least 1")
+
+    def num_candidates(self, request: Request) -> int:
+        """Rule 2."""
+        count = self._call("num_candidates", request)
+        enough = isinstance(count, int) and count >= 1
+        self.require(enough, f"num_candidates answered {count!r}; at least 1")
+        return count
+
+    def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
+        """Rules 1 and 3."""
+        live = list(request.sequences)
+        branches = self._call("advance", request, samples)
+        for branch in branches:
+            what = f"advance({request.request_id}) continues {short(branch.parent)} with {branch.token_id}"
+            offered = [sample for sequence, sample in zip(live, samples) if sequence is branch.parent]
+            self.require(bool(offered), f"{what}, which is no live sequence of the request")
+            candidates = zip(offered[0].token_ids, offered[0].logprobs)
+            told = f"{what} (log-probability {branch.logprob:.4f}), which is none of its candidates"
+            self.require((branch.token_id, branch.logprob) in candidates, told)
+        alive, most = sum(branch.finish_reason is None for branch in branches), self.num_sequences
+        told = f"advance({request.request_id}) left {alive} sequences alive; num_sequences is {most}"
+        self.require(alive <= most, told)
+        return branches
+
+    def rank(self, request: Request) -> list[TokenSequence]:
+        """Rule 4."""
+        ranked = self._call("rank", request)
+        places = {i for s in ranked for i, done in enumerate(request.completions) if done is s}
+        told = f"rank({request.request_id}) returned {len(ranked)} sequences of which {len(places)} are"
+        self.require(len(places) == len(ranked), f"{told} completions of the request")
+        return ranked

@@ -1,0 +1,103 @@
+"""The contract of a scheduler, and what every plan must obey (paper, section 4.5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minipaged.learn.contracts.rules import Rules, short
+from minipaged.scheduling import FCFSScheduler, Request, RequestTooLongError, StepPlan, StepResult
+
+
+class SchedulerContract(FCFSScheduler):
+    """Queues, admission and order; a subclass of `FCFSScheduler`, mixed into by this class to be checked.
+
+    1. A plan computes at most `max_num_batched_tokens` tokens; a sequence is scheduled once, from where its
+       computed tokens end and no further than its tokens.
+    2. Only running requests are computed; all sequences of a request are sampled together.
+    3. Running requests reserve at most `max_num_seqs` sequences, and stand in order of arrival.
+    4. Nothing is admitted in a step that preempts, nor while something is swapped out.
+    5. While requests wait or run, a step computes, moves, preempts or ends something: no standstill.
+    """
+
+    def __init__(self, *args: Any, **kw: Any) -> None:
+        self.rules = Rules("scheduler")
+        super().__init__(*args, **kw)
+
+    def add(self, request: Request) -> None:
+        """The request is in the queue afterwards."""
+        self.rules.call(super().add, request, may_raise=(RequestTooLongError,))
+        told = f"add({request.request_id}) left the request out of the queue"
+        self.rules.require(request in self.waiting, told)
+
+    def schedule(self) -> StepPlan:
+        """Rules 1 to 5."""
+        unfinished, swapped = self.has_unfinished, bool(self.swapped)
+        plan = self.rules.call(super().schedule)
+        require = self.rules.require
+        check_plan(self.rules, plan, self)
+        if unfinished:
+            check_progress(self.rules, plan, self)
+        reserved = sum(request.method.num_sequences for request in self.running)
+        told = f"{reserved} sequences run in step {plan.step}; max_num_seqs is {self.max_num_seqs}"
+        require(reserved <= self.max_num_seqs, told)
+        arrivals = [request.arrival for request in self.running]
+        told = f"running requests stand in the order {short(arrivals)} of arrival"
+        require(arrivals == sorted(arrivals), told)
+        admitted = [event.request_id for event in plan.events if event.kind == "admitted"]
+        told = f"step {plan.step} preempts and admits {short(admitted)}; the blocks are for those who run"
+        require(not (admitted and plan.num_preempted), told)
+        told = f"step {plan.step} admits {short(admitted)} while a request is swapped out"
+        require(not (admitted and swapped and self.swapped), told)
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
+        """Every computed token is counted."""
+        ends = [(scheduled.sequence, scheduled.start + scheduled.num_tokens) for scheduled in plan.scheduled]
+        touched = self.rules.call(super().commit, plan, result)
+        for sequence, end in ends:
+            alive = any(sequence is live for live in sequence.request.sequences)
+            told = f"commit of step {plan.step} left {short(sequence)} where {end} tokens are computed"
+            self.rules.require(not alive or sequence.num_computed_tokens == end, told)
+        return touched
+
+
+def check_plan(rules: Rules, plan: StepPlan, scheduler: FCFSScheduler) -> None:
+    """What holds for every plan, whoever made it."""
+    step, budget = f"step {plan.step}", scheduler.max_num_batched_tokens
+    told = f"the plan of {step} has {plan.num_tokens} tokens; the budget is {budget}"
+    rules.require(plan.num_tokens <= budget, told)
+    seen: set[int] = set()
+    for sequence, start, num_tokens, _ in plan.scheduled:
+        name = f"sequence {sequence.request.request_id}/{sequence.index}"
+        rules.require(id(sequence) not in seen, f"{step} schedules {name} twice")
+        seen.add(id(sequence))
+        computed, total = sequence.num_computed_tokens, len(sequence.token_ids)
+        rules.require(
+            start == computed and 1 <= num_tokens <= total - start,
+            f"{step} computes tokens {start} to {start + num_tokens} of {name}, which has {computed} of "
+            f"{total} computed",
+        )
+        has_slots = start + num_tokens <= sequence.table.num_tokens
+        rules.require(has_slots, f"{step} computes tokens of {name} that have no slot")
+        runs = any(sequence.request is running for running in scheduler.running)
+        rules.require(runs, f"{step} computes {name}, whose request is not running")
+    sampled = [scheduled.sequence for scheduled in plan.scheduled if scheduled.num_candidates]
+    wanted = [sequence for request in plan.sampling for sequence in request.sequences]
+    rules.require(
+        len(sampled) == len(wanted) and all(a is b for a, b in zip(sampled, wanted)),
+        f"{step} samples {short(sampled)}; all sequences of a request are sampled together",
+    )
+
+
+def check_progress(rules: Rules, plan: StepPlan, scheduler: FCFSScheduler) -> None:
+    """A step with something to do does something."""
+    rules.require(
+        bool(plan.has_work or plan.num_preempted or plan.finished or not scheduler.has_unfinished),
+        f"step {plan.step} does nothing, though {len(scheduler.running)} requests run, "
+        f"{len(scheduler.swapped)} are swapped out and {len(scheduler.waiting)} wait",
+    )
+
+
+def watch_scheduler(_: str, override: type[FCFSScheduler]) -> type[FCFSScheduler]:
+    """The class with the checks of the contract before its own methods."""
+    return type(override.__name__, (SchedulerContract, override), {})
