@@ -39,7 +39,7 @@ def listed_functions(heading: str) -> list[tuple[str, str]]:
 def traced(watch: Callable[[FrameType, str, Any], bool], **options) -> list[tuple[str, str]]:
     """The project's functions of a run for which `watch(frame, event, result)` holds, each once."""
     seen = {}
-    here = str(ROOT)
+    here = tuple(str(ROOT / folder) for folder in ("minipaged", "kernels"))
 
     def profile(frame, event, result):
         code = frame.f_code
