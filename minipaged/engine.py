@@ -56,8 +56,10 @@ class Engine:
         self.clock = clock
         self.metrics = Metrics()
         self.stats_logger = None if config.disable_log_stats else StatsLogger()
-        self.on_planned: list[Callable[[StepPlan], None]] = [self._observe_plan]
-        self.on_committed: list[Callable[[StepPlan, StepResult, list[Request]], None]] = [self._observe_step]
+        self.on_planned: list[Callable[[StepPlan], None]] = [
+            lambda plan: self.metrics.observe_plan(plan, self.scheduler)
+        ]
+        self.on_committed: list[Callable[[StepPlan, StepResult, list[Request]], None]] = [self._observe]
         self._requests: dict[str, Request] = {}
 
     # -- requests -------------------------------------------------------------------------------
@@ -80,7 +82,7 @@ class Engine:
             arrival_time: seconds on the engine's clock; default now.
 
         Raises:
-            RequestError, ParamsError, RequestTooLongError: all are ValueErrors with one clear line.
+            RequestError, ParamsError, RequestTooLongError: ValueErrors with one clear line.
         """
         if request_id in self._requests:
             raise RequestError(f"request_id {request_id!r} is in use; give each request its own")
@@ -159,10 +161,7 @@ class Engine:
         if request.is_finished:
             self._requests.pop(request.request_id, None)
 
-    def _observe_plan(self, plan: StepPlan) -> None:
-        self.metrics.observe_plan(plan, self.scheduler)
-
-    def _observe_step(self, plan: StepPlan, result: StepResult, touched: list[Request]) -> None:
+    def _observe(self, plan: StepPlan, result: StepResult, touched: list[Request]) -> None:
         now = self.clock()
         self.metrics.observe(plan, self.scheduler, touched, now)
         if self.stats_logger is not None:

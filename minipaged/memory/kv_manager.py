@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from minipaged.memory.allocator import BlockAllocator, BlockPool
 from minipaged.memory.block_table import BlockCopy, BlockTable
@@ -18,41 +19,25 @@ from minipaged.memory.prefix_hits import Admission, KVSequence, find_hits
 from minipaged.memory.swap_space import SwapSpace
 
 
+@dataclass(eq=False, repr=False)
 class KVManager:
-    """Block accounting for all sequences.
+    """Block accounting for all sequences."""
 
-    Args:
-        allocator: the device pool.
-        block_size: tokens per block.
-        growth: how many blocks to ask for.
-        prefix_cache: over `allocator`; None: prefixes are not cached.
-        swap_space: host blocks; None: nothing is swapped.
-        watermark: share of the pool that admission leaves free while others run (growth may use it).
-        block_table: makes the tables.
-    """
+    allocator: BlockAllocator  # the device pool
+    block_size: int
+    growth: PageGrowth
+    prefix_cache: PrefixCache | None = None  # over `allocator`
+    swap_space: SwapSpace | None = None
+    watermark: float = 0.01  # share of the pool that admission (not growth) leaves free while others run
+    block_table: Callable[[BlockPool, int], BlockTable] = BlockTable
 
-    def __init__(
-        self,
-        allocator: BlockAllocator,
-        block_size: int,
-        growth: PageGrowth,
-        prefix_cache: PrefixCache | None = None,
-        swap_space: SwapSpace | None = None,
-        watermark: float = 0.01,
-        block_table: Callable[[BlockPool, int], BlockTable] = BlockTable,
-    ) -> None:
-        self.allocator = allocator
-        self.block_size = block_size
-        self.growth = growth
-        self.prefix_cache = prefix_cache
-        self.swap_space = swap_space
-        self.pool: BlockPool = allocator if prefix_cache is None else prefix_cache
-        self.num_watermark_blocks = int(watermark * allocator.num_blocks)
-        self._block_table = block_table
+    def __post_init__(self) -> None:
+        self.pool: BlockPool = self.allocator if self.prefix_cache is None else self.prefix_cache
+        self.num_watermark_blocks = int(self.watermark * self.allocator.num_blocks)
 
     def new_table(self) -> BlockTable:
         """An empty block table over the device pool."""
-        return self._block_table(self.pool, self.block_size)
+        return self.block_table(self.pool, self.block_size)
 
     @property
     def num_free(self) -> int:
@@ -226,11 +211,10 @@ class KVManager:
 
     def can_swap_out(self, sequences: Sequence[KVSequence]) -> bool:
         """Whether the group can move to the host: there is room, and it is not half recomputed."""
-        if self.swap_space is None:
-            return False
         # While a group is recomputed, a sequence counts blocks as computed that it shares with an earlier
         # one and that this one has not filled yet; such a state cannot be cut off and moved.
-        if len(sequences) > 1 and any(len(s.token_ids) - s.num_computed_tokens > 1 for s in sequences):
+        halfway = any(len(s.token_ids) - s.num_computed_tokens > 1 for s in sequences)
+        if self.swap_space is None or (halfway and len(sequences) > 1):
             return False
         return len(self.computed_blocks(sequences)) <= self.swap_space.allocator.num_free
 

@@ -145,13 +145,14 @@ class PrefixCache:
             The entry that stands for this content.
         """
         entry = CachedBlock(chain_hash, tokens.tobytes(), parent)
-        holder = self._block_of.setdefault(chain_hash, block)
-        known = self._cached[holder]
-        if known is None:
+        holder = self._block_of.get(chain_hash)
+        known = None if holder is None else self._cached[holder]
+        if known is not None and known.tokens == entry.tokens and known.parent == parent:
+            return known
+        if known is None and self._cached[block] is None:
+            self._block_of[chain_hash] = block
             self._cached[block] = entry
             self._pending.add(block)
-        elif known.tokens == entry.tokens and known.parent == parent:
-            return known
         return entry
 
     def entry_of(self, block: int) -> CachedBlock | None:

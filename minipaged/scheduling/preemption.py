@@ -99,8 +99,7 @@ class Auto(Swap):
         decision = super().choose_mode(victim, kv)
         if decision.mode == "recompute":
             return decision
-        computed = [kv.num_blocks_of(s.num_computed_tokens) for s in victim.sequences]
-        blocks = {b for s, n in zip(victim.sequences, computed) for b in s.table.blocks[:n]}
+        blocks = kv.computed_blocks(victim.sequences)
         # A shared block is moved once, and computed once.
         num_tokens = min(sum(s.num_computed_tokens for s in victim.sequences), len(blocks) * kv.block_size)
         per_block = self.costs.seconds_per_transfer + self.costs.seconds_per_block

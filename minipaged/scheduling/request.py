@@ -1,8 +1,8 @@
 """A request and its sequences (the paper's "sequence group", section 4.5).
 
-One idea carries prefill, chunked prefill, decode, recompute and prefix hits: a sequence has `num_tokens` and
-`num_computed_tokens`, and a step computes some of the others. One uncomputed token is a decode, more are a
-prefill; recomputation after preemption is a prefill of prompt + generated tokens.
+One idea carries prefill, chunked prefill, decode, recompute and prefix hits: of its `num_tokens` a sequence
+has `num_computed_tokens`, and a step computes some of the others. One uncomputed token is a decode, more are
+a prefill; recomputation after preemption is a prefill of prompt + generated tokens.
 
 A request starts with one sequence, the prompt. Its decoding method turns the samples of a step into branches;
 the scheduler turns branches into `fork`, `append` and `free`.
@@ -36,12 +36,8 @@ class Sample(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """Continue `parent` with one token: what a decoding method answers.
-
-    The first live branch of a parent appends in place, further ones fork; a parent without a branch is freed.
-    A branch with a `finish_reason` is a finished completion and needs no blocks any more. `sample_index`
-    renumbers it (sample 2 of 4); None keeps the parent's.
-    """
+    """Continue `parent` with one token: what a decoding method answers. With a `finish_reason` it is a
+    finished completion. `sample_index` renumbers it (sample 2 of 4); None keeps the parent's."""
 
     parent: Sequence
     token_id: int

@@ -1,16 +1,13 @@
 """Iteration-level scheduling, first come, first served (paper, section 4.5).
 
-        add                  admit                        commit
-    user ----> waiting -------------------> running -----------------> finished
-                 ^  ^                        |   ^
-                 |  +------ recompute -------+   |           one step = schedule, execute, commit
-                 |       (to the front)      v   |                      or: schedule, execute, roll back
-              roll back                     swapped
+    add ----> waiting ---- admit ---> running ---- commit ---> finished
+                ^                      |   ^
+                +-- recompute ---------+   |         one step: schedule, execute, then commit or roll back
+                    (roll back, too)   +-> swapped
 
 The earliest arrived is served first; the latest is the first to be preempted. The first waiting request that
 does not fit stops the admission, and while anything is swapped out nothing new is admitted. A batch policy
-says in which order four phases fill a step, a preemption policy who is preempted and how. All decisions are
-by counts: no tensors, no text, no clock.
+says in which order four phases fill a step, a preemption policy who is preempted and how.
 """
 
 from __future__ import annotations
@@ -224,16 +221,14 @@ class FCFSScheduler:
         left = budget
         admitted = False
         while self.swapped and left and not plan.num_preempted:
-            if self.waiting and self.waiting[0].arrival < self.swapped[0].arrival:
-                # It was preempted after that one, but the host had no room for it: it is not new.
-                used = self.admit_first(plan, left)
-                admitted = True
-            elif admitted:
+            # A waiting request that arrived earlier is not new: when it was preempted, the host had no room.
+            is_waiting = bool(self.waiting) and self.waiting[0].arrival < self.swapped[0].arrival
+            if admitted and not is_waiting:
                 # Admission may copy from a cached block that nobody holds. A swap-in of the same step would
                 # run before the copy, perhaps into that very block.
                 break
-            else:
-                used = self.swap_in_first(plan, left)
+            used = self.admit_first(plan, left) if is_waiting else self.swap_in_first(plan, left)
+            admitted |= is_waiting
             if not used:
                 break
             left -= used
@@ -291,9 +286,7 @@ class FCFSScheduler:
             return 0
         admission = self.kv.can_admit(request.sequences, others_run=bool(self.running))
         if not admission.fits:
-            if not self.running:
-                # All blocks are free and still it does not fit: it grew, was preempted, and now needs more
-                # than the pool has.
+            if not self.running:  # all blocks are free: it grew, was preempted, now needs more than the pool
                 self.end_outgrown(plan, request)
             return 0
         if whole and admission.num_charged_tokens > left and plan.scheduled:
