@@ -53,11 +53,8 @@ class Rules:
                 raise  # raised by this very call: wrong arguments, the caller's fault
             frame = inspect.getinnerframes(error.__traceback__)[-1]  # type: ignore[arg-type]
             where = f"{frame.filename.rpartition('/')[2]}, line {frame.lineno}"
-            what = (
-                args[1]
-                if function is getattr
-                else call_text(getattr(function, "__name__", str(function)), args)
-            )
+            name = getattr(function, "__name__", str(function))
+            what = args[1] if function is getattr else call_text(name, args)
             self.fail(f"{what} raised {type(error).__name__}: {error} ({where})", cause=error)
 
 
