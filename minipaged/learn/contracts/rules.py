@@ -37,11 +37,7 @@ class Rules:
     def call(
         self, function: Callable[..., Any], *args: Any, may_raise: tuple[type[Exception], ...] = (), **kw: Any
     ) -> Any:
-        """Call the override; an exception that the contract does not allow is a breach.
-
-        Raises:
-            NotImplementedError: the override is a stub, and says so itself.
-        """
+        """Call the override; an exception that the contract does not allow is a breach, a stub excepted."""
         if self._breach is not None:
             raise self._breach
         try:
