@@ -244,6 +244,29 @@ def _copy_of(table):
     return child
 
 
+def test_a_table_whose_answers_are_wrong_is_told():
+    """Catches a count that is off, and blocks that are lost on the way to another pool."""
+    table = table_with(filled=lambda self, logical: 4, capacity=property(lambda self: 0))
+    table.append(6)
+    with pytest.raises(ContractError, match=r"filled\(1\) is 4; 6 tokens in blocks \[0, 1\] of 4 make 2"):
+        table.filled(1)
+    table = table_with(capacity=property(lambda self: 0))
+    table.append(6)
+    with pytest.raises(ContractError, match=r"capacity is 0; 6 tokens in blocks \[0, 1\] of 4 make 8"):
+        table.capacity  # noqa: B018
+
+    def forgets_its_tokens(self, pool, blocks):
+        self.free()
+        self.pool, self.blocks = pool, blocks
+
+    table, host = table_with(move_to=forgets_its_tokens), BlockAllocator(2)
+    table.append(6)
+    with pytest.raises(
+        ContractError, match=r"move_to\(pool, \[0, 1\]\) left 0 tokens in blocks \[0, 1\], not 6"
+    ):
+        table.move_to(host, host.allocate(2))
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -315,6 +338,18 @@ def test_a_cache_that_finds_evicted_blocks_is_told():
     cache.allocate(4)
     with pytest.raises(ContractError, match="is not registered"):
         cache.match(hashes, tokens(1, 2, 3, 4))
+
+
+def test_a_cache_whose_entries_forget_their_parents_is_told():
+    """Catches an entry without a parent: blocks whose hashes collide would be mistaken for each other."""
+
+    def without_parent(self, block, chain_hash, tokens, parent=""):
+        return PrefixCache.register(self, block, chain_hash, tokens)
+
+    with pytest.raises(
+        ContractError, match=r"register\(1\) returned .*; give the CachedBlock of its hash, tok"
+    ):
+        registered(cache_with(register=without_parent), 1, 2, 3, 4)
 
 
 def test_a_cache_that_keeps_what_a_failed_step_registered_is_told():

@@ -44,10 +44,11 @@ class BeamSearch(GivenBeamSearch):
     """Beam search with the semantics of transformers' `generate(num_beams=W)`.
 
     Given: self.params (beam_width, length_penalty, early_stopping, num_return_sequences), self.stop
-    (`check`, `end_ids`), self.num_candidates(request), and the bookkeeping of finished hypotheses:
-    self._enters(total, num_generated_tokens) says whether one is among the W best, and remembers it;
-    self._is_done(request, best_total, num_generated_tokens) whether the live beams may stop.
-    Both count the new token: total with its log-probability, and one token more than the sequence has.
+    (`check`, `end_ids`), self.num_candidates(request), and what finished hypotheses need:
+    self.best_scores(request) is a list of the W best scores so far; self.enters(best_scores, score) says
+    whether a new one is among them, and adds it; self.is_done(request, best_scores, best_total,
+    num_generated_tokens) whether the live beams may stop. All count the new token: totals and scores with
+    its log-probability, and one generated token more than the sequences have.
     """
 
     # -- task 2 ---------------------------------------------------------------------------------
@@ -68,8 +69,8 @@ class BeamSearch(GivenBeamSearch):
         1. All candidates of all beams in one list, by cumulative log-probability (equals: the better
            beam, which is the earlier sequence, then the smaller token); the best
            `self.num_candidates(request)` of the whole list count, -inf never.
-        2. One that ends is a hypothesis only if it is among the first W and `self._enters`.
-        3. The first W that do not end go on, unless `self._is_done` (asked about the best of them, if there
+        2. One that ends is a hypothesis only if it is among the first W and its score `self.enters`.
+        3. The first W that do not end go on, unless `self.is_done` (asked about the best of them, if there
            is one): then only the hypotheses are returned.
         """
         raise NotImplementedError("Lesson 9, task 3: the best W of all beams' candidates go on")

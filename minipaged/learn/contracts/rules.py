@@ -37,11 +37,7 @@ class Rules:
     def call(
         self, function: Callable[..., Any], *args: Any, may_raise: tuple[type[Exception], ...] = (), **kw: Any
     ) -> Any:
-        """Call the override; an exception that the contract does not allow is a breach.
-
-        Raises:
-            NotImplementedError: the override is a stub, and says so itself.
-        """
+        """Call the override; an exception that the contract does not allow is a breach, a stub excepted."""
         if self._breach is not None:
             raise self._breach
         try:
@@ -53,11 +49,8 @@ class Rules:
                 raise  # raised by this very call: wrong arguments, the caller's fault
             frame = inspect.getinnerframes(error.__traceback__)[-1]  # type: ignore[arg-type]
             where = f"{frame.filename.rpartition('/')[2]}, line {frame.lineno}"
-            what = (
-                args[1]
-                if function is getattr
-                else call_text(getattr(function, "__name__", str(function)), args)
-            )
+            name = getattr(function, "__name__", str(function))
+            what = args[1] if function is getattr else call_text(name, args)
             self.fail(f"{what} raised {type(error).__name__}: {error} ({where})", cause=error)
 
 
