@@ -89,7 +89,7 @@ def test_release_tells_the_last_holder():
     assert [pool.release(block), pool.release(block)] == [False, True]
 
 
-def test_an_idle_block_is_neither_free_nor_used():
+def test_an_evictable_block_is_neither_free_nor_used():
     """Catches cached content that the next allocation overwrites although nobody evicted it."""
     pool = BlockAllocator(2)
     (block,) = pool.allocate()
@@ -98,7 +98,7 @@ def test_an_idle_block_is_neither_free_nor_used():
     assert pool.allocate() != [block]
 
 
-def test_an_idle_block_can_be_shared_or_reclaimed():
+def test_an_evictable_block_can_be_shared_or_reclaimed():
     """Catches a prefix hit on a block without holders that raises, or an eviction that loses it."""
     pool = BlockAllocator(1)
     (block,) = pool.allocate()
@@ -111,7 +111,7 @@ def test_an_idle_block_can_be_shared_or_reclaimed():
 
 
 @pytest.mark.parametrize("state", ["used", "free"])
-def test_only_an_idle_block_can_be_reclaimed(state):
+def test_only_an_evictable_block_can_be_reclaimed(state):
     """Catches a block that is on the free list while held, or there twice."""
     pool = BlockAllocator(2)
     (block,) = pool.allocate()

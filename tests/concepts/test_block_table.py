@@ -257,7 +257,7 @@ def test_blocks_to_append_is_what_append_takes():
                     assert held is None or pool.ref_count(held.blocks[0]) >= 1
 
 
-def test_spare_blocks_are_filled_before_any_is_taken():
+def test_preallocated_blocks_are_filled_before_any_is_taken():
     """Catches a reservation that is held and not used."""
     pool = FigurePool(*range(9))
     table = table_of(pool, 3)
@@ -267,7 +267,7 @@ def test_spare_blocks_are_filled_before_any_is_taken():
     assert table.blocks == [0, 1, 2]
 
 
-def test_spare_blocks_stay_with_the_parent_of_a_fork():
+def test_preallocated_blocks_stay_with_the_parent_of_a_fork():
     """Catches two sequences that would fill the same empty block."""
     pool = FigurePool(*range(9))
     table = table_of(pool, 3)

@@ -54,7 +54,7 @@ def test_max_num_seqs_bounds_the_sequences_that_hold_blocks(policy, max_num_seqs
 
 
 @pytest.mark.parametrize("method", [samples(3), beams(3)])
-def test_a_group_takes_as_many_seats_as_it_will_have_sequences(method):
+def test_a_group_reserves_as_many_sequences_as_it_will_have(method):
     """Catches a seat for the prompt that becomes three after the first step."""
     engine = ToyEngine(toy_scheduler(max_num_seqs=4))
     engine.add(range(3), 4, method)
@@ -65,7 +65,7 @@ def test_a_group_takes_as_many_seats_as_it_will_have_sequences(method):
     assert engine.run() == [alone(range(3), 4, r.method) for r in engine.requests]
 
 
-def test_seats_come_free_when_a_request_ends():
+def test_reserved_sequences_come_free_when_a_request_ends():
     """Catches seats that leak with groups, aborts or preemption until nobody is admitted."""
     engine = ToyEngine(toy_scheduler(max_num_seqs=3))
     for i in range(9):

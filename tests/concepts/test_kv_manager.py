@@ -180,7 +180,7 @@ def test_more_blocks_than_there_are_raise():
     kv.check_invariants([sequence])
 
 
-def test_spare_blocks_can_be_given_back():
+def test_preallocated_blocks_can_be_given_back():
     """Catches a lone request that is cut while it holds blocks without a token."""
     kv = manager(growth=Reserve())
     ((sequence,),) = admit(kv, [kv_sequence(kv, range(3), max_num_tokens=16)])

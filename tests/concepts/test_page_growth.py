@@ -120,7 +120,7 @@ def test_waste_is_below_a_block_a_sequence_under_on_demand_growth():
 
 
 @pytest.mark.parametrize("policy", [Chunked(8), Reserve()])
-def test_a_lone_group_uses_its_own_spare_blocks_before_it_is_cut(policy):
+def test_a_lone_group_uses_its_own_preallocated_blocks_before_it_is_cut(policy):
     """Catches a request that ends with `length` while its first sample holds blocks that none uses."""
 
     def cut(growth):

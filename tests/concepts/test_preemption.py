@@ -38,7 +38,7 @@ def expected(engine, max_tokens):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_latest_arrived_gives_way(mode):
+def test_the_latest_arrived_is_preempted(mode):
     """Catches a victim that was there first."""
     engine = engine_of(12, mode)
     for i in range(3):
@@ -49,7 +49,7 @@ def test_the_latest_arrived_gives_way(mode):
     assert "r0" not in victims
 
 
-def test_the_latest_gives_way_even_to_keep_itself_from_running():
+def test_the_latest_is_preempted_even_to_keep_itself_from_running():
     """Catches a late request that takes an earlier one's blocks when it needs one itself."""
     engine = engine_of(7)
     engine.add(range(4), 4)
@@ -61,7 +61,7 @@ def test_the_latest_gives_way_even_to_keep_itself_from_running():
     assert engine.run() == expected(engine, 4)
 
 
-def test_nobody_gives_way_while_there_are_blocks():
+def test_nobody_is_preempted_while_there_are_blocks():
     """Catches preemption one block too early: the last block of the pool is used."""
     engine = engine_of(8)
     engine.add(range(5), 4)
@@ -72,7 +72,7 @@ def test_nobody_gives_way_while_there_are_blocks():
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", [samples(3), beams(3)])
-def test_the_sequences_of_a_request_give_way_and_come_back_together(mode, method):
+def test_the_sequences_of_a_request_are_preempted_and_come_back_together(mode, method):
     """Catches a group of which some samples run and others wait."""
     engine = engine_of(16, mode)
     engine.add(range(8), 16)

@@ -52,7 +52,7 @@ def test_a_request_counts_the_uncomputed_tokens_of_all_its_sequences():
     assert request.num_uncomputed_tokens == 6
 
 
-def test_every_step_closes_the_gap():
+def test_every_step_computes_what_is_uncomputed():
     """Catches a request that is scheduled and does not move: prompt in chunks of 4, 4 and 2, then decodes."""
     engine = ToyEngine(toy_scheduler(budget=4))
     request = engine.add(range(10), 3)
@@ -84,7 +84,7 @@ def test_a_prompt_larger_than_the_pool_is_refused_with_the_numbers():
     assert not engine.scheduler.has_unfinished
 
 
-def test_more_sequences_than_seats_are_refused_with_the_numbers():
+def test_more_sequences_than_max_num_seqs_are_refused_with_the_numbers():
     """Catches a group that can never be admitted and blocks the queue."""
     engine = ToyEngine(toy_scheduler(max_num_seqs=3))
     with pytest.raises(ValueError, match=r"4 sequences at once.*max_num_seqs 3"):

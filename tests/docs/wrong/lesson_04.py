@@ -73,7 +73,7 @@ class DecodesOneRequest(FCFSScheduler):
 class NeverMakesRoom(FCFSScheduler):
     """Takes blocks without asking whether there are any."""
 
-    caught_by = "test_the_latest_arrived_gives_way"
+    caught_by = "test_the_latest_arrived_is_preempted"
 
     def make_room(self, plan, request, needed, position):
         return True

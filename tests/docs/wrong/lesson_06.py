@@ -6,7 +6,7 @@ from minipaged.scheduling import Auto, Decision, Recompute, Swap
 class FirstComeFirstPreempted(Recompute):
     """The earliest request is preempted, again and again, and never ends."""
 
-    caught_by = "test_the_latest_arrived_gives_way"
+    caught_by = "test_the_latest_arrived_is_preempted"
 
     def choose_victim(self, candidates):
         return candidates[0]
