@@ -2,7 +2,7 @@
 
     add_request -> scheduler.schedule() -> executor.execute(plan) -> scheduler.commit(plan, result)
 
-It validates what comes in. It knows no tensor; what it knows of the model are the numbers of the `Executor`.
+It validates what comes in; of the model it knows the numbers of the `Executor`.
 """
 
 from __future__ import annotations

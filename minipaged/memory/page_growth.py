@@ -6,7 +6,7 @@ pool may run dry, which preemption then handles (text-generation-inference's "re
 dynamically" killed the request instead).
 
 A policy answers with block counts to try, the preferred first; when the last cannot be had, the
-request waits (admission) or somebody is preempted (growth). It knows neither the pool nor the request.
+request waits (admission) or somebody is preempted (growth).
 """
 
 from __future__ import annotations

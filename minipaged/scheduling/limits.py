@@ -1,4 +1,4 @@
-"""What can never run is refused with the numbers; what had to give way is told in the log.
+"""What can never run is refused with the numbers; preemptions are told in the log.
 
 The warnings name the settings to change, as the tuning guide of vLLM does ("Optimization and tuning").
 """

@@ -1,4 +1,4 @@
-"""Who gives way when the blocks run out, and how it comes back (paper, section 4.5).
+"""Who is preempted when the blocks run out, and how it comes back (paper, section 4.5).
 
 Which request: the latest arrived, so that the earliest are served first. How much: all its sequences,
 all their blocks (a sequence without one of its blocks cannot run at all). How it comes back:
@@ -6,7 +6,7 @@ all their blocks (a sequence without one of its blocks cannot run at all). How i
 * **recompute**: the blocks are freed; prompt and generated tokens become one new prompt;
 * **swap**: the blocks move to host memory and back, if the host has room.
 
-A policy decides; the scheduler acts. It knows counts and rates, no clock and no tensors.
+A policy decides; the scheduler acts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PreemptionPolicy(Protocol):
 
 
 class Recompute:
-    """The latest arrived gives way and is computed again."""
+    """The latest arrived is preempted and computed again."""
 
     def choose_victim(self, candidates: Sequence[Request]) -> Request:
         """The latest arrived."""
@@ -56,7 +56,7 @@ class Recompute:
 
 
 class Swap(Recompute):
-    """The latest arrived gives way and keeps its blocks on the host, room permitting."""
+    """The latest arrived is preempted; its blocks move to the host, room permitting."""
 
     def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
         """Swap, or recompute when the host pool is missing or too full, or the group half recomputed."""

@@ -1,4 +1,4 @@
-"""First come, first served: order, seats, watermark (paper, section 4.5)."""
+"""First come, first served: order, reserved sequences, watermark (paper, section 4.5)."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_max_num_seqs_bounds_the_sequences_that_hold_blocks(policy, max_num_seqs
 
 @pytest.mark.parametrize("method", [samples(3), beams(3)])
 def test_a_group_reserves_as_many_sequences_as_it_will_have(method):
-    """Catches a seat for the prompt that becomes three after the first step."""
+    """Catches one reserved sequence for the prompt that becomes three after the first step."""
     engine = ToyEngine(toy_scheduler(max_num_seqs=4))
     engine.add(range(3), 4, method)
     engine.add(range(3), 4, samples(2))
@@ -66,7 +66,7 @@ def test_a_group_reserves_as_many_sequences_as_it_will_have(method):
 
 
 def test_reserved_sequences_come_free_when_a_request_ends():
-    """Catches seats that leak with groups, aborts or preemption until nobody is admitted."""
+    """Catches reserved sequences that leak with groups, aborts or preemption until nobody is admitted."""
     engine = ToyEngine(toy_scheduler(max_num_seqs=3))
     for i in range(9):
         engine.add([i], 3, samples(1 + i % 3))

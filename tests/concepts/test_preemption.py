@@ -1,4 +1,4 @@
-"""Preemption: who gives way when the blocks run out, and how it comes back (paper, section 4.5)."""
+"""Preemption: who is preempted when the blocks run out, and how it comes back (paper, section 4.5)."""
 
 import logging
 import re
