@@ -17,6 +17,7 @@ from minipaged.decoding.detokenizer import Detokenizer
 from minipaged.decoding.params import DecodingParams
 from minipaged.decoding.stopping import StopChecker, TextRules
 from minipaged.execution.executor import Executor
+from minipaged.interrupts import DeferredInterrupts
 from minipaged.metrics import Metrics, StatsLogger
 from minipaged.outputs import RequestOutput, make_output
 from minipaged.prompts import RequestError, check_token_ids
@@ -61,6 +62,7 @@ class Engine:
         ]
         self.on_committed: list[Callable[[StepPlan, StepResult, list[Request]], None]] = [self._observe]
         self._requests: dict[str, Request] = {}
+        self._uninterrupted = DeferredInterrupts()
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -117,10 +119,11 @@ class Engine:
         """End a request now; unknown and finished ones are ignored."""
         request = self._requests.get(request_id)
         if request is not None:
-            self.scheduler.abort(request)
-            if request.is_finished:  # (in a step in flight it is ended, and counted, by the commit)
-                self.metrics.forget(request, self.clock())
-            self._forget(request)
+            with self._uninterrupted:
+                self.scheduler.abort(request)
+                if request.is_finished:  # (in a step in flight it is ended, and counted, by the commit)
+                    self.metrics.forget(request, self.clock())
+                self._forget(request)
 
     @property
     def has_unfinished(self) -> bool:
@@ -136,25 +139,32 @@ class Engine:
             Requests that got tokens or ended.
 
         Raises:
-            Exception: whatever the executor or a decoding method raised. The step is rolled back first:
-                its requests are in the queue again, and stepping on recomputes them.
+            Exception: whatever was raised inside. The step is rolled back first: its requests are in the queue
+                again, and stepping on recomputes them. (Those of a commit that failed half way end with
+                finish reason "error" instead.)
+            KeyboardInterrupt: after planning, while executing, or after the commit; never half way.
         """
-        plan = self.scheduler.schedule()
         try:
+            with self._uninterrupted:
+                plan = self.scheduler.schedule()
             for planned in self.on_planned:
                 planned(plan)
             result = self.executor.execute(plan) if plan.has_work else StepResult([])
-            touched = self.scheduler.commit(plan, result)
+            with self._uninterrupted:
+                touched = self.scheduler.commit(plan, result)
+                for request_id, entries in (result.prompt_logprobs or {}).items():
+                    self._requests[request_id].prompt_logprobs.update(entries)
+                for request in touched:
+                    self._forget(request)
+                for committed in self.on_committed:
+                    committed(plan, result, touched)
         except BaseException:
-            for request in self.scheduler.roll_back(plan):
-                self._forget(request)
+            with self._uninterrupted:
+                if self.scheduler.in_flight is not None:
+                    self.scheduler.roll_back(self.scheduler.in_flight)
+                for request in list(self._requests.values()):
+                    self._forget(request)
             raise
-        for request_id, entries in (result.prompt_logprobs or {}).items():
-            self._requests[request_id].prompt_logprobs.update(entries)
-        for committed in self.on_committed:
-            committed(plan, result, touched)
-        for request in touched:
-            self._forget(request)
         return touched
 
     def _forget(self, request: Request) -> None:

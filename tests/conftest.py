@@ -25,6 +25,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fuzz-steps", type=int, default=3000, help="Random engine steps in tests/engine/test_fuzz.py."
     )
+    parser.addoption(
+        "--interrupts", type=int, default=200, help="SIGINTs to send in tests/engine/test_survives.py."
+    )
     parser.addoption("--fuzz-seed", type=int, default=0, help="Seed of the first random scenario.")
     parser.addoption(
         "--use",
@@ -84,3 +87,9 @@ def fuzz_steps(pytestconfig: pytest.Config) -> int:
 def fuzz_seed(pytestconfig: pytest.Config) -> int:
     """The seed of the first scenario; the next one has the next seed."""
     return pytestconfig.getoption("--fuzz-seed")
+
+
+@pytest.fixture
+def interrupts(pytestconfig: pytest.Config) -> int:
+    """How many SIGINTs to send at least."""
+    return pytestconfig.getoption("--interrupts")

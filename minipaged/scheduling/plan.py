@@ -45,7 +45,7 @@ class StepPlan:
     swap_out: list[BlockCopy] = field(default_factory=list)  # (device block, host block)
     swap_in: list[BlockCopy] = field(default_factory=list)  # (host block, device block)
     copies: list[BlockCopy] = field(default_factory=list)  # copy-on-write, (device block, device block)
-    moved: list[Request] = field(default_factory=list)  # admitted, resumed or swapped out
+    moved: list[Request] = field(default_factory=list)  # whose blocks change
     finished: list[Request] = field(default_factory=list)  # ended while planning: outgrew the pool
     events: list[Event] = field(default_factory=list)  # what was decided, and why
     num_preempted: int = 0  # nobody is admitted or resumed in a step that preempts
@@ -54,6 +54,11 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens computed."""
         return sum(scheduled.num_tokens for scheduled in self.scheduled)
+
+    @property
+    def touched(self) -> list[Request]:
+        """Requests that the step moves or computes."""
+        return list(dict.fromkeys((*self.moved, *(s.sequence.request for s in self.scheduled))))
 
     @property
     def has_work(self) -> bool:

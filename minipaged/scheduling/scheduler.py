@@ -72,10 +72,10 @@ class FCFSScheduler:
         self._finish(request)
 
     def _finish(self, request: Request) -> None:
-        self.kv.free(request.sequences)
         request.completions += request.sequences
-        request.sequences = []
+        ended, request.sequences = request.sequences, []
         request.state = RequestState.FINISHED
+        self.kv.free(ended)
 
     def _leave_queue(self, request: Request) -> None:
         queues = {"waiting": self.waiting, "running": self.running, "swapped": self.swapped}
@@ -103,15 +103,11 @@ class FCFSScheduler:
     # -- one step -------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan:
-        """Decide what the next step computes and moves. `commit` or `roll_back` must follow."""
+        """Decide what the next step computes and moves. `commit` or `roll_back` must follow, also if it raises."""
         assert self.in_flight is None, "commit or roll back the last plan first"
         self.in_flight = plan = StepPlan(self.num_steps)
         self.num_steps += 1
-        try:
-            self.policy.fill(plan, self)
-        except BaseException:
-            self.roll_back(plan)
-            raise
+        self.policy.fill(plan, self)
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
@@ -124,13 +120,20 @@ class FCFSScheduler:
             decisions.append((request, request.method.advance(request, samples)))
             row += len(request.sequences)
         self.in_flight = None
-        self.kv.commit_registered()
-        for sequence, start, num_tokens, _ in plan.scheduled:
-            sequence.num_computed_tokens = start + num_tokens
-        for request, branches in decisions:
-            self.num_generated_tokens += len(branches)
-            self.apply_branches(request, branches)
-        self.running = [request for request in self.running if request.sequences]
+        try:
+            self.kv.commit_registered()
+            for sequence, start, num_tokens, _ in plan.scheduled:
+                sequence.num_computed_tokens = start + num_tokens
+            for request, branches in decisions:
+                self.num_generated_tokens += len(branches)
+                self.apply_branches(request, branches)
+        except BaseException:
+            for request in plan.touched:
+                if not request.is_finished:
+                    self.end(request, "error")
+            raise
+        finally:
+            self.running = [request for request in self.running if request.sequences]
         aborted = [request for request in self._end_aborted() if request not in plan.sampling]
         return plan.sampling + plan.finished + aborted
 
@@ -155,6 +158,8 @@ class FCFSScheduler:
             else:
                 is_first = branch.parent not in live
                 child = branch.parent if is_first else branch.parent.fork(self.kv.fork(branch.parent))
+                if not is_first:
+                    request.sequences.append(child)  # whatever happens, its blocks come back
                 live.append(child)
             children.append(child)
         for child, branch in zip(children, branches):
@@ -169,7 +174,7 @@ class FCFSScheduler:
         queue to be recomputed. Returns the requests that ended all the same."""
         self.in_flight = None
         self.kv.roll_back_registered()
-        for request in dict.fromkeys((*plan.moved, *(s.sequence.request for s in plan.scheduled))):
+        for request in plan.touched:
             self._requeue(request)
         return plan.finished + self._end_aborted()
 
@@ -195,8 +200,10 @@ class FCFSScheduler:
             if len(sequences) > left:
                 break
             needed = self.kv.blocks_to_grow(sequences)
-            if needed and not self.make_room(plan, request, needed, position - 1):
-                break  # the request itself was preempted: nobody is behind it
+            if needed:
+                if not self.make_room(plan, request, needed, position - 1):
+                    break  # the request itself was preempted: nobody is behind it
+                plan.moved.append(request)
             plan.copies += self.kv.grow(sequences, needed)
             left -= self.schedule_last(plan, request)
         return budget - left

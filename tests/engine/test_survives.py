@@ -1,0 +1,221 @@
+"""Whatever is raised, wherever: the engine goes on, no block is lost, and every other request is right."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+import signal
+
+import pytest
+
+from minipaged import BeamSearchParams, SamplingParams
+from minipaged.components import Components
+from minipaged.engine import Engine
+from minipaged.memory import BlockTable
+from tests.engine.toy_model import toy_engine
+
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=12),
+    SamplingParams(n=3, temperature=1, seed=1, max_tokens=9),
+    BeamSearchParams(beam_width=3, max_tokens=8),
+]
+PROMPTS = [[i % 7, *range(i, i + 3 + 5 * (i % 3))] for i in range(9)]
+
+
+class InjectedError(Exception):
+    """Raised by the tests."""
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.getLogger("minipaged").setLevel(logging.ERROR)  # thousands of preemptions
+
+
+def tight_engine(**options) -> Engine:
+    """Preempts often, by swap and by recompute."""
+    return toy_engine(22, 8, max_num_batched_tokens=16, max_num_seqs=9, preemption_mode="swap", **options)
+
+
+def add_all(engine: Engine) -> list:
+    return [engine.add_request(str(i), p, PARAMS[i % 3]) for i, p in enumerate(PROMPTS)]
+
+
+def outputs(request) -> list[list[int]]:
+    return [sequence.output_token_ids for sequence in request.method.rank(request)]
+
+
+@functools.cache
+def expected() -> list[list[list[int]]]:
+    """What an engine says that nothing disturbs."""
+    engine = toy_engine(200)
+    requests = add_all(engine)
+    while engine.has_unfinished:
+        engine.step()
+    return [outputs(request) for request in requests]
+
+
+def check_end(engine: Engine, requests: list) -> int:
+    """Nothing is held; requests are right or ended with "error". Returns how many did."""
+    engine.check_invariants()
+    assert not engine._requests, "ids of finished requests are kept"
+    failed = 0
+    for request, right in zip(requests, expected()):
+        assert request.is_finished
+        if any(completion.finish_reason == "error" for completion in request.completions):
+            failed += 1
+        else:
+            assert outputs(request) == right
+    return failed
+
+
+def broken(owner, name: str, after: int, monkeypatch) -> list[int]:
+    """Let the method of a class or object raise at its call number `after`. Returns the counter of calls."""
+    original, calls = getattr(owner, name), [0]
+
+    @functools.wraps(original)
+    def method(*args, **kwargs):
+        calls[0] += 1
+        if calls[0] == after:
+            raise InjectedError(f"{name}, call {after}")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, method)
+    return calls
+
+
+PLACES = {
+    "batch policy": lambda engine: (engine.scheduler.policy, "fill"),
+    "victim": lambda engine: (engine.scheduler.preemption, "choose_victim"),
+    "mode": lambda engine: (engine.scheduler.preemption, "choose_mode"),
+    "can_admit": lambda engine: (engine.scheduler.kv, "can_admit"),
+    "admit": lambda engine: (engine.scheduler.kv, "admit"),
+    "grow": lambda engine: (engine.scheduler.kv, "grow"),
+    "register": lambda engine: (engine.scheduler.kv, "register"),
+    "swap_out": lambda engine: (engine.scheduler.kv, "swap_out"),
+    "swap_in": lambda engine: (engine.scheduler.kv, "swap_in"),
+    "observe_plan": lambda engine: (type(engine.metrics), "observe_plan"),
+    "execute": lambda engine: (engine.executor, "execute"),
+    "append": lambda engine: (BlockTable, "append"),
+}
+
+
+@pytest.mark.parametrize("after", [1, 2, 7])
+@pytest.mark.parametrize("place", PLACES)
+def test_an_error_before_the_commit_is_raised_once_and_the_step_is_done_again(place, after, monkeypatch):
+    """Catches a plan that stays in flight for ever, blocks given to a request that is then forgotten, and a
+    copy-on-write whose copy is lost."""
+    engine = tight_engine()
+    requests = add_all(engine)
+    owner, name = PLACES[place](engine)
+    calls = broken(owner, name, after, monkeypatch)
+    raised = 0
+    while engine.has_unfinished:
+        try:
+            engine.step()
+        except InjectedError:
+            raised += 1
+        engine.check_invariants()
+    assert raised == (calls[0] >= after)
+    assert check_end(engine, requests) == 0
+
+
+@pytest.mark.parametrize("name", ["fork", "free", "new_table", "commit_registered"])
+@pytest.mark.parametrize("after", [1, 2, 5])
+def test_an_error_inside_the_commit_ends_the_requests_of_that_step(name, after, monkeypatch):
+    """Catches reference counts that are wrong, and a request that is neither running nor finished."""
+    engine = tight_engine()
+    requests = add_all(engine)
+    kv = engine.scheduler.kv
+    original = getattr(kv, name)
+    monkeypatch.setattr(kv, name, original)
+    in_commit = False
+    commit = engine.scheduler.commit
+
+    def marked_commit(plan, result):
+        nonlocal in_commit
+        in_commit = True
+        try:
+            return commit(plan, result)
+        finally:
+            in_commit = False
+
+    calls = 0
+
+    def method(*args):
+        nonlocal calls
+        calls += in_commit
+        if in_commit and calls == after:
+            raise InjectedError(name)
+        return original(*args)
+
+    monkeypatch.setattr(engine.scheduler, "commit", marked_commit)
+    monkeypatch.setattr(kv, name, method)
+    raised = 0
+    while engine.has_unfinished:
+        try:
+            engine.step()
+        except InjectedError:
+            raised += 1
+        engine.check_invariants()
+    assert raised == (calls >= after)
+    assert (check_end(engine, requests) > 0) == (raised > 0)
+
+
+def test_a_hook_after_the_commit_that_fails_loses_nothing():
+    """Catches ids that are never free again, and a step that is taken back after it was committed."""
+    engine = tight_engine()
+    requests = add_all(engine)
+
+    def hook(*step):
+        raise InjectedError
+
+    engine.on_committed.append(hook)
+    while engine.has_unfinished:
+        with pytest.raises(InjectedError):
+            engine.step()
+    assert check_end(engine, requests) == 0
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer signal (not on Windows)")
+def test_ctrl_c_at_any_moment_loses_nothing(interrupts: int):
+    """Catches a plan left half made: every later step fails, or blocks are lost."""
+    armed = False
+
+    def alarm(*_):
+        if armed:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    rng = random.Random(0)
+    done = 0
+    try:
+        while done < interrupts:
+            engine = tight_engine()
+            requests = add_all(engine)
+            while engine.has_unfinished:
+                try:
+                    armed = True
+                    signal.setitimer(signal.ITIMER_REAL, 1e-5 + rng.random() * 0.002)
+                    while engine.has_unfinished:
+                        engine.step()
+                    armed = False
+                except KeyboardInterrupt:
+                    armed = False
+                    done += 1
+            assert check_end(engine, requests) == 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_table_of_ones_own_keeps_its_class_when_it_forks():
+    """Catches a fork that falls back to the project's own table."""
+
+    class Mine(BlockTable):
+        __slots__ = ()
+
+    engine = toy_engine(components=Components(block_table=Mine))
+    request = engine.add_request("a", [1, 2, 3], PARAMS[1])
+    engine.step()
+    assert {type(sequence.table) for sequence in request.sequences} == {Mine}
