@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from minipaged.config import EngineConfig
+from minipaged.config import ConfigError, EngineConfig
 from minipaged.decoding.beam_search import BeamSearch
 from minipaged.decoding.methods import SamplingMethod
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
@@ -40,6 +40,7 @@ from minipaged.scheduling import (
 class ModelLimits(Protocol):
     """What the scheduler must know of model and memory; an `Executor` has these attributes."""
 
+    block_size: int
     num_blocks: int
     num_host_blocks: int
     max_model_len: int
@@ -86,6 +87,11 @@ def build_scheduler(
         limits: sizes of the pools and of the model.
         components: classes that replace the project's own.
     """
+    if limits.block_size != config.block_size:
+        raise ConfigError(
+            f"block_size is {config.block_size}, but the executor's blocks have {limits.block_size} tokens; "
+            "give both the same"
+        )
     components = components or Components()
     allocator = components.allocator(limits.num_blocks)
     kv = KVManager(

@@ -62,6 +62,7 @@ class Engine:
         ]
         self.on_committed: list[Callable[[StepPlan, StepResult, list[Request]], None]] = [self._observe]
         self._requests: dict[str, Request] = {}
+        self._now = clock()  # at the last commit or abort
         self._uninterrupted = DeferredInterrupts()
 
     # -- requests -------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ class Engine:
         method = self.components.decoding_method(params, stop)
         if params.prompt_logprobs is not None:
             # Every prompt token must go through the model: a salt of its own keeps it from hitting.
-            cache_salt = f"{cache_salt}/{request_id}"
+            cache_salt = f"{cache_salt}/{self.scheduler.num_arrived}"
         room = self.executor.max_model_len - len(prompt_token_ids)
         max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
         request = Request(
@@ -120,9 +121,8 @@ class Engine:
         request = self._requests.get(request_id)
         if request is not None:
             with self._uninterrupted:
+                self._now = self.clock()
                 self.scheduler.abort(request)
-                if request.is_finished:  # (in a step in flight it is ended, and counted, by the commit)
-                    self.metrics.forget(request, self.clock())
                 self._forget(request)
 
     @property
@@ -139,10 +139,9 @@ class Engine:
             Requests that got tokens or ended.
 
         Raises:
-            Exception: whatever was raised inside. The step is rolled back first: its requests are in the queue
+            Exception: whatever was raised inside. The step is rolled back first: its requests are queued
                 again, and stepping on recomputes them. (Those of a commit that failed half way end with
-                finish reason "error" instead.)
-            KeyboardInterrupt: after planning, while executing, or after the commit; never half way.
+                "error".) KeyboardInterrupt comes after planning, while executing or after the commit.
         """
         try:
             with self._uninterrupted:
@@ -154,10 +153,10 @@ class Engine:
                 touched = self.scheduler.commit(plan, result)
                 for request_id, entries in (result.prompt_logprobs or {}).items():
                     self._requests[request_id].prompt_logprobs.update(entries)
-                for request in touched:
-                    self._forget(request)
                 for committed in self.on_committed:
                     committed(plan, result, touched)
+                for request in touched:
+                    self._forget(request)
         except BaseException:
             with self._uninterrupted:
                 if self.scheduler.in_flight is not None:
@@ -168,14 +167,14 @@ class Engine:
         return touched
 
     def _forget(self, request: Request) -> None:
-        if request.is_finished:
-            self._requests.pop(request.request_id, None)
+        if request.is_finished and self._requests.pop(request.request_id, None) is not None:
+            self.metrics.observe_end(request, self._now)
 
     def _observe(self, plan: StepPlan, result: StepResult, touched: list[Request]) -> None:
-        now = self.clock()
-        self.metrics.observe(plan, self.scheduler, touched, now)
+        self._now = self.clock()
+        self.metrics.observe(plan, self.scheduler, self._now)
         if self.stats_logger is not None:
-            self.stats_logger.observe(self.metrics, self.scheduler, now)
+            self.stats_logger.observe(self.metrics, self.scheduler, self._now)
 
     # -- results --------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ tokenizer's chat template first. Everything below this module works with token i
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,8 @@ Prompt = str | Mapping[str, Any]
 
 class LLM:
     """A model ready to generate.
+
+    Several threads may call its methods: they take turns, a step at a time, and each step serves them all.
 
     Args:
         model: model directory or hub id; None: the embedded pocket model.
@@ -74,6 +77,7 @@ class LLM:
         self.tokenizer = tokenizer
         self.engine = Engine(executor, self.config, tokenizer, components)
         self._num_requests = 0
+        self._lock = threading.Lock()
 
     def generate(
         self,
@@ -107,12 +111,14 @@ class LLM:
         try:
             for prompt, own in zip(prompts, params):
                 requests.append(self._add(prompt, own))
-            with progress_bar(len(requests), enabled=progress) as advance:
-                while self.engine.has_unfinished:
-                    advance(sum(request.is_finished for request in self.engine.step()))
+            with progress_bar(len(requests), enabled=progress) as show:
+                while not all(request.is_finished for request in requests):
+                    self._step()
+                    show(sum(request.is_finished for request in requests))
         except BaseException:
-            for request in requests:
-                self.engine.abort(request.request_id)
+            with self._lock:
+                for request in requests:
+                    self.engine.abort(request.request_id)
             raise
         return [
             self.engine.output(request, prompt if isinstance(prompt, str) else None)
@@ -135,8 +141,9 @@ class LLM:
         request = self._add(prompt, params)
         text = OutputText(rules)
         try:
-            while not request.is_finished:
-                self.engine.step()
+            is_last = False
+            while not is_last:
+                is_last = request.is_finished  # (read before the tokens: others may step meanwhile)
                 sequence = (request.completions or request.sequences)[0]
                 for token_id in sequence.output_token_ids[text.num_tokens :]:
                     text = text.after(token_id)
@@ -144,10 +151,15 @@ class LLM:
                         yield text.delta
                     if text.stopped:
                         break
+                if not is_last:
+                    self._step()
+            if request.error is not None:
+                raise RequestError(request.error)
             if rest := text.rest():
                 yield rest
         finally:
-            self.engine.abort(request.request_id)
+            with self._lock:
+                self.engine.abort(request.request_id)
 
     def chat(
         self,
@@ -168,6 +180,12 @@ class LLM:
         text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         return {"prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
 
+    def _step(self) -> None:
+        """A step for whoever has requests: what it yields is at the requests, where each caller finds his."""
+        with self._lock:
+            if self.engine.has_unfinished:
+                self.engine.step()
+
     def _add(self, prompt: Prompt, params: DecodingParams) -> Any:
         cache_salt = ""
         if isinstance(prompt, str):
@@ -183,8 +201,9 @@ class LLM:
             raise RequestError(f'the prompt is {prompt!r}; give a string or {{"prompt_token_ids": [...]}}')
         if isinstance(params, SamplingParams) and self.tokenizer is not None:
             params = params.resolve(lambda text: self.tokenizer.encode(text, add_special_tokens=False))
-        self._num_requests += 1
-        return self.engine.add_request(str(self._num_requests - 1), token_ids, params, cache_salt)
+        with self._lock:
+            self._num_requests += 1
+            return self.engine.add_request(str(self._num_requests - 1), token_ids, params, cache_salt)
 
 
 @contextmanager
@@ -193,4 +212,4 @@ def progress_bar(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
     columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not enabled, transient=True) as progress:
         task = progress.add_task("generating", total=total)
-        yield lambda count: progress.advance(task, count)
+        yield lambda count: progress.update(task, completed=count)

@@ -72,9 +72,7 @@ class Metrics:
         self._physical_blocks += kv.num_used
         self._held_slots += kv.num_used * kv.block_size
 
-    def observe(
-        self, plan: StepPlan, scheduler: FCFSScheduler, touched: Iterable[Request], now: float
-    ) -> None:
+    def observe(self, plan: StepPlan, scheduler: FCFSScheduler, now: float) -> None:
         """Take a committed step into account."""
         self.steps += 1
         self.num_preemptions += plan.num_preempted
@@ -94,14 +92,12 @@ class Metrics:
             else:
                 self.inter_token_latency.append(now - last)
             self._last_token[request.request_id] = now
-        for request in touched:
-            if request.is_finished:
-                self.forget(request, now)
 
-    def forget(self, request: Request, now: float) -> None:
-        """A request has ended."""
+    def observe_end(self, request: Request, now: float) -> None:
+        """A request has ended, in whatever way."""
         self._last_token.pop(request.request_id, None)
-        self.request_success[request.completions[0].finish_reason or "abort"] += 1
+        reason = request.completions[0].finish_reason if request.completions else None
+        self.request_success[reason or "error"] += 1
         self.e2e_request_latency.append(now - request.arrival_time)
 
     @property

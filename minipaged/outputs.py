@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from minipaged.decoding.stopping import TextRules, final_text
 from minipaged.scheduling import Request
@@ -43,6 +44,7 @@ class RequestOutput:
         finished: whether nothing more will come.
         num_cached_tokens: prompt tokens that the prefix cache had.
         prompt_logprobs: per prompt token {token id: log-probability} (None for the first), if asked for.
+        error: why it failed (finish reason "error"); None if it did not.
     """
 
     request_id: str
@@ -52,11 +54,13 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, float] | None] | None = None
+    error: str | None = None
 
 
 def make_output(request: Request, prompt: str | None, rules: TextRules | None) -> RequestOutput:
     """What the user gets for a request, finished or not; without `rules` texts are empty."""
-    ranked = request.method.rank(request) if request.is_finished else request.sequences
+    ended = request.method.rank(request)
+    ranked = ended if request.is_finished else sorted((*ended, *request.sequences), key=attrgetter("index"))
     outputs = []
     for rank, sequence in enumerate(ranked):
         token_ids, score = sequence.output_token_ids, request.method.score(sequence)
@@ -83,4 +87,5 @@ def make_output(request: Request, prompt: str | None, rules: TextRules | None) -
         request.is_finished,
         request.num_cached_tokens,
         prompt_logprobs,
+        request.error,
     )

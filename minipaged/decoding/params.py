@@ -160,6 +160,17 @@ class SamplingParams:
         check.in_vocabulary("logit_bias", self.logit_bias, vocab_size)
         check.in_vocabulary("allowed_token_ids", self.allowed_token_ids, vocab_size)
         check.in_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
+        if not self.permitted(vocab_size):
+            name = "logit_bias" if self.allowed_token_ids is None else "allowed_token_ids"
+            raise ParamsError(
+                f"{name} leaves no token that bad_words and logit_bias allow; permit at least one"
+            )
+
+    def permitted(self, vocab_size: int) -> set[int]:
+        """Tokens that neither `allowed_token_ids`, `bad_words` nor `logit_bias` forbid at every position."""
+        tokens = set(range(vocab_size) if self.allowed_token_ids is None else self.allowed_token_ids)
+        tokens -= {word[0] for word in self.bad_words if len(word) == 1 and not isinstance(word, str)}
+        return tokens - {token for token, bias in (self.logit_bias or {}).items() if bias == -math.inf}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +201,7 @@ class BeamSearchParams:
     stop: ClassVar[tuple[str, ...]] = ()
     include_stop_str_in_output: ClassVar[bool] = False
     prompt_logprobs: ClassVar[None] = None
+    allowed_token_ids: ClassVar[None] = None
     is_greedy: ClassVar[bool] = False
     is_plain_greedy: ClassVar[bool] = False
 
@@ -210,6 +222,10 @@ class BeamSearchParams:
         """Raise ParamsError for a beam wider than the vocabulary, or a token id past it."""
         check.at_most_vocabulary(self, "beam_width", vocab_size)
         check.in_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
+
+    def permitted(self, vocab_size: int) -> set[int]:
+        """Every token."""
+        return set(range(vocab_size))
 
 
 DecodingParams = SamplingParams | BeamSearchParams

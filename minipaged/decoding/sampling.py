@@ -9,6 +9,7 @@ the model's own distribution, before masks, penalties and temperature; for beams
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 
@@ -53,7 +54,8 @@ class Sampler:
 
         Returns:
             One sample per row. A beam row has `num_candidates` tokens (at most the vocabulary), the
-            best first; a random row one token per sample, in the order of the samples.
+            best first; a random row one token per sample, in the order of the samples. A row that has no
+            valid token (see `find_errors`) has the log-probability NaN.
         """
         logits = logits.float()
         params = [sequence.request.params for sequence, *_ in scheduled]
@@ -78,6 +80,8 @@ class Sampler:
         rows += [row for row in random for _ in range(scheduled[row].num_candidates)]
         if rows:
             samples |= _as_samples(logits, total, rows, torch.cat(picks), params)
+        for row in edited.amax(-1).isfinite().logical_not_().nonzero().flatten().tolist():
+            samples[row] = Sample([0], [math.nan])
         return [samples[row] for row in range(len(scheduled))]
 
     def _draw(self, logits: torch.Tensor, scheduled: list[ScheduledSequence]) -> torch.Tensor:
@@ -92,6 +96,21 @@ class Sampler:
             keys += [noise_key(stream + i, sequence.num_generated_tokens) for i in range(num_candidates)]
         noise = gumbel_noise(keys, logits.shape[1], logits.device)
         return noise.add_(_take(filtered, owners)).argmax(-1)
+
+
+def find_errors(
+    samples: SequenceOf[Sample], scheduled: SequenceOf[ScheduledSequence], logits: torch.Tensor
+) -> dict[str, str] | None:
+    """Request id -> why one of its rows has no valid token; None if all have one."""
+    errors = {}
+    for row, (sample, (sequence, *_)) in enumerate(zip(samples, scheduled)):
+        if sample.logprobs[0] != sample.logprobs[0]:  # NaN
+            errors[sequence.request.request_id] = (
+                "allowed_token_ids, bad_words, min_tokens and logit_bias together forbid every token"
+                if logits[row].isfinite().any() and not (logits[row].isnan() | logits[row].isposinf()).any()
+                else "the model's logits are not finite: its weights may have NaN, or its dtype overflows"
+            )
+    return errors or None
 
 
 def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], count: int) -> list[dict[int, float]]:

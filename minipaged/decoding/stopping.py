@@ -34,7 +34,7 @@ class StopChecker:
         detokenizer: needed for stop strings and texts.
 
     Raises:
-        ParamsError: stop strings without a detokenizer.
+        ParamsError: stop strings without a detokenizer, or no token left before `min_tokens`.
     """
 
     def __init__(
@@ -44,6 +44,11 @@ class StopChecker:
             raise ParamsError(f"stop is {params.stop!r}; the model has no tokenizer, use stop_token_ids")
         self.detokenizer = cast(Detokenizer, detokenizer)  # (without one, nobody asks for text)
         self.end_ids = end_token_ids(params, eos_token_ids)
+        if params.min_tokens and params.allowed_token_ids and not params.permitted(0) - self.end_ids:
+            raise ParamsError(
+                f"min_tokens is {params.min_tokens}, but allowed_token_ids has only end tokens; "
+                "allow others, or set min_tokens to 0"
+            )
         self.min_tokens = params.min_tokens
         self.stop = params.stop
         self.include_stop = params.include_stop_str_in_output

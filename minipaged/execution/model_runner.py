@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from minipaged.config import EngineConfig
-from minipaged.decoding.sampling import Sampler, prompt_logprobs
+from minipaged.decoding.sampling import Sampler, find_errors, prompt_logprobs
 from minipaged.execution import loading
 from minipaged.execution.accel.cuda_graph import CaptureError, CUDAGraphCapture
 from minipaged.execution.accel.graph_decode import CUDAGraphRunner
@@ -135,12 +135,14 @@ class ModelRunner:
         self._end_stage("forward")
         reports = self._prompt_logprobs(batch, logits) if batch.prompts else None
         samples: list[Sample] = []
+        errors = None
         if batch.sampling:
             if batch.sampling_index is not None:
                 logits = logits[batch.sampling_index]
             samples = self._sampler(logits, batch.sampling)
+            errors = find_errors(samples, batch.sampling, logits)
         self._end_stage("sample")
-        return StepResult(samples, reports)
+        return StepResult(samples, reports, errors)
 
     def _end_stage(self, name: str) -> None:
         for hook in self.stage_hooks:

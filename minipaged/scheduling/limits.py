@@ -63,6 +63,11 @@ def warn_preempted(request: Request, mode: str, reason: str, total: int) -> None
     )
 
 
+def warn_failed(request: Request) -> None:
+    """Log that a request has no valid next token."""
+    logger.warning("Request %s ends with finish reason error: %s", request.request_id, request.error)
+
+
 def warn_outgrown(request: Request, kv: KVManager) -> None:
     """Log that a request which ran alone ends early."""
     logger.warning(

@@ -70,8 +70,9 @@ class StepResult(NamedTuple):
     """What the executor answers: one `Sample` per scheduled sequence with candidates, in their order.
 
     `prompt_logprobs`: request id -> [(position, {token id: log-probability})] of the prompt tokens computed
-    in this step, for requests that asked.
+    in this step, for requests that asked. `errors`: request id -> why a request has no valid token and fails.
     """
 
     samples: list[Sample]
     prompt_logprobs: dict[str, list[tuple[int, dict[int, float]]]] | None = None
+    errors: dict[str, str] | None = None

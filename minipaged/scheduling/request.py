@@ -87,7 +87,7 @@ class Sequence:
         self.last_registered: CachedBlock | None = None
         self.cumulative_logprob = 0.0  # of the generated tokens
         self.logprobs: list[dict[int, float]] | None = None  # per generated token, if asked for
-        self.finish_reason: str | None = None  # "stop", "length" or "abort"; None while alive
+        self.finish_reason: str | None = None  # "stop", "length", "abort" or "error"; None while alive
         self.text_state: Any = None  # what the stop checker remembers of the text
 
     @property
@@ -191,6 +191,7 @@ class Request:
         self.state = RequestState.WAITING
         self.sequences: list[Sequence] = [Sequence(self, array("i", self.prompt_token_ids), table)]  # alive
         self.completions: list[Sequence] = []  # ended
+        self.error: str | None = None  # why it failed
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         self.prompt_logprobs: dict[int, dict[int, float]] = {}  # of each position, if asked for

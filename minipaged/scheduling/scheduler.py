@@ -103,7 +103,7 @@ class FCFSScheduler:
     # -- one step -------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan:
-        """Decide what the next step computes and moves. `commit` or `roll_back` must follow, also if it raises."""
+        """Decide what the next step computes and moves; then `commit` or `roll_back`, even if this fails."""
         assert self.in_flight is None, "commit or roll back the last plan first"
         self.in_flight = plan = StepPlan(self.num_steps)
         self.num_steps += 1
@@ -117,8 +117,11 @@ class FCFSScheduler:
         row = 0
         for request in plan.sampling:
             samples = result.samples[row : row + len(request.sequences)]
-            decisions.append((request, request.method.advance(request, samples)))
             row += len(request.sequences)
+            if result.errors and request.request_id in result.errors:
+                request.error = result.errors[request.request_id]
+            else:
+                decisions.append((request, request.method.advance(request, samples)))
         self.in_flight = None
         try:
             self.kv.commit_registered()
@@ -127,6 +130,10 @@ class FCFSScheduler:
             for request, branches in decisions:
                 self.num_generated_tokens += len(branches)
                 self.apply_branches(request, branches)
+            for request in plan.sampling if result.errors else ():
+                if request.error:
+                    limits.warn_failed(request)
+                    self.end(request, "error")
         except BaseException:
             for request in plan.touched:
                 if not request.is_finished:

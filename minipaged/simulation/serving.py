@@ -48,7 +48,9 @@ def engine_simulation(
         raise ConfigError(f"kv_cache_memory is {config.kv_cache_memory}; one block takes {block_bytes} bytes")
     costs = CostModel(deployment, config.block_size, constants=constants)
     num_host_blocks = min(num_blocks, config.swap_space // block_bytes)
-    executor = SimulatedExecutor(costs, num_blocks, num_host_blocks, longest, costs.preemption_costs())
+    executor = SimulatedExecutor(
+        costs, num_blocks, num_host_blocks, longest, costs.preemption_costs(), config.block_size
+    )
     return Simulation(build_scheduler(config, executor), executor, usage_every=8)
 
 

@@ -83,7 +83,7 @@ def paged(
     num_blocks = setup.num_slots // config.block_size
     costs = CostModel(setup.deployment, config.block_size)
     limits = (num_blocks, num_blocks, setup.max_model_len, costs.preemption_costs())
-    executor = SimulatedExecutor(costs, *limits)
+    executor = SimulatedExecutor(costs, *limits, block_size=config.block_size)
     scheduler = build_scheduler(config, executor, components)
     return Simulation(scheduler, executor, method_of, max_output, usage_every)
 

@@ -11,6 +11,8 @@ import pytest
 
 from minipaged import BeamSearchParams, SamplingParams
 from minipaged.components import Components
+from minipaged.config import ConfigError, EngineConfig
+from minipaged.decoding.methods import SamplingMethod
 from minipaged.engine import Engine
 from minipaged.memory import BlockTable
 from tests.engine.toy_model import toy_engine
@@ -219,3 +221,62 @@ def test_a_table_of_ones_own_keeps_its_class_when_it_forks():
     request = engine.add_request("a", [1, 2, 3], PARAMS[1])
     engine.step()
     assert {type(sequence.table) for sequence in request.sequences} == {Mine}
+
+
+def test_a_request_without_completions_is_counted_and_forgotten():
+    """Catches a decoding method that returns no branch: metrics failed, and the id was never free again."""
+
+    class Nothing(SamplingMethod):
+        def advance(self, request, samples):
+            return []
+
+    engine = toy_engine(components=Components(parallel_sampling=Nothing))
+    for _ in range(2):
+        request = engine.add_request("a", [1, 2, 3], PARAMS[0])
+        while engine.has_unfinished:
+            engine.step()
+        assert request.is_finished
+    assert engine.metrics.request_success.total() == 2
+
+
+def test_aborted_and_failed_requests_leave_nothing_in_the_metrics(monkeypatch):
+    """Catches a dictionary that grows with every request that ended early."""
+    engine = tight_engine()
+    add_all(engine)
+    for _ in range(4):
+        engine.step()
+    engine.on_planned.append(lambda plan: engine.abort("3"))  # while a step is in flight
+    engine.step()
+    engine.on_planned.pop()
+    engine.abort("4")
+    broken(engine.scheduler.kv, "commit_registered", 1, monkeypatch)
+    with pytest.raises(InjectedError):
+        engine.step()
+    while engine.has_unfinished:
+        engine.step()
+    assert not engine._requests
+    assert not engine.metrics._last_token
+    assert engine.metrics.request_success.total() == len(PROMPTS)
+    assert engine.metrics.request_success["abort"] == 2
+
+
+def test_an_unfinished_request_has_an_output():
+    """Catches a division by zero in the score of a beam without a token, and samples that ended already."""
+    engine = toy_engine()
+    beams = engine.add_request("a", [1, 2, 3], PARAMS[2])
+    assert engine.output(beams).outputs[0].token_ids == []
+    params = SamplingParams(n=3, temperature=1, seed=1, max_tokens=30, stop_token_ids=list(range(10)))
+    samples = engine.add_request("b", [1, 2, 3], params)
+    while not samples.completions:
+        engine.step()
+    shown = engine.output(samples)
+    assert not shown.finished
+    assert [completion.index for completion in shown.outputs] == [0, 1, 2]
+    engine.abort("a")
+    assert engine.output(beams).outputs[0].finish_reason == "abort"
+
+
+def test_an_executor_with_blocks_of_another_size_is_refused():
+    """Catches tokens that are silently wrong: slots computed for one size, tables for another."""
+    with pytest.raises(ConfigError, match="block_size is 8, but the executor's blocks have 4 tokens"):
+        Engine(toy_engine().executor, EngineConfig(block_size=8))
