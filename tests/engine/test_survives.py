@@ -280,3 +280,19 @@ def test_an_executor_with_blocks_of_another_size_is_refused():
     """Catches tokens that are silently wrong: slots computed for one size, tables for another."""
     with pytest.raises(ConfigError, match="block_size is 8, but the executor's blocks have 4 tokens"):
         Engine(toy_engine().executor, EngineConfig(block_size=8))
+
+
+def test_an_abort_from_a_step_hook_leaves_ctrl_c_as_it_was():
+    """Catches a Ctrl-C that nobody hears any more: blocks that hold it back were nested."""
+    engine = tight_engine()
+    requests = add_all(engine)
+    before = signal.getsignal(signal.SIGINT)
+    engine.on_committed.append(lambda *step: engine.abort("3"))
+    engine.on_committed.append(lambda *step: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.on_committed.pop()
+    assert signal.getsignal(signal.SIGINT) == before
+    assert requests[3].is_finished
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
