@@ -113,8 +113,9 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request that is built already. Raises RequestTooLongError if it can never run."""
-        self.scheduler.add(request)
-        self._requests[request.request_id] = request
+        with self._uninterrupted:
+            self.scheduler.add(request)
+            self._requests[request.request_id] = request
 
     def abort(self, request_id: str) -> None:
         """End a request now; unknown and finished ones are ignored."""
@@ -143,13 +144,13 @@ class Engine:
                 again, and stepping on recomputes them. (Those of a commit that failed half way end with
                 "error".) KeyboardInterrupt comes after planning, while executing or after the commit.
         """
-        try:
-            with self._uninterrupted:
+        with self._uninterrupted:
+            try:
                 plan = self.scheduler.schedule()
-            for planned in self.on_planned:
-                planned(plan)
-            result = self.executor.execute(plan) if plan.has_work else StepResult([])
-            with self._uninterrupted:
+                with self._uninterrupted.let_through():
+                    for planned in self.on_planned:
+                        planned(plan)
+                    result = self.executor.execute(plan) if plan.has_work else StepResult([])
                 touched = self.scheduler.commit(plan, result)
                 for request_id, entries in (result.prompt_logprobs or {}).items():
                     self._requests[request_id].prompt_logprobs.update(entries)
@@ -157,13 +158,12 @@ class Engine:
                     committed(plan, result, touched)
                 for request in touched:
                     self._forget(request)
-        except BaseException:
-            with self._uninterrupted:
+            except BaseException:
                 if self.scheduler.in_flight is not None:
                     self.scheduler.roll_back(self.scheduler.in_flight)
                 for request in list(self._requests.values()):
                     self._forget(request)
-            raise
+                raise
         return touched
 
     def _forget(self, request: Request) -> None:
@@ -191,7 +191,8 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         """Forget the prefixes that no running request uses."""
         if self.scheduler.kv.prefix_cache is not None:
-            self.scheduler.kv.prefix_cache.clear()
+            with self._uninterrupted:
+                self.scheduler.kv.prefix_cache.clear()
 
     def reset_metrics(self) -> None:
         """Count from zero again; nothing else changes."""

@@ -66,6 +66,7 @@ class FCFSScheduler:
 
     def end(self, request: Request, reason: str) -> None:
         """The live sequences become completions as they are; every block comes back."""
+        self.kv.free(request.sequences)  # first: should it fail, the request is still where it was
         self._leave_queue(request)
         for sequence in request.sequences:
             sequence.finish_reason = reason
@@ -73,9 +74,8 @@ class FCFSScheduler:
 
     def _finish(self, request: Request) -> None:
         request.completions += request.sequences
-        ended, request.sequences = request.sequences, []
+        request.sequences = []
         request.state = RequestState.FINISHED
-        self.kv.free(ended)
 
     def _leave_queue(self, request: Request) -> None:
         queues = {"waiting": self.waiting, "running": self.running, "swapped": self.swapped}
@@ -136,8 +136,7 @@ class FCFSScheduler:
                     self.end(request, "error")
         except BaseException:
             for request in plan.touched:
-                if not request.is_finished:
-                    self.end(request, "error")
+                self.end(request, "error")
             raise
         finally:
             self.running = [request for request in self.running if request.sequences]
@@ -154,6 +153,7 @@ class FCFSScheduler:
         if len(branches) == 1 and len(request.sequences) == 1:
             branches[0].parent.append(branches[0])
             if branches[0].finish_reason is not None:
+                self.kv.free(request.sequences)
                 self._finish(request)
             return
         live: list[Sequence] = []
@@ -186,8 +186,8 @@ class FCFSScheduler:
         return plan.finished + self._end_aborted()
 
     def _requeue(self, request: Request) -> None:
-        self._leave_queue(request)
         self.kv.free(request.sequences)
+        self._leave_queue(request)
         request.state = RequestState.WAITING
         insort(self.waiting, request, key=by_arrival)
 
@@ -367,8 +367,8 @@ class FCFSScheduler:
         plan.num_preempted += 1
         victim.num_preemptions += 1
         self.num_preemptions += 1
+        plan.moved.append(victim)
         if mode == "swap":
-            plan.moved.append(victim)
             self._leave_queue(victim)
             victim.state = RequestState.SWAPPED
             insort(self.swapped, victim, key=by_arrival)
@@ -381,8 +381,8 @@ class FCFSScheduler:
     def end_outgrown(self, plan: StepPlan, request: Request) -> None:
         """A request that is alone and needs more than the whole pool ends with what it has."""
         limits.warn_outgrown(request, self.kv)
-        plan.finished.append(request)
         self.end(request, "length")
+        plan.finished.append(request)
         plan.events.append(Event("outgrown", request.request_id, {}))
 
     def check_invariants(self) -> None:
