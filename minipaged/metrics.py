@@ -1,11 +1,9 @@
-"""What happened, counted: everything here is derived from (plan, result) of each step.
+"""What happened, counted: everything here is derived from (plan, result) of each step, under vLLM's names.
 
-Names are those users of vLLM know, with the prefix `minipaged:`. Nothing here is read by a decision.
-
-    KV usage    blocks held by tables / blocks of the pool
-    waste       slots of held blocks without a token / slots of held blocks
-    sharing     1 - physical blocks / logical blocks (paper, Fig. 15)
-    hit rate    prompt tokens found in the prefix cache / prompt tokens looked up
+KV usage    blocks held by tables / blocks of the pool
+waste       slots of held blocks without a token / slots of held blocks
+sharing     1 - physical blocks / logical blocks (paper, Fig. 15)
+hit rate    prompt tokens found in the prefix cache / prompt tokens looked up
 """
 
 from __future__ import annotations
@@ -20,11 +18,8 @@ from minipaged.scheduling import FCFSScheduler, Request, StepPlan
 
 logger = logging.getLogger(__name__)
 
-SAMPLE_EVERY = 8
-"""Steps between two looks at the tables for waste and sharing: a look costs time in every sequence."""
-
-KEEP = 65_536
-"""Latencies that are kept for quantiles."""
+SAMPLE_EVERY = 8  # steps between two looks at the tables, each of which costs time in every sequence
+KEEP = 65_536  # latencies that are kept for quantiles
 
 
 def quantile(values: Iterable[float], share: float) -> float:
@@ -72,9 +67,7 @@ class Metrics:
         self._physical_blocks += kv.num_used
         self._held_slots += kv.num_used * kv.block_size
 
-    def observe(
-        self, plan: StepPlan, scheduler: FCFSScheduler, touched: Iterable[Request], now: float
-    ) -> None:
+    def observe(self, plan: StepPlan, scheduler: FCFSScheduler, touched: list[Request], now: float) -> None:
         """Take a committed step into account."""
         self.steps += 1
         self.num_preemptions += plan.num_preempted
@@ -88,11 +81,9 @@ class Metrics:
                 self.prefix_cache_hits += event.detail["cached_tokens"]
                 self.prompt_tokens += event.detail["prompt_tokens"]
         for request in plan.sampling:
-            last = self._last_token.get(request.request_id)
-            if last is None:
-                self.time_to_first_token.append(now - request.arrival_time)
-            else:
-                self.inter_token_latency.append(now - last)
+            last = self._last_token.get(request.request_id, request.arrival_time)
+            first = request.request_id not in self._last_token
+            (self.time_to_first_token if first else self.inter_token_latency).append(now - last)
             self._last_token[request.request_id] = now
         for request in touched:
             if request.is_finished:

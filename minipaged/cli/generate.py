@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
+from typer import Option
 
 from minipaged.cli.options import AsJson, Model, Use, load
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, ParamsError, SamplingParams
@@ -24,29 +24,23 @@ DEFAULT_PROMPT = "Once upon a time"
 
 
 def generate(
-    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
-    prompt_file: Annotated[
-        str | None, typer.Option(help="A file with one prompt a line; - reads standard input.")
-    ] = None,
+    prompt: Annotated[list[str] | None, Option(help="A prompt; may be given several times.")] = None,
+    prompt_file: Annotated[str | None, Option(help="A prompt a line; - reads standard input.")] = None,
     model: Model = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy. [default: 0; 1 if --n > 1]")] = None,
-    top_p: Annotated[
-        float, typer.Option(help="Sample from the likeliest tokens with this probability.")
-    ] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Sample from so many likeliest tokens; 0: all.")] = 0,
-    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest.")] = 0.0,
-    n: Annotated[int, typer.Option("--n", help="Completions per prompt.")] = 1,
-    beam_width: Annotated[int | None, typer.Option(help="Beam search with so many beams.")] = None,
-    length_penalty: Annotated[float, typer.Option(help="Beam search: above 0 favours long texts.")] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends a completion.")] = None,
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Print the text of one prompt as it comes.")
-    ] = False,
+    max_tokens: Annotated[int, Option(help="Tokens to generate at most.")] = 64,
+    temperature: Annotated[float | None, Option(help="0 is greedy. [default: 0; 1 if --n > 1]")] = None,
+    top_p: Annotated[float, Option(help="Sample from the likeliest tokens with this probability.")] = 1.0,
+    top_k: Annotated[int, Option(help="Sample from so many likeliest tokens; 0: all.")] = 0,
+    min_p: Annotated[float, Option(help="Drop tokens below this share of the likeliest.")] = 0.0,
+    n: Annotated[int, Option("--n", help="Completions per prompt.")] = 1,
+    beam_width: Annotated[int | None, Option(help="Beam search with so many beams.")] = None,
+    length_penalty: Annotated[float, Option(help="Beam search: above 0 favours long texts.")] = 1.0,
+    stop: Annotated[list[str] | None, Option(help="Text that ends a completion.")] = None,
+    stream: Annotated[bool, Option("--stream", help="Print the text of one prompt as it comes.")] = False,
     as_json: AsJson = False,
-    trace: Annotated[Path | None, typer.Option(help="Write what each step did to this file.")] = None,
+    trace: Annotated[Path | None, Option(help="Write what each step did to this file.")] = None,
     show_blocks: Annotated[
-        bool, typer.Option("--show-blocks", help="Show the KV pool at its fullest and where the tokens lay.")
+        bool, Option("--show-blocks", help="Show the KV pool at its fullest and where the tokens lay.")
     ] = False,
     use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
@@ -59,11 +53,8 @@ def generate(
     params: DecodingParams
     if beam_width is not None:
         given = {"temperature": temperature, "stop": stop, "n": n if n > beam_width else None}
-        for name, value in given.items():
-            if value:
-                raise ParamsError(
-                    f"beam_width is {beam_width}, which contradicts {name} {value}; drop one of them"
-                )
+        if told := next((f"{name} {value}" for name, value in given.items() if value), ""):
+            raise ParamsError(f"beam_width is {beam_width}, which contradicts {told}; drop one of them")
         params = BeamSearchParams(
             beam_width=beam_width,
             num_return_sequences=n,
@@ -71,11 +62,9 @@ def generate(
             length_penalty=length_penalty,
         )
     else:
-        if temperature is None:
-            temperature = 1.0 if n > 1 else 0.0
         params = SamplingParams(
             n=n,
-            temperature=temperature,
+            temperature=(1.0 if n > 1 else 0.0) if temperature is None else temperature,
             top_p=top_p,
             top_k=top_k,
             min_p=min_p,
@@ -141,7 +130,7 @@ def stats(engine: Engine) -> dict[str, Any]:
 
 
 def outputs_json(outputs: Sequence[RequestOutput], engine: Engine) -> dict[str, Any]:
-    """The object that `minipaged generate --json` prints."""
+    """What `--json` prints."""
     shown = ("text", "token_ids", "finish_reason", "cumulative_logprob")
     return {
         "outputs": [

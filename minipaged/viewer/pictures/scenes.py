@@ -1,10 +1,4 @@
-"""The paper's worked examples, played by the real allocator and block tables, with the paper's numbers.
-
-    fig6() fig7() fig8() fig9()   ->   the moments of each figure, in order, ready to be drawn
-
-Block size 4 and the words of the figures (sections 4.2 to 4.4). A scene uses `append`, `fork` and `free` and
-nothing else: what it shows is what the engine's memory does.
-"""
+"""The paper's worked examples (sections 4.2 to 4.4), played by the real allocator and block tables."""
 
 from __future__ import annotations
 
