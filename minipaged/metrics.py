@@ -81,9 +81,11 @@ class Metrics:
                 self.prefix_cache_hits += event.detail["cached_tokens"]
                 self.prompt_tokens += event.detail["prompt_tokens"]
         for request in plan.sampling:
-            last = self._last_token.get(request.request_id, request.arrival_time)
-            first = request.request_id not in self._last_token
-            (self.time_to_first_token if first else self.inter_token_latency).append(now - last)
+            last = self._last_token.get(request.request_id)
+            if last is None:
+                self.time_to_first_token.append(now - request.arrival_time)
+            else:
+                self.inter_token_latency.append(now - last)
             self._last_token[request.request_id] = now
         for request in touched:
             if request.is_finished:

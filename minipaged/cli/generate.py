@@ -22,10 +22,20 @@ if TYPE_CHECKING:
 
 DEFAULT_PROMPT = "Once upon a time"
 
+ACCOUNT = (
+    "[bold]{peak_kv_blocks}[/bold] of {num_blocks:,} KV blocks of {block_size} tokens at peak, "
+    "{kv_waste:.1%} of their slots empty",
+    "[bold]{output_tokens}[/bold] tokens in {seconds:.2f} s, {out_tok_per_s:.0f} tokens/s, "
+    "{preemptions} preemptions",
+    "sharing saved [bold]{sharing_saving:.1%}[/bold] of the blocks ({blocks_copied} copied on write)",
+)
+
 
 def generate(
     prompt: Annotated[list[str] | None, Option(help="A prompt; may be given several times.")] = None,
-    prompt_file: Annotated[str | None, Option(help="A prompt a line; - reads standard input.")] = None,
+    prompt_file: Annotated[
+        str | None, Option(help="A file, a prompt a line; - reads standard input.")
+    ] = None,
     model: Model = None,
     max_tokens: Annotated[int, Option(help="Tokens to generate at most.")] = 64,
     temperature: Annotated[float | None, Option(help="0 is greedy. [default: 0; 1 if --n > 1]")] = None,
@@ -46,9 +56,7 @@ def generate(
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
     """Complete prompts."""
-    prompts = list(prompt or [])
-    if prompt_file is not None:
-        prompts += _read_prompts(prompt_file)
+    prompts = [*(prompt or ()), *(_read_prompts(prompt_file) if prompt_file is not None else ())]
     prompts = prompts or [DEFAULT_PROMPT]
     params: DecodingParams
     if beam_width is not None:
@@ -156,16 +164,5 @@ def print_outputs(outputs: Sequence[RequestOutput], engine: Engine) -> None:
             subtitle = f"completion{number}, {completion.finish_reason}{score}"
             console.print(Panel(text, subtitle=subtitle, subtitle_align="right"))
     account = stats(engine)
-    console.print(
-        f"[bold]{account['peak_kv_blocks']}[/bold] of {account['num_blocks']:,} KV blocks of "
-        f"{account['block_size']} tokens at peak, {account['kv_waste']:.1%} of their slots empty"
-    )
-    console.print(
-        f"[bold]{account['output_tokens']}[/bold] tokens in {account['seconds']:.2f} s, "
-        f"{account['out_tok_per_s']:.0f} tokens/s, {account['preemptions']} preemptions"
-    )
-    if account["sharing_saving"] > 0:
-        console.print(
-            f"sharing saved [bold]{account['sharing_saving']:.1%}[/bold] of the blocks "
-            f"({account['blocks_copied']} copied on write)"
-        )
+    for line in ACCOUNT[: 3 if account["sharing_saving"] > 0 else 2]:
+        console.print(line.format_map(account))

@@ -29,7 +29,7 @@ def _parameter(option: Field[Any], kind: Any) -> inspect.Parameter:
     """The parameter of a command for a field of the config, for typer."""
     flag = option.name.replace("_", "-")
     if choices := [choice for choice in get_args(kind) if isinstance(choice, str)]:
-        kind = Enum(option.name, {choice: choice for choice in choices})  # type: ignore[misc]
+        kind = Enum(option.name, {choice: choice for choice in choices})  # type: ignore[misc,no-redef]
     elif get_args(kind):
         kind = next(argument for argument in get_args(kind) if argument is not type(None))
     names = f"--{flag}/--no-{flag}" if option.name.startswith("enable_") else f"--{flag}"

@@ -16,9 +16,7 @@ from typing import Any, NamedTuple
 
 from minipaged.viewer.snapshot import PoolView, TableView
 
-LISTS = ("blocks", "token_ids")
-"""Fields of which only the changed end is written."""
-
+LISTS = ("blocks", "token_ids")  # only the changed end is written
 FIELDS = ("on_host", "num_tokens", "num_computed", "num_prompt", *LISTS)
 
 

@@ -8,7 +8,7 @@ A block is free, used (held by one or more tables) or evictable (held by none, k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal, NamedTuple
 
@@ -130,19 +130,16 @@ def look(scheduler: FCFSScheduler) -> PoolView:
         for position, sequence in enumerate(request.sequences)
     ]
     host = kv.swap_space.allocator.num_blocks if kv.swap_space is not None else 0
-    return view_of(tables, kv.block_size, kv.allocator.num_blocks, host, evictable_blocks(kv))
+    view = view_of(tables, kv.block_size, kv.allocator.num_blocks, evictable_blocks(kv))
+    return replace(view, num_host_blocks=host)
 
 
 def view_of(
-    tables: Iterable[TableView],
-    block_size: int,
-    num_blocks: int,
-    num_host_blocks: int = 0,
-    evictable: Iterable[int] = (),
+    tables: Iterable[TableView], block_size: int, num_blocks: int, evictable: Iterable[int] = ()
 ) -> PoolView:
-    """A view of these tables."""
+    """A view of these tables, without a host pool."""
     named = {table.name: table for table in tables}
-    return PoolView(block_size, num_blocks, num_host_blocks, named, frozenset(evictable))
+    return PoolView(block_size, num_blocks, 0, named, frozenset(evictable))
 
 
 def evictable_blocks(kv: KVManager) -> frozenset[int]:

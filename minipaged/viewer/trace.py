@@ -27,9 +27,7 @@ VERSION = 2
 FORMAT = {"format": "minipaged-trace", "version": VERSION}
 SIZES = ("block_size", "num_blocks", "num_host_blocks")
 LIMITS = ("max_num_seqs", "max_num_batched_tokens")
-
-ALWAYS = ("step", "num_waiting")
-"""Fields of a line that are written also when they are 0."""
+ALWAYS = ("step", "num_waiting")  # written also when they are 0
 
 
 class TraceWriter(Recorder):

@@ -1,8 +1,6 @@
 """How a broken contract is told: one line with the concept, the rule and what happened.
 
-    ContractError: allocator: allocate(2) returned [3, 3]; each block may be handed out once
-
-`check_interface` looks at a class before it is used, a `Watcher` at an object at work.
+ContractError: allocator: allocate(2) returned [3, 3]; each block may be handed out once
 """
 
 from __future__ import annotations
@@ -37,11 +35,7 @@ class Rules:
     def call(
         self, function: Callable[..., Any], *args: Any, may_raise: tuple[type[Exception], ...] = (), **kw: Any
     ) -> Any:
-        """Call the override; an exception that the contract does not allow is a breach.
-
-        Raises:
-            NotImplementedError: the override is a stub, and says so itself.
-        """
+        """Call the override; an exception that the contract does not allow is a breach, a stub's is not."""
         if self._breach is not None:
             raise self._breach
         try:
@@ -53,19 +47,13 @@ class Rules:
                 raise  # raised by this very call: wrong arguments, the caller's fault
             frame = inspect.getinnerframes(error.__traceback__)[-1]  # type: ignore[arg-type]
             where = f"{frame.filename.rpartition('/')[2]}, line {frame.lineno}"
-            what = (
-                args[1]
-                if function is getattr
-                else call_text(getattr(function, "__name__", str(function)), args)
-            )
+            name = getattr(function, "__name__", str(function))
+            what = args[1] if function is getattr else call_text(name, args)
             self.fail(f"{what} raised {type(error).__name__}: {error} ({where})", cause=error)
 
 
 class Watcher:
-    """Stands between the engine and an override, made by `make(*args)`.
-
-    A subclass is the contract of a concept: its methods have rules, everything else is passed on.
-    """
+    """Stands between the engine and an override; a subclass has rules, everything else is passed on."""
 
     def __init__(self, concept: str, make: Callable[..., Any], *args: Any) -> None:
         self.rules = Rules(concept)

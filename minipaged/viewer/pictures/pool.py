@@ -14,8 +14,7 @@ from minipaged.viewer.pictures.tables import describe
 from minipaged.viewer.snapshot import BlockView, PoolView, evictable_blocks
 
 TILE, HEIGHT, GAP = 50, 46, 6
-MOST_BLOCKS = 192
-"""Tiles that are drawn of a larger pool; a line says how many more there are."""
+MOST_BLOCKS = 192  # are drawn of a larger pool; a line says how many more there are
 
 
 def pool_svg(view: PoolView, caption: str = "", columns: int = 12) -> Svg:

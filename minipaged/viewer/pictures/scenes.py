@@ -13,6 +13,8 @@ SCORE = ["Four", "score", "and", "seven", "years", "ago", "our", "fathers", "bro
 BEST = ["It", "was", "the", "best", "of", "times"]
 WORDS = tuple(dict.fromkeys((*SCORE, *BEST, "mothers")))
 
+Tables = Mapping[str, tuple[BlockTable, Iterable[str]]]
+
 
 class Moment(NamedTuple):
     """What has just happened, and the memory then."""
@@ -26,12 +28,7 @@ def text_of(token: int) -> str:
     return WORDS[token]
 
 
-def moment(
-    caption: str,
-    allocator: BlockAllocator,
-    tables: Mapping[str, tuple[BlockTable, Iterable[str]]],
-    prompt: int = 0,
-) -> Moment:
+def moment(caption: str, allocator: BlockAllocator, tables: Tables, prompt: int = 0) -> Moment:
     """Look at tables without a scheduler: name ("A" or "A/1") -> table and its words, the prompt first."""
     views = []
     for name, (table, words) in tables.items():
@@ -112,5 +109,5 @@ def fig9() -> list[Moment]:
     return [before, moment("One step later: all continue beams 2 and 3", pool, _named(children))]
 
 
-def _named(beams: list[BlockTable]) -> dict[str, tuple[BlockTable, Iterable[str]]]:
+def _named(beams: list[BlockTable]) -> Tables:
     return {f"beam/{i}": (table, ()) for i, table in enumerate(beams)}

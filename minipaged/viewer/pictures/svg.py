@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from math import inf
 from typing import Any
 
 from minipaged.viewer.pictures import palette
@@ -115,7 +116,7 @@ class Picture:
         height: float,
         look: str,
         words: Sequence[str | None],
-        num_computed: int | None = None,
+        num_computed: float = inf,
         size: float = SLOT_TEXT,
     ) -> None:
         """A block: a slot for each word; None is an empty slot. Slots from `num_computed` on are hatched."""
@@ -128,7 +129,7 @@ class Picture:
                 self.line(left, y + 1.5, left, y + height - 1.5, "rule" if word is None else "gap")
             if word is None:
                 continue
-            if num_computed is not None and i >= num_computed:
+            if i >= num_computed:
                 self.hatch(left, y, slot_width, height)
             text, font = fit(word, slot_width - 4, size) if word else ("", size)
             if text:

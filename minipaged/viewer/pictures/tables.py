@@ -9,8 +9,7 @@ from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, text_width
 from minipaged.viewer.snapshot import PoolView, TableView
 
 ROW, BLOCK, GAP = 35, 28, 128
-MOST_BLOCKS = 24
-"""Pools up to this size are drawn whole; of larger ones, the blocks that are not free."""
+MOST_BLOCKS = 24  # of a larger pool free blocks are not drawn
 
 
 def tables_svg(view: PoolView, text_of: TextOf | None = None, caption: str = "") -> Svg:

@@ -48,11 +48,8 @@ def tree_svg(view: PoolView, before: PoolView | None = None, caption: str = "") 
     depth = max((len(leaf.blocks) for leaf in leaves), default=1)
     names = max((text_width(leaf.name) for leaf in leaves), default=0)
     top = MARGIN + (34 if caption else 6)
-    picture = Picture(
-        max(2 * MARGIN + depth * STEP + names + 20, 2 * MARGIN + text_width(caption, 15)),
-        top + MARGIN + len(leaves) * ROW + 16,
-        caption,
-    )
+    width = 2 * MARGIN + max(depth * STEP + names + 20, text_width(caption, 15))
+    picture = Picture(width, top + MARGIN + len(leaves) * ROW + 16, caption)
     for block, node in root.children.items():
         _draw(picture, block, node, MARGIN, top, leaves)
     for row, leaf in enumerate(leaves):
