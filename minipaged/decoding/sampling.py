@@ -17,7 +17,7 @@ import torch
 from minipaged.decoding.logits import edit_logits, filter_logits
 from minipaged.decoding.noise import gumbel_noise, mix, noise_key
 from minipaged.decoding.params import BeamSearchParams, SamplingParams
-from minipaged.kernels.reference.sampling import greedy_tokens
+from minipaged.kernels.dispatch import greedy_tokens
 from minipaged.scheduling import Sample, ScheduledSequence
 
 DRAW_ELEMENTS = 1 << 20

@@ -168,9 +168,3 @@ def final_text(rules: StopChecker, token_ids: list[int]) -> str:
         return "".join(stream_text(rules, token_ids))
     cut = not rules.include_stop and rules.is_end_token(token_ids[-1], len(token_ids))
     return rules.detokenizer.decode(token_ids[:-1] if cut else token_ids)
-
-
-class TextRules(StopChecker):
-    """The stop checker under the name by which the engine asks for it."""
-
-    of = classmethod(lambda cls, *args: cls(*args))

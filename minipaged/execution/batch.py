@@ -23,24 +23,15 @@ from minipaged.scheduling import ScheduledSequence
 
 
 class Batch(NamedTuple):
-    """T rows of S sequences.
+    """T rows of S sequences, of which R are the rows whose logits are needed."""
 
-    Attributes:
-        input_ids: [1, T] int64.
-        positions: [1, T] int64, each row's position in its own sequence.
-        metadata: what attention needs.
-        output_indices: [R] int64, ascending: the rows whose logits are needed.
-        sampling: the scheduled sequences that get candidates, in plan order.
-        sampling_index: which of the R rows belongs to each of them; None if it is all of them, in order.
-        prompts: those whose prompt tokens' log-probabilities are wanted, and where their rows begin in R.
-    """
-
-    input_ids: Tensor
-    positions: Tensor
+    input_ids: Tensor  # [1, T] int64
+    positions: Tensor  # [1, T] int64, each row's position in its own sequence
     metadata: AttentionMetadata
-    output_indices: Tensor
-    sampling: list[ScheduledSequence]
-    sampling_index: list[int] | None
+    output_indices: Tensor  # [R] int64, ascending
+    sampling: list[ScheduledSequence]  # those that get candidates, in plan order
+    sampling_index: list[int] | None  # which of the R rows each of them has; None: all, in order
+    # Those whose prompt tokens' log-probabilities are wanted, and where their rows begin in R.
     prompts: list[tuple[ScheduledSequence, int]]
 
 

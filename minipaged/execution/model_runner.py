@@ -160,14 +160,9 @@ class ModelRunner:
         """As `forward`, without CUDA graphs."""
         # (Rows for log-probabilities of a prompt are not the last of their sequences.)
         uses_all = batch.prompts or len(batch.output_indices) == batch.input_ids.shape[1]
-        context = PagedContext(
-            self.cache.pools,
-            batch.metadata,
-            batch.positions[0],
-            self.backend,
-            None if uses_all else batch.output_indices,
-            self.stage_hooks,
-        )
+        wanted = None if uses_all else batch.output_indices
+        step = self.cache.pools, batch.metadata, batch.positions[0]
+        context = PagedContext(*step, self.backend, wanted, self._end_stage)
         with set_forward_context(context):
             return self._call(batch.input_ids, batch.positions, batch.output_indices)[0]
 
