@@ -138,7 +138,7 @@ def choose_outputs(
 def num_predicted_prompt_tokens(item: ScheduledSequence) -> int:
     """How many scheduled rows, from the first, predict a prompt token whose log-probability is wanted."""
     sequence, start, num_tokens, _ = item
-    num_left, request = sequence.num_prompt_tokens - 1 - start, sequence.request
-    if num_left <= 0 or request.params.prompt_logprobs is None or sequence is not request.sequences[0]:
+    request, num_left = sequence.request, sequence.num_prompt_tokens - 1 - start
+    if num_left <= 0 or sequence is not request.sequences[0]:
         return 0
-    return min(num_tokens, num_left)
+    return 0 if getattr(request.params, "prompt_logprobs", None) is None else min(num_tokens, num_left)
