@@ -72,7 +72,7 @@ def swap_blocks(
 ) -> None:
     """Copy block source[i] of source_caches[j] to block destination[i] of destination_caches[j], all i and j.
 
-    Raises ValueError for a host pool that is not pinned (the kernel reaches it over the bus), and if the lists
+    Raises ValueError for a host pool that is not pinned (it is reached over the bus), and if the lists
     differ in length.
     """
     move_blocks(source_caches, destination_caches, source, destination)
