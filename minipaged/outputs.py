@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from minipaged.decoding.stopping import TextRules, final_text
+from minipaged.decoding.stopping import StopChecker, final_text
 from minipaged.scheduling import Request
 
 
@@ -54,7 +54,7 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, float] | None] | None = None
 
 
-def make_output(request: Request, prompt: str | None, rules: TextRules | None) -> RequestOutput:
+def make_output(request: Request, prompt: str | None, rules: StopChecker | None) -> RequestOutput:
     """What the user gets for a request, finished or not; without `rules` texts are empty."""
     ranked = request.method.rank(request) if request.is_finished else request.sequences
     outputs = []
