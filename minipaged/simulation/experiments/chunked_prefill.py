@@ -1,8 +1,5 @@
 """Chunked prefill: the token budget trades time to first token against time between tokens."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from minipaged.simulation.experiments.common import capacity, grid
@@ -35,7 +32,7 @@ def measure(chunked: bool | str, budget: int) -> Latency | float:
     return Latency(run.quantile(time_to_first_token, 0.5), run.gap_quantile(0.99))
 
 
-def conclude(results: Mapping[tuple[bool | str, int], Any]) -> Outcome:
+def conclude(results: dict[tuple[bool | str, int], Any]) -> Outcome:
     """The statements of the source as ratios, and both latencies along the budget."""
     small, default, large = (results[True, budget] for budget in (512, 2048, 8192))
     first = results[False, 8192]
@@ -44,18 +41,18 @@ def conclude(results: Mapping[tuple[bool | str, int], Any]) -> Outcome:
     source = "optimization and tuning"
     claims = [
         Claim("ITL p99, budget 2048 over 512 (smaller is better for ITL)", source, more,
-              default.itl_p99 / small.itl_p99, "x"),
+              default.itl_p99 / small.itl_p99),
         Claim("TTFT median, budget 8192 over 512 (larger is better for TTFT)", source, less,
-              large.ttft_p50 / small.ttft_p50, "x"),
-        Claim("sustained rate, budget 2048 over 512", source, more, rate[2048] / rate[512], "x"),
+              large.ttft_p50 / small.ttft_p50),
+        Claim("sustained rate, budget 2048 over 512", source, more, rate[2048] / rate[512]),
         Claim("sustained rate, budget 8192 over 2048 (above 2048 for throughput)", source, more,
-              rate[8192] / rate[2048], "x", "2,048 tokens are enough to be bound by computing on this chip"),
+              rate[8192] / rate[2048], note="2,048 tokens are enough to be bound by computing on this chip"),
         Claim("ITL p99, prefills first over chunked with 2048", source, more,
-              first.itl_p99 / default.itl_p99, "x"),
+              first.itl_p99 / default.itl_p99),
         Claim("TTFT median, prefills first over chunked with 2048", source, less,
-              first.ttft_p50 / default.ttft_p50, "x"),
+              first.ttft_p50 / default.ttft_p50),
         Claim("TTFT median, budget = max_model_len over prefills first (almost the same)",
-              source, (0.8, 1.25), large.ttft_p50 / first.ttft_p50, "x"),
+              source, (0.8, 1.25), large.ttft_p50 / first.ttft_p50),
     ]  # fmt: skip
     panels = []
     fields = {"ttft_p50": "time to first token, median", "itl_p99": "inter-token latency, 99th percentile"}
@@ -65,7 +62,7 @@ def conclude(results: Mapping[tuple[bool | str, int], Any]) -> Outcome:
         curves = [Curve("chunked", list(BUDGETS), along), Curve("prefills first", list(BUDGETS), flat)]
         axes = ("max_num_batched_tokens", f"{title.split(',')[0]} [ms]")
         panels.append(Panel(title, *axes, curves, x_scale="log2", y_scale="log"))
-    return Outcome(claims, panels)
+    return claims, panels
 
 
 EXPERIMENT = Experiment(

@@ -1,7 +1,5 @@
 """What several experiments share: names on the page, cases, sustained rates, latency along rates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import product

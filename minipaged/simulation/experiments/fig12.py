@@ -1,8 +1,5 @@
 """Fig. 12: normalized latency against request rate, three models, two data sets, five systems."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from minipaged.simulation.experiments.common import DATA, LABELS, LoadCurve, grid, latency_panel, load_curve
@@ -44,7 +41,7 @@ def measure(part: str, name: str) -> LoadCurve:
     return load_curve(lambda: system(name, setup), DATA[data], warm_up, steps, seconds, fractions)
 
 
-def conclude(results: Mapping[tuple[str, str], LoadCurve]) -> Outcome:
+def conclude(results: dict[tuple[str, str], LoadCurve]) -> Outcome:
     """Sustained rates, their ratios, and six panels."""
     claims, panels = [], []
     for part, (title, _, data, *_) in PARTS.items():
@@ -58,10 +55,10 @@ def conclude(results: Mapping[tuple[str, str], LoadCurve]) -> Outcome:
             paper = published if data == "sharegpt" else None
             note = COMPUTE_BOUND if part == "f" and name == "orca-oracle" else ""
             claim = f"sustained rate of paged over {LABELS[name]}, {title}"
-            claims.append(Claim(claim, f"Fig. 12 {part}", paper, rates["paged"] / rates[name], "x", note))
+            claims.append(Claim(claim, f"Fig. 12 {part}", paper, rates["paged"] / rates[name], note=note))
         curves = {LABELS[name]: results[part, name] for name in SYSTEMS}
         panels.append(latency_panel(f"({part}) {title}", curves, 1.0))
-    return Outcome(claims, panels)
+    return claims, panels
 
 
 EXPERIMENT = Experiment(

@@ -1,8 +1,5 @@
 """Fig. 16: translation behind a shared prefix of examples."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import replace
 
 from minipaged.simulation.experiments.common import LoadCurve, capacity, grid, latency_panel, load_curve
@@ -33,17 +30,17 @@ def measure(name: str, prefix: int) -> LoadCurve:
     return load_curve(lambda: build(name), replace(TRANSLATION, prefix_tokens=prefix), 400, 1600, 30)
 
 
-def conclude(results: Mapping[tuple[str, int], LoadCurve]) -> Outcome:
+def conclude(results: dict[tuple[str, int], LoadCurve]) -> Outcome:
     """Ratios and latency curves."""
     claims, panels = [], []
     for prefix, paper in PUBLISHED.items():
         base = results["orca-oracle", prefix][0]
         for name, known in (("shared", paper), ("paged", None)):
             text = f"sustained rate over Orca (Oracle), prefix of {prefix} tokens, {LABELS[name]}"
-            claims.append(Claim(text, "Fig. 16", known, results[name, prefix][0] / base, "x"))
+            claims.append(Claim(text, "Fig. 16", known, results[name, prefix][0] / base))
         curves = {label: results[name, prefix] for name, label in LABELS.items()}
         panels.append(latency_panel(f"{SHOTS[prefix]}, {prefix} tokens", curves, 0.2))
-    return Outcome(claims, panels)
+    return claims, panels
 
 
 EXPERIMENT = Experiment(

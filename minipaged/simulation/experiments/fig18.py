@@ -1,9 +1,5 @@
 """Fig. 18 b: what the block size does to the latency."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-
 from minipaged.simulation.experiments.common import DATA, grid
 from minipaged.simulation.measure import on_trace
 from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
@@ -19,7 +15,7 @@ def latency(data: str, block_size: int) -> float:
     return on_trace(paged(OPT_13B, block_size=block_size), DATA[data], rate, seconds).normalized_latency
 
 
-def conclude(results: Mapping[tuple[str, int], float]) -> Outcome:
+def conclude(results: dict[tuple[str, int], float]) -> Outcome:
     """Curves, and how far the published best sizes are from the best."""
 
     def worst(data: str, sizes: tuple[int, ...]) -> float:
@@ -28,13 +24,13 @@ def conclude(results: Mapping[tuple[str, int], float]) -> Outcome:
 
     claims = [
         Claim("ShareGPT: worst of block sizes 16 to 128 over the best of all", "Fig. 18 b", (1.0, 1.25),
-              worst("sharegpt", (16, 32, 64, 128)), "x"),
+              worst("sharegpt", (16, 32, 64, 128))),
         Claim("ShareGPT: block size 1 over the best of all", "Fig. 18 b", (1.25, None),
-              worst("sharegpt", (1,)), "x"),
+              worst("sharegpt", (1,))),
         Claim("Alpaca: worst of block sizes 16 and 32 over the best of all", "Fig. 18 b", (1.0, 1.25),
-              worst("alpaca", (16, 32)), "x"),
+              worst("alpaca", (16, 32))),
         Claim("Alpaca: block size 256 over the best of all", "Fig. 18 b", (1.25, None),
-              worst("alpaca", (256,)), "x"),
+              worst("alpaca", (256,))),
     ]  # fmt: skip
     curves = [
         Curve(title, list(BLOCK_SIZES), [results[data, size] for size in BLOCK_SIZES])
@@ -42,7 +38,7 @@ def conclude(results: Mapping[tuple[str, int], float]) -> Outcome:
     ]
     axes = ("block size [tokens]", "normalized latency [s/token]")
     panel = Panel("OPT-13B", *axes, curves, x_scale="log2", y_scale="log")
-    return Outcome(claims, [panel])
+    return claims, [panel]
 
 
 EXPERIMENT = Experiment(

@@ -1,9 +1,5 @@
 """Fig. 19: swapping against recomputing, by block size."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-
 from minipaged.simulation.costs import CostModel
 from minipaged.simulation.experiments.common import grid
 from minipaged.simulation.experiments.fig18 import BLOCK_SIZES
@@ -31,7 +27,7 @@ def latency(mode: str, block_size: int) -> tuple[float, int]:
     return run.normalized_latency, run.num_preemptions
 
 
-def conclude(results: Mapping[tuple[str, int], tuple[float, int]]) -> Outcome:
+def conclude(results: dict[tuple[str, int], tuple[float, int]]) -> Outcome:
     """Micro-benchmark and end to end."""
     micro = {size: overhead(size) for size in BLOCK_SIZES}
     swap = {size: micro[size][1] + micro[size][2] for size in BLOCK_SIZES}
@@ -39,15 +35,15 @@ def conclude(results: Mapping[tuple[str, int], tuple[float, int]]) -> Outcome:
     flat = max(m[0] for m in micro.values()) / min(m[0] for m in micro.values())
     claims = [
         Claim("swap out and in at block size 1 over block size 16", "Fig. 19 a", (3.0, None),
-              swap[1] / swap[16], "x"),
-        Claim("recompute, slowest over fastest block size", "Fig. 19 a", 1.0, flat, "x"),
+              swap[1] / swap[16]),
+        Claim("recompute, slowest over fastest block size", "Fig. 19 a", 1.0, flat),
         Claim("recompute over swap, highest of all block sizes", "Fig. 19 a", (None, 1.2),
               max(micro[size][0] / swap[size] for size in BLOCK_SIZES), "x",
               "large blocks move at PCIe 4's full 25 GB/s here; at 16 GB/s it would be 1.13"),
         Claim("recompute over swap end to end, highest of block sizes 16 to 64", "Fig. 19 b", (0.8, 1.25),
-              max(end.values()), "x"),
+              max(end.values())),
         Claim("recompute over swap end to end, lowest of block sizes 16 to 64", "Fig. 19 b", (0.8, 1.25),
-              min(end.values()), "x"),
+              min(end.values())),
     ]  # fmt: skip
     sizes = list(BLOCK_SIZES)
     alone = [
@@ -61,7 +57,7 @@ def conclude(results: Mapping[tuple[str, int], tuple[float, int]]) -> Outcome:
         Panel(f"(a) one sequence of {TOKENS} tokens", x, "time [ms]", alone, x_scale="log2"),
         Panel(f"(b) ShareGPT at {RATE} req/s", x, y, whole, x_scale="log2", y_scale="log"),
     ]
-    return Outcome(claims, panels)
+    return claims, panels
 
 
 EXPERIMENT = Experiment(

@@ -1,12 +1,8 @@
 """Dynamic page growth: reserving all that a request may use against growing while it runs."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from minipaged.simulation.experiments.common import grid
-from minipaged.simulation.measure import SEED
 from minipaged.simulation.records import inference_time, queue_time
 from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
 from minipaged.simulation.run import simulate
@@ -51,7 +47,7 @@ TEXT = {
 def load(growth: str) -> Load:
     """A minute of the load generator."""
     simulation = paged(setup("llama-3-8b", "a10g"), page_growth=GROWTH[growth], max_output=MAX_NEW_TOKENS)
-    run = simulate(simulation, steady(WORKLOAD, RATE, SECONDS, SEED), until=SECONDS, max_users=USERS)
+    run = simulate(simulation, steady(WORKLOAD, RATE, SECONDS), until=SECONDS, max_users=USERS)
     count = len(run.records)
     return Load(
         count,
@@ -65,7 +61,7 @@ def load(growth: str) -> Load:
     )
 
 
-def conclude(results: Mapping[str, Load]) -> Outcome:
+def conclude(results: dict[str, Load]) -> Outcome:
     """The source's table, and the two ratios it is about."""
     claims = []
     for growth, measured in results.items():
@@ -80,7 +76,7 @@ def conclude(results: Mapping[str, Load]) -> Outcome:
         "requests finished, growing over reserving": (206 / 91, grow.finished / reserve.finished),
         "queue time p95, reserving over growing": (32.49 / 1.34, reserve.queue_p95 / grow.queue_p95),
     }
-    claims += [Claim(text, "dynamic growth, table", *pair, "x") for text, pair in ratios.items()]
+    claims += [Claim(text, "dynamic growth, table", *pair) for text, pair in ratios.items()]
     names, known = list(GROWTH), list(PUBLISHED)
     panels = []
     for field in ("finished", "queue_p95", "per_token"):
@@ -90,7 +86,7 @@ def conclude(results: Mapping[str, Load]) -> Outcome:
             Curve("published", known, [float(getattr(PUBLISHED[name], field)) for name in known], True),
         ]
         panels.append(Panel(text, "", f"{text} [{unit}]".replace(" []", ""), curves, "bar"))
-    return Outcome(claims, panels)
+    return claims, panels
 
 
 EXPERIMENT = Experiment(
