@@ -50,7 +50,7 @@ def run_experiments(
     answers = run_cases([case for *_, case in jobs], processes, progress)
     for (i, key, _), answer in zip(jobs, answers):
         results[i][key] = answer
-    return [as_json(e, e.conclude(result)) for e, result in zip(experiments, results)]
+    return [as_json(e, result) for e, result in zip(experiments, results)]
 
 
 def run_cases(

@@ -188,7 +188,7 @@ def find_workload(name: str) -> Workload:
     return find("workload", WORKLOADS, name, " or give a .json file of lengths")
 
 
-def poisson(workload: Workload, rate: float, count: int, seed: int) -> Iterator[Arrival]:
+def poisson(workload: Workload, rate: float, count: int, seed: int = 0) -> Iterator[Arrival]:
     """`count` requests at `rate` a second on average, exponential gaps. An infinite rate: all at 0.
 
     The lengths depend on the seed alone: at every rate the same requests come in the same order.
@@ -202,7 +202,7 @@ def poisson(workload: Workload, rate: float, count: int, seed: int) -> Iterator[
         yield Arrival(number, time, lengths)
 
 
-def steady(workload: Workload, rate: float, seconds: float, seed: int) -> Iterator[Arrival]:
+def steady(workload: Workload, rate: float, seconds: float, seed: int = 0) -> Iterator[Arrival]:
     """One request every 1 / rate seconds (a load generator's constant arrival rate)."""
     for number, lengths in zip(range(int(rate * seconds)), workload.lengths(seed)):
         yield Arrival(number, number / rate, lengths)

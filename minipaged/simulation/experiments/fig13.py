@@ -6,7 +6,7 @@ from minipaged.simulation.run import simulate
 from minipaged.simulation.systems import OPT_13B, system
 from minipaged.simulation.workloads import poisson
 
-PARTS: dict[str, tuple[str, str, float, float]] = {
+PARTS = {
     "a": ("ShareGPT, 2 req/s", "sharegpt", 2.0, 1200.0),
     "b": ("Alpaca, 30 req/s", "alpaca", 30.0, 120.0),
 }

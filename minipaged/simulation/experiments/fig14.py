@@ -12,8 +12,7 @@ from minipaged.simulation.workloads import ALPACA
 
 WIDTHS = (2, 4, 6)
 PUBLISHED = {("sampling", 1): 1.3, ("beams", 6): 2.3}
-TEXT = {("sampling", 1): "one sample"}
-TEXT |= {("sampling", n): f"{n} samples" for n in WIDTHS}
+TEXT = {("sampling", 1): "one sample"} | {("sampling", n): f"{n} samples" for n in WIDTHS}
 TEXT |= {("beams", n): f"beam width {n}" for n in WIDTHS}
 SATURATED = "the paper compares at equal latency below saturation, here both are saturated"
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from minipaged.simulation.experiments.common import LoadCurve, capacity, grid, latency_panel, load_curve
+from minipaged.simulation.experiments.common import LoadCurve, grid, latency_panel, load_curve
 from minipaged.simulation.results import Claim, Experiment, Outcome
 from minipaged.simulation.run import Simulation
 from minipaged.simulation.systems import LLAMA_13B, paged, system
@@ -18,11 +18,6 @@ def build(name: str) -> Simulation:
     if name == "orca-oracle":
         return system(name, LLAMA_13B)
     return paged(LLAMA_13B, enable_prefix_caching=name == "shared")
-
-
-def sustained(name: str, prefix: int) -> float:
-    """Requests a second."""
-    return capacity(build(name), replace(TRANSLATION, prefix_tokens=prefix), 400, 1600)
 
 
 def measure(name: str, prefix: int) -> LoadCurve:

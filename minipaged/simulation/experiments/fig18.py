@@ -22,16 +22,14 @@ def conclude(results: dict[tuple[str, int], float]) -> Outcome:
         best = min(results[data, size] for size in BLOCK_SIZES)
         return max(results[data, size] for size in sizes) / best
 
-    claims = [
-        Claim("ShareGPT: worst of block sizes 16 to 128 over the best of all", "Fig. 18 b", (1.0, 1.25),
-              worst("sharegpt", (16, 32, 64, 128))),
-        Claim("ShareGPT: block size 1 over the best of all", "Fig. 18 b", (1.25, None),
-              worst("sharegpt", (1,))),
-        Claim("Alpaca: worst of block sizes 16 and 32 over the best of all", "Fig. 18 b", (1.0, 1.25),
-              worst("alpaca", (16, 32))),
-        Claim("Alpaca: block size 256 over the best of all", "Fig. 18 b", (1.25, None),
-              worst("alpaca", (256,))),
-    ]  # fmt: skip
+    good, bad = (1.0, 1.25), (1.25, None)
+    rows = {
+        "ShareGPT: worst of block sizes 16 to 128": (good, worst("sharegpt", (16, 32, 64, 128))),
+        "ShareGPT: block size 1": (bad, worst("sharegpt", (1,))),
+        "Alpaca: worst of block sizes 16 and 32": (good, worst("alpaca", (16, 32))),
+        "Alpaca: block size 256": (bad, worst("alpaca", (256,))),
+    }
+    claims = [Claim(f"{text} over the best of all", "Fig. 18 b", *row) for text, row in rows.items()]
     curves = [
         Curve(title, list(BLOCK_SIZES), [results[data, size] for size in BLOCK_SIZES])
         for data, (title, *_) in LOADS.items()
