@@ -7,8 +7,6 @@ worth what it predicts: `calibrate` reports the error on workloads that it was n
 start to end.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Sequence

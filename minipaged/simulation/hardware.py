@@ -5,8 +5,6 @@ chip is a few rates (bytes/s, FLOP/s, links) and a model a few sizes (parameters
 `CONSTANTS` is one set for every figure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar, cast

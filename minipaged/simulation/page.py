@@ -1,7 +1,5 @@
 """The docs page, from the JSON of the experiments alone: tables, figures, constants, commands."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import fields

@@ -6,8 +6,6 @@ same JSON gives the same file, byte for byte. matplotlib (the extra "plot") is i
 is drawn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 The executor's clock jumps from step to step and is the engine's clock; records are made by step hooks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from minipaged.config import EngineConfig
@@ -28,7 +26,7 @@ MethodOf = Callable[[Arrival], DecodingMethod]
 
 
 def one_sample(arrival: Arrival) -> DecodingMethod:
-    """The usual decoding: one sample, as long as the trace says."""
+    """One sample, as long as the trace says."""
     return ScriptedSampling(arrival.lengths.output)
 
 
@@ -38,7 +36,6 @@ class Simulation:
     Args:
         scheduler: the real one, or a baseline.
         executor: its clock is the engine's.
-        method_of: the decoding method of a request.
         max_output: output limit that the user asks for; None: up to the scheduler's longest sequence.
             (Where a request really ends is known to its decoding method alone.)
         usage_every: look at the memory every so many steps; 0: never.
@@ -114,7 +111,7 @@ class Simulation:
         per_second = 1 / GAP_RESOLUTION
         for request in plan.sampling:
             record = records[request.request_id]
-            if record.first_token is None:
+            if record.last_token is None:
                 record.first_token = now
             else:
                 gaps[int((now - record.last_token) * per_second)] += 1

@@ -11,8 +11,6 @@ how fast beams forget that they were different. Tokens are the number of the pla
 sequences hold equal tokens exactly as far as they share ancestors.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence as SequenceOf
 

@@ -4,8 +4,6 @@ The scheduler and memory manager are built from an `EngineConfig` exactly as for
 executor is simulated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial

@@ -5,8 +5,6 @@ orca-*              contiguous regions from a buddy allocator        under this 
 faster-transformer  the same, one batch after the other
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

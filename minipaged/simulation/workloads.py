@@ -5,8 +5,6 @@ distributions with the published means (paper, Fig. 11) and a stated spread, cut
 a file with real lengths may be given instead. Arrivals are a Poisson process.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

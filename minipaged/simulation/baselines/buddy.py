@@ -8,8 +8,6 @@ free. Two wastes follow, and both are the point (paper, Fig. 2): the rounding in
 slots that are enough in sum but not in one piece.
 """
 
-from __future__ import annotations
-
 from minipaged.memory import OutOfBlocksError
 
 

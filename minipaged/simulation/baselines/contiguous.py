@@ -9,8 +9,6 @@ of two; nothing ever grows; nothing is shared, so a request with n sequences res
 fork copies. A slot is a block of one token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import cast
