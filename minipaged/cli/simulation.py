@@ -99,19 +99,17 @@ def simulate(
     constants = replace(CONSTANTS, step_seconds=host_ms / 1e3)
     load = Load(deployment, constants, workload, requests, replicas, router)
     if sweep is None:
-        report = load.run(rate, config)
-        if as_json:
-            print(json.dumps(asdict(report), indent=1))
-        else:
-            _print([report], "metric", ["value"])
-        return
-    flag, values = parse_sweep(sweep)
-    reports = load.sweep(rate, config, flag, values)
-    if as_json:
+        flag, values, reports = "metric", ["value"], [load.run(rate, config)]
+    else:
+        flag, values = parse_sweep(sweep)
+        reports = load.sweep(rate, config, flag, values)
+    if not as_json:
+        _print(reports, flag, values)
+    elif sweep is None:
+        print(json.dumps(asdict(reports[0]), indent=1))
+    else:
         rows = [{flag: value, **asdict(report)} for value, report in zip(values, reports)]
         print(json.dumps(rows, indent=1))
-    else:
-        _print(reports, flag, values)
     if plot is not None:
         save_figure({"panels": [asdict(panel) for panel in sweep_panels(flag, values, reports)]}, plot)
 

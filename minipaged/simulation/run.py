@@ -31,23 +31,15 @@ def one_sample(arrival: Arrival) -> DecodingMethod:
 
 
 class Simulation:
-    """An engine over a simulated executor, and the records of what it does.
-
-    Args:
-        scheduler: the real one, or a baseline.
-        executor: its clock is the engine's.
-        max_output: output limit that the user asks for; None: up to the scheduler's longest sequence.
-            (Where a request really ends is known to its decoding method alone.)
-        usage_every: look at the memory every so many steps; 0: never.
-    """
+    """An engine over a simulated executor, and the records of what it does."""
 
     def __init__(
         self,
         scheduler: FCFSScheduler,
         executor: SimulatedExecutor,
         method_of: MethodOf = one_sample,
-        max_output: int | None = None,
-        usage_every: int = 0,
+        max_output: int | None = None,  # that the user asks for; where a request ends is up to its method
+        usage_every: int = 0,  # look at the memory every so many steps; 0: never
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -168,12 +160,9 @@ def simulate(
     until: float = float("inf"),
     max_users: int | None = None,
 ) -> Run:
-    """Run a trace.
+    """Run a trace in order of time, to its end or to `until` seconds.
 
-    Args:
-        arrivals: in order of time.
-        until: stop the clock here, finished or not, seconds.
-        max_users: turn an arrival away while so many requests are in the system.
+    An arrival is turned away while `max_users` requests are in the system.
     """
     for arrival in arrivals:
         simulation.advance(min(arrival.time, until))

@@ -102,7 +102,7 @@ class Independent:
 @dataclass(frozen=True)
 class Chat:
     """Rounds of conversations: the prompt is all that was said so far and a new question, cut to its last
-    `most_prompt` tokens; the output ends at `most_output`. Rounds of many conversations are mixed."""
+    `most_prompt` tokens; the output ends at `most_output`."""
 
     turn: Independent
     mean_rounds: float
@@ -115,7 +115,7 @@ class Chat:
         return self.turn.output
 
     def lengths(self, seed: int) -> Iterator[Lengths]:
-        """Endless, the same for the same seed; a round is drawn from a conversation at a random point."""
+        """Endless, the same for the same seed."""
         rng = random.Random(seed)
         turns = self.turn.lengths(seed + 1)
         while True:
@@ -144,11 +144,7 @@ class FromFile:
 
 
 def read_lengths(path: Path) -> FromFile:
-    """Lengths from a file: a JSON list of [prompt tokens, output tokens].
-
-    Raises:
-        WorkloadError: not such a file, or a length below 1; the message names the entry.
-    """
+    """Lengths from a JSON list of [prompt tokens, output tokens]; a `WorkloadError` names the bad entry."""
     try:
         pairs = json.loads(path.read_text())
     except (OSError, ValueError) as error:
