@@ -108,7 +108,7 @@ class Deployment:
         return self.num_chips * self.chip.memory
 
     def num_kv_slots(self, utilization: float = 0.9) -> int:
-        """Tokens whose K and V fit beside the weights in this share of the memory; `DoesNotFitError` if none."""
+        """Tokens whose K and V fit beside the weights in this share of memory; `DoesNotFitError` if none."""
         slots = int((self.memory * utilization - self.model.weight_bytes) // self.model.kv_bytes)
         if slots < 1:
             raise DoesNotFitError(

@@ -45,7 +45,7 @@ class BuddyAllocator:
         return True
 
     def allocate(self, size: int) -> int:
-        """Take the smallest free region that holds `size` slots; its address. `OutOfBlocksError` if none does."""
+        """Take the smallest region that holds `size` slots; its address. `OutOfBlocksError` if none does."""
         order = order_of(size)
         source = next((o for o in range(order, len(self._free)) if self._free[o]), None)
         if source is None:
