@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from minipaged.config import EngineConfig
 from minipaged.decoding.sampling import Sampler, find_errors, prompt_logprobs
 from minipaged.execution import loading
 from minipaged.execution.accel.cuda_graph import CaptureError, CUDAGraphCapture, CUDAGraphRunner
-from minipaged.execution.accel.packed_linear import can_pack, pack_linears
+from minipaged.execution.accel.optimize import optimize
 from minipaged.execution.attention import (
     LayerSpec,
     PagedContext,
@@ -94,16 +95,11 @@ class ModelRunner:
         return runner
 
     def optimize(self) -> None:
-        """Fuse layers and pack weights, for speed on a CPU; nobody else can use the model afterwards."""
-        if not can_pack():
-            return
-        if self.backend.name == "cpp":
-            from minipaged.execution.accel.layer_fusion import fuse_layers  # loads the C++ kernels
-
-            rows = torch.arange(min(8, self.vocab_size, self.max_model_len))
-            positions = rows * (self.max_model_len // len(rows))
-            fuse_layers(self.model, run=lambda: self._call(rows[None], positions[None], rows))
-        pack_linears(self.model)
+        """Rewrite the model for speed on a CPU; nobody else can use it afterwards."""
+        rows = torch.arange(min(8, self.vocab_size, self.max_model_len))
+        positions = rows * (self.max_model_len // len(rows))
+        run = partial(self._call, rows[None], positions[None], rows)
+        optimize(self.model, run, fuse=self.backend.name == "cpp")
 
     def use_attention(self, attention: PagedAttention) -> None:
         """Attend with this function instead of the backend's, in every step from now on."""
