@@ -23,6 +23,9 @@ from minipaged.outputs import RequestOutput, make_output
 from minipaged.prompts import RequestError, check_token_ids
 from minipaged.scheduling import FCFSScheduler, Request, StepPlan, StepResult
 
+PlannedHook = Callable[[StepPlan], None]
+CommittedHook = Callable[[StepPlan, StepResult, list[Request]], None]
+
 
 class Engine:
     """Continuous batching over paged KV memory.
@@ -35,9 +38,8 @@ class Engine:
         clock: seconds; read for metrics only.
         scheduler: takes the place of the one that config and components ask for.
 
-    Attributes:
-        on_planned: step hooks, called with (plan) before the plan is executed.
-        on_committed: step hooks, called with (plan, result, touched requests) after the commit.
+    Step hooks are called with (plan) before it is executed: `on_planned`; and with (plan, result, touched
+    requests) after its commit: `on_committed`.
     """
 
     def __init__(
@@ -57,10 +59,8 @@ class Engine:
         self.clock = clock
         self.metrics = Metrics()
         self.stats_logger = None if config.disable_log_stats else StatsLogger()
-        self.on_planned: list[Callable[[StepPlan], None]] = [
-            lambda plan: self.metrics.observe_plan(plan, self.scheduler)
-        ]
-        self.on_committed: list[Callable[[StepPlan, StepResult, list[Request]], None]] = [self._observe]
+        self.on_planned: list[PlannedHook] = [lambda plan: self.metrics.observe_plan(plan, self.scheduler)]
+        self.on_committed: list[CommittedHook] = [self._observe]
         self._requests: dict[str, Request] = {}
         self._now = clock()  # at the last commit or abort
         self._uninterrupted = DeferredInterrupts()
