@@ -63,7 +63,6 @@ class Engine:
         self.on_committed: list[CommittedHook] = [self._observe]
         self._requests: dict[str, Request] = {}
         self._now = clock()  # at the last commit or abort
-        self._uninterrupted = DeferredInterrupts()
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -120,7 +119,7 @@ class Engine:
         """End a request now; unknown and finished ones are ignored."""
         request = self._requests.get(request_id)
         if request is not None:
-            with self._uninterrupted:
+            with DeferredInterrupts():
                 self._now = self.clock()
                 self.scheduler.abort(request)
                 self._forget(request)
@@ -133,23 +132,19 @@ class Engine:
     # -- steps ----------------------------------------------------------------------------------
 
     def step(self) -> list[Request]:
-        """Compute one step.
-
-        Returns:
-            Requests that got tokens or ended.
+        """Compute one step. Returns the requests that got tokens or ended.
 
         Raises:
             Exception: whatever was raised inside. The step is rolled back first: its requests are queued
-                again, and stepping on recomputes them. (Those of a commit that failed half way end with
-                "error".) KeyboardInterrupt comes after planning, while executing or after the commit.
+                again, and stepping on recomputes them. (Those of a commit that failed half way fail.)
         """
         try:
-            with self._uninterrupted:
+            with DeferredInterrupts():
                 plan = self.scheduler.schedule()
             for planned in self.on_planned:
                 planned(plan)
             result = self.executor.execute(plan) if plan.has_work else StepResult([])
-            with self._uninterrupted:
+            with DeferredInterrupts():
                 touched = self.scheduler.commit(plan, result)
                 for request_id, entries in (result.prompt_logprobs or {}).items():
                     self._requests[request_id].prompt_logprobs.update(entries)
@@ -158,7 +153,7 @@ class Engine:
                 for request in touched:
                     self._forget(request)
         except BaseException:
-            with self._uninterrupted:
+            with DeferredInterrupts():
                 if self.scheduler.in_flight is not None:
                     self.scheduler.roll_back(self.scheduler.in_flight)
                 for request in list(self._requests.values()):

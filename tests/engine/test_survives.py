@@ -280,3 +280,13 @@ def test_an_executor_with_blocks_of_another_size_is_refused():
     """Catches tokens that are silently wrong: slots computed for one size, tables for another."""
     with pytest.raises(ConfigError, match="block_size is 8, but the executor's blocks have 4 tokens"):
         Engine(toy_engine().executor, EngineConfig(block_size=8))
+
+
+def test_ctrl_c_works_after_an_abort_inside_a_step():
+    """Catches a handler that is put back in the wrong order: Ctrl-C would be deferred for ever."""
+    before = signal.getsignal(signal.SIGINT)
+    engine = tight_engine()
+    add_all(engine)
+    engine.on_committed.append(lambda *step: engine.abort("3"))
+    engine.step()
+    assert signal.getsignal(signal.SIGINT) is before
