@@ -24,7 +24,7 @@ from minipaged.viewer.profile import StepProfile
 
 
 class WorkloadError(ValueError):
-    """The workload file cannot be used; the message says which entry and why."""
+    """The workload file cannot be used."""
 
 
 class WorkloadItem(TypedDict):
@@ -35,11 +35,7 @@ class WorkloadItem(TypedDict):
 
 
 def read_workload(path: Path) -> list[WorkloadItem]:
-    """Read and check a workload file.
-
-    Raises:
-        WorkloadError: no such file, no JSON list, or a bad entry.
-    """
+    """Read a workload file; raises `WorkloadError` if there is none, or none that can be used."""
     try:
         items = json.loads(path.read_text())
     except OSError as error:
@@ -68,19 +64,15 @@ def run_workload(
 ) -> dict[str, Any]:
     """Run a workload once, after a warm-up and with an empty prefix cache.
 
-    Args:
-        llm: the model.
-        items: the requests.
-        rate: mean arrivals a second (Poisson); None: all are there at the start.
-        seed: of the arrivals.
-        profile: measures the steps, without the warm-up.
-        progress: called with the number of requests that each step finished.
-
-    Returns:
-        The fields of `minipaged bench --json`, and "tokens": the generated ids per request.
+    `rate` is that of the arrivals, a second; `progress` is told how many requests each step finished. Returns
+    the fields of `minipaged bench --json`, and "tokens": the generated ids per request.
     """
     engine = llm.engine
-    _warm_up(llm, items)
+    # A warm-up lets libraries choose their kernels and memory be touched.
+    prompts = [{"prompt_token_ids": item["prompt_token_ids"]} for item in items[:32]]
+    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    engine.reset_prefix_cache()
+    engine.reset_metrics()
     rng = random.Random(seed)
     gaps = (rng.expovariate(rate) if rate else 0.0 for _ in items)
     arrivals = deque(zip(accumulate(gaps), range(len(items))))
@@ -122,11 +114,3 @@ def run_workload(
         "kv_waste": metrics.kv_waste,
         "tokens": tokens,
     }
-
-
-def _warm_up(llm: LLM, items: list[WorkloadItem]) -> None:
-    """Let libraries choose their kernels and memory be touched; then forget what was cached and counted."""
-    prompts = [{"prompt_token_ids": item["prompt_token_ids"]} for item in items[:32]]
-    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
-    llm.engine.reset_prefix_cache()
-    llm.engine.reset_metrics()

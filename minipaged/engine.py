@@ -15,13 +15,16 @@ from minipaged.components import Components, build_scheduler
 from minipaged.config import EngineConfig
 from minipaged.decoding.detokenizer import Detokenizer
 from minipaged.decoding.params import DecodingParams
-from minipaged.decoding.stopping import StopChecker, TextRules
+from minipaged.decoding.stopping import StopChecker
 from minipaged.execution.executor import Executor
 from minipaged.interrupts import DeferredInterrupts
 from minipaged.metrics import Metrics, StatsLogger
 from minipaged.outputs import RequestOutput, make_output
 from minipaged.prompts import RequestError, check_token_ids
 from minipaged.scheduling import FCFSScheduler, Request, StepPlan, StepResult
+
+PlannedHook = Callable[[StepPlan], None]
+CommittedHook = Callable[[StepPlan, StepResult, list[Request]], None]
 
 
 class Engine:
@@ -35,9 +38,8 @@ class Engine:
         clock: seconds; read for metrics only.
         scheduler: takes the place of the one that config and components ask for.
 
-    Attributes:
-        on_planned: step hooks, called with (plan) before the plan is executed.
-        on_committed: step hooks, called with (plan, result, touched requests) after the commit.
+    Step hooks are called with (plan) before it is executed: `on_planned`; and with (plan, result, touched
+    requests) after its commit: `on_committed`.
     """
 
     def __init__(
@@ -57,13 +59,10 @@ class Engine:
         self.clock = clock
         self.metrics = Metrics()
         self.stats_logger = None if config.disable_log_stats else StatsLogger()
-        self.on_planned: list[Callable[[StepPlan], None]] = [
-            lambda plan: self.metrics.observe_plan(plan, self.scheduler)
-        ]
-        self.on_committed: list[Callable[[StepPlan, StepResult, list[Request]], None]] = [self._observe]
+        self.on_planned: list[PlannedHook] = [lambda plan: self.metrics.observe_plan(plan, self.scheduler)]
+        self.on_committed: list[CommittedHook] = [self._observe]
         self._requests: dict[str, Request] = {}
         self._now = clock()  # at the last commit or abort
-        self._uninterrupted = DeferredInterrupts()
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -113,7 +112,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request that is built already. Raises RequestTooLongError if it can never run."""
-        with self._uninterrupted:
+        with DeferredInterrupts():
             self.scheduler.add(request)
             self._requests[request.request_id] = request
 
@@ -121,7 +120,7 @@ class Engine:
         """End a request now; unknown and finished ones are ignored."""
         request = self._requests.get(request_id)
         if request is not None:
-            with self._uninterrupted:
+            with DeferredInterrupts():
                 self._now = self.clock()
                 self.scheduler.abort(request)
                 self._forget(request)
@@ -134,20 +133,16 @@ class Engine:
     # -- steps ----------------------------------------------------------------------------------
 
     def step(self) -> list[Request]:
-        """Compute one step.
-
-        Returns:
-            Requests that got tokens or ended.
+        """Compute one step. Returns the requests that got tokens or ended.
 
         Raises:
             Exception: whatever was raised inside. The step is rolled back first: its requests are queued
-                again, and stepping on recomputes them. (Those of a commit that failed half way end with
-                "error".) KeyboardInterrupt comes after planning, while executing or after the commit.
+                again, and stepping on recomputes them. (Those of a commit that failed half way fail.)
         """
-        with self._uninterrupted:
+        with DeferredInterrupts() as interrupts:
             try:
                 plan = self.scheduler.schedule()
-                with self._uninterrupted.let_through():
+                with interrupts.let_through():
                     for planned in self.on_planned:
                         planned(plan)
                     result = self.executor.execute(plan) if plan.has_work else StepResult([])
@@ -178,11 +173,11 @@ class Engine:
 
     # -- results --------------------------------------------------------------------------------
 
-    def text_rules(self, params: DecodingParams) -> TextRules | None:
+    def text_rules(self, params: DecodingParams) -> StopChecker | None:
         """How the tokens of a request with these parameters become text; None without a tokenizer."""
         if self.detokenizer is None:
             return None
-        return TextRules.of(params, self.executor.eos_token_ids, self.detokenizer)
+        return StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
 
     def output(self, request: Request, prompt: str | None = None) -> RequestOutput:
         """What the user gets for a request, finished or not."""
@@ -191,7 +186,7 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         """Forget the prefixes that no running request uses."""
         if self.scheduler.kv.prefix_cache is not None:
-            with self._uninterrupted:
+            with DeferredInterrupts():
                 self.scheduler.kv.prefix_cache.clear()
 
     def reset_metrics(self) -> None:

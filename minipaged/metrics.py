@@ -1,11 +1,9 @@
-"""What happened, counted: everything here is derived from (plan, result) of each step.
+"""What happened, counted: everything here is derived from (plan, result) of each step, under vLLM's names.
 
-Names are those users of vLLM know, with the prefix `minipaged:`. Nothing here is read by a decision.
-
-    KV usage    blocks held by tables / blocks of the pool
-    waste       slots of held blocks without a token / slots of held blocks
-    sharing     1 - physical blocks / logical blocks (paper, Fig. 15)
-    hit rate    prompt tokens found in the prefix cache / prompt tokens looked up
+KV usage    blocks held by tables / blocks of the pool
+waste       slots of held blocks without a token / slots of held blocks
+sharing     1 - physical blocks / logical blocks (paper, Fig. 15)
+hit rate    prompt tokens found in the prefix cache / prompt tokens looked up
 """
 
 from __future__ import annotations
@@ -20,11 +18,8 @@ from minipaged.scheduling import FCFSScheduler, Request, StepPlan
 
 logger = logging.getLogger(__name__)
 
-SAMPLE_EVERY = 8
-"""Steps between two looks at the tables for waste and sharing: a look costs time in every sequence."""
-
-KEEP = 65_536
-"""Latencies that are kept for quantiles."""
+SAMPLE_EVERY = 8  # steps between two looks at the tables, each of which costs time in every sequence
+KEEP = 65_536  # latencies that are kept for quantiles
 
 
 def quantile(values: Iterable[float], share: float) -> float:

@@ -6,8 +6,8 @@
 //     block table ->  pointers to a tile's K rows  ->  scores [rows, TILE]  ->  softmax  ->  acc += p V
 //
 // One pointer a token is all that paging costs, and any block size will do. Arithmetic is float32; pools are
-// [num_blocks, Hkv, block_size, Dk or Dv], float32 or bfloat16. Softmax is online: each row has a maximum m_i,
-// a sum of exponentials l_i and an accumulator acc; earlier sums shrink by alpha. Paper: section 5.1.
+// [num_blocks, Hkv, block_size, Dk or Dv], float32 or bfloat16. Of the softmax each row has a maximum m_i, a sum
+// of exponentials l_i and an accumulator acc; earlier sums shrink by alpha. Paper: section 5.1.
 
 #include "vectors.h"
 
@@ -16,9 +16,26 @@
 #include <type_traits>
 #include <vector>
 
+// What attention.py packs. Strides in elements; rows of one head are contiguous, pools throughout.
+struct Call {
+    const void* query;            // [T, Hq, Dk]
+    const void* key_cache;        // [num_blocks, Hkv, block_size, Dk]
+    const void* value_cache;      // [num_blocks, Hkv, block_size, Dv]
+    void* output;                 // [T, Hq, Dv], contiguous
+    const int32_t* block_tables;  // [S, >= blocks in use]
+    const int32_t* query_start;   // [S + 1]
+    const int32_t* context_len;   // [S]
+    const float* sinks;           // [Hq], or null
+    int64_t query_token_stride, query_head_stride, table_stride;
+    int64_t num_sequences, num_heads, num_kv_heads, block_size, key_dim, value_dim;
+    int64_t sliding_window;       // at least the longest context if there is none
+    int64_t num_threads;
+    double scale, softcap;        // softcap 0: none
+};
+
 namespace {
 
-constexpr int TILE = 64;        // keys scored before their values are acc: both fit in the first cache
+constexpr int TILE = 64;        // keys scored before their values are mixed: both fit in the first cache
 constexpr int ROWS = 32;        // rows of a work item, if a single token does not already have more
 constexpr int WIDEN_ROWS = 16;  // rows from which a bfloat16 tile is widened once, not at each use
 constexpr double PARALLEL_WORK = 1e6;  // multiply-adds below which waking threads costs more than it saves
@@ -101,31 +118,7 @@ void in_groups(int num_rows, Body body) {
     if (row < num_rows) body(row, std::integral_constant<int, 1>());
 }
 
-}  // namespace
-
-// ---- The call --------------------------------------------------------------------------------------------
-
-extern "C" {
-
-// Mirrors `Call` in attention.py. Strides in elements; rows of one head are contiguous, pools throughout.
-struct Call {
-    const void* query;            // [T, Hq, Dk]
-    const void* key_cache;        // [num_blocks, Hkv, block_size, Dk]
-    const void* value_cache;      // [num_blocks, Hkv, block_size, Dv]
-    void* output;                 // [T, Hq, Dv], contiguous
-    const int32_t* block_tables;  // [S, >= blocks in use]
-    const int32_t* query_start;   // [S + 1]
-    const int32_t* context_len;   // [S]
-    const float* sinks;           // [Hq], or null
-    int64_t query_token_stride, query_head_stride, table_stride;
-    int64_t num_sequences, num_heads, num_kv_heads, block_size, key_dim, value_dim;
-    int64_t sliding_window;       // at least the longest context if there is none
-    int64_t num_threads;
-    double scale, softcap;        // softcap 0: none
-};
-}
-
-namespace {
+// ---- The work items ---------------------------------------------------------------------------------------
 
 // Its rows see the keys at first_key <= position < end_key, together.
 struct Item {
@@ -149,10 +142,6 @@ struct Workspace {
           m_i(num_rows), l_i(num_rows), alpha(num_rows), key_tile(in_place ? 0 : TILE * key_width),
           value_tile(in_place ? 0 : TILE * value_width), keys(TILE), values(TILE) {}
 };
-
-void cap_row(float* scores, int num_keys, float softcap) {
-    for (int k = 0; k < num_keys; k++) scores[k] = std::tanh(scores[k] / softcap) * softcap;
-}
 
 // R rows of scores become p = e^(score - m_i). Rows side by side, for each alone would wait for one operation
 // after the other.
@@ -212,6 +201,7 @@ void attend(const Call& call, const Item& item, const Item* next, Workspace<S>& 
     const int end = item.end_key, position = end - item.num_tokens;
     const int window = (int)std::min<int64_t>(call.sliding_window, end);
     const bool in_place = work.key_tile.empty();
+    const float softcap = (float)call.softcap;
     const int key_dim = (int)call.key_dim, value_dim = (int)call.value_dim;  // of a row of the pool, and
     const int key_row = in_place ? key_dim : work.key_width;                  // of the rows the products read
     const int value_row = in_place ? value_dim : work.value_width;
@@ -246,7 +236,8 @@ void attend(const Call& call, const Item& item, const Item* next, Workspace<S>& 
         });
         for (int row = 0; row < num_rows; row++) {
             float* scores = &work.scores[row * TILE];
-            if (call.softcap != 0) cap_row(scores, num_keys, (float)call.softcap);
+            for (int k = 0; softcap != 0 && k < num_keys; k++)
+                scores[k] = std::tanh(scores[k] / softcap) * softcap;
             // Of the tile's keys this row sees [oldest, newest); the rest, padding included, weighs nothing.
             int newest = std::clamp(position + row / group + 1 - first, 0, num_keys);
             int oldest = std::clamp(position + row / group + 1 - window - first, 0, newest);

@@ -26,7 +26,6 @@ import triton.language as tl
 from torch import Tensor
 
 from minipaged.kernels.layout import block_size_of, num_kv_heads_of
-from minipaged.kernels.reference.cache import check_counts
 
 CHUNK = 1024  # words a program copies
 WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}  # blocks are moved as words of these bytes
@@ -54,11 +53,10 @@ def write_kv(
 
 
 def copy_blocks(caches: list[Tensor], source: Tensor, destination: Tensor) -> None:
-    """Copy block source[i] to destination[i] ([n] int64) in every pool of `caches`.
+    """Copy block source[i] to destination[i] ([n] int64, best on the host) in every pool of `caches`.
 
     All reads happen before all writes: of X -> Y and Z -> X, in either order, Y receives the old X. Programs
     run in no order, so copies that overlap pass through a staging pool; others, the rule, take one launch.
-    Ids on the host spare a synchronisation.
     """
     if torch.isin(source, destination).any():
         staged = torch.arange(source.shape[0])
@@ -74,20 +72,16 @@ def swap_blocks(
 ) -> None:
     """Copy block source[i] of source_caches[j] to block destination[i] of destination_caches[j], all i and j.
 
-    Host pools must be pinned: the kernel reads and writes them over the bus. Raises ValueError for one that
-    is not, and if the lists differ in length.
+    Raises ValueError for a host pool that is not pinned (it is reached over the bus), and if the lists
+    differ in length.
     """
-    check_counts(source_caches, destination_caches)
     move_blocks(source_caches, destination_caches, source, destination)
 
 
 def move_blocks(
     source_caches: list[Tensor], destination_caches: list[Tensor], source: Tensor, destination: Tensor
 ) -> None:
-    """Copy blocks pool by pool, in one launch for all pools whose blocks have as many bytes.
-
-    No block may be both read and written.
-    """
+    """Copy blocks, none both read and written, in a launch for all pools with blocks of as many bytes."""
     pools = [*source_caches, *destination_caches]
     if source.numel() == 0 or not pools:
         return
@@ -100,17 +94,17 @@ def move_blocks(
     for block_bytes in sorted({cache[0].nbytes for cache in source_caches}):
         pairs = [
             (theirs.data_ptr(), ours.data_ptr())
-            for theirs, ours in zip(source_caches, destination_caches)
+            for theirs, ours in zip(source_caches, destination_caches, strict=True)
             if theirs[0].nbytes == block_bytes
         ]
         alignment = math.gcd(block_bytes, *itertools.chain.from_iterable(pairs))
         word = next(size for size in WORDS if alignment % size == 0)
         words = block_bytes // word
-        addresses = address_table(tuple(pairs), device)
-        grid = (source.shape[0], len(pairs), triton.cdiv(words, CHUNK))
-        aligned = alignment % 16 == 0
-        move_kernel[grid](
-            addresses, source, destination, words, WORD=WORDS[word], ALIGNED=aligned, CHUNK=CHUNK
+        move_kernel[(source.shape[0], len(pairs), triton.cdiv(words, CHUNK))](
+            *(address_table(tuple(pairs), device), source, destination, words),
+            WORD=WORDS[word],
+            ALIGNED=alignment % 16 == 0,
+            CHUNK=CHUNK,
         )
 
 
@@ -170,10 +164,8 @@ def move_kernel(
 ):
     """Copy one chunk of one block of one pool."""
     copy, pool, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    read_address = tl.load(addresses + 2 * pool)
-    write_address = tl.load(addresses + 2 * pool + 1)
-    read_pool = read_address.to(tl.pointer_type(WORD))
-    write_pool = write_address.to(tl.pointer_type(WORD))
+    read_pool = tl.load(addresses + 2 * pool).to(tl.pointer_type(WORD))
+    write_pool = tl.load(addresses + 2 * pool + 1).to(tl.pointer_type(WORD))
     if ALIGNED:  # an address from a table says nothing of its alignment: say it, and 16 bytes move at a time
         read_pool = tl.multiple_of(read_pool, 16)
         write_pool = tl.multiple_of(write_pool, 16)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
+from typer import Option
 
 from minipaged.cli.options import AsJson, Model, Use, load
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, ParamsError, SamplingParams
@@ -22,48 +22,47 @@ if TYPE_CHECKING:
 
 DEFAULT_PROMPT = "Once upon a time"
 
+ACCOUNT = (
+    "[bold]{peak_kv_blocks}[/bold] of {num_blocks:,} KV blocks of {block_size} tokens at peak, "
+    "{kv_waste:.1%} of their slots empty",
+    "[bold]{output_tokens}[/bold] tokens in {seconds:.2f} s, {out_tok_per_s:.0f} tokens/s, "
+    "{preemptions} preemptions",
+    "sharing saved [bold]{sharing_saving:.1%}[/bold] of the blocks ({blocks_copied} copied on write)",
+)
+
 
 def generate(
-    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
+    prompt: Annotated[list[str] | None, Option(help="A prompt; may be given several times.")] = None,
     prompt_file: Annotated[
-        str | None, typer.Option(help="A file with one prompt a line; - reads standard input.")
+        str | None, Option(help="A file, a prompt a line; - reads standard input.")
     ] = None,
     model: Model = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy. [default: 0; 1 if --n > 1]")] = None,
-    top_p: Annotated[
-        float, typer.Option(help="Sample from the likeliest tokens with this probability.")
-    ] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Sample from so many likeliest tokens; 0: all.")] = 0,
-    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest.")] = 0.0,
-    n: Annotated[int, typer.Option("--n", help="Completions per prompt.")] = 1,
-    beam_width: Annotated[int | None, typer.Option(help="Beam search with so many beams.")] = None,
-    length_penalty: Annotated[float, typer.Option(help="Beam search: above 0 favours long texts.")] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends a completion.")] = None,
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Print the text of one prompt as it comes.")
-    ] = False,
+    max_tokens: Annotated[int, Option(help="Tokens to generate at most.")] = 64,
+    temperature: Annotated[float | None, Option(help="0 is greedy. [default: 0; 1 if --n > 1]")] = None,
+    top_p: Annotated[float, Option(help="Sample from the likeliest tokens with this probability.")] = 1.0,
+    top_k: Annotated[int, Option(help="Sample from so many likeliest tokens; 0: all.")] = 0,
+    min_p: Annotated[float, Option(help="Drop tokens below this share of the likeliest.")] = 0.0,
+    n: Annotated[int, Option("--n", help="Completions per prompt.")] = 1,
+    beam_width: Annotated[int | None, Option(help="Beam search with so many beams.")] = None,
+    length_penalty: Annotated[float, Option(help="Beam search: above 0 favours long texts.")] = 1.0,
+    stop: Annotated[list[str] | None, Option(help="Text that ends a completion.")] = None,
+    stream: Annotated[bool, Option("--stream", help="Print the text of one prompt as it comes.")] = False,
     as_json: AsJson = False,
-    trace: Annotated[Path | None, typer.Option(help="Write what each step did to this file.")] = None,
+    trace: Annotated[Path | None, Option(help="Write what each step did to this file.")] = None,
     show_blocks: Annotated[
-        bool, typer.Option("--show-blocks", help="Show the KV pool at its fullest and where the tokens lay.")
+        bool, Option("--show-blocks", help="Show the KV pool at its fullest and where the tokens lay.")
     ] = False,
     use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
     """Complete prompts."""
-    prompts = list(prompt or [])
-    if prompt_file is not None:
-        prompts += _read_prompts(prompt_file)
+    prompts = [*(prompt or ()), *(_read_prompts(prompt_file) if prompt_file is not None else ())]
     prompts = prompts or [DEFAULT_PROMPT]
     params: DecodingParams
     if beam_width is not None:
         given = {"temperature": temperature, "stop": stop, "n": n if n > beam_width else None}
-        for name, value in given.items():
-            if value:
-                raise ParamsError(
-                    f"beam_width is {beam_width}, which contradicts {name} {value}; drop one of them"
-                )
+        if told := next((f"{name} {value}" for name, value in given.items() if value), ""):
+            raise ParamsError(f"beam_width is {beam_width}, which contradicts {told}; drop one of them")
         params = BeamSearchParams(
             beam_width=beam_width,
             num_return_sequences=n,
@@ -71,11 +70,9 @@ def generate(
             length_penalty=length_penalty,
         )
     else:
-        if temperature is None:
-            temperature = 1.0 if n > 1 else 0.0
         params = SamplingParams(
             n=n,
-            temperature=temperature,
+            temperature=(1.0 if n > 1 else 0.0) if temperature is None else temperature,
             top_p=top_p,
             top_k=top_k,
             min_p=min_p,
@@ -141,7 +138,7 @@ def stats(engine: Engine) -> dict[str, Any]:
 
 
 def outputs_json(outputs: Sequence[RequestOutput], engine: Engine) -> dict[str, Any]:
-    """The object that `minipaged generate --json` prints."""
+    """What `--json` prints."""
     shown = ("text", "token_ids", "finish_reason", "cumulative_logprob")
     return {
         "outputs": [
@@ -167,16 +164,5 @@ def print_outputs(outputs: Sequence[RequestOutput], engine: Engine) -> None:
             subtitle = f"completion{number}, {completion.finish_reason}{score}"
             console.print(Panel(text, subtitle=subtitle, subtitle_align="right"))
     account = stats(engine)
-    console.print(
-        f"[bold]{account['peak_kv_blocks']}[/bold] of {account['num_blocks']:,} KV blocks of "
-        f"{account['block_size']} tokens at peak, {account['kv_waste']:.1%} of their slots empty"
-    )
-    console.print(
-        f"[bold]{account['output_tokens']}[/bold] tokens in {account['seconds']:.2f} s, "
-        f"{account['out_tok_per_s']:.0f} tokens/s, {account['preemptions']} preemptions"
-    )
-    if account["sharing_saving"] > 0:
-        console.print(
-            f"sharing saved [bold]{account['sharing_saving']:.1%}[/bold] of the blocks "
-            f"({account['blocks_copied']} copied on write)"
-        )
+    for line in ACCOUNT[: 3 if account["sharing_saving"] > 0 else 2]:
+        console.print(line.format_map(account))

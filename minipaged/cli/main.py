@@ -1,7 +1,4 @@
-"""The `minipaged` command: its parts, and what happens to errors.
-
-Errors a user can cause are one line on standard error, with the value and the fix, and exit code 2.
-"""
+"""The `minipaged` command; errors a user can cause are one line on standard error and exit code 2."""
 
 from __future__ import annotations
 

@@ -8,43 +8,35 @@ from dataclasses import Field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
-import typer
+from typer import Option
 
 from minipaged.config import EngineConfig, config_from
 
 if TYPE_CHECKING:
     from minipaged.llm import LLM
 
-Model = Annotated[str | None, typer.Option(help="Model directory or hub id; default: the pocket model.")]
-
-Use = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="CONCEPT=FILE.py:Class", help="Run a part of your own, e.g. an allocator; may be repeated."
-    ),
-]
-
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Model = Annotated[str | None, Option(help="Model directory or hub id; default: the pocket model.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
+_PART = Option(
+    metavar="CONCEPT=FILE.py:Class", help="Run a part of your own, e.g. an allocator; may be repeated."
+)
+Use = Annotated[list[str] | None, _PART]
 
 
 def _parameter(option: Field[Any], kind: Any) -> inspect.Parameter:
     """The parameter of a command for a field of the config, for typer."""
     flag = option.name.replace("_", "-")
     if choices := [choice for choice in get_args(kind) if isinstance(choice, str)]:
-        kind = _choice(option.name, choices)
+        kind = Enum(option.name, {choice: choice for choice in choices})  # type: ignore[misc,no-redef]
     elif get_args(kind):
         kind = next(argument for argument in get_args(kind) if argument is not type(None))
     names = f"--{flag}/--no-{flag}" if option.name.startswith("enable_") else f"--{flag}"
     told = option.metadata["help"] + ("" if option.default is None else f" [default: {option.default}]")
-    setting = typer.Option(names, help=told, show_default=False, rich_help_panel="Engine")
+    setting = Option(names, help=told, show_default=False, rich_help_panel="Engine")
     annotation = Annotated[kind | None, setting]
     return inspect.Parameter(option.name, KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def _choice(name: str, choices: list[str]) -> Any:
-    return Enum(name, {choice: choice for choice in choices})  # type: ignore[misc]
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -58,12 +50,8 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
     def wrapper(**values: Any) -> None:
         given = {option.name: values.pop(option.name) for option in extra}
-        options = {
-            name: value.value if isinstance(value, Enum) else value
-            for name, value in given.items()
-            if value is not None
-        }
-        command(**values, options=options)
+        plain = {name: value.value if isinstance(value, Enum) else value for name, value in given.items()}
+        command(**values, options={name: value for name, value in plain.items() if value is not None})
 
     parameters = [*(p.replace(kind=KEYWORD_ONLY) for p in own if p.name != "options"), *extra]
     wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__

@@ -68,13 +68,10 @@ def text_config(model: PreTrainedModel) -> Any:
 
 def end_of_text(model: PreTrainedModel) -> tuple[int, ...]:
     """Token ids that end a text, as `generate` of transformers sees them."""
-    generation = getattr(model, "generation_config", None)
-    eos = getattr(generation, "eos_token_id", None)
-    if eos is None:
-        eos = getattr(text_config(model), "eos_token_id", None)
-    if eos is None:
-        return ()
-    return (eos,) if isinstance(eos, int) else tuple(eos)
+    for config in (getattr(model, "generation_config", None), text_config(model)):
+        if (eos := getattr(config, "eos_token_id", None)) is not None:
+            return (eos,) if isinstance(eos, int) else tuple(eos)
+    return ()
 
 
 def longest_sequence(config: Any, max_model_len: int | None) -> int:

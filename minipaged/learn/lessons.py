@@ -1,8 +1,6 @@
-"""`minipaged learn`: the lessons, what is red and what is green, hints, a fresh start.
+"""`minipaged learn`: the lessons of a clone, `tutorials/NN_name/`; progress is what the tests say now.
 
-Progress is not stored; it is what the tests of a task say of the exercise right now. The lessons are folders
-of the repository, `tutorials/NN_name/` with `lesson.md`, `exercise.py` and `tasks.toml`; this needs a clone.
-No torch here: the tests run in a process of their own.
+The tests run in a process of their own: no torch here.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -38,23 +36,14 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Lesson:
-    """One folder of `tutorials/`.
+    """One folder of `tutorials/`."""
 
-    Attributes:
-        folder: where it lies; its name begins with the number, "00" to "13".
-        title: for the list.
-        minutes: about how long it takes.
-        use: "concept:class of the exercise".
-        environment: variables that the tests need.
-        tasks: in the order in which they are done.
-    """
-
-    folder: Path
+    folder: Path  # its name begins with the number, "00" to "13"
     title: str
     minutes: int
-    use: tuple[str, ...]
-    environment: dict[str, str]
-    tasks: tuple[Task, ...]
+    use: tuple[str, ...]  # "concept:class of the exercise"
+    environment: dict[str, str]  # variables that the tests need
+    tasks: tuple[Task, ...]  # in the order in which they are done
 
     @property
     def number(self) -> str:
@@ -124,8 +113,7 @@ def run_trials(
 ) -> dict[str, dict[str, str]]:
     """Run the tests of each trial in one fresh process; raises `LearnError` if that fails.
 
-    Returns:
-        trial -> test -> "" if it passed, else one line that says what went wrong.
+    Returns trial -> test -> "" if it passed, else one line that says what went wrong.
     """
     files = sorted({test.partition("::")[0] for trial in trials for test in trial.tests})
     with tempfile.TemporaryDirectory() as folder:
@@ -133,36 +121,45 @@ def run_trials(
         source.write_text(json.dumps([trial._asdict() for trial in trials]))
         command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider", "-m", ""]
         command += ["-o", "timeout=60", "--trials", str(source), "--trials-out", str(destination)]
-        ran = subprocess.run(
-            command, cwd=root, env={**os.environ, **(environment or {})}, capture_output=True, text=True
-        )
+        variables = {**os.environ, **(environment or {})}
+        ran = subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True)
         if not destination.exists():
             tail = " / ".join((ran.stdout + ran.stderr).strip().splitlines()[-3:])
             raise LearnError(f"the tests could not be run (is the extra `test` installed?): {tail}")
         return json.loads(destination.read_text())
 
 
-def progress(root: Path, lessons: Sequence[Lesson]) -> dict[str, list[dict[str, str]]]:
+def progress(lessons: Sequence[Lesson]) -> dict[str, list[dict[str, str]]]:
     """Lesson number -> per task, test -> what went wrong ("" when it passed).
 
     An exercise that nobody has touched is red without running anything: every stub fails its tests.
     """
     outcomes = {lesson.number: dict.fromkeys(lesson.tests, "not started") for lesson in lessons}
-    begun = [lesson for lesson in lessons if lesson.tasks and not lesson.is_untouched]
-    for environment in {tuple(lesson.environment.items()) for lesson in begun}:
-        group = [lesson for lesson in begun if tuple(lesson.environment.items()) == environment]
-        trials = [Trial(lesson.number, lesson.use_options(), lesson.tests) for lesson in group]
-        outcomes |= run_trials(root, trials, dict(environment))
+    groups: dict[tuple[tuple[str, str], ...], list[Trial]] = {}
+    for lesson in lessons:
+        if lesson.tasks and not lesson.is_untouched:
+            trials = groups.setdefault(tuple(lesson.environment.items()), [])
+            trials.append(Trial(lesson.number, lesson.use_options(), lesson.tests))
+    for environment, trials in groups.items():
+        outcomes |= run_trials(lessons[0].folder.parents[1], trials, dict(environment))
     return {
         lesson.number: [{test: outcomes[lesson.number][test] for test in task.tests} for task in lesson.tasks]
         for lesson in lessons
     }
 
 
-def open_tasks(root: Path, lesson: Lesson) -> list[tuple[int, Task]]:
-    """The tasks that are not green, with their numbers."""
-    outcomes = progress(root, [lesson])[lesson.number]
-    return [(i + 1, task) for i, task in enumerate(lesson.tasks) if any(outcomes[i].values())]
+def open_task(lesson: Lesson) -> tuple[int, Task] | None:
+    """The first task that is not green, with its number."""
+    outcomes = zip(lesson.tasks, progress([lesson])[lesson.number])
+    return next(((i, task) for i, (task, told) in enumerate(outcomes, 1) if any(told.values())), None)
+
+
+def find(number: str) -> Lesson:
+    """The lesson with a number like "02" or "2". Raises `LearnError` if there is none."""
+    known = {lesson.number: lesson for lesson in read_lessons(repository())}
+    if number.zfill(2) not in known:
+        raise LearnError(f"there is no lesson {number}; choose one of {', '.join(known)}")
+    return known[number.zfill(2)]
 
 
 # -- the command ---------------------------------------------------------------------------------------------
@@ -177,88 +174,69 @@ Number = Annotated[str, typer.Argument(help="The lesson, e.g. 02.")]
 def overview(context: typer.Context) -> None:
     """List the lessons; every task is red or green, as its tests say now."""
     if context.invoked_subcommand is None:
-        root = repository()
-        lessons = read_lessons(root)
+        lessons = read_lessons(repository())
         with Console(stderr=True).status("running the tests of what you have begun"):
-            done = progress(root, lessons)
+            done = progress(lessons)
         table = Table("lesson", "minutes", "tasks")
         for lesson in lessons:
-            marks = " ".join(_mark(outcome) for outcome in done[lesson.number])
+            marks = " ".join(map(_mark, done[lesson.number]))
             table.add_row(f"{lesson.number} {lesson.title}", str(lesson.minutes), marks or "to read and run")
-        console = Console()
-        console.print(table)
-        console.print(
-            "minipaged learn next opens the first that is not green; learn check 02, learn hint 02."
-        )
+        Console().print(table)
+        print("minipaged learn next opens the first that is not green; learn check 02, learn hint 02.")
 
 
 @app.command()
 def check(number: Number) -> None:
     """Run the tests of a lesson on your exercise."""
-    root = repository()
-    lesson = find(read_lessons(root), number)
+    lesson = find(number)
     if not lesson.tasks:
         raise LearnError(f"lesson {lesson.number} has no tasks; read {lesson.folder / 'lesson.md'}")
-    outcomes = progress(root, [lesson])[lesson.number]
+    outcomes = progress([lesson])[lesson.number]
     console = Console(highlight=False)
     for i, (task, outcome) in enumerate(zip(lesson.tasks, outcomes), start=1):
-        passed = sum(not failure for failure in outcome.values())
+        failed = [f"    {test.partition('::')[2]}: {failure}" for test, failure in outcome.items() if failure]
+        passed = len(outcome) - len(failed)
         console.print(f"{_mark(outcome)} task {i}: {task.name}  ({passed} of {len(outcome)} tests)")
-        for test, failure in outcome.items():
-            if failure:
-                console.print(f"    {test.partition('::')[2]}: {failure}", markup=False)
-                break
+        for told in failed[:1]:
+            console.print(told, markup=False)
     if any(failure for outcome in outcomes for failure in outcome.values()):
         raise typer.Exit(1)
-    console.print(
-        f"Lesson {lesson.number} is green. Now compare with the real module; the lesson links to it."
-    )
+    console.print(f"Lesson {lesson.number} is green. Now compare with the real module, linked in the lesson.")
 
 
 @app.command()
 def hint(number: Number) -> None:
     """A hint for the first task that is not green."""
-    root = repository()
-    lesson = find(read_lessons(root), number)
-    for i, task in open_tasks(root, lesson):
-        Console(highlight=False).print(f"Task {i}, {task.name}:\n{task.hint}", markup=False)
-        return
-    Console().print(f"Lesson {lesson.number} is green; no hint is left.")
+    lesson = find(number)
+    told = f"Lesson {lesson.number} is green; no hint is left."
+    if found := open_task(lesson):
+        told = f"Task {found[0]}, {found[1].name}:\n{found[1].hint}"
+    Console(highlight=False).print(told, markup=False)
 
 
 @app.command()
 def reset(number: Number) -> None:
     """Begin a lesson again; what you wrote is kept beside it as exercise.backup.py."""
-    lesson = find(read_lessons(repository()), number)
+    lesson = find(number)
     if not lesson.start.exists():
         raise LearnError(f"lesson {lesson.number} has no exercise to reset")
     backup = lesson.exercise.with_name("exercise.backup.py")
     shutil.copyfile(lesson.exercise, backup)
     shutil.copyfile(lesson.start, lesson.exercise)
-    Console(soft_wrap=True, highlight=False).print(f"{lesson.exercise} is as at the start; yours is {backup}")
+    print(f"{lesson.exercise} is as at the start; yours is {backup}")
 
 
 @app.command(name="next")
 def next_lesson() -> None:
     """Say which lesson and task come next."""
-    root = repository()
-    console = Console(soft_wrap=True, highlight=False)
-    for lesson in read_lessons(root):
-        for i, task in open_tasks(root, lesson):
-            console.print(f"Lesson {lesson.number}, {lesson.title}, about {lesson.minutes} minutes.")
-            console.print(f"Read   {lesson.folder / 'lesson.md'}")
-            console.print(f"Write  {lesson.exercise}: {task.name} (task {i})")
-            console.print(f"Check  minipaged learn check {lesson.number}")
+    for lesson in read_lessons(repository()):
+        if found := open_task(lesson):
+            print(f"Lesson {lesson.number}, {lesson.title}, about {lesson.minutes} minutes.")
+            print(f"Read   {lesson.folder / 'lesson.md'}")
+            print(f"Write  {lesson.exercise}: {found[1].name} (task {found[0]})")
+            print(f"Check  minipaged learn check {lesson.number}")
             return
-    console.print("All lessons are green.")
-
-
-def find(lessons: Iterable[Lesson], number: str) -> Lesson:
-    """The lesson with a number like "02" or "2". Raises `LearnError` if there is none."""
-    known = {lesson.number: lesson for lesson in lessons}
-    if number.zfill(2) not in known:
-        raise LearnError(f"there is no lesson {number}; choose one of {', '.join(known)}")
-    return known[number.zfill(2)]
+    print("All lessons are green.")
 
 
 def _mark(outcome: dict[str, Any]) -> str:

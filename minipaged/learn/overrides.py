@@ -1,8 +1,4 @@
-"""Classes of your own in place of the project's: `--use CONCEPT=FILE.py:Class`, `LLM(use={...})`.
-
-`components_from({"allocator": "mine.py:BlockAllocator"})` runs the whole engine on another allocator, watched
-by the contract of its concept (`minipaged.learn.contracts`).
-"""
+"""Classes of your own in place of the project's: `--use CONCEPT=FILE.py:Class`, `LLM(use={...})`."""
 
 from __future__ import annotations
 
@@ -25,14 +21,9 @@ class OverrideError(ValueError):
 
 
 def components_from(use: Mapping[str, Any]) -> Components:
-    """The project's components with some of them overridden.
+    """The project's components, some overridden by a class (or function) or "FILE.py:Class".
 
-    Args:
-        use: concept -> a class (for paged attention also a function), or "FILE.py:Class".
-
-    Raises:
-        OverrideError: an unknown concept, or a file or class that cannot be loaded.
-        ContractError: a class that lacks a method of its contract.
+    Raises `OverrideError` if one cannot be loaded, `ContractError` if it lacks a method of its contract.
     """
     overrides = {}
     for name, given in use.items():

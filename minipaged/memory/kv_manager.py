@@ -33,7 +33,6 @@ class KVManager:
 
     def __post_init__(self) -> None:
         self.pool: BlockPool = self.allocator if self.prefix_cache is None else self.prefix_cache
-        self.num_watermark_blocks = int(self.watermark * self.allocator.num_blocks)
 
     def new_table(self) -> BlockTable:
         """An empty block table over the device pool."""
@@ -77,7 +76,9 @@ class KVManager:
         blocks, num_charged = self.admission_charge(
             {block for hit in hits for block in hit.blocks}, num_tokens, num_cached
         )
-        available = self.pool.num_free - blocks - (self.num_watermark_blocks if others_run else 0)
+        available = self.pool.num_free - blocks
+        if others_run:
+            available -= int(self.watermark * self.allocator.num_blocks)
         grants = [wish[0] for wish in wishes]
         if sum(grants) > available:
             grants = [wish[-1] for wish in wishes]

@@ -56,10 +56,8 @@ class PrefixCache:
         OutOfBlocksError if not even that is enough; then nothing was evicted."""
         missing = count - self.allocator.num_free
         if missing > len(self._evictable):
-            raise OutOfBlocksError(
-                f"{count} blocks wanted, {self.allocator.num_free} free and {len(self._evictable)} evictable "
-                f"of {self.allocator.num_blocks}"
-            )
+            state = f"{self.allocator.num_free} free and {len(self._evictable)} evictable"
+            raise OutOfBlocksError(f"{count} blocks wanted, {state} of {self.allocator.num_blocks}")
         for _ in range(missing):
             self._evict(next(iter(self._evictable)))
         return self.allocator.allocate(count)
@@ -70,7 +68,7 @@ class PrefixCache:
         self.allocator.share(block)
 
     def free(self, block: int) -> None:
-        """Drop a reference; the last one makes a registered block evictable and any other free."""
+        """Drop a reference; the last one makes a registered block evictable, any other free."""
         if self.allocator.release(block):
             if self._cached[block] is None:
                 self.allocator.reclaim(block)

@@ -19,7 +19,7 @@ from minipaged.memory import BlockTable, CachedBlock
 
 
 class RequestState(Enum):
-    """Which queue a request is in."""
+    """Which of the scheduler's queues a request is in."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -149,10 +149,8 @@ class Sequence:
             self.logprobs.append(branch.top_logprobs)
 
     def __repr__(self) -> str:
-        return (
-            f"Sequence({self.request.request_id}/{self.index}, {self.num_computed_tokens} of "
-            f"{self.num_tokens} computed, blocks {self.table.blocks})"
-        )
+        computed = f"{self.num_computed_tokens} of {self.num_tokens} computed"
+        return f"Sequence({self.request.request_id}/{self.index}, {computed}, blocks {self.table.blocks})"
 
 
 class Request:
@@ -212,6 +210,3 @@ class Request:
     def is_finished(self) -> bool:
         """Whether no sequence is alive."""
         return self.state is RequestState.FINISHED
-
-    def __repr__(self) -> str:
-        return f"Request({self.request_id}, {self.state.value}, {self.sequences})"

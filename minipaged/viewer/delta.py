@@ -10,20 +10,18 @@ written either (`planned`, `computed`), so that a decode costs a line with the n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from minipaged.viewer.snapshot import PoolView, TableView
 
-LISTS = ("blocks", "token_ids")
-"""Fields of which only the changed end is written."""
-
+LISTS = ("blocks", "token_ids")  # only the changed end is written
 FIELDS = ("on_host", "num_tokens", "num_computed", "num_prompt", *LISTS)
 
 
 class ScheduledTokens(NamedTuple):
-    """What a trace has of a `ScheduledSequence`: tokens start <= position < start + num_tokens."""
+    """What a trace has of a `ScheduledSequence`."""
 
     request: str
     position: int
@@ -44,21 +42,24 @@ class ScheduledTokens(NamedTuple):
 
 def planned(view: PoolView, scheduled: Iterable[ScheduledTokens]) -> PoolView:
     """What a plan says of the memory: every token it computes has a slot."""
-    known = [(tokens.stop, view.tables[tokens.name]) for tokens in scheduled if tokens.name in view.tables]
-    ends = {table.name: max(table.num_tokens, stop) for stop, table in known}
-    tables = {name: view.tables[name]._replace(num_tokens=end) for name, end in ends.items()}
-    return replace(view, tables={**view.tables, **tables})
+    return _reaching(view, scheduled, "num_tokens")
 
 
 def computed(view: PoolView, scheduled: Iterable[ScheduledTokens]) -> PoolView:
     """What is true once they are computed."""
-    stops = {tokens.name: tokens.stop for tokens in scheduled if tokens.name in view.tables}
-    tables = {name: view.tables[name]._replace(num_computed=stop) for name, stop in stops.items()}
-    return replace(view, tables={**view.tables, **tables})
+    return _reaching(view, scheduled, "num_computed")
+
+
+def _reaching(view: PoolView, scheduled: Iterable[ScheduledTokens], field: str) -> PoolView:
+    tables = dict(view.tables)
+    for tokens in scheduled:
+        if table := tables.get(tokens.name):
+            tables[table.name] = table._replace(**{field: max(getattr(table, field), tokens.stop)})
+    return replace(view, tables=tables)
 
 
 def difference(old: PoolView, new: PoolView) -> dict[str, Any]:
-    """What must be applied to `old` to get `new`; both are of the same pool."""
+    """What must be applied to `old` to get `new`, a view of the same pool."""
     tables: dict[str, Any] = {name: None for name in old.tables if name not in new.tables}
     for name, table in new.tables.items():
         if table != old.tables.get(name):
@@ -72,11 +73,7 @@ def difference(old: PoolView, new: PoolView) -> dict[str, Any]:
 
 
 def apply(old: PoolView, change: dict[str, Any]) -> PoolView:
-    """The view after a change.
-
-    Raises:
-        KeyError, TypeError, ValueError: the change is not one that `difference` makes.
-    """
+    """The view after a change; KeyError, TypeError or ValueError if it is not one that `difference` makes."""
     tables = dict(old.tables)
     for name, entry in change.get("tables", {}).items():
         if entry is None:
@@ -103,13 +100,9 @@ def _table_difference(old: TableView, new: TableView) -> dict[str, Any]:
     for field in FIELDS:
         before, after = getattr(old, field), getattr(new, field)
         if before != after:
-            keep = _common(before, after) if field in LISTS else 0
-            change[field] = [keep, list(after[keep:])] if field in LISTS else after
+            change[field] = after
+            if field in LISTS:
+                differing = (i for i, (a, b) in enumerate(zip(before, after)) if a != b)
+                keep = len(before) if after[: len(before)] == before else next(differing, len(after))
+                change[field] = [keep, list(after[keep:])]
     return change
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    if second[: len(first)] == first:
-        return len(first)
-    return next((i for i, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))

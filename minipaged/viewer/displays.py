@@ -1,7 +1,4 @@
-"""How the objects of the core look in a notebook: displays registered by type.
-
-table = BlockTable(pool, block_size=4)      as the last line of a cell: the picture of the table
-"""
+"""How the objects of the core look in a notebook: displays registered by type."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """What is worth showing after a run: the fullest moment, and where the tokens of each output lay.
 
-    with Highlights(llm.engine) as seen:
-        outputs = llm.generate(...)
-    seen.fullest, seen.place(outputs[0])
-
 A finished request holds no blocks; so its tables are remembered as they were when it ended, as plain data.
 """
 
@@ -21,20 +17,13 @@ TextOf = Callable[[int], str]
 
 
 class PlacedOutput(NamedTuple):
-    """An output, and where its tokens lay.
-
-    Attributes:
-        output: the output.
-        block_size: tokens a block.
-        tables: of each completion its table when it ended (its last token was sampled then and has no
-            slot); None for a completion that ended before it was computed.
-        text_of: text of a token id; None without a tokenizer.
-    """
+    """An output, and where its tokens lay."""
 
     output: RequestOutput
     block_size: int
+    # Of each completion the table when it ended: its last token has no slot. None if it was never computed.
     tables: tuple[TableView | None, ...]
-    text_of: TextOf | None
+    text_of: TextOf | None  # None without a tokenizer
 
     def title(self, number: int) -> str:
         """What a completion is called."""
@@ -51,15 +40,10 @@ def text_of(engine: Engine) -> TextOf | None:
 
 
 class Highlights(Recorder):
-    """Watches an engine until `close`; use as a context manager.
-
-    Attributes:
-        fullest: the planned memory with the most blocks in use; None before the first step.
-        fullest_step: its step.
-    """
+    """Watches an engine until `close`; use as a context manager."""
 
     def __init__(self, engine: Engine) -> None:
-        self.fullest: PoolView | None = None
+        self.fullest: PoolView | None = None  # the planned memory with the most blocks in use
         self.fullest_step = 0
         self.text_of = text_of(engine)
         self._block_size = engine.scheduler.kv.block_size

@@ -1,7 +1,7 @@
 """Where a step's time goes: schedule, batch, forward, sample, commit (`minipaged bench --profile`).
 
 A stop watch over CPU seconds of the process: the engine's step hooks and the runner's stage hooks say which
-part has just ended. The attention calls inside the forward pass are measured apart from it.
+part has just ended.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ from typing import Any
 
 from minipaged.engine import Engine
 
-STAGES = {"batch": "plan -> tensors", "forward": "forward: all but attention", "sample": "sample"}
-"""Stage of the `ModelRunner` -> name of the part."""
-
 REST = "rest of the step"
+
+STAGES = {
+    "moves": REST,
+    "batch": "plan -> tensors",
+    "forward": "forward: all but attention",
+    "write_kv": "attention: write K/V",
+    "attention": "attention: read and attend",
+    "sample": "sample",
+}
+"""Stage of the `ModelRunner` -> name of the part."""
 
 
 class StepProfile:
-    """CPU seconds by part of a step.
-
-    Attributes:
-        seconds: part -> CPU seconds spent in it, without the parts inside it.
-    """
+    """CPU seconds by part of a step."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -33,23 +36,11 @@ class StepProfile:
 
     def start(self) -> None:
         """Begin a step: what was before counts for nothing."""
-        self._last, self._inner = time.process_time(), 0.0
+        self._last = time.process_time()
 
     def _end(self, part: str) -> None:
-        last, inner = self._last, self._inner
-        self.start()
-        self.seconds[part] += self._last - last - inner
-
-    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.process_time()
-            result = function(*args, **kwargs)
-            elapsed = time.process_time() - start
-            self.seconds[part] += elapsed
-            self._inner += elapsed
-            return result
-
-        return timed
+        last, self._last = self._last, time.process_time()
+        self.seconds[part] += self._last - last
 
     @contextmanager
     def watch(self, engine: Engine) -> Iterator[None]:
@@ -57,23 +48,15 @@ class StepProfile:
         runner: Any = engine.executor
 
         def ends(part: str) -> Callable[..., None]:
-            return lambda *args: self._end(part)
-
-        def stage(name: str) -> None:
-            self._end(STAGES[name])
+            return lambda *_: self._end(part)
 
         hooks = engine.on_planned, engine.on_committed, runner.stage_hooks
-        saved, backend = [list(kind) for kind in hooks], runner.backend
+        saved = [list(kind) for kind in hooks]
         engine.on_planned[:] = [ends("schedule"), *engine.on_planned, ends(REST)]
         engine.on_committed[:] = [ends("commit"), *engine.on_committed, ends(REST)]
-        runner.stage_hooks.append(stage)
-        runner.backend = backend._replace(
-            write_kv=self._timed("attention: write K/V", backend.write_kv),
-            paged_attention=self._timed("attention: read and attend", backend.paged_attention),
-        )
+        runner.stage_hooks.append(lambda stage: self._end(STAGES[stage]))
         try:
             yield
         finally:
             for kind, before in zip(hooks, saved):
                 kind[:] = before
-            runner.backend = backend

@@ -1,9 +1,7 @@
 """Every step of an engine as plain data: what was planned, and the memory before and after the commit.
 
-    schedule ----> planned: blocks are given, nothing is computed    execute ----> commit ----> committed
-
-Two looks a step, because each sees what the other does not: `planned` has the blocks of a request that ends
-in this very step, `committed` the forks before anyone writes.
+Two looks a step: `planned` has the blocks of a request that ends in this very step, `committed` the forks
+before anyone writes.
 """
 
 from __future__ import annotations
@@ -20,30 +18,18 @@ from minipaged.viewer.snapshot import PoolView, look
 
 
 class StepRecord(NamedTuple):
-    """One committed step.
-
-    Attributes:
-        step: its number. A step that failed leaves no record; what it changed is in the next one.
-        scheduled, swap_out, swap_in, copies: as in the plan.
-        events: kind, request and details of each decision: admitted, preempted (with the reason), ...
-        finished: ids of the requests that ended.
-        completions: id -> generated tokens of each completion that ended in this step, also while others
-            of the same request go on.
-        num_waiting: requests in the queue.
-        planned: the memory while the step is computed.
-        committed: the memory after it.
-    """
+    """One committed step; one that failed leaves no record, and what it changed is in the next."""
 
     step: int
     scheduled: tuple[ScheduledTokens, ...]
     swap_out: tuple[tuple[int, int], ...]
     swap_in: tuple[tuple[int, int], ...]
     copies: tuple[tuple[int, int], ...]
-    events: tuple[Mapping[str, Any], ...]
-    finished: tuple[str, ...]
-    completions: Mapping[str, tuple[tuple[int, ...], ...]]
+    events: tuple[Mapping[str, Any], ...]  # kind, request and details of each decision
+    finished: tuple[str, ...]  # ids of the requests that ended
+    completions: Mapping[str, tuple[tuple[int, ...], ...]]  # id -> generated tokens of each that ended now
     num_waiting: int
-    planned: PoolView
+    planned: PoolView  # the memory while the step is computed
     committed: PoolView
 
 

@@ -1,9 +1,4 @@
-"""A trace read back: the memory at every step, without the engine that wrote it.
-
-    trace = read_trace(path);  for record in trace: record.planned, record.committed, trace.texts
-
-Gives the same `StepRecord`s that the recorder made, so that whatever draws a live engine draws a trace.
-"""
+"""A trace read back: the records of the run, without the engine that wrote it."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from minipaged.viewer import delta
 from minipaged.viewer.delta import ScheduledTokens
 from minipaged.viewer.recorder import StepRecord
 from minipaged.viewer.snapshot import PoolView
-from minipaged.viewer.trace import FORMAT
+from minipaged.viewer.trace import FORMAT, SIZES, VERSION
 
 
 class TraceError(ValueError):
@@ -24,19 +19,11 @@ class TraceError(ValueError):
 
 
 class Trace:
-    """The records of a trace, read one by one while you iterate.
-
-    Attributes:
-        header: the first line.
-        texts: token id -> text, as far as it was read.
-
-    Raises:
-        TraceError: the file cannot be read, or a line is not what the format says.
-    """
+    """The records of a trace, read while you iterate; raises `TraceError` where it is not one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.texts: dict[int, str] = {}
+        self.texts: dict[int, str] = {}  # by token id, as far as the file was read
         try:
             with path.open() as file:
                 first = file.readline()
@@ -46,12 +33,10 @@ class Trace:
             raise TraceError(f"{path} is no trace: it is not text; make one with --trace FILE") from error
         self.header = self._parse(1, first)
         if not FORMAT.items() <= self.header.items():
-            version = FORMAT["version"]
-            raise TraceError(f"{path} is no trace of version {version}; make one with --trace FILE")
+            raise TraceError(f"{path} is no trace of version {VERSION}; make one with --trace FILE")
 
     def __iter__(self) -> Iterator[StepRecord]:
-        header = self.header
-        now = PoolView(header["block_size"], header["num_blocks"], header["num_host_blocks"])
+        now = PoolView(*(self.header[size] for size in SIZES))
         with self.path.open() as file:
             file.readline()
             for number, text in enumerate(file, start=2):

@@ -8,42 +8,29 @@ A block is free, used (held by one or more tables) or evictable (held by none, k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal, NamedTuple
 
 from minipaged.memory import KVManager
 from minipaged.scheduling import FCFSScheduler
 
-State = Literal["free", "used", "evictable"]
-
 
 class TableView(NamedTuple):
-    """One block table.
+    """One block table."""
 
-    Attributes:
-        request: id of the request; with `position` the name of the sequence.
-        position: place among the live sequences of the request.
-        on_host: whether the blocks are host blocks (the request is swapped out).
-        blocks: physical block of each logical block.
-        num_tokens: tokens that have a slot.
-        num_computed: tokens whose keys and values are in their slots.
-        num_prompt: how many of the tokens are the prompt.
-        token_ids: prompt and generated tokens; the newest may have no slot yet. Empty if unknown.
-    """
-
-    request: str
-    position: int
-    on_host: bool = False
-    blocks: tuple[int, ...] = ()
-    num_tokens: int = 0
-    num_computed: int = 0
+    request: str  # its id
+    position: int  # place among the live sequences of the request
+    on_host: bool = False  # the request is swapped out: the blocks are host blocks
+    blocks: tuple[int, ...] = ()  # physical block of each logical block
+    num_tokens: int = 0  # that have a slot
+    num_computed: int = 0  # whose keys and values are in their slots
     num_prompt: int = 0
-    token_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()  # prompt, then generated; the newest may have no slot yet; () if unknown
 
     @property
     def name(self) -> str:
-        """The sequence's name: request, slash, position."""
+        """Name of the sequence."""
         return f"{self.request}/{self.position}"
 
     def filled(self, logical: int, block_size: int) -> int:
@@ -72,40 +59,24 @@ class TableView(NamedTuple):
 
 
 class BlockView(NamedTuple):
-    """One physical block.
+    """One physical block."""
 
-    Attributes:
-        block: its id.
-        state: free, used or evictable.
-        owners: tables that hold it, in the order of the view. Empty also when they are unknown.
-        ref_count: how many hold it.
-        filled: slots that have a token; None when unknown (a block that nobody holds).
-    """
-
-    block: int
-    state: State
-    owners: tuple[TableView, ...] = ()
+    block: int  # its id
+    state: Literal["free", "used", "evictable"]
+    owners: tuple[TableView, ...] = ()  # tables that hold it, in the order of the view; () also if unknown
     ref_count: int = 0
-    filled: int | None = None
+    filled: int | None = None  # slots that have a token; None if unknown (a block that nobody holds)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """All tables and all blocks at one moment.
-
-    Attributes:
-        block_size: tokens a block.
-        num_blocks: device blocks.
-        num_host_blocks: host blocks.
-        tables: name of the sequence -> its table, device and host.
-        evictable: device blocks that only the prefix cache remembers.
-    """
+    """All tables and all blocks at one moment."""
 
     block_size: int
-    num_blocks: int
+    num_blocks: int  # on the device
     num_host_blocks: int = 0
-    tables: Mapping[str, TableView] = field(default_factory=dict)
-    evictable: frozenset[int] = frozenset()
+    tables: Mapping[str, TableView] = field(default_factory=dict)  # by name of the sequence, device and host
+    evictable: frozenset[int] = frozenset()  # device blocks that only the prefix cache remembers
 
     def on_device(self) -> list[TableView]:
         """The tables that are not swapped out."""
@@ -159,19 +130,16 @@ def look(scheduler: FCFSScheduler) -> PoolView:
         for position, sequence in enumerate(request.sequences)
     ]
     host = kv.swap_space.allocator.num_blocks if kv.swap_space is not None else 0
-    return view_of(tables, kv.block_size, kv.allocator.num_blocks, host, evictable_blocks(kv))
+    view = view_of(tables, kv.block_size, kv.allocator.num_blocks, evictable_blocks(kv))
+    return replace(view, num_host_blocks=host)
 
 
 def view_of(
-    tables: Iterable[TableView],
-    block_size: int,
-    num_blocks: int,
-    num_host_blocks: int = 0,
-    evictable: Iterable[int] = (),
+    tables: Iterable[TableView], block_size: int, num_blocks: int, evictable: Iterable[int] = ()
 ) -> PoolView:
-    """A view of these tables."""
+    """A view of these tables, without a host pool."""
     named = {table.name: table for table in tables}
-    return PoolView(block_size, num_blocks, num_host_blocks, named, frozenset(evictable))
+    return PoolView(block_size, num_blocks, 0, named, frozenset(evictable))
 
 
 def evictable_blocks(kv: KVManager) -> frozenset[int]:

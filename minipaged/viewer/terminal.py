@@ -1,9 +1,7 @@
 """The pool and the block tables in a terminal: the same views as the SVGs, in characters.
 
-     0 A    ████   1 A    ██░░   2 cached     3 free       block, owner, how full
-    A  0 → 7  Four score and seven                         logical, physical, tokens
-
-Colours are the palette's hues; every block also has its owner's name, so nothing is said by colour alone.
+ 0 A    ████   1 A    ██░░   2 cached     3 free       block, owner, how full
+A  0 → 7  Four score and seven                         logical, physical, tokens
 """
 
 from __future__ import annotations

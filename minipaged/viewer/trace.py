@@ -1,21 +1,14 @@
-"""A run as JSON lines from which the memory can be rebuilt at every step (`replay.py` does).
+"""A run as JSON lines from which the memory can be rebuilt at every step (`replay.py` does):
 
     {"format": "minipaged-trace", "version": 2, "block_size": 16, "num_blocks": 64, "num_host_blocks": 8,
      "max_num_seqs": 256, "max_num_batched_tokens": 2048}
     {"step": 0, "scheduled": [["0", 0, 0, 7, 1]], "events": [{"kind": "admitted", "request": "0", ...}],
      "num_waiting": 0, "planned": CHANGE, "committed": CHANGE, "texts": {"4": "Four"}}
 
-The first line is the header. Each further line is a `StepRecord` (recorder.py); lists that are empty are
-left out. `scheduled`: request, position of the sequence, first token, tokens, candidates. `swap_out`,
-`swap_in`, `copies`: pairs of blocks. `finished`: ids; `completions`: generated tokens of what ended.
-
-A CHANGE is what `delta.py` describes. The memory of a step, from that of the step before:
-
-    planned   = apply(delta.planned(committed of the step before, scheduled), line["planned"])
-    committed = apply(delta.computed(planned, scheduled), line["committed"])
-
-`texts` gives the text of each token id when it first appears, if there is a tokenizer. A last line with the
-event "closed" is there only if the memory changed after the last step (a request was aborted).
+After the header a line is a `StepRecord` (recorder.py) without its empty lists. `scheduled`: request,
+position of the sequence, first token, tokens, candidates. A CHANGE (delta.py) is against the memory as the
+step before left it and as the plan foretells it. `texts`: each token's when it first appears. A last line
+with the event "closed" is there only if the memory changed after the last step (a request was aborted).
 """
 
 from __future__ import annotations
@@ -30,18 +23,15 @@ from minipaged.viewer.highlights import text_of
 from minipaged.viewer.recorder import Recorder, StepRecord
 from minipaged.viewer.snapshot import PoolView, look
 
-FORMAT = {"format": "minipaged-trace", "version": 2}
-
-ALWAYS = ("step", "num_waiting")
-"""Fields of a line that are written also when they are 0."""
+VERSION = 2
+FORMAT = {"format": "minipaged-trace", "version": VERSION}
+SIZES = ("block_size", "num_blocks", "num_host_blocks")
+LIMITS = ("max_num_seqs", "max_num_batched_tokens")
+ALWAYS = ("step", "num_waiting")  # written also when they are 0
 
 
 class TraceWriter(Recorder):
-    """A trace of an engine, from now on. Use as a context manager, or call `close`.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """A trace of an engine, from now on; use as a context manager, or call `close`."""
 
     def __init__(self, path: Path, engine: Engine) -> None:
         self._file = path.open("w")
@@ -49,9 +39,8 @@ class TraceWriter(Recorder):
         self._text_of = text_of(engine)
         self._known: set[int] = set()
         now = look(self._scheduler)
-        sizes = {name: getattr(now, name) for name in ("block_size", "num_blocks", "num_host_blocks")}
-        limits = {name: getattr(self._scheduler, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
-        self._dump({**FORMAT, **sizes, **limits})
+        sizes = {name: getattr(now, name) for name in SIZES}
+        self._dump(FORMAT | sizes | {name: getattr(self._scheduler, name) for name in LIMITS})
         self._last = PoolView(**sizes)
         self._next_step = 0
         super().__init__(engine, self._write)
@@ -59,11 +48,9 @@ class TraceWriter(Recorder):
     def _write(self, record: StepRecord) -> None:
         expected = delta.planned(self._last, record.scheduled)
         after = delta.computed(record.planned, record.scheduled)
-        line = {
-            **record._asdict(),
-            "planned": delta.difference(expected, record.planned),
-            "committed": delta.difference(after, record.committed),
-        }
+        line = record._asdict()
+        line["planned"] = delta.difference(expected, record.planned)
+        line["committed"] = delta.difference(after, record.committed)
         line["texts"] = self._new_texts(line)
         self._dump({key: value for key, value in line.items() if value or key in ALWAYS})
         self._last = record.committed
@@ -90,6 +77,6 @@ class TraceWriter(Recorder):
         now = look(self._scheduler)
         if now != self._last:
             closing = {"step": self._next_step, "events": [{"kind": "closed"}]}
-            change = delta.difference(self._last, now)
-            self._dump({**closing, "num_waiting": len(self._scheduler.waiting), "committed": change})
+            closing["num_waiting"] = len(self._scheduler.waiting)
+            self._dump(closing | {"committed": delta.difference(self._last, now)})
         self._file.close()

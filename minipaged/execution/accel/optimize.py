@@ -13,14 +13,14 @@ def optimize(model: PreTrainedModel, run: Callable[[], object], fuse: bool) -> N
     """Fuse layers and pack the weights of a CPU model, in place; nobody else can use it afterwards.
 
     Args:
-        model: prepared (see `prepare`), on the CPU.
+        model: prepared (see `prepare`).
         run: runs the model once, on a few rows.
-        fuse: whether to fuse layers, for which the C++ kernels must be available.
+        fuse: whether to fuse layers; the C++ kernels must be available.
     """
     if not can_pack():
         return
     if fuse:
-        from minipaged.execution.accel.layer_fusion import fuse_layers
+        from minipaged.execution.accel.layer_fusion import fuse_layers  # loads the C++ kernels
 
         fuse_layers(model, run)
     pack_linears(model)

@@ -1,7 +1,6 @@
 """What an override must do to run in the engine, concept by concept, and how a breach is told. No torch.
 
-A contract is a class whose docstring numbers the rules; it stands between the engine and an override, and
-checks every answer. Which methods there must be, the core's own class or protocol says.
+A contract is a class whose docstring numbers the rules; it stands between the engine and an override.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from minipaged.learn.contracts.allocator import AllocatorContract
 from minipaged.learn.contracts.block_table import BlockTableContract
 from minipaged.learn.contracts.paged_attention import check_paged_attention, watch_paged_attention
 from minipaged.learn.contracts.policies import (
-    BatchContract,
-    DecodingContract,
+    BatchPolicyContract,
+    DecodingMethodContract,
     PageGrowthContract,
     PreemptionContract,
 )
@@ -29,19 +28,12 @@ __all__ = ["CONCEPTS", "Concept", "ContractError", "Rules"]
 
 
 class Concept(NamedTuple):
-    """One concept that can be overridden.
+    """One concept that can be overridden."""
 
-    Attributes:
-        name: as in `--use NAME=...` and the fields of `Components`.
-        own: the project's own, "module:Class Class"; the first stands for the concept.
-        interface: whose methods an override must have; None for paged attention, a function.
-        contract: a `Watcher`, or (name, override) -> what makes watched objects of the override.
-    """
-
-    name: str
-    own: str
-    interface: type | None
-    contract: Callable[..., Any]
+    name: str  # as in `--use NAME=...` and the fields of `Components`
+    own: str  # the project's own, "module:Class Class"; the first stands for the concept
+    interface: type | None  # whose methods an override must have; None for paged attention, a function
+    contract: Callable[..., Any]  # a `Watcher`, or (name, override) -> what makes watched objects of it
 
     @property
     def originals(self) -> list[Any]:
@@ -52,8 +44,7 @@ class Concept(NamedTuple):
     def check(self, override: Any) -> None:
         """Raise `ContractError` unless the override looks like the interface."""
         if self.interface is None:
-            check_paged_attention(self.name, override)
-            return
+            return check_paged_attention(self.name, override)
         check_interface(self.name, self.interface, override)
         if self.interface is FCFSScheduler and not issubclass(override, FCFSScheduler):
             raise ContractError(f"{self.name}: {override.__name__} must be a subclass of FCFSScheduler")
@@ -71,11 +62,11 @@ CONCEPTS = {
         ("page_growth", "memory.page_growth:OnDemand Chunked Reserve", PageGrowth, PageGrowthContract),
         ("prefix_cache", "memory.prefix_cache:PrefixCache", PrefixCache, PrefixCacheContract),
         ("scheduler", "scheduling.scheduler:FCFSScheduler", FCFSScheduler, watch_scheduler),
-        ("prefill_first", "scheduling.policies:PrefillFirst", BatchPolicy, BatchContract),
-        ("chunked_prefill", "scheduling.policies:ChunkedPrefill", BatchPolicy, BatchContract),
+        ("prefill_first", "scheduling.policies:PrefillFirst", BatchPolicy, BatchPolicyContract),
+        ("chunked_prefill", "scheduling.policies:ChunkedPrefill", BatchPolicy, BatchPolicyContract),
         ("preemption", "scheduling.preemption:Recompute Swap Auto", PreemptionPolicy, PreemptionContract),
-        ("parallel_sampling", "decoding.methods:SamplingMethod", DecodingMethod, DecodingContract),
-        ("beam_search", "decoding.beam_search:BeamSearch", DecodingMethod, DecodingContract),
+        ("parallel_sampling", "decoding.methods:SamplingMethod", DecodingMethod, DecodingMethodContract),
+        ("beam_search", "decoding.beam_search:BeamSearch", DecodingMethod, DecodingMethodContract),
         ("paged_attention", "kernels.reference.attention:paged_attention", None, watch_paged_attention),
     )
 }

@@ -40,11 +40,8 @@ class BlockTableContract(Watcher):
         """Rule 1."""
         slot, wanted = self._call("slot", position), self._like_own().slot(position)
         logical, offset = divmod(position, self.block_size)
-        self.require(
-            slot == wanted,
-            f"the slot of position {position} is {slot}; block {self.blocks[logical]} x {self.block_size} "
-            f"+ {offset} = {wanted}",
-        )
+        told = f"the slot of position {position} is {slot}; block {self.blocks[logical]}"
+        self.require(slot == wanted, f"{told} x {self.block_size} + {offset} = {wanted}")
         return slot
 
     def append(self, count: int = 1) -> BlockCopy | None:

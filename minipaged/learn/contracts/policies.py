@@ -39,7 +39,7 @@ class PageGrowthContract(Watcher):
         return wishes
 
 
-class BatchContract(Watcher):
+class BatchPolicyContract(Watcher):
     """In which order the phases of the scheduler fill a step, made by `cls()`; see `scheduling.BatchPolicy`.
 
     1. At most `scheduler.max_num_batched_tokens` tokens are scheduled.
@@ -88,7 +88,7 @@ def make_preemption(policy: Callable[..., Any], costs: PreemptionCosts) -> Any:
     return policy(costs) if inspect.signature(policy).parameters else policy()
 
 
-class DecodingContract(Watcher):
+class DecodingMethodContract(Watcher):
     """How samples become branches, made by `cls(params, stop)`; see `scheduling.DecodingMethod`.
 
     1. `num_sequences` is at least 1, and never more sequences are alive.

@@ -9,11 +9,11 @@ from typing import Any
 from minipaged.learn.contracts.rules import Watcher, short
 from minipaged.memory import CachedBlock, OutOfBlocksError
 
+Parent = CachedBlock | str  # the block before, or the salt
+
 
 class PrefixCacheContract(Watcher):
     """A pool that remembers what full blocks contain, made by `cls(allocator, block_size)`.
-
-    What was registered is kept beside it, so that a block found with other content is noticed at once.
 
     1. `allocate(n)` gives n distinct blocks that nobody holds, or raises `OutOfBlocksError`; then nothing
        was evicted. What it hands out is forgotten first.
@@ -25,9 +25,7 @@ class PrefixCacheContract(Watcher):
     6. `num_free` counts free and evictable blocks; both can be handed out.
     """
 
-    def __init__(
-        self, concept: str, make: Callable[[Any, int], Any], allocator: Any, block_size: int
-    ) -> None:
+    def __init__(self, concept: str, make: Callable[..., Any], allocator: Any, block_size: int) -> None:
         super().__init__(concept, make, allocator, block_size)
         self.allocator = allocator
         self.block_size = block_size
@@ -71,25 +69,21 @@ class PrefixCacheContract(Watcher):
         before = list(hashes)
         self._call("extend_hashes", hashes, token_ids, salt)
         full = len(token_ids) // self.block_size
-        told = (
-            f"extend_hashes turned {len(before)} hashes into {len(hashes)}; {len(token_ids)} tokens in blocks"
-        )
+        told = f"extend_hashes turned {len(before)} hashes into {len(hashes)}; {len(token_ids)} tokens in"
         extended = hashes[: len(before)] == before and len(hashes) == max(full, len(before))
-        self.require(extended, f"{told} of {self.block_size} make {full}")
+        self.require(extended, f"{told} blocks of {self.block_size} make {full}")
         for i in range(len(before), len(hashes)):
             tokens = token_ids[i * self.block_size : (i + 1) * self.block_size]
             link = (hashes[i - 1] if i else salt, tokens.tobytes())
-            told = (
-                f"extend_hashes gives block {i} of {short(token_ids.tolist())} a hash that another block has"
-            )
+            told = f"extend_hashes gives block {i} of {short(token_ids.tolist())} a hash that another block"
             known = self._chain.setdefault(hashes[i], link)
-            self.require(known == link, f"{told}, or the same tokens after another prefix")
+            self.require(known == link, f"{told} has, or the same tokens after another prefix")
 
     def match(self, hashes: Sequence[int], token_ids: array[int], salt: str = "") -> list[int]:
         """Rule 4."""
         blocks = self._call("match", hashes, token_ids, salt)
         self.require(len(blocks) <= len(hashes), f"match found {len(blocks)} blocks of {len(hashes)}")
-        parent: CachedBlock | str = salt
+        parent: Parent = salt
         for i, block in enumerate(blocks):
             tokens = token_ids[i * self.block_size : (i + 1) * self.block_size]
             what = f"match returned block {block} for tokens {short(tokens.tolist())}"
@@ -101,15 +95,12 @@ class PrefixCacheContract(Watcher):
             parent = found
         return blocks
 
-    def register(
-        self, block: int, chain_hash: int, tokens: array[int], parent: CachedBlock | str = ""
-    ) -> CachedBlock:
+    def register(self, block: int, chain_hash: int, tokens: array[int], parent: Parent = "") -> CachedBlock:
         """Rule 3; of equal contents the first block wins."""
         entry = self._call("register", block, chain_hash, tokens, parent)
-        told = (
-            f"register({block}) returned {short(entry)}; give the CachedBlock of its hash, tokens and parent"
-        )
-        self.require(isinstance(entry, CachedBlock) and _is(entry, chain_hash, tokens, parent), told)
+        told = f"register({block}) returned {short(entry)}; give the CachedBlock of its hash, tokens"
+        is_entry = isinstance(entry, CachedBlock) and _is(entry, chain_hash, tokens, parent)
+        self.require(is_entry, f"{told} and parent")
         known = any(entry.chain_hash == chain_hash for entry in self._registered.values())
         if not known and block not in self._registered:
             self._registered[block] = entry
@@ -147,5 +138,5 @@ class PrefixCacheContract(Watcher):
         self.require(now == wanted, f"{name}({block}) left block {block} with {now} references")
 
 
-def _is(entry: CachedBlock, chain_hash: int, tokens: array[int], parent: CachedBlock | str) -> bool:
+def _is(entry: CachedBlock, chain_hash: int, tokens: array[int], parent: Parent) -> bool:
     return (entry.chain_hash, entry.tokens, entry.parent) == (chain_hash, tokens.tobytes(), parent)

@@ -1,8 +1,6 @@
 """How a broken contract is told: one line with the concept, the rule and what happened.
 
-    ContractError: allocator: allocate(2) returned [3, 3]; each block may be handed out once
-
-`check_interface` looks at a class before it is used, a `Watcher` at an object at work.
+ContractError: allocator: allocate(2) returned [3, 3]; each block may be handed out once
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ class Rules:
     def call(
         self, function: Callable[..., Any], *args: Any, may_raise: tuple[type[Exception], ...] = (), **kw: Any
     ) -> Any:
-        """Call the override; an exception that the contract does not allow is a breach, a stub excepted."""
+        """Call the override; an exception that the contract does not allow is a breach, a stub's is not."""
         if self._breach is not None:
             raise self._breach
         try:
@@ -55,10 +53,7 @@ class Rules:
 
 
 class Watcher:
-    """Stands between the engine and an override, made by `make(*args)`.
-
-    A subclass is the contract of a concept: its methods have rules, everything else is passed on.
-    """
+    """Stands between the engine and an override; a subclass has rules, everything else is passed on."""
 
     def __init__(self, concept: str, make: Callable[..., Any], *args: Any) -> None:
         self.rules = Rules(concept)

@@ -26,8 +26,8 @@ class SchedulerContract(FCFSScheduler):
     def add(self, request: Request) -> None:
         """The request is in the queue afterwards."""
         self.rules.call(super().add, request, may_raise=(RequestTooLongError,))
-        told = f"add({request.request_id}) left the request out of the queue"
-        self.rules.require(request in self.waiting, told)
+        name = request.request_id
+        self.rules.require(request in self.waiting, f"add({name}) left the request out of the queue")
 
     def schedule(self) -> StepPlan:
         """Rules 1 to 5."""

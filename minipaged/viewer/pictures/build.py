@@ -30,9 +30,8 @@ def pictures() -> dict[str, str]:
     before, after = scenes.fig9()
     made["beams-1.svg"] = tree_svg(before.view, caption=before.caption)
     made["beams-2.svg"] = tree_svg(after.view, before.view, after.caption)
-    made["preemption.svg"] = pool_svg(
-        runs.preempted().planned, "C is swapped out: its blocks are on the host"
-    )
+    swapped = "C is swapped out: its blocks are on the host"
+    made["preemption.svg"] = pool_svg(runs.preempted().planned, swapped)
     for number, record in enumerate(runs.chunked(), start=1):
         made[f"step-plan-{number}.svg"] = plan_svg(record, budget=32)
     return made

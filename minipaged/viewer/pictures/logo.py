@@ -1,10 +1,8 @@
-"""The sign of the project: an m of blocks, three sequences and what is still free.
-
-Also the card that social networks show with a link.
-"""
+"""The sign of the project, an m of blocks, and the card that social networks show with a link."""
 
 from __future__ import annotations
 
+from minipaged.viewer.pictures.scenes import SCORE
 from minipaged.viewer.pictures.svg import Picture, Svg
 
 SHAPE = ("00112", "0.1.2", "0.1.2", "0.1.2")
@@ -36,13 +34,8 @@ def card_svg() -> Svg:
     picture.text(470, 262, "minipaged", size=104, bold=True)
     picture.text(474, 330, "PagedAttention, the paper behind vLLM,", "soft", 33)
     picture.text(474, 376, "as code to learn from and to generate with", "soft", 33)
-    words = (
-        ("Four", "score", "and", "seven"),
-        ("years", "ago", "our", "fathers"),
-        ("brought", None, None, None),
-    )
-    for i, (row, block) in enumerate(zip(words, (7, 1, 3))):
-        x = 96 + i * 370
+    for i, block in enumerate((7, 1, 3)):
+        x, row = 96 + i * 370, [*SCORE[4 * i : 4 * i + 4], None, None, None][:4]
         picture.text(x, 502, f"block {block}", "soft", 20)
         picture.slots(x, 514, 85, 48, f"tint{i}", row, size=17)
     return picture.render("minipaged", "PagedAttention as code to learn from and to generate with.")

@@ -1,9 +1,4 @@
-"""What sequences and blocks are called in a picture, and which colour they have.
-
-    A, B        requests          A.1, A.2    sequences of one request          A x4    held by four of them
-
-The same in every picture of a run, SVG or terminal, so that a reader can follow a request through them.
-"""
+"""What sequences and blocks are called, and which colour they have, in every picture of a run."""
 
 from __future__ import annotations
 
@@ -14,10 +9,7 @@ from minipaged.viewer.snapshot import BlockView, PoolView, TableView
 
 
 def colours(view: PoolView) -> Mapping[str, int]:
-    """Name of each sequence -> number of its colour: by request, or by sequence if one request has several.
-
-    A request keeps its colour from picture to picture, whoever else is there.
-    """
+    """Name of each sequence -> number of its colour: by request, or by sequence if there is one request."""
     requests = list(dict.fromkeys(table.request for table in view.tables.values()))
     if len(requests) == 1 and len(view.tables) > 1:
         return {name: table.position % len(OWNERS) for name, table in view.tables.items()}

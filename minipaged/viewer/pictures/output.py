@@ -1,10 +1,6 @@
-"""A finished request as HTML: its texts, and which tokens lay in which block.
+"""A finished request as HTML: its texts, and and if `Highlights.place` said where, its blocks.
 
-    +- 7 ------------------+ +- 1 shared -----------+ +- 3 ------+
-    | Four score and seven | | years ago our fathers | | brought  |
-
-Words wrap as the page is wide; the prompt is set lighter than what was generated. Blocks are drawn only if
-`Highlights.place` said where they were.
+Words wrap as the page is wide; the prompt is set lighter than what was generated.
 """
 
 from __future__ import annotations
@@ -36,9 +32,8 @@ STYLE = (
 
 def output_html(shown: RequestOutput | PlacedOutput) -> str:
     """The figure of an output."""
-    none = (None,) * len(shown.outputs) if isinstance(shown, RequestOutput) else ()
-    placed = PlacedOutput(shown, 1, none, None) if isinstance(shown, RequestOutput) else shown
-    output = placed.output
+    placed, output = (None, shown) if isinstance(shown, RequestOutput) else (shown, shown.output)
+    placed = placed or PlacedOutput(output, 1, (None,) * len(output.outputs), None)
     uses = Counter(block for table in placed.tables if table for block in table.blocks)
     prompt = f"{len(output.prompt_token_ids)} prompt tokens"
     prompt += f", {output.num_cached_tokens} cached" if output.num_cached_tokens else ""
@@ -54,8 +49,8 @@ def output_html(shown: RequestOutput | PlacedOutput) -> str:
         size = placed.block_size
         usage = table.usage(size).replace("blocks,", f"blocks of {size},")
         parts.append(f'<p class="note">{usage}; the last token was sampled and needs no slot</p>')
-    count = len(output.prompt_token_ids)
-    label = f"Request {output.request_id}: a prompt of {count} tokens and {len(output.outputs)} completions"
+    label = f"Request {output.request_id}: a prompt of {len(output.prompt_token_ids)} tokens"
+    label += f" and {len(output.outputs)} completions"
     style = f"<style>{palette.css()}{STYLE}</style>"
     return f'<figure class="mp" aria-label="{escape(label)}">{style}{"".join(parts)}</figure>'
 

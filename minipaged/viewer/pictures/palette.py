@@ -1,8 +1,7 @@
 """The colours of every picture and page: one palette, light and dark, safe for colour-blind readers.
 
-Hues are those of Okabe and Ito (2008), which stay apart under every common colour blindness. A block is
-filled with a tint of its owner's hue, so that text on it is dark on light or light on dark; the full hue
-draws edges and arrows. Colour is never the only sign: owners and states also carry names or patterns.
+Hues are those of Okabe and Ito (2008). Colour is never the only sign: owners and states also carry names or
+patterns.
 """
 
 from __future__ import annotations
@@ -14,25 +13,15 @@ OWNERS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 
 
 class Theme(NamedTuple):
-    """Colours that differ between light and dark, as #rrggbb.
+    """Colours that differ between light and dark, as #rrggbb."""
 
-    Attributes:
-        paper: behind everything.
-        ink: text.
-        soft: less important text.
-        line: edges of what is nobody's.
-        shade: a block without an owner.
-        tints: fill of the blocks of each owner.
-        hues: edges and arrows of each owner.
-    """
-
-    paper: str
-    ink: str
-    soft: str
-    line: str
-    shade: str
-    tints: tuple[str, ...]
-    hues: tuple[str, ...]
+    paper: str  # behind everything
+    ink: str  # text
+    soft: str  # less important text
+    line: str  # edges of what is nobody's
+    shade: str  # a block without an owner
+    tints: tuple[str, ...]  # fill of the blocks of each owner
+    hues: tuple[str, ...]  # edges and arrows of each owner
 
 
 def rgb(colour: str) -> tuple[int, int, int]:
@@ -41,7 +30,7 @@ def rgb(colour: str) -> tuple[int, int, int]:
 
 
 def mix(colour: str, other: str, share: float) -> str:
-    """`share` of `other` in `colour`, #rrggbb."""
+    """`share` of `other` in `colour`."""
     mixed = (round(a + (b - a) * share) for a, b in zip(rgb(colour), rgb(other)))
     return "#" + "".join(f"{value:02x}" for value in mixed)
 

@@ -1,7 +1,5 @@
 """What one step does: how its token budget is spent, and which blocks move.
 
-    budget 48  |d|d|d|  prefill B 20   |  prefill C 12 |    left    |     + 16 cached: not computed
-
 A single token that samples is a decode, anything else a prefill (or a recomputation).
 """
 
@@ -69,9 +67,8 @@ def _bar(picture: Picture, parts: Sequence[Share], left: int) -> None:
     requests = list(dict.fromkeys(part.request for part in parts))
     scale = (WIDTH - 2 * MARGIN) / max(1, left + sum(part.num_tokens for part in parts))
     x, y = float(MARGIN), MARGIN + 26
-    computed = [part for part in parts if part.kind != "cached"]
     spare = [Share("left", "", left)] * bool(left)
-    for part in (*computed, *spare, *parts[len(computed) :]):
+    for part in sorted([*parts, *spare], key=lambda part: part.kind == "cached"):
         width = part.num_tokens * scale
         middle, name = x + width / 2, f"{part.request}: {part.num_tokens}"
         if part.kind == "left":

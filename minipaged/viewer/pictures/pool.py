@@ -1,13 +1,6 @@
 """Every block of a pool as a small tile: who holds it, how often, how full it is; or evictable, or free.
 
-    +-----+ +-----+ +-----+ +- - -+
-    |0    | |1  x2| |2 /// | 3
-    | A   | | B   | | /evictable   free        the bar below a name: filled slots
-    |#### | |##   | |/////| |     |
-    +-----+ +-----+ +-----+ +- - -+
-
-For pools too large to draw with their tokens (`tables` does that). Draws a `PoolView`, or what a
-`KVManager` knows by itself: counts without names.
+Draws a `PoolView`, or what a `KVManager` knows by itself: counts without names. `tables` also shows tokens.
 """
 
 from __future__ import annotations
@@ -21,8 +14,7 @@ from minipaged.viewer.pictures.tables import describe
 from minipaged.viewer.snapshot import BlockView, PoolView, evictable_blocks
 
 TILE, HEIGHT, GAP = 50, 46, 6
-MOST_BLOCKS = 192
-"""Tiles that are drawn; of a larger pool the first ones, and a line says how many more there are."""
+MOST_BLOCKS = 192  # are drawn of a larger pool; a line says how many more there are
 
 
 def pool_svg(view: PoolView, caption: str = "", columns: int = 12) -> Svg:
@@ -44,16 +36,10 @@ def manager_svg(kv: KVManager) -> Svg:
     return _draw([blocks], PoolView(kv.block_size, len(blocks)), 12, "KV pool", words)
 
 
-def _draw(
-    groups: Sequence[Sequence[BlockView]], view: PoolView, columns: int, caption: str, words: str
-) -> Svg:
+def _draw(groups: list[list[BlockView]], view: PoolView, columns: int, caption: str, words: str) -> Svg:
     shown = [blocks[: _num_drawn(blocks)] for blocks in groups]
-    rows = sum(-(-len(some) // columns) for some in shown)
-    head = 26 if caption else 0
-    extra = sum(22 for some, blocks in zip(shown, groups) if len(some) < len(blocks)) + 24 * (len(shown) - 1)
-    width = max(430, 2 * MARGIN + columns * (TILE + GAP) - GAP)
-    picture = Picture(width, 2 * MARGIN + head + rows * (HEIGHT + GAP) + extra + 20, caption)
-    y: float = MARGIN + head
+    picture = Picture(max(430, 2 * MARGIN + columns * (TILE + GAP) - GAP), 0, caption)
+    y = MARGIN + (26 if caption else 0)
     for some, blocks in zip(shown, groups):
         if blocks is not groups[0]:
             picture.text(MARGIN, y + 14, "host (swapped out)", "soft")
@@ -67,6 +53,7 @@ def _draw(
             told = f"and {len(rest):,} more, {'all' if free == len(rest) else f'{free:,}'} free"
             picture.text(MARGIN, y + 12, told, "soft", 12.5)
             y += 22
+    picture.height = y + 20 + MARGIN
     # Counts of device and host together would say nothing.
     _legend(picture, y + 12, [block for some in shown for block in some], counts=len(shown) == 1)
     return picture.render(caption or "KV pool", words)

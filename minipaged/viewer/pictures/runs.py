@@ -1,7 +1,6 @@
 """Runs of the real engine without a model: preemption, chunked prefill, prefix hits.
 
-Every step is answered at once with made-up tokens; which blocks are taken, who is preempted and how a budget
-is spent is decided by the engine as always.
+Every step is answered at once with made-up tokens; all else is decided by the engine as always.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ VOCABULARY = 1000
 
 
 class NoModel:
-    """An executor that computes nothing; see `execution.executor.Executor` for its attributes."""
+    """An `Executor` that computes nothing."""
 
     block_bytes = 1
     max_model_len = VOCABULARY

@@ -1,10 +1,4 @@
-"""The paper's worked examples, played by the real allocator and block tables, with the paper's numbers.
-
-    fig6() fig7() fig8() fig9()   ->   the moments of each figure, in order, ready to be drawn
-
-Block size 4 and the words of the figures (sections 4.2 to 4.4). A scene uses `append`, `fork` and `free` and
-nothing else: what it shows is what the engine's memory does.
-"""
+"""The paper's worked examples (sections 4.2 to 4.4), played by the real allocator and block tables."""
 
 from __future__ import annotations
 
@@ -19,6 +13,8 @@ SCORE = ["Four", "score", "and", "seven", "years", "ago", "our", "fathers", "bro
 BEST = ["It", "was", "the", "best", "of", "times"]
 WORDS = tuple(dict.fromkeys((*SCORE, *BEST, "mothers")))
 
+Tables = Mapping[str, tuple[BlockTable, Iterable[str]]]
+
 
 class Moment(NamedTuple):
     """What has just happened, and the memory then."""
@@ -32,12 +28,7 @@ def text_of(token: int) -> str:
     return WORDS[token]
 
 
-def moment(
-    caption: str,
-    allocator: BlockAllocator,
-    tables: Mapping[str, tuple[BlockTable, Iterable[str]]],
-    prompt: int = 0,
-) -> Moment:
+def moment(caption: str, allocator: BlockAllocator, tables: Tables, prompt: int = 0) -> Moment:
     """Look at tables without a scheduler: name ("A" or "A/1") -> table and its words, the prompt first."""
     views = []
     for name, (table, words) in tables.items():
@@ -118,5 +109,5 @@ def fig9() -> list[Moment]:
     return [before, moment("One step later: all continue beams 2 and 3", pool, _named(children))]
 
 
-def _named(beams: list[BlockTable]) -> dict[str, tuple[BlockTable, Iterable[str]]]:
+def _named(beams: list[BlockTable]) -> Tables:
     return {f"beam/{i}": (table, ()) for i, table in enumerate(beams)}

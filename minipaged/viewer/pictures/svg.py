@@ -1,27 +1,20 @@
 """Shapes on a sheet: the few that the pictures are made of, as SVG text.
 
-    picture = Picture(200, 80, "caption");  picture.slots(...);  picture.render("title", "description")
-
-Every picture is one `<svg role="img">` with a title and a description, brings its own style sheet
-(palette.py) and stands on paper of its own, so that it can be read on any page.
+A picture brings its own style sheet (palette.py) and stands on paper of its own, to be read on any page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from math import inf
 from typing import Any
 
 from minipaged.viewer.pictures import palette
 
-MARGIN = 18
-"""Between the edge of the sheet and what is drawn."""
-
-SLOT_TEXT = 12.0
-"""Font size of the token in a slot."""
-
-MONO = 0.6
-"""Width of a monospaced character / font size."""
+MARGIN = 18  # between the edge of the sheet and what is drawn
+SLOT_TEXT = 12.0  # font size of the token in a slot
+MONO = 0.6  # width of a monospaced character / font size
 
 
 class Svg(str):
@@ -91,12 +84,10 @@ class Picture:
 
     def hatch(self, x: float, y: float, width: float, height: float, gap: float = 7) -> None:
         """Slanted lines over a rectangle: the pattern of what is kept but not in use, or not yet there."""
-        lines = []
-        reach = gap
+        lines, reach = [], gap
         while reach < width + height:
-            left, top = max(0.0, reach - height), min(reach, height)
-            right, bottom = min(reach, width), max(0.0, reach - width)
-            lines.append(f"M{_n(x + left)} {_n(y + top)}L{_n(x + right)} {_n(y + bottom)}")
+            start = f"M{_n(x + max(0.0, reach - height))} {_n(y + min(reach, height))}"
+            lines.append(f"{start}L{_n(x + min(reach, width))} {_n(y + max(0.0, reach - width))}")
             reach += gap
         self.draw("path", d="".join(lines), look="rule", stroke_width=0.8)
 
@@ -125,7 +116,7 @@ class Picture:
         height: float,
         look: str,
         words: Sequence[str | None],
-        num_computed: int | None = None,
+        num_computed: float = inf,
         size: float = SLOT_TEXT,
     ) -> None:
         """A block: a slot for each word; None is an empty slot. Slots from `num_computed` on are hatched."""
@@ -138,12 +129,12 @@ class Picture:
                 self.line(left, y + 1.5, left, y + height - 1.5, "rule" if word is None else "gap")
             if word is None:
                 continue
-            if num_computed is not None and i >= num_computed:
+            if i >= num_computed:
                 self.hatch(left, y, slot_width, height)
-            text, fitting = fit(word, slot_width - 4, size) if word else ("", size)
+            text, font = fit(word, slot_width - 4, size) if word else ("", size)
             if text:
-                middle = left + slot_width / 2
-                self.text(middle, y + height / 2 + fitting * 0.36, text, "ink mono", fitting, "middle")
+                middle, base = left + slot_width / 2, y + height / 2 + font * 0.36
+                self.text(middle, base, text, "ink mono", font, "middle")
 
     def render(self, title: str, description: str) -> Svg:
         """A whole SVG file, which can also stand in a page; `description` is for those who cannot see it."""

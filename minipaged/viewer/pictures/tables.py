@@ -1,11 +1,4 @@
-"""Logical blocks of each sequence on the left, the pool on the right, arrows between (paper, Figs. 6 to 8).
-
-    A  0 [Four score and seven] 4/4 ---+   +--> 1 [years ago our fathers]
-       1 [years ago our fathers] 4/4 --|---+
-                                       +------> 7 [Four score and seven]
-
-For views small enough to see every block; larger ones are for `pool`.
-"""
+"""Logical blocks of each sequence on the left, the pool on the right, arrows between (paper, Figs. 6-8)."""
 
 from __future__ import annotations
 
@@ -16,19 +9,17 @@ from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, text_width
 from minipaged.viewer.snapshot import PoolView, TableView
 
 ROW, BLOCK, GAP = 35, 28, 128
-MOST_BLOCKS = 24
-"""Pools up to this size are drawn whole; of larger ones, the blocks that are not free."""
+MOST_BLOCKS = 24  # of a larger pool free blocks are not drawn
 
 
 def tables_svg(view: PoolView, text_of: TextOf | None = None, caption: str = "") -> Svg:
     """The picture of all device tables and the pool; without `text_of` slots show token ids."""
-    tables, size = view.on_device(), view.block_size
+    tables, size, colour = view.on_device(), view.block_size, colours(view)
     slot = max(9.0, min(58.0, 236 / size))
     width = slot * size
     shown = [b for b in view.blocks() if view.num_blocks <= MOST_BLOCKS or b.state != "free"]
     top = MARGIN + (26 if caption else 0) + 24
-    left_rows = sum(max(1, len(table.blocks)) for table in tables)
-    left_height = left_rows * ROW + max(0, len(tables) - 1) * 20
+    left_height = sum(max(1, len(table.blocks)) * ROW + 20 for table in tables) - 20 * bool(tables)
     right_height = len(shown) * ROW
     body = max(left_height, right_height, ROW)
     x = MARGIN + 32 + max((text_width(label(table, view), 14, bold=True) for table in tables), default=0)
@@ -37,7 +28,6 @@ def tables_svg(view: PoolView, text_of: TextOf | None = None, caption: str = "")
     picture.text(x, top - 9, "logical blocks of each sequence", "soft")
     picture.text(x_pool, top - 9, "physical blocks of the pool", "soft")
     picture.text(x_pool + width + 10, top - 9, "held by", "soft")
-    colour = colours(view)
     place = {block.block: top + i * ROW + (body - right_height) / 2 for i, block in enumerate(shown)}
     # The tables stand where their blocks lie, so that arrows are short.
     ends = [place[block] for table in tables for block in table.blocks] or [top]
@@ -70,9 +60,8 @@ def tables_svg(view: PoolView, text_of: TextOf | None = None, caption: str = "")
         held = [(table, table.blocks.index(physical.block)) for table in physical.owners]
         table, logical = max(held, key=lambda at: at[0].filled(at[1], size))
         computed = max(table.computed(logical, size) for table, logical in held)
-        words = slot_words(table, logical, size, text_of)
+        words, who = slot_words(table, logical, size, text_of), holders(physical, view)
         picture.slots(x_pool, y, slot, BLOCK, fill(physical, colour), words, computed)
-        who = holders(physical, view)
         picture.text(x_pool + width + 10, y + 19, who, "ink", 12.5, bold=physical.ref_count > 1)
     picture.note(_summary(view))
     return picture.render(caption or "Block tables and pool", describe(view))
@@ -102,7 +91,7 @@ def describe(view: PoolView) -> str:
 
 
 def table_svg(table: BlockTable) -> Svg:
-    """A `BlockTable` alone, as the paper's Fig. 6 writes it: physical block number, # filled, references."""
+    """A `BlockTable` alone, in the columns of the paper's Fig. 6 and its references."""
     size = table.block_size
     slot = max(9.0, min(24.0, 384 / size))
     x, top = MARGIN + 64, MARGIN + 26

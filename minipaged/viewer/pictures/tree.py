@@ -1,11 +1,6 @@
-"""Sequences that share blocks, as the tree that they are (paper, Fig. 9).
+"""Sequences that share blocks, as the tree that they are (paper, Fig. 9): a path is a table.
 
-    [0] -+- [1] --- [3] -+- [6]   beam 1
-         |               +- [7]   beam 2          a block on a path is in the table of every leaf behind it
-         +- [2] --- [4] --- [8]   beam 3
-
-A prefix that several requests share is drawn the same way. Blocks that were in an earlier view of the same
-sequences and are in no table now can be shown as ghosts: they fell free.
+Blocks of an earlier view that are in no table now can be shown as ghosts: they fell free.
 """
 
 from __future__ import annotations
@@ -38,9 +33,7 @@ class Node:
 
 
 def tree_svg(view: PoolView, before: PoolView | None = None, caption: str = "") -> Svg:
-    """The picture of the device tables; those of an earlier view that hold a block no table has any more are
-    drawn as ghosts.
-    """
+    """The picture of the device tables; those of an earlier view with a block that fell free are ghosts."""
     tables, colour = view.on_device(), colours(view)
     held = {block for table in tables for block in table.blocks}
     gone = [t for t in (before.tables.values() if before else ()) if not held.issuperset(t.blocks)]
@@ -55,11 +48,8 @@ def tree_svg(view: PoolView, before: PoolView | None = None, caption: str = "") 
     depth = max((len(leaf.blocks) for leaf in leaves), default=1)
     names = max((text_width(leaf.name) for leaf in leaves), default=0)
     top = MARGIN + (34 if caption else 6)
-    picture = Picture(
-        max(2 * MARGIN + depth * STEP + names + 20, 2 * MARGIN + text_width(caption, 15)),
-        top + MARGIN + len(leaves) * ROW + 16,
-        caption,
-    )
+    width = 2 * MARGIN + max(depth * STEP + names + 20, text_width(caption, 15))
+    picture = Picture(width, top + MARGIN + len(leaves) * ROW + 16, caption)
     for block, node in root.children.items():
         _draw(picture, block, node, MARGIN, top, leaves)
     for row, leaf in enumerate(leaves):
