@@ -1,5 +1,6 @@
 """The KV manager: groups get all their blocks or none, and every block is accounted for."""
 
+import random
 from array import array
 
 import hypothesis.strategies as st
@@ -148,6 +149,22 @@ def test_a_sequence_shares_with_whoever_came_first_in_its_branch():
     assert tables[2][:3] == tables[3][:3] == tables[1][:3] != tables[0][:3]
     assert tables[1][:2] == tables[0][:2] == cached.table.blocks[:2]
     assert tables[5][0] == tables[4][0]
+
+
+def test_the_leader_of_a_sequence_has_most_in_common_with_it():
+    """Catches blocks of somebody who agrees in some block, but not in all before it."""
+    rng = random.Random(0)
+    kv = manager(200)
+
+    def common(one, other):
+        equal = [a == b for a, b in zip(one.token_ids[:-1], other.token_ids[:-1])]
+        return [*equal, False].index(False) // 2
+
+    for _ in range(300):
+        group = [kv_sequence(kv, rng.choices(range(2), k=rng.randint(3, 12))) for _ in range(5)]
+        for i, (sequence, hit) in enumerate(zip(group, kv.can_admit(group).hits)):
+            assert hit.num_shared == max((common(sequence, other) for other in group[:i]), default=0)
+            assert hit.leader is None or common(sequence, group[hit.leader]) == hit.num_shared
 
 
 def test_a_look_at_a_group_reads_each_token_once():
