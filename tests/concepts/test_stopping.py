@@ -75,6 +75,11 @@ def run(text, eos=(0,), max_num_tokens=100, tokenizer=ABC, **options):
         ("a|<eos>|b", {"min_tokens": 1}, (2, "stop", "a")),
         ("a|b|c", {"stop_token_ids": [2]}, (2, "stop", "a")),
         ("a|b|c", {"stop_token_ids": [2], "include_stop_str_in_output": True}, (2, "stop", "a|b")),
+        (
+            "a|b|c",
+            {"stop": "END", "stop_token_ids": [2], "include_stop_str_in_output": True},
+            (2, "stop", "a|b"),
+        ),
         ("a|b|c", {"stop_token_ids": [2], "min_tokens": 2}, (3, None, "a|b|c")),
         ("a|END|c", {"stop": "END"}, (2, "stop", "a")),
         ("a|END|c", {"stop": "END", "include_stop_str_in_output": True}, (2, "stop", "a|END")),
