@@ -1,6 +1,6 @@
 """Every setting of the engine in one frozen dataclass, validated when it is built.
 
-The command line, `LLM(...)` and the server take exactly these fields; the help text of a field is its
+The command line and `LLM(...)` take exactly these fields; the help text of a field is its
 `metadata["help"]`. Nothing mutates a config later. No torch.
 """
 

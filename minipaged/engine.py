@@ -2,7 +2,7 @@
 
     add_request -> scheduler.schedule() -> executor.execute(plan) -> scheduler.commit(plan, result)
 
-It validates what comes in; of the model it knows the numbers of the `Executor`.
+It validates requests; all it knows of the model are the attributes of the `Executor`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Engine:
         cache_salt: str = "",
         arrival_time: float | None = None,
     ) -> Request:
-        """Queue a request; it is checked completely before anything is admitted.
+        """Validate a request completely, then queue it.
 
         Args:
             request_id: unique among unfinished requests.
@@ -93,7 +93,7 @@ class Engine:
         stop = StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
         method = self.components.decoding_method(params, stop)
         if params.prompt_logprobs is not None:
-            # Every prompt token must go through the model: a salt of its own keeps it from hitting.
+            # Every prompt token must go through the model: a private salt prevents cache hits.
             cache_salt = f"{cache_salt}/{self.scheduler.num_arrived}"
         room = self.executor.max_model_len - len(prompt_token_ids)
         max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
@@ -190,7 +190,7 @@ class Engine:
 
     def reset_metrics(self) -> None:
         """Count from zero again; nothing else changes."""
-        self.metrics = Metrics(_generated_before=self.scheduler.num_generated_tokens)
+        self.metrics = Metrics(generated_before=self.scheduler.num_generated_tokens)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless every block is accounted for."""

@@ -46,7 +46,7 @@ class Metrics:
     time_to_first_token: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
     inter_token_latency: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
     e2e_request_latency: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
-    _generated_before: int = 0
+    generated_before: int = 0
     _held_slots: int = 0
     _empty_slots: int = 0
     _physical_blocks: int = 0
@@ -74,7 +74,7 @@ class Metrics:
         self.blocks_swapped_out += len(plan.swap_out)
         self.blocks_swapped_in += len(plan.swap_in)
         self.blocks_copied += len(plan.copies)
-        self.generation_tokens = scheduler.num_generated_tokens - self._generated_before
+        self.generation_tokens = scheduler.num_generated_tokens - self.generated_before
         for event in plan.events:
             if event.kind == "admitted":
                 self.prefix_cache_queries += event.detail["prompt_tokens"]
