@@ -100,7 +100,7 @@ class ModelRunner:
             ModelLoadError: the model cannot be found or read.
         """
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        runner = cls(loading.load_model(name, config.dtype, device), config)
+        runner = cls(loading.load_model(name, config.dtype, device, config.trust_remote_code), config)
         if device.type == "cpu":
             runner.optimize()
         return runner
@@ -179,38 +179,49 @@ class ModelRunner:
         ).logits
 
     def _probe(self) -> dict[int, LayerSpec]:
-        """Which layers call the hook, with which shapes: one forward pass without a pool."""
+        """Which layers call the hook, with which shapes: forward passes without a pool."""
+        num_layers = self._text_config.num_hidden_layers
+        if num_layers < 1:
+            raise UnsupportedModelError(f"num_hidden_layers is {num_layers}; give at least 1")
         try:
-            specs, logits = self._run_without_pool(num_tokens=2, num_outputs=1)
+            specs, logits = self._run_without_pool([0, 0], num_outputs=1)
+            if logits.shape[0] != 1:
+                raise UnsupportedModelError("it cannot compute the logits of chosen rows only")
+            self.vocab_size = logits.shape[1]
+            _, after_another = self._run_without_pool([self.vocab_size - 1, 0], num_outputs=1)
         except UnsupportedModelError:
             raise
         except Exception as error:  # code of other people, which may rely on a mask or a cache
+            raise UnsupportedModelError(loading.why_forward_failed(error, self._text_config)) from error
+        # Attention answered with zeros, so what is left of an earlier token went another way.
+        if (logits - after_another).abs().max() > 1e-3 * logits.abs().max():
             raise UnsupportedModelError(
-                f"it fails without mask and cache of its own: {loading.in_one_line(error)}"
-            ) from error
-        if logits.shape[0] != 1:
-            raise UnsupportedModelError("it cannot compute the logits of chosen rows only")
-        self.vocab_size = logits.shape[1]
-        silent = set(range(self._text_config.num_hidden_layers)) - set(specs)
+                "its tokens see each other outside attention: it keeps a recurrent state"
+            )
+        silent = sorted(set(range(num_layers)) - set(specs))
         if silent:
-            raise UnsupportedModelError(f"layers {sorted(silent)} keep no K/V in the cache")
+            raise UnsupportedModelError(f"layers {silent} keep no K/V in the cache")
         block_size = self._config.block_size
         for layer, spec in specs.items():
             if spec.chunk_size is not None and spec.chunk_size % block_size:
+                fits = max(size for size in range(1, block_size) if spec.chunk_size % size == 0)
                 raise UnsupportedModelError(
                     f"block_size {block_size} does not divide the attention chunk of {spec.chunk_size} "
-                    f"tokens of layer {layer}; choose one that does, for example 16"
+                    f"tokens of layer {layer}; choose one that does, for example {fits}"
                 )
         return specs
 
     @torch.inference_mode()
-    def _run_without_pool(self, num_tokens: int, num_outputs: int) -> tuple[dict[int, LayerSpec], Tensor]:
-        """What the layers look like, and meaningless logits [num_outputs, V]."""
+    def _run_without_pool(
+        self, token_ids: list[int], num_outputs: int
+    ) -> tuple[dict[int, LayerSpec], Tensor]:
+        """What the layers look like, and logits [num_outputs, V] with zeros for attention."""
         probe = ProbeContext(self._text_config)
-        rows = torch.arange(num_tokens, device=self.device)
+        rows = torch.arange(len(token_ids), device=self.device)
         with set_forward_context(probe):
             positions = (rows % self.max_model_len)[None]
-            logits = self._call(torch.zeros_like(rows)[None], positions, rows[:num_outputs])
+            input_ids = torch.tensor([token_ids], device=self.device)
+            logits = self._call(input_ids, positions, rows[len(rows) - num_outputs :])
         return probe.specs, logits[0]
 
     def _make_graph_runner(self) -> CUDAGraphRunner | None:
@@ -233,7 +244,7 @@ class ModelRunner:
         torch.cuda.reset_peak_memory_stats(self.device)
         resting = torch.cuda.memory_allocated(self.device)
         num_tokens = self._config.max_num_batched_tokens
-        _, logits = self._run_without_pool(num_tokens, min(num_tokens, self._config.max_num_seqs))
+        _, logits = self._run_without_pool([0] * num_tokens, min(num_tokens, self._config.max_num_seqs))
         torch.log_softmax(logits.float(), dim=-1)  # the sampler's share
         del logits
         peak = torch.cuda.max_memory_allocated(self.device) - resting

@@ -1,0 +1,107 @@
+"""Every causal model type that the installed transformers knows, as a tiny random model: `build_small(type)`.
+
+`SIZES` makes a default configuration small; `SPECIAL` holds what a single type needs besides.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from minipaged.config import ConfigError
+from minipaged.execution.attention import UnsupportedModelError
+from tests.models.driver import Driver, random_tokens, schedule
+from tests.models.zoo import VOCAB_SIZE, enlarge_weights
+
+CAUSAL_TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+_WIDTHS = "hidden_size d_model n_embd emb_dim embedding_size word_embed_proj_dim input_embedding_size"
+_DEPTHS = (
+    "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_encoder_layers "
+    "num_decoder_layers"
+)
+_HEADS = (
+    "num_attention_heads n_head n_heads num_heads attention_heads decoder_attention_heads "
+    "encoder_attention_heads num_encoder_attention_heads num_decoder_attention_heads"
+)
+_INNER = (
+    "intermediate_size ffn_dim decoder_ffn_dim encoder_ffn_dim n_inner dff d_inner dim_ff ffn_hidden_size "
+    "moe_intermediate_size shared_expert_intermediate_size intermediate_size_mlp expert_ffn_hidden_size "
+    "ffn_hidden_size moe_shared_expert_intermediate_size shared_intermediate_size"
+)
+_LENGTHS = "max_position_embeddings n_positions n_ctx max_seq_len context_length max_sequence_length"
+_EXPERTS = "num_experts n_routed_experts num_local_experts moe_num_experts"
+_ACTIVE_EXPERTS = "num_experts_per_tok num_experts_per_token moe_topk moe_k"
+
+SIZES: dict[str, int] = {
+    **dict.fromkeys(_WIDTHS.split(), 32),
+    **dict.fromkeys(_DEPTHS.split(), 4),
+    **dict.fromkeys(_HEADS.split(), 4),
+    **dict.fromkeys(_INNER.split(), 48),
+    **dict.fromkeys(_LENGTHS.split(), 128),
+    **dict.fromkeys(_EXPERTS.split(), 4),
+    **dict.fromkeys(_ACTIVE_EXPERTS.split(), 2),
+    "vocab_size": VOCAB_SIZE,
+    "num_key_value_heads": 2,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "sliding_window": 6,
+    "attention_chunk_size": 8,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 12,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_dense_layers": 1,
+    "is_decoder": True,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+}
+"""Name of a setting -> small value, wherever a configuration has that setting."""
+
+SPECIAL: dict[str, dict[str, Any]] = {}
+"""Model type -> settings of its own."""
+
+
+def small_config(model_type: str) -> PreTrainedConfig:
+    """The type's default configuration with small sizes, in its parts, too."""
+    cls = CONFIG_MAPPING[model_type]
+    return cls(**{**_small(cls()), **SPECIAL.get(model_type, {})})
+
+
+def _small(config: PreTrainedConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        if isinstance(value, PreTrainedConfig):
+            options[name] = type(value)(**_small(value))
+        elif name in SIZES and (value is not None or name.endswith("intermediate_size")):
+            options[name] = SIZES[name]
+        elif name in ("bos_token_id", "decoder_start_token_id") and value is not None:
+            options[name] = 1
+        elif name == "pad_token_id" and value is not None:
+            options[name] = 0
+        elif name == "eos_token_id":
+            options[name] = None
+    return options
+
+
+def build_small(model_type: str, **changes: Any) -> nn.Module:
+    """A model of this type with large random weights: equal ones every time."""
+    config = small_config(model_type)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    enlarge_weights(model)
+    return model
