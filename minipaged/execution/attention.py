@@ -90,7 +90,7 @@ class ProbeContext:
         layer = module.layer_idx
         if layer in self.specs:
             raise UnsupportedModelError(
-                f"layer {layer} attends more than once in a pass, and has one place in the KV cache"
+                f"layer {layer} attends twice in a pass, and has one place in the KV cache"
             )
         if not getattr(module, "is_causal", True):
             raise UnsupportedModelError(f"layer {layer} attends to later tokens, too (no causal decoder)")

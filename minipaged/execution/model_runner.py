@@ -180,7 +180,7 @@ class ModelRunner:
 
     def _probe(self) -> dict[int, LayerSpec]:
         """Which layers call the hook, with which shapes: forward passes without a pool."""
-        num_layers = self._text_config.num_hidden_layers
+        num_layers = getattr(self._text_config, "num_hidden_layers", 1)
         if num_layers < 1:
             raise UnsupportedModelError(f"num_hidden_layers is {num_layers}; give at least 1")
         try:
@@ -195,9 +195,8 @@ class ModelRunner:
             raise UnsupportedModelError(loading.why_forward_failed(error, self._text_config)) from error
         # Attention answered with zeros, so what is left of an earlier token went another way.
         if (logits - after_another).abs().max() > 1e-3 * logits.abs().max():
-            raise UnsupportedModelError(
-                "its tokens see each other outside attention: it keeps a recurrent state"
-            )
+            what = "a recurrent state" if getattr(self.model, "_is_stateful", False) else "a mixing of tokens"
+            raise UnsupportedModelError(f"it has {what} besides the attention that can be swapped")
         silent = sorted(set(range(num_layers)) - set(specs))
         if silent:
             raise UnsupportedModelError(f"layers {silent} keep no K/V in the cache")

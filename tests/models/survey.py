@@ -69,7 +69,44 @@ SIZES: dict[str, int] = {
 }
 """Name of a setting -> small value, wherever a configuration has that setting."""
 
-SPECIAL: dict[str, dict[str, Any]] = {}
+_HALF = {"head_dim": 8}
+_LATENT = {"num_key_value_heads": 4}
+_ATTENTION_ONLY = {"layer_types": ["full_attention"] * 4}
+SPECIAL: dict[str, dict[str, Any]] = {
+    "axk1": _LATENT,
+    "axk2": _LATENT,
+    "cohere_compass_text": {"layer_types": ["full_attention", "sliding_attention"] * 2},
+    "deepseek_v2": {**_LATENT, "topk_method": "greedy", "num_experts_per_tok": 2},
+    "deepseek_v3": _LATENT,
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "dots3_note_text": _LATENT,
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64},
+    "gemma3n_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 4,
+        "activation_sparsity_pattern": [0.0] * 4,
+    },
+    "gemma4_text": {"vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 8},
+    "glm4_moe_lite": _LATENT,
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 6},
+    "granitemoehybrid": _ATTENTION_ONLY,
+    "hunyuan_v1_dense": _HALF,
+    "hunyuan_v1_moe": _HALF,
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "longcat_flash": _LATENT,
+    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
+    "minicpm3": _LATENT,
+    "ministral": _HALF,
+    "nemotron": _HALF,
+    "qwen3_next": _ATTENTION_ONLY,
+    "reformer": {"axial_pos_embds": False, "is_decoder": True},
+    "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
+    "youtu": _LATENT,
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2},
+}
 """Model type -> settings of its own."""
 
 
