@@ -57,8 +57,8 @@ def load_model(
 
     def load(source: str, **options: Any) -> Any:
         options["trust_remote_code"] = trust_remote_code
-        auto_class = _auto_class(AutoConfig.from_pretrained(source, **options))
-        return auto_class.from_pretrained(
+        auto = auto_class(AutoConfig.from_pretrained(source, **options))
+        return auto.from_pretrained(
             source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
 
@@ -113,8 +113,8 @@ def _check_directory(name: str, path: Path) -> None:
     raise ModelLoadError(f"{name} has no config.json; give the directory of a Hugging Face model")
 
 
-def _auto_class(config: PreTrainedConfig) -> Any:
-    # The text part of a model for images and text runs as a decoder; some are listed as nothing else.
+def auto_class(config: PreTrainedConfig) -> Any:
+    """The class that builds the model, also where it takes images and text: its text part is a decoder."""
     is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     takes_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return AutoModelForImageTextToText if takes_images and not is_causal else AutoModelForCausalLM

@@ -173,7 +173,7 @@ class ModelRunner:
         with set_forward_context(context):
             return self._call(batch.input_ids, batch.positions, batch.output_indices)[0]
 
-    def _call(self, input_ids: Tensor, positions: Tensor, output_indices: Tensor) -> Tensor:
+    def _call(self, input_ids: Tensor, positions: Tensor | None, output_indices: Tensor) -> Tensor:
         return self.model(
             input_ids=input_ids, position_ids=positions, use_cache=False, logits_to_keep=output_indices
         ).logits
@@ -189,14 +189,17 @@ class ModelRunner:
                 raise UnsupportedModelError("it cannot compute the logits of chosen rows only")
             self.vocab_size = logits.shape[1]
             _, after_another = self._run_without_pool([self.vocab_size - 1, 0], num_outputs=1)
+            _, own_positions = self._run_without_pool([0, 0], num_outputs=1, from_zero=False)
         except UnsupportedModelError:
             raise
         except Exception as error:  # code of other people, which may rely on a mask or a cache
             raise UnsupportedModelError(loading.why_forward_failed(error, self._text_config)) from error
         # Attention answered with zeros, so what is left of an earlier token went another way.
-        if (logits - after_another).abs().max() > 1e-3 * logits.abs().max():
+        if _differ(logits, after_another):
             what = "a recurrent state" if getattr(self.model, "_is_stateful", False) else "a mixing of tokens"
             raise UnsupportedModelError(f"it has {what} besides the attention that can be swapped")
+        if _differ(logits, own_positions):
+            raise UnsupportedModelError("its positions do not count from 0")
         silent = sorted(set(range(num_layers)) - set(specs))
         if silent:
             raise UnsupportedModelError(f"layers {silent} keep no K/V in the cache")
@@ -212,13 +215,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _run_without_pool(
-        self, token_ids: list[int], num_outputs: int
+        self, token_ids: list[int], num_outputs: int, from_zero: bool = True
     ) -> tuple[dict[int, LayerSpec], Tensor]:
         """What the layers look like, and logits [num_outputs, V] with zeros for attention."""
         probe = ProbeContext(self._text_config)
         rows = torch.arange(len(token_ids), device=self.device)
         with set_forward_context(probe):
-            positions = (rows % self.max_model_len)[None]
+            positions = (rows % self.max_model_len)[None] if from_zero else None
             input_ids = torch.tensor([token_ids], device=self.device)
             logits = self._call(input_ids, positions, rows[len(rows) - num_outputs :])
         return probe.specs, logits[0]
@@ -263,3 +266,7 @@ class ModelRunner:
             found = prompt_logprobs(logits[first : first + num_tokens], token_ids, wanted)
             reports[sequence.request.request_id] = list(enumerate(found, start=position))
         return reports
+
+
+def _differ(actual: Tensor, expected: Tensor) -> bool:
+    return bool((actual - expected).abs().max() > 1e-3 * expected.abs().max())
