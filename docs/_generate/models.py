@@ -22,8 +22,8 @@ MARK = "<!-- written by docs/_generate/models.py from here on -->\n"
 
 def row(model_type: str, verdict: Verdict) -> str:
     """A line of the table."""
-    told = {"runs": "runs", "refused": "refused: ", "not built": "not tried: ", "differs": "differs: "}
-    reason = verdict.reason.replace("|", "\\|").replace("<", "&lt;")
+    told = {"runs": "runs", "refused": "refused: ", "not built": "not tried", "differs": "differs: "}
+    reason = "" if verdict.outcome == "not built" else verdict.reason
     return f"| `{model_type}` | {told[verdict.outcome]}{reason} |\n"
 
 

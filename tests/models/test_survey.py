@@ -1,4 +1,4 @@
-"""Every causal model type of transformers runs as eager attention does, or is refused with the true reason."""
+"""Every causal model type of transformers runs as with eager attention, or is refused for the true reason."""
 
 import re
 from pathlib import Path
