@@ -6,6 +6,7 @@ What would silently differ from the model's own attention is refused here or by 
 from __future__ import annotations
 
 import logging
+import re
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 HUB_TIMEOUT = 5.0
 """Seconds to wait for the hub's word on whether it knows a model."""
 
+_TOKENIZER_FILE = re.compile(r"token|vocab|spiece|merges|bpe|\.model$|\.tiktoken$", re.IGNORECASE)
 _READ_CODE = "read it, then give trust_remote_code=True (--trust-remote-code)"
 _NO_GGUF = "give the model as Hugging Face saves it, with config.json and safetensors"
 
@@ -103,10 +105,13 @@ def _local_first(path: Path, name: str, load: Callable[..., Any]) -> Any:
 
 def _check_directory(name: str, path: Path) -> None:
     has_config, has_adapter = ((path / f"{kind}config.json").is_file() for kind in ("", "adapter_"))
+    if has_adapter and not has_config:
+        raise ModelLoadError(
+            f"{name} holds an adapter without its model; merge them, or put it beside the model"
+        )
     if has_adapter and not is_peft_available():
-        what = "an adapter beside the model" if has_config else "an adapter without its model"
-        raise ModelLoadError(f"{name} holds {what} (adapter_config.json); install peft, or merge them")
-    if has_config or has_adapter:
+        raise ModelLoadError(f"{name} holds an adapter (adapter_config.json); install peft, or merge them")
+    if has_config:
         return
     if any(path.glob("*.gguf")):
         raise ModelLoadError(f"{name} holds GGUF files; {_NO_GGUF}")
@@ -138,10 +143,13 @@ def why_forward_failed(error: Exception, config: Any) -> str:
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
     """The tokenizer beside the model, or None if it cannot be built (then prompts are token ids)."""
     load = partial(AutoTokenizer.from_pretrained, trust_remote_code=trust_remote_code)
+    path = Path(name).expanduser()
     try:
-        tokenizer = _local_first(Path(name).expanduser(), name, load)
+        if path.is_dir() and not any(_TOKENIZER_FILE.search(file.name) for file in path.iterdir()):
+            raise FileNotFoundError("it has no tokenizer.json, vocabulary or the like")
+        tokenizer = _local_first(path, name, load)
         if not len(tokenizer):
-            raise ValueError("its vocabulary is empty; tokenizer.json is missing")
+            raise ValueError("its vocabulary is empty")
     except Exception as error:  # of all kinds, as for models
         logger.warning("no tokenizer for %s, so prompts are token ids: %s", name, in_one_line(error))
         return None

@@ -118,7 +118,7 @@ def test_an_adapter_is_not_left_out_in_silence(directory: Path, monkeypatch: pyt
     """Without peft, transformers ignores the adapter: tokens of the base model."""
     monkeypatch.setattr(loading, "is_peft_available", lambda: False)
     (directory / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    assert "an adapter beside the model (adapter_config.json); install peft, or merge" in refusal(directory)
+    assert "an adapter (adapter_config.json); install peft, or merge" in refusal(directory)
     (directory / "config.json").unlink()
     assert "an adapter without its model" in refusal(directory)
 
@@ -171,6 +171,12 @@ def test_a_tokenizer_that_cannot_be_built_is_a_warning(
     assert llm.generate({"prompt_token_ids": [2, 3]}, SamplingParams(max_tokens=2))
     with pytest.raises(RequestError, match="has no tokenizer"):
         llm.generate("text")
+
+
+def test_a_directory_without_a_vocabulary_has_no_tokenizer(tmp_path: Path) -> None:
+    """GPT-2's is built from nothing: a vocabulary of one token, and every text is empty."""
+    build("gpt2").save_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path)) is None
 
 
 def test_a_tensor_of_another_shape_is_named(directory: Path) -> None:
