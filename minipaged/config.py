@@ -62,6 +62,7 @@ class EngineConfig:
     )
     enable_cuda_graphs: bool = _option(True, "Replay decode steps as CUDA graphs; on a CPU nothing changes.")
     dtype: DType = _option("auto", "Type of weights and KV cache; auto: what the checkpoint says.")
+    trust_remote_code: bool = _option(False, "Run the code that comes with the model's files, if any.")
     seed: int = _option(0, "Seed of requests that bring none of their own.")
     disable_log_stats: bool = _option(False, "No periodic log line.")
 

@@ -69,7 +69,7 @@ class LLM:
             if tokenizer is None:
                 from minipaged.execution.loading import load_tokenizer
 
-                tokenizer = load_tokenizer(name)
+                tokenizer = load_tokenizer(name, self.config.trust_remote_code)
         if components.paged_attention is not None:
             # Only an executor with kernels has one; the simulation's has no attention to replace.
             runner: Any = executor

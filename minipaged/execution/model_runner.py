@@ -89,7 +89,7 @@ class ModelRunner:
     def load(cls, name: str, config: EngineConfig) -> ModelRunner:
         """A runner for a model directory or hub id, on the GPU if there is one; may raise ModelLoadError."""
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        runner = cls(loading.load_model(name, config.dtype, device), config)
+        runner = cls(loading.load_model(name, config.dtype, device, config.trust_remote_code), config)
         if device.type == "cpu":
             runner.optimize()
         return runner
@@ -151,44 +151,57 @@ class ModelRunner:
         with set_forward_context(context):
             return self._call(batch.input_ids, batch.positions, batch.output_indices)[0]
 
-    def _call(self, input_ids: Tensor, positions: Tensor, output_indices: Tensor) -> Tensor:
+    def _call(self, input_ids: Tensor, positions: Tensor | None, output_indices: Tensor) -> Tensor:
         return self.model(
             input_ids=input_ids, position_ids=positions, use_cache=False, logits_to_keep=output_indices
         ).logits
 
     def _probe(self) -> dict[int, LayerSpec]:
-        """Which layers call the hook, with which shapes: one forward pass without a pool."""
+        """Which layers call the hook, with which shapes: forward passes without a pool."""
+        num_layers = getattr(self._text_config, "num_hidden_layers", 1)
+        if num_layers < 1:
+            raise UnsupportedModelError(f"num_hidden_layers is {num_layers}; give at least 1")
         try:
-            specs, logits = self._run_without_pool(num_tokens=2, num_outputs=1)
+            specs, logits = self._run_without_pool([0, 0], num_outputs=1)
+            if logits.shape[0] != 1:
+                raise UnsupportedModelError("it cannot compute the logits of chosen rows only")
+            self.vocab_size = logits.shape[1]
+            _, after_another = self._run_without_pool([self.vocab_size - 1, 0], num_outputs=1)
+            _, own_positions = self._run_without_pool([0, 0], num_outputs=1, from_zero=False)
         except UnsupportedModelError:
             raise
         except Exception as error:  # code of other people, which may rely on a mask or a cache
-            raise UnsupportedModelError(
-                f"it fails without mask and cache of its own: {loading.in_one_line(error)}"
-            ) from error
-        if logits.shape[0] != 1:
-            raise UnsupportedModelError("it cannot compute the logits of chosen rows only")
-        self.vocab_size = logits.shape[1]
-        silent = set(range(self._text_config.num_hidden_layers)) - set(specs)
+            raise UnsupportedModelError(loading.why_forward_failed(error, self._text_config)) from error
+        # Attention answered with zeros, so what is left of an earlier token went another way.
+        if _differ(logits, after_another):
+            what = "a recurrent state" if getattr(self.model, "_is_stateful", False) else "a mixing of tokens"
+            raise UnsupportedModelError(f"it has {what} besides the attention that can be swapped")
+        if _differ(logits, own_positions):
+            raise UnsupportedModelError("its positions do not count from 0")
+        silent = sorted(set(range(num_layers)) - set(specs))
         if silent:
-            raise UnsupportedModelError(f"layers {sorted(silent)} keep no K/V in the cache")
+            raise UnsupportedModelError(f"layers {silent} keep no K/V in the cache")
         block_size = self._config.block_size
         for layer, spec in specs.items():
             if spec.chunk_size is not None and spec.chunk_size % block_size:
+                fits = max(size for size in range(1, block_size) if spec.chunk_size % size == 0)
                 raise UnsupportedModelError(
                     f"block_size {block_size} does not divide the attention chunk of {spec.chunk_size} "
-                    f"tokens of layer {layer}; choose one that does, for example 16"
+                    f"tokens of layer {layer}; choose one that does, for example {fits}"
                 )
         return specs
 
     @torch.inference_mode()
-    def _run_without_pool(self, num_tokens: int, num_outputs: int) -> tuple[dict[int, LayerSpec], Tensor]:
-        """What the layers look like, and meaningless logits [num_outputs, V]."""
+    def _run_without_pool(
+        self, token_ids: list[int], num_outputs: int, from_zero: bool = True
+    ) -> tuple[dict[int, LayerSpec], Tensor]:
+        """What the layers look like, and logits [num_outputs, V] with zeros for attention."""
         probe = ProbeContext(self._text_config)
-        rows = torch.arange(num_tokens, device=self.device)
+        rows = torch.arange(len(token_ids), device=self.device)
         with set_forward_context(probe):
-            positions = (rows % self.max_model_len)[None]
-            logits = self._call(torch.zeros_like(rows)[None], positions, rows[:num_outputs])
+            positions = (rows % self.max_model_len)[None] if from_zero else None
+            input_ids = torch.tensor([token_ids], device=self.device)
+            logits = self._call(input_ids, positions, rows[len(rows) - num_outputs :])
         return probe.specs, logits[0]
 
     def _make_graph_runner(self) -> CUDAGraphRunner | None:
@@ -211,7 +224,7 @@ class ModelRunner:
         torch.cuda.reset_peak_memory_stats(self.device)
         resting = torch.cuda.memory_allocated(self.device)
         num_tokens = self._config.max_num_batched_tokens
-        _, logits = self._run_without_pool(num_tokens, min(num_tokens, self._config.max_num_seqs))
+        _, logits = self._run_without_pool([0] * num_tokens, min(num_tokens, self._config.max_num_seqs))
         torch.log_softmax(logits.float(), dim=-1)  # the sampler's share
         del logits
         peak = torch.cuda.max_memory_allocated(self.device) - resting
@@ -231,3 +244,7 @@ class ModelRunner:
             found = prompt_logprobs(logits[first : first + num_tokens], token_ids, wanted)
             reports[sequence.request.request_id] = list(enumerate(found, start=position))
         return reports
+
+
+def _differ(actual: Tensor, expected: Tensor) -> bool:
+    return bool((actual - expected).abs().max() > 1e-3 * expected.abs().max())
