@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_type_hints
 
 PageGrowthName = Literal["on_demand", "chunked", "reserve"]
@@ -18,6 +19,10 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 class ConfigError(ValueError):
     """A setting has a value that cannot work; the message names the field, the value and the fix."""
+
+
+MOST = 2**63 - 1
+"""Of whatever is counted, bytes too: what a 64-bit integer holds."""
 
 
 def _option(default: Any, help: str) -> Any:
@@ -70,12 +75,17 @@ class EngineConfig:
         hints = get_type_hints(type(self))
         for option in fields(self):
             value = getattr(self, option.name)
+            if isinstance(value, Real) and not isinstance(value, bool | int | float):  # NumPy's numbers
+                value = int(value) if isinstance(value, Integral) else float(value)
+                object.__setattr__(self, option.name, value)
             _check_type(option.name, value, hints[option.name])
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
             _check_at_least(name, getattr(self, name), 1)
         for name in ("num_blocks", "kv_cache_memory", "max_model_len"):
             if getattr(self, name) is not None:
                 _check_at_least(name, getattr(self, name), 1)
+        if not -(2**63) <= self.seed < 2**63:
+            raise ConfigError(f"seed is {self.seed}; give an integer of at most 64 bits")
         _check_at_least("swap_space", self.swap_space, 0)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
@@ -117,3 +127,5 @@ def _check_type(name: str, value: Any, hint: Any) -> None:
 def _check_at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise ConfigError(f"{name} is {value}; give at least {least}")
+    if value > MOST:
+        raise ConfigError(f"{name} is {value}; give at most {MOST}")

@@ -95,10 +95,10 @@ def _allocate(shape: tuple[int, int, int, int], spec: LayerSpec) -> Tensor:
     try:
         # Not cleared: nothing unwritten is read, and memory that no token reaches is never committed.
         return torch.empty(shape, dtype=spec.dtype, device=spec.device)
-    except RuntimeError as error:  # out of memory is one
+    except (RuntimeError, TypeError, OverflowError) as error:  # out of memory is one
         raise ConfigError(
             f"a KV pool of {shape[0]} blocks does not fit in memory; "
-            "lower num_blocks, kv_cache_memory or gpu_memory_utilization"
+            "lower num_blocks or kv_cache_memory, or on a GPU gpu_memory_utilization"
         ) from error
 
 

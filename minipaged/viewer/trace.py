@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from minipaged.engine import Engine
+from minipaged.text_io import TextError, check_writable
 from minipaged.viewer import delta
 from minipaged.viewer.highlights import text_of
 from minipaged.viewer.recorder import Recorder, StepRecord
@@ -40,11 +41,15 @@ class TraceWriter(Recorder):
     """A trace of an engine, from now on. Use as a context manager, or call `close`.
 
     Raises:
-        OSError: the file cannot be written.
+        TextError: the file cannot be written. If it cannot any more while the engine runs (the disk is
+            full), the run goes on and `close` raises it.
     """
 
     def __init__(self, path: Path, engine: Engine) -> None:
+        check_writable("trace", path)
+        self._path = path
         self._file = path.open("w")
+        self._error: OSError | None = None
         self._scheduler = engine.scheduler
         self._text_of = text_of(engine)
         self._known: set[int] = set()
@@ -80,7 +85,11 @@ class TraceWriter(Recorder):
         return {token: self._text_of(token) for token in new}
 
     def _dump(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        if self._error is None:
+            try:
+                self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            except OSError as error:
+                self._error = error
 
     def close(self) -> None:
         """Stop listening, write what changed after the last step, if anything did, and finish the file."""
@@ -92,4 +101,10 @@ class TraceWriter(Recorder):
             closing = {"step": self._next_step, "events": [{"kind": "closed"}]}
             change = delta.difference(self._last, now)
             self._dump({**closing, "num_waiting": len(self._scheduler.waiting), "committed": change})
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            self._error = self._error or error
+        if self._error is not None:
+            reason = self._error.strerror
+            raise TextError(f"cannot write trace {self._path}: {reason}; give a place with more room")
