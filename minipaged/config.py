@@ -103,7 +103,7 @@ def config_from(options: dict[str, Any]) -> EngineConfig:
     for key in options:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}"
             raise ConfigError(f"unknown setting {key!r}; {hint}")
     return EngineConfig(**options)
 

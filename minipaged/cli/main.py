@@ -20,8 +20,10 @@ from minipaged.cli.streams import standard_streams, to_nowhere
 from minipaged.environment import prepare_process
 from minipaged.learn import lessons
 
+NAME = "minipaged"
+
 app = typer.Typer(
-    name="minipaged",
+    name=NAME,
     help="PagedAttention, the paper behind vLLM, as code to learn from and to generate with.",
     no_args_is_help=True,
     add_completion=False,
@@ -48,7 +50,7 @@ def main() -> None:
         code = 0
         try:
             try:
-                code = app(standalone_mode=False) or 0
+                code = app(prog_name=NAME, standalone_mode=False) or 0
             except (Exception, SystemExit) as error:
                 code = _told(error)
             output.close_kept()
@@ -68,7 +70,7 @@ def _told(error: BaseException) -> int:
         return 130
     if isinstance(error, UsageError):
         where: Any = getattr(error, "ctx", None)
-        _say(f"{error.format_message()} (see {where.command_path if where else 'minipaged'} --help)")
+        _say(f"{error.format_message()}{_given(error)}; see {where.command_path if where else NAME} --help")
     elif isinstance(error, BrokenPipeError):
         raise error
     elif isinstance(error, OSError):
@@ -78,6 +80,13 @@ def _told(error: BaseException) -> int:
     else:
         raise error
     return 2
+
+
+def _given(error: Any) -> str:
+    """What was typed for the option of a usage error, if the message does not say it."""
+    names = getattr(getattr(error, "param", None), "opts", ())
+    given = [value for name, value in zip(sys.argv, sys.argv[1:]) if name in names]
+    return f" (it is {given[-1]!r})" if given and repr(given[-1]) not in error.format_message() else ""
 
 
 def _say(message: str) -> None:

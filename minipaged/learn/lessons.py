@@ -253,7 +253,7 @@ def reset(number: Number) -> None:
     """Begin a lesson again; what you wrote is kept beside it: exercise.backup.py, exercise.backup2.py, ..."""
     lesson = find(read_lessons(repository()), number)
     if not lesson.start.exists():
-        raise LearnError(f"lesson {lesson.number} has no exercise to reset")
+        raise LearnError(f"lesson {lesson.number} has no exercise to reset; choose another")
     console = Console(soft_wrap=True, highlight=False)
     if lesson.is_untouched:
         console.print(f"{lesson.exercise} is as at the start; nothing was written in it", markup=False)

@@ -107,6 +107,6 @@ def _load_file(path: Path) -> ModuleType:
         line = getattr(error, "lineno", None)
         where = f"{path}, line {line}" if line else str(path)
         raise OverrideError(
-            f"{where} cannot be loaded: {type(error).__name__}: {error}; mend the file"
+            f"{where} cannot be loaded: {type(error).__name__}: {getattr(error, 'msg', error)}; mend the file"
         ) from error
     return module

@@ -46,7 +46,7 @@ def check_can_ever_run(request: Request, limits: Limits) -> None:
     if width > min(limits.max_num_seqs, limits.max_num_batched_tokens):
         raise RequestTooLongError(
             f"the request runs {width} sequences at once, more than max_num_seqs {limits.max_num_seqs} or "
-            f"max_num_batched_tokens {limits.max_num_batched_tokens} allows"
+            f"max_num_batched_tokens {limits.max_num_batched_tokens} allows; raise them"
         )
 
 
