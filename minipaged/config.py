@@ -84,8 +84,6 @@ class EngineConfig:
         for name in ("num_blocks", "kv_cache_memory", "max_model_len"):
             if getattr(self, name) is not None:
                 _check_at_least(name, getattr(self, name), 1)
-        if not -(2**63) <= self.seed < 2**63:
-            raise ConfigError(f"seed is {self.seed}; give an integer of at most 64 bits")
         _check_at_least("swap_space", self.swap_space, 0)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(

@@ -24,7 +24,7 @@ from minipaged.engine import Engine
 from minipaged.execution.executor import Executor
 from minipaged.learn.overrides import components_from
 from minipaged.outputs import RequestOutput
-from minipaged.prompts import RequestError, check_prompt, shortened
+from minipaged.prompts import FailedRequestError, RequestError, check_prompt, shortened
 from minipaged.text_io import lone_surrogate
 from minipaged.viewer.displays import register_displays
 
@@ -159,7 +159,7 @@ class LLM:
                 if not is_last:
                     self._step()
             if request.error is not None:
-                raise RequestError(request.error)
+                raise FailedRequestError(request.error)
             if rest := text.rest():
                 yield rest
         finally:

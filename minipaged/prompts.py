@@ -17,6 +17,10 @@ class RequestError(ValueError):
     """A request that the engine cannot take; the message names the value and the fix."""
 
 
+class FailedRequestError(RequestError):
+    """A request that ended with finish reason "error" while it was streamed; the message is the reason."""
+
+
 def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> list[int]:
     """The token ids as Python's integers (NumPy's are taken, too).
 

@@ -66,6 +66,8 @@ class TrialRunner:
         if report.failed and not self._failure:
             crash: Any = getattr(report.longrepr, "reprcrash", None)
             text = crash.message if crash is not None else report.longreprtext
+            if text.startswith("Failed: Timeout"):
+                text = f"not done after {report.duration:.0f} s; is there an endless loop?"
             self._failure = " ".join(text.split())[:300] or "failed"
         if report.skipped and not self._failure:
             self._failure = f"skipped: {report.longrepr}"

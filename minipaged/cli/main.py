@@ -19,6 +19,7 @@ from minipaged.cli.options import with_engine_options
 from minipaged.cli.streams import standard_streams, to_nowhere
 from minipaged.environment import prepare_process
 from minipaged.learn import lessons
+from minipaged.prompts import FailedRequestError
 
 NAME = "minipaged"
 
@@ -77,6 +78,7 @@ def _told(error: BaseException) -> int:
         _say(f"{error.filename or 'input or output'}: {error.strerror or error}; use another file or folder")
     elif isinstance(error, (ValueError, NotImplementedError)):  # the latter: a stub that says what is to do
         _say(str(error))
+        return 1 if isinstance(error, FailedRequestError) else 2
     else:
         raise error
     return 2

@@ -24,7 +24,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_between(value: Any, low: float, high: float) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and low <= float(value) <= high
+    return isinstance(value, Real) and not isinstance(value, bool) and bool(low <= value <= high)
 
 
 def integer(params: Any, name: str, least: float = -math.inf, fix: str = "", optional: bool = False) -> None:
@@ -33,7 +33,7 @@ def integer(params: Any, name: str, least: float = -math.inf, fix: str = "", opt
     if not (value is None and optional) and not (_is_integer(value) and value >= least):
         refuse(name, value, fix or ("an integer" if least < 0 else f"an integer of at least {least}"))
     if value is not None:
-        if abs(value) >= 2**63:
+        if least >= -1 and value >= 2**63:
             refuse(name, value, "an integer of at most 64 bits")
         object.__setattr__(params, name, int(value))  # (it may be NumPy's)
 

@@ -219,7 +219,7 @@ def check(number: Number) -> None:
         raise LearnError(f"lesson {lesson.number} has no tasks; read {lesson.folder / 'lesson.md'}")
     with Console(stderr=True).status("running the tests"):
         outcomes = progress(root, [lesson])[lesson.number]
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     told = set()
     for i, (task, outcome) in enumerate(zip(lesson.tasks, outcomes), start=1):
         passed = sum(not failure for failure in outcome.values())

@@ -86,7 +86,9 @@ def load_override(where: str) -> Any:
     module = _load_file(Path(file))
     if not hasattr(module, name):
         known = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
-        raise OverrideError(f"{file} has no {name}; choose what it defines: {', '.join(known) or 'nothing'}")
+        raise OverrideError(
+            f"{file} has no {name}; it defines {', '.join(known) or 'nothing'}, give one of those"
+        )
     return getattr(module, name)
 
 
@@ -106,7 +108,8 @@ def _load_file(path: Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         line = getattr(error, "lineno", None)
         where = f"{path}, line {line}" if line else str(path)
+        reason = getattr(error, "msg", error)
         raise OverrideError(
-            f"{where} cannot be loaded: {type(error).__name__}: {getattr(error, 'msg', error)}; mend the file"
+            f"{where} cannot be loaded: {type(error).__name__}: {reason}; mend the file"
         ) from error
     return module

@@ -154,7 +154,7 @@ TRACES: list[tuple[bytes, str]] = [
 
 INTEGERS = ["block-size", "num-blocks", "kv-cache-memory", "max-num-seqs", "max-num-batched-tokens"]
 COMMAND_LINES: list[tuple[str, str]] = [
-    *((f"generate --{flag} {bad}", bad) for flag in [*INTEGERS, "max-model-len", "swap-space", "seed"]
+    *((f"generate --{flag} {bad}", bad) for flag in [*INTEGERS, "max-model-len", "swap-space"]
       for bad in ("x", "1.5", "1e23", "nan", HUGE)),
     *((f"generate --{flag} {bad}", f"{flag.replace('-', '_')} is {bad}")
       for flag in [*INTEGERS, "max-model-len"] for bad in ("0", "-1")),
@@ -331,8 +331,9 @@ def bad_items(function: Callable[..., Any], name: str, *values: Any) -> list[Cal
 
 CALLS: list[Call] = [
     *(row for name in ("n", "top_k", "min_tokens") for row in bad(sampling, name, *NO_INTEGERS, 10**30)),
-    *(row for name in ("best_of", "seed", "logprobs", "prompt_logprobs", "max_tokens")
+    *(row for name in ("best_of", "logprobs", "prompt_logprobs", "max_tokens")
       for row in bad(sampling, name, *(v for v in NO_INTEGERS if v is not None), 10**30)),
+    *bad(sampling, "seed", "5", 1.5, True, [], NAN),
     *bad(sampling, "n", 0, -1, 16385),
     *bad(sampling, "best_of", 0, 16385),
     *bad(sampling, "max_tokens", 0, -1),
@@ -375,7 +376,7 @@ CALLS: list[Call] = [
       for row in bad(EngineConfig, name, *NO_INTEGERS, 0, -1, 10**30)),
     *(row for name in ("num_blocks", "kv_cache_memory", "max_model_len")
       for row in bad(EngineConfig, name, "5", 1.5, True, [], 0, -1, 10**30)),
-    *bad(EngineConfig, "seed", *NO_INTEGERS, 10**30, -(10**30)),
+    *bad(EngineConfig, "seed", *NO_INTEGERS),
     *bad(EngineConfig, "swap_space", *NO_INTEGERS, -1, 10**30),
     *bad(EngineConfig, "gpu_memory_utilization", *NO_NUMBERS, 0, 1.01, -1, INF),
     *(row for name in ("preemption_mode", "page_growth", "attention_backend", "dtype")
