@@ -24,7 +24,10 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_between(value: Any, low: float, high: float) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and bool(low <= value <= high)
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    number: Any = value  # (Real has no comparison with float, to mypy)
+    return bool(low <= number <= high)
 
 
 def integer(params: Any, name: str, least: float = -math.inf, fix: str = "", optional: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""A command in bad surroundings: streams that are closed, full or ASCII, bytes that are no text, full disks."""
+"""A command in bad surroundings: streams that are closed, full or ASCII, bytes that are no text."""
 
 from __future__ import annotations
 
@@ -133,12 +133,12 @@ def test_prompts_come_from_standard_input_as_utf_8(loaded, capsys, monkeypatch):
     [
         ("$PYTHON -m minipaged generate --prompt $'caf\\xe9'", 2, "'\\udce9' at position 3"),
         (
-            "$PYTHON -m minipaged generate --max-tokens 2 --num-blocks 64 >&-",
+            "$PYTHON -m minipaged generate --max-tokens 2 >&-",
             2,
             "it is closed; the result is in",
         ),
         (
-            "$PYTHON -m minipaged generate --max-tokens 2 --num-blocks 64 > /dev/full",
+            "$PYTHON -m minipaged generate --max-tokens 2 > /dev/full",
             2,
             "No space left on device",
         ),
