@@ -88,7 +88,7 @@ class Engine:
         """
         if request_id in self._requests:
             raise RequestError(f"request_id {request_id!r} is in use; give each request its own")
-        check_token_ids(prompt_token_ids, vocab_size := self.executor.vocab_size)
+        prompt_token_ids = check_token_ids(prompt_token_ids, vocab_size := self.executor.vocab_size)
         params.check_vocabulary(vocab_size)
         stop = StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
         method = self.components.decoding_method(params, stop)

@@ -19,6 +19,9 @@ from minipaged.decoding.checks import ParamsError
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy decoding: dividing by less would overflow float32."""
 
+MOST_SAMPLES = 16384
+"""Of one prompt, as in vLLM: each is an object of its own before the first token is computed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
@@ -85,11 +88,14 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             _set(self, "allowed_token_ids", check.token_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
-                raise ParamsError("allowed_token_ids is empty; give at least one token id, or None for all")
+                raise ParamsError("allowed_token_ids is empty; give at least one token id, or leave it out")
         if self.logit_bias is not None:
             _set(self, "logit_bias", check.logit_bias(self.logit_bias))
         check.integer(self, "n", 1)
         check.integer(self, "best_of", 1, optional=True)
+        if self.num_samples > MOST_SAMPLES:
+            name = "n" if self.best_of is None else "best_of"
+            raise ParamsError(f"{name} is {self.num_samples}; give at most {MOST_SAMPLES}")
         if self.num_samples < self.n:
             raise ParamsError(f"best_of is {self.best_of}, below n = {self.n}; draw at least n samples")
         check.number(self, "temperature", 0, 1000, "from 0 (greedy) to 1000")
@@ -239,7 +245,7 @@ def _common(params: DecodingParams) -> None:
     _set(params, "stop_token_ids", check.token_ids("stop_token_ids", params.stop_token_ids))
     check.boolean(params, "ignore_eos")
     check.integer(params, "min_tokens", 0)
-    check.integer(params, "max_tokens", 1, "at least 1, or None for the model's length", optional=True)
+    check.integer(params, "max_tokens", 1, optional=True)
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise ParamsError(
             f"min_tokens is {params.min_tokens}, above max_tokens = {params.max_tokens}; lower it"
