@@ -11,19 +11,16 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from minipaged.kernels.cpp.build import BuildError, load_library
-from minipaged.kernels.metadata import AttentionMetadata
 from minipaged.kernels.reference import attention as reference_attention
 from minipaged.kernels.reference import cache as reference_cache
-from minipaged.kernels.reference.sampling import greedy_tokens
 
 logger = logging.getLogger(__name__)
-
 
 WriteKV = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 """(key [T, Hkv, Dk], value [T, Hkv, Dv], key pool, value pool, slot_mapping [T] int64); -1 is skipped."""
@@ -38,23 +35,14 @@ GreedyTokens = Callable[[Tensor], tuple[Tensor, Tensor]]
 """float32 logits [R, V] -> the first largest of each row [R] int64, its log-probability [R]."""
 
 
-class PagedAttention(Protocol):
-    """Attention over the pools; see `AttentionParameters` for the keywords."""
+PagedAttention = Callable[..., Tensor]
+"""(query [T, Hq, Dk], key pool, value pool, `AttentionMetadata`, **`AttentionParameters`) -> [T, Hq, Dv]."""
 
-    def __call__(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        metadata: AttentionMetadata,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """Query [T, Hq, Dk] -> [T, Hq, Dv] in the query's dtype."""
-        ...
+
+def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """See `GreedyTokens`; with PyTorch's operations."""
+    tokens = logits.argmax(-1, keepdim=True)
+    return tokens.squeeze(1), logits.gather(1, tokens).squeeze(1) - logits.logsumexp(-1)
 
 
 class Backend(NamedTuple):
@@ -71,9 +59,8 @@ class Backend(NamedTuple):
 def _load_cpp() -> Backend:
     from minipaged.kernels.cpp import attention, elementwise
 
-    return Backend(
-        "cpp", attention.write_kv, attention.paged_attention, greedy_tokens=elementwise.greedy_tokens
-    )
+    own = attention.write_kv, attention.paged_attention
+    return Backend("cpp", *own, greedy_tokens=elementwise.greedy_tokens)
 
 
 def _load_triton() -> Backend:
@@ -108,7 +95,7 @@ def why_not_cpp(device: torch.device) -> str | None:
 def select_backend(name: str, device: torch.device | str) -> Backend:
     """The backend called `name` ("torch", "triton", "cpp"), or the right one for the device ("auto").
 
-    Raises ValueError for an unknown name, and for one that cannot run, saying what is missing.
+    Raises ValueError for a name that is unknown or cannot run here, saying what is missing.
     """
     device = torch.device(device)
     why_not = {"triton": why_not_triton, "cpp": why_not_cpp}

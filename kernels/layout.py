@@ -1,9 +1,8 @@
 """The shape of a KV pool: the one place that decides how a block lies in memory.
 
-A layer's pool is two tensors, `[num_blocks, num_kv_heads, block_size, head_dim]` for keys and for values
-(their head sizes may differ). Within a block the tokens of one KV head are contiguous: attention for a head
-reads one dense tile per block. A token is addressed by its slot, `block_id * block_size + offset`.
-Paper: sections 4.2 (KV blocks) and 5.1 (kernels).
+A layer has two, `[num_blocks, num_kv_heads, block_size, head_dim]` for keys and for values (their head sizes
+may differ). A head's tokens are contiguous within a block: attention reads one dense tile per block. A token
+is addressed by its slot, `block_id * block_size + offset`. Paper: sections 4.2 (KV blocks) and 5.1 (kernels).
 
 Measured on one CPU thread: decode of 32 sequences, context 512-1024, 8 query / 4 KV heads of 64, block size
 16, blocks gathered and attended one sequence at a time; milliseconds per layer (fp32 / bf16), three runs:
@@ -14,7 +13,6 @@ Measured on one CPU thread: decode of 32 sequences, context 512-1024, 8 query / 
 
 import torch
 
-MIN_BLOCK_SIZE = 1
 MAX_BLOCK_SIZE = 256
 
 
@@ -25,10 +23,8 @@ def cache_shape(
 
     Raises ValueError for a block size outside 1..256 and for any other count below 1.
     """
-    if not MIN_BLOCK_SIZE <= block_size <= MAX_BLOCK_SIZE:
-        raise ValueError(
-            f"block_size {block_size} is outside {MIN_BLOCK_SIZE}..{MAX_BLOCK_SIZE}: choose for example 16"
-        )
+    if not 1 <= block_size <= MAX_BLOCK_SIZE:
+        raise ValueError(f"block_size {block_size} is outside 1..{MAX_BLOCK_SIZE}: choose for example 16")
     for name, count in (("num_blocks", num_blocks), ("num_kv_heads", num_kv_heads), ("head_dim", head_dim)):
         if count < 1:
             raise ValueError(f"{name} is {count}: a KV pool needs at least 1")

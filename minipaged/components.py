@@ -70,23 +70,13 @@ class Components:
         return self.parallel_sampling(params, stop)
 
 
-PAGE_GROWTH: dict[str, Callable[[], PageGrowth]] = {
-    "on_demand": OnDemand,
-    "chunked": Chunked,
-    "reserve": Reserve,
-}
+PAGE_GROWTH = {"on_demand": OnDemand, "chunked": Chunked, "reserve": Reserve}
 
 
 def build_scheduler(
     config: EngineConfig, limits: ModelLimits, components: Components | None = None
 ) -> FCFSScheduler:
-    """Put manager and scheduler together as the config says.
-
-    Args:
-        config: settings.
-        limits: sizes of the pools and of the model.
-        components: classes that replace the project's own.
-    """
+    """Put manager and scheduler together as the config says; `components` replace the project's own."""
     if limits.block_size != config.block_size:
         raise ConfigError(
             f"block_size is {config.block_size}, but the executor's blocks have {limits.block_size} tokens; "

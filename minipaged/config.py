@@ -15,6 +15,9 @@ PreemptionMode = Literal["auto", "recompute", "swap"]
 AttentionBackend = Literal["auto", "torch", "cpp", "triton"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
+COUNTS = "block_size max_num_seqs max_num_batched_tokens num_blocks kv_cache_memory max_model_len"
+LEAST = {"swap_space": 0} | dict.fromkeys(COUNTS.split(), 1)
+
 
 class ConfigError(ValueError):
     """A setting has a value that cannot work; the message names the field, the value and the fix."""
@@ -26,11 +29,7 @@ def _option(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Settings of the engine.
-
-    Raises:
-        ConfigError: a value out of its range.
-    """
+    """Settings of the engine; raises ConfigError for a value out of its range."""
 
     block_size: int = _option(16, "Tokens in a KV block.")
     num_blocks: int | None = _option(None, "KV blocks in the pool; overrides kv_cache_memory.")
@@ -67,16 +66,11 @@ class EngineConfig:
     disable_log_stats: bool = _option(False, "No periodic log line.")
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for option in fields(self):
-            value = getattr(self, option.name)
-            _check_type(option.name, value, hints[option.name])
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
-            _check_at_least(name, getattr(self, name), 1)
-        for name in ("num_blocks", "kv_cache_memory", "max_model_len"):
-            if getattr(self, name) is not None:
-                _check_at_least(name, getattr(self, name), 1)
-        _check_at_least("swap_space", self.swap_space, 0)
+        for name, hint in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            _check_type(name, value, hint)
+            if name in LEAST and value is not None and value < LEAST[name]:
+                raise ConfigError(f"{name} is {value}; give at least {LEAST[name]}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; give a share in (0, 1]"
@@ -84,11 +78,7 @@ class EngineConfig:
 
 
 def config_from(options: dict[str, Any]) -> EngineConfig:
-    """Build a config from keyword arguments.
-
-    Raises:
-        ConfigError: an unknown key (the message names the nearest field), or a bad value.
-    """
+    """Build a config from keyword arguments; for an unknown key, ConfigError names the nearest field."""
     known = [option.name for option in fields(EngineConfig)]
     for key in options:
         if key not in known:
@@ -107,13 +97,7 @@ def _check_type(name: str, value: Any, hint: Any) -> None:
     allowed = choices or (hint,)
     # bool is an int to Python, but `block_size=True` is a mistake.
     is_bool = isinstance(value, bool)
-    if (is_bool and bool not in allowed) or not isinstance(
-        value, tuple(float if t is float else t for t in allowed) + ((int,) if float in allowed else ())
-    ):
+    accepted = (*allowed, int) if float in allowed else allowed
+    if (is_bool and bool not in allowed) or not isinstance(value, accepted):
         names = " or ".join("None" if t is type(None) else t.__name__ for t in allowed)
         raise ConfigError(f"{name} is {value!r}; give {names}")
-
-
-def _check_at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{name} is {value}; give at least {least}")

@@ -15,7 +15,7 @@ from minipaged.components import Components, build_scheduler
 from minipaged.config import EngineConfig
 from minipaged.decoding.detokenizer import Detokenizer
 from minipaged.decoding.params import DecodingParams
-from minipaged.decoding.stopping import StopChecker, TextRules
+from minipaged.decoding.stopping import StopChecker
 from minipaged.execution.executor import Executor
 from minipaged.interrupts import DeferredInterrupts
 from minipaged.metrics import Metrics, StatsLogger
@@ -178,11 +178,11 @@ class Engine:
 
     # -- results --------------------------------------------------------------------------------
 
-    def text_rules(self, params: DecodingParams) -> TextRules | None:
+    def text_rules(self, params: DecodingParams) -> StopChecker | None:
         """How the tokens of a request with these parameters become text; None without a tokenizer."""
         if self.detokenizer is None:
             return None
-        return TextRules.of(params, self.executor.eos_token_ids, self.detokenizer)
+        return StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
 
     def output(self, request: Request, prompt: str | None = None) -> RequestOutput:
         """What the user gets for a request, finished or not."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from minipaged.decoding.stopping import TextRules, final_text
+from minipaged.decoding.stopping import StopChecker, final_text
 from minipaged.scheduling import Request
 
 
@@ -57,7 +57,7 @@ class RequestOutput:
     error: str | None = None
 
 
-def make_output(request: Request, prompt: str | None, rules: TextRules | None) -> RequestOutput:
+def make_output(request: Request, prompt: str | None, rules: StopChecker | None) -> RequestOutput:
     """What the user gets for a request, finished or not; without `rules` texts are empty."""
     ended = request.method.rank(request)
     ranked = ended if request.is_finished else sorted((*ended, *request.sequences), key=attrgetter("index"))

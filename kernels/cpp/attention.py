@@ -6,33 +6,20 @@ of blocks) the reference computes. Pools are `[num_blocks, Hkv, block_size, D]`.
 """
 
 import ctypes
+import struct
 import sys
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from minipaged.kernels.cpp.build import INTEGER, POINTER, REAL, declare, declare_by_dtype
-from minipaged.kernels.layout import block_size_of, num_kv_heads_of
+from minipaged.kernels.cpp.build import INTEGER, POINTER, declare, declare_by_dtype
+from minipaged.kernels.layout import block_size_of
 from minipaged.kernels.metadata import AttentionMetadata, AttentionParameters
 from minipaged.kernels.reference import attention as reference_attention
 
-_ARGUMENTS: dict[Any, str] = {
-    POINTER: "query key_cache value_cache output block_tables query_start context_len sinks",
-    INTEGER: "query_token_stride query_head_stride table_stride num_sequences num_heads num_kv_heads "
-    "block_size key_dim value_dim sliding_window num_threads",
-    REAL: "scale softcap",
-}
-
-
-class Call(ctypes.Structure):
-    """The arguments of one call; mirrors `Call` in paged_attention.cpp."""
-
-    _fields_ = [(name, kind) for kind, names in _ARGUMENTS.items() for name in names.split()]
-
-
+_CALL = struct.Struct("8P 11q 2d")  # the struct `Call` of paged_attention.cpp: pointers, integers, reals
+_attend = declare_by_dtype("paged_attention", ctypes.c_char_p)
 _write_tokens = declare("write_tokens", POINTER, INTEGER, INTEGER, POINTER, POINTER, *[INTEGER] * 4)
-_attend = declare_by_dtype("paged_attention", ctypes.POINTER(Call))
 
 
 def write_kv(
@@ -76,15 +63,15 @@ def paged_attention(
     query = _with_dense_rows(query)
     sinks = None if sinks is None else sinks.float().contiguous()
     num_tokens, num_heads, key_dim = query.shape
-    value_dim = value_cache.shape[3]
+    _, num_kv_heads, block_size, value_dim = value_cache.shape
     output = query.new_empty(num_tokens, num_heads, value_dim)
     tables = metadata.block_tables
-    call = Call(
+    call = _CALL.pack(
         *(query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(), output.data_ptr()),
         *(tables.data_ptr(), metadata.query_start.data_ptr(), metadata.context_len.data_ptr()),
-        None if sinks is None else sinks.data_ptr(),
+        0 if sinks is None else sinks.data_ptr(),
         *(query.stride(0), query.stride(1), tables.stride(0)),
-        *(metadata.num_sequences, num_heads, num_kv_heads_of(key_cache), block_size_of(key_cache)),
+        *(metadata.num_sequences, num_heads, num_kv_heads, block_size),
         *(key_dim, value_dim, sliding_window or sys.maxsize, torch.get_num_threads()),
         *(scale, softcap or 0.0),
     )

@@ -1,8 +1,7 @@
 """Compile the C++ kernels once for this machine, and keep the result.
 
-The library lies in the user's cache directory under a hash of everything that shaped it: sources, command,
-compiler, processor. It is written to a temporary place and then renamed: processes that start together each
-find all of it or none.
+The library lies in the user's cache directory under a hash of everything that shaped it. It is written to a
+temporary place and then renamed: processes that start together each find all of it or none.
 """
 
 import ctypes
@@ -38,9 +37,8 @@ def find_compiler() -> str:
         BuildError: there is none.
     """
     candidates = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
-    for name in candidates:
-        if path := shutil.which(name):
-            return path
+    if path := next(filter(None, map(shutil.which, candidates)), None):
+        return path
     raise BuildError(f"no C++ compiler found (looked for {', '.join(candidates)})")
 
 

@@ -36,10 +36,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of query [T, Hq, Dk] over pools [num_blocks, Hkv, block_size, Dk or Dv] -> [T, Hq, Dv].
-
-    See `AttentionParameters` for the keywords.
-    """
+    """Attention of query [T, Hq, Dk] over the pools -> [T, Hq, Dv]; see `AttentionParameters`."""
     parameters = AttentionParameters(scale, sliding_window, softcap, sinks)
     pools = key_cache, value_cache
     starts, context_lens = metadata.query_start_list, metadata.context_len_list
@@ -72,10 +69,7 @@ def paged_attention(
 def attend_sequence(
     query: Tensor, pools: Pools, table: Tensor, context_len: int, parameters: AttentionParameters
 ) -> Tensor:
-    """Attention of one sequence: query [n, Hq, Dk], the last n of its `context_len` tokens -> [n, Hq, Dv].
-
-    `table` [B] int64 is the sequence's block table.
-    """
+    """Attention of query [n, Hq, Dk], a sequence's last n tokens, by its block table [B] -> [n, Hq, Dv]."""
     scale, sliding_window, softcap, sinks = parameters
     query_len, num_heads, _ = query.shape
     block_size, num_kv_heads = block_size_of(pools[0]), num_kv_heads_of(pools[0])
@@ -84,9 +78,7 @@ def attend_sequence(
     # The oldest position any row sees, and the blocks from there on:
     #   block    | 0 . . . | 1 . . . | 2 . . . |     block size 4, context 11, two rows, window 4:
     #   position             . . 6 7 | 8 9 10        row 9 sees 6..9, row 10 sees 7..10; block 0 is not read
-    oldest = 0
-    if sliding_window is not None:
-        oldest = max(0, context_len - query_len - sliding_window + 1)
+    oldest = 0 if sliding_window is None else max(0, context_len - query_len - sliding_window + 1)
     first_block, end_block = oldest // block_size, -(-context_len // block_size)
     visible = slice(oldest - first_block * block_size, context_len - first_block * block_size)
     heads = torch.arange(num_kv_heads, device=query.device)
@@ -101,10 +93,8 @@ def attend_sequence(
     plain = softcap is None and sinks is None
     if plain and 1 < query_len == key.shape[1] and (sliding_window is None or sliding_window >= query_len):
         # A whole prompt: SDPA's own causal form skips half the work.
-        rows = query.transpose(0, 1)[None]
-        attended = F.scaled_dot_product_attention(
-            rows, key[None], value[None], is_causal=True, scale=scale, enable_gqa=True
-        )
+        inputs = query.transpose(0, 1)[None], key[None], value[None]
+        attended = F.scaled_dot_product_attention(*inputs, is_causal=True, scale=scale, enable_gqa=True)
         return attended[0].transpose(0, 1)
 
     packed = query.view(query_len, num_kv_heads, group, -1).permute(1, 2, 0, 3)

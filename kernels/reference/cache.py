@@ -1,6 +1,5 @@
-"""Writing and moving KV blocks: fused reshape-and-write by slot, copy-on-write copies, swaps.
+"""Writing and moving KV blocks of pools `[num_blocks, Hkv, block_size, D]`.
 
-Pools are `[num_blocks, Hkv, block_size, D]`.
 Paper: sections 5.1 (fused reshape and write, fused copy) and 4.5 (swapping).
 """
 
@@ -38,16 +37,6 @@ def swap_blocks(
 
     The pools may live on different devices. Raises ValueError if the lists differ in length.
     """
-    check_counts(source_caches, destination_caches)
-    for source_cache, destination_cache in zip(source_caches, destination_caches):
+    for source_cache, destination_cache in zip(source_caches, destination_caches, strict=True):
         blocks = source_cache[source.to(source_cache.device)]
         destination_cache[destination.to(destination_cache.device)] = blocks.to(destination_cache.device)
-
-
-def check_counts(source_caches: list[Tensor], destination_caches: list[Tensor]) -> None:
-    """Raise ValueError if the lists of pools differ in length."""
-    if len(source_caches) != len(destination_caches):
-        raise ValueError(
-            f"{len(source_caches)} source pools for {len(destination_caches)} destination pools: "
-            "pass as many of one as of the other"
-        )

@@ -22,10 +22,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of query [T, Hq, Dk] over the pools [num_blocks, Hkv, block_size, Dk or Dv].
-
-    Returns [T, Hq, Dv] in float64; see `AttentionParameters` for the keywords.
-    """
+    """Attention of query [T, Hq, Dk] over the pools -> [T, Hq, Dv] float64; see `AttentionParameters`."""
     num_rows, num_heads, _ = query.shape
     block_size, num_kv_heads = block_size_of(key_cache), num_kv_heads_of(key_cache)
     group = num_heads // num_kv_heads

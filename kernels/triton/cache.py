@@ -26,7 +26,6 @@ import triton.language as tl
 from torch import Tensor
 
 from minipaged.kernels.layout import block_size_of, num_kv_heads_of
-from minipaged.kernels.reference.cache import check_counts
 
 CHUNK = 1024  # words a program copies
 WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}  # blocks are moved as words of these bytes
@@ -77,7 +76,6 @@ def swap_blocks(
     Host pools must be pinned: the kernel reads and writes them over the bus. Raises ValueError for one that
     is not, and if the lists differ in length.
     """
-    check_counts(source_caches, destination_caches)
     move_blocks(source_caches, destination_caches, source, destination)
 
 
@@ -100,7 +98,7 @@ def move_blocks(
     for block_bytes in sorted({cache[0].nbytes for cache in source_caches}):
         pairs = [
             (theirs.data_ptr(), ours.data_ptr())
-            for theirs, ours in zip(source_caches, destination_caches)
+            for theirs, ours in zip(source_caches, destination_caches, strict=True)
             if theirs[0].nbytes == block_bytes
         ]
         alignment = math.gcd(block_bytes, *itertools.chain.from_iterable(pairs))

@@ -21,12 +21,7 @@ from minipaged.scheduling.request import Branch, Request, Sample, Sequence
 
 
 class BeamSearch:
-    """Beam search. It keeps nothing between steps: the hypotheses are the request's completions.
-
-    Args:
-        params: width, length penalty, early stopping.
-        stop: when a beam ends; without stop strings.
-    """
+    """Beam search. It keeps nothing between steps: the hypotheses are the request's completions."""
 
     def __init__(self, params: BeamSearchParams, stop: StopChecker) -> None:
         self.params = params
@@ -75,11 +70,8 @@ class BeamSearch:
         return self.normalized(sequence.cumulative_logprob, max(1, sequence.num_generated_tokens))
 
     def rank(self, request: Request) -> list[Sequence]:
-        """The completions to return, the best first; of equal scores the earlier is better.
-
-        `request.completions` has every hypothesis that was among the best W when it ended, and the
-        live beams if the scheduler had to end them.
-        """
+        """The completions to return, the best first; of equal scores the earlier is better."""
+        # (The others were among the best W when they ended, or are live beams that the scheduler had to end.)
         return sorted(request.completions, key=self.score, reverse=True)[: self.params.num_return_sequences]
 
     def best_scores(self, request: Request) -> list[float]:

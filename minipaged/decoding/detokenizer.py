@@ -29,12 +29,7 @@ class Window(NamedTuple):
 
 
 class Detokenizer:
-    """Decodes with one tokenizer; immutable, shared by all requests.
-
-    Args:
-        tokenizer: any transformers tokenizer.
-        skip_special_tokens: leave tokens like EOS out of the text.
-    """
+    """Decodes with one transformers tokenizer; immutable, shared by all requests."""
 
     def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer

@@ -26,15 +26,9 @@ SHORTLIST = 64
 def edit_logits(
     logits: torch.Tensor, sequences: SequenceOf[Sequence], eos_token_ids: Collection[int]
 ) -> torch.Tensor:
-    """Apply masks, bias and penalties.
+    """Logits [rows, vocab_size] float32 with the masks, biases and penalties of each row's sequence.
 
-    Args:
-        logits: [rows, vocab_size] float32; not changed.
-        sequences: one per row, before the token that is to be sampled.
-        eos_token_ids: the model's EOS, forbidden before `min_tokens`.
-
-    Returns:
-        The edited copy; `logits` itself when no row asks for an edit.
+    A copy, or `logits` itself when no row asks for an edit. EOS is forbidden before `min_tokens`.
     """
     allowed, biases, penalized = [], [], []
     for row, sequence in enumerate(sequences):
@@ -69,14 +63,9 @@ def edit_logits(
 
 
 def filter_logits(logits: torch.Tensor, params: SequenceOf[SamplingParams]) -> torch.Tensor:
-    """Temperature, then top-k, top-p and min-p.
+    """Temperature (above 0), then top-k, top-p and min-p of each row of logits [rows, vocab_size] float32.
 
-    Args:
-        logits: [rows, vocab_size] float32; not changed.
-        params: one per row, temperature above 0.
-
-    Returns:
-        Logits [rows, vocab_size] whose softmax is to be sampled; dropped tokens are -inf.
+    The softmax of the new logits is to be sampled; dropped tokens are -inf.
     """
 
     def column(values: list[float]) -> torch.Tensor:

@@ -16,12 +16,7 @@ from minipaged.scheduling.request import Branch, Request, Sample, Sequence
 
 
 class SamplingMethod:
-    """Greedy decoding and random sampling, with one sample or several.
-
-    Args:
-        params: how many samples.
-        stop: when a sequence ends.
-    """
+    """Greedy decoding and random sampling, with one sample or several; `stop` says when a sequence ends."""
 
     def __init__(self, params: SamplingParams, stop: StopChecker) -> None:
         self.params = params

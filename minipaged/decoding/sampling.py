@@ -18,7 +18,7 @@ import torch
 from minipaged.decoding.logits import edit_logits, filter_logits
 from minipaged.decoding.noise import gumbel_noise, mix, noise_key
 from minipaged.decoding.params import BeamSearchParams, SamplingParams
-from minipaged.kernels.reference.sampling import greedy_tokens
+from minipaged.kernels.dispatch import greedy_tokens
 from minipaged.scheduling import Sample, ScheduledSequence
 
 DRAW_ELEMENTS = 1 << 20
@@ -28,11 +28,9 @@ DRAW_ELEMENTS = 1 << 20
 class Sampler:
     """Turns the logits of a step into samples.
 
-    Args:
-        eos_token_ids: the model's EOS tokens.
-        seed: of requests without a seed; each gets a random stream by its place in the order of
-            arrival, so two equal requests differ, and a whole run can be repeated.
-        greedy: the backend's choice for steps in which every row is greedy and wants nothing else.
+    A request without a seed gets its random stream from `seed` and its place in the order of arrival: two
+    equal requests differ, and a whole run can be repeated. `greedy` chooses in steps in which every row is
+    greedy and wants nothing else.
     """
 
     def __init__(
@@ -46,16 +44,10 @@ class Sampler:
         self._greedy = greedy
 
     def __call__(self, logits: torch.Tensor, scheduled: SequenceOf[ScheduledSequence]) -> list[Sample]:
-        """Sample.
+        """One sample for each row of logits [rows, vocab_size], any float type, and its scheduled sequence.
 
-        Args:
-            logits: [rows, vocab_size], any float type, of each sequence's last token; not changed.
-            scheduled: one per row, each with `num_candidates` >= 1.
-
-        Returns:
-            One sample per row. A beam row has `num_candidates` tokens (at most the vocabulary), the
-            best first; a random row one token per sample, in the order of the samples. A row that has no
-            valid token (see `find_errors`) has the log-probability NaN.
+        A beam row has `num_candidates` tokens (at most the vocabulary), the best first; a random row one for
+        each sample, in order. A row without a valid token (see `find_errors`) has the log-probability NaN.
         """
         logits = logits.float()
         params = [sequence.request.params for sequence, *_ in scheduled]
@@ -114,15 +106,9 @@ def find_errors(
 
 
 def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], count: int) -> list[dict[int, float]]:
-    """Log-probabilities of tokens that are known, as for `SamplingParams.prompt_logprobs`.
+    """Per known token {token id: log-probability}: the `count` likeliest, the best first, and the token.
 
-    Args:
-        logits: [tokens, vocab_size]; row i predicts token_ids[i]: the logits of the position before it.
-        token_ids: the tokens that came.
-        count: likeliest tokens to report beside each.
-
-    Returns:
-        Per token {token id: log-probability}: the `count` likeliest, the best first, and the token.
+    Row i of logits [tokens, vocab_size] predicts token_ids[i]: the logits of the position before it.
     """
     logits = logits.float()
     rows = list(range(len(token_ids)))

@@ -28,13 +28,7 @@ def end_token_ids(params: DecodingParams, eos_token_ids: Collection[int]) -> fro
 class StopChecker:
     """Decides whether a token ends a sequence, and where its text ends.
 
-    Args:
-        params: the request's parameters.
-        eos_token_ids: the model's EOS tokens, none, one or several.
-        detokenizer: needed for stop strings and texts.
-
-    Raises:
-        ParamsError: stop strings without a detokenizer, or no token left before `min_tokens`.
+    Raises ParamsError for stop strings without a detokenizer, or no token left before `min_tokens`.
     """
 
     def __init__(
@@ -104,18 +98,13 @@ class StopChecker:
 
 
 class OutputText:
-    """The text of a sequence after `num_tokens` generated tokens. Immutable.
-
-    Attributes:
-        delta: text that the last token made certain: never half a character, never a part of a stop
-            string (unless stop strings are included).
-        stopped: whether an end token or a stop string was met; the text is complete.
-    """
+    """The text of a sequence after `num_tokens` generated tokens. Immutable."""
 
     def __init__(self, rules: StopChecker, num_tokens: int = 0) -> None:
         self.num_tokens = num_tokens
+        # What the last token made certain: no half character, no part of a stop string (unless included).
         self.delta = ""
-        self.stopped = False
+        self.stopped = False  # by an end token or a stop string: the text is complete
         self._rules = rules
         self._window = Window()
         self._held = ""
@@ -173,9 +162,3 @@ def final_text(rules: StopChecker, token_ids: list[int]) -> str:
         return "".join(stream_text(rules, token_ids))
     cut = not rules.include_stop and rules.is_end_token(token_ids[-1], len(token_ids))
     return rules.detokenizer.decode(token_ids[:-1] if cut else token_ids)
-
-
-class TextRules(StopChecker):
-    """The stop checker under the name by which the engine asks for it."""
-
-    of = classmethod(lambda cls, *args: cls(*args))

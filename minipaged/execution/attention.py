@@ -11,9 +11,10 @@ Paper: section 5.1.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -114,43 +115,27 @@ class ProbeContext:
         return "sliding_attention" if has_window else "full_attention"
 
 
+@dataclass
 class PagedContext:
-    """Attention of one step: write the new K/V to their slots, then attend through the block tables.
+    """Attention of one step: write the new K/V to their slots, then attend through the block tables."""
 
-    Args:
-        pools: see `LayerPools`.
-        metadata: the step's batch.
-        positions: [T] position of each row in its sequence.
-        output_indices: see `ForwardContext`; of each sequence its last row or none.
-        stage_hooks: see `ModelRunner`.
-    """
-
-    def __init__(
-        self,
-        pools: LayerPools,
-        metadata: AttentionMetadata,
-        positions: Tensor,
-        backend: Backend,
-        output_indices: Tensor | None = None,
-        stage_hooks: Sequence[Callable[[str], None]] = (),
-    ) -> None:
-        self._pools = pools
-        self._metadata = metadata
-        self._positions = positions
-        self._backend = backend
-        self.output_indices = output_indices
-        self._stage_hooks = stage_hooks
-        self._split: dict[int, AttentionMetadata] = {}  # chunk size -> metadata cut at chunk boundaries
+    pools: LayerPools
+    metadata: AttentionMetadata
+    positions: Tensor  # [T], each row's in its sequence
+    backend: Backend
+    output_indices: Tensor | None  # of each sequence its last row or none
+    end_stage: Callable[[str], None]  # see `ModelRunner.stage_hooks`
+    _split: dict[int, AttentionMetadata] = field(default_factory=dict)  # by chunk size, cut at its boundaries
 
     def attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, parameters: AttentionParameters
     ) -> Tensor:
         """Write, then attend: tokens of the same step see each other through the pool, too."""
-        self._end_stage("forward")
-        spec, key_cache, value_cache = self._pools[module.layer_idx]
-        metadata = self._metadata
-        self._backend.write_kv(key, value, key_cache, value_cache, metadata.slot_mapping)
-        self._end_stage("write_kv")
+        self.end_stage("forward")
+        spec, key_cache, value_cache = self.pools[module.layer_idx]
+        metadata = self.metadata
+        self.backend.write_kv(key, value, key_cache, value_cache, metadata.slot_mapping)
+        self.end_stage("write_kv")
         if self.output_indices is not None and query.shape[0] < key.shape[0]:
             metadata = metadata.select_queries(self.output_indices)
         if spec.query_scaling is not None:
@@ -159,20 +144,15 @@ class PagedContext:
             if spec.chunk_size not in self._split:
                 self._split[spec.chunk_size] = split_at_chunks(metadata, spec.chunk_size, key_cache)
             metadata = self._split[spec.chunk_size]
-        output = self._backend.paged_attention(
-            query, key_cache, value_cache, metadata, **parameters._asdict()
-        )
-        self._end_stage("attention")
+        pools = key_cache, value_cache
+        output = self.backend.paged_attention(query, *pools, metadata, **parameters._asdict())
+        self.end_stage("attention")
         return output
-
-    def _end_stage(self, name: str) -> None:
-        for hook in self._stage_hooks:
-            hook(name)
 
     def _scale_queries(self, query: Tensor, scaling: QueryScaling) -> Tensor:
         # Without a cache object of its own the model takes the row number for the position.
         rows = torch.arange(query.shape[0], device=query.device)
-        factor = scaling.at(self._positions) / scaling.at(rows)
+        factor = scaling.at(self.positions) / scaling.at(rows)
         return (query * factor[:, None, None]).to(query.dtype)
 
 
@@ -195,10 +175,10 @@ def get_forward_context() -> ForwardContext:
     Raises:
         RuntimeError: the model was called outside `set_forward_context`.
     """
-    context = _forward_context.get(None)
-    if context is None:
-        raise RuntimeError(f"attn_implementation {NAME!r} runs inside `set_forward_context` only")
-    return context
+    try:
+        return _forward_context.get()
+    except LookupError:
+        raise RuntimeError(f"attn_implementation {NAME!r} runs inside `set_forward_context` only") from None
 
 
 # Further arguments that models pass and that do not change attention here.
@@ -242,9 +222,7 @@ def paged_attention_hook(
 
 
 def prepare(model: PreTrainedModel) -> None:
-    """Make every attention layer of the model call the hook.
-
-    No mask is registered under the name, so transformers builds none.
+    """Make every attention layer of the model call the hook; transformers builds no mask for its name.
 
     Raises:
         UnsupportedModelError: the architecture cannot swap its attention.

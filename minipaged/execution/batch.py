@@ -23,24 +23,15 @@ from minipaged.scheduling import ScheduledSequence
 
 
 class Batch(NamedTuple):
-    """T rows of S sequences.
+    """T rows of S sequences, of which R are the rows whose logits are needed."""
 
-    Attributes:
-        input_ids: [1, T] int64.
-        positions: [1, T] int64, each row's position in its own sequence.
-        metadata: what attention needs.
-        output_indices: [R] int64, ascending: the rows whose logits are needed.
-        sampling: the scheduled sequences that get candidates, in plan order.
-        sampling_index: which of the R rows belongs to each of them; None if it is all of them, in order.
-        prompts: those whose prompt tokens' log-probabilities are wanted, and where their rows begin in R.
-    """
-
-    input_ids: Tensor
-    positions: Tensor
+    input_ids: Tensor  # [1, T] int64
+    positions: Tensor  # [1, T] int64, each row's position in its own sequence
     metadata: AttentionMetadata
-    output_indices: Tensor
-    sampling: list[ScheduledSequence]
-    sampling_index: list[int] | None
+    output_indices: Tensor  # [R] int64, ascending
+    sampling: list[ScheduledSequence]  # those that get candidates, in plan order
+    sampling_index: list[int] | None  # which of the R rows each of them has; None: all, in order
+    # Those whose prompt tokens' log-probabilities are wanted, and where their rows begin in R.
     prompts: list[tuple[ScheduledSequence, int]]
 
 
@@ -64,30 +55,29 @@ class BatchBuilder:
                 token_ids.append(sequence.token_ids[start])
             else:
                 token_ids += sequence.token_ids[start : start + num_tokens]
-        starts = np.array([start for _, start, _, _ in scheduled])
-        lengths = np.array([num_tokens for _, _, num_tokens, _ in scheduled])
-        query_start = np.zeros(len(scheduled) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=query_start[1:])
-        context_len = starts + lengths
+        sequences, starts, lengths, _ = zip(*scheduled)
+        start_of, length_of = np.array((starts, lengths), dtype=np.int32)
+        query_start = np.zeros(len(scheduled) + 1, dtype=np.int32)
+        np.cumsum(length_of, out=query_start[1:])
+        context_len = start_of + length_of
         query_start_list, context_len_list = query_start.tolist(), context_len.tolist()
 
         # A row's position: its place in the batch, less where its sequence begins there, plus `start`.
-        tables = self._update_tables([sequence.table.blocks for sequence, *_ in scheduled])
-        owner = np.repeat(np.arange(len(scheduled)), lengths)
-        positions = np.arange(len(token_ids)) - (query_start[:-1] - starts)[owner]
-        block_size = scheduled[0].sequence.table.block_size
-        logical, offset = np.divmod(positions, block_size)
-        slots = tables[owner, logical].astype(np.int64) * block_size + offset
+        tables = self._update_tables([sequence.table.blocks for sequence in sequences])
+        owner = np.repeat(np.arange(len(scheduled)), length_of)
+        positions = np.arange(len(token_ids)) - (query_start[:-1] - start_of)[owner]
+        block_size = sequences[0].table.block_size
+        slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
 
         outputs, sampling, sampling_index, prompts = choose_outputs(scheduled, query_start_list)
         metadata = AttentionMetadata(
             slot_mapping=self._tensor(slots),
-            query_start=self._tensor(query_start.astype(np.int32)),
-            context_len=self._tensor(context_len.astype(np.int32)),
+            query_start=self._tensor(query_start),
+            context_len=self._tensor(context_len),
             block_tables=self._tensor(tables.copy()),
             query_start_list=query_start_list,
             context_len_list=context_len_list,
-            max_query_len=int(lengths.max()),
+            max_query_len=max(lengths),
             max_context_len=max(context_len_list),
         )
         return Batch(
@@ -127,8 +117,7 @@ def choose_outputs(
 ) -> tuple[list[int], list[ScheduledSequence], list[int] | None, list[tuple[ScheduledSequence, int]]]:
     """The fields `output_indices`, `sampling`, `sampling_index`, `prompts` of a `Batch`.
 
-    Sampling needs the last row. A prompt whose log-probabilities are wanted needs every row that predicts a
-    prompt token, that is: whose next token is in the prompt.
+    Sampling needs the last row; a prompt's log-probabilities, every row whose next token is in the prompt.
     """
     outputs: list[int] = []
     sampling: list[ScheduledSequence] = []
@@ -148,8 +137,8 @@ def choose_outputs(
 
 def num_predicted_prompt_tokens(item: ScheduledSequence) -> int:
     """How many scheduled rows, from the first, predict a prompt token whose log-probability is wanted."""
-    sequence = item.sequence
-    request = sequence.request
-    if getattr(request.params, "prompt_logprobs", None) is None or sequence is not request.sequences[0]:
+    sequence, start, num_tokens, _ = item
+    request, num_left = sequence.request, sequence.num_prompt_tokens - 1 - start
+    if num_left <= 0 or sequence is not request.sequences[0]:
         return 0
-    return max(0, min(item.num_tokens, sequence.num_prompt_tokens - 1 - item.start))
+    return 0 if getattr(request.params, "prompt_logprobs", None) is None else min(num_tokens, num_left)

@@ -12,27 +12,24 @@ from minipaged.scheduling.preemption import PreemptionCosts
 
 
 class Executor(Protocol):
-    """Computes steps.
-
-    Attributes, fixed before the first step:
-        block_size: tokens per block.
-        num_blocks: blocks in the device pool.
-        num_host_blocks: blocks in the host pool, never more than `num_blocks`.
-        block_bytes: bytes of one block, keys and values of all layers.
-        max_model_len: longest sequence, in tokens.
-        vocab_size: token ids are below it.
-        eos_token_ids: tokens that end a text; may be empty.
-        preemption_costs: estimates for choosing between swapping and recomputing.
-    """
+    """Computes steps. Its attributes are fixed before the first one."""
 
     block_size: int
+    """Tokens per block."""
     num_blocks: int
+    """Blocks in the device pool."""
     num_host_blocks: int
+    """Blocks in the host pool, never more than `num_blocks`."""
     block_bytes: int
+    """Bytes of one block, keys and values of all layers."""
     max_model_len: int
+    """Longest sequence, in tokens."""
     vocab_size: int
+    """Token ids are below it."""
     eos_token_ids: tuple[int, ...]
+    """Tokens that end a text; may be empty."""
     preemption_costs: PreemptionCosts
+    """Estimates for choosing between swapping and recomputing."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run the moves, compute what is scheduled, sample: one `Sample` for each that has candidates."""

@@ -1,35 +1,32 @@
-"""The pool tensors behind the block ids, and the moves of blocks: copies, swaps.
+"""The pool tensors behind the block ids: how many blocks fit in memory, and moves of blocks: copies, swaps.
 
 One block id names one block in *every* layer's key pool and value pool. Layers may differ in shape, and so
 may keys and values. The host pools, the same shapes in host memory, are allocated at the first swap.
-Paper: sections 4.2, 4.3 (copy-on-write), 4.5 (swapping), 5.1.
+Paper: sections 4.1 (the pool is reserved at the start), 4.2, 4.3 (copy-on-write), 4.5 (swapping), 5.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from minipaged.config import ConfigError
+from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution.attention import LayerPools, LayerSpec
 from minipaged.kernels.dispatch import Backend
 from minipaged.kernels.layout import cache_shape
 from minipaged.memory import BlockCopy
 
+DEFAULT_CPU_MEMORY = 1 << 30
+"""Bytes of a pool on a CPU if the settings do not say."""
+
 
 class KVCache:
     """Device pools `[num_blocks, Hkv, block_size, D]` for each layer's keys and values, and host pools.
 
-    `backend`: its `copy_blocks` and `swap_blocks` do the work.
-
-    Raises:
-        ConfigError: the pools do not fit in memory.
-
-    Attributes:
-        pools: see `LayerPools`.
+    Raises ConfigError if they do not fit in memory.
     """
 
     def __init__(
@@ -113,3 +110,29 @@ def block_bytes(specs: dict[int, LayerSpec], block_size: int) -> int:
         block_size * spec.num_kv_heads * (spec.key_dim + spec.value_dim) * spec.dtype.itemsize
         for spec in specs.values()
     )
+
+
+def pool_size(
+    config: EngineConfig, bytes_per_block: int, max_model_len: int, available_bytes: Callable[[], int]
+) -> tuple[int, int]:
+    """How many blocks the device and the host pool get.
+
+    `num_blocks` is taken at its word; a pool sized by memory is never larger than `max_num_seqs` sequences
+    of `max_model_len` tokens could fill. Raises ConfigError if the memory holds no block.
+    """
+    num_blocks = config.num_blocks
+    if num_blocks is None:
+        memory = config.kv_cache_memory or available_bytes()
+        useful = config.max_num_seqs * -(-max_model_len // config.block_size)
+        num_blocks = min(memory // bytes_per_block, useful)
+        if num_blocks < 1:
+            source = "kv_cache_memory" if config.kv_cache_memory else "gpu_memory_utilization"
+            raise ConfigError(
+                f"{memory} bytes for the KV pool hold no block of {bytes_per_block} bytes; raise {source}"
+            )
+    return num_blocks, min(num_blocks, config.swap_space // bytes_per_block)
+
+
+def gpu_budget(total: int, free: int, peak: int, utilization: float) -> int:
+    """Bytes of a GPU for the pool: what the weights (in place), other programs and a step's peak leave."""
+    return max(0, int(total * utilization) - (total - free) - peak)

@@ -18,9 +18,8 @@ from transformers import PreTrainedModel
 from minipaged.config import EngineConfig
 from minipaged.decoding.sampling import Sampler, find_errors, prompt_logprobs
 from minipaged.execution import loading
-from minipaged.execution.accel.cuda_graph import CaptureError, CUDAGraphCapture
-from minipaged.execution.accel.graph_decode import CUDAGraphRunner
-from minipaged.execution.accel.optimize import optimize
+from minipaged.execution.accel.cuda_graph import CaptureError, CUDAGraphCapture, CUDAGraphRunner
+from minipaged.execution.accel.packed_linear import can_pack, pack_linears
 from minipaged.execution.attention import (
     LayerSpec,
     PagedContext,
@@ -30,8 +29,7 @@ from minipaged.execution.attention import (
     set_forward_context,
 )
 from minipaged.execution.batch import Batch, BatchBuilder, num_predicted_prompt_tokens
-from minipaged.execution.kv_cache import KVCache, block_bytes
-from minipaged.execution.memory_budget import DEFAULT_CPU_MEMORY, gpu_budget, pool_size
+from minipaged.execution.kv_cache import DEFAULT_CPU_MEMORY, KVCache, block_bytes, gpu_budget, pool_size
 from minipaged.kernels.dispatch import PagedAttention, select_backend
 from minipaged.scheduling import Sample, ScheduledSequence, StepPlan, StepResult
 from minipaged.scheduling.preemption import PreemptionCosts
@@ -45,20 +43,12 @@ TokenSampler = Callable[[Tensor, list[ScheduledSequence]], list[Sample]]
 class ModelRunner:
     """An `Executor` (see there) for one device.
 
-    Args:
-        model: a causal language model of transformers, in eval mode on its device; its attention
-            implementation is switched to the pool's.
-        config: the settings.
-        sampler: chooses tokens from logits; the default follows each request's parameters.
+    `model` is a causal language model of transformers, in eval mode on its device; its attention is switched
+    to the pool's. The default `sampler` follows each request's parameters.
 
     Raises:
         UnsupportedModelError: the model would compute something else than its own attention.
         ConfigError: settings that this model cannot serve.
-
-    Attributes:
-        stage_hooks: called with the name of each stage of a step as it ends: "moves", "batch", "forward",
-            "sample"; within the forward pass, for each layer, "forward" (up to its attention), "write_kv" and
-            "attention".
     """
 
     def __init__(
@@ -66,6 +56,8 @@ class ModelRunner:
     ) -> None:
         self.model = model
         self.device = next(model.parameters()).device
+        # Called with the name of each stage of a step as it ends: "moves", "batch", "forward", "sample"; for
+        # each layer of the forward pass "forward" (up to its attention), "write_kv" and "attention".
         self.stage_hooks: list[Callable[[str], None]] = []
         self._config = config
         self._text_config = loading.text_config(model)
@@ -94,11 +86,7 @@ class ModelRunner:
 
     @classmethod
     def load(cls, name: str, config: EngineConfig) -> ModelRunner:
-        """A runner for a model directory or hub id, on the GPU if there is one.
-
-        Raises:
-            ModelLoadError: the model cannot be found or read.
-        """
+        """A runner for a model directory or hub id, on the GPU if there is one; may raise ModelLoadError."""
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         runner = cls(loading.load_model(name, config.dtype, device), config)
         if device.type == "cpu":
@@ -106,14 +94,16 @@ class ModelRunner:
         return runner
 
     def optimize(self) -> None:
-        """Rewrite the model for speed on a CPU; nobody else can use it afterwards."""
-        rows = torch.arange(min(8, self.vocab_size, self.max_model_len))
-        positions = rows * (self.max_model_len // len(rows))
-        optimize(
-            self.model,
-            run=lambda: self._call(rows[None], positions[None], rows),
-            fuse=self.backend.name == "cpp",
-        )
+        """Fuse layers and pack weights, for speed on a CPU; nobody else can use the model afterwards."""
+        if not can_pack():
+            return
+        if self.backend.name == "cpp":
+            from minipaged.execution.accel.layer_fusion import fuse_layers  # loads the C++ kernels
+
+            rows = torch.arange(min(8, self.vocab_size, self.max_model_len))
+            positions = rows * (self.max_model_len // len(rows))
+            fuse_layers(self.model, run=lambda: self._call(rows[None], positions[None], rows))
+        pack_linears(self.model)
 
     def use_attention(self, attention: PagedAttention) -> None:
         """Attend with this function instead of the backend's, in every step from now on."""
@@ -134,13 +124,10 @@ class ModelRunner:
         logits = self.forward(batch)
         self._end_stage("forward")
         reports = self._prompt_logprobs(batch, logits) if batch.prompts else None
-        samples: list[Sample] = []
-        errors = None
-        if batch.sampling:
-            if batch.sampling_index is not None:
-                logits = logits[batch.sampling_index]
-            samples = self._sampler(logits, batch.sampling)
-            errors = find_errors(samples, batch.sampling, logits)
+        if batch.sampling_index is not None:
+            logits = logits[batch.sampling_index]
+        samples = self._sampler(logits, batch.sampling) if batch.sampling else []
+        errors = find_errors(samples, batch.sampling, logits)
         self._end_stage("sample")
         return StepResult(samples, reports, errors)
 
@@ -162,14 +149,9 @@ class ModelRunner:
         """As `forward`, without CUDA graphs."""
         # (Rows for log-probabilities of a prompt are not the last of their sequences.)
         uses_all = batch.prompts or len(batch.output_indices) == batch.input_ids.shape[1]
-        context = PagedContext(
-            self.cache.pools,
-            batch.metadata,
-            batch.positions[0],
-            self.backend,
-            None if uses_all else batch.output_indices,
-            self.stage_hooks,
-        )
+        wanted = None if uses_all else batch.output_indices
+        step = self.cache.pools, batch.metadata, batch.positions[0]
+        context = PagedContext(*step, self.backend, wanted, self._end_stage)
         with set_forward_context(context):
             return self._call(batch.input_ids, batch.positions, batch.output_indices)[0]
 

@@ -86,7 +86,7 @@ def test_every_file_that_the_page_names_exists():
     names = re.findall(r"`([\w/]+(?:\.py|/))`", PAGE)
     rows = re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
     assert len(names) > 60
-    for row in rows:  # `execution/kv_cache.py`, `memory_budget.py`: the second lies where the first does
+    for row in rows:  # `execution/attention.py`, `chunked_attention.py`: the second lies where the first does
         first, *others = re.findall(r"`([\w/]+(?:\.py|/))`", row) or [""]
         for other in (name for name in others if "/" not in name):
             assert file_of(f"{first.rpartition('/')[0]}/{other}".lstrip("/")), f"{other} beside {first}"

@@ -19,8 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from minipaged import LLM, BeamSearchParams, SamplingParams
 from minipaged.decoding.sampling import Sampler
-from minipaged.execution.accel.cuda_graph import CaptureError, CUDAGraphCapture
-from minipaged.execution.accel.graph_decode import (
+from minipaged.execution.accel.cuda_graph import (
+    CaptureError,
+    CUDAGraphCapture,
     CUDAGraphRunner,
     padded_context,
     padded_rows,

@@ -1,1 +1,1 @@
-"""What only makes a model faster: `optimize` rewrites its layers, `CUDAGraphRunner` replays its decodes."""
+"""What only makes a model faster: fused layers, packed weights; CUDA graphs of its decodes."""

@@ -33,15 +33,11 @@ LINEARS = [f"self_attn.{name}_proj" for name in "qkvo"] + [
 
 
 class EquivalenceContext:
-    """A `ForwardContext` that records its calls and answers with the values, as if each row saw only itself.
-
-    Attributes:
-        calls: layer -> query, key, value and parameters.
-    """
+    """A `ForwardContext` that records its calls and answers with the values: each row sees only itself."""
 
     output_indices: Tensor | None = None
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # `calls`: layer -> query, key, value and parameters
         self.calls: dict[int, tuple[Tensor, Tensor, Tensor, AttentionParameters]] = {}
 
     def attend(
@@ -62,7 +58,7 @@ class Call(NamedTuple):
 
 @torch.inference_mode()
 def fuse_layers(model: PreTrainedModel, run: Callable[[], object]) -> None:
-    """Replace the layers and norms of a model whose replacements are equivalent; see `optimize`."""
+    """Replace the layers and norms of a model whose replacements are equivalent; `run` feeds it rows."""
     if model.dtype not in DTYPES:
         return
     calls: dict[nn.Module, Call] = {}
@@ -97,11 +93,8 @@ def _replace_in(parent: nn.Module, calls: dict[nn.Module, Call], context: Equiva
 
 def _fused(module: Any, call: Call, context: EquivalenceContext) -> nn.Module | None:
     """A replacement that computes the same as the module, or None."""
-    fused: nn.Module
-    if _is_layer(module):
-        fused = FusedLayer(module, context.calls[module.self_attn.layer_idx][-1])
-    else:
-        fused = FusedNorm(module)
+    parameters = context.calls[module.self_attn.layer_idx][-1] if _is_layer(module) else None
+    fused = FusedLayer(module, parameters) if parameters else FusedNorm(module)
     with set_forward_context(own_context := EquivalenceContext()):
         pairs: list[tuple[Tensor, Tensor]] = [(fused(*call.arguments, **call.keywords), call.output)]
     for layer, own_call in own_context.calls.items():

@@ -1,9 +1,8 @@
 """Matrix products on a CPU through oneDNN, with weights packed once for its kernels.
 
 PyTorch's `linear` hands float32 to a BLAS that uses half of this kind of processor's vector width, and packs
-bfloat16 weights anew at each call. A weight packed at load time gave 180-240 GFLOP/s where `linear` gave
-95-105 (float32, 8 to 256 rows, one core of an AMD EPYC with AVX-512), and 1.1 to 2 times the speed in
-bfloat16. The results are those of a float32 product either way.
+bfloat16 weights anew at each call. Packed at load time they gave 180-240 GFLOP/s instead of 95-105 (float32,
+8 to 256 rows, one core of an AMD EPYC with AVX-512), and 1.1 to 2 times the speed in bfloat16.
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ ROWS_TO_PACK_FOR = 32
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose weight lies packed for oneDNN; computes what `nn.Linear` does.
-
-    Args:
-        linear: a layer on the CPU in float32 or bfloat16; its weight can be freed afterwards.
-    """
+    """`nn.Linear` on a CPU in float32 or bfloat16, its weight packed for oneDNN; the layer can be freed."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
