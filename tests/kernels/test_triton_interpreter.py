@@ -44,7 +44,7 @@ def check(
     inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
     actual = TRITON.paged_attention(*inputs, **options)
     assert actual.dtype == dtype
-    assert_close(actual, oracle.paged_attention(*inputs, **options), dtype)
+    assert_close(actual, oracle.paged_attention(*inputs, **options), case)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -5,12 +5,13 @@ import json
 from pathlib import Path
 
 import torch
-from batches import Storage, storage_bytes
-from decode import decode_grid, decode_peers, read_ceiling
-from engine import engine
-from moves import moves
-from prefill import prefill
-from timing import Machine, shown
+
+from tests.gpu.benchmarks.batches import Storage, storage_bytes
+from tests.gpu.benchmarks.decode import decode_grid, decode_peers, read_ceiling
+from tests.gpu.benchmarks.engine import engine
+from tests.gpu.benchmarks.moves import moves
+from tests.gpu.benchmarks.prefill import prefill
+from tests.gpu.benchmarks.timing import Machine, shown
 
 LARGEST = 256 * 32768  # tokens of the largest decode batch
 

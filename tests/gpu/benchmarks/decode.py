@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from batches import HEAD_DIM, KV_HEADS, Storage, metadata, storage_bytes
-from timing import Machine, reason_of
 from torch import Tensor
 
 from minipaged.kernels.dispatch import select_backend
 from minipaged.kernels.metadata import AttentionMetadata
+from tests.gpu.benchmarks.batches import HEAD_DIM, KV_HEADS, Storage, metadata, storage_bytes
+from tests.gpu.benchmarks.timing import Machine, reason_of
 
 SCALE = HEAD_DIM**-0.5
 READ_CHUNK = 4096

@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable
 
 import torch
-from timing import Machine, reason_of
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from minipaged import LLM, SamplingParams
 from minipaged.config import config_from
 from minipaged.execution.model_runner import ModelRunner
+from tests.gpu.benchmarks.timing import Machine, reason_of
 
 
 def build_model(machine: Machine) -> LlamaForCausalLM:

@@ -3,11 +3,11 @@
 from functools import partial
 
 import torch
-from timing import Machine
 from torch import Tensor
 
 from minipaged.kernels.dispatch import select_backend
 from minipaged.kernels.layout import cache_shape
+from tests.gpu.benchmarks.timing import Machine
 
 POOLS, KV_HEADS, HEAD_DIM = 16, 8, 128  # keys and values of 8 layers
 MOST_SINGLE_COPIES = 2048

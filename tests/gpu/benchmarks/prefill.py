@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from batches import HEAD_DIM, KV_HEADS, Storage, metadata, storage_bytes
-from decode import contiguous
-from timing import Machine
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
 from minipaged.kernels.dispatch import select_backend
+from tests.gpu.benchmarks.batches import HEAD_DIM, KV_HEADS, Storage, metadata, storage_bytes
+from tests.gpu.benchmarks.decode import contiguous
+from tests.gpu.benchmarks.timing import Machine
 
 GROUP, BLOCK_SIZE, SCALE = 4, 16, HEAD_DIM**-0.5
 
