@@ -43,9 +43,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A marker per task of the lessons; Triton's mode and the overrides of `--use` before any test is imported."""
-    # Without a GPU the kernels run in Triton's interpreter. It is chosen when triton is first imported, once for
-    # a process: the tests that compile for chips that are not here need one of their own.
+    """A marker per task of the lessons; Triton's mode and what `--use` names before any test is imported."""
+    # Without a GPU the kernels run in Triton's interpreter. It is chosen when triton is first imported, once
+    # for a process: the tests that compile for chips that are not here need one of their own.
     if not torch.cuda.is_available() and config.getoption("markexpr") != "compile_only":
         os.environ.setdefault("TRITON_INTERPRET", "1")
     for lesson in LESSONS:

@@ -19,10 +19,17 @@ class Records:
             with self.path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
 
+    def read(self) -> list[dict[str, Any]]:
+        """All records of the file, none if there is no file."""
+        if self.path is None or not self.path.exists():
+            return []
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The records of a file, none if there is no file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    def last_run(self) -> list[dict[str, Any]]:
+        """The records since a machine was last described."""
+        records = self.read()
+        last = max((i for i, record in enumerate(records) if "versions" in record), default=-1)
+        return records[last + 1 :]
 
 
 def reason_of(error: BaseException) -> str:

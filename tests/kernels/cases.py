@@ -92,10 +92,10 @@ def make_case(
 
 
 def assert_close(actual: Tensor, expected: Tensor, case: Case) -> None:
-    """Relative L2 error of every row and head within the dtype's bound; any NaN fails, for NaN compares false.
+    """Relative L2 error of every row and head within the dtype's bound; any NaN fails.
 
-    Values are drawn with variance 1: a mean of n of them is no smaller than n^-1/2, unless they cancel (a head
-    of size 1, say). Then the error is measured against half of what was cancelled.
+    Values are drawn with variance 1: a mean of n of them is no smaller than n^-1/2, unless they cancel (a
+    head of size 1, say). Then the error is measured against half of what was cancelled.
     """
     actual, expected = actual.double().cpu(), expected.double().cpu()
     assert actual.shape == expected.shape

@@ -86,7 +86,8 @@ def describe(kernel: Any) -> Compiled:
         def number(key: str) -> int:
             return int(re.search(rf"\.{key}:\s*(\d+)", assembly)[1])
 
-        spilled = number("vgpr_spill_count") + number("sgpr_spill_count")
+        # (Scalar registers spill to lanes of vector registers, which costs no memory.)
+        spilled = number("vgpr_spill_count") + number("private_segment_fixed_size")
         return Compiled(
             kernel.name, kernel.hash, assembly, number("vgpr_count"), spilled, kernel.metadata.shared
         )
