@@ -44,7 +44,7 @@ in_interpreter = [
     pytest.mark.interpreter,
     pytest.mark.skipif(
         os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None,
-        reason="needs the package triton and a run of its own with TRITON_INTERPRET=1",
+        reason="needs the package triton, and no GPU: Triton's interpreter",
     ),
 ]
 
@@ -447,7 +447,7 @@ class TestOnAGpu:
         assert runner.graph_runner is replay
 
     def test_graphs_give_the_eager_logits_in_bf16_with_heads_of_128(self) -> None:
-        """The type and head size of real models, other kernels than the tiny one's; unwritten pools are NaN."""
+        """The type and head size of real models; what is not written of the pools is NaN."""
         model = build("llama", hidden_size=256, head_dim=128, max_position_embeddings=2048)
         model = model.to("cuda", torch.bfloat16)
         drivers = [
@@ -463,9 +463,7 @@ class TestOnAGpu:
             driver.execute([(sequence, len(sequence.token_ids)) for sequence in sequences])
             rows = []
             for step in range(20):
-                for number, sequence in enumerate(
-                    sequences
-                ):  # the same tokens for both, whatever they sample
+                for number, sequence in enumerate(sequences):  # the same tokens for both
                     sequence.token_ids[-1] = 2 + (7 * step + number) % (VOCAB_SIZE - 2)
                 chunks = driver.scheduled([(sequence, 1) for sequence in sequences])
                 with torch.inference_mode():

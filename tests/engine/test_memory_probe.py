@@ -54,7 +54,7 @@ def left(peak: int) -> int:
 
 
 def test_the_largest_step_has_logits_for_every_token(probe) -> None:
-    """Catches the out-of-memory of a prompt whose log-probabilities are asked for: a row of logits per token."""
+    """Catches a prompt whose log-probabilities, a row of logits per token, do not fit in memory."""
     _, passes = probe(max_num_batched_tokens=500, max_num_seqs=20)
     assert passes == [(20, 20), (500, 500)]
 
@@ -105,7 +105,7 @@ def test_the_partial_results_are_what_a_decode_allocates(monkeypatch) -> None:
 
 
 def test_log_probabilities_of_a_prompt_copy_a_few_rows_at_a_time(model, monkeypatch) -> None:
-    """Catches a float32 copy of a whole prompt's logits, which the probe does not count; and rows lost at a cut."""
+    """Catches a float32 copy of a whole prompt's logits, not counted by the probe; rows lost at a cut."""
     prompt = {"prompt_token_ids": list(range(3, 33))}
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2)
 

@@ -12,7 +12,10 @@ import torch
 from tests.kernels.cases import make_case
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    pytest.skip("the interpreter compiles nothing: run without TRITON_INTERPRET", allow_module_level=True)
+    pytest.skip(
+        "Triton is in the interpreter: python -m pytest -m compile_only is a run of its own",
+        allow_module_level=True,
+    )
 pytest.importorskip("triton", reason="needs the package triton")
 
 from minipaged.kernels.triton import cache
