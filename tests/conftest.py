@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from minipaged.learn.lessons import read_lessons
@@ -41,7 +43,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A marker per task of the lessons; the overrides of `--use` before any test is imported."""
+    """A marker per task of the lessons; Triton's mode and what `--use` names before any test is imported."""
+    # Without a GPU the kernels run in Triton's interpreter. It is chosen when triton is first imported, once
+    # for a process: the tests that compile for chips that are not here need one of their own.
+    if not torch.cuda.is_available() and config.getoption("markexpr") != "compile_only":
+        os.environ.setdefault("TRITON_INTERPRET", "1")
     for lesson in LESSONS:
         for number, task in enumerate(lesson.tasks, start=1):
             config.addinivalue_line(

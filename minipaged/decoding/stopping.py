@@ -28,7 +28,7 @@ def end_token_ids(params: DecodingParams, eos_token_ids: Collection[int]) -> fro
 class StopChecker:
     """Decides whether a token ends a sequence, and where its text ends.
 
-    Raises ParamsError for stop strings without a detokenizer, or if no token is left before `min_tokens`.
+    Raises ParamsError for stop strings without a detokenizer, or no token left before `min_tokens`.
     """
 
     def __init__(

@@ -37,6 +37,8 @@ from minipaged.scheduling.preemption import PreemptionCosts
 
 logger = logging.getLogger(__name__)
 
+LOGPROB_ROWS = 128
+
 TokenSampler = Callable[[Tensor, list[ScheduledSequence]], list[Sample]]
 """Logits [R, V] of R sampling sequences -> one sample for each."""
 
@@ -66,7 +68,7 @@ class ModelRunner:
         try:
             prepare(model)
             self.max_model_len = loading.longest_sequence(self._text_config, config.max_model_len)
-            specs = self._probe()
+            specs = self._specs = self._probe()
         except UnsupportedModelError as reason:
             model.set_attn_implementation(own_attention)
             raise UnsupportedModelError(f"{type(model).__name__} is not supported: {reason}") from reason
@@ -204,10 +206,16 @@ class ModelRunner:
             logits = self._call(input_ids, positions, rows[len(rows) - num_outputs :])
         return probe.specs, logits[0]
 
-    def _make_graph_runner(self) -> CUDAGraphRunner | None:
+    @property
+    def _can_capture(self) -> bool:
         # (Other backends read lengths on the host; a graph would repeat those it was captured with.)
+        return (
+            self._config.enable_cuda_graphs and self.device.type == "cuda" and self.backend.name == "triton"
+        )
+
+    def _make_graph_runner(self) -> CUDAGraphRunner | None:
         config, device = self._config, self.device
-        if not (config.enable_cuda_graphs and device.type == "cuda" and self.backend.name == "triton"):
+        if not self._can_capture:
             return None
         # Longer contexts are cut at attention chunks, on the host.
         chunk_sizes = [spec.chunk_size for spec, _, _ in self.cache.pools.values() if spec.chunk_size]
@@ -221,16 +229,37 @@ class ModelRunner:
         if self.device.type != "cuda":
             return DEFAULT_CPU_MEMORY
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self.device)
-        resting = torch.cuda.memory_allocated(self.device)
         num_tokens = self._config.max_num_batched_tokens
-        _, logits = self._run_without_pool([0] * num_tokens, min(num_tokens, self._config.max_num_seqs))
-        torch.log_softmax(logits.float(), dim=-1)  # the sampler's share
-        del logits
-        peak = torch.cuda.max_memory_allocated(self.device) - resting
+        num_decodes = min(num_tokens, self._config.max_num_seqs)
+        peaks = []
+        for count in (num_decodes, num_tokens):
+            torch.cuda.reset_peak_memory_stats(self.device)
+            resting = torch.cuda.memory_allocated(self.device)
+            _, logits = self._run_without_pool([0] * count, count)  # prompt_logprobs ask for all rows' logits
+            torch.log_softmax(logits[:num_decodes].float(), dim=-1)  # the sampler's share
+            del logits
+            peaks.append(torch.cuda.max_memory_allocated(self.device) - resting)
+        decode, largest = peaks[0] + self._split_bytes(num_decodes), peaks[1]
+        # A pool of captured decodes keeps its memory; without graphs the two kinds of step take turns.
+        peak = decode + largest if self._can_capture else max(decode, largest)
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.device)
         return gpu_budget(total, free, peak, self._config.gpu_memory_utilization)
+
+    def _split_bytes(self, num_decodes: int) -> int:
+        """Bytes of the largest layer's partial results in a step of decodes, each as long as may be."""
+        if self.backend.name != "triton":
+            return 0
+        from minipaged.kernels.triton.config import architecture_of, decode_config, split_bytes
+
+        architecture, num_heads = architecture_of(self.device), self._text_config.num_attention_heads
+        return max(
+            split_bytes(
+                decode_config(architecture, max(spec.key_dim, spec.value_dim), spec.dtype),
+                *(num_decodes, num_heads, spec.value_dim, self.max_model_len),
+            )
+            for spec in self._specs.values()
+        )
 
     @staticmethod
     def _prompt_logprobs(batch: Batch, logits: Tensor) -> dict[str, list[tuple[int, dict[int, float]]]]:
@@ -241,7 +270,11 @@ class ModelRunner:
             position = item.start + 1  # a row predicts the token after its own
             token_ids = sequence.token_ids[position : position + num_tokens]
             wanted = sequence.request.params.prompt_logprobs
-            found = prompt_logprobs(logits[first : first + num_tokens], token_ids, wanted)
+            found = []
+            for i in range(0, num_tokens, LOGPROB_ROWS):  # copies in float32 of so many rows at a time
+                count = min(LOGPROB_ROWS, num_tokens - i)
+                rows = logits[first + i : first + i + count]
+                found += prompt_logprobs(rows, token_ids[i : i + count], wanted)
             reports[sequence.request.request_id] = list(enumerate(found, start=position))
         return reports
 
