@@ -14,10 +14,15 @@ from typing import Any
 
 from minipaged.engine import Engine
 
-STAGES = {"batch": "plan -> tensors", "forward": "forward: all but attention", "sample": "sample"}
-"""Stage of the `ModelRunner` -> name of the part."""
-
 REST = "rest of the step"
+
+STAGES = {
+    "moves": REST,
+    "batch": "plan -> tensors",
+    "forward": "forward: all but attention",
+    "sample": "sample",
+}
+"""Stage of the `ModelRunner` -> name of the part; the attention in between is timed by itself."""
 
 
 class StepProfile:
@@ -60,7 +65,8 @@ class StepProfile:
             return lambda *args: self._end(part)
 
         def stage(name: str) -> None:
-            self._end(STAGES[name])
+            if name in STAGES:
+                self._end(STAGES[name])
 
         hooks = engine.on_planned, engine.on_committed, runner.stage_hooks
         saved, backend = [list(kind) for kind in hooks], runner.backend
