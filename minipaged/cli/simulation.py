@@ -3,8 +3,6 @@
 matplotlib is needed only where a figure is asked for.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import asdict, fields, replace
@@ -23,7 +21,7 @@ from minipaged.simulation.fleet import find_router
 from minipaged.simulation.hardware import CHIPS, CONSTANTS, MODELS, Deployment, find
 from minipaged.simulation.page import write_page
 from minipaged.simulation.plots import save_figure, save_figures
-from minipaged.simulation.reproduce import claims_of, claims_table, find_experiments, run_experiments
+from minipaged.simulation.reproduce import claims_table, find_experiments, run_experiments
 from minipaged.simulation.serving import Load, Report, engine_simulation, parse_sweep, sweep_panels
 
 
@@ -55,7 +53,7 @@ def reproduce(
             chosen, progress=lambda done, total: bar.update(task, completed=done, total=total)
         )
     if as_json:
-        print(json.dumps(claims_of(results), indent=1))
+        print(json.dumps([claim for result in results for claim in result["claims"]], indent=1))
     else:
         console.print(claims_table(results))
     if figures is not None:
@@ -101,19 +99,17 @@ def simulate(
     constants = replace(CONSTANTS, step_seconds=host_ms / 1e3)
     load = Load(deployment, constants, workload, requests, replicas, router)
     if sweep is None:
-        report = load.run(rate, config)
-        if as_json:
-            print(json.dumps(asdict(report), indent=1))
-        else:
-            _print([report], "metric", ["value"])
-        return
-    flag, values = parse_sweep(sweep)
-    reports = load.sweep(rate, config, flag, values)
-    if as_json:
+        flag, values, reports = "metric", ["value"], [load.run(rate, config)]
+    else:
+        flag, values = parse_sweep(sweep)
+        reports = load.sweep(rate, config, flag, values)
+    if not as_json:
+        _print(reports, flag, values)
+    elif sweep is None:
+        print(json.dumps(asdict(reports[0]), indent=1))
+    else:
         rows = [{flag: value, **asdict(report)} for value, report in zip(values, reports)]
         print(json.dumps(rows, indent=1))
-    else:
-        _print(reports, flag, values)
     if plot is not None:
         save_figure({"panels": [asdict(panel) for panel in sweep_panels(flag, values, reports)]}, plot)
 

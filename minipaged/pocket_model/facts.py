@@ -7,7 +7,6 @@ text/facts.txt.
 
 import random
 from pathlib import Path
-from typing import NamedTuple
 
 from minipaged.pocket_model.grammar import expand, read_sections, tidy
 
@@ -19,17 +18,9 @@ def _pairs(section: str) -> tuple[tuple[str, str], ...]:
     return tuple((first, second) for first, second in (line.split(" | ") for line in _LINES[section]))
 
 
-class Animal(NamedTuple):
-    """What a document may say of an animal; every field continues a sentence."""
-
-    name: str
-    home: str
-    food: str
-    skill: str
-    emoji: str
-
-
-ANIMALS = tuple(Animal(*line.split(" | ")) for line in _LINES["animals"])
+# What a document may say of an animal; every entry continues a sentence.
+_ABOUT = ("name", "home", "food", "skill", "emoji")
+ANIMALS = [dict(zip(_ABOUT, line.split(" | "))) for line in _LINES["animals"]]
 EMOJI = _pairs("emoji")
 # Question, answer. Every answer is a full sentence, so that it reads well in a document without the question.
 THE_WORLD = _pairs("the world")
@@ -46,7 +37,7 @@ def document(rng: random.Random) -> str:
     if topic == "animals":
         return " ".join(_about(animal, rng) for animal in rng.sample(ANIMALS, rng.randint(1, 4)))
     if topic == "emoji":
-        pairs = [*EMOJI, *((f"a {animal.name}", animal.emoji) for animal in ANIMALS)]
+        pairs = [*EMOJI, *((f"a {animal['name']}", animal["emoji"]) for animal in ANIMALS)]
         chosen = rng.sample(pairs, rng.randint(2, 6))
         return tidy(" ".join(f"the emoji for {name} is {emoji}." for name, emoji in chosen))
     source = THE_WORLD if topic == "the world" else PAGED_ATTENTION
@@ -59,13 +50,9 @@ def question(rng: random.Random) -> tuple[str, str]:
     asked, answer = rng.choice(source)
     if source is not _ANIMAL_QUESTIONS:
         return asked, answer
-    slots = _slots(rng.choice(ANIMALS))
+    slots = rng.choice(ANIMALS)
     return tidy(expand(asked, slots, rng)), tidy(expand(answer, slots, rng))
 
 
-def _about(animal: Animal, rng: random.Random) -> str:
-    return tidy(" ".join(expand(sentence, _slots(animal), rng) for sentence in _ANIMAL_SENTENCES))
-
-
-def _slots(animal: Animal) -> dict[str, str]:
-    return {**animal._asdict(), "a_name": f"a {animal.name}"}
+def _about(animal: dict[str, str], rng: random.Random) -> str:
+    return tidy(" ".join(expand(sentence, animal, rng) for sentence in _ANIMAL_SENTENCES))

@@ -6,7 +6,7 @@ been seen, its combination has not.
 """
 
 import random
-from typing import Literal, NamedTuple
+from typing import Literal
 
 Direction = Literal["digits", "words"]
 DIRECTIONS: tuple[Direction, ...] = ("digits", "words")
@@ -18,13 +18,6 @@ _SMALL = (
     *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 )
 _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-
-
-class Question(NamedTuple):
-    """A number asked for in digits ("forty two" -> "42") or in words ("42" -> "forty two")."""
-
-    asked: str
-    answer: str
 
 
 def in_words(number: int) -> str:
@@ -40,10 +33,10 @@ def in_words(number: int) -> str:
     return f"{_SMALL[hundreds]} hundred" + (f" {in_words(rest)}" if rest else "")
 
 
-def question(number: int, direction: Direction) -> Question:
-    """The question about `number` whose answer is in digits or in words."""
+def question(number: int, direction: Direction) -> tuple[str, str]:
+    """A question and its answer in digits ("forty two", "42") or in words ("42", "forty two")."""
     digits, words = str(number), in_words(number)
-    return Question(words, digits) if direction == "digits" else Question(digits, words)
+    return (words, digits) if direction == "digits" else (digits, words)
 
 
 def _hold_out(direction: Direction) -> frozenset[int]:
@@ -57,7 +50,7 @@ TRAINING: dict[Direction, tuple[int, ...]] = {
 }
 
 
-def draw(direction: Direction, rng: random.Random) -> Question:
+def draw(direction: Direction, rng: random.Random) -> tuple[str, str]:
     """A question of the training text: small numbers somewhat more often than their share."""
     small = rng.random() < 0.15
     number = rng.choice(TRAINING[direction])
@@ -66,7 +59,7 @@ def draw(direction: Direction, rng: random.Random) -> Question:
     return question(number, direction)
 
 
-def few_shot(examples: list[Question], asked: str | None = None) -> str:
+def few_shot(examples: list[tuple[str, str]], asked: str | None = None) -> str:
     """`Q: forty two` / `A: 42` line by line; with `asked`, one more question ending in `A:` for the model."""
     text = "".join(f"Q: {asked_}\nA: {answer}\n" for asked_, answer in examples)
     return text if asked is None else f"{text}Q: {asked}\nA:"

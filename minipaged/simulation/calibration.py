@@ -2,12 +2,9 @@
 
     seconds of a step = a + b x sequences + c x tokens + d x tokens attended to      all of them >= 0
 
-The roofline of `costs.py` knows a chip from its data sheet; this knows a machine from watching it. A fit is
-worth what it predicts: `calibrate` reports the error on workloads that it was not fitted to, simulated from
-start to end.
+A fit is worth what it predicts: `calibrate` reports the error on workloads that it was not fitted to,
+simulated from start to end.
 """
-
-from __future__ import annotations
 
 import random
 import time
@@ -78,9 +75,7 @@ def _features(plan: StepPlan) -> tuple[float, float, float, float]:
 def fit(steps: Sequence[Step]) -> FittedCosts:
     """Least squares of relative errors, no coefficient below 0.
 
-    Args:
-        steps: (features, seconds) of each; steps much slower than others like them are left out, because
-            something else had the machine.
+    Steps much slower than others like them are left out: something else had the machine.
     """
     features = np.array([f for f, _ in steps])
     seconds = np.array([s for _, s in steps])
@@ -132,16 +127,15 @@ class Calibration:
 def calibrate(
     engine: Engine, seed: int = 0, rounds: int = 3, clock: Clock = time.process_time
 ) -> Calibration:
-    """Measure, fit, predict.
+    """Measure each workload `rounds` times in turn, fit, predict.
 
-    Args:
-        engine: idle; its prefix cache off or on: no prompt of a run repeats.
-        seed: of the workloads.
-        rounds: runs of each workload, taken in turn; a step counts with its fastest.
-        clock: CPU time by default, which other work on the machine disturbs least (use one thread).
+    The clock is CPU time by default, which other work on the machine disturbs least (use one thread).
     """
     rng = random.Random(seed)
-    workloads = [_draw(mix, rng) for mix in (*FITTED, *HELD_OUT)]
+    workloads = [
+        [Lengths(rng.randrange(*mix.prompt), rng.randrange(*mix.output)) for _ in range(mix.requests)]
+        for mix in (*FITTED, *HELD_OUT)
+    ]
     _measure(engine, workloads[0], seed, clock)  # warm up
     runs = [[_measure(engine, lengths, seed, clock) for lengths in workloads] for _ in range(rounds)]
     # Greedy runs of one workload take the same steps: what differs between them is the machine.
@@ -152,10 +146,6 @@ def calibrate(
         for mix, lengths, steps in zip(HELD_OUT, workloads[len(FITTED) :], fastest[len(FITTED) :])
     ]
     return Calibration(costs, checks)
-
-
-def _draw(mix: Mix, rng: random.Random) -> list[Lengths]:
-    return [Lengths(rng.randrange(*mix.prompt), rng.randrange(*mix.output)) for _ in range(mix.requests)]
 
 
 def _measure(engine: Engine, lengths: Sequence[Lengths], seed: int, clock: Clock) -> list[Step]:

@@ -9,8 +9,6 @@ through a block table costs a lookup a block; moving a block to the host costs 2
 which is what makes small blocks slow to swap (paper, section 7.3).
 """
 
-from __future__ import annotations
-
 from operator import itemgetter
 
 from minipaged.scheduling import PreemptionCosts, StepPlan
@@ -20,14 +18,7 @@ _start = itemgetter(1)
 
 
 class CostModel:
-    """Seconds of a step.
-
-    Args:
-        deployment: the model and its chips.
-        block_size: tokens a KV block; 1 for contiguous memory.
-        paged: whether attention reads through a block table.
-        constants: what no data sheet says.
-    """
+    """Seconds of a step; `paged`: attention reads through a block table (contiguous memory: block size 1)."""
 
     def __init__(
         self,
@@ -77,12 +68,9 @@ class CostModel:
     def prefill_seconds(self, num_tokens: int) -> float:
         """Seconds to compute a prompt of so many tokens alone, without the host time of a step."""
         pairs = num_tokens * (num_tokens + 1) / 2
-        return (
-            max(self.weight_seconds, num_tokens * self.token_seconds)
-            + max(num_tokens * self.kv_read_seconds, pairs * self.pair_seconds)
-            + self.reduce_seconds
-            + num_tokens * self.reduce_token_seconds
-        )
+        seconds = max(self.weight_seconds, num_tokens * self.token_seconds)
+        seconds += max(num_tokens * self.kv_read_seconds, pairs * self.pair_seconds)
+        return seconds + self.reduce_seconds + num_tokens * self.reduce_token_seconds
 
     def swap_seconds(self, num_blocks: int) -> float:
         """Seconds to move so many blocks one way."""

@@ -4,8 +4,6 @@ Takes the place of the model runner under the same engine; the tokens it answers
 the scripted decoding methods (`scripts.py`) know from the trace when a sequence ends.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,16 +22,10 @@ class StepCosts(Protocol):
 
 @dataclass(eq=False)
 class SimulatedExecutor:
-    """Advances a clock by the cost of each plan.
-
-    Attributes:
-        costs: says how long a step takes.
-        num_blocks, num_host_blocks, max_model_len, preemption_costs: as of any `Executor`; read only where
-            a scheduler is built from them.
-        now: seconds since the start of the simulation.
-    """
+    """Advances a clock by the cost of each plan."""
 
     costs: StepCosts
+    # As of any `Executor`; read only where a scheduler is built from them.
     num_blocks: int = 0
     num_host_blocks: int = 0
     max_model_len: int = 0
@@ -42,7 +34,7 @@ class SimulatedExecutor:
     block_bytes: int = 0
     vocab_size: int = 1
     eos_token_ids: tuple[int, ...] = ()
-    now: float = 0.0
+    now: float = 0.0  # seconds since the start of the simulation
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Let the step's time pass; one sample per scheduled sequence, all of them the same object."""

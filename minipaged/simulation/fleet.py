@@ -6,42 +6,28 @@ When a request arrives, every replica is stepped up to that moment, so the route
 would: how many requests each replica has. Time and memory grow linearly with the requests.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
 
 from minipaged.simulation.hardware import find
 from minipaged.simulation.records import Run
 from minipaged.simulation.run import Simulation
 from minipaged.simulation.workloads import Arrival
 
-
-class Router(Protocol):
-    """Picks the replica of a request."""
-
-    def choose(self, arrival: Arrival, replicas: Sequence[Simulation]) -> int:
-        """Index of the replica."""
-        ...
+Router = Callable[[Arrival, Sequence[Simulation]], int]
+"""Picks the replica of a request: its index."""
 
 
-class RoundRobin:
+def round_robin(arrival: Arrival, replicas: Sequence[Simulation]) -> int:
     """One after the other."""
-
-    def choose(self, arrival: Arrival, replicas: Sequence[Simulation]) -> int:
-        """By number."""
-        return arrival.number % len(replicas)
+    return arrival.number % len(replicas)
 
 
-class LeastLoaded:
+def least_loaded(arrival: Arrival, replicas: Sequence[Simulation]) -> int:
     """Where the fewest requests are."""
-
-    def choose(self, arrival: Arrival, replicas: Sequence[Simulation]) -> int:
-        """The first of those with the fewest requests."""
-        return min(range(len(replicas)), key=lambda i: replicas[i].num_present)
+    return min(range(len(replicas)), key=lambda i: replicas[i].num_present)
 
 
-class PrefixAware(LeastLoaded):
+class PrefixAware:
     """Where the prefix was last sent, unless that one is much busier than the others.
 
     Args:
@@ -52,9 +38,9 @@ class PrefixAware(LeastLoaded):
         self.slack = slack
         self._home: dict[int, int] = {}
 
-    def choose(self, arrival: Arrival, replicas: Sequence[Simulation]) -> int:
+    def __call__(self, arrival: Arrival, replicas: Sequence[Simulation]) -> int:
         """The prefix's home, or a new one."""
-        least = super().choose(arrival, replicas)
+        least = least_loaded(arrival, replicas)
         if not arrival.lengths.prefix_tokens:
             return least
         home = self._home.get(arrival.lengths.prefix_id, least)
@@ -64,16 +50,14 @@ class PrefixAware(LeastLoaded):
         return home
 
 
-ROUTERS: dict[str, type[Router]] = {
-    "round-robin": RoundRobin,
-    "least-loaded": LeastLoaded,
-    "prefix-aware": PrefixAware,
-}
-
-
 def find_router(name: str) -> Router:
     """A router by name, or `UnknownNameError`."""
-    return find("router", ROUTERS, name)()
+    routers: dict[str, Router] = {
+        "round-robin": round_robin,
+        "least-loaded": least_loaded,
+        "prefix-aware": PrefixAware(),
+    }
+    return find("router", routers, name)
 
 
 def simulate_fleet(replicas: Sequence[Simulation], arrivals: Iterable[Arrival], router: Router) -> list[Run]:
@@ -81,7 +65,7 @@ def simulate_fleet(replicas: Sequence[Simulation], arrivals: Iterable[Arrival], 
     for arrival in arrivals:
         for replica in replicas:
             replica.advance(arrival.time)
-        replicas[router.choose(arrival, replicas)].add(arrival)
+        replicas[router(arrival, replicas)].add(arrival)
     for replica in replicas:
         replica.advance()
     return [replica.finish() for replica in replicas]

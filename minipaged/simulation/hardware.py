@@ -5,8 +5,6 @@ chip is a few rates (bytes/s, FLOP/s, links) and a model a few sizes (parameters
 `CONSTANTS` is one set for every figure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
@@ -38,17 +36,15 @@ class Chip:
     source: str
 
 
-CHIPS = {
-    chip.name: chip
-    for chip in (
-        Chip("a100-40gb", 40 * GB, 1.555e12, 312e12, 25e9, 300e9, "NVIDIA A100 data sheet, SXM 40 GB"),
-        Chip("a100-80gb", 80 * GB, 2.039e12, 312e12, 25e9, 300e9, "NVIDIA A100 data sheet, SXM 80 GB"),
-        Chip("h100", 80 * GB, 3.35e12, 989e12, 50e9, 450e9, "NVIDIA H100 data sheet, SXM, dense"),
-        Chip("h200", 141 * GB, 4.8e12, 989e12, 50e9, 450e9, "NVIDIA H200 data sheet, SXM, dense"),
-        Chip("a10g", 24 * GB, 600e9, 70e12, 25e9, 0, "AWS G5 (A10G): 24 GB, 600 GB/s, 70 TFLOP/s"),
-        Chip("laptop", 16 * GB, 40e9, 0.2e12, 40e9, 0, "two DDR4-3200 channels less losses; AVX2, 4 cores"),
-    )
-}
+_CHIPS = (
+    Chip("a100-40gb", 40 * GB, 1.555e12, 312e12, 25e9, 300e9, "NVIDIA A100 data sheet, SXM 40 GB"),
+    Chip("a100-80gb", 80 * GB, 2.039e12, 312e12, 25e9, 300e9, "NVIDIA A100 data sheet, SXM 80 GB"),
+    Chip("h100", 80 * GB, 3.35e12, 989e12, 50e9, 450e9, "NVIDIA H100 data sheet, SXM, dense"),
+    Chip("h200", 141 * GB, 4.8e12, 989e12, 50e9, 450e9, "NVIDIA H200 data sheet, SXM, dense"),
+    Chip("a10g", 24 * GB, 600e9, 70e12, 25e9, 0, "AWS G5 (A10G): 24 GB, 600 GB/s, 70 TFLOP/s"),
+    Chip("laptop", 16 * GB, 40e9, 0.2e12, 40e9, 0, "two DDR4-3200 channels less losses; AVX2, 4 cores"),
+)
+CHIPS = {chip.name: chip for chip in _CHIPS}
 
 
 @dataclass(frozen=True)
@@ -76,17 +72,15 @@ class Model:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * 2
 
 
-MODELS = {
-    model.name: model
-    for model in (
-        Model("opt-13b", 13e9, 40, 5120, 40, 40, 128, 2048, "OPT paper, table 1; 26 GB in paper table 1"),
-        Model("opt-66b", 66e9, 64, 9216, 72, 72, 128, 2048, "OPT paper, table 1; 132 GB in paper table 1"),
-        Model("opt-175b", 173e9, 96, 12288, 96, 96, 128, 2048, "OPT paper, table 1; 346 GB in paper table 1"),
-        Model("llama-13b", 13e9, 40, 5120, 40, 40, 128, 2048, "LLaMA paper, table 2"),
-        Model("llama-3-8b", 8.03e9, 32, 4096, 32, 8, 128, 8192, "Llama 3 model card and config.json"),
-        Model("llama-3-70b", 70.6e9, 80, 8192, 64, 8, 128, 8192, "Llama 3 model card and config.json"),
-    )
-}
+_MODELS = (
+    Model("opt-13b", 13e9, 40, 5120, 40, 40, 128, 2048, "OPT paper, table 1; 26 GB in paper table 1"),
+    Model("opt-66b", 66e9, 64, 9216, 72, 72, 128, 2048, "OPT paper, table 1; 132 GB in paper table 1"),
+    Model("opt-175b", 173e9, 96, 12288, 96, 96, 128, 2048, "OPT paper, table 1; 346 GB in paper table 1"),
+    Model("llama-13b", 13e9, 40, 5120, 40, 40, 128, 2048, "LLaMA paper, table 2"),
+    Model("llama-3-8b", 8.03e9, 32, 4096, 32, 8, 128, 8192, "Llama 3 model card and config.json"),
+    Model("llama-3-70b", 70.6e9, 80, 8192, 64, 8, 128, 8192, "Llama 3 model card and config.json"),
+)
+MODELS = {model.name: model for model in _MODELS}
 
 
 @dataclass(frozen=True)
@@ -114,11 +108,7 @@ class Deployment:
         return self.num_chips * self.chip.memory
 
     def num_kv_slots(self, utilization: float = 0.9) -> int:
-        """Tokens whose K and V fit beside the weights in this share of the memory.
-
-        Raises:
-            DoesNotFitError: none do.
-        """
+        """Tokens whose K and V fit beside the weights in this share of memory; `DoesNotFitError` if none."""
         slots = int((self.memory * utilization - self.model.weight_bytes) // self.model.kv_bytes)
         if slots < 1:
             raise DoesNotFitError(

@@ -7,15 +7,12 @@ The sustained rate of the paper's Fig. 12 is read off where the latency of a lon
 queue kept full the same number comes out of seconds instead of an hour.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from minipaged.simulation.records import Run, Usage
 from minipaged.simulation.run import Simulation, simulate
 from minipaged.simulation.workloads import Workload, poisson
 
-SEED = 0
 QUEUE = 64
 
 
@@ -26,11 +23,9 @@ class Saturated(NamedTuple):
     usage: Usage
 
 
-def saturate(
-    simulation: Simulation, workload: Workload, warm_up: int, steps: int, seed: int = SEED
-) -> Saturated:
+def saturate(simulation: Simulation, workload: Workload, warm_up: int, steps: int) -> Saturated:
     """Run `warm_up` steps, then measure `steps` steps with at least `QUEUE` requests waiting."""
-    arrivals = poisson(workload, float("inf"), 10**9, seed)
+    arrivals = poisson(workload, float("inf"), 10**9)
 
     def advance(count: int) -> None:
         for _ in range(count):
@@ -46,9 +41,7 @@ def saturate(
     return Saturated((run.num_samples - before) / (run.seconds - begin), run.usage)
 
 
-def on_trace(
-    simulation: Simulation, workload: Workload, rate: float, seconds: float, seed: int = SEED
-) -> Run:
+def on_trace(simulation: Simulation, workload: Workload, rate: float, seconds: float) -> Run:
     """Poisson arrivals at `rate` for about `seconds`; runs until the last request is done."""
     count = max(1, round(rate * seconds))
-    return simulate(simulation, poisson(workload, rate, count, seed))
+    return simulate(simulation, poisson(workload, rate, count))

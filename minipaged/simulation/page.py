@@ -1,7 +1,5 @@
 """The docs page, from the JSON of the experiments alone: tables, figures, constants, commands."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -15,10 +13,10 @@ from minipaged.simulation.workloads import ALPACA, SHAREGPT, TRANSLATION
 
 INTRODUCTION = """# The sources, reproduced on a laptop
 
-The figures of the PagedAttention paper and the numbers of the three other sources, run again with this
-project's own memory manager and scheduler on a simulated clock. A step takes as long as a roofline model
-says; which blocks go where, who is admitted and who is preempted is decided by the code that also serves real
-models.
+The figures of the PagedAttention paper, and the numbers that text-generation-inference gives for dynamic page
+growth and vLLM for prefix-caching-aware scheduling and chunked prefill, run again with this project's own
+memory manager and scheduler on a simulated clock. A step takes as long as a roofline model says; which blocks
+go where, who is admitted and who is preempted is decided by the code that also serves real models.
 
 ```bash
 minipaged reproduce --all
@@ -60,17 +58,14 @@ def _section(result: dict[str, Any]) -> str:
 
 def _appendix() -> str:
     constants = [(f"`{c.name}`", f"{c.default:g}", c.metadata["source"]) for c in fields(CONSTANTS)]
-    chips = [
-        (
-            chip.name,
-            f"{chip.memory / GB:.0f} GB",
-            f"{chip.bandwidth / 1e9:,.0f} GB/s",
-            f"{chip.flops / 1e12:g} TFLOP/s",
-            f"{chip.host_link / 1e9:.0f} GB/s",
-            chip.source,
+    chips = []
+    for c in CHIPS.values():
+        rates = (
+            f"{c.bandwidth / 1e9:,.0f} GB/s",
+            f"{c.flops / 1e12:g} TFLOP/s",
+            f"{c.host_link / 1e9:.0f} GB/s",
         )
-        for chip in CHIPS.values()
-    ]
+        chips.append((c.name, f"{c.memory / GB:.0f} GB", *rates, c.source))
     models = [
         (m.name, f"{m.weight_bytes / GB:.0f} GB", f"{m.kv_bytes / 1024:.0f} KiB", m.max_model_len, m.source)
         for m in MODELS.values()
@@ -79,10 +74,10 @@ def _appendix() -> str:
         (name, *(f"{drawn.mean:g}, {drawn.sigma:g}" for drawn in (w.prompt, w.output)), w.prompt.most)
         for name, w in (("ShareGPT-like", SHAREGPT), ("Alpaca-like", ALPACA), ("translation", TRANSLATION))
     ]
-    chip_heads = "chip | memory | bandwidth | 16-bit peak | host link | source"
+    heads = "chip | memory | bandwidth | 16-bit peak | host link | source"
     lines = ["## Constants"]
     lines += _table("constant | value | what it is, and from where", "---|---:|---", constants)
-    lines += _table(chip_heads, "---|---:|---:|---:|---:|---", chips)
+    lines += _table(heads, "---|---:|---:|---:|---:|---", chips)
     lines += _table("model | weights | KV a token | longest | source", "---|---:|---:|---:|---", models)
     heads = "lengths | prompt: mean, sigma | output: mean, sigma | longest"
     lines += _table(heads, "---|---:|---:|---:", lengths)

@@ -6,8 +6,6 @@ same JSON gives the same file, byte for byte. matplotlib (the extra "plot") is i
 is drawn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,7 @@ PALETTE = ("#D55E00", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#56B4E9")  # 
 MARKERS = "sv^Do*"
 HATCHES = ("", "///", "...", "xx")
 SYSTEMS = ("FasterTransformer", "Orca (Max)", "Orca (Pow2)", "Orca (Oracle)", "paged")
-CHARACTERS = 14.5
-"""Of the legend, in an inch."""
+CHARACTERS = 14.5  # of the legend, in an inch
 STYLE: Any = {
     "font.size": 9,
     "legend.fontsize": 8.5,
@@ -35,11 +32,7 @@ class PlotError(ValueError):
 
 
 def save_figure(result: dict[str, Any], path: Path) -> None:
-    """Draw the panels of an experiment (see `results.as_json`) to a file; its suffix says the format.
-
-    Raises:
-        PlotError: matplotlib is not installed.
-    """
+    """Draw the panels of an experiment (see `results.as_json`) to a file; its suffix says the format."""
     figure = draw(result)
     import matplotlib
 
@@ -56,7 +49,7 @@ def save_figures(results: Sequence[dict[str, Any]], folder: Path, suffix: str) -
 
 
 def draw(result: dict[str, Any]) -> Any:
-    """The same as a matplotlib `Figure`; raises as `save_figure`."""
+    """The same as a matplotlib `Figure`; `PlotError` where matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError:
@@ -71,16 +64,12 @@ def draw(result: dict[str, Any]) -> Any:
     with matplotlib.rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
         figure = Figure(figsize=(width, 2.7 * rows + 0.4), layout=layout)
-        order = _order([curve["label"] for panel in panels for curve in panel["curves"]])
+        labels = dict.fromkeys(curve["label"] for panel in panels for curve in panel["curves"])
+        order = list(SYSTEMS if labels.keys() <= set(SYSTEMS) else labels)  # of their looks
         for number, panel in enumerate(panels, start=1):
             _panel(figure.add_subplot(rows, columns, number), panel, order)
         _legend(figure, width)
     return figure
-
-
-def _order(labels: list[str]) -> list[str]:
-    """Labels in the order of their looks."""
-    return list(SYSTEMS if set(labels) <= set(SYSTEMS) else dict.fromkeys(labels))
 
 
 def _legend(figure: Any, width: float) -> None:
@@ -97,10 +86,7 @@ def _legend(figure: Any, width: float) -> None:
 
 
 def _panel(axis: Any, panel: dict[str, Any], order: list[str]) -> None:
-    if panel["kind"] == "line":
-        _lines(axis, panel, order)
-    else:
-        _bars(axis, panel, order)
+    (_lines if panel["kind"] == "line" else _bars)(axis, panel, order)
     axis.set_title(panel["title"])
     axis.set_xlabel(panel["x_label"])
     axis.set_ylabel(panel["y_label"])

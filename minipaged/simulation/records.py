@@ -1,13 +1,12 @@
 """What happened to every request of a simulated run, and averages over time."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from minipaged.metrics import quantile
 from minipaged.simulation.workloads import Lengths
 
 GAP_RESOLUTION = 1e-4
@@ -20,15 +19,14 @@ class Record:
 
     arrival: float
     lengths: Lengths
-    admitted: float | None = None  # when it first got blocks
-    first_token: float | None = None  # end of the step that gave it
-    last_token: float = 0.0  # end of the step that gave the newest
-    finished: float | None = None  # when it was handed back
+    admitted: float = math.nan  # when it first got blocks
+    first_token: float = math.nan  # end of the step that gave it
+    last_token: float | None = None  # end of the step that gave the newest
+    finished: float = math.nan  # when it was handed back
 
     @property
     def normalized_latency(self) -> float:
         """End-to-end seconds per output token."""
-        assert self.finished is not None
         return (self.finished - self.arrival) / self.lengths.output
 
 
@@ -82,7 +80,7 @@ class Run:
 
     def quantile(self, what: Callable[[Record], float], share: float) -> float:
         """The value of `what` that this share of the finished requests does not exceed."""
-        return quantile([what(record) for record in self.records], share)
+        return quantile(map(what, self.records), share)
 
     @property
     def output_tokens(self) -> int:
@@ -90,25 +88,16 @@ class Run:
         return sum(record.lengths.output for record in self.records)
 
 
-def quantile(values: list[float], share: float) -> float:
-    """The smallest value that this share of `values` does not exceed."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
-
-
 def time_to_first_token(record: Record) -> float:
     """From arrival to the first token, s."""
-    assert record.first_token is not None
     return record.first_token - record.arrival
 
 
 def queue_time(record: Record) -> float:
     """From arrival to the first blocks, s."""
-    assert record.admitted is not None
     return record.admitted - record.arrival
 
 
 def inference_time(record: Record) -> float:
     """From the first blocks to the end, s."""
-    assert record.admitted is not None
-    assert record.finished is not None
     return record.finished - record.admitted

@@ -4,8 +4,6 @@ Cases are independent and seeded one by one, so the results do not depend on how
 or which one runs what.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Hashable, Sequence
@@ -22,45 +20,33 @@ from minipaged.simulation.results import Case, Experiment, as_json
 
 
 def find_experiments(names: Sequence[str]) -> list[Experiment]:
-    """Experiments by name, in the order of the page.
-
-    Raises:
-        UnknownNameError: a name that is not there.
-    """
+    """Experiments by name, in the order of the page; `UnknownNameError` for a name that is not there."""
     for name in names:
         find("experiment", EXPERIMENTS, name)
     return [experiment for name, experiment in EXPERIMENTS.items() if name in names]
 
 
 def run_experiments(
-    experiments: Sequence[Experiment],
-    processes: int | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    experiments: Sequence[Experiment], progress: Callable[[int, int], None]
 ) -> list[dict[str, Any]]:
-    """Run them; one JSON-able dict each (see `results.as_json`).
-
-    Args:
-        processes: default: one a core.
-        progress: called with (cases done, cases in all).
-    """
+    """Run them and report (cases done, cases in all); one JSON-able dict each (see `results.as_json`)."""
     jobs: list[tuple[int, Hashable, Case]] = [
         (i, key, case) for i, experiment in enumerate(experiments) for key, case in experiment.cases.items()
     ]
     results: list[dict[Hashable, Any]] = [{} for _ in experiments]
-    answers = run_cases([case for *_, case in jobs], processes, progress)
+    answers = run_cases([case for *_, case in jobs], progress)
     for (i, key, _), answer in zip(jobs, answers):
         results[i][key] = answer
-    return [as_json(e, e.conclude(result)) for e, result in zip(experiments, results)]
+    return [as_json(e, result) for e, result in zip(experiments, results)]
 
 
 def run_cases(
     cases: Sequence[Case],
-    processes: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Any]:
     """The answers of independent cases, in their order."""
     answers = []
-    with ProcessPoolExecutor(processes or os.cpu_count(), get_context("spawn"), quiet) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), quiet) as pool:
         for answer in pool.map(call, cases):
             answers.append(answer)
             progress(len(answers), len(cases))
@@ -70,11 +56,6 @@ def run_cases(
 def quiet() -> None:
     """Every preemption is a warning; here they are counted instead."""
     logging.getLogger("minipaged.scheduling").setLevel(logging.ERROR)
-
-
-def claims_of(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All claims in one list: what `reproduce --json` prints."""
-    return [claim for result in results for claim in result["claims"]]
 
 
 def claims_table(results: Sequence[dict[str, Any]]) -> Table:

@@ -3,9 +3,7 @@
 Plain data that goes to JSON as it is; tables, figures and the docs page are made from that JSON alone.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,7 +19,7 @@ class Claim:
     source: str  # figure or table
     paper: Published
     measured: float
-    unit: str
+    unit: str = "x"  # a ratio
     note: str = ""  # why it differs, where it does
 
     @property
@@ -61,14 +59,7 @@ class Panel:
     y_limit: float | None = None
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What came out of an experiment."""
-
-    claims: list[Claim]
-    panels: list[Panel]
-
-
+Outcome = tuple[list[Claim], list[Panel]]
 Case = Callable[[], Any]
 """An independent part of an experiment: picklable, deterministic, answers with plain data."""
 
@@ -81,13 +72,14 @@ class Experiment:
     title: str
     source: str  # figure or document
     setup: str  # what is run, and what is not known of the original
-    cases: Mapping[Any, Case]  # its independent parts
-    conclude: Callable[[Mapping[Any, Any]], Outcome]  # from their results by key
+    cases: dict[Any, Case]  # its independent parts
+    conclude: Callable[[dict[Any, Any]], Outcome]  # from their results by key
 
 
-def as_json(experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
-    """Everything about a finished experiment as JSON values."""
-    claims = [
+def as_json(experiment: Experiment, results: dict[Any, Any]) -> dict[str, Any]:
+    """Everything about an experiment as JSON values, from the results of its cases by key."""
+    claims, panels = experiment.conclude(results)
+    shown = [
         {
             "experiment": experiment.name,
             **asdict(claim),
@@ -95,10 +87,10 @@ def as_json(experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
             "ratio": None if claim.ratio is None else round(claim.ratio, 3),
             "command": f"minipaged reproduce {experiment.name}",
         }
-        for claim in outcome.claims
+        for claim in claims
     ]
-    panels = [asdict(panel) for panel in outcome.panels]
-    for panel in panels:
+    axes = [asdict(panel) for panel in panels]
+    for panel in axes:
         for curve in panel["curves"]:
             curve["y"] = [_rounded(y) for y in curve["y"]]
             curve["x"] = [_rounded(x) if isinstance(x, float) else x for x in curve["x"]]
@@ -107,8 +99,8 @@ def as_json(experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
         "title": experiment.title,
         "source": experiment.source,
         "setup": experiment.setup,
-        "claims": claims,
-        "panels": panels,
+        "claims": shown,
+        "panels": axes,
     }
 
 

@@ -3,8 +3,6 @@
 The executor's clock jumps from step to step and is the engine's clock; records are made by step hooks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from minipaged.config import EngineConfig
@@ -28,29 +26,20 @@ MethodOf = Callable[[Arrival], DecodingMethod]
 
 
 def one_sample(arrival: Arrival) -> DecodingMethod:
-    """The usual decoding: one sample, as long as the trace says."""
+    """One sample, as long as the trace says."""
     return ScriptedSampling(arrival.lengths.output)
 
 
 class Simulation:
-    """An engine over a simulated executor, and the records of what it does.
-
-    Args:
-        scheduler: the real one, or a baseline.
-        executor: its clock is the engine's.
-        method_of: the decoding method of a request.
-        max_output: output limit that the user asks for; None: up to the scheduler's longest sequence.
-            (Where a request really ends is known to its decoding method alone.)
-        usage_every: look at the memory every so many steps; 0: never.
-    """
+    """An engine over a simulated executor, and the records of what it does."""
 
     def __init__(
         self,
         scheduler: FCFSScheduler,
         executor: SimulatedExecutor,
         method_of: MethodOf = one_sample,
-        max_output: int | None = None,
-        usage_every: int = 0,
+        max_output: int | None = None,  # that the user asks for; where a request ends is up to its method
+        usage_every: int = 0,  # look at the memory every so many steps; 0: never
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -114,7 +103,7 @@ class Simulation:
         per_second = 1 / GAP_RESOLUTION
         for request in plan.sampling:
             record = records[request.request_id]
-            if record.first_token is None:
+            if record.last_token is None:
                 record.first_token = now
             else:
                 gaps[int((now - record.last_token) * per_second)] += 1
@@ -171,12 +160,9 @@ def simulate(
     until: float = float("inf"),
     max_users: int | None = None,
 ) -> Run:
-    """Run a trace.
+    """Run a trace in order of time, to its end or to `until` seconds.
 
-    Args:
-        arrivals: in order of time.
-        until: stop the clock here, finished or not, seconds.
-        max_users: turn an arrival away while so many requests are in the system.
+    An arrival is turned away while `max_users` requests are in the system.
     """
     for arrival in arrivals:
         simulation.advance(min(arrival.time, until))

@@ -11,8 +11,6 @@ how fast beams forget that they were different. Tokens are the number of the pla
 sequences hold equal tokens exactly as far as they share ancestors.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence as SequenceOf
 
@@ -23,18 +21,13 @@ BEAM_SWITCH = 0.08
 
 
 class Script:
-    """What both methods have: a length that is known, and completions in no order.
-
-    Args:
-        num_output_tokens: after which all sequences end together.
-        num_sequences: alive at once.
-    """
+    """What both methods have: a length that is known, and completions in no order."""
 
     __slots__ = ("num_output_tokens", "num_sequences")
 
     def __init__(self, num_output_tokens: int, num_sequences: int = 1) -> None:
-        self.num_output_tokens = num_output_tokens
-        self.num_sequences = num_sequences
+        self.num_output_tokens = num_output_tokens  # after which all sequences end together
+        self.num_sequences = num_sequences  # alive at once
 
     def rank(self, request: Request) -> list[Sequence]:
         """All completions, as they are."""

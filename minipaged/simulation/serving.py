@@ -4,8 +4,6 @@ The scheduler and memory manager are built from an `EngineConfig` exactly as for
 executor is simulated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -27,12 +25,7 @@ from minipaged.simulation.workloads import find_workload, poisson
 def engine_simulation(
     deployment: Deployment, config: EngineConfig, constants: Constants = CONSTANTS
 ) -> Simulation:
-    """The engine of `config` over a simulated deployment.
-
-    Raises:
-        ConfigError: a length beyond the model's, or a pool that cannot hold a block.
-        DoesNotFitError: no room for a KV cache.
-    """
+    """An engine over a simulated deployment; `ConfigError` or `DoesNotFitError` if there cannot be one."""
     model = deployment.model
     longest = config.max_model_len or model.max_model_len
     if longest > model.max_model_len:
@@ -81,16 +74,11 @@ class Report:
 
 
 def report(runs: Sequence[Run]) -> Report:
-    """One report over the runs of one or several replicas.
-
-    Raises:
-        ValueError: nothing finished.
-    """
-    total = Run()
+    """One report over the runs of one or several replicas; `ValueError` if nothing finished."""
+    total = Run(seconds=max(run.seconds for run in runs))
     for run in runs:
         total.records += run.records
         total.gaps += run.gaps
-        total.seconds = max(total.seconds, run.seconds)
     if not total.records:
         raise ValueError("no request finished; give a longer trace, or lengths that the model can take")
     held = sum(run.usage.held for run in runs) / len(runs)
@@ -141,11 +129,7 @@ class Load:
 
 
 def parse_sweep(text: str) -> tuple[str, list[Any]]:
-    """FLAG=V1,V2 -> field name and values of its type.
-
-    Raises:
-        ConfigError: no such flag, or no values.
-    """
+    """FLAG=V1,V2 -> field name and values of its type; `ConfigError` for no such flag or no values."""
     flag, _, values = text.partition("=")
     name = flag.strip().lstrip("-").replace("-", "_")
     known = [option.name for option in fields(EngineConfig)]
@@ -170,14 +154,12 @@ def sweep_panels(flag: str, values: Sequence[Any], reports: Sequence[Report]) ->
     """Throughput and latencies along a sweep."""
     numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
     x = list(values) if numeric else [str(value) for value in values]
-    shown = {
-        "throughput [tok/s]": ("token_rate",),
-        "time to first token [s]": ("ttft_p50", "ttft_p95"),
-        "inter-token latency [s]": ("itl_mean", "itl_p99"),
-    }
-    kind = "line" if numeric else "bar"
     panels = []
-    for title, names in shown.items():
+    for title, *names in (
+        ("throughput [tok/s]", "token_rate"),
+        ("time to first token [s]", "ttft_p50", "ttft_p95"),
+        ("inter-token latency [s]", "itl_mean", "itl_p99"),
+    ):
         curves = [Curve(name, x, [getattr(report, name) for report in reports]) for name in names]
-        panels.append(Panel(title.partition(" [")[0], flag, title, curves, kind))
+        panels.append(Panel(title.partition(" [")[0], flag, title, curves, "line" if numeric else "bar"))
     return panels

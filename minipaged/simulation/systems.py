@@ -5,8 +5,6 @@ orca-*              contiguous regions from a buddy allocator        under this 
 faster-transformer  the same, one batch after the other
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +19,12 @@ from minipaged.simulation.executor import SimulatedExecutor
 from minipaged.simulation.hardware import CHIPS, GIB, MODELS, Deployment, find
 from minipaged.simulation.run import MethodOf, Simulation, one_sample
 
-MAX_NUM_SEQS = 256
-MAX_NUM_BATCHED_TOKENS = 2048
 PAPER: dict[str, Any] = {
     "enable_chunked_prefill": False,
     "enable_prefix_caching": False,
     "preemption_mode": "recompute",
-    "max_num_seqs": MAX_NUM_SEQS,
-    "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 2048,
 }
 """Settings of the paper's system, where the engine's defaults are others."""
 
@@ -74,11 +70,7 @@ def paged(
     components: Components | None = None,
     **options: Any,
 ) -> Simulation:
-    """The paged system of the paper (prefills first, blocks on demand, recompute) but for these options.
-
-    Args:
-        options: settings of `EngineConfig`.
-    """
+    """The paged system of the paper (prefills first, blocks on demand, recompute) but for these settings."""
     config = EngineConfig(**PAPER | options)
     num_blocks = setup.num_slots // config.block_size
     costs = CostModel(setup.deployment, config.block_size)
@@ -107,7 +99,7 @@ def system(name: str, setup: Setup, *, method_of: MethodOf = one_sample, usage_e
     if name == "faster-transformer":
         scheduler: FCFSScheduler = StaticBatchScheduler(kv, setup.num_slots // longest, longest)
     else:
-        limits = (MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, longest)
+        limits = (PAPER["max_num_seqs"], PAPER["max_num_batched_tokens"], longest)
         scheduler = FCFSScheduler(kv, PrefillFirst(), Recompute(), *limits)
     executor = SimulatedExecutor(CostModel(setup.deployment, 1, paged=False))
     return Simulation(scheduler, executor, method_of, usage_every=usage_every)

@@ -5,8 +5,6 @@ distributions with the published means (paper, Fig. 11) and a stated spread, cut
 a file with real lengths may be given instead. Arrivals are a Poisson process.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -104,7 +102,7 @@ class Independent:
 @dataclass(frozen=True)
 class Chat:
     """Rounds of conversations: the prompt is all that was said so far and a new question, cut to its last
-    `most_prompt` tokens; the output ends at `most_output`. Rounds of many conversations are mixed."""
+    `most_prompt` tokens; the output ends at `most_output`."""
 
     turn: Independent
     mean_rounds: float
@@ -117,7 +115,7 @@ class Chat:
         return self.turn.output
 
     def lengths(self, seed: int) -> Iterator[Lengths]:
-        """Endless, the same for the same seed; a round is drawn from a conversation at a random point."""
+        """Endless, the same for the same seed."""
         rng = random.Random(seed)
         turns = self.turn.lengths(seed + 1)
         while True:
@@ -146,11 +144,7 @@ class FromFile:
 
 
 def read_lengths(path: Path) -> FromFile:
-    """Lengths from a file: a JSON list of [prompt tokens, output tokens].
-
-    Raises:
-        WorkloadError: not such a file, or a length below 1; the message names the entry.
-    """
+    """Lengths from a JSON list of [prompt tokens, output tokens]; a `WorkloadError` names the bad entry."""
     try:
         pairs = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -188,7 +182,7 @@ def find_workload(name: str) -> Workload:
     return find("workload", WORKLOADS, name, " or give a .json file of lengths")
 
 
-def poisson(workload: Workload, rate: float, count: int, seed: int) -> Iterator[Arrival]:
+def poisson(workload: Workload, rate: float, count: int, seed: int = 0) -> Iterator[Arrival]:
     """`count` requests at `rate` a second on average, exponential gaps. An infinite rate: all at 0.
 
     The lengths depend on the seed alone: at every rate the same requests come in the same order.
@@ -202,7 +196,7 @@ def poisson(workload: Workload, rate: float, count: int, seed: int) -> Iterator[
         yield Arrival(number, time, lengths)
 
 
-def steady(workload: Workload, rate: float, seconds: float, seed: int) -> Iterator[Arrival]:
+def steady(workload: Workload, rate: float, seconds: float, seed: int = 0) -> Iterator[Arrival]:
     """One request every 1 / rate seconds (a load generator's constant arrival rate)."""
     for number, lengths in zip(range(int(rate * seconds)), workload.lengths(seed)):
         yield Arrival(number, number / rate, lengths)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jinja2.exceptions import TemplateError
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from minipaged.pocket_model import PATH, corpus, exam, grammar, numbers, train
+from minipaged.pocket_model import PATH, corpus, grammar, numbers, train
 
 RECORD = json.loads((PATH.parent / "training.json").read_text())
 
@@ -255,7 +255,7 @@ class TestSkills:
         self, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
     ) -> None:
         """Catches a model that learned its numbers by heart, and a checkpoint damaged by rounding."""
-        assert exam.accuracy(model, tokenizer, corpus.heldout_cases(200)) >= 0.95
+        assert train.accuracy(model, tokenizer, corpus.heldout_cases(200)) >= 0.95
 
     def test_knows_them_after_a_prompt_of_900_tokens(
         self, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
@@ -268,7 +268,7 @@ class TestSkills:
             examples = [numbers.draw("digits", rng) for _ in range(75)]
             cases.append((numbers.few_shot(examples, asked), answer))
         assert all(850 <= len(tokenizer(prompt).input_ids) <= 1024 for prompt, _ in cases)
-        assert exam.accuracy(model, tokenizer, cases) >= 0.95
+        assert train.accuracy(model, tokenizer, cases) >= 0.95
 
     @pytest.mark.parametrize("prompt", ["Once upon a time", "The little robot", "One rainy day", "Mia"])
     def test_tells_a_readable_story_and_ends_it(

@@ -17,7 +17,7 @@ from minipaged.cli.simulation import reproduce, simulate
 from minipaged.config import EngineConfig
 from minipaged.simulation import plots
 from minipaged.simulation.page import page
-from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel, as_json
+from minipaged.simulation.results import Claim, Curve, Experiment, Panel, as_json
 
 
 def command_line(*arguments: str, options: dict | None = None):
@@ -296,10 +296,8 @@ def _result() -> dict:
         Claim("size", "Fig. 1", (None, 5.0), 3.0, "B"),
         Claim("other", "Fig. 1", None, 12300.0, "B"),
     ]
-    experiment = Experiment(
-        "demo", "A demo", "a paper", "Nothing.", dict, lambda results: Outcome(claims, panels)
-    )
-    return as_json(experiment, experiment.conclude({}))
+    experiment = Experiment("demo", "A demo", "a paper", "Nothing.", dict, lambda results: (claims, panels))
+    return as_json(experiment, {})
 
 
 def test_the_same_result_gives_the_same_figure_byte_for_byte(tmp_path):

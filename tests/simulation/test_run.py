@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
-from minipaged.simulation.fleet import LeastLoaded, PrefixAware, RoundRobin, find_router, simulate_fleet
+from minipaged.metrics import quantile
+from minipaged.simulation.fleet import PrefixAware, find_router, least_loaded, round_robin, simulate_fleet
 from minipaged.simulation.hardware import UnknownNameError
 from minipaged.simulation.measure import saturate
-from minipaged.simulation.records import quantile, time_to_first_token
+from minipaged.simulation.records import time_to_first_token
 from minipaged.simulation.run import Simulation, simulate
 from minipaged.simulation.scripts import ScriptedBeams, ScriptedSampling
 from minipaged.simulation.systems import OPT_13B, Setup, paged
@@ -185,13 +186,13 @@ def test_a_fleet_of_one_is_the_engine():
     """Catches a router or a clock that changes what happens inside a replica."""
     arrivals = list(poisson(ALPACA, 8.0, 60, 0))
     alone = simulate(paged(OPT_13B, enable_prefix_caching=True, usage_every=4), arrivals)
-    (run,) = simulate_fleet(fleet(1), arrivals, RoundRobin())
+    (run,) = simulate_fleet(fleet(1), arrivals, round_robin)
     assert run.seconds == alone.seconds
     assert [r.finished for r in run.records] == [r.finished for r in alone.records]
 
 
 def test_round_robin_gives_everyone_the_same_number():
-    runs = simulate_fleet(fleet(3), poisson(ALPACA, 30.0, 60, 0), RoundRobin())
+    runs = simulate_fleet(fleet(3), poisson(ALPACA, 30.0, 60, 0), round_robin)
     assert [len(run.records) for run in runs] == [20, 20, 20]
 
 
@@ -199,7 +200,7 @@ def test_least_loaded_sends_nothing_to_a_busy_replica():
     """One long request holds replica 0; the short ones that follow one by one all go to replica 1."""
     arrivals = [Arrival(0, 0.0, Lengths(10, 2000))]
     arrivals += [Arrival(i, 1.0 * i, Lengths(10, 2)) for i in range(1, 6)]
-    runs = simulate_fleet(fleet(2), arrivals, LeastLoaded())
+    runs = simulate_fleet(fleet(2), arrivals, least_loaded)
     assert [len(run.records) for run in runs] == [1, 5]
 
 
@@ -208,7 +209,7 @@ def test_prefix_aware_routing_finds_more_in_the_caches():
     arrivals = [Arrival(i, 0.5 * i, Lengths(200, 5, i % 6 if i % 7 else (i + 1) % 6, 160)) for i in range(60)]
     cached = [
         sum(run.num_cached_tokens for run in simulate_fleet(fleet(3), arrivals, router))
-        for router in (RoundRobin(), PrefixAware())
+        for router in (round_robin, PrefixAware())
     ]
     assert cached[1] > cached[0]
     assert cached[1] == (60 - 6) * 160

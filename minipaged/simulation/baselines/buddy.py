@@ -8,19 +8,14 @@ free. Two wastes follow, and both are the point (paper, Fig. 2): the rounding in
 slots that are enough in sum but not in one piece.
 """
 
-from __future__ import annotations
-
 from minipaged.memory import OutOfBlocksError
 
 
 class BuddyAllocator:
-    """Contiguous regions of a pool of `num_blocks` slots.
+    """Contiguous regions of a pool of `num_blocks` slots, at least 1.
 
     A pool that is not a power of two is cut into the largest aligned regions, the largest first; these
     have no buddy and never merge with each other.
-
-    Raises:
-        ValueError: `num_blocks` below 1.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -50,11 +45,7 @@ class BuddyAllocator:
         return True
 
     def allocate(self, size: int) -> int:
-        """Take a region of at least `size` slots; its address. The smallest that fits, lowest address first.
-
-        Raises:
-            OutOfBlocksError: no free region is large enough; nothing was taken.
-        """
+        """Take the smallest region that holds `size` slots; its address. `OutOfBlocksError` if none does."""
         order = order_of(size)
         source = next((o for o in range(order, len(self._free)) if self._free[o]), None)
         if source is None:
@@ -70,11 +61,7 @@ class BuddyAllocator:
         return start
 
     def free(self, start: int) -> None:
-        """Give a region back and merge it with its buddy as often as that one is free too.
-
-        Raises:
-            ValueError: no region is allocated there.
-        """
+        """Give a region back and merge it with its buddy as often as that one is free too."""
         if start not in self._order_of:
             raise ValueError(f"no region is allocated at {start}")
         order = self._order_of.pop(start)

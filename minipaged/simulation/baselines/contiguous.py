@@ -9,8 +9,6 @@ of two; nothing ever grows; nothing is shared, so a request with n sequences res
 fork copies. A slot is a block of one token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import cast
@@ -49,17 +47,13 @@ RESERVATIONS = {"orca-max": reserve_max, "orca-pow2": reserve_pow2, "orca-oracle
 
 
 class Region(BlockTable):
-    """The table of a sequence that has one region, or none yet.
-
-    Attributes:
-        source: the table it was forked from, while nothing of it is copied yet.
-    """
+    """The table of a sequence that has one region, or none yet."""
 
     __slots__ = ("source",)
 
     def __init__(self, pool: BlockPool, block_size: int, source: BlockTable | None = None) -> None:
         super().__init__(pool, block_size)
-        self.source = source
+        self.source = source  # the table it was forked from, while nothing of it is copied yet
 
     def occupy(self, start: int, size: int, num_computed_tokens: int) -> list[BlockCopy]:
         """Take the slots from `start` on. Returns the copies of what its source has computed."""
@@ -76,13 +70,7 @@ class Region(BlockTable):
 
 
 class ContiguousKVManager(KVManager):
-    """Regions under the same scheduler.
-
-    Args:
-        num_slots: size of the pool, tokens.
-        longest: the longest sequence, prompt and output together.
-        reserve: (prompt tokens, output tokens, longest sequence) -> slots to reserve.
-    """
+    """Regions under the same scheduler; `reserve`: (prompt, output, longest sequence) -> slots."""
 
     def __init__(self, num_slots: int, longest: int, reserve: Callable[[int, int, int], int]) -> None:
         self.regions = BuddyAllocator(num_slots)

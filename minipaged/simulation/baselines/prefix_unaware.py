@@ -4,8 +4,6 @@ What the prefix-caching-aware scheduler was compared with: it waits for free blo
 need, and charges cached tokens to the step's budget.
 """
 
-from __future__ import annotations
-
 from minipaged.memory import KVManager
 
 

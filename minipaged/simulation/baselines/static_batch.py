@@ -5,8 +5,6 @@ only then is anything handed back. As a diff against the engine's scheduler: nob
 anybody runs, and `commit` keeps the finished ones until the batch is done.
 """
 
-from __future__ import annotations
-
 from minipaged.scheduling import FCFSScheduler, Phases, Request, StepPlan, StepResult
 from minipaged.scheduling.preemption import Recompute
 from minipaged.simulation.baselines.contiguous import ContiguousKVManager

@@ -14,11 +14,8 @@ from minipaged.simulation.experiments import (
     growth,
     prefix_aware,
 )
-from minipaged.simulation.results import Experiment
 
 _FIGURES = (fig02, fig12, fig13, fig14, fig15, fig16, fig17, fig18, fig19)
-EXPERIMENTS: dict[str, Experiment] = {
+EXPERIMENTS = {
     module.EXPERIMENT.name: module.EXPERIMENT for module in (*_FIGURES, growth, prefix_aware, chunked_prefill)
 }
-
-__all__ = ["EXPERIMENTS"]

@@ -1,13 +1,10 @@
 """What several experiments share: names on the page, cases, sustained rates, latency along rates."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import product
 from typing import Any
 
-from minipaged.simulation.baselines.contiguous import RESERVATIONS
 from minipaged.simulation.measure import on_trace, saturate
 from minipaged.simulation.results import Case, Curve, Panel
 from minipaged.simulation.run import Simulation
@@ -21,7 +18,6 @@ LABELS = {
     "paged": "paged",
 }
 DATA = {"sharegpt": SHAREGPT, "alpaca": ALPACA}
-ORCAS = tuple(RESERVATIONS)
 
 LoadCurve = tuple[float, list[tuple[float, float]]]
 """The sustained rate of a system, and (rate, normalized latency) at fractions of it."""
@@ -48,12 +44,10 @@ def load_curve(
     """Measure a system: with its queue full, then on traces of so many seconds."""
     sustained = capacity(build(), workload, warm_up, steps)
     rates = [fraction * sustained for fraction in fractions]
-    return sustained, [
-        (rate, on_trace(build(), workload, rate, seconds).normalized_latency) for rate in rates
-    ]
+    return sustained, [(r, on_trace(build(), workload, r, seconds).normalized_latency) for r in rates]
 
 
-def latency_panel(title: str, systems: Mapping[str, LoadCurve], y_limit: float) -> Panel:
+def latency_panel(title: str, systems: dict[str, LoadCurve], y_limit: float) -> Panel:
     """Normalized latency against request rate, one curve a label."""
     curves = [Curve(label, [x for x, _ in c], [y for _, y in c]) for label, (_, c) in systems.items()]
     return Panel(title, "request rate [req/s]", "normalized latency [s/token]", curves, y_limit=y_limit)

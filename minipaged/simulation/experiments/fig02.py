@@ -1,9 +1,5 @@
 """Fig. 2: how much of the KV memory holds token states when the queue never empties."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-
 from minipaged.simulation.experiments.common import LABELS, grid
 from minipaged.simulation.measure import saturate
 from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
@@ -19,7 +15,7 @@ def effective(name: str) -> tuple[float, float]:
     return usage.tokens, usage.held
 
 
-def conclude(results: Mapping[str, tuple[float, float]]) -> Outcome:
+def conclude(results: dict[str, tuple[float, float]]) -> Outcome:
     """Bars of three parts."""
     names = [LABELS[name] for name in PUBLISHED]
     tokens, held = ([100 * results[name][i] for name in PUBLISHED] for i in (0, 1))
@@ -34,7 +30,7 @@ def conclude(results: Mapping[str, tuple[float, float]]) -> Outcome:
     ]
     axes = ("", "share of the KV memory [%]")
     panel = Panel("KV memory by use, queue never empty", *axes, curves, "stacked", y_limit=100)
-    return Outcome(claims, [panel])
+    return claims, [panel]
 
 
 EXPERIMENT = Experiment(

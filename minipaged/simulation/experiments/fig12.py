@@ -1,33 +1,17 @@
 """Fig. 12: normalized latency against request rate, three models, two data sets, five systems."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import NamedTuple
-
 from minipaged.simulation.experiments.common import DATA, LABELS, LoadCurve, grid, latency_panel, load_curve
 from minipaged.simulation.results import Claim, Experiment, Outcome
 from minipaged.simulation.systems import OPT_13B, OPT_66B, OPT_175B, SYSTEMS, Setup, system
 
-
-class Part(NamedTuple):
-    """One panel: set-up, steps of warm-up and measurement, seconds of the traces."""
-
-    title: str
-    setup: Setup
-    data: str
-    warm_up: int
-    steps: int
-    seconds: float
-
-
-PARTS = {
-    "a": Part("OPT-13B, 1 GPU, ShareGPT", OPT_13B, "sharegpt", 1000, 6000, 400),
-    "b": Part("OPT-66B, 4 GPUs, ShareGPT", OPT_66B, "sharegpt", 1000, 6000, 400),
-    "c": Part("OPT-175B, 8 GPUs, ShareGPT", OPT_175B, "sharegpt", 1000, 3000, 200),
-    "d": Part("OPT-13B, 1 GPU, Alpaca", OPT_13B, "alpaca", 300, 2000, 40),
-    "e": Part("OPT-66B, 4 GPUs, Alpaca", OPT_66B, "alpaca", 300, 2000, 60),
-    "f": Part("OPT-175B, 8 GPUs, Alpaca", OPT_175B, "alpaca", 300, 1000, 40),
+# Panels: title, set-up, data, steps of warm-up and measurement, seconds of the traces.
+PARTS: dict[str, tuple[str, Setup, str, int, int, float]] = {
+    "a": ("OPT-13B, 1 GPU, ShareGPT", OPT_13B, "sharegpt", 1000, 6000, 400),
+    "b": ("OPT-66B, 4 GPUs, ShareGPT", OPT_66B, "sharegpt", 1000, 6000, 400),
+    "c": ("OPT-175B, 8 GPUs, ShareGPT", OPT_175B, "sharegpt", 1000, 3000, 200),
+    "d": ("OPT-13B, 1 GPU, Alpaca", OPT_13B, "alpaca", 300, 2000, 40),
+    "e": ("OPT-66B, 4 GPUs, Alpaca", OPT_66B, "alpaca", 300, 2000, 60),
+    "f": ("OPT-175B, 8 GPUs, Alpaca", OPT_175B, "alpaca", 300, 1000, 40),
 }
 KNEES = {"faster-transformer": 0.3, "orca-max": 0.5, "orca-pow2": 0.75, "orca-oracle": 1.1, "paged": 1.9}
 RATIOS = {"orca-oracle": (1.7, 2.7), "orca-max": (2.7, 8.0), "faster-transformer": (None, 22.0)}
@@ -44,7 +28,7 @@ def measure(part: str, name: str) -> LoadCurve:
     return load_curve(lambda: system(name, setup), DATA[data], warm_up, steps, seconds, fractions)
 
 
-def conclude(results: Mapping[tuple[str, str], LoadCurve]) -> Outcome:
+def conclude(results: dict[tuple[str, str], LoadCurve]) -> Outcome:
     """Sustained rates, their ratios, and six panels."""
     claims, panels = [], []
     for part, (title, _, data, *_) in PARTS.items():
@@ -58,10 +42,10 @@ def conclude(results: Mapping[tuple[str, str], LoadCurve]) -> Outcome:
             paper = published if data == "sharegpt" else None
             note = COMPUTE_BOUND if part == "f" and name == "orca-oracle" else ""
             claim = f"sustained rate of paged over {LABELS[name]}, {title}"
-            claims.append(Claim(claim, f"Fig. 12 {part}", paper, rates["paged"] / rates[name], "x", note))
+            claims.append(Claim(claim, f"Fig. 12 {part}", paper, rates["paged"] / rates[name], note=note))
         curves = {LABELS[name]: results[part, name] for name in SYSTEMS}
         panels.append(latency_panel(f"({part}) {title}", curves, 1.0))
-    return Outcome(claims, panels)
+    return claims, panels
 
 
 EXPERIMENT = Experiment(

@@ -1,17 +1,12 @@
 """Fig. 13: how many requests a system runs at the same time."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-
 from minipaged.simulation.experiments.common import DATA, LABELS, grid
-from minipaged.simulation.measure import SEED
 from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
 from minipaged.simulation.run import simulate
 from minipaged.simulation.systems import OPT_13B, system
 from minipaged.simulation.workloads import poisson
 
-PARTS: dict[str, tuple[str, str, float, float]] = {
+PARTS = {
     "a": ("ShareGPT, 2 req/s", "sharegpt", 2.0, 1200.0),
     "b": ("Alpaca, 30 req/s", "alpaca", 30.0, 120.0),
 }
@@ -22,11 +17,11 @@ def batched(part: str, name: str, seconds: float | None = None) -> float:
     """Mean number of running requests while the trace of a panel arrives."""
     _, data, rate, all_seconds = PARTS[part]
     seconds = seconds or all_seconds
-    arrivals = poisson(DATA[data], rate, round(rate * seconds), SEED)
+    arrivals = poisson(DATA[data], rate, round(rate * seconds))
     return simulate(system(name, OPT_13B, usage_every=5), arrivals, until=seconds).usage.requests
 
 
-def conclude(results: Mapping[tuple[str, str], float]) -> Outcome:
+def conclude(results: dict[tuple[str, str], float]) -> Outcome:
     """Bars, with the published ones beside them for panel a."""
     claims, panels = [], []
     names = [LABELS[name] for name in PUBLISHED]
@@ -39,7 +34,7 @@ def conclude(results: Mapping[tuple[str, str], float]) -> Outcome:
             text = f"batched requests, {LABELS[name]}, {title}"
             claims.append(Claim(text, f"Fig. 13 {part}", known, results[part, name], "requests"))
         panels.append(Panel(f"({part}) {title}", "", "mean running requests", curves, kind="bar"))
-    return Outcome(claims, panels)
+    return claims, panels
 
 
 EXPERIMENT = Experiment(

@@ -1,8 +1,5 @@
 """Fig. 14: parallel sampling and beam search, where sharing is what counts."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from functools import partial
 
 from minipaged.simulation.experiments.common import DATA, capacity
@@ -15,8 +12,7 @@ from minipaged.simulation.workloads import ALPACA
 
 WIDTHS = (2, 4, 6)
 PUBLISHED = {("sampling", 1): 1.3, ("beams", 6): 2.3}
-TEXT = {("sampling", 1): "one sample"}
-TEXT |= {("sampling", n): f"{n} samples" for n in WIDTHS}
+TEXT = {("sampling", 1): "one sample"} | {("sampling", n): f"{n} samples" for n in WIDTHS}
 TEXT |= {("beams", n): f"beam width {n}" for n in WIDTHS}
 SATURATED = "the paper compares at equal latency below saturation, here both are saturated"
 
@@ -46,21 +42,21 @@ def shared(data: str, method: str, n: int) -> float:
     return saturate(simulation, DATA[data], warm_up, steps).usage.shared
 
 
-def conclude(results: Mapping[tuple[str, str, int], float]) -> Outcome:
+def conclude(results: dict[tuple[str, str, int], float]) -> Outcome:
     """Ratios by width."""
     ratio = {key: results["paged", *key] / results["orca-oracle", *key] for key in TEXT}
     claims = []
     for key, text in TEXT.items():
         claim = f"sustained rate of paged over Orca (Oracle), {text}"
         note = SATURATED if key in PUBLISHED else ""
-        claims.append(Claim(claim, "Fig. 14", PUBLISHED.get(key), ratio[key], "x", note))
+        claims.append(Claim(claim, "Fig. 14", PUBLISHED.get(key), ratio[key], note=note))
     curves = [
         Curve("parallel sampling", [1, *WIDTHS], [ratio["sampling", n] for n in (1, *WIDTHS)]),
         Curve("beam search", list(WIDTHS), [ratio["beams", n] for n in WIDTHS]),
         Curve("published", [1, 6], [1.3, 2.3], published=True),
     ]
     panel = Panel("paged over Orca (Oracle)", "samples or beam width", "ratio of sustained rates", curves)
-    return Outcome(claims, [panel])
+    return claims, [panel]
 
 
 EXPERIMENT = Experiment(

@@ -1,9 +1,5 @@
 """Fig. 15: blocks saved by sharing, parallel sampling and beam search."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-
 from minipaged.simulation.experiments.common import DATA, grid
 from minipaged.simulation.experiments.fig14 import METHODS, WIDTHS, shared
 from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
@@ -13,7 +9,7 @@ DATA_LABELS = {"alpaca": "Alpaca", "sharegpt": "ShareGPT"}
 TITLES = {"sampling": "parallel sampling, n =", "beams": "beam search, width"}
 
 
-def conclude(results: Mapping[tuple[str, str, int], float]) -> Outcome:
+def conclude(results: dict[tuple[str, str, int], float]) -> Outcome:
     """Savings by width; published for Alpaca."""
     saved = {key: 100 * share for key, share in results.items()}
     claims, panels = [], []
@@ -32,7 +28,7 @@ def conclude(results: Mapping[tuple[str, str, int], float]) -> Outcome:
         curves.append(Curve("published (Alpaca)", widths, list(published), published=True))
         title = TITLES[method].partition(",")[0]
         panels.append(Panel(title, "samples or beam width", "blocks saved [%]", curves, "bar"))
-    return Outcome(claims, panels)
+    return claims, panels
 
 
 EXPERIMENT = Experiment(

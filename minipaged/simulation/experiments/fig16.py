@@ -1,11 +1,8 @@
 """Fig. 16: translation behind a shared prefix of examples."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import replace
 
-from minipaged.simulation.experiments.common import LoadCurve, capacity, grid, latency_panel, load_curve
+from minipaged.simulation.experiments.common import LoadCurve, grid, latency_panel, load_curve
 from minipaged.simulation.results import Claim, Experiment, Outcome
 from minipaged.simulation.run import Simulation
 from minipaged.simulation.systems import LLAMA_13B, paged, system
@@ -23,27 +20,22 @@ def build(name: str) -> Simulation:
     return paged(LLAMA_13B, enable_prefix_caching=name == "shared")
 
 
-def sustained(name: str, prefix: int) -> float:
-    """Requests a second."""
-    return capacity(build(name), replace(TRANSLATION, prefix_tokens=prefix), 400, 1600)
-
-
 def measure(name: str, prefix: int) -> LoadCurve:
     """Sustained rate, and latencies at fractions of it."""
     return load_curve(lambda: build(name), replace(TRANSLATION, prefix_tokens=prefix), 400, 1600, 30)
 
 
-def conclude(results: Mapping[tuple[str, int], LoadCurve]) -> Outcome:
+def conclude(results: dict[tuple[str, int], LoadCurve]) -> Outcome:
     """Ratios and latency curves."""
     claims, panels = [], []
     for prefix, paper in PUBLISHED.items():
         base = results["orca-oracle", prefix][0]
         for name, known in (("shared", paper), ("paged", None)):
             text = f"sustained rate over Orca (Oracle), prefix of {prefix} tokens, {LABELS[name]}"
-            claims.append(Claim(text, "Fig. 16", known, results[name, prefix][0] / base, "x"))
+            claims.append(Claim(text, "Fig. 16", known, results[name, prefix][0] / base))
         curves = {label: results[name, prefix] for name, label in LABELS.items()}
         panels.append(latency_panel(f"{SHOTS[prefix]}, {prefix} tokens", curves, 0.2))
-    return Outcome(claims, panels)
+    return claims, panels
 
 
 EXPERIMENT = Experiment(

@@ -1,15 +1,12 @@
 """Fig. 17: a chatbot whose prompt is the whole conversation so far."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-
-from minipaged.simulation.experiments.common import LABELS, ORCAS, LoadCurve, grid, latency_panel, load_curve
+from minipaged.simulation.baselines.contiguous import RESERVATIONS
+from minipaged.simulation.experiments.common import LABELS, LoadCurve, grid, latency_panel, load_curve
 from minipaged.simulation.results import Claim, Experiment, Outcome
 from minipaged.simulation.systems import OPT_13B, system
 from minipaged.simulation.workloads import CHAT
 
-SYSTEMS = (*ORCAS, "paged")
+SYSTEMS = (*RESERVATIONS, "paged")
 
 
 def measure(name: str) -> LoadCurve:
@@ -17,15 +14,15 @@ def measure(name: str) -> LoadCurve:
     return load_curve(lambda: system(name, OPT_13B), CHAT, 1000, 5000, 400)
 
 
-def conclude(results: Mapping[str, LoadCurve]) -> Outcome:
+def conclude(results: dict[str, LoadCurve]) -> Outcome:
     """Ratios and one panel."""
     note = "reading 700 prompt tokens a round costs all systems alike; the paper's rounds are not published"
     claims = []
-    for name in ORCAS:
+    for name in RESERVATIONS:
         text = f"sustained rate of paged over {LABELS[name]}"
-        claims.append(Claim(text, "Fig. 17", 2.0, results["paged"][0] / results[name][0], "x", note))
+        claims.append(Claim(text, "Fig. 17", 2.0, results["paged"][0] / results[name][0], note=note))
     curves = {LABELS[name]: results[name] for name in SYSTEMS}
-    return Outcome(claims, [latency_panel("chatbot, OPT-13B", curves, 0.12)])
+    return claims, [latency_panel("chatbot, OPT-13B", curves, 0.12)]
 
 
 EXPERIMENT = Experiment(

@@ -1,9 +1,5 @@
 """Fig. 18 b: what the block size does to the latency."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-
 from minipaged.simulation.experiments.common import DATA, grid
 from minipaged.simulation.measure import on_trace
 from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
@@ -19,30 +15,28 @@ def latency(data: str, block_size: int) -> float:
     return on_trace(paged(OPT_13B, block_size=block_size), DATA[data], rate, seconds).normalized_latency
 
 
-def conclude(results: Mapping[tuple[str, int], float]) -> Outcome:
+def conclude(results: dict[tuple[str, int], float]) -> Outcome:
     """Curves, and how far the published best sizes are from the best."""
 
     def worst(data: str, sizes: tuple[int, ...]) -> float:
         best = min(results[data, size] for size in BLOCK_SIZES)
         return max(results[data, size] for size in sizes) / best
 
-    claims = [
-        Claim("ShareGPT: worst of block sizes 16 to 128 over the best of all", "Fig. 18 b", (1.0, 1.25),
-              worst("sharegpt", (16, 32, 64, 128)), "x"),
-        Claim("ShareGPT: block size 1 over the best of all", "Fig. 18 b", (1.25, None),
-              worst("sharegpt", (1,)), "x"),
-        Claim("Alpaca: worst of block sizes 16 and 32 over the best of all", "Fig. 18 b", (1.0, 1.25),
-              worst("alpaca", (16, 32)), "x"),
-        Claim("Alpaca: block size 256 over the best of all", "Fig. 18 b", (1.25, None),
-              worst("alpaca", (256,)), "x"),
-    ]  # fmt: skip
+    good, bad = (1.0, 1.25), (1.25, None)
+    rows = {
+        "ShareGPT: worst of block sizes 16 to 128": (good, worst("sharegpt", (16, 32, 64, 128))),
+        "ShareGPT: block size 1": (bad, worst("sharegpt", (1,))),
+        "Alpaca: worst of block sizes 16 and 32": (good, worst("alpaca", (16, 32))),
+        "Alpaca: block size 256": (bad, worst("alpaca", (256,))),
+    }
+    claims = [Claim(f"{text} over the best of all", "Fig. 18 b", *row) for text, row in rows.items()]
     curves = [
         Curve(title, list(BLOCK_SIZES), [results[data, size] for size in BLOCK_SIZES])
         for data, (title, *_) in LOADS.items()
     ]
     axes = ("block size [tokens]", "normalized latency [s/token]")
     panel = Panel("OPT-13B", *axes, curves, x_scale="log2", y_scale="log")
-    return Outcome(claims, [panel])
+    return claims, [panel]
 
 
 EXPERIMENT = Experiment(

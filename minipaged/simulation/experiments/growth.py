@@ -1,12 +1,6 @@
 """Dynamic page growth: reserving all that a request may use against growing while it runs."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import NamedTuple
-
 from minipaged.simulation.experiments.common import grid
-from minipaged.simulation.measure import SEED
 from minipaged.simulation.records import inference_time, queue_time
 from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
 from minipaged.simulation.run import simulate
@@ -17,24 +11,6 @@ SECONDS, RATE, USERS, MAX_NEW_TOKENS = 60.0, 10.0, 100, 2048
 WORKLOAD = Independent(SHAREGPT.prompt, Lognormal(160, 0.8, 1024))
 GROWTH = {"reserve all": "reserve", "grow by 16": "chunked", "on demand": "on_demand"}
 
-
-class Load(NamedTuple):
-    """What the load generator sees; times in seconds."""
-
-    finished: int
-    request_rate: float
-    token_rate: float
-    queue_mean: float
-    queue_p95: float
-    inference_mean: float
-    per_token: float
-    dropped: int
-
-
-PUBLISHED = {
-    "reserve all": Load(91, 1.49, 219, 13.33, 32.49, 6.67, 0.10759, 410),
-    "grow by 16": Load(206, 3.38, 434, 0.54, 1.34, 10.88, 0.23086, 296),
-}
 SLOWER = "the source's machine is not known and took about twice as long a token: fewer requests finish there"
 TEXT = {
     "finished": ("requests finished", ""),
@@ -46,14 +22,18 @@ TEXT = {
     "per_token": ("inference time per token, mean", "s"),
     "dropped": ("arrivals turned away", ""),
 }
+PUBLISHED = {
+    "reserve all": dict(zip(TEXT, (91.0, 1.49, 219.0, 13.33, 32.49, 6.67, 0.10759, 410.0))),
+    "grow by 16": dict(zip(TEXT, (206.0, 3.38, 434.0, 0.54, 1.34, 10.88, 0.23086, 296.0))),
+}
 
 
-def load(growth: str) -> Load:
-    """A minute of the load generator."""
+def load(growth: str) -> dict[str, float]:
+    """What the load generator sees in a minute, by the names of `TEXT`."""
     simulation = paged(setup("llama-3-8b", "a10g"), page_growth=GROWTH[growth], max_output=MAX_NEW_TOKENS)
-    run = simulate(simulation, steady(WORKLOAD, RATE, SECONDS, SEED), until=SECONDS, max_users=USERS)
+    run = simulate(simulation, steady(WORKLOAD, RATE, SECONDS), until=SECONDS, max_users=USERS)
     count = len(run.records)
-    return Load(
+    values = (
         count,
         count / SECONDS,
         run.output_tokens / SECONDS,
@@ -63,34 +43,34 @@ def load(growth: str) -> Load:
         sum(inference_time(record) / record.lengths.output for record in run.records) / count,
         run.num_dropped,
     )
+    return dict(zip(TEXT, values))
 
 
-def conclude(results: Mapping[str, Load]) -> Outcome:
+def conclude(results: dict[str, dict[str, float]]) -> Outcome:
     """The source's table, and the two ratios it is about."""
     claims = []
     for growth, measured in results.items():
-        published = PUBLISHED.get(growth)
+        published = PUBLISHED.get(growth, {})
         for field, (text, unit) in TEXT.items():
-            paper = None if published is None else float(getattr(published, field))
-            value = float(getattr(measured, field))
+            paper, value = published.get(field), measured[field]
             note = SLOWER if paper is not None and not 0.75 < value / paper < 1.34 else ""
             claims.append(Claim(f"{text}, {growth}", "dynamic growth, table", paper, value, unit, note))
     reserve, grow = results["reserve all"], results["grow by 16"]
     ratios = {
-        "requests finished, growing over reserving": (206 / 91, grow.finished / reserve.finished),
-        "queue time p95, reserving over growing": (32.49 / 1.34, reserve.queue_p95 / grow.queue_p95),
+        "requests finished, growing over reserving": (206 / 91, grow["finished"] / reserve["finished"]),
+        "queue time p95, reserving over growing": (32.49 / 1.34, reserve["queue_p95"] / grow["queue_p95"]),
     }
-    claims += [Claim(text, "dynamic growth, table", *pair, "x") for text, pair in ratios.items()]
+    claims += [Claim(text, "dynamic growth, table", *pair) for text, pair in ratios.items()]
     names, known = list(GROWTH), list(PUBLISHED)
     panels = []
     for field in ("finished", "queue_p95", "per_token"):
         text, unit = TEXT[field]
         curves = [
-            Curve("measured", names, [float(getattr(results[name], field)) for name in names]),
-            Curve("published", known, [float(getattr(PUBLISHED[name], field)) for name in known], True),
+            Curve("measured", names, [results[name][field] for name in names]),
+            Curve("published", known, [PUBLISHED[name][field] for name in known], True),
         ]
         panels.append(Panel(text, "", f"{text} [{unit}]".replace(" []", ""), curves, "bar"))
-    return Outcome(claims, panels)
+    return claims, panels
 
 
 EXPERIMENT = Experiment(

@@ -1,11 +1,6 @@
 """Prefix-caching-aware scheduling: what is cached is charged neither to the pool nor to the budget."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-
 from minipaged.simulation.experiments.common import capacity, grid
-from minipaged.simulation.measure import SEED
 from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
 from minipaged.simulation.run import simulate
 from minipaged.simulation.systems import paged, prefix_unaware, setup
@@ -30,14 +25,14 @@ def throughput(kind: str, prefix: bool, output: int, aware: bool) -> float:
     lengths = workload(prefix, output)
     if kind == "online":
         return capacity(simulation, lengths, 300, 1200)
-    return simulate(simulation, poisson(lengths, float("inf"), REQUESTS, SEED)).throughput
+    return simulate(simulation, poisson(lengths, float("inf"), REQUESTS)).throughput
 
 
 PUBLISHED = {"batch": (1.0, 1.5), "online": (1.0, 1.25)}
 BOTH = (False, True)
 
 
-def conclude(results: Mapping[tuple[str, bool, int, bool], float]) -> Outcome:
+def conclude(results: dict[tuple[str, bool, int, bool], float]) -> Outcome:
     """Gains by output length."""
 
     def gain(kind: str, prefix: bool, output: int) -> float:
@@ -51,16 +46,15 @@ def conclude(results: Mapping[tuple[str, bool, int, bool], float]) -> Outcome:
             if output == 32 and kind == "online":
                 note = "nearly all prefill, and a queue that never empties; the source's load is not known"
             text = f"throughput, aware over unaware, {kind}, 94 % of the prompt cached, {output} tokens out"
-            claims.append(Claim(text, source, published, gain(kind, True, output), "x", note))
+            claims.append(Claim(text, source, published, gain(kind, True, output), note=note))
         text = f"throughput, aware over unaware, {kind}, nothing shared"
-        claims.append(Claim(text, source, 1.0, gain(kind, False, OUTPUTS[0]), "x"))
+        claims.append(Claim(text, source, 1.0, gain(kind, False, OUTPUTS[0])))
     curves = [
         Curve(kind, list(OUTPUTS), [gain(kind, True, output) for output in OUTPUTS]) for kind in PUBLISHED
     ]
-    panel = Panel(
-        "94 % of the prompt cached", "mean output [tokens]", "throughput, aware over unaware", curves
-    )
-    return Outcome(claims, [panel])
+    axes = ("mean output [tokens]", "throughput, aware over unaware")
+    panel = Panel("94 % of the prompt cached", *axes, curves)
+    return claims, [panel]
 
 
 EXPERIMENT = Experiment(
