@@ -117,8 +117,8 @@ def simulate(
     deployment = Deployment(find("model", MODELS, model), find("chip", CHIPS, hardware), chips, constants)
     config = config_from(options)
     load = Load(deployment, workload, requests, replicas, router)
-    load.check(rate, config)
     if sweep is None:
+        load.check(rate, config)
         flag, values, reports = "metric", ["value"], [load.run(rate, config)]
     else:
         flag, values = parse_sweep(sweep)

@@ -214,14 +214,19 @@ def test_without_matplotlib_nothing_is_run(monkeypatch, tmp_path):
         command_line("reproduce", "growth", "--figures", str(tmp_path))
 
 
-def descendants(pid: int) -> list[int]:
-    """Ids of the processes below this one."""
-    below = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = {int(child): int(parent) for child, parent in map(str.split, below.splitlines())}
-    found = [pid]
+def running() -> dict[int, int]:
+    """The parent of every process that has not ended."""
+    command = ["ps", "-eo", "pid=,ppid=,stat="]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return {int(pid): int(parent) for pid, parent, state in map(str.split, lines) if state[0] != "Z"}
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes below this one."""
+    parents, found = running(), [pid]
     for process in found:
         found += [child for child, parent in parents.items() if parent == process]
-    return found[1:]
+    return set(found[1:])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a terminal of POSIX")
@@ -251,7 +256,7 @@ def test_ctrl_c_stops_everything_within_a_second_and_progress_was_shown(argument
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(10) == 130
         assert time.monotonic() - begin < 1
-        while set(descendants(1)) & set(below):
+        while below & running().keys():
             assert time.monotonic() - begin < 1
             time.sleep(0.05)
         with contextlib.suppress(OSError):  # the end of a terminal
