@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections import deque
 
 import pytest
@@ -19,33 +18,43 @@ from minipaged.simulation.executor import SimulatedExecutor
 STEP = 0.05
 
 
-class SlowExecutor(SimulatedExecutor):
-    """Takes `STEP` of real time a step."""
+class TimedExecutor(SimulatedExecutor):
+    """`STEP` of its own clock a step; sleeping lets the same clock go on."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        time.sleep(STEP)
+        super().execute(plan)
         return StepResult([Sample([0], [0.0])] * sum(bool(s.num_candidates) for s in plan.scheduled))
 
-
-def slow_llm(**options) -> LLM:
-    costs = FittedCosts(STEP, 0.0, 0.0, 0.0)
-    machine = SlowExecutor(costs, num_blocks=200, max_model_len=256, block_size=16, vocab_size=100)
-    return LLM(executor=machine, tokenizer=None, disable_log_stats=True, **options)
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
-def test_a_request_has_arrived_when_it_was_due_not_when_the_engine_looked():
+@pytest.fixture
+def timed_llm(monkeypatch):
+    def build(**options) -> LLM:
+        costs = FittedCosts(STEP, 0.0, 0.0, 0.0)
+        machine = TimedExecutor(costs, num_blocks=200, max_model_len=256, block_size=16, vocab_size=100)
+        llm = LLM(executor=machine, tokenizer=None, disable_log_stats=True, **options)
+        llm.engine.clock = lambda: machine.now
+        monkeypatch.setattr("minipaged.bench.time.sleep", machine.sleep)
+        return llm
+
+    return build
+
+
+def test_a_request_has_arrived_when_it_was_due_not_when_the_engine_looked(timed_llm):
     """Ten requests within some 10 ms, steps of 50 ms: all but the first fall into a step, and wait for its
     end and for their own. Catches the time until the step's end left out (coordinated omission)."""
-    items = [{"prompt_token_ids": [5, 6, 7], "max_tokens": 2}] * 10
-    result = run_workload(slow_llm(), items, rate=1000)
-    assert result["ttft_ms_p50"] > 1e3 * 1.5 * STEP
+    result = run_workload(timed_llm(), [{"prompt_token_ids": [5, 6, 7], "max_tokens": 2}] * 10, rate=1000)
+    assert 1e3 * 1.7 * STEP < result["ttft_ms_p50"] < 1e3 * 2 * STEP
 
 
-def test_latencies_of_requests_that_are_all_there_count_from_the_start():
+def test_latencies_of_requests_that_are_all_there_count_from_the_start(timed_llm):
     """One sequence at a time, two steps each: the second request waits for the first."""
     items = [{"prompt_token_ids": [5, 6, 7], "max_tokens": 2}] * 2
-    result = run_workload(slow_llm(max_num_seqs=1), items)
-    assert result["ttft_ms_p95"] == pytest.approx(1e3 * 3 * STEP, rel=0.4)
+    result = run_workload(timed_llm(max_num_seqs=1), items)
+    assert result["ttft_ms_p95"] == pytest.approx(1e3 * 3 * STEP)
+    assert result["wall_s"] == pytest.approx(4 * STEP)
 
 
 @pytest.mark.parametrize(
@@ -57,10 +66,10 @@ def test_a_percentile_is_the_nearest_rank(count, p50, p95, p99):
     assert [quantile(values, share) for share in (0.5, 0.95, 0.99)] == [p50, p95, p99]
 
 
-def test_the_log_line_after_a_reset_counts_from_the_reset(caplog):
+def test_the_log_line_after_a_reset_counts_from_the_reset(caplog, timed_llm):
     """The warm-up counts more tokens than the run before the next line. Catches rates that are taken to the
     counts before `reset_metrics`: negative throughput."""
-    llm = slow_llm()
+    llm = timed_llm()
     engine, clock = llm.engine, iter(range(10, 1000, 10))
     stats = StatsLogger(interval=5.0)
     engine.on_committed.append(lambda *_: stats.observe(engine.metrics, engine.scheduler, next(clock)))

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -248,6 +249,7 @@ def test_ctrl_c_stops_everything_within_a_second_and_progress_was_shown(argument
     try:
         shown = b""
         while b"simulating" not in shown:
+            assert select.select([screen], [], [], 30)[0], "no progress"
             shown += os.read(screen, 10_000)
         time.sleep(after)
         below = descendants(process.pid)
