@@ -2,8 +2,8 @@
 
 A workload is a JSON list of {"prompt_token_ids": [...], "max_tokens": n}, decoded greedily with EOS ignored;
 all requests are there at t = 0, or come as a Poisson process. Latencies are those of `metrics.py`, from when
-a request was due (it may wait for the end of a step to be seen); percentiles are the nearest rank. CPU seconds
-are the process's, which is the figure that survives a busy machine when one thread is used.
+a request was due (it may wait for the end of a step to be seen); percentiles are the nearest rank. CPU
+seconds are the process's, which is the figure that survives a busy machine when one thread is used.
 """
 
 from __future__ import annotations
