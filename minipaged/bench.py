@@ -1,7 +1,8 @@
 """`minipaged bench`: a workload file through the engine, and what it took.
 
 A workload is a JSON list of {"prompt_token_ids": [...], "max_tokens": n}, decoded greedily with EOS ignored;
-all requests are there at t = 0, or come as a Poisson process. Latencies are those of `metrics.py`; CPU
+all requests are there at t = 0, or come as a Poisson process. Latencies are those of `metrics.py`, from when
+a request was due (it may wait for the end of a step to be seen); percentiles are the nearest rank. CPU
 seconds are the process's, which is the figure that survives a busy machine when one thread is used.
 """
 
@@ -101,21 +102,22 @@ def run_workload(
     arrivals = deque(zip(accumulate(gaps), range(len(items))))
     requests = {}
     with profile.watch(engine) if profile else nullcontext():
-        start, cpu_start = time.perf_counter(), time.process_time()
+        start, cpu_start = engine.clock(), time.process_time()
         while arrivals or engine.has_unfinished:
-            now = time.perf_counter() - start
+            now = engine.clock() - start
             while arrivals and arrivals[0][0] <= now:
-                _, number = arrivals.popleft()
-                item = items[number]
-                params = SamplingParams(temperature=0, max_tokens=item["max_tokens"], ignore_eos=True)
-                requests[number] = engine.add_request(f"bench-{number}", item["prompt_token_ids"], params)
+                due, number = arrivals.popleft()
+                prompt, max_tokens = items[number]["prompt_token_ids"], items[number]["max_tokens"]
+                params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+                name = f"bench-{number}"
+                requests[number] = engine.add_request(name, prompt, params, arrival_time=start + due)
             if engine.has_unfinished:
                 if profile:
                     profile.start()
                 progress(sum(request.is_finished for request in engine.step()))
             else:
                 time.sleep(max(0.0, arrivals[0][0] - now))
-        wall, cpu = time.perf_counter() - start, time.process_time() - cpu_start
+        wall, cpu = engine.clock() - start, time.process_time() - cpu_start
     tokens = [requests[number].completions[0].output_token_ids for number in range(len(items))]
     metrics, count = engine.metrics, sum(map(len, tokens))
     return {

@@ -121,14 +121,18 @@ class StatsLogger:
     def __init__(self, interval: float = 5.0) -> None:
         self.interval = interval
         self._last: tuple[float, int, int] | None = None
+        self._metrics: Metrics | None = None
 
     def observe(self, metrics: Metrics, scheduler: FCFSScheduler, now: float) -> None:
         """Log if the interval has passed."""
         if self._last is None:
             self._last = (now, 0, 0)
         since, prompt, generated = self._last
+        if metrics is not self._metrics:  # new ones count from zero
+            prompt = generated = 0
         if now - since < self.interval:
             return
+        self._metrics = metrics
         kv = scheduler.kv
         logger.info(
             "Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, "
