@@ -112,8 +112,9 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request that is built already. Raises RequestTooLongError if it can never run."""
-        self.scheduler.add(request)
-        self._requests[request.request_id] = request
+        with self._uninterrupted:
+            self.scheduler.add(request)
+            self._requests[request.request_id] = request
 
     def abort(self, request_id: str) -> None:
         """End a request now; unknown and finished ones are ignored."""
@@ -138,13 +139,13 @@ class Engine:
             Exception: whatever was raised inside. The step is rolled back first: its requests are queued
                 again, and stepping on recomputes them. (Those of a commit that failed half way fail.)
         """
-        try:
-            with DeferredInterrupts():
+        with self._uninterrupted:
+            try:
                 plan = self.scheduler.schedule()
-            for planned in self.on_planned:
-                planned(plan)
-            result = self.executor.execute(plan) if plan.has_work else StepResult([])
-            with DeferredInterrupts():
+                with self._uninterrupted.let_through():
+                    for planned in self.on_planned:
+                        planned(plan)
+                    result = self.executor.execute(plan) if plan.has_work else StepResult([])
                 touched = self.scheduler.commit(plan, result)
                 for request_id, entries in (result.prompt_logprobs or {}).items():
                     self._requests[request_id].prompt_logprobs.update(entries)
@@ -152,13 +153,12 @@ class Engine:
                     committed(plan, result, touched)
                 for request in touched:
                     self._forget(request)
-        except BaseException:
-            with DeferredInterrupts():
+            except BaseException:
                 if self.scheduler.in_flight is not None:
                     self.scheduler.roll_back(self.scheduler.in_flight)
                 for request in list(self._requests.values()):
                     self._forget(request)
-            raise
+                raise
         return touched
 
     def _forget(self, request: Request) -> None:
@@ -186,7 +186,8 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         """Forget the prefixes that no running request uses."""
         if self.scheduler.kv.prefix_cache is not None:
-            self.scheduler.kv.prefix_cache.clear()
+            with self._uninterrupted:
+                self.scheduler.kv.prefix_cache.clear()
 
     def reset_metrics(self) -> None:
         """Count from zero again; nothing else changes."""

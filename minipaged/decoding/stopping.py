@@ -107,7 +107,8 @@ class OutputText:
         self.stopped = False  # by an end token or a stop string: the text is complete
         self._rules = rules
         self._window = Window()
-        self._held = ""
+        self._held = ""  # what may be the beginning of a stop string
+        self._pending = ""  # bytes that are a character by now, but not certain to stay one
         self._after: dict[int, OutputText] = {}
 
     def after(self, token_id: int) -> OutputText:
@@ -121,7 +122,7 @@ class OutputText:
         if self.stopped:
             return ""
         text = self._held + self._rules.detokenizer.flush(self._window)
-        return text[: self._rules.find_stop(text, len(self._held), self.num_tokens + 1)]
+        return text[: self._rules.find_stop(text, len(self._held + self._pending), self.num_tokens + 1)]
 
     def _make_after(self, token_id: int) -> OutputText:
         if self.stopped:
@@ -133,8 +134,15 @@ class OutputText:
             return text
         text._window, new = rules.detokenizer.push(self._window, token_id)
         seen = self._held + new
-        end = rules.find_stop(seen, len(self._held), text.num_tokens)
-        if end is None and is_end:
+        if rules.stop and not new:
+            # A run of byte tokens is shown when it is over, but what it spells so far may be a stop string.
+            text._pending = rules.detokenizer.flush(text._window)
+            if text._pending.endswith("\ufffd"):
+                text._pending = ""
+        end = rules.find_stop(seen + text._pending, len(self._held + self._pending), text.num_tokens)
+        if end is not None:
+            seen += text._pending
+        elif is_end:
             seen += rules.detokenizer.flush(text._window)
             end = len(seen)
         text.stopped = end is not None

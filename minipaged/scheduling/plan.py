@@ -57,8 +57,9 @@ class StepPlan:
 
     @property
     def touched(self) -> list[Request]:
-        """Requests that the step moves or computes."""
-        return list(dict.fromkeys((*self.moved, *(s.sequence.request for s in self.scheduled))))
+        """Unfinished requests that the step moves or computes."""
+        touched = dict.fromkeys((*self.moved, *(s.sequence.request for s in self.scheduled)))
+        return [request for request in touched if not request.is_finished]
 
     @property
     def has_work(self) -> bool:

@@ -66,6 +66,7 @@ class FCFSScheduler:
 
     def end(self, request: Request, reason: str) -> None:
         """The live sequences become completions as they are; every block comes back."""
+        self.kv.free(request.sequences)  # first: should it fail, the request is still where it was
         if reason == "error":
             limits.warn_failed(request)
         self._leave_queue(request)
@@ -75,9 +76,8 @@ class FCFSScheduler:
 
     def _finish(self, request: Request) -> None:
         request.completions += request.sequences
-        ended, request.sequences = request.sequences, []
+        request.sequences = []
         request.state = RequestState.FINISHED
-        self.kv.free(ended)
 
     def _leave_queue(self, request: Request) -> None:
         queue = getattr(self, request.state.value)
@@ -153,6 +153,7 @@ class FCFSScheduler:
         if len(branches) == 1 and len(request.sequences) == 1:
             branches[0].parent.append(branches[0])
             if branches[0].finish_reason is not None:
+                self.kv.free(request.sequences)
                 self._finish(request)
             return
         live: list[Sequence] = []
@@ -185,8 +186,8 @@ class FCFSScheduler:
         return plan.finished + self._end_aborted()
 
     def _requeue(self, request: Request) -> None:
-        self._leave_queue(request)
         self.kv.free(request.sequences)
+        self._leave_queue(request)
         request.state = RequestState.WAITING
         insort(self.waiting, request, key=by_arrival)
 
@@ -366,8 +367,8 @@ class FCFSScheduler:
         plan.num_preempted += 1
         victim.num_preemptions += 1
         self.num_preemptions += 1
+        plan.moved.append(victim)
         if mode == "swap":
-            plan.moved.append(victim)
             self._leave_queue(victim)
             victim.state = RequestState.SWAPPED
             insort(self.swapped, victim, key=by_arrival)
@@ -380,8 +381,8 @@ class FCFSScheduler:
     def end_outgrown(self, plan: StepPlan, request: Request) -> None:
         """A request that is alone and needs more than the whole pool ends with what it has."""
         limits.warn_outgrown(request, self.kv)
-        plan.finished.append(request)
         self.end(request, "length")
+        plan.finished.append(request)
         plan.events.append(Event("outgrown", request.request_id, {}))
 
     def check_invariants(self) -> None:
