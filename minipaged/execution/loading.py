@@ -38,7 +38,6 @@ HUB_TIMEOUT = 5.0
 """Seconds to wait for the hub's word on whether it knows a model."""
 
 _TOKENIZER_FILE = re.compile(r"token|vocab|spiece|merges|bpe|\.model$|\.tiktoken$", re.IGNORECASE)
-_READ_CODE = "read it, then give trust_remote_code=True (--trust-remote-code)"
 _NO_GGUF = "give the model as Hugging Face saves it, with config.json and safetensors"
 
 
@@ -75,7 +74,9 @@ def load_model(
         model, info = _local_first(path, name, load)
     except Exception as error:  # transformers, the hub and safetensors raise all kinds; one line for all
         if "trust_remote_code" in str(error):
-            raise ModelLoadError(f"{name} brings code of its own; {_READ_CODE}") from error
+            raise ModelLoadError(
+                f"{name} brings its own code; read it, then give trust_remote_code=True (--trust-remote-code)"
+            ) from error
         what = name if path.is_dir() else f"{name} (no directory here, so a hub id)"
         raise ModelLoadError(f"cannot load {what}: {in_one_line(error)}") from error
     if info["missing_keys"]:
@@ -106,9 +107,7 @@ def _local_first(path: Path, name: str, load: Callable[..., Any]) -> Any:
 def _check_directory(name: str, path: Path) -> None:
     has_config, has_adapter = ((path / f"{kind}config.json").is_file() for kind in ("", "adapter_"))
     if has_adapter and not has_config:
-        raise ModelLoadError(
-            f"{name} holds an adapter without its model; merge them, or put it beside the model"
-        )
+        raise ModelLoadError(f"{name} holds an adapter without its model; merge them, or put them together")
     if has_adapter and not is_peft_available():
         raise ModelLoadError(f"{name} holds an adapter (adapter_config.json); install peft, or merge them")
     if has_config:

@@ -146,7 +146,7 @@ def own_code(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_code_in_a_model_folder_never_runs_unasked(own_code: Path) -> None:
     """transformers asks on standard input, and whatever is piped in there may begin with a `y`."""
-    assert "brings code of its own; read it, then give trust_remote_code=True" in refusal(own_code)
+    assert "brings its own code; read it, then give trust_remote_code=True" in refusal(own_code)
     assert load_tokenizer(str(own_code)) is None
     assert not (own_code / "ran").exists()
 
