@@ -63,8 +63,7 @@ class Engine:
         self.on_committed: list[CommittedHook] = [self._observe]
         self._requests: dict[str, Request] = {}
         self._now = clock()  # at the last commit or abort
-
-    # -- requests -------------------------------------------------------------------------------
+        self._uninterrupted = DeferredInterrupts()
 
     def add_request(
         self,
@@ -130,8 +129,6 @@ class Engine:
         """Whether `step` has anything to do."""
         return self.scheduler.has_unfinished
 
-    # -- steps ----------------------------------------------------------------------------------
-
     def step(self) -> list[Request]:
         """Compute one step. Returns the requests that got tokens or ended.
 
@@ -170,8 +167,6 @@ class Engine:
         self.metrics.observe(plan, self.scheduler, self._now)
         if self.stats_logger is not None:
             self.stats_logger.observe(self.metrics, self.scheduler, self._now)
-
-    # -- results --------------------------------------------------------------------------------
 
     def text_rules(self, params: DecodingParams) -> StopChecker | None:
         """How the tokens of a request with these parameters become text; None without a tokenizer."""
