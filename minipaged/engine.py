@@ -63,7 +63,6 @@ class Engine:
         self.on_committed: list[CommittedHook] = [self._observe]
         self._requests: dict[str, Request] = {}
         self._now = clock()  # at the last commit or abort
-        self._uninterrupted = DeferredInterrupts()
 
     def add_request(
         self,
@@ -111,7 +110,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request that is built already. Raises RequestTooLongError if it can never run."""
-        with self._uninterrupted:
+        with DeferredInterrupts():
             self.scheduler.add(request)
             self._requests[request.request_id] = request
 
@@ -136,10 +135,10 @@ class Engine:
             Exception: whatever was raised inside. The step is rolled back first: its requests are queued
                 again, and stepping on recomputes them. (Those of a commit that failed half way fail.)
         """
-        with self._uninterrupted:
+        with DeferredInterrupts() as interrupts:
             try:
                 plan = self.scheduler.schedule()
-                with self._uninterrupted.let_through():
+                with interrupts.let_through():
                     for planned in self.on_planned:
                         planned(plan)
                     result = self.executor.execute(plan) if plan.has_work else StepResult([])
@@ -181,7 +180,7 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         """Forget the prefixes that no running request uses."""
         if self.scheduler.kv.prefix_cache is not None:
-            with self._uninterrupted:
+            with DeferredInterrupts():
                 self.scheduler.kv.prefix_cache.clear()
 
     def reset_metrics(self) -> None:

@@ -24,9 +24,7 @@ LESSONS = read_lessons(Path(__file__).parent.parent)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Sizes of the random tests, and overrides of the project's own classes."""
-    parser.addoption(
-        "--fuzz-steps", type=int, default=3000, help="Random engine steps in tests/engine/test_fuzz.py."
-    )
+    parser.addoption("--fuzz-steps", type=int, default=3000, help="Random steps in each of the fuzz tests.")
     parser.addoption(
         "--interrupts", type=int, default=200, help="SIGINTs to send in tests/engine/test_survives.py."
     )

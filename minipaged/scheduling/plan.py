@@ -57,9 +57,8 @@ class StepPlan:
 
     @property
     def touched(self) -> list[Request]:
-        """Unfinished requests that the step moves or computes."""
-        touched = dict.fromkeys((*self.moved, *(s.sequence.request for s in self.scheduled)))
-        return [request for request in touched if not request.is_finished]
+        """Requests that the step moves or computes."""
+        return list(dict.fromkeys((*self.moved, *(s.sequence.request for s in self.scheduled))))
 
     @property
     def has_work(self) -> bool:

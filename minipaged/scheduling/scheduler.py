@@ -367,8 +367,8 @@ class FCFSScheduler:
         plan.num_preempted += 1
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        plan.moved.append(victim)
         if mode == "swap":
+            plan.moved.append(victim)
             self._leave_queue(victim)
             victim.state = RequestState.SWAPPED
             insort(self.swapped, victim, key=by_arrival)
