@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,12 @@ from tests.trials import TrialRunner, matching
 # The same examples in every run, so that a red test is red for everybody; `--hypothesis-seed` draws others.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
+
+# Without a GPU the kernels run in Triton's interpreter. It is chosen when triton is first imported, once for a
+# process, and here is the first moment: with TRITON_INTERPRET=0 kernels are compiled for chips that are not here.
+assert "triton" not in sys.modules
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 LESSONS = read_lessons(Path(__file__).parent.parent)
 
@@ -41,11 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A marker per task of the lessons; Triton's mode and what `--use` names before any test is imported."""
-    # Without a GPU the kernels run in Triton's interpreter. It is chosen when triton is first imported, once
-    # for a process: the tests that compile for chips that are not here need one of their own.
-    if not torch.cuda.is_available() and config.getoption("markexpr") != "compile_only":
-        os.environ.setdefault("TRITON_INTERPRET", "1")
+    """A marker per task of the lessons; the overrides of `--use` before any test is imported."""
     for lesson in LESSONS:
         for number, task in enumerate(lesson.tasks, start=1):
             config.addinivalue_line(

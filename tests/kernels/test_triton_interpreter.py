@@ -1,8 +1,8 @@
 """Layer 2: every Triton kernel, every branch, in Triton's interpreter on a CPU, over poisoned pools.
 
 `tests/conftest.py` switches it on, before triton is first imported, where no GPU is found. Tiles of 16 tokens
-and splits of 32 keep the shapes tiny and still cross every boundary. bfloat16 is left to a device: the
-interpreter computes it wrongly.
+and splits of 32 keep the shapes tiny and still cross every boundary. bfloat16 is left to a device: here it
+would be wrong.
 """
 
 import os
