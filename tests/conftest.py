@@ -20,8 +20,8 @@ from tests.trials import TrialRunner, matching
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
 
-# Without a GPU the kernels run in Triton's interpreter. It is chosen when triton is first imported, once for a
-# process, and here is the first moment: with TRITON_INTERPRET=0 kernels are compiled for chips that are not here.
+# Without a GPU the kernels run in Triton's interpreter. It is chosen when triton is first imported, once for
+# a process, and here is the first moment: with TRITON_INTERPRET=0 kernels are compiled for other chips.
 assert "triton" not in sys.modules
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
