@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from minipaged.config import EngineConfig
     from minipaged.decoding.params import BeamSearchParams, SamplingParams
-    from minipaged.llm import LLM
     from minipaged.decoding.structured import StructuredOutputsParams
+    from minipaged.llm import LLM
     from minipaged.outputs import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"

@@ -15,6 +15,7 @@ from typer import Option
 
 from minipaged.cli.options import AsJson, Model, Use, load
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, ParamsError, SamplingParams
+from minipaged.decoding.structured import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from minipaged.engine import Engine
@@ -46,6 +47,9 @@ def generate(
     beam_width: Annotated[int | None, Option(help="Beam search with so many beams.")] = None,
     length_penalty: Annotated[float, Option(help="Beam search: above 0 favours long texts.")] = 1.0,
     stop: Annotated[list[str] | None, Option(help="Text that ends a completion.")] = None,
+    json_schema: Annotated[str | None, Option(help="JSON schema to follow: a file, or the schema.")] = None,
+    regex: Annotated[str | None, Option(help="Regular expression to match as a whole.")] = None,
+    choice: Annotated[list[str] | None, Option(help="A text to choose; give it for each.")] = None,
     stream: Annotated[bool, Option("--stream", help="Print the text of one prompt as it comes.")] = False,
     as_json: AsJson = False,
     trace: Annotated[Path | None, Option(help="Write what each step did to this file.")] = None,
@@ -61,6 +65,7 @@ def generate(
     params: DecodingParams
     if beam_width is not None:
         given = {"temperature": temperature, "stop": stop, "n": n if n > beam_width else None}
+        given |= {"json_schema": json_schema, "regex": regex, "choice": choice}
         if told := next((f"{name} {value}" for name, value in given.items() if value), ""):
             raise ParamsError(f"beam_width is {beam_width}, which contradicts {told}; drop one of them")
         params = BeamSearchParams(
@@ -78,6 +83,7 @@ def generate(
             min_p=min_p,
             max_tokens=max_tokens,
             stop=tuple(stop or ()),
+            structured_outputs=_structured(json_schema, regex, choice),
         )
     llm = load(model, options, use)
     from minipaged.viewer.highlights import Highlights
@@ -103,6 +109,19 @@ def generate(
         print_blocks(seen, outputs, Console(stderr=as_json, highlight=False))
     if writer is not None:
         writer.close()
+
+
+def _structured(
+    json_schema: str | None, regex: str | None, choice: list[str] | None
+) -> StructuredOutputsParams | None:
+    if json_schema is None and regex is None and choice is None:
+        return None
+    if json_schema is not None and not json_schema.lstrip().startswith("{"):
+        try:
+            json_schema = Path(json_schema).read_text()
+        except OSError as error:
+            raise ValueError(f"cannot read JSON schema {json_schema}: {error.strerror}") from error
+    return StructuredOutputsParams(json=json_schema, regex=regex, choice=choice)
 
 
 def _read_prompts(name: str) -> list[str]:

@@ -233,7 +233,9 @@ class BeamSearchParams:
                 "widen the beam or return fewer"
             )
         if self.structured_outputs is not None:
-            raise ParamsError("beam search does not follow structured_outputs; use SamplingParams")
+            raise ParamsError(
+                "structured_outputs is given; beam search does not follow it, use SamplingParams"
+            )
         _common(self)
 
     def check_vocabulary(self, vocab_size: int) -> None:

@@ -50,7 +50,7 @@ class StructuredOutputsParams:
 
     json: str | Mapping[str, Any] | type | None = field(default=None, hash=False)
     regex: str | None = None
-    choice: tuple[str, ...] | None = None
+    choice: Collection[str] | None = None
     grammar: str | None = None
     compiled: Grammar | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -124,8 +124,8 @@ class Grammar:
     def _matcher(self, sequence: Sequence) -> Any:
         """A matcher that has consumed the generated tokens of `sequence`."""
         tokens = sequence.token_ids[sequence.num_prompt_tokens :]
-        consumed, matcher = self._walks.get(sequence, (None, None))
-        if consumed is None or tokens[: len(consumed)] != consumed:
+        consumed, matcher = self._walks.get(sequence) or (array("i"), self._start.deep_copy())
+        if tokens[: len(consumed)] != consumed:
             consumed, matcher = array("i"), self._start.deep_copy()
         if len(consumed) < len(tokens):
             matcher.consume_tokens(tokens[len(consumed) :].tolist())

@@ -1,4 +1,4 @@
-"""Structured outputs: what ends with "stop" follows its schema, expression or grammar, whatever the engine does."""
+"""Structured outputs: what ends with "stop" follows its schema, expression or grammar, whatever happens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import logging
 import random
 import re
+from array import array
 from collections import Counter
 
 import jsonschema
@@ -87,9 +88,9 @@ def random_schema(rng: random.Random, depth: int = 2) -> dict:
             "type": "object",
             "properties": dict(zip(names, inner)),
             "required": rng.sample(names, rng.randint(0, len(names))),
-            "additionalProperties": rng.choice([False, inner[2]]),
-            "maxProperties": 4,
+            "additionalProperties": False,
         },
+        {"type": "object", "properties": {"a": inner[0]}, "required": ["a"], "maxProperties": 3},
     ]
     schema = rng.choice(simple + 3 * nested)
     if depth == 2 and rng.random() < 0.2:
@@ -99,7 +100,7 @@ def random_schema(rng: random.Random, depth: int = 2) -> dict:
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_every_finished_text_of_200_random_schemas_validates(temperature):
-    """A keyword that is dropped, EOS inside a value, a matcher that lost a token in one of the preemptions."""
+    """A keyword that is dropped, EOS inside a value, a matcher that lost a token in a preemption."""
     tight = pocket(num_blocks=90, block_size=4, max_num_batched_tokens=64, preemption_mode="swap")
     rng = random.Random(17)
     schemas: list[dict] = []
@@ -109,9 +110,9 @@ def test_every_finished_text_of_200_random_schemas_validates(temperature):
         try:
             StructuredOutputsParams(json=schema).compile(tight.tokenizer, [1])
             schemas.append(schema)
-        except ParamsError:  # "oneOf" that overlaps, bounds that "maxProperties" contradicts
+        except ParamsError:  # (of "oneOf" whose two may overlap)
             refused += 1
-    assert refused < 50
+    assert refused < 40
     params = [follow(json=s, temperature=temperature, seed=i, max_tokens=48) for i, s in enumerate(schemas)]
     outputs = tight.generate(["The answer is "] * 200, params)
     ends = Counter(output.outputs[0].finish_reason for output in outputs)
@@ -153,10 +154,10 @@ def test_every_sample_matches_as_a_whole(llm, given, wanted, temperature):
 def test_a_pydantic_class_is_a_schema(llm):
     """`model_json_schema` that is not called, or its "$ref" not followed."""
 
-    class Colour(pydantic.BaseModel):
+    class Colour(pydantic.BaseModel, extra="forbid"):
         red: int = pydantic.Field(ge=0, le=255)
 
-    class Picture(pydantic.BaseModel):
+    class Picture(pydantic.BaseModel, extra="forbid"):
         name: str = pydantic.Field(max_length=5)
         colours: list[Colour] = pydantic.Field(max_length=2)
 
@@ -221,8 +222,8 @@ def test_a_step_that_is_rolled_back_changes_nothing(alone):
 
     def fail_after_sampling(plan):
         result = execute(plan)
-        if len(failures) < plan.number // 3:
-            failures.append(plan.number)
+        if len(failures) < plan.step // 3:
+            failures.append(plan.step)
             raise RuntimeError("injected")
         return result
 
@@ -257,12 +258,20 @@ def test_what_may_follow_depends_on_the_tokens_alone(llm):
     first = allowed(llm, sequence)
     encode = llm.tokenizer.encode
     assert set(first) == {"y", "ye", "yes", "n", "no"} & set(map(llm.tokenizer.decode, range(2048)))
-    for text, wanted in [("y", ["e", "es"]), ("n", ["o"]), ("no", ["<|end|>"]), ("", first), ("ye", ["s"])]:
-        sequence.token_ids[1:] = type(sequence.token_ids)("i", encode(text, add_special_tokens=False))
-        assert set(allowed(llm, sequence)) <= {*wanted, "es", "e"}
-        assert set(allowed(llm, sequence)) >= set(wanted) - {"es"}
-    sequence.token_ids[1:] = type(sequence.token_ids)("i", encode("maybe", add_special_tokens=False))
-    assert allowed(llm, sequence) == []  # (llguidance's own mask has EOS here)
+    for tokens, wanted in [
+        ("y", "e es"),
+        ("n", "o"),
+        ("no", "<|end|>"),
+        ("ye", "s"),
+        ("y e", "s"),
+        ("q", ""),
+    ]:
+        ids = [token for part in tokens.split() for token in encode(part, add_special_tokens=False)]
+        sequence.token_ids[1:] = array("i", ids)
+        # ("q" is in neither: llguidance's own mask then has EOS.)
+        assert set(allowed(llm, sequence)) == set(wanted.split()) & {*first, "e", "es", "o", "s", "<|end|>"}
+    del sequence.token_ids[1:]
+    assert allowed(llm, sequence) == first
 
 
 # -- where a text ends, and what contradicts it --------------------------------------------------
@@ -289,7 +298,7 @@ def test_other_masks_penalties_and_biases_hold_too(llm):
     for done in llm.generate(STORY, params)[0].outputs:
         assert re.fullmatch("[0-24-9]{4,9}", done.text)
     a = llm.tokenizer.encode("a", add_special_tokens=False)[0]
-    edits = {"logit_bias": {a: 100, digits[0]: 5}, "repetition_penalty": 3.0, "frequency_penalty": -2.0}
+    edits = {"logit_bias": {a: 100, digits[0]: 50}, "repetition_penalty": 1.1, "frequency_penalty": -2.0}
     [output] = llm.generate(STORY, follow(regex=r"\d{4}", presence_penalty=-2.0, **edits))
     assert output.outputs[0].text == "0000"
 
@@ -316,7 +325,10 @@ def test_a_request_whose_masks_leave_nothing_fails_alone_and_says_so(llm, option
         ({"json": {"type": "strin"}}, "json .*Invalid type: strin"),
         ({"json": "{"}, r"json .*'\{': EOF"),
         ({"json": {"not": {"type": "null"}}}, 'json .*Unimplemented keys: ."not"'),
-        ({"json": {"type": "integer", "minimum": 2, "maximum": 1}}, "json .*minimum .2. is greater than maximum"),
+        (
+            {"json": {"type": "integer", "minimum": 2, "maximum": 1}},
+            "json .*minimum .2. is greater than maximum",
+        ),
         ({"json": {"enum": [object()]}}, "json is no JSON schema: .*not JSON serializable"),
         ({"regex": "(a"}, r"regex .*'\(a': unclosed group"),
         ({"regex": "(?=a)b"}, "regex .*look-around"),
@@ -354,9 +366,9 @@ def test_not_exactly_one_of_its_type_is_refused_when_built(given, told):
 def test_who_cannot_follow_says_so(llm, model, monkeypatch):
     """Beams, a model without tokenizer or EOS, a missing package: free text, or a stack trace in a step."""
     given = StructuredOutputsParams(regex="a")
-    with pytest.raises(ParamsError, match="beam search does not follow structured_outputs; use Sampling"):
+    with pytest.raises(ParamsError, match="given; beam search does not follow it, use SamplingParams"):
         BeamSearchParams(beam_width=2, structured_outputs=given)
-    with pytest.raises(ParamsError, match="structured_outputs is {'regex': 'a'}; give StructuredOutputsP"):
+    with pytest.raises(ParamsError, match=r"structured_outputs is {'regex': 'a'}; give StructuredOutputsP"):
         SamplingParams(structured_outputs={"regex": "a"})
     with pytest.raises(ParamsError, match="not compiled; LLM does it, if the model has a tokenizer"):
         make_llm(model).generate({"prompt_token_ids": [5]}, follow(regex="a"))
