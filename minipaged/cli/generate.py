@@ -64,7 +64,8 @@ def generate(
     prompts = prompts or [DEFAULT_PROMPT]
     params: DecodingParams
     if beam_width is not None:
-        given = {"temperature": temperature, "stop": stop, "n": n if n > beam_width else None}
+        given: dict[str, Any] = {"temperature": temperature, "stop": stop}
+        given |= {"n": n if n > beam_width else None}
         given |= {"json_schema": json_schema, "regex": regex, "choice": choice}
         if told := next((f"{name} {value}" for name, value in given.items() if value), ""):
             raise ParamsError(f"beam_width is {beam_width}, which contradicts {told}; drop one of them")
