@@ -219,6 +219,7 @@ class LLM:
             raise RequestError(f"params is {shortened(params)}; give SamplingParams or BeamSearchParams")
         if isinstance(params, SamplingParams) and self.tokenizer is not None:
             params = params.resolve(lambda text: self.tokenizer.encode(text, add_special_tokens=False))
+            params = params.compile(self.tokenizer, self.engine.executor.eos_token_ids)
         with self._lock:
             self._num_requests += 1
             return self.engine.add_request(str(self._num_requests - 1), token_ids, params, cache_salt)

@@ -17,6 +17,7 @@ from typer import Exit, Option
 from minipaged.cli.options import AsJson, Model, Use, load
 from minipaged.cli.streams import read_standard_input
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, ParamsError, SamplingParams
+from minipaged.decoding.structured import StructuredOutputsParams
 from minipaged.prompts import check_prompt
 from minipaged.text_io import check_writable, read_text
 
@@ -52,6 +53,9 @@ def generate(
         float | None, Option(help="Beam search: above 0 favours long texts. [default: 1]")
     ] = None,
     stop: Annotated[list[str] | None, Option(help="Text that ends a completion.")] = None,
+    json_schema: Annotated[str | None, Option(help="JSON schema to follow: a file, or the schema.")] = None,
+    regex: Annotated[str | None, Option(help="Regular expression to match as a whole.")] = None,
+    choice: Annotated[list[str] | None, Option(help="A text to choose; give it for each.")] = None,
     stream: Annotated[bool, Option("--stream", help="Print the text of one prompt as it comes.")] = False,
     as_json: AsJson = False,
     trace: Annotated[Path | None, Option(help="Write what each step did to this file.")] = None,
@@ -74,6 +78,7 @@ def generate(
         "top_k": top_k if top_k not in (0, -1) else None,
         "min_p": min_p or None,
         "stop": tuple(stop or ()) or None,
+        "structured_outputs": _structured(json_schema, regex, choice),
     }
     sampling = {name: value for name, value in sampling.items() if value is not None}
     params: DecodingParams
@@ -136,6 +141,16 @@ def generate(
         print(f"minipaged: request {request_id} failed: {reason}", file=sys.stderr)
     if failed:
         raise Exit(1)
+
+
+def _structured(
+    json_schema: str | None, regex: str | None, choice: list[str] | None
+) -> StructuredOutputsParams | None:
+    if json_schema is None and regex is None and choice is None:
+        return None
+    if json_schema is not None and not json_schema.lstrip().startswith("{"):
+        json_schema = read_text("JSON schema", json_schema)
+    return StructuredOutputsParams(json=json_schema, regex=regex, choice=choice)
 
 
 def _read_prompts(name: str) -> list[str]:
