@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from minipaged.config import EngineConfig
     from minipaged.decoding.params import BeamSearchParams, SamplingParams
+    from minipaged.decoding.structured import StructuredOutputsParams
     from minipaged.llm import LLM
     from minipaged.outputs import CompletionOutput, RequestOutput
 
@@ -25,6 +26,7 @@ _HOME = {
     "LLM": "minipaged.llm",
     "RequestOutput": "minipaged.outputs",
     "SamplingParams": "minipaged.decoding.params",
+    "StructuredOutputsParams": "minipaged.decoding.structured",
 }
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "EngineConfig",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
 ]
 
 

@@ -2,7 +2,7 @@
 
     add_request -> scheduler.schedule() -> executor.execute(plan) -> scheduler.commit(plan, result)
 
-It validates what comes in; of the model it knows the numbers of the `Executor`.
+It validates requests; all it knows of the model are the attributes of the `Executor`.
 """
 
 from __future__ import annotations
@@ -64,8 +64,6 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._now = clock()  # at the last commit or abort
 
-    # -- requests -------------------------------------------------------------------------------
-
     def add_request(
         self,
         request_id: str,
@@ -74,7 +72,7 @@ class Engine:
         cache_salt: str = "",
         arrival_time: float | None = None,
     ) -> Request:
-        """Queue a request; it is checked completely before anything is admitted.
+        """Validate a request completely, then queue it.
 
         Args:
             request_id: unique among unfinished requests.
@@ -88,12 +86,12 @@ class Engine:
         """
         if request_id in self._requests:
             raise RequestError(f"request_id {request_id!r} is in use; give each request its own")
-        check_token_ids(prompt_token_ids, vocab_size := self.executor.vocab_size)
+        prompt_token_ids = check_token_ids(prompt_token_ids, vocab_size := self.executor.vocab_size)
         params.check_vocabulary(vocab_size)
         stop = StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
         method = self.components.decoding_method(params, stop)
         if params.prompt_logprobs is not None:
-            # Every prompt token must go through the model: a salt of its own keeps it from hitting.
+            # Every prompt token must go through the model: a private salt prevents cache hits.
             cache_salt = f"{cache_salt}/{self.scheduler.num_arrived}"
         room = self.executor.max_model_len - len(prompt_token_ids)
         max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
@@ -129,8 +127,6 @@ class Engine:
     def has_unfinished(self) -> bool:
         """Whether `step` has anything to do."""
         return self.scheduler.has_unfinished
-
-    # -- steps ----------------------------------------------------------------------------------
 
     def step(self) -> list[Request]:
         """Compute one step. Returns the requests that got tokens or ended.
@@ -171,8 +167,6 @@ class Engine:
         if self.stats_logger is not None:
             self.stats_logger.observe(self.metrics, self.scheduler, self._now)
 
-    # -- results --------------------------------------------------------------------------------
-
     def text_rules(self, params: DecodingParams) -> StopChecker | None:
         """How the tokens of a request with these parameters become text; None without a tokenizer."""
         if self.detokenizer is None:
@@ -191,7 +185,7 @@ class Engine:
 
     def reset_metrics(self) -> None:
         """Count from zero again; nothing else changes."""
-        self.metrics = Metrics(_generated_before=self.scheduler.num_generated_tokens)
+        self.metrics = Metrics(generated_before=self.scheduler.num_generated_tokens)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless every block is accounted for."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from minipaged.learn.lessons import read_lessons
@@ -16,6 +19,12 @@ from tests.trials import TrialRunner, matching
 # The same examples in every run, so that a red test is red for everybody; `--hypothesis-seed` draws others.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
+
+# Without a GPU the kernels run in Triton's interpreter. It is chosen when triton is first imported, once for
+# a process, and here is the first moment: with TRITON_INTERPRET=0 kernels are compiled for other chips.
+assert "triton" not in sys.modules
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 LESSONS = read_lessons(Path(__file__).parent.parent)
 

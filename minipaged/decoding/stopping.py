@@ -21,14 +21,18 @@ from minipaged.scheduling.request import Sequence
 
 
 def end_token_ids(params: DecodingParams, eos_token_ids: Collection[int]) -> frozenset[int]:
-    """Tokens that end a sequence: the model's EOS, unless ignored, and the user's stop tokens."""
-    return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_token_ids)
+    """Tokens that end a sequence: the model's EOS, unless ignored, and the user's stop tokens.
+
+    After the EOS of a structured output nothing may follow, so it ends the sequence in any case.
+    """
+    goes_on = params.ignore_eos and params.structured_outputs is None
+    return frozenset(params.stop_token_ids) | frozenset(() if goes_on else eos_token_ids)
 
 
 class StopChecker:
     """Decides whether a token ends a sequence, and where its text ends.
 
-    Raises ParamsError for stop strings without a detokenizer, or if no token is left before `min_tokens`.
+    Raises ParamsError for stop strings without a detokenizer, or no token left before `min_tokens`.
     """
 
     def __init__(

@@ -300,7 +300,7 @@ class FCFSScheduler:
             return 0
         admission = self.kv.can_admit(request.sequences, others_run=bool(self.running))
         if not admission.fits:
-            if not self.running:  # all blocks are free: it grew, was preempted, now needs more than the pool
+            if not self.running:  # the pool is empty: after a preemption, the grown request no longer fits
                 self.end_outgrown(plan, request)
             return 0
         if whole and admission.num_charged_tokens > left and plan.scheduled:

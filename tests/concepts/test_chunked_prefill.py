@@ -1,4 +1,4 @@
-"""Chunked prefill: decodes first, prompts cut to the rest of the budget (the fourth source)."""
+"""Chunked prefill: decodes first, prompts cut to the rest of the budget (SARATHI, arXiv 2308.16369)."""
 
 import pytest
 

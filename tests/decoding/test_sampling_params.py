@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from minipaged.decoding import BeamSearchParams, ParamsError, SamplingParams
+from minipaged.decoding.structured import StructuredOutputsParams
 
 NAN, INF = math.nan, math.inf
 
@@ -44,6 +45,7 @@ BAD_SAMPLING = {
     "ignore_eos": [1, "yes", None],
     "min_tokens": [-1, 1.0, True, None],
     "max_tokens": [0, -1, 1.5, True, "16", NAN],
+    "structured_outputs": [{"regex": "a"}, "a", 1],
 }
 BAD_BEAM = {
     "beam_width": [0, -1, 1.5, True, "4", None],
@@ -54,6 +56,7 @@ BAD_BEAM = {
     "min_tokens": [-1, 1.0],
     "stop_token_ids": [[-1], 7],
     "max_tokens": [0, 1.5],
+    "structured_outputs": [StructuredOutputsParams(regex="a"), "a"],
 }
 
 
