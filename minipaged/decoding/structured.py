@@ -163,9 +163,9 @@ class _Vocabulary:
 
         try:
             if kind == "json":
-                grammar = LLMatcher.grammar_from_json_schema(source, defaults=JSON_DEFAULTS)
+                grammar = LLMatcher.grammar_from_json_schema(source, defaults=JSON_DEFAULTS)  # type: ignore[arg-type]
             else:
-                grammar = grammar_from(kind, source)
+                grammar = grammar_from(kind, source)  # type: ignore[arg-type]
             matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
             reason = matcher.get_error()
         except ValueError as error:
