@@ -71,7 +71,7 @@ def _furthest(results: Sequence[dict[str, Any]]) -> str:
 
 def _fitted(changes: list[dict[str, Any]]) -> str:
     def shown(row: dict[str, Any], name: str) -> str:
-        return " / ".join(f"{change:+.3g}" for change in row["change"].get(name, ()))
+        return " / ".join(f"{change:+.3g}" if change else "0" for change in row["change"].get(name, ()))
 
     values = {"BEAM_SWITCH": f"{BEAM_SWITCH:g}"}
     for name, lengths in (("ShareGPT", SHAREGPT), ("Alpaca", ALPACA)):
