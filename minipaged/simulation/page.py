@@ -45,7 +45,7 @@ Sentence lengths were chosen with Fig. 16 in view, machine and lengths of the pa
 table. Nothing was fitted to Fig. 17, 18 b and 19, chunked prefill and prefix-caching-aware scheduling.
 
 Each fitted value was moved by 20 %, the others left where they are. The table says by how many percent a
-figure changes (value lower / higher), in shorter runs than those of its claim; where nothing stands, it
+figure changes (value lower / higher), some in shorter runs than those of the claim; where nothing stands, it
 cannot change. A sigma moves for prompts and outputs together, and the means stay."""
 
 
@@ -71,7 +71,7 @@ def _furthest(results: Sequence[dict[str, Any]]) -> str:
 
 def _fitted(changes: list[dict[str, Any]]) -> str:
     def shown(row: dict[str, Any], name: str) -> str:
-        return " / ".join(f"{change:+.3g}" for change in row["change"].get(name, ()))
+        return " / ".join(f"{change:+.3g}" if change else "0" for change in row["change"].get(name, ()))
 
     values = {"BEAM_SWITCH": f"{BEAM_SWITCH:g}"}
     for name, lengths in (("ShareGPT", SHAREGPT), ("Alpaca", ALPACA)):

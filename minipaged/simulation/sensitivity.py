@@ -95,7 +95,7 @@ def beams(world: World) -> float:
     """Fig. 14."""
     method = world.beams(6)
     return _over_oracle(
-        lambda name: system(name, world.on(OPT_13B), method_of=method), world.alpaca, 300, 1000
+        lambda name: system(name, world.on(OPT_13B), method_of=method), world.alpaca, 1000, 5000
     )
 
 
@@ -119,7 +119,7 @@ def prefix(world: World) -> float:
 def chat(world: World) -> float:
     """Fig. 17."""
     workload = replace(CHAT, turn=world.sharegpt)
-    return _over_oracle(lambda name: system(name, world.on(OPT_13B)), workload, 500, 2500)
+    return _over_oracle(lambda name: system(name, world.on(OPT_13B)), workload, 1000, 5000)
 
 
 def finished(world: World) -> float:
