@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +19,8 @@ from tests.trials import TrialRunner, matching
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
 
-# Without a GPU the kernels run in Triton's interpreter. It is chosen when triton is first imported, once for a
-# process, and here is the first moment: with TRITON_INTERPRET=0 kernels are compiled for chips that are not here.
-assert "triton" not in sys.modules
+# Without a GPU the kernels run in Triton's interpreter. It is chosen when triton is first imported, once for
+# a process, hence here. With TRITON_INTERPRET=0 they are compiled, for chips that need not be there.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
