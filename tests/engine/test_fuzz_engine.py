@@ -368,6 +368,7 @@ def test_whatever_is_raised_no_block_and_no_token_is_lost(
     fuzz_seed: int,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
+    no_gc_callbacks: None,
 ) -> None:
     """Catches a step that is half made, half undone or done twice, whatever the settings: blocks that are
     held for ever, requests in no queue, ids that are never free again, tokens that differ."""

@@ -27,8 +27,8 @@ def probe(monkeypatch):
         runner = Driver(build("llama", max_position_embeddings=4096), **settings).runner
         passes: list[tuple[int, int]] = []
 
-        def run(num_tokens: int, num_outputs: int):
-            passes.append((num_tokens, num_outputs))
+        def run(token_ids: list[int], num_outputs: int):
+            passes.append((len(token_ids), num_outputs))
             return {}, torch.zeros(num_outputs, 2)
 
         fakes = {

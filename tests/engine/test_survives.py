@@ -181,7 +181,7 @@ def test_a_hook_after_the_commit_that_fails_loses_nothing():
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer signal (not on Windows)")
-def test_ctrl_c_at_any_moment_loses_nothing(interrupts: int):
+def test_ctrl_c_at_any_moment_loses_nothing(interrupts: int, no_gc_callbacks: None):
     """Catches a plan left half made: every later step fails, or blocks are lost."""
     armed = False
 
