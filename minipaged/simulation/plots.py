@@ -33,8 +33,7 @@ class PlotError(ValueError):
 
 
 def check_figures(folder: Path, make: bool = False) -> None:
-    """`PlotError` before minutes of simulation: figures cannot be drawn, or not written to this folder."""
-    _need_matplotlib()
+    """`PlotError` before minutes of simulation: figures cannot be written to this folder, or not drawn."""
     try:
         if make:
             folder.mkdir(parents=True, exist_ok=True)
@@ -43,6 +42,7 @@ def check_figures(folder: Path, make: bool = False) -> None:
     except OSError as error:
         why = f"cannot write to {folder}: {error.strerror}"
         raise PlotError(f"{why}; give a folder that can be written") from None
+    _need_matplotlib()
 
 
 def save_figure(result: dict[str, Any], path: Path) -> None:
