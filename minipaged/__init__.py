@@ -11,28 +11,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from minipaged.async_llm import AsyncLLM
     from minipaged.config import EngineConfig
-    from minipaged.decoding.params import BeamSearchParams, SamplingParams
+    from minipaged.decoding.params import BeamSearchParams, RequestOutputKind, SamplingParams
     from minipaged.llm import LLM
-    from minipaged.outputs import CompletionOutput, RequestOutput
+    from minipaged.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "AsyncLLM": "minipaged.async_llm",
     "BeamSearchParams": "minipaged.decoding.params",
     "CompletionOutput": "minipaged.outputs",
     "EngineConfig": "minipaged.config",
     "LLM": "minipaged.llm",
+    "Logprob": "minipaged.outputs",
+    "RequestMetrics": "minipaged.outputs",
     "RequestOutput": "minipaged.outputs",
+    "RequestOutputKind": "minipaged.decoding.params",
     "SamplingParams": "minipaged.decoding.params",
 }
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
+    "Logprob",
+    "RequestMetrics",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
 ]
 

@@ -58,7 +58,7 @@ class Engine:
         self.metrics = Metrics()
         self.stats_logger = None if config.disable_log_stats else StatsLogger()
         self.on_planned: list[Callable[[StepPlan], None]] = [
-            lambda plan: self.metrics.observe_plan(plan, self.scheduler)
+            lambda plan: self.metrics.observe_plan(plan, self.scheduler, self._now)
         ]
         self.on_committed: list[Callable[[StepPlan, StepResult, list[Request]], None]] = [self._observe]
         self._requests: dict[str, Request] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -18,6 +19,14 @@ from minipaged.decoding.checks import ParamsError
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy decoding: dividing by less would overflow float32."""
+
+
+class RequestOutputKind(Enum):
+    """What each output of `AsyncLLM.generate` tells."""
+
+    CUMULATIVE = 0  # everything so far
+    DELTA = 1  # what is new since the last one
+    FINAL_ONLY = 2  # everything, once, at the end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +61,7 @@ class SamplingParams:
         ignore_eos: go on after EOS.
         min_tokens: tokens before the first that may end the text.
         max_tokens: tokens after which it ends; None: when the model's length is reached.
+        output_kind: what each output of `AsyncLLM.generate` tells; others tell everything at the end.
 
     Raises:
         ParamsError: a value out of its range, or two that contradict each other.
@@ -78,6 +88,7 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     max_tokens: int | None = 16
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
         _set(self, "stop", check.stop_strings(self.stop))
@@ -103,6 +114,13 @@ class SamplingParams:
         check.integer(self, "logprobs", 0, optional=True)
         check.integer(self, "prompt_logprobs", 0, optional=True)
         check.boolean(self, "include_stop_str_in_output")
+        if not isinstance(self.output_kind, RequestOutputKind):
+            check.refuse("output_kind", self.output_kind, "a RequestOutputKind")
+        if self.output_kind == RequestOutputKind.DELTA and self.num_samples > self.n:
+            raise ParamsError(
+                f"output_kind is DELTA with best_of {self.best_of}, but which {self.n} are returned is known "
+                "at the end only; use FINAL_ONLY"
+            )
         _common(self)
         if self.is_greedy and self.num_samples > 1:
             raise ParamsError(
@@ -160,7 +178,8 @@ class SamplingParams:
         check.in_vocabulary("logit_bias", self.logit_bias, vocab_size)
         check.in_vocabulary("allowed_token_ids", self.allowed_token_ids, vocab_size)
         check.in_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
-        if not self.permitted(vocab_size):
+        forbids = self.allowed_token_ids is not None or self.bad_words or self.logit_bias
+        if forbids and not self.permitted(vocab_size):
             name = "logit_bias" if self.allowed_token_ids is None else "allowed_token_ids"
             raise ParamsError(
                 f"{name} leaves no token that bad_words and logit_bias allow; permit at least one"
@@ -201,6 +220,7 @@ class BeamSearchParams:
     stop: ClassVar[tuple[str, ...]] = ()
     include_stop_str_in_output: ClassVar[bool] = False
     prompt_logprobs: ClassVar[None] = None
+    output_kind: ClassVar[RequestOutputKind] = RequestOutputKind.FINAL_ONLY
     allowed_token_ids: ClassVar[None] = None
     is_greedy: ClassVar[bool] = False
     is_plain_greedy: ClassVar[bool] = False
