@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from minipaged.async_llm import AsyncLLM
     from minipaged.config import EngineConfig
     from minipaged.decoding.params import BeamSearchParams, RequestOutputKind, SamplingParams
+    from minipaged.engine_thread import EngineStoppedError, QueueFullError
     from minipaged.llm import LLM
     from minipaged.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
@@ -24,6 +25,8 @@ _HOME = {
     "BeamSearchParams": "minipaged.decoding.params",
     "CompletionOutput": "minipaged.outputs",
     "EngineConfig": "minipaged.config",
+    "EngineStoppedError": "minipaged.engine_thread",
+    "QueueFullError": "minipaged.engine_thread",
     "LLM": "minipaged.llm",
     "Logprob": "minipaged.outputs",
     "RequestMetrics": "minipaged.outputs",
@@ -38,7 +41,9 @@ __all__ = [
     "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
+    "EngineStoppedError",
     "Logprob",
+    "QueueFullError",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",

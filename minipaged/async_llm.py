@@ -11,40 +11,22 @@ The event loop never waits for a step, and only the thread touches scheduler and
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
-import logging
-import queue
-import threading
 import uuid
 import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from minipaged.decoding.params import BeamSearchParams, DecodingParams, RequestOutputKind, SamplingParams
+from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.engine import Engine, RequestError
+from minipaged.engine_thread import EngineThread, QueuedEngine, Reader
 from minipaged.llm import LLM, Prompt
-from minipaged.outputs import OutputProgress, RequestOutput
-from minipaged.scheduling import Request, RequestState, StepPlan
-from minipaged.scheduling.limits import check_can_ever_run
+from minipaged.outputs import RequestOutput
+from minipaged.scheduling import Request
 
-logger = logging.getLogger(__name__)
-
-MAX_FAILURES = 3
-"""Steps that may fail in a row before the requests they compute end with "error"."""
 LONG_TEXT = 4096
 """Characters of a prompt above which it is tokenized in another thread: some milliseconds."""
-
-
-class QueueFullError(RuntimeError):
-    """`max_waiting` requests wait already."""
-
-
-class EngineStoppedError(RuntimeError):
-    """The engine was shut down, or its thread died."""
 
 
 class AsyncLLM:
@@ -66,9 +48,9 @@ class AsyncLLM:
             raise RequestError(f"max_waiting is {max_waiting!r}; give at least 1, or None for no limit")
         self.max_waiting = max_waiting
         self._llm = _LLM(model, **options)
-        self._stepper = _Stepper(self._llm.engine)
+        self._thread = EngineThread(self._llm.engine)
         # (Also when the object is dropped and when the interpreter ends.)
-        self._shutdown = weakref.finalize(self, self._stepper.stop)
+        self._shutdown = weakref.finalize(self, self._thread.stop)
 
     @property
     def engine(self) -> Engine:
@@ -78,7 +60,7 @@ class AsyncLLM:
     @property
     def is_running(self) -> bool:
         """Whether requests are taken."""
-        return self._stepper.stopped is None
+        return self._thread.stopped is None
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer; None if it has none."""
@@ -92,8 +74,8 @@ class AsyncLLM:
     ) -> AsyncOutputs:
         """Complete a prompt; called in a running event loop.
 
-        What an output tells is said by `SamplingParams.output_kind`; the last one has `finished` set. A reader
-        that falls behind finds cumulative outputs replaced by newer ones. Beam search tells its end only.
+        `SamplingParams.output_kind` says what an output tells; the last one has `finished` set. Who falls
+        behind finds cumulative outputs replaced by newer ones. Beam search tells its end only.
         Leaving the iterator, by `break` or because its task is cancelled, aborts the request.
 
         Args:
@@ -110,24 +92,26 @@ class AsyncLLM:
         params = SamplingParams() if sampling_params is None else sampling_params
         if not isinstance(params, SamplingParams | BeamSearchParams):
             raise RequestError(f"the parameters are {params!r}; give SamplingParams or BeamSearchParams")
-        reader = _Reader(request_id or uuid.uuid4().hex, prompt if isinstance(prompt, str) else None)
+        if not isinstance(request_id, str | None):
+            raise RequestError(f"request_id is {request_id!r}; give a string")
+        reader = Reader(request_id or uuid.uuid4().hex, prompt if isinstance(prompt, str) else None)
         is_long = isinstance(prompt, str) and len(prompt) > LONG_TEXT
-        self._stepper.register(reader, self.max_waiting)
+        self._thread.register(reader, self.max_waiting)
         try:
             # Of a long text the beginning, which shows at once whether the parameters work.
-            request = self._build(reader.request_id, prompt[:64] if is_long else prompt, params)
+            request = self._build(reader.request_id, str(prompt)[:64] if is_long else prompt, params)
         except BaseException:
-            self._stepper.close(reader)
+            self._thread.close(reader)
             raise
         if is_long:
             start = partial(self._build, reader.request_id, prompt, params)
             return AsyncOutputs(self, reader, start)
-        self._stepper.submit(reader, request)
+        self._thread.submit(reader, request)
         return AsyncOutputs(self, reader)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its iterator gets what there is, with reason "abort". Unknown ids are ignored."""
-        self._stepper.abort(request_id)
+        self._thread.abort(request_id)
 
     def shutdown(self) -> None:
         """End the thread, after the step that it computes. Open iterators raise EngineStoppedError."""
@@ -152,7 +136,7 @@ class AsyncLLM:
 class AsyncOutputs:
     """The iterator of a request's outputs. Dropping it aborts the request."""
 
-    def __init__(self, llm: AsyncLLM, reader: _Reader, build: Callable[[], Request] | None = None) -> None:
+    def __init__(self, llm: AsyncLLM, reader: Reader, build: Callable[[], Request] | None = None) -> None:
         self._llm = llm  # (kept alive by its readers)
         self._reader = reader
         self._build = build  # what is left to do in another thread
@@ -165,7 +149,7 @@ class AsyncOutputs:
         try:
             if self._build is not None:
                 build, self._build = self._build, None
-                self._llm._stepper.submit(reader, await asyncio.to_thread(build))
+                self._llm._thread.submit(reader, await asyncio.to_thread(build))
             while not reader.pending and reader.error is None and not reader.done:
                 reader.news.clear()
                 await reader.news.wait()
@@ -184,253 +168,12 @@ class AsyncOutputs:
         """Abort the request, unless it has ended; there are no more outputs."""
         self._reader.pending.clear()
         self._reader.done = True
-        self._llm._stepper.close(self._reader)
+        self._llm._thread.close(self._reader)
 
     def __del__(self) -> None:
-        self._llm._stepper.close(self._reader)
-
-
-class _Reader:
-    """A request and who waits for its outputs. `put` runs in his event loop, as all that reads what it writes."""
-
-    def __init__(self, request_id: str, prompt: str | None) -> None:
-        self.request_id = request_id
-        self.prompt = prompt
-        self.loop = asyncio.get_running_loop()
-        self.news = asyncio.Event()
-        self.pending: deque[RequestOutput] = deque()
-        self.error: Exception | None = None
-        self.done = False  # nothing comes after what is pending
-        self.request: Request | None = None  # None: not handed over yet
-        self.progress: OutputProgress | None = None
-
-    def put(self, output: RequestOutput | Exception) -> None:
-        """An output, or why there will be none."""
-        if self.done:
-            return
-        if isinstance(output, Exception):
-            self.error = output
-        else:
-            if self.request is not None and self.request.params.output_kind != RequestOutputKind.DELTA:
-                self.pending.clear()
-            self.pending.append(output)
-            self.done = output.finished
-        self.news.set()
-
-
-class _Engine(Engine):
-    """An engine whose requests are built by one thread and queued by another."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._salts = itertools.count()
-
-    def build(self, request_id: str, token_ids: list[int], params: DecodingParams, salt: str) -> Request:
-        """A request that is checked completely, and not queued."""
-        if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
-            salt = (
-                f"{salt}/{next(self._salts)}"  # (`num_arrived` is the same for all that are not queued yet)
-            )
-        return self.add_request(request_id, token_ids, params, salt)
-
-    def submit(self, request: Request) -> None:
-        """Only the check: `enqueue` does the rest."""
-        check_can_ever_run(request, self.scheduler)
-
-    def enqueue(self, request: Request) -> None:
-        """Queue a request that is built."""
-        super().submit(request)
-
-    def fail(self, request: Request) -> None:
-        """End a request with "error", between two steps."""
-        self.scheduler.end(request, "error")
-        self._forget(request)
-
-    @property
-    def unfinished(self) -> list[Request]:
-        """Requests that are queued."""
-        return list(self._requests.values())
+        self._llm._thread.close(self._reader)
 
 
 class _LLM(LLM):
-    engine_class = _Engine
-    engine: _Engine
-
-
-class _Stepper:
-    """The thread that steps an engine, and what others may ask of it."""
-
-    def __init__(self, engine: _Engine) -> None:
-        self.stopped: str | None = None  # why
-        self._engine = engine
-        self._readers: dict[str, _Reader] = {}  # of unfinished requests
-        self._lock = threading.RLock()  # of these two; never held during a step
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None: end
-        self._planned: StepPlan | None = None  # what the present step is to compute
-        self._committed = False
-        self._failures: Counter[str] = Counter()  # failed steps in a row of a request
-        engine.on_planned.insert(0, self._note_plan)
-        engine.on_committed.insert(0, self._note_commit)
-        self._thread = threading.Thread(target=self._run, name="minipaged-engine", daemon=True)
-        self._thread.start()
-
-    # -- called from anywhere -------------------------------------------------------------------
-
-    def register(self, reader: _Reader, max_waiting: int | None) -> None:
-        """Reserve its id, and its place if there is one."""
-        with self._lock:
-            if self.stopped is not None:
-                raise EngineStoppedError(self.stopped)
-            if reader.request_id in self._readers:
-                raise RequestError(f"request_id {reader.request_id!r} is in use; give each request its own")
-            if max_waiting is not None and self._num_waiting() >= max_waiting:
-                raise QueueFullError(
-                    f"{max_waiting} requests wait already; try again later, or raise max_waiting"
-                )
-            self._readers[reader.request_id] = reader
-
-    def submit(self, reader: _Reader, request: Request) -> None:
-        """Let a registered request run, unless it was closed in the meantime."""
-        with self._lock:
-            if self._readers.get(reader.request_id) is reader:
-                reader.request = request
-                reader.progress = OutputProgress(
-                    request, reader.prompt, self._engine.text_rules(request.params)
-                )
-                self._inbox.put(partial(self._engine.enqueue, request))
-
-    def close(self, reader: _Reader) -> None:
-        """Nobody reads it any more."""
-        with self._lock:
-            if self._readers.get(reader.request_id) is not reader:
-                return
-            if reader.request is None:
-                del self._readers[reader.request_id]
-            else:
-                self._inbox.put(partial(self._abort, reader.request))
-
-    def abort(self, request_id: str) -> None:
-        """End a request, and tell its reader."""
-        reader = self._readers.get(request_id)
-        if reader is not None:
-            self.close(reader)
-            if reader.request is None:
-                _send(reader.loop, [(reader, RequestError(f"request {request_id!r} was aborted"))])
-
-    def stop(self) -> None:
-        """End the thread; open readers get an error."""
-        with self._lock:
-            self.stopped = self.stopped or "the engine is shut down; build a new AsyncLLM"
-        self._inbox.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-
-    def _num_waiting(self) -> int:
-        requests = [reader.request for reader in list(self._readers.values())]
-        return sum(request is None or request.state is RequestState.WAITING for request in requests)
-
-    # -- the thread -----------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            while self._read_inbox():
-                if self._engine.has_unfinished:
-                    self._step()
-        except BaseException as error:
-            logger.exception("The engine's thread dies")
-            self.stopped = f"the engine's thread died of {error!r}; build a new AsyncLLM"
-        finally:
-            self._end()
-
-    def _read_inbox(self) -> bool:
-        """Do what is asked for; wait for it if there is nothing else to do. False: end."""
-        wait = not self._engine.has_unfinished
-        while True:
-            try:
-                message = self._inbox.get(block=wait)
-            except queue.Empty:
-                return True
-            if message is None:
-                return False
-            message()
-            wait = False
-
-    def _abort(self, request: Request) -> None:
-        self._engine.abort(request.request_id)
-        self._tell([request])
-
-    def _step(self) -> None:
-        self._planned, self._committed = None, False
-        try:
-            self._tell(self._engine.step())
-        except Exception as error:
-            logger.exception("A step failed; what it was to compute is computed again")
-            if not self._committed:
-                self._note_failure(f"{type(error).__name__}: {error}")
-            self._tell([reader.request for reader in list(self._readers.values()) if reader.request])
-
-    def _note_plan(self, plan: StepPlan) -> None:
-        self._planned = plan
-
-    def _note_commit(self, plan: StepPlan, *_: object) -> None:
-        self._committed = True
-        for request in plan.touched if self._failures else ():
-            self._failures.pop(request.request_id, None)
-
-    def _note_failure(self, error: str) -> None:
-        """One more for each request of the step; without a plan nobody knows whose fault it is."""
-        for request in self._planned.touched if self._planned is not None else self._engine.unfinished:
-            self._failures[request.request_id] += 1
-            if self._failures[request.request_id] >= MAX_FAILURES and not request.is_finished:
-                self._engine.fail(request)
-            if any(completion.finish_reason == "error" for completion in request.completions):
-                request.error = request.error or error
-
-    def _tell(self, requests: Iterable[Request]) -> None:
-        """Send what is new of them to their readers, one message an event loop."""
-        messages: dict[asyncio.AbstractEventLoop, list[tuple[_Reader, RequestOutput | Exception]]] = {}
-        for request in requests:
-            reader = self._readers.get(request.request_id)
-            if reader is None or reader.request is not request or reader.progress is None:
-                continue
-            output: RequestOutput | Exception | None
-            try:
-                output = reader.progress.next()
-            except Exception as error:  # (in a tokenizer or a decoding method of the user's own)
-                logger.exception("The output of request %s cannot be made", request.request_id)
-                self._engine.abort(request.request_id)
-                output = error
-            if output is not None:
-                messages.setdefault(reader.loop, []).append((reader, output))
-            if request.is_finished:
-                self._failures.pop(request.request_id, None)
-                with self._lock:
-                    del self._readers[request.request_id]
-        for loop, batch in messages.items():
-            if not _send(loop, batch):
-                for reader, _ in batch:
-                    self.close(reader)
-
-    def _end(self) -> None:
-        with self._lock:
-            self.stopped = self.stopped or "the engine's thread has ended; build a new AsyncLLM"
-            readers = list(self._readers.values())
-            self._readers.clear()
-        for reader in readers:
-            with contextlib.suppress(Exception):  # (of an engine in whatever state; all must be told)
-                self._engine.abort(reader.request_id)
-            _send(reader.loop, [(reader, EngineStoppedError(self.stopped))])
-
-
-def _send(loop: asyncio.AbstractEventLoop, batch: list[tuple[_Reader, RequestOutput | Exception]]) -> bool:
-    """Hand news over to an event loop. False: it is closed."""
-    try:
-        loop.call_soon_threadsafe(_deliver, batch)
-    except RuntimeError:
-        return False
-    return True
-
-
-def _deliver(batch: list[tuple[_Reader, RequestOutput | Exception]]) -> None:
-    for reader, output in batch:
-        reader.put(output)
+    engine_class = QueuedEngine
+    engine: QueuedEngine
