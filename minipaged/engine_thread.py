@@ -109,7 +109,6 @@ class EngineThread:
         self._lock = threading.RLock()  # of these two; never held during a step
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None: end
         self._planned: StepPlan | None = None  # what the present step is to compute
-        self._committed = False
         self._failures: Counter[str] = Counter()  # failed steps in a row of a request
         engine.on_planned.insert(0, self._note_plan)
         engine.on_committed.insert(0, self._note_commit)
@@ -203,20 +202,18 @@ class EngineThread:
         self._tell([request])
 
     def _step(self) -> None:
-        self._planned, self._committed = None, False
+        self._planned = None
         try:
             self._tell(self._engine.step())
         except Exception as error:
             logger.exception("A step failed; what it was to compute is computed again")
-            if not self._committed:
-                self._note_failure(f"{type(error).__name__}: {error}")
+            self._note_failure(f"{type(error).__name__}: {error}")
             self._tell([reader.request for reader in list(self._readers.values()) if reader.request])
 
     def _note_plan(self, plan: StepPlan) -> None:
         self._planned = plan
 
     def _note_commit(self, plan: StepPlan, *_: object) -> None:
-        self._committed = True
         for request in plan.touched if self._failures else ():
             self._failures.pop(request.request_id, None)
 

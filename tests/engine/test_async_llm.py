@@ -163,6 +163,35 @@ def test_a_reader_who_falls_behind_gets_the_newest_output_or_every_delta():
     asyncio.run(main())
 
 
+def test_text_that_was_held_back_comes_with_the_end():
+    """Catches deltas without the beginning of a stop string that never was completed."""
+
+    async def main():
+        async with AsyncLLM(**OPTIONS) as llm:
+            options = {"temperature": 0, "max_tokens": 8}
+            (whole,) = await read(llm.generate("The fox", SamplingParams(**options, output_kind=FINAL)))
+            text = whole.outputs[0].text
+            params = SamplingParams(**options, stop=(text[-3:] + "@@",), output_kind=DELTA)
+            parts = await read(llm.generate("The fox", params))
+            assert "".join(part.outputs[0].text for part in parts) == text
+
+    asyncio.run(main())
+
+
+def test_prompt_logprobs_of_equal_prompts_that_come_together_are_complete():
+    """Catches a prefix hit, which has no logits, of a request built before the other was queued."""
+
+    async def main():
+        params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0, output_kind=FINAL)
+        async with AsyncLLM(**OPTIONS) as llm:
+            many = [llm.generate("Once upon a time. " * 8, params) for _ in range(4)]
+            for outputs in many:
+                (output,) = await read(outputs)
+                assert all(output.prompt_logprobs[1:])
+
+    asyncio.run(main())
+
+
 # -- leaving -------------------------------------------------------------------------------------
 
 
