@@ -69,6 +69,7 @@ def _load_triton() -> Backend:
     return Backend("triton", cache.write_kv, attention.paged_attention, cache.copy_blocks, cache.swap_blocks)
 
 
+OLDEST_CHIP = (8, 0)  # before it there are neither asynchronous copies nor bfloat16
 BACKENDS = {"torch": Backend, "triton": _load_triton, "cpp": _load_cpp}
 
 
@@ -78,6 +79,10 @@ def why_not_triton(device: torch.device) -> str | None:
         return "the package triton is not installed"
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"Triton kernels run on CUDA and ROCm devices, this one is {device.type!r}"
+    if device.type == "cuda" and torch.cuda.is_available() and torch.version.hip is None:
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) < OLDEST_CHIP:
+            return f"Triton kernels need a chip of sm_80 or newer (Ampere), this one is sm_{major}{minor}"
     return None
 
 
@@ -103,7 +108,8 @@ def select_backend(name: str, device: torch.device | str) -> Backend:
         name, remark = "triton" if device.type == "cuda" else "cpp", ""
         if (missing := why_not[name](device)) is not None:
             name, remark = "torch", f"; {name} cannot be used: {missing}"
-        logger.info("attention backend: %s (chosen for device %s%s)", name, device, remark)
+        level = logging.WARNING if remark and device.type == "cuda" else logging.INFO
+        logger.log(level, "attention backend: %s (chosen for device %s%s)", name, device, remark)
     elif name in why_not and (missing := why_not[name](device)) is not None:
         raise ValueError(f"attention backend {name!r} cannot be used: {missing}; use 'torch' or 'auto'")
     if name not in BACKENDS:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from minipaged.async_llm import AsyncLLM
     from minipaged.config import EngineConfig
     from minipaged.decoding.params import BeamSearchParams, RequestOutputKind, SamplingParams
+    from minipaged.decoding.structured import StructuredOutputsParams
     from minipaged.engine_thread import EngineStoppedError, QueueFullError
     from minipaged.llm import LLM
     from minipaged.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -33,6 +34,7 @@ _HOME = {
     "RequestOutput": "minipaged.outputs",
     "RequestOutputKind": "minipaged.decoding.params",
     "SamplingParams": "minipaged.decoding.params",
+    "StructuredOutputsParams": "minipaged.decoding.structured",
 }
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
 ]
 
 

@@ -1,13 +1,13 @@
 """`minipaged bench`: a workload file through the engine, and what it took.
 
 A workload is a JSON list of {"prompt_token_ids": [...], "max_tokens": n}, decoded greedily with EOS ignored;
-all requests are there at t = 0, or come as a Poisson process. Latencies are those of `metrics.py`; CPU
+all requests are there at t = 0, or come as a Poisson process. Latencies are those of `metrics.py`, from when
+a request was due (it may wait for the end of a step to be seen); percentiles are the nearest rank. CPU
 seconds are the process's, which is the figure that survives a busy machine when one thread is used.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections import deque
@@ -18,8 +18,11 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from minipaged.decoding.params import SamplingParams
+from minipaged.engine import Engine
 from minipaged.llm import LLM
 from minipaged.metrics import quantile
+from minipaged.prompts import shortened
+from minipaged.text_io import TextError, read_json
 from minipaged.viewer.profile import StepProfile
 
 
@@ -37,20 +40,40 @@ class WorkloadItem(TypedDict):
 def read_workload(path: Path) -> list[WorkloadItem]:
     """Read a workload file; raises `WorkloadError` if there is none, or none that can be used."""
     try:
-        items = json.loads(path.read_text())
-    except OSError as error:
-        raise WorkloadError(f"cannot read workload {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise WorkloadError(f"workload {path} is not JSON: {error}") from error
+        items = read_json("workload", path)
+    except TextError as error:
+        raise WorkloadError(str(error)) from error
     if not isinstance(items, list) or not items:
-        raise WorkloadError(f"workload {path} must be a JSON list with at least one request")
+        raise WorkloadError(f"workload {path} must be a JSON list; give at least one request")
     for number, item in enumerate(items):
-        ids = item.get("prompt_token_ids") if isinstance(item, dict) else None
-        if not isinstance(ids, list) or not ids or not isinstance(item.get("max_tokens"), int):
+        if not isinstance(item, dict) or set(item) != set(WorkloadItem.__annotations__):
             raise WorkloadError(
-                f'entry {number} of {path} must be {{"prompt_token_ids": [at least one id], "max_tokens": n}}'
+                f"entry {number} of {path} is {shortened(item)}; "
+                'give {"prompt_token_ids": [at least one id], "max_tokens": n}'
+            )
+        ids, count = item["prompt_token_ids"], item["max_tokens"]
+        if type(count) is not int or count < 1:
+            raise WorkloadError(
+                f"entry {number} of {path}: max_tokens is {shortened(count)}; give at least 1"
+            )
+        wrong = [i for i in ids if type(i) is not int] if isinstance(ids, list) else [ids]
+        if wrong or not ids:
+            shown = shortened(wrong[0] if wrong else ids)
+            raise WorkloadError(
+                f"entry {number} of {path}: prompt_token_ids has {shown}; give at least one token id"
             )
     return items
+
+
+def check_workload(engine: Engine, items: list[WorkloadItem]) -> None:
+    """Raise `WorkloadError`, with the number of the entry, unless this engine can run all of them."""
+    for number, item in enumerate(items):
+        name, params = f"check-{number}", SamplingParams(temperature=0, max_tokens=item["max_tokens"])
+        try:
+            engine.add_request(name, item["prompt_token_ids"], params)
+        except ValueError as error:
+            raise WorkloadError(f"entry {number}: {error}") from error
+        engine.abort(name)
 
 
 def run_workload(
@@ -68,6 +91,7 @@ def run_workload(
     the fields of `minipaged bench --json`, and "tokens": the generated ids per request.
     """
     engine = llm.engine
+    check_workload(engine, items)
     # A warm-up lets libraries choose their kernels and memory be touched.
     prompts = [{"prompt_token_ids": item["prompt_token_ids"]} for item in items[:32]]
     llm.generate(prompts, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
@@ -78,21 +102,22 @@ def run_workload(
     arrivals = deque(zip(accumulate(gaps), range(len(items))))
     requests = {}
     with profile.watch(engine) if profile else nullcontext():
-        start, cpu_start = time.perf_counter(), time.process_time()
+        start, cpu_start = engine.clock(), time.process_time()
         while arrivals or engine.has_unfinished:
-            now = time.perf_counter() - start
+            now = engine.clock() - start
             while arrivals and arrivals[0][0] <= now:
-                _, number = arrivals.popleft()
-                item = items[number]
-                params = SamplingParams(temperature=0, max_tokens=item["max_tokens"], ignore_eos=True)
-                requests[number] = engine.add_request(f"bench-{number}", item["prompt_token_ids"], params)
+                due, number = arrivals.popleft()
+                prompt, max_tokens = items[number]["prompt_token_ids"], items[number]["max_tokens"]
+                params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+                name = f"bench-{number}"
+                requests[number] = engine.add_request(name, prompt, params, arrival_time=start + due)
             if engine.has_unfinished:
                 if profile:
                     profile.start()
                 progress(sum(request.is_finished for request in engine.step()))
             else:
                 time.sleep(max(0.0, arrivals[0][0] - now))
-        wall, cpu = time.perf_counter() - start, time.process_time() - cpu_start
+        wall, cpu = engine.clock() - start, time.process_time() - cpu_start
     tokens = [requests[number].completions[0].output_token_ids for number in range(len(items))]
     metrics, count = engine.metrics, sum(map(len, tokens))
     return {

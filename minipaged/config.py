@@ -1,6 +1,6 @@
 """Every setting of the engine in one frozen dataclass, validated when it is built.
 
-The command line, `LLM(...)` and the server take exactly these fields; the help text of a field is its
+The command line and `LLM(...)` take exactly these fields; the help text of a field is its
 `metadata["help"]`. Nothing mutates a config later. No torch.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_type_hints
 
 PageGrowthName = Literal["on_demand", "chunked", "reserve"]
@@ -21,6 +22,10 @@ LEAST = {"swap_space": 0} | dict.fromkeys(COUNTS.split(), 1)
 
 class ConfigError(ValueError):
     """A setting has a value that cannot work; the message names the field, the value and the fix."""
+
+
+MOST = 2**63 - 1
+"""Of whatever is counted, bytes too: what a 64-bit integer holds."""
 
 
 def _option(default: Any, help: str) -> Any:
@@ -62,15 +67,20 @@ class EngineConfig:
     )
     enable_cuda_graphs: bool = _option(True, "Replay decode steps as CUDA graphs; on a CPU nothing changes.")
     dtype: DType = _option("auto", "Type of weights and KV cache; auto: what the checkpoint says.")
+    trust_remote_code: bool = _option(False, "Run the code that comes with the model's files, if any.")
     seed: int = _option(0, "Seed of requests that bring none of their own.")
     disable_log_stats: bool = _option(False, "No periodic log line.")
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():
             value = getattr(self, name)
+            if isinstance(value, Real) and not isinstance(value, bool | int | float):  # NumPy's numbers
+                value = int(value) if isinstance(value, Integral) else float(value)
+                object.__setattr__(self, name, value)
             _check_type(name, value, hint)
-            if name in LEAST and value is not None and value < LEAST[name]:
-                raise ConfigError(f"{name} is {value}; give at least {LEAST[name]}")
+            if name in LEAST and value is not None and not LEAST[name] <= value <= MOST:
+                bound = f"at least {LEAST[name]}" if value < LEAST[name] else f"at most {MOST}"
+                raise ConfigError(f"{name} is {value}; give {bound}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; give a share in (0, 1]"
@@ -83,7 +93,7 @@ def config_from(options: dict[str, Any]) -> EngineConfig:
     for key in options:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}"
             raise ConfigError(f"unknown setting {key!r}; {hint}")
     return EngineConfig(**options)
 

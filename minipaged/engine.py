@@ -2,7 +2,7 @@
 
     add_request -> scheduler.schedule() -> executor.execute(plan) -> scheduler.commit(plan, result)
 
-It validates what comes in; of the model it knows the numbers of the `Executor`.
+It validates requests; all it knows of the model are the attributes of the `Executor`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from minipaged.outputs import RequestOutput, make_output
 from minipaged.prompts import RequestError, check_token_ids
 from minipaged.scheduling import FCFSScheduler, Request, StepPlan, StepResult
 
+PlannedHook = Callable[[StepPlan], None]
+CommittedHook = Callable[[StepPlan, StepResult, list[Request]], None]
+
 
 class Engine:
     """Continuous batching over paged KV memory.
@@ -35,9 +38,8 @@ class Engine:
         clock: seconds; read for metrics only.
         scheduler: takes the place of the one that config and components ask for.
 
-    Attributes:
-        on_planned: step hooks, called with (plan) before the plan is executed.
-        on_committed: step hooks, called with (plan, result, touched requests) after the commit.
+    Step hooks are called with (plan) before it is executed: `on_planned`; and with (plan, result, touched
+    requests) after its commit: `on_committed`.
     """
 
     def __init__(
@@ -57,15 +59,12 @@ class Engine:
         self.clock = clock
         self.metrics = Metrics()
         self.stats_logger = None if config.disable_log_stats else StatsLogger()
-        self.on_planned: list[Callable[[StepPlan], None]] = [
+        self.on_planned: list[PlannedHook] = [
             lambda plan: self.metrics.observe_plan(plan, self.scheduler, self._now)
         ]
-        self.on_committed: list[Callable[[StepPlan, StepResult, list[Request]], None]] = [self._observe]
+        self.on_committed: list[CommittedHook] = [self._observe]
         self._requests: dict[str, Request] = {}
         self._now = clock()  # at the last commit or abort
-        self._uninterrupted = DeferredInterrupts()
-
-    # -- requests -------------------------------------------------------------------------------
 
     def add_request(
         self,
@@ -75,7 +74,7 @@ class Engine:
         cache_salt: str = "",
         arrival_time: float | None = None,
     ) -> Request:
-        """Queue a request; it is checked completely before anything is admitted.
+        """Validate a request completely, then queue it.
 
         Args:
             request_id: unique among unfinished requests.
@@ -89,12 +88,12 @@ class Engine:
         """
         if request_id in self._requests:
             raise RequestError(f"request_id {request_id!r} is in use; give each request its own")
-        check_token_ids(prompt_token_ids, vocab_size := self.executor.vocab_size)
+        prompt_token_ids = check_token_ids(prompt_token_ids, vocab_size := self.executor.vocab_size)
         params.check_vocabulary(vocab_size)
         stop = StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
         method = self.components.decoding_method(params, stop)
         if params.prompt_logprobs is not None:
-            # Every prompt token must go through the model: a salt of its own keeps it from hitting.
+            # Every prompt token must go through the model: a private salt prevents cache hits.
             cache_salt = f"{cache_salt}/{self.scheduler.num_arrived}"
         room = self.executor.max_model_len - len(prompt_token_ids)
         max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
@@ -113,14 +112,15 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request that is built already. Raises RequestTooLongError if it can never run."""
-        self.scheduler.add(request)
-        self._requests[request.request_id] = request
+        with DeferredInterrupts():
+            self.scheduler.add(request)
+            self._requests[request.request_id] = request
 
     def abort(self, request_id: str) -> None:
         """End a request now; unknown and finished ones are ignored."""
         request = self._requests.get(request_id)
         if request is not None:
-            with self._uninterrupted:
+            with DeferredInterrupts():
                 self._now = self.clock()
                 self.scheduler.abort(request)
                 self._forget(request)
@@ -130,26 +130,20 @@ class Engine:
         """Whether `step` has anything to do."""
         return self.scheduler.has_unfinished
 
-    # -- steps ----------------------------------------------------------------------------------
-
     def step(self) -> list[Request]:
-        """Compute one step.
-
-        Returns:
-            Requests that got tokens or ended.
+        """Compute one step. Returns the requests that got tokens or ended.
 
         Raises:
             Exception: whatever was raised inside. The step is rolled back first: its requests are queued
-                again, and stepping on recomputes them. (Those of a commit that failed half way end with
-                "error".) KeyboardInterrupt comes after planning, while executing or after the commit.
+                again, and stepping on recomputes them. (Those of a commit that failed half way fail.)
         """
-        try:
-            with self._uninterrupted:
+        with DeferredInterrupts() as interrupts:
+            try:
                 plan = self.scheduler.schedule()
-            for planned in self.on_planned:
-                planned(plan)
-            result = self.executor.execute(plan) if plan.has_work else StepResult([])
-            with self._uninterrupted:
+                with interrupts.let_through():
+                    for planned in self.on_planned:
+                        planned(plan)
+                    result = self.executor.execute(plan) if plan.has_work else StepResult([])
                 touched = self.scheduler.commit(plan, result)
                 for request_id, entries in (result.prompt_logprobs or {}).items():
                     self._requests[request_id].prompt_logprobs.update(entries)
@@ -157,13 +151,12 @@ class Engine:
                     committed(plan, result, touched)
                 for request in touched:
                     self._forget(request)
-        except BaseException:
-            with self._uninterrupted:
+            except BaseException:
                 if self.scheduler.in_flight is not None:
                     self.scheduler.roll_back(self.scheduler.in_flight)
                 for request in list(self._requests.values()):
                     self._forget(request)
-            raise
+                raise
         return touched
 
     def _forget(self, request: Request) -> None:
@@ -175,8 +168,6 @@ class Engine:
         self.metrics.observe(plan, self.scheduler, self._now)
         if self.stats_logger is not None:
             self.stats_logger.observe(self.metrics, self.scheduler, self._now)
-
-    # -- results --------------------------------------------------------------------------------
 
     def text_rules(self, params: DecodingParams) -> StopChecker | None:
         """How the tokens of a request with these parameters become text; None without a tokenizer."""
@@ -191,11 +182,12 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         """Forget the prefixes that no running request uses."""
         if self.scheduler.kv.prefix_cache is not None:
-            self.scheduler.kv.prefix_cache.clear()
+            with DeferredInterrupts():
+                self.scheduler.kv.prefix_cache.clear()
 
     def reset_metrics(self) -> None:
         """Count from zero again; nothing else changes."""
-        self.metrics = Metrics(_generated_before=self.scheduler.num_generated_tokens)
+        self.metrics = Metrics(generated_before=self.scheduler.num_generated_tokens)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless every block is accounted for."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 
 class DeferredInterrupts:
@@ -14,20 +16,40 @@ class DeferredInterrupts:
     Does nothing in other threads than the main one, which never see the signal.
     """
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._received: tuple[int, FrameType | None] | None = None
         self._handler: Any = None
+        self._lets_through = False
         if threading.current_thread() is threading.main_thread():
             handler = signal.getsignal(signal.SIGINT)
             if callable(handler):
                 signal.signal(signal.SIGINT, self._note)
                 self._handler = handler
+        return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = number, frame
+        if self._lets_through:
+            self._lets_through = False  # the next one waits for what this one raises to be taken care of
+            self._handle()
+            self._lets_through = True
+
+    def _handle(self) -> None:
+        if self._received is not None and self._handler is not None:
+            received, self._received = self._received, None
+            self._handler(*received)
+
+    @contextmanager
+    def let_through(self) -> Iterator[None]:
+        """Inside the block: handle SIGINT at once, also one that was held back before."""
+        self._handle()
+        self._lets_through = True
+        try:
+            yield
+        finally:
+            self._lets_through = False
 
     def __exit__(self, *exc: object) -> None:
         if self._handler is not None:
             signal.signal(signal.SIGINT, self._handler)
-            if self._received is not None:
-                self._handler(*self._received)
+            self._handle()

@@ -7,7 +7,7 @@ tokenizer's chat template first. Everything below this module works with token i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from minipaged import pocket_model
 from minipaged.components import Components
 from minipaged.config import config_from
-from minipaged.decoding.params import DecodingParams, SamplingParams
+from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.decoding.stopping import OutputText
-from minipaged.engine import Engine, RequestError
+from minipaged.engine import Engine
 from minipaged.execution.executor import Executor
 from minipaged.learn.overrides import components_from
 from minipaged.outputs import RequestOutput
+from minipaged.prompts import FailedRequestError, RequestError, check_prompt, shortened
+from minipaged.text_io import lone_surrogate
 from minipaged.viewer.displays import register_displays
 
 Prompt = str | Mapping[str, Any]
@@ -71,7 +73,7 @@ class LLM:
             if tokenizer is None:
                 from minipaged.execution.loading import load_tokenizer
 
-                tokenizer = load_tokenizer(name)
+                tokenizer = load_tokenizer(name, self.config.trust_remote_code)
         if components.paged_attention is not None:
             # Only an executor with kernels has one; the simulation's has no attention to replace.
             runner: Any = executor
@@ -103,9 +105,12 @@ class LLM:
         """
         if isinstance(prompts, str | Mapping):
             prompts = [prompts]
+        if not isinstance(prompts, Iterable) or isinstance(prompts, bytes):
+            raise RequestError(f"prompts is {shortened(prompts)}; give a string or a list of prompts")
+        prompts = list(prompts)
         if params is None:
             params = SamplingParams()
-        if not isinstance(params, Sequence):
+        if isinstance(params, str) or not isinstance(params, Sequence):
             params = [params] * len(prompts)
         if len(params) != len(prompts):
             raise RequestError(f"{len(params)} params for {len(prompts)} prompts; give one, or as many")
@@ -156,7 +161,7 @@ class LLM:
                 if not is_last:
                     self._step()
             if request.error is not None:
-                raise RequestError(request.error)
+                raise FailedRequestError(request.error)
             if rest := text.rest():
                 yield rest
         finally:
@@ -179,7 +184,22 @@ class LLM:
         """The tokens of a conversation up to where the assistant answers."""
         if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
             raise RequestError("the model's tokenizer has no chat template; use generate with a plain prompt")
-        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        if not isinstance(messages, list | tuple) or not messages:
+            raise RequestError(f"messages is {shortened(messages)}; give a list of at least one message")
+        for message in messages:
+            keys = ("role", "content")
+            if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in keys):
+                raise RequestError(
+                    f'messages has {shortened(message)}; give {{"role": TEXT, "content": TEXT}}'
+                )
+            if wrong := lone_surrogate(message["role"] + message["content"]):
+                raise RequestError(f"a message {wrong}")
+        try:
+            text = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # a template raises what its author and Jinja like
+            raise RequestError(f"the chat template refuses the messages: {error}; give others") from error
         return {"prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
 
     def _step(self) -> None:
@@ -196,20 +216,19 @@ class LLM:
 
     def tokenize(self, prompt: Prompt, params: DecodingParams) -> tuple[list[int], DecodingParams, str]:
         """A prompt's token ids, the parameters with their words as token ids, and the cache salt."""
+        check_prompt(prompt)
         cache_salt = ""
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError('the model has no tokenizer; give {"prompt_token_ids": [...]}')
-            if not prompt:
-                raise RequestError("the prompt is empty; give at least one character")
             token_ids = self.tokenizer.encode(prompt)
-        elif isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
-            token_ids = list(prompt["prompt_token_ids"])
-            cache_salt = prompt.get("cache_salt", "")
         else:
-            raise RequestError(f'the prompt is {prompt!r}; give a string or {{"prompt_token_ids": [...]}}')
+            token_ids, cache_salt = prompt["prompt_token_ids"], prompt.get("cache_salt", "")
+        if not isinstance(params, SamplingParams | BeamSearchParams):
+            raise RequestError(f"params is {shortened(params)}; give SamplingParams or BeamSearchParams")
         if isinstance(params, SamplingParams) and self.tokenizer is not None:
             params = params.resolve(lambda text: self.tokenizer.encode(text, add_special_tokens=False))
+            params = params.compile(self.tokenizer, self.engine.executor.eos_token_ids)
         return token_ids, params, cache_salt
 
 

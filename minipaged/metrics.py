@@ -46,7 +46,7 @@ class Metrics:
     time_to_first_token: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
     inter_token_latency: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
     e2e_request_latency: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
-    _generated_before: int = 0
+    generated_before: int = 0
     _held_slots: int = 0
     _empty_slots: int = 0
     _physical_blocks: int = 0
@@ -80,7 +80,7 @@ class Metrics:
         self.blocks_swapped_out += len(plan.swap_out)
         self.blocks_swapped_in += len(plan.swap_in)
         self.blocks_copied += len(plan.copies)
-        self.generation_tokens = scheduler.num_generated_tokens - self._generated_before
+        self.generation_tokens = scheduler.num_generated_tokens - self.generated_before
         for event in plan.events:
             if event.kind == "admitted":
                 self.prefix_cache_queries += event.detail["prompt_tokens"]
@@ -128,14 +128,18 @@ class StatsLogger:
     def __init__(self, interval: float = 5.0) -> None:
         self.interval = interval
         self._last: tuple[float, int, int] | None = None
+        self._metrics: Metrics | None = None
 
     def observe(self, metrics: Metrics, scheduler: FCFSScheduler, now: float) -> None:
         """Log if the interval has passed."""
         if self._last is None:
             self._last = (now, 0, 0)
         since, prompt, generated = self._last
+        if metrics is not self._metrics:  # new ones count from zero
+            prompt = generated = 0
         if now - since < self.interval:
             return
+        self._metrics = metrics
         kv = scheduler.kv
         logger.info(
             "Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, "

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+import torch
+from hypothesis import Phase, settings
 
 from minipaged.learn.lessons import read_lessons
 from tests.overrides import put, replacements
@@ -16,15 +19,20 @@ from tests.trials import TrialRunner, matching
 # The same examples in every run, so that a red test is red for everybody; `--hypothesis-seed` draws others.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
+# A trial reports that a test is red, in one line: no need for the smallest example.
+settings.register_profile("trials", derandomize=True, phases=[Phase.explicit, Phase.generate])
+
+# Without a GPU the kernels run in Triton's interpreter. It is chosen when triton is first imported, once for
+# a process, hence here. With TRITON_INTERPRET=0 they are compiled, for chips that need not be there.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 LESSONS = read_lessons(Path(__file__).parent.parent)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Sizes of the random tests, and overrides of the project's own classes."""
-    parser.addoption(
-        "--fuzz-steps", type=int, default=3000, help="Random engine steps in tests/engine/test_fuzz.py."
-    )
+    parser.addoption("--fuzz-steps", type=int, default=3000, help="Random steps in each of the fuzz tests.")
     parser.addoption(
         "--interrupts", type=int, default=200, help="SIGINTs to send in tests/engine/test_survives.py."
     )
@@ -54,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--trials"):
         runner = TrialRunner(config.getoption("--trials"), config.getoption("--trials-out"))
         config.pluginmanager.register(runner, "trials")
+        settings.load_profile("trials")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -63,6 +72,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for name in task.tests:
                 for item in matching(items, name):
                     item.add_marker(lesson.marker(number))
+
+
+@pytest.fixture
+def no_gc_callbacks() -> Iterator[None]:
+    """Python swallows an interrupt that is raised in one (Hypothesis has one): the test would not see it."""
+    before, gc.callbacks[:] = gc.callbacks[:], []
+    yield
+    gc.callbacks[:] = before
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ again. A test that has parameters stands for all of them.
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,9 @@ import pytest
 from tests.overrides import installed, replacements
 
 NOT_FOUND = "there is no such test"
+
+SECONDS_TO_LOAD = 10
+"""A file that has not been loaded by then has an endless loop."""
 
 
 class TrialRunner:
@@ -36,7 +40,8 @@ class TrialRunner:
         results = {}
         for trial in self.trials:
             try:
-                pairs = replacements(trial["use"])
+                with at_most(SECONDS_TO_LOAD):
+                    pairs = replacements(trial["use"])
             except (ValueError, NotImplementedError) as error:
                 results[trial["name"]] = dict.fromkeys(trial["tests"], str(error))
                 continue
@@ -61,9 +66,30 @@ class TrialRunner:
         if report.failed and not self._failure:
             crash: Any = getattr(report.longrepr, "reprcrash", None)
             text = crash.message if crash is not None else report.longreprtext
+            if text.startswith("Failed: Timeout"):
+                text = f"not done after {report.duration:.0f} s; is there an endless loop?"
             self._failure = " ".join(text.split())[:300] or "failed"
         if report.skipped and not self._failure:
             self._failure = f"skipped: {report.longrepr}"
+
+
+@contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    """Raise TimeoutError inside the `with` when it takes longer (where the system has alarms)."""
+
+    def stop(*args: object) -> None:
+        raise TimeoutError(f"not done after {seconds} s; is there an endless loop?")
+
+    if not hasattr(signal, "SIGALRM"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Compile the C++ kernels once for this machine, and keep the result.
 
-The library lies in the user's cache directory under a hash of everything that shaped it. It is written to a
-temporary place and then renamed: processes that start together each find all of it or none.
+The library lies in the user's cache directory under a hash of everything that shaped it: sources, command,
+compiler, processor. It is written to a temporary place and then renamed: processes that start together each
+find all of it or none. Its digest stands behind it: what a full disk or a crash has cut is built again.
 """
 
 import ctypes
@@ -24,6 +25,8 @@ POINTER, INTEGER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 SOURCES = [Path(__file__).with_name(name) for name in ("paged_attention.cpp", "elementwise.cpp")]
 HEADER = Path(__file__).with_name("vectors.h")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
+
+DIGEST_SIZE = hashlib.sha256().digest_size
 
 
 class BuildError(RuntimeError):
@@ -58,6 +61,17 @@ def library_path(compiler: str) -> Path:
     return cache_directory() / f"kernels-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
 
 
+def sealed(library: bytes) -> bytes:
+    """A library with its digest behind it, where no loader looks."""
+    return library + hashlib.sha256(library).digest()
+
+
+def is_whole(path: Path) -> bool:
+    """Whether there is a library, all of it: a truncated one is a bus error where it is first read."""
+    data = path.read_bytes() if path.exists() else b""
+    return len(data) > DIGEST_SIZE and sealed(data[:-DIGEST_SIZE]) == data
+
+
 @cache
 def load_library() -> ctypes.CDLL:
     """The compiled kernels, built if this is the first time.
@@ -68,11 +82,12 @@ def load_library() -> ctypes.CDLL:
     compiler = find_compiler()
     try:
         path = library_path(compiler)
-        if not path.exists():
+        if not is_whole(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
                 built = Path(scratch) / path.name
                 _run([compiler, *FLAGS, *map(str, SOURCES), "-o", str(built)])
+                built.write_bytes(sealed(built.read_bytes()))
                 built.rename(path)
         return ctypes.CDLL(str(path))
     except OSError as error:

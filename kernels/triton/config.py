@@ -62,6 +62,14 @@ def decode_config(architecture: str, head_dim: int, dtype: torch.dtype) -> Decod
     return DecodeConfig(tile=tile, split_length=512, num_warps=4, num_stages=3)
 
 
+def split_bytes(
+    config: DecodeConfig, num_sequences: int, num_heads: int, value_dim: int, max_context_len: int
+) -> int:
+    """Bytes of the partial results of a decode in splits: maximum, sum and accumulator of each, in fp32."""
+    num_splits = -(-max_context_len // config.split_length)
+    return num_sequences * num_heads * num_splits * (value_dim + 2) * 4 if num_splits > 1 else 0
+
+
 def prefill_config(architecture: str, head_dim: int, dtype: torch.dtype) -> PrefillConfig:
     """The tiling of `paged_prefill` for the larger of the two head sizes."""
     if architecture == INTERPRETER:

@@ -6,19 +6,24 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from minipaged.cli.options import AsJson, Model, Use, load
+from minipaged.cli.options import AsJson, Model, Use, check_threads, load
+from minipaged.text_io import check_writable, write_text
+
+if TYPE_CHECKING:
+    from minipaged.viewer.profile import StepProfile
 
 
 def bench(
     workload: Annotated[Path, typer.Option(help="JSON list of {prompt_token_ids, max_tokens}.")],
     model: Model = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the matrix products.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of the matrix products.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests arrive at this mean rate a second.")] = None,
     tokens_out: Annotated[Path | None, typer.Option(help="Write the generated ids to this file.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Show where the time of a step goes.")] = False,
@@ -27,6 +32,7 @@ def bench(
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
     """Run a workload and report speed, latency and memory."""
+    check_threads(threads)
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     from minipaged.bench import read_workload, run_workload
@@ -36,6 +42,7 @@ def bench(
     items = read_workload(workload)
     if rate is not None and not 0 < rate < float("inf"):
         raise ValueError(f"rate is {rate}; give requests a second, above 0")
+    check_writable("tokens", tokens_out)
     if threads is not None:
         import torch
 
@@ -45,14 +52,18 @@ def bench(
     with progress_bar(len(items), enabled=not as_json and sys.stderr.isatty()) as advance:
         result = run_workload(llm, items, rate=rate, profile=parts, progress=advance)
     tokens = result.pop("tokens")
+    _print(result, workload.name, parts, as_json)
     if tokens_out is not None:
-        tokens_out.write_text(json.dumps(tokens))
+        write_text("tokens", tokens_out, json.dumps(tokens))
+
+
+def _print(result: dict[str, Any], name: str, parts: StepProfile | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result | ({"profile": parts.seconds} if parts else {}), indent=2))
         return
-    table = Table("figure", "value", title=workload.name)
-    for name, value in result.items():
-        table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
+    table = Table("figure", "value", title=escape(name))
+    for figure, value in result.items():
+        table.add_row(figure, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
     Console().print(table)
     if parts:
         table = Table("part of a step", "CPU s", "share")

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
-from typer import Option
+from typer import Exit, Option
 
 from minipaged.cli.options import AsJson, Model, Use, load
+from minipaged.cli.streams import read_standard_input
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, ParamsError, SamplingParams
+from minipaged.decoding.structured import StructuredOutputsParams
+from minipaged.prompts import check_prompt
+from minipaged.text_io import check_writable, read_text
 
 if TYPE_CHECKING:
     from minipaged.engine import Engine
@@ -44,8 +49,13 @@ def generate(
     min_p: Annotated[float, Option(help="Drop tokens below this share of the likeliest.")] = 0.0,
     n: Annotated[int, Option("--n", help="Completions per prompt.")] = 1,
     beam_width: Annotated[int | None, Option(help="Beam search with so many beams.")] = None,
-    length_penalty: Annotated[float, Option(help="Beam search: above 0 favours long texts.")] = 1.0,
+    length_penalty: Annotated[
+        float | None, Option(help="Beam search: above 0 favours long texts. [default: 1]")
+    ] = None,
     stop: Annotated[list[str] | None, Option(help="Text that ends a completion.")] = None,
+    json_schema: Annotated[str | None, Option(help="JSON schema to follow: a file, or the schema.")] = None,
+    regex: Annotated[str | None, Option(help="Regular expression to match as a whole.")] = None,
+    choice: Annotated[list[str] | None, Option(help="A text to choose; give it for each.")] = None,
     stream: Annotated[bool, Option("--stream", help="Print the text of one prompt as it comes.")] = False,
     as_json: AsJson = False,
     trace: Annotated[Path | None, Option(help="Write what each step did to this file.")] = None,
@@ -56,29 +66,54 @@ def generate(
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
     """Complete prompts."""
-    prompts = [*(prompt or ()), *(_read_prompts(prompt_file) if prompt_file is not None else ())]
+    prompts = list(prompt or ())
+    if prompt_file is not None:
+        prompts += _read_prompts(prompt_file)
     prompts = prompts or [DEFAULT_PROMPT]
+    for text in prompts:
+        check_prompt(text)
+    sampling: dict[str, Any] = {
+        "temperature": temperature,
+        "top_p": top_p if top_p != 1 else None,
+        "top_k": top_k if top_k not in (0, -1) else None,
+        "min_p": min_p or None,
+        "stop": tuple(stop or ()) or None,
+        "structured_outputs": _structured(json_schema, regex, choice),
+    }
+    sampling = {name: value for name, value in sampling.items() if value is not None}
     params: DecodingParams
     if beam_width is not None:
-        given = {"temperature": temperature, "stop": stop, "n": n if n > beam_width else None}
-        if told := next((f"{name} {value}" for name, value in given.items() if value), ""):
-            raise ParamsError(f"beam_width is {beam_width}, which contradicts {told}; drop one of them")
-        params = BeamSearchParams(
-            beam_width=beam_width,
-            num_return_sequences=n,
-            max_tokens=max_tokens,
-            length_penalty=length_penalty,
-        )
+        params = BeamSearchParams(beam_width=beam_width, max_tokens=max_tokens)
+        params = replace(params, length_penalty=1.0 if length_penalty is None else length_penalty)
+        for name, value in sampling.items():
+            raise ParamsError(
+                f"beam_width is {beam_width}, which contradicts {name} {value}; drop one of them"
+            )
+        if not 1 <= n <= beam_width:
+            raise ParamsError(
+                f"n is {n} with beam_width {beam_width}; give 1 to {beam_width} completions to return"
+            )
+        params = replace(params, num_return_sequences=n)
     else:
-        params = SamplingParams(
-            n=n,
-            temperature=(1.0 if n > 1 else 0.0) if temperature is None else temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            max_tokens=max_tokens,
-            stop=tuple(stop or ()),
-        )
+        default = 1.0 if n > 1 else 0.0
+        params = SamplingParams(**{"temperature": default, **sampling}, n=n, max_tokens=max_tokens)
+        for name in ("top_p", "top_k", "min_p"):
+            if params.is_greedy and name in sampling:
+                raise ParamsError(
+                    f"{name} is {sampling[name]}, but temperature {params.temperature} is greedy; "
+                    "give --temperature above 0, or drop it"
+                )
+        if length_penalty is not None:
+            raise ParamsError(
+                f"length_penalty is {length_penalty} without beams; give --beam-width, or drop it"
+            )
+    if stream:
+        given = {"--json": as_json, "--beam-width": beam_width is not None, "--n": n != 1}
+        for flag in (flag for flag, there in given.items() if there):
+            raise ParamsError(f"--stream prints one completion as it comes, {flag} more; drop one of them")
+        if len(prompts) != 1:
+            raise ParamsError(f"--stream prints one prompt's text, not that of {len(prompts)}; drop it")
+    check_writable("trace", trace)
     llm = load(model, options, use)
     from minipaged.viewer.highlights import Highlights
     from minipaged.viewer.terminal import print_blocks
@@ -87,9 +122,7 @@ def generate(
     writer = TraceWriter(trace, llm.engine) if trace is not None else None
     seen = Highlights(llm.engine) if show_blocks else None
     outputs: list[RequestOutput] = []
-    if stream:
-        if len(prompts) != 1 or not isinstance(params, SamplingParams):
-            raise ParamsError(f"--stream prints one completion of one prompt, not of {len(prompts)}; drop it")
+    if isinstance(params, SamplingParams) and stream:
         for piece in llm.stream(prompts[0], params):
             print(piece, end="", flush=True)
         print()
@@ -103,13 +136,25 @@ def generate(
         print_blocks(seen, outputs, Console(stderr=as_json, highlight=False))
     if writer is not None:
         writer.close()
+    failed = [(output.request_id, output.error) for output in outputs if output.error is not None]
+    for request_id, reason in failed:
+        print(f"minipaged: request {request_id} failed: {reason}", file=sys.stderr)
+    if failed:
+        raise Exit(1)
+
+
+def _structured(
+    json_schema: str | None, regex: str | None, choice: list[str] | None
+) -> StructuredOutputsParams | None:
+    if json_schema is None and regex is None and choice is None:
+        return None
+    if json_schema is not None and not json_schema.lstrip().startswith("{"):
+        json_schema = read_text("JSON schema", json_schema)
+    return StructuredOutputsParams(json=json_schema, regex=regex, choice=choice)
 
 
 def _read_prompts(name: str) -> list[str]:
-    try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text()
-    except OSError as error:
-        raise ValueError(f"cannot read prompt file {name}: {error.strerror}") from error
+    text = read_standard_input() if name == "-" else read_text("prompt file", name)
     prompts = [line for line in text.splitlines() if line.strip()]
     if not prompts:
         raise ValueError(f"prompt file {name} has no prompt; give one a line")

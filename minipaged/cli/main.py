@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -13,11 +13,15 @@ from minipaged.cli import simulation
 from minipaged.cli.bench import bench
 from minipaged.cli.generate import generate
 from minipaged.cli.options import with_engine_options
+from minipaged.cli.streams import standard_streams, to_nowhere
 from minipaged.environment import prepare_process
 from minipaged.learn import lessons
+from minipaged.prompts import FailedRequestError
+
+NAME = "minipaged"
 
 app = typer.Typer(
-    name="minipaged",
+    name=NAME,
     help="PagedAttention, the paper behind vLLM, as code to learn from and to generate with.",
     no_args_is_help=True,
     add_completion=False,
@@ -38,22 +42,52 @@ UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__nam
 def main() -> None:
     """Entry point of the `minipaged` command."""
     prepare_process()
-    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
-    logging.getLogger("minipaged").setLevel(logging.INFO)
-    try:
-        code = app(standalone_mode=False)
-    except UsageError as error:
-        _fail(error.format_message())
-    except typer.Abort:
-        raise SystemExit(130) from None
-    except (ValueError, NotImplementedError) as error:  # the latter: a stub of --use that says what is to do
-        _fail(str(error))
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
-    raise SystemExit(code or 0)
+    with standard_streams() as output:
+        logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+        logging.getLogger("minipaged").setLevel(logging.INFO)
+        code = 0
+        try:
+            try:
+                code = app(prog_name=NAME, standalone_mode=False) or 0
+            except (Exception, SystemExit) as error:
+                code = _told(error)
+            output.close_kept()
+        except BrokenPipeError:
+            to_nowhere(sys.stdout)
+            code = 1
+        except ValueError as error:
+            code = _told(error)
+    raise SystemExit(code)
 
 
-def _fail(message: str) -> None:
-    print("minipaged: " + " ".join(message.split()), file=sys.stderr)
-    raise SystemExit(2)
+def _told(error: BaseException) -> int:
+    """Say in one line what a user can mend, and return the exit code; raise what nobody can."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, typer.Abort):
+        return 130
+    if isinstance(error, UsageError):
+        where: Any = getattr(error, "ctx", None)
+        _say(f"{error.format_message()}{_given(error)}; see {where.command_path if where else NAME} --help")
+    elif isinstance(error, BrokenPipeError):
+        raise error
+    elif isinstance(error, OSError):
+        _say(f"{error.filename or 'input or output'}: {error.strerror or error}; use another file or folder")
+    elif isinstance(error, (ValueError, NotImplementedError)):  # the latter: a stub that says what is to do
+        _say(str(error))
+        return 1 if isinstance(error, FailedRequestError) else 2
+    else:
+        raise error
+    return 2
+
+
+def _given(error: Any) -> str:
+    """What was typed for the option of a usage error, if the message does not say it."""
+    names = getattr(getattr(error, "param", None), "opts", ())
+    given = [value for name, value in zip(sys.argv, sys.argv[1:]) if name in names]
+    return f" (it is {given[-1]!r})" if given and repr(given[-1]) not in error.format_message() else ""
+
+
+def _say(message: str) -> None:
+    with suppress(OSError):
+        print("minipaged: " + " ".join(message.split()), file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import Field, fields
 from enum import Enum
@@ -58,6 +59,13 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapper
+
+
+def check_threads(threads: int | None) -> None:
+    """Raise `ValueError` for more threads than there are cores: they only wait, and too many crash."""
+    cores = os.cpu_count() or 1
+    if threads is not None and not 1 <= threads <= cores:
+        raise ValueError(f"threads is {threads}; give 1 to {cores}, the cores of this machine")
 
 
 def load(model: str | None, options: dict[str, Any], use: list[str] | None) -> LLM:

@@ -5,6 +5,8 @@ matplotlib is needed only where a figure is asked for.
 
 import json
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,12 +19,23 @@ from rich.table import Table
 
 from minipaged.config import config_from
 from minipaged.simulation.experiments import EXPERIMENTS
-from minipaged.simulation.fleet import find_router
 from minipaged.simulation.hardware import CHIPS, CONSTANTS, MODELS, Deployment, find
 from minipaged.simulation.page import write_page
-from minipaged.simulation.plots import save_figure, save_figures
+from minipaged.simulation.plots import check_figures, save_figure, save_figures
 from minipaged.simulation.reproduce import claims_table, find_experiments, run_experiments
-from minipaged.simulation.serving import Load, Report, engine_simulation, parse_sweep, sweep_panels
+from minipaged.simulation.sensitivity import sensitivity
+from minipaged.simulation.serving import Load, Report, check_settings, parse_sweep, sweep_panels
+
+MOST_REQUESTS, MOST_REPLICAS, MOST_HOST_MS = 10_000_000, 1_000, 1_000_000
+
+
+@contextmanager
+def _progress(text: str) -> Iterator[Callable[[int, int], None]]:
+    """Shows (done, of all) on standard error if that is a terminal."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(text, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def reproduce(
@@ -33,7 +46,7 @@ def reproduce(
     figures: Annotated[Path | None, typer.Option(help="Draw each experiment into this folder.")] = None,
     figure_format: Annotated[str, typer.Option(help="svg or png.")] = "svg",
     docs: Annotated[
-        Path | None, typer.Option(help="Write index.md, results.json and SVG figures into this folder.")
+        Path | None, typer.Option(help="Write the page with its results and SVG figures into this folder.")
     ] = None,
 ) -> None:
     """Run the experiments of the sources on a simulated clock; paper beside measured."""
@@ -47,11 +60,15 @@ def reproduce(
     if figure_format not in ("svg", "png"):
         raise ValueError(f"figure_format is {figure_format!r}; choose svg or png")
     chosen = find_experiments(list(EXPERIMENTS) if all_ else experiments or [])
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("simulating", total=None)
-        results = run_experiments(
-            chosen, progress=lambda done, total: bar.update(task, completed=done, total=total)
-        )
+    for folder in (figures, docs):
+        if folder is not None:
+            check_figures(folder, make=True)
+    with _progress("simulating") as progress:
+        results = run_experiments(chosen, progress)
+    changes = []
+    if docs is not None and all_:
+        with _progress("moving what is fitted") as progress:
+            changes = sensitivity(progress)
     if as_json:
         print(json.dumps([claim for result in results for claim in result["claims"]], indent=1))
     else:
@@ -60,7 +77,7 @@ def reproduce(
         save_figures(results, figures, figure_format)
     if docs is not None:
         save_figures(results, docs, "svg")
-        write_page(results, docs)
+        write_page(results, changes, docs)
 
 
 def simulate(
@@ -86,23 +103,27 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what a model on some hardware would do under a load; no GPU and no weights needed."""
-    if requests < 1 or replicas < 1:
-        raise ValueError(f"requests is {requests}, replicas is {replicas}; give at least 1 of each")
+    for name, value, most in (("requests", requests, MOST_REQUESTS), ("replicas", replicas, MOST_REPLICAS)):
+        if not 1 <= value <= most:
+            raise ValueError(f"{name} is {value}; give 1 to {most:,}")
     if plot is not None and (sweep is None or plot.suffix not in (".svg", ".png")):
         raise ValueError(f"plot is {plot}; give a .svg or .png file, and --sweep to have something to draw")
-    if not host_ms >= 0:
-        raise ValueError(f"host_ms is {host_ms}; give at least 0")
-    find_router(router)
-    deployment = Deployment(find("model", MODELS, model), find("chip", CHIPS, hardware), chips)
-    config = config_from(options)
-    engine_simulation(deployment, config)
+    if not 0 <= host_ms <= MOST_HOST_MS:
+        raise ValueError(f"host_ms is {host_ms}; give 0 to {MOST_HOST_MS:,}")
+    if plot is not None:
+        check_figures(plot.parent)
+    check_settings(options)
     constants = replace(CONSTANTS, step_seconds=host_ms / 1e3)
-    load = Load(deployment, constants, workload, requests, replicas, router)
+    deployment = Deployment(find("model", MODELS, model), find("chip", CHIPS, hardware), chips, constants)
+    config = config_from(options)
+    load = Load(deployment, workload, requests, replicas, router)
     if sweep is None:
+        load.check(rate, config)
         flag, values, reports = "metric", ["value"], [load.run(rate, config)]
     else:
         flag, values = parse_sweep(sweep)
-        reports = load.sweep(rate, config, flag, values)
+        with _progress("simulating") as progress:
+            reports = load.sweep(rate, config, flag, values, progress)
     if not as_json:
         _print(reports, flag, values)
     elif sweep is None:

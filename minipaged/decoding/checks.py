@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
 from typing import Any, NoReturn
+
+from minipaged.text_io import lone_surrogate
 
 
 class ParamsError(ValueError):
@@ -17,11 +20,14 @@ def refuse(name: str, value: Any, fix: str) -> NoReturn:
 
 
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _is_between(value: Any, low: float, high: float) -> bool:
-    return (isinstance(value, float) or _is_integer(value)) and low <= value <= high
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    number: Any = value  # (Real has no comparison with float, to mypy)
+    return bool(low <= number <= high)
 
 
 def integer(params: Any, name: str, least: float = -math.inf, fix: str = "", optional: bool = False) -> None:
@@ -29,12 +35,19 @@ def integer(params: Any, name: str, least: float = -math.inf, fix: str = "", opt
     value = getattr(params, name)
     if not (value is None and optional) and not (_is_integer(value) and value >= least):
         refuse(name, value, fix or ("an integer" if least < 0 else f"an integer of at least {least}"))
+    if value is not None:
+        if least >= -1 and value >= 2**63:
+            refuse(name, value, "an integer of at most 64 bits")
+        object.__setattr__(params, name, int(value))  # (it may be NumPy's)
 
 
 def number(params: Any, name: str, low: float, high: float, fix: str) -> None:
     """A number from `low` to `high`."""
-    if not _is_between(getattr(params, name), low, high):
-        refuse(name, getattr(params, name), f"a number {fix}")
+    value = getattr(params, name)
+    if not _is_between(value, low, high):
+        refuse(name, value, f"a number {fix}")
+    if not isinstance(value, int | float):
+        object.__setattr__(params, name, float(value))  # (it is NumPy's)
 
 
 def boolean(params: Any, name: str) -> None:
@@ -57,19 +70,28 @@ def items(
 
 def token_ids(name: str, value: Any) -> tuple[int, ...]:
     """A list of integers of at least 0, as a tuple."""
-    return items(name, value, lambda i: _is_integer(i) and i >= 0, "token ids, integers of at least 0")
+    ids = items(name, value, lambda i: _is_integer(i) and i >= 0, "token ids, integers of at least 0")
+    return tuple(map(int, ids))
 
 
 def stop_strings(value: Any) -> tuple[str, ...]:
     """One string or a list of them, none empty."""
     strings = (value,) if isinstance(value, str) else value
-    return items("stop", strings, lambda s: isinstance(s, str) and s, "strings of at least one character")
+    fix = "strings of at least one character"
+    return _unicode("stop", items("stop", strings, lambda s: isinstance(s, str) and s, fix))
 
 
 def bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
     """A list of strings and token id lists, none empty."""
     words = [w if isinstance(w, str) else token_ids("bad_words", w) for w in items("bad_words", value)]
-    return items("bad_words", words, bool, "words of at least one character or token")
+    return _unicode("bad_words", items("bad_words", words, bool, "words of at least one character or token"))
+
+
+def _unicode(name: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    for value in values:
+        if isinstance(value, str) and (wrong := lone_surrogate(value)):
+            raise ParamsError(f"{name} {wrong}")
+    return values
 
 
 def logit_bias(value: Any) -> dict[int, float]:
@@ -80,7 +102,7 @@ def logit_bias(value: Any) -> dict[int, float]:
         bias = value[token_id]
         if not (_is_between(bias, -100, 100) or bias == -math.inf):
             refuse(f"logit_bias of token {token_id}", bias, "-100 to 100, or -inf to forbid")
-    return {token_id: float(bias) for token_id, bias in value.items()}
+    return {int(token_id): float(bias) for token_id, bias in value.items()}
 
 
 def at_most_vocabulary(params: Any, name: str, size: int) -> None:
@@ -94,4 +116,6 @@ def in_vocabulary(name: str, ids: Iterable[int] | None, size: int) -> None:
     """Token ids that the vocabulary must have; None passes."""
     for token_id in ids or ():
         if token_id >= size:
-            raise ParamsError(f"{name} has token {token_id}; the vocabulary ends at {size - 1}")
+            raise ParamsError(
+                f"{name} has token {token_id}; give ids of the vocabulary, which ends at {size - 1}"
+            )

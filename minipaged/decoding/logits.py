@@ -17,6 +17,7 @@ import torch
 
 from minipaged.decoding.params import SamplingParams
 from minipaged.decoding.stopping import end_token_ids
+from minipaged.decoding.structured import allowed_tokens
 from minipaged.scheduling.request import Sequence
 
 SHORTLIST = 64
@@ -30,13 +31,15 @@ def edit_logits(
 
     A copy, or `logits` itself when no row asks for an edit. EOS is forbidden before `min_tokens`.
     """
-    allowed, biases, penalized = [], [], []
+    structured, allowed, biases, penalized = [], [], [], []
     for row, sequence in enumerate(sequences):
         params = sequence.request.params
         if sequence.num_generated_tokens < params.min_tokens:
             biases += [(row, token_id, -math.inf) for token_id in end_token_ids(params, eos_token_ids)]
         if not isinstance(params, SamplingParams):
             continue
+        if params.structured_outputs is not None:
+            structured.append(row)
         if params.allowed_token_ids is not None:
             allowed.append(row)
         if params.bad_words:
@@ -46,9 +49,13 @@ def edit_logits(
             biases += [(row, token_id, bias) for token_id, bias in params.logit_bias.items()]
         if params.has_penalties:
             penalized.append(row)
-    if not (allowed or biases or penalized):
+    if not (structured or allowed or biases or penalized):
         return logits
     logits = logits.clone()
+    if structured:
+        mask = torch.from_numpy(allowed_tokens([sequences[row] for row in structured], logits.shape[1]))
+        rows = torch.tensor(structured, device=logits.device)
+        logits[rows] = logits[rows].masked_fill_(~mask.to(logits.device), -math.inf)
     for row in allowed:
         ids = torch.tensor(sequences[row].request.params.allowed_token_ids, device=logits.device)
         kept = logits[row, ids]

@@ -8,17 +8,21 @@ checked by `check_vocabulary` before a request is admitted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import minipaged.decoding.checks as check
 from minipaged.decoding.checks import ParamsError
+from minipaged.decoding.structured import StructuredOutputsParams
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy decoding: dividing by less would overflow float32."""
+
+MOST_SAMPLES = 16384
+"""Of one prompt, as in vLLM: each is an object of its own before the first token is computed."""
 
 
 class RequestOutputKind(Enum):
@@ -33,8 +37,8 @@ class RequestOutputKind(Enum):
 class SamplingParams:
     """Greedy decoding and random sampling, one or several samples of a prompt.
 
-    Logits are edited in this order: masks (`allowed_token_ids`, `bad_words`, `min_tokens`),
-    `logit_bias`, `repetition_penalty` (prompt and output), `frequency_penalty` and
+    Logits are edited in this order: masks (`structured_outputs`, `allowed_token_ids`, `bad_words`,
+    `min_tokens`), `logit_bias`, `repetition_penalty` (prompt and output), `frequency_penalty` and
     `presence_penalty` (output only), `temperature`, `top_k`, `top_p`, `min_p`.
 
     Attributes:
@@ -62,6 +66,8 @@ class SamplingParams:
         min_tokens: tokens before the first that may end the text.
         max_tokens: tokens after which it ends; None: when the model's length is reached.
         output_kind: what each output of `AsyncLLM.generate` tells; others tell everything at the end.
+        structured_outputs: what the text must follow. With ignore_eos, EOS comes (and ends it) only where
+            nothing else may follow.
 
     Raises:
         ParamsError: a value out of its range, or two that contradict each other.
@@ -89,6 +95,7 @@ class SamplingParams:
     min_tokens: int = 0
     max_tokens: int | None = 16
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         _set(self, "stop", check.stop_strings(self.stop))
@@ -96,11 +103,14 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             _set(self, "allowed_token_ids", check.token_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
-                raise ParamsError("allowed_token_ids is empty; give at least one token id, or None for all")
+                raise ParamsError("allowed_token_ids is empty; give at least one token id, or leave it out")
         if self.logit_bias is not None:
             _set(self, "logit_bias", check.logit_bias(self.logit_bias))
         check.integer(self, "n", 1)
         check.integer(self, "best_of", 1, optional=True)
+        if self.num_samples > MOST_SAMPLES:
+            name = "n" if self.best_of is None else "best_of"
+            raise ParamsError(f"{name} is {self.num_samples}; give at most {MOST_SAMPLES}")
         if self.num_samples < self.n:
             raise ParamsError(f"best_of is {self.best_of}, below n = {self.n}; draw at least n samples")
         check.number(self, "temperature", 0, 1000, "from 0 (greedy) to 1000")
@@ -121,6 +131,8 @@ class SamplingParams:
                 f"output_kind is DELTA with best_of {self.best_of}, but which {self.n} are returned is known "
                 "at the end only; use FINAL_ONLY"
             )
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            check.refuse("structured_outputs", self.structured_outputs, "StructuredOutputsParams(...)")
         _common(self)
         if self.is_greedy and self.num_samples > 1:
             raise ParamsError(
@@ -148,7 +160,7 @@ class SamplingParams:
         """Greedy with nothing that edits logits or reports more than the token."""
         edits = self.has_penalties or self.logit_bias or self.bad_words or self.min_tokens
         asks = self.allowed_token_ids is not None or self.logprobs is not None
-        return self.is_greedy and not edits and not asks
+        return self.is_greedy and not edits and not asks and self.structured_outputs is None
 
     def resolve(self, encode: Callable[[str], list[int]]) -> SamplingParams:
         """Turn strings in `bad_words` into token ids, as at a line's start and as after a space.
@@ -167,6 +179,12 @@ class SamplingParams:
                 words[word] = None
         return replace(self, bad_words=tuple(words))
 
+    def compile(self, tokenizer: Any, eos_token_ids: Collection[int]) -> SamplingParams:
+        """With `structured_outputs` compiled for a tokenizer; may raise ParamsError."""
+        if self.structured_outputs is None:
+            return self
+        return replace(self, structured_outputs=self.structured_outputs.compile(tokenizer, eos_token_ids))
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise ParamsError for a token id or a count past the vocabulary, or an unresolved bad word."""
         check.at_most_vocabulary(self, "logprobs", vocab_size)
@@ -178,6 +196,8 @@ class SamplingParams:
         check.in_vocabulary("logit_bias", self.logit_bias, vocab_size)
         check.in_vocabulary("allowed_token_ids", self.allowed_token_ids, vocab_size)
         check.in_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
+        if self.structured_outputs is not None and self.structured_outputs.compiled is None:
+            raise ParamsError("structured_outputs is not compiled; LLM does it, if the model has a tokenizer")
         forbids = self.allowed_token_ids is not None or self.bad_words or self.logit_bias
         if forbids and not self.permitted(vocab_size):
             name = "logit_bias" if self.allowed_token_ids is None else "allowed_token_ids"
@@ -203,6 +223,7 @@ class BeamSearchParams:
             its present length, beats none of them; "never" when it could not at any length.
         num_return_sequences: hypotheses to return, the best first.
         max_tokens, min_tokens, stop_token_ids, ignore_eos: as in `SamplingParams`.
+        structured_outputs: None; anything else is refused.
 
     Raises:
         ParamsError: a value out of its range, or two that contradict each other.
@@ -216,6 +237,7 @@ class BeamSearchParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    structured_outputs: None = None
     # Of samples only:
     stop: ClassVar[tuple[str, ...]] = ()
     include_stop_str_in_output: ClassVar[bool] = False
@@ -235,6 +257,10 @@ class BeamSearchParams:
             raise ParamsError(
                 f"num_return_sequences is {self.num_return_sequences}, above beam_width = {self.beam_width}; "
                 "widen the beam or return fewer"
+            )
+        if self.structured_outputs is not None:
+            raise ParamsError(
+                "structured_outputs is given; beam search does not follow it, use SamplingParams"
             )
         _common(self)
 
@@ -259,7 +285,7 @@ def _common(params: DecodingParams) -> None:
     _set(params, "stop_token_ids", check.token_ids("stop_token_ids", params.stop_token_ids))
     check.boolean(params, "ignore_eos")
     check.integer(params, "min_tokens", 0)
-    check.integer(params, "max_tokens", 1, "at least 1, or None for the model's length", optional=True)
+    check.integer(params, "max_tokens", 1, optional=True)
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise ParamsError(
             f"min_tokens is {params.min_tokens}, above max_tokens = {params.max_tokens}; lower it"

@@ -98,8 +98,11 @@ def find_errors(
     errors = {}
     for row, (sample, (sequence, *_)) in enumerate(zip(samples, scheduled)):
         if sample.logprobs[0] != sample.logprobs[0]:  # NaN
+            masks = "allowed_token_ids, bad_words, min_tokens and logit_bias"
+            if sequence.request.params.structured_outputs is not None:
+                masks = f"structured_outputs, {masks}"
             errors[sequence.request.request_id] = (
-                "allowed_token_ids, bad_words, min_tokens and logit_bias together forbid every token"
+                f"{masks} together forbid every token"
                 if logits[row].isfinite().any() and not (logits[row].isnan() | logits[row].isposinf()).any()
                 else "the model's logits are not finite: its weights may have NaN, or its dtype overflows"
             )

@@ -21,14 +21,18 @@ from minipaged.scheduling.request import Sequence
 
 
 def end_token_ids(params: DecodingParams, eos_token_ids: Collection[int]) -> frozenset[int]:
-    """Tokens that end a sequence: the model's EOS, unless ignored, and the user's stop tokens."""
-    return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_token_ids)
+    """Tokens that end a sequence: the model's EOS, unless ignored, and the user's stop tokens.
+
+    After the EOS of a structured output nothing may follow, so it ends the sequence in any case.
+    """
+    goes_on = params.ignore_eos and params.structured_outputs is None
+    return frozenset(params.stop_token_ids) | frozenset(() if goes_on else eos_token_ids)
 
 
 class StopChecker:
     """Decides whether a token ends a sequence, and where its text ends.
 
-    Raises ParamsError for stop strings without a detokenizer, or if no token is left before `min_tokens`.
+    Raises ParamsError for stop strings without a detokenizer, or no token left before `min_tokens`.
     """
 
     def __init__(
@@ -112,7 +116,8 @@ class OutputText:
         self.stop_string: str | None = None  # which stop string stopped it
         self._rules = rules
         self._window = Window()
-        self._held = ""
+        self._held = ""  # what may be the beginning of a stop string
+        self._pending = ""  # bytes that are a character by now, but not certain to stay one
         self._after: dict[int, OutputText] = {}
 
     def after(self, token_id: int) -> OutputText:
@@ -126,7 +131,7 @@ class OutputText:
         if self.stopped:
             return ""
         text = self._held + self._rules.detokenizer.flush(self._window)
-        found = self._rules.find_stop(text, len(self._held), self.num_tokens + 1)
+        found = self._rules.find_stop(text, len(self._held + self._pending), self.num_tokens + 1)
         return text if found is None else text[: found[0]]
 
     def _make_after(self, token_id: int) -> OutputText:
@@ -139,9 +144,16 @@ class OutputText:
             return text
         text._window, new = rules.detokenizer.push(self._window, token_id)
         seen = self._held + new
-        found = rules.find_stop(seen, len(self._held), text.num_tokens)
+        if rules.stop and not new:
+            # A run of byte tokens is shown when it is over, but what it spells so far may be a stop string.
+            text._pending = rules.detokenizer.flush(text._window)
+            if text._pending.endswith("\ufffd"):
+                text._pending = ""
+        found = rules.find_stop(seen + text._pending, len(self._held + self._pending), text.num_tokens)
         end, text.stop_string = found or (None, None)
-        if end is None and is_end:
+        if end is not None:
+            seen += text._pending
+        elif is_end:
             seen += rules.detokenizer.flush(text._window)
             end = len(seen)
         text.stopped = end is not None

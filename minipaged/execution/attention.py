@@ -90,14 +90,21 @@ class ProbeContext:
         """Record the shapes; return zeros."""
         layer = module.layer_idx
         if layer in self.specs:
-            raise UnsupportedModelError(f"layer {layer} attends twice (cross-attention?)")
+            raise UnsupportedModelError(
+                f"layer {layer} attends twice in a pass, and has one place in the KV cache"
+            )
         if not getattr(module, "is_causal", True):
             raise UnsupportedModelError(f"layer {layer} attends to later tokens, too (no causal decoder)")
         kind = self._kind_of(layer)
         if kind not in ("full_attention", "sliding_attention", "chunked_attention"):
             raise UnsupportedModelError(f"layer {layer} is of type {kind!r}")
-        if kind == "sliding_attention" and parameters.sliding_window is None:
+        window = parameters.sliding_window
+        if kind == "sliding_attention" and window is None:
             raise UnsupportedModelError(f"layer {layer} does not say how long its sliding window is")
+        if window is not None and window < 1:
+            raise UnsupportedModelError(
+                f"layer {layer} has sliding_window {window}; give at least 1, or null"
+            )
         chunk_size = self._config.attention_chunk_size if kind == "chunked_attention" else None
         scaling = None
         if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
@@ -227,14 +234,17 @@ def prepare(model: PreTrainedModel) -> None:
     Raises:
         UnsupportedModelError: the architecture cannot swap its attention.
     """
+    accepted = inspect.signature(model.forward).parameters
+    if "position_ids" not in accepted:
+        if getattr(model, "_is_stateful", False):
+            raise UnsupportedModelError("it is recurrent: it keeps a state in place of a KV cache")
+        if any(name.startswith("encoder_") for name in accepted):
+            raise UnsupportedModelError("it is the decoder of an encoder-decoder model")
     if not model._can_set_attn_implementation():
         # transformers itself would only log a warning and keep its own attention, which has no cache
         raise UnsupportedModelError("its attention does not use transformers' attention interface")
-    accepted = inspect.signature(model.forward).parameters
     for parameter in ("position_ids", "logits_to_keep"):
         if parameter not in accepted:
             raise UnsupportedModelError(f"its forward pass takes no {parameter}")
-    if getattr(model, "_is_stateful", False):
-        raise UnsupportedModelError("it keeps a recurrent state besides the KV cache")
     AttentionInterface.register(NAME, paged_attention_hook)
     model.set_attn_implementation(NAME)

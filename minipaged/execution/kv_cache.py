@@ -22,6 +22,9 @@ from minipaged.memory import BlockCopy
 DEFAULT_CPU_MEMORY = 1 << 30
 """Bytes of a pool on a CPU if the settings do not say."""
 
+ADDRESSABLE = 1 << 47
+"""Bytes that a process can address on today's 64-bit processors."""
+
 
 class KVCache:
     """Device pools `[num_blocks, Hkv, block_size, D]` for each layer's keys and values, and host pools.
@@ -92,10 +95,10 @@ def _allocate(shape: tuple[int, int, int, int], spec: LayerSpec) -> Tensor:
     try:
         # Not cleared: nothing unwritten is read, and memory that no token reaches is never committed.
         return torch.empty(shape, dtype=spec.dtype, device=spec.device)
-    except RuntimeError as error:  # out of memory is one
+    except (RuntimeError, TypeError, OverflowError) as error:  # out of memory is one
         raise ConfigError(
             f"a KV pool of {shape[0]} blocks does not fit in memory; "
-            "lower num_blocks, kv_cache_memory or gpu_memory_utilization"
+            "lower num_blocks or kv_cache_memory, or on a GPU gpu_memory_utilization"
         ) from error
 
 
@@ -126,10 +129,21 @@ def pool_size(
         useful = config.max_num_seqs * -(-max_model_len // config.block_size)
         num_blocks = min(memory // bytes_per_block, useful)
         if num_blocks < 1:
-            source = "kv_cache_memory" if config.kv_cache_memory else "gpu_memory_utilization"
+            given = config.kv_cache_memory or memory == DEFAULT_CPU_MEMORY
+            source = "kv_cache_memory" if given else "gpu_memory_utilization"
             raise ConfigError(
                 f"{memory} bytes for the KV pool hold no block of {bytes_per_block} bytes; raise {source}"
             )
+    if num_blocks * bytes_per_block > ADDRESSABLE:
+        raise ConfigError(
+            f"num_blocks is {num_blocks}: of {bytes_per_block} bytes each, more than a machine addresses; "
+            f"give at most {ADDRESSABLE // bytes_per_block}, or kv_cache_memory"
+        )
+    if 0 < config.swap_space < bytes_per_block:
+        raise ConfigError(
+            f"swap_space is {config.swap_space} bytes, and a block has {bytes_per_block}; the unit is bytes "
+            f"(vLLM's is GiB): give at least a block, e.g. {4 << 30} for 4 GiB, or 0 to swap nothing"
+        )
     return num_blocks, min(num_blocks, config.swap_space // bytes_per_block)
 
 

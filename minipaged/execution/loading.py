@@ -5,37 +5,78 @@ What would silently differ from the model's own attention is refused here or by 
 
 from __future__ import annotations
 
+import logging
+import re
+import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from huggingface_hub import model_info
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
+from transformers.utils import is_peft_available
 
 from minipaged.config import ConfigError, DType
 from minipaged.execution.attention import UnsupportedModelError
+
+logger = logging.getLogger(__name__)
+
+HUB_TIMEOUT = 5.0
+"""Seconds to wait for the hub's word on whether it knows a model."""
+
+_TOKENIZER_FILE = re.compile(r"token|vocab|spiece|merges|bpe|\.model$|\.tiktoken$", re.IGNORECASE)
+_NO_GGUF = "give the model as Hugging Face saves it, with config.json and safetensors"
 
 
 class ModelLoadError(ValueError):
     """The model cannot be found or read; one line that says what to change."""
 
 
-def load_model(name: str, dtype: DType, device: torch.device) -> PreTrainedModel:
+def load_model(
+    name: str, dtype: DType, device: torch.device, trust_remote_code: bool = False
+) -> PreTrainedModel:
     """The decoder in the directory `name`, or of that id on the Hugging Face hub, ready for inference.
 
+    Code that comes with the model's files runs only with `trust_remote_code`.
+
     Raises:
-        ModelLoadError: no such directory, no config.json in it, weights missing or unreadable.
+        ModelLoadError: no such directory, no config.json in it, weights missing, unreadable or misshapen.
     """
+
+    def load(source: str, **options: Any) -> Any:
+        options["trust_remote_code"] = trust_remote_code
+        auto = auto_class(AutoConfig.from_pretrained(source, **options))
+        return auto.from_pretrained(
+            source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+
     path = Path(name).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelLoadError(f"{name} has no config.json; give the directory of a Hugging Face model")
+        _check_directory(name, path)
+    elif path.suffix == ".gguf":
+        raise ModelLoadError(f"{name} is a GGUF file; {_NO_GGUF}")
     elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelLoadError(f"there is no directory {name}; give a model directory or a hub id (org/name)")
-    source = str(path) if path.is_dir() else name
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
-        model, info = loaded
+        model, info = _local_first(path, name, load)
     except Exception as error:  # transformers, the hub and safetensors raise all kinds; one line for all
+        if "trust_remote_code" in str(error):
+            raise ModelLoadError(
+                f"{name} brings its own code; read it, then give trust_remote_code=True (--trust-remote-code)"
+            ) from error
         what = name if path.is_dir() else f"{name} (no directory here, so a hub id)"
         raise ModelLoadError(f"cannot load {what}: {in_one_line(error)}") from error
     if info["missing_keys"]:
@@ -44,7 +85,43 @@ def load_model(name: str, dtype: DType, device: torch.device) -> PreTrainedModel
             f"{name} lacks {len(missing)} weights of {type(model).__name__}, such as {missing[0]}; "
             "the checkpoint is damaged or of another architecture"
         )
+    for tensor, found, expected in info["mismatched_keys"]:
+        raise ModelLoadError(
+            f"{name} has {tensor} of shape {list(found)}, its config.json asks for {list(expected)}; "
+            "the checkpoint is damaged or of another architecture"
+        )
     return model.to(device).eval()
+
+
+def _local_first(path: Path, name: str, load: Callable[..., Any]) -> Any:
+    """What `load` makes of a directory; of a hub id from the local cache, or else from the hub."""
+    if path.is_dir():
+        return load(str(path), local_files_only=True)
+    try:
+        return load(name, local_files_only=True)
+    except OSError:
+        model_info(name, timeout=HUB_TIMEOUT)  # fails at once where transformers would ask again and again
+        return load(name)
+
+
+def _check_directory(name: str, path: Path) -> None:
+    has_config, has_adapter = ((path / f"{kind}config.json").is_file() for kind in ("", "adapter_"))
+    if has_adapter and not has_config:
+        raise ModelLoadError(f"{name} holds an adapter without its model; merge them, or put them together")
+    if has_adapter and not is_peft_available():
+        raise ModelLoadError(f"{name} holds an adapter (adapter_config.json); install peft, or merge them")
+    if has_config:
+        return
+    if any(path.glob("*.gguf")):
+        raise ModelLoadError(f"{name} holds GGUF files; {_NO_GGUF}")
+    raise ModelLoadError(f"{name} has no config.json; give the directory of a Hugging Face model")
+
+
+def auto_class(config: PreTrainedConfig) -> Any:
+    """The class that builds the model, also where it takes images and text: its text part is a decoder."""
+    is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    takes_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if takes_images and not is_causal else AutoModelForCausalLM
 
 
 def in_one_line(error: Exception) -> str:
@@ -53,12 +130,29 @@ def in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {next(lines, 'no reason given')}"
 
 
-def load_tokenizer(name: str) -> Any:
-    """The tokenizer beside the model, or None if it has none (then prompts are token ids)."""
+def why_forward_failed(error: Exception, config: Any) -> str:
+    """One line about an exception out of the model's code, which may rely on a mask or a cache of its own."""
+    if getattr(config, "index_topk", None):
+        return f"it attends to the index_topk = {config.index_topk} tokens that an indexer of its own chooses"
+    *_, frame = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(frame.filename).stem}.{frame.name}"
+    return f"it fails without mask and cache of its own, in {place}: {in_one_line(error)}"
+
+
+def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
+    """The tokenizer beside the model, or None if it cannot be built (then prompts are token ids)."""
+    load = partial(AutoTokenizer.from_pretrained, trust_remote_code=trust_remote_code)
+    path = Path(name).expanduser()
     try:
-        return AutoTokenizer.from_pretrained(str(Path(name).expanduser()))
-    except (OSError, ValueError):
+        if path.is_dir() and not any(_TOKENIZER_FILE.search(file.name) for file in path.iterdir()):
+            raise FileNotFoundError("it has no tokenizer.json, vocabulary or the like")
+        tokenizer = _local_first(path, name, load)
+        if not len(tokenizer):
+            raise ValueError("its vocabulary is empty")
+    except Exception as error:  # of all kinds, as for models
+        logger.warning("no tokenizer for %s, so prompts are token ids: %s", name, in_one_line(error))
         return None
+    return tokenizer
 
 
 def text_config(model: PreTrainedModel) -> Any:
@@ -86,7 +180,7 @@ def longest_sequence(config: Any, max_model_len: int | None) -> int:
     if longest is None:
         raise ConfigError(f"max_model_len is None and {config.model_type} names no limit; set max_model_len")
     if trained is not None and longest > trained:
-        raise ConfigError(f"max_model_len is {longest}; the model ends at {trained} positions")
+        raise ConfigError(f"max_model_len is {longest}; the model ends at {trained} positions, give no more")
     # Two rope types switch frequencies when the longest position *of the forward pass* crosses a length: the
     # tokens of one request would depend on the others. Below that length they are plain.
     parameters = getattr(config, "rope_parameters", None) or {}

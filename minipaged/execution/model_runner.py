@@ -38,6 +38,8 @@ from minipaged.scheduling.request import TopLogprobs
 
 logger = logging.getLogger(__name__)
 
+LOGPROB_ROWS = 128
+
 TokenSampler = Callable[[Tensor, list[ScheduledSequence]], list[Sample]]
 """Logits [R, V] of R sampling sequences -> one sample for each."""
 
@@ -67,7 +69,7 @@ class ModelRunner:
         try:
             prepare(model)
             self.max_model_len = loading.longest_sequence(self._text_config, config.max_model_len)
-            specs = self._probe()
+            specs = self._specs = self._probe()
         except UnsupportedModelError as reason:
             model.set_attn_implementation(own_attention)
             raise UnsupportedModelError(f"{type(model).__name__} is not supported: {reason}") from reason
@@ -90,7 +92,7 @@ class ModelRunner:
     def load(cls, name: str, config: EngineConfig) -> ModelRunner:
         """A runner for a model directory or hub id, on the GPU if there is one; may raise ModelLoadError."""
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        runner = cls(loading.load_model(name, config.dtype, device), config)
+        runner = cls(loading.load_model(name, config.dtype, device, config.trust_remote_code), config)
         if device.type == "cpu":
             runner.optimize()
         return runner
@@ -152,50 +154,69 @@ class ModelRunner:
         with set_forward_context(context):
             return self._call(batch.input_ids, batch.positions, batch.output_indices)[0]
 
-    def _call(self, input_ids: Tensor, positions: Tensor, output_indices: Tensor) -> Tensor:
+    def _call(self, input_ids: Tensor, positions: Tensor | None, output_indices: Tensor) -> Tensor:
         return self.model(
             input_ids=input_ids, position_ids=positions, use_cache=False, logits_to_keep=output_indices
         ).logits
 
     def _probe(self) -> dict[int, LayerSpec]:
-        """Which layers call the hook, with which shapes: one forward pass without a pool."""
+        """Which layers call the hook, with which shapes: forward passes without a pool."""
+        num_layers = getattr(self._text_config, "num_hidden_layers", 1)
+        if num_layers < 1:
+            raise UnsupportedModelError(f"num_hidden_layers is {num_layers}; give at least 1")
         try:
-            specs, logits = self._run_without_pool(num_tokens=2, num_outputs=1)
+            specs, logits = self._run_without_pool([0, 0], num_outputs=1)
+            if logits.shape[0] != 1:
+                raise UnsupportedModelError("it cannot compute the logits of chosen rows only")
+            self.vocab_size = logits.shape[1]
+            _, after_another = self._run_without_pool([self.vocab_size - 1, 0], num_outputs=1)
+            _, own_positions = self._run_without_pool([0, 0], num_outputs=1, from_zero=False)
         except UnsupportedModelError:
             raise
         except Exception as error:  # code of other people, which may rely on a mask or a cache
-            raise UnsupportedModelError(
-                f"it fails without mask and cache of its own: {loading.in_one_line(error)}"
-            ) from error
-        if logits.shape[0] != 1:
-            raise UnsupportedModelError("it cannot compute the logits of chosen rows only")
-        self.vocab_size = logits.shape[1]
-        silent = set(range(self._text_config.num_hidden_layers)) - set(specs)
+            raise UnsupportedModelError(loading.why_forward_failed(error, self._text_config)) from error
+        # Attention answered with zeros, so what is left of an earlier token went another way.
+        if _differ(logits, after_another):
+            what = "a recurrent state" if getattr(self.model, "_is_stateful", False) else "a mixing of tokens"
+            raise UnsupportedModelError(f"it has {what} besides the attention that can be swapped")
+        if _differ(logits, own_positions):
+            raise UnsupportedModelError("its positions do not count from 0")
+        silent = sorted(set(range(num_layers)) - set(specs))
         if silent:
-            raise UnsupportedModelError(f"layers {sorted(silent)} keep no K/V in the cache")
+            raise UnsupportedModelError(f"layers {silent} keep no K/V in the cache")
         block_size = self._config.block_size
         for layer, spec in specs.items():
             if spec.chunk_size is not None and spec.chunk_size % block_size:
+                fits = max(size for size in range(1, block_size) if spec.chunk_size % size == 0)
                 raise UnsupportedModelError(
                     f"block_size {block_size} does not divide the attention chunk of {spec.chunk_size} "
-                    f"tokens of layer {layer}; choose one that does, for example 16"
+                    f"tokens of layer {layer}; choose one that does, for example {fits}"
                 )
         return specs
 
     @torch.inference_mode()
-    def _run_without_pool(self, num_tokens: int, num_outputs: int) -> tuple[dict[int, LayerSpec], Tensor]:
-        """What the layers look like, and meaningless logits [num_outputs, V]."""
+    def _run_without_pool(
+        self, token_ids: list[int], num_outputs: int, from_zero: bool = True
+    ) -> tuple[dict[int, LayerSpec], Tensor]:
+        """What the layers look like, and logits [num_outputs, V] with zeros for attention."""
         probe = ProbeContext(self._text_config)
-        rows = torch.arange(num_tokens, device=self.device)
+        rows = torch.arange(len(token_ids), device=self.device)
         with set_forward_context(probe):
-            positions = (rows % self.max_model_len)[None]
-            logits = self._call(torch.zeros_like(rows)[None], positions, rows[:num_outputs])
+            positions = (rows % self.max_model_len)[None] if from_zero else None
+            input_ids = torch.tensor([token_ids], device=self.device)
+            logits = self._call(input_ids, positions, rows[len(rows) - num_outputs :])
         return probe.specs, logits[0]
 
-    def _make_graph_runner(self) -> CUDAGraphRunner | None:
+    @property
+    def _can_capture(self) -> bool:
         # (Other backends read lengths on the host; a graph would repeat those it was captured with.)
+        return (
+            self._config.enable_cuda_graphs and self.device.type == "cuda" and self.backend.name == "triton"
+        )
+
+    def _make_graph_runner(self) -> CUDAGraphRunner | None:
         config, device = self._config, self.device
-        if not (config.enable_cuda_graphs and device.type == "cuda" and self.backend.name == "triton"):
+        if not self._can_capture:
             return None
         # Longer contexts are cut at attention chunks, on the host.
         chunk_sizes = [spec.chunk_size for spec, _, _ in self.cache.pools.values() if spec.chunk_size]
@@ -209,16 +230,37 @@ class ModelRunner:
         if self.device.type != "cuda":
             return DEFAULT_CPU_MEMORY
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self.device)
-        resting = torch.cuda.memory_allocated(self.device)
         num_tokens = self._config.max_num_batched_tokens
-        _, logits = self._run_without_pool(num_tokens, min(num_tokens, self._config.max_num_seqs))
-        torch.log_softmax(logits.float(), dim=-1)  # the sampler's share
-        del logits
-        peak = torch.cuda.max_memory_allocated(self.device) - resting
+        num_decodes = min(num_tokens, self._config.max_num_seqs)
+        peaks = []
+        for count in (num_decodes, num_tokens):
+            torch.cuda.reset_peak_memory_stats(self.device)
+            resting = torch.cuda.memory_allocated(self.device)
+            _, logits = self._run_without_pool([0] * count, count)  # prompt_logprobs ask for all rows' logits
+            torch.log_softmax(logits[:num_decodes].float(), dim=-1)  # the sampler's share
+            del logits
+            peaks.append(torch.cuda.max_memory_allocated(self.device) - resting)
+        decode, largest = peaks[0] + self._split_bytes(num_decodes), peaks[1]
+        # A pool of captured decodes keeps its memory; without graphs the two kinds of step take turns.
+        peak = decode + largest if self._can_capture else max(decode, largest)
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.device)
         return gpu_budget(total, free, peak, self._config.gpu_memory_utilization)
+
+    def _split_bytes(self, num_decodes: int) -> int:
+        """Bytes of the largest layer's partial results in a step of decodes, each as long as may be."""
+        if self.backend.name != "triton":
+            return 0
+        from minipaged.kernels.triton.config import architecture_of, decode_config, split_bytes
+
+        architecture, num_heads = architecture_of(self.device), self._text_config.num_attention_heads
+        return max(
+            split_bytes(
+                decode_config(architecture, max(spec.key_dim, spec.value_dim), spec.dtype),
+                *(num_decodes, num_heads, spec.value_dim, self.max_model_len),
+            )
+            for spec in self._specs.values()
+        )
 
     @staticmethod
     def _prompt_logprobs(batch: Batch, logits: Tensor) -> dict[str, list[tuple[int, TopLogprobs]]]:
@@ -229,6 +271,14 @@ class ModelRunner:
             position = item.start + 1  # a row predicts the token after its own
             token_ids = sequence.token_ids[position : position + num_tokens]
             wanted = sequence.request.params.prompt_logprobs
-            found = prompt_logprobs(logits[first : first + num_tokens], token_ids, wanted)
+            found = []
+            for i in range(0, num_tokens, LOGPROB_ROWS):  # copies in float32 of so many rows at a time
+                count = min(LOGPROB_ROWS, num_tokens - i)
+                rows = logits[first + i : first + i + count]
+                found += prompt_logprobs(rows, token_ids[i : i + count], wanted)
             reports[sequence.request.request_id] = list(enumerate(found, start=position))
         return reports
+
+
+def _differ(actual: Tensor, expected: Tensor) -> bool:
+    return bool((actual - expected).abs().max() > 1e-3 * expected.abs().max())

@@ -5,6 +5,7 @@ The tests run in a process of their own: no torch here.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -20,6 +21,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 from rich.table import Table
+
+SECONDS_PER_TEST = 10
+"""An exercise that has not answered by then has an endless loop."""
 
 
 class LearnError(ValueError):
@@ -63,7 +67,8 @@ class Lesson:
     @property
     def is_untouched(self) -> bool:
         """Whether nothing was written yet."""
-        return self.start.exists() and self.start.read_text() == self.exercise.read_text()
+        both = (self.start, self.exercise)
+        return all(file.exists() for file in both) and self.start.read_bytes() == self.exercise.read_bytes()
 
     @property
     def tests(self) -> list[str]:
@@ -120,9 +125,17 @@ def run_trials(
         source, destination = Path(folder, "in.json"), Path(folder, "out.json")
         source.write_text(json.dumps([trial._asdict() for trial in trials]))
         command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider", "-m", ""]
-        command += ["-o", "timeout=60", "--trials", str(source), "--trials-out", str(destination)]
-        variables = {**os.environ, **(environment or {})}
-        ran = subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True)
+        command += ["-o", f"timeout={SECONDS_PER_TEST}", "--trials", str(source)]
+        command += ["--trials-out", str(destination)]
+        ran = subprocess.run(
+            command,
+            cwd=root,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
         if not destination.exists():
             tail = " / ".join((ran.stdout + ran.stderr).strip().splitlines()[-3:])
             raise LearnError(f"the tests could not be run (is the extra `test` installed?): {tail}")
@@ -191,14 +204,19 @@ def check(number: Number) -> None:
     lesson = find(number)
     if not lesson.tasks:
         raise LearnError(f"lesson {lesson.number} has no tasks; read {lesson.folder / 'lesson.md'}")
-    outcomes = progress([lesson])[lesson.number]
-    console = Console(highlight=False)
+    with Console(stderr=True).status("running the tests"):
+        outcomes = progress([lesson])[lesson.number]
+    console = Console(highlight=False, soft_wrap=True)
+    told: set[str] = set()
     for i, (task, outcome) in enumerate(zip(lesson.tasks, outcomes), start=1):
         failed = [f"    {test.partition('::')[2]}: {failure}" for test, failure in outcome.items() if failure]
         passed = len(outcome) - len(failed)
         console.print(f"{_mark(outcome)} task {i}: {task.name}  ({passed} of {len(outcome)} tests)")
-        for told in failed[:1]:
-            console.print(told, markup=False)
+        for failure in failed[:1]:
+            reason = failure.partition(": ")[2]
+            if reason not in told:  # a file that cannot be loaded fails every test, and is told once
+                console.print(failure, markup=False)
+            told.add(reason)
     if any(failure for outcome in outcomes for failure in outcome.values()):
         raise typer.Exit(1)
     console.print(f"Lesson {lesson.number} is green. Now compare with the real module, linked in the lesson.")
@@ -216,14 +234,30 @@ def hint(number: Number) -> None:
 
 @app.command()
 def reset(number: Number) -> None:
-    """Begin a lesson again; what you wrote is kept beside it as exercise.backup.py."""
+    """Begin a lesson again; what you wrote is kept beside it: exercise.backup.py, exercise.backup2.py, ..."""
     lesson = find(number)
     if not lesson.start.exists():
-        raise LearnError(f"lesson {lesson.number} has no exercise to reset")
-    backup = lesson.exercise.with_name("exercise.backup.py")
-    shutil.copyfile(lesson.exercise, backup)
+        raise LearnError(f"lesson {lesson.number} has no exercise to reset; choose another")
+    console = Console(soft_wrap=True, highlight=False)
+    if lesson.is_untouched:
+        console.print(f"{lesson.exercise} is as at the start; nothing was written in it", markup=False)
+        return
+    kept = f"; yours is {back_up(lesson.exercise)}" if lesson.exercise.exists() else ""
     shutil.copyfile(lesson.start, lesson.exercise)
-    print(f"{lesson.exercise} is as at the start; yours is {backup}")
+    console.print(f"{lesson.exercise} is as at the start{kept}", markup=False)
+
+
+def back_up(exercise: Path) -> Path:
+    """Copy an exercise to exercise.backup.py, exercise.backup2.py, ...: the first that is not there yet."""
+    for number in itertools.count(1):
+        backup = exercise.with_name(f"exercise.backup{number if number > 1 else ''}.py")
+        try:
+            with backup.open("xb") as file:
+                file.write(exercise.read_bytes())
+        except FileExistsError:
+            continue
+        return backup
+    raise AssertionError("numbers do not end")
 
 
 @app.command(name="next")
@@ -240,4 +274,6 @@ def next_lesson() -> None:
 
 
 def _mark(outcome: dict[str, Any]) -> str:
-    return "[red]✗[/red]" if any(outcome.values()) else "[green]✓[/green]"
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    red, green = ("✗", "✓") if encoding.lower().startswith("utf") else ("x", "ok")
+    return f"[red]{red}[/red]" if any(outcome.values()) else f"[green]{green}[/green]"

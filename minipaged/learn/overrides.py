@@ -25,6 +25,8 @@ def components_from(use: Mapping[str, Any]) -> Components:
 
     Raises `OverrideError` if one cannot be loaded, `ContractError` if it lacks a method of its contract.
     """
+    if not isinstance(use, Mapping):
+        raise OverrideError(f'use is {use!r}; give a dict like {{"allocator": "FILE.py:Class"}}')
     overrides = {}
     for name, given in use.items():
         concept = concept_of(name)
@@ -61,23 +63,31 @@ def parse_option(value: str) -> tuple[str, str]:
     """Concept and place of one `--use` option. Raises `OverrideError` if it cannot be read."""
     name, equals, where = value.partition("=")
     if not equals or ":" not in where:
-        raise OverrideError(f"--use {value} is not CONCEPT=FILE.py:Class, e.g. allocator=mine.py:MyAllocator")
+        raise OverrideError(
+            f"--use {value} is not CONCEPT=FILE.py:Class; give e.g. allocator=mine.py:MyAllocator"
+        )
     return concept_of(name).name, where
 
 
 def load_override(where: str) -> Any:
     """Load "FILE.py:Class"; raises `OverrideError` if there is no such file or class, or the file fails."""
-    file, _, name = where.rpartition(":")
+    file, colon, name = where.rpartition(":")
+    if not colon or not name:
+        raise OverrideError(f"{where!r} names no class; give FILE.py:Class")
     module = _load_file(Path(file))
     if not hasattr(module, name):
         known = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
-        raise OverrideError(f"{file} has no {name}; it defines {', '.join(known) or 'nothing'}")
+        raise OverrideError(
+            f"{file} has no {name}; it defines {', '.join(known) or 'nothing'}, give one of those"
+        )
     return getattr(module, name)
 
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise OverrideError(f"there is no file {path}; give the path from where you are ({Path.cwd()})")
+    if path.suffix != ".py":
+        raise OverrideError(f"{path} is no Python file; give one whose name ends in .py")
     name = "override_" + "_".join(path.resolve().with_suffix("").parts[-2:])
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -86,8 +96,11 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickles look for it there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         line = getattr(error, "lineno", None)
         where = f"{path}, line {line}" if line else str(path)
-        raise OverrideError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
+        reason = getattr(error, "msg", error)
+        raise OverrideError(
+            f"{where} cannot be loaded: {type(error).__name__}: {reason}; mend the file"
+        ) from error
     return module

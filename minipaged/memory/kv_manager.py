@@ -1,4 +1,4 @@
-"""The one place the scheduler asks about memory: may these sequences have blocks, and then have them.
+"""The scheduler's interface to memory: can these sequences get blocks? Then allocate them.
 
 Composes allocator, block tables, growth policy, prefix cache and swap space (paper, sections 4.2 to 4.5).
 A question `can_x` changes nothing; its answer holds until the next call that changes something. Sequences
@@ -33,7 +33,6 @@ class KVManager:
 
     def __post_init__(self) -> None:
         self.pool: BlockPool = self.allocator if self.prefix_cache is None else self.prefix_cache
-        self.num_watermark_blocks = int(self.watermark * self.allocator.num_blocks)
 
     def new_table(self) -> BlockTable:
         """An empty block table over the device pool."""
@@ -63,8 +62,8 @@ class KVManager:
     def can_admit(self, sequences: Sequence[KVSequence], others_run: bool = True) -> Admission:
         """Whether the group, whose tables are empty, gets blocks for all its tokens.
 
-        While `others_run` the watermark is left free, and the growth policy has its say. When nothing else
-        runs, what the tokens need will do: waiting would free nothing.
+        While `others_run` the watermark is left free, and the growth policy has its say. If nothing else
+        runs, the minimum suffices: waiting would free nothing.
         """
         hits = find_hits(sequences, self.prefix_cache, self.block_size)
         wishes = []
@@ -77,7 +76,9 @@ class KVManager:
         blocks, num_charged = self.admission_charge(
             {block for hit in hits for block in hit.blocks}, num_tokens, num_cached
         )
-        available = self.pool.num_free - blocks - (self.num_watermark_blocks if others_run else 0)
+        available = self.pool.num_free - blocks
+        if others_run:
+            available -= int(self.watermark * self.allocator.num_blocks)
         grants = [wish[0] for wish in wishes]
         if sum(grants) > available:
             grants = [wish[-1] for wish in wishes]
@@ -184,7 +185,7 @@ class KVManager:
     # -- prefix caching -------------------------------------------------------------------------
 
     def register(self, sequence: KVSequence, num_tokens: int) -> None:
-        """Make the blocks findable that are full once the step being planned has computed `num_tokens`."""
+        """Register the blocks that will be full once the planned step has computed `num_tokens` tokens."""
         cache, size = self.prefix_cache, self.block_size
         start, stop = sequence.num_registered_blocks, num_tokens // size
         if cache is None or stop <= start:
@@ -198,7 +199,7 @@ class KVManager:
         sequence.num_registered_blocks = stop
 
     def commit_registered(self) -> None:
-        """The planned step ran: its registered blocks hold what they promise."""
+        """The planned step ran: its registered blocks are now filled."""
         if self.prefix_cache is not None:
             self.prefix_cache.commit()
 

@@ -46,55 +46,53 @@ class PrefixCache:
         self.block_size = block_size
         self.ref_count = allocator.ref_count  # evictable blocks have none
         self._hash = hash_function
-        self._block_of: dict[int, int] = {}  # chain hash -> block
-        self._cached: list[CachedBlock | None] = [None] * allocator.num_blocks
-        self._evictable: OrderedDict[int, None] = OrderedDict()  # the least recently used first
-        self._pending: set[int] = set()
+        self.block_of: dict[int, int] = {}  # chain hash -> block
+        self.cached: list[CachedBlock | None] = [None] * allocator.num_blocks
+        self.evictable: OrderedDict[int, None] = OrderedDict()  # the least recently used first
+        self.pending: set[int] = set()
 
     def allocate(self, count: int = 1) -> list[int]:
         """Take free blocks, then the least recently used evictable ones, whose content is forgotten. Raises
         OutOfBlocksError if not even that is enough; then nothing was evicted."""
         missing = count - self.allocator.num_free
-        if missing > len(self._evictable):
-            raise OutOfBlocksError(
-                f"{count} blocks wanted, {self.allocator.num_free} free and {len(self._evictable)} evictable "
-                f"of {self.allocator.num_blocks}"
-            )
+        if missing > len(self.evictable):
+            state = f"{self.allocator.num_free} free and {len(self.evictable)} evictable"
+            raise OutOfBlocksError(f"{count} blocks wanted, {state} of {self.allocator.num_blocks}")
         for _ in range(missing):
-            self._evict(next(iter(self._evictable)))
+            self._evict(next(iter(self.evictable)))
         return self.allocator.allocate(count)
 
     def share(self, block: int) -> None:
         """Add a reference; an evictable block is in use again."""
-        self._evictable.pop(block, None)
+        self.evictable.pop(block, None)
         self.allocator.share(block)
 
     def free(self, block: int) -> None:
-        """Drop a reference; the last one makes a registered block evictable and any other free."""
+        """Drop a reference; the last one makes a registered block evictable, any other free."""
         if self.allocator.release(block):
-            if self._cached[block] is None:
+            if self.cached[block] is None:
                 self.allocator.reclaim(block)
             else:
-                self._evictable[block] = None
+                self.evictable[block] = None
 
     @property
     def num_free(self) -> int:
         """Blocks that `allocate` could hand out: free and evictable ones."""
-        return self.allocator.num_free + len(self._evictable)
+        return self.allocator.num_free + len(self.evictable)
 
     @property
     def num_evictable(self) -> int:
         """Registered blocks that nobody holds."""
-        return len(self._evictable)
+        return len(self.evictable)
 
     @property
     def num_registered(self) -> int:
         """Blocks that can be found, evictable or in use."""
-        return len(self._block_of)
+        return len(self.block_of)
 
     def count_evictable(self, blocks: Iterable[int]) -> int:
         """How many of these distinct blocks are evictable: sharing them uses up what `num_free` counts."""
-        return sum(block in self._evictable for block in blocks)
+        return sum(block in self.evictable for block in blocks)
 
     def extend_hashes(self, hashes: list[int], token_ids: array[int], salt: str = "") -> None:
         """Append the chain hashes of the full blocks of `token_ids` that `hashes` does not have yet."""
@@ -116,10 +114,10 @@ class PrefixCache:
         parent: CachedBlock | str = salt
         blocks: list[int] = []
         for i, chain_hash in enumerate(hashes):
-            block = self._block_of.get(chain_hash)
+            block = self.block_of.get(chain_hash)
             if block is None:
                 break
-            cached = self._cached[block]
+            cached = self.cached[block]
             assert cached is not None
             if cached.tokens != content[i * width : (i + 1) * width] or cached.parent != parent:
                 break
@@ -145,58 +143,59 @@ class PrefixCache:
             The entry that stands for this content.
         """
         entry = CachedBlock(chain_hash, tokens.tobytes(), parent)
-        holder = self._block_of.get(chain_hash)
-        known = None if holder is None else self._cached[holder]
+        holder = self.block_of.get(chain_hash)
+        known = None if holder is None else self.cached[holder]
         if known is not None and known.tokens == entry.tokens and known.parent == parent:
             return known
-        if known is None and self._cached[block] is None:
-            self._block_of[chain_hash] = block
-            self._cached[block] = entry
-            self._pending.add(block)
+        if known is None and self.cached[block] is None:
+            self.block_of[chain_hash] = block
+            self.cached[block] = entry
+            self.pending.add(block)
         return entry
 
     def entry_of(self, block: int) -> CachedBlock | None:
         """What a block contains, if it is registered."""
-        return self._cached[block]
+        return self.cached[block]
 
     def is_pending(self, block: int) -> bool:
         """Whether the block is computed by the step being planned, not by an earlier one."""
-        return block in self._pending
+        return block in self.pending
 
     def commit(self) -> None:
         """The step ran: what it registered is real."""
-        self._pending.clear()
+        self.pending.clear()
 
     def roll_back(self) -> None:
         """The step failed: forget what it registered, so that nobody attends to garbage."""
-        for block in list(self._pending):
-            self._forget(block)
-            if block in self._evictable:
-                del self._evictable[block]
+        for block in list(self.pending):
+            self.forget(block)
+            if block in self.evictable:
+                del self.evictable[block]
                 self.allocator.reclaim(block)
 
     def clear(self) -> None:
         """Forget every evictable block (blocks in use stay findable)."""
-        while self._evictable:
-            self._evict(next(iter(self._evictable)))
+        while self.evictable:
+            self._evict(next(iter(self.evictable)))
 
     def _evict(self, block: int) -> None:
-        del self._evictable[block]
-        self._forget(block)
+        del self.evictable[block]
+        self.forget(block)
         self.allocator.reclaim(block)
 
-    def _forget(self, block: int) -> None:
-        cached, self._cached[block] = self._cached[block], None
+    def forget(self, block: int) -> None:
+        """Make a registered block unfindable."""
+        cached, self.cached[block] = self.cached[block], None
         assert cached is not None
-        del self._block_of[cached.chain_hash]
-        self._pending.discard(block)
+        del self.block_of[cached.chain_hash]
+        self.pending.discard(block)
 
     def check_invariants(self, references: Iterable[int]) -> None:
         """Raise AssertionError unless index, LRU order and allocator agree; see the allocator's."""
         references = list(references)
         self.allocator.check_invariants(references)
         used = set(references)
-        cached = {b: content.chain_hash for b, content in enumerate(self._cached) if content is not None}
-        assert {chain_hash: b for b, chain_hash in cached.items()} == self._block_of
-        assert set(self._evictable) == set(cached) - used, "evictable: cached and held by nobody"
-        assert self.allocator.num_free + len(self._evictable) + len(used) == self.allocator.num_blocks
+        cached = {b: content.chain_hash for b, content in enumerate(self.cached) if content is not None}
+        assert {chain_hash: b for b, chain_hash in cached.items()} == self.block_of
+        assert set(self.evictable) == set(cached) - used, "evictable: cached and held by nobody"
+        assert self.allocator.num_free + len(self.evictable) + len(used) == self.allocator.num_blocks

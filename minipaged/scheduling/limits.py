@@ -46,7 +46,7 @@ def check_can_ever_run(request: Request, limits: Limits) -> None:
     if width > min(limits.max_num_seqs, limits.max_num_batched_tokens):
         raise RequestTooLongError(
             f"the request runs {width} sequences at once, more than max_num_seqs {limits.max_num_seqs} or "
-            f"max_num_batched_tokens {limits.max_num_batched_tokens} allows"
+            f"max_num_batched_tokens {limits.max_num_batched_tokens} allows; raise them"
         )
 
 
@@ -54,8 +54,8 @@ def warn_preempted(request: Request, mode: str, reason: str, total: int) -> None
     """Log a preemption; `total` is the cumulative count."""
     logger.warning(
         "Request %s is preempted by %s because there is not enough KV cache space (%s). This can affect the "
-        "end-to-end performance. Increase gpu_memory_utilization, kv_cache_memory or num_blocks, or decrease "
-        "max_num_seqs or max_num_batched_tokens. total_cumulative_preemption_cnt=%d",
+        "end-to-end performance. Increase num_blocks or kv_cache_memory (on a GPU, gpu_memory_utilization), "
+        "or decrease max_num_seqs or max_num_batched_tokens. total_cumulative_preemption_cnt=%d",
         request.request_id,
         mode,
         reason,
@@ -72,7 +72,7 @@ def warn_outgrown(request: Request, kv: KVManager) -> None:
     """Log that a request which ran alone ends early."""
     logger.warning(
         "Request %s ends with finish reason length: its %d tokens need more than the %d KV blocks of %d "
-        "tokens that there are. Raise num_blocks, kv_cache_memory or gpu_memory_utilization.",
+        "tokens that there are. Raise num_blocks or kv_cache_memory (on a GPU, gpu_memory_utilization).",
         request.request_id,
         sum(len(sequence.token_ids) for sequence in request.sequences),
         kv.allocator.num_blocks,

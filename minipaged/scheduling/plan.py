@@ -2,7 +2,7 @@
 
     swap_out, then swap_in, then copies, then compute what is scheduled in one forward pass
 
-The order matters: a block that is swapped out may be given to somebody else in the same step. All reads of
+The order matters: a block that is swapped out may be given to another request in the same step. All reads of
 `copies` happen before all their writes.
 """
 

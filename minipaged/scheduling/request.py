@@ -1,8 +1,8 @@
 """A request and its sequences (the paper's "sequence group", section 4.5).
 
-One idea carries prefill, chunked prefill, decode, recompute and prefix hits: of its `num_tokens` a sequence
-has `num_computed_tokens`, and a step computes some of the others. One uncomputed token is a decode, more are
-a prefill; recomputation after preemption is a prefill of prompt + generated tokens.
+One idea carries prefill, chunked prefill, decode, recompute and prefix hits: `num_computed_tokens` of a
+sequence's `num_tokens` have K/V in the cache, and each step computes some of the rest. One uncomputed token
+is a decode, more are a prefill; recomputation after preemption is a prefill of prompt + generated tokens.
 
 A request starts with one sequence, the prompt. Its decoding method turns the samples of a step into branches;
 the scheduler turns branches into `fork`, `append` and `free`.
@@ -21,7 +21,7 @@ TopLogprobs = dict[int, tuple[float, int]]  # token id -> (log-probability, rank
 
 
 class RequestState(Enum):
-    """Which queue a request is in."""
+    """Which of the scheduler's queues a request is in."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -60,14 +60,14 @@ class DecodingMethod(Protocol):
         ...
 
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
-        """Choose the branches, in the order the live sequences shall have; none live ends the request.
+        """Choose the branches, in the order the live sequences should take; none live ends the request.
 
         `samples` has one entry per live sequence. Changes nothing: a step that fails is advanced again.
         """
         ...
 
     def rank(self, request: Request) -> list[Sequence]:
-        """Of a finished request's `completions` those to return, in their order."""
+        """The completions of a finished request to return, in order."""
         ...
 
     def score(self, sequence: Sequence) -> float | None:
@@ -151,10 +151,8 @@ class Sequence:
             self.logprobs.append(branch.top_logprobs)
 
     def __repr__(self) -> str:
-        return (
-            f"Sequence({self.request.request_id}/{self.index}, {self.num_computed_tokens} of "
-            f"{self.num_tokens} computed, blocks {self.table.blocks})"
-        )
+        computed = f"{self.num_computed_tokens} of {self.num_tokens} computed"
+        return f"Sequence({self.request.request_id}/{self.index}, {computed}, blocks {self.table.blocks})"
 
 
 class Request:
@@ -215,6 +213,3 @@ class Request:
     def is_finished(self) -> bool:
         """Whether no sequence is alive."""
         return self.state is RequestState.FINISHED
-
-    def __repr__(self) -> str:
-        return f"Request({self.request_id}, {self.state.value}, {self.sequences})"

@@ -66,6 +66,9 @@ class FCFSScheduler:
 
     def end(self, request: Request, reason: str) -> None:
         """The live sequences become completions as they are; every block comes back."""
+        self.kv.free(request.sequences)  # first: should it fail, the request is still where it was
+        if reason == "error":
+            limits.warn_failed(request)
         self._leave_queue(request)
         for sequence in request.sequences:
             sequence.finish_reason = reason
@@ -73,13 +76,11 @@ class FCFSScheduler:
 
     def _finish(self, request: Request) -> None:
         request.completions += request.sequences
-        ended, request.sequences = request.sequences, []
+        request.sequences = []
         request.state = RequestState.FINISHED
-        self.kv.free(ended)
 
     def _leave_queue(self, request: Request) -> None:
-        queues = {"waiting": self.waiting, "running": self.running, "swapped": self.swapped}
-        queue = queues[request.state.value]
+        queue = getattr(self, request.state.value)
         if request in queue:
             queue.remove(request)
 
@@ -114,35 +115,33 @@ class FCFSScheduler:
         """Take the step's result into account. Returns the requests that got tokens or ended."""
         # First what may fail in somebody else's code: nothing has changed, the step can be rolled back.
         decisions = []
+        errors = result.errors or {}
         row = 0
         for request in plan.sampling:
             samples = result.samples[row : row + len(request.sequences)]
             row += len(request.sequences)
-            if result.errors and request.request_id in result.errors:
-                request.error = result.errors[request.request_id]
-            else:
-                decisions.append((request, request.method.advance(request, samples)))
+            request.error = errors.get(request.request_id)
+            decisions.append((request, None if request.error else request.method.advance(request, samples)))
         self.in_flight = None
         try:
             self.kv.commit_registered()
             for sequence, start, num_tokens, _ in plan.scheduled:
                 sequence.num_computed_tokens = start + num_tokens
             for request, branches in decisions:
-                self.num_generated_tokens += len(branches)
-                self.apply_branches(request, branches)
-            for request in plan.sampling if result.errors else ():
-                if request.error:
-                    limits.warn_failed(request)
+                if branches is None:
                     self.end(request, "error")
-        except BaseException:
+                else:
+                    self.num_generated_tokens += len(branches)
+                    self.apply_branches(request, branches)
+        except BaseException as failure:
             for request in plan.touched:
                 if not request.is_finished:
+                    request.error = f"{type(failure).__name__}: {failure}"
                     self.end(request, "error")
             raise
         finally:
             self.running = [request for request in self.running if request.sequences]
-        aborted = [request for request in self._end_aborted() if request not in plan.sampling]
-        return plan.sampling + plan.finished + aborted
+        return list(dict.fromkeys((*plan.sampling, *plan.finished, *self._end_aborted())))
 
     def apply_branches(self, request: Request, branches: list[Branch]) -> None:
         """Continue a request with the branches its decoding method chose (paper, section 4.4).
@@ -154,6 +153,7 @@ class FCFSScheduler:
         if len(branches) == 1 and len(request.sequences) == 1:
             branches[0].parent.append(branches[0])
             if branches[0].finish_reason is not None:
+                self.kv.free(request.sequences)
                 self._finish(request)
             return
         live: list[Sequence] = []
@@ -163,9 +163,9 @@ class FCFSScheduler:
                 child = branch.parent.fork(self.kv.new_table())
                 request.completions.append(child)
             else:
-                is_first = branch.parent not in live
-                child = branch.parent if is_first else branch.parent.fork(self.kv.fork(branch.parent))
-                if not is_first:
+                child = branch.parent
+                if child in live:
+                    child = child.fork(self.kv.fork(child))
                     request.sequences.append(child)  # whatever happens, its blocks come back
                 live.append(child)
             children.append(child)
@@ -177,8 +177,8 @@ class FCFSScheduler:
             request.state = RequestState.FINISHED
 
     def roll_back(self, plan: StepPlan) -> list[Request]:
-        """The step failed: what it registered is forgotten, and every request it touched goes back to the
-        queue to be recomputed. Returns the requests that ended all the same."""
+        """The step failed: forget what it registered, and queue every request it touched, to be recomputed.
+        Returns the requests that ended all the same."""
         self.in_flight = None
         self.kv.roll_back_registered()
         for request in plan.touched:
@@ -186,8 +186,8 @@ class FCFSScheduler:
         return plan.finished + self._end_aborted()
 
     def _requeue(self, request: Request) -> None:
-        self._leave_queue(request)
         self.kv.free(request.sequences)
+        self._leave_queue(request)
         request.state = RequestState.WAITING
         insort(self.waiting, request, key=by_arrival)
 
@@ -300,7 +300,7 @@ class FCFSScheduler:
             return 0
         admission = self.kv.can_admit(request.sequences, others_run=bool(self.running))
         if not admission.fits:
-            if not self.running:  # all blocks are free: it grew, was preempted, now needs more than the pool
+            if not self.running:  # the pool is empty: after a preemption, the grown request no longer fits
                 self.end_outgrown(plan, request)
             return 0
         if whole and admission.num_charged_tokens > left and plan.scheduled:
@@ -351,11 +351,11 @@ class FCFSScheduler:
             victim = self.preemption.choose_victim(candidates)
             if victim is request and len(self.running) == 1:
                 # Its own preallocated blocks are the last there are.
-                if self.kv.free_preallocated(request.sequences):
-                    needed = self.kv.blocks_to_grow(request.sequences)
-                    continue
-                self.end_outgrown(plan, request)
-                return False
+                if not self.kv.free_preallocated(request.sequences):
+                    self.end_outgrown(plan, request)
+                    return False
+                needed = self.kv.blocks_to_grow(request.sequences)
+                continue
             self.preempt(plan, victim)
             if victim is request:
                 return False
@@ -381,8 +381,8 @@ class FCFSScheduler:
     def end_outgrown(self, plan: StepPlan, request: Request) -> None:
         """A request that is alone and needs more than the whole pool ends with what it has."""
         limits.warn_outgrown(request, self.kv)
-        plan.finished.append(request)
         self.end(request, "length")
+        plan.finished.append(request)
         plan.events.append(Event("outgrown", request.request_id, {}))
 
     def check_invariants(self) -> None:

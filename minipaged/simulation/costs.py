@@ -12,7 +12,7 @@ which is what makes small blocks slow to swap (paper, section 7.3).
 from operator import itemgetter
 
 from minipaged.scheduling import PreemptionCosts, StepPlan
-from minipaged.simulation.hardware import CONSTANTS, Constants, Deployment
+from minipaged.simulation.hardware import Deployment
 
 _start = itemgetter(1)
 
@@ -20,14 +20,9 @@ _start = itemgetter(1)
 class CostModel:
     """Seconds of a step; `paged`: attention reads through a block table (contiguous memory: block size 1)."""
 
-    def __init__(
-        self,
-        deployment: Deployment,
-        block_size: int = 16,
-        paged: bool = True,
-        constants: Constants = CONSTANTS,
-    ) -> None:
+    def __init__(self, deployment: Deployment, block_size: int = 16, paged: bool = True) -> None:
         model, chip, chips = deployment.model, deployment.chip, deployment.num_chips
+        constants = deployment.constants
         self.block_size = block_size
         self.sequence_seconds = constants.sequence_seconds
         self.host_seconds = constants.step_seconds + (chips - 1) * constants.worker_seconds

@@ -83,42 +83,6 @@ _MODELS = (
 MODELS = {model.name: model for model in _MODELS}
 
 
-@dataclass(frozen=True)
-class Deployment:
-    """A model on one or more chips, tensor parallel."""
-
-    model: Model
-    chip: Chip
-    num_chips: int = 1
-
-    def __post_init__(self) -> None:
-        if self.num_chips < 1:
-            raise ValueError(f"num_chips is {self.num_chips}; give at least 1")
-        if self.num_chips > 1 and not self.chip.peer_link:
-            raise DoesNotFitError(f"{self.chip.name} has no link to other chips; use 1 of them")
-        if self.model.weight_bytes > self.memory:
-            raise DoesNotFitError(
-                f"{self.model.name} needs {self.model.weight_bytes / GB:.0f} GB for its weights, "
-                f"{self.num_chips} x {self.chip.name} has {self.memory / GB:.0f} GB; use more or larger chips"
-            )
-
-    @property
-    def memory(self) -> int:
-        """Bytes on all chips together."""
-        return self.num_chips * self.chip.memory
-
-    def num_kv_slots(self, utilization: float = 0.9) -> int:
-        """Tokens whose K and V fit beside the weights in this share of memory; `DoesNotFitError` if none."""
-        slots = int((self.memory * utilization - self.model.weight_bytes) // self.model.kv_bytes)
-        if slots < 1:
-            raise DoesNotFitError(
-                f"the weights of {self.model.name} ({self.model.weight_bytes / GB:.0f} GB) leave no room for "
-                f"a KV cache in {utilization:.0%} of {self.memory / GB:.0f} GB; raise "
-                "gpu_memory_utilization or use more chips"
-            )
-        return slots
-
-
 def _from(value: float, source: str) -> float:
     return cast(float, field(default=value, metadata={"source": source}))
 
@@ -160,6 +124,48 @@ class Constants:
 
 
 CONSTANTS = Constants()
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model on one or more chips, tensor parallel."""
+
+    model: Model
+    chip: Chip
+    num_chips: int = 1
+    constants: Constants = CONSTANTS
+
+    def __post_init__(self) -> None:
+        if self.num_chips < 1 or self.model.num_kv_heads % self.num_chips:
+            heads = self.model.num_kv_heads
+            shares = [str(n) for n in range(1, heads + 1) if heads % n == 0]
+            raise ValueError(
+                f"num_chips is {self.num_chips}; the {heads} KV heads of {self.model.name} go to "
+                f"{', '.join(shares[:-1])} or {shares[-1]} chips"
+            )
+        if self.num_chips > 1 and not self.chip.peer_link:
+            raise DoesNotFitError(f"{self.chip.name} has no link to other chips; use 1 of them")
+        if self.model.weight_bytes > self.memory:
+            raise DoesNotFitError(
+                f"{self.model.name} needs {self.model.weight_bytes / GB:.0f} GB for its weights, "
+                f"{self.num_chips} x {self.chip.name} has {self.memory / GB:.0f} GB; use more or larger chips"
+            )
+
+    @property
+    def memory(self) -> int:
+        """Bytes on all chips together."""
+        return self.num_chips * self.chip.memory
+
+    def num_kv_slots(self, utilization: float = 0.9) -> int:
+        """Tokens whose K and V fit beside the weights in this share of memory; `DoesNotFitError` if none."""
+        slots = int((self.memory * utilization - self.model.weight_bytes) // self.model.kv_bytes)
+        if slots < 1:
+            raise DoesNotFitError(
+                f"the weights of {self.model.name} ({self.model.weight_bytes / GB:.0f} GB) leave no room for "
+                f"a KV cache in {utilization:.0%} of {self.memory / GB:.0f} GB; raise "
+                "gpu_memory_utilization or use more chips"
+            )
+        return slots
 
 
 def find(kind: str, table: Mapping[str, T], name: str, hint: str = "") -> T:

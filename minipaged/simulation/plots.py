@@ -8,6 +8,7 @@ is drawn.
 
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 GREY = "#767676"  # as far from white as from black
@@ -31,6 +32,19 @@ class PlotError(ValueError):
     """Figures cannot be drawn; the message says what to install."""
 
 
+def check_figures(folder: Path, make: bool = False) -> None:
+    """`PlotError` before minutes of simulation: figures cannot be drawn, or not written to this folder."""
+    _need_matplotlib()
+    try:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = f"cannot write to {folder}: {error.strerror}"
+        raise PlotError(f"{why}; give a folder that can be written") from None
+
+
 def save_figure(result: dict[str, Any], path: Path) -> None:
     """Draw the panels of an experiment (see `results.as_json`) to a file; its suffix says the format."""
     figure = draw(result)
@@ -48,12 +62,17 @@ def save_figures(results: Sequence[dict[str, Any]], folder: Path, suffix: str) -
         save_figure(result, folder / f"{result['experiment']}.{suffix}")
 
 
-def draw(result: dict[str, Any]) -> Any:
-    """The same as a matplotlib `Figure`; `PlotError` where matplotlib is not installed."""
+def _need_matplotlib() -> None:
     try:
-        import matplotlib
+        import matplotlib  # noqa: F401
     except ImportError:
         raise PlotError("figures need matplotlib; install the extra: pip install 'minipaged[plot]'") from None
+
+
+def draw(result: dict[str, Any]) -> Any:
+    """The same as a matplotlib `Figure`; `PlotError` where matplotlib is not installed."""
+    _need_matplotlib()
+    import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 

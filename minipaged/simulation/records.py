@@ -23,11 +23,12 @@ class Record:
     first_token: float = math.nan  # end of the step that gave it
     last_token: float | None = None  # end of the step that gave the newest
     finished: float = math.nan  # when it was handed back
+    num_tokens: int = 0  # generated, of one sample
 
     @property
     def normalized_latency(self) -> float:
         """End-to-end seconds per output token."""
-        return (self.finished - self.arrival) / self.lengths.output
+        return (self.finished - self.arrival) / self.num_tokens
 
 
 class Usage(NamedTuple):
@@ -85,7 +86,7 @@ class Run:
     @property
     def output_tokens(self) -> int:
         """Generated tokens of the finished requests (one sample of each)."""
-        return sum(record.lengths.output for record in self.records)
+        return sum(record.num_tokens for record in self.records)
 
 
 def time_to_first_token(record: Record) -> float:

@@ -6,10 +6,11 @@ or which one runs what.
 
 import logging
 import os
-from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from operator import call
+import signal
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import active_children, get_context
 from typing import Any
 
 from rich.table import Table
@@ -44,13 +45,34 @@ def run_cases(
     cases: Sequence[Case],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Any]:
-    """The answers of independent cases, in their order."""
-    answers = []
+    """The answers of independent cases, in their order. Whatever is raised ends the workers: nobody waits."""
+    others = set(active_children())
+    progress(0, len(cases))
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), quiet) as pool:
-        for answer in pool.map(call, cases):
-            answers.append(answer)
-            progress(len(answers), len(cases))
-    return answers
+        try:
+            with _interrupts_stay_here():
+                futures = [pool.submit(case) for case in cases]
+            for done, future in enumerate(as_completed(futures), start=1):
+                future.result()
+                progress(done, len(cases))
+        except BaseException:
+            for worker in set(active_children()) - others:
+                worker.kill()
+            raise
+    return [future.result() for future in futures]
+
+
+@contextmanager
+def _interrupts_stay_here() -> Iterator[None]:
+    """Ctrl-C goes to all processes of a terminal; those started meanwhile leave it to this one."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def quiet() -> None:
@@ -75,8 +97,11 @@ def claims_table(results: Sequence[dict[str, Any]]) -> Table:
 def claim_row(claim: dict[str, Any]) -> tuple[str, str, str, str]:
     """Source, paper, measured and ratio of a claim as texts."""
     measured = f"{number_text(claim['measured'])} {claim['unit']}".strip()
-    ratio = "" if claim["ratio"] is None else f"{claim['ratio']:.2f}"
-    return claim["source"], published_text(claim["paper"]), measured, ratio
+    ratio = "holds" if claim["paper"] is not None else ""
+    if claim["ratio"] is not None:
+        ratio = f"{claim['ratio']:.2f}"
+    reading = f" ({claim['reading']})" if claim["reading"] else ""
+    return claim["source"], published_text(claim["paper"]) + reading, measured, ratio
 
 
 def published_text(paper: Any) -> str:

@@ -20,11 +20,13 @@ class Claim:
     paper: Published
     measured: float
     unit: str = "x"  # a ratio
-    note: str = ""  # why it differs, where it does
+    note: str = ""  # why it differs, where that was checked
+    reading: str = ""  # how we read it where no number is printed: off the "plot", out of "words"
 
     @property
     def ratio(self) -> float | None:
-        """Measured / published number; in a range 1; outside, relative to its nearer end."""
+        """Measured / published number; in a range 1; outside, relative to its nearer end. Nothing to score:
+        None, also where a bound with an open end holds."""
         if self.paper is None:
             return None
         low, high = self.paper if isinstance(self.paper, tuple) else (self.paper, self.paper)
@@ -32,7 +34,7 @@ class Claim:
             return self.measured / low
         if high is not None and self.measured > high:
             return self.measured / high
-        return 1.0
+        return None if low is None or high is None else 1.0
 
 
 @dataclass(frozen=True)

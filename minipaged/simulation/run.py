@@ -65,7 +65,10 @@ class Simulation:
         """Queue a request, its output cut to the longest sequence; one that can never run is refused."""
         limit = self.scheduler.max_model_len
         lengths = arrival.lengths
-        if lengths.prompt + lengths.output > limit > lengths.prompt:
+        if lengths.prompt >= limit:
+            self.run.num_refused += 1
+            return
+        if lengths.prompt + lengths.output > limit:
             arrival = arrival._replace(lengths=lengths._replace(output=limit - lengths.prompt))
         tokens, name = prompt_tokens(arrival), str(arrival.number)
         if self.max_output is not None:
@@ -113,6 +116,7 @@ class Simulation:
             if request.state is finished:
                 record = records.pop(request.request_id)
                 record.finished = now
+                record.num_tokens = request.completions[0].num_generated_tokens
                 run.records.append(record)
 
     def _watch(self, seconds: float) -> None:

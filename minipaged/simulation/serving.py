@@ -4,7 +4,7 @@ The scheduler and memory manager are built from an `EngineConfig` exactly as for
 executor is simulated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
@@ -14,17 +14,30 @@ from minipaged.config import ConfigError, EngineConfig
 from minipaged.simulation.costs import CostModel
 from minipaged.simulation.executor import SimulatedExecutor
 from minipaged.simulation.fleet import find_router, simulate_fleet
-from minipaged.simulation.hardware import CONSTANTS, Constants, Deployment
+from minipaged.simulation.hardware import Deployment
 from minipaged.simulation.records import Run, queue_time, time_to_first_token
 from minipaged.simulation.reproduce import quiet, run_cases
 from minipaged.simulation.results import Curve, Panel
 from minipaged.simulation.run import Simulation
 from minipaged.simulation.workloads import find_workload, poisson
 
+MOST_BLOCKS = 10_000_000
+"""In all pools of a simulation: some 100 bytes each."""
 
-def engine_simulation(
-    deployment: Deployment, config: EngineConfig, constants: Constants = CONSTANTS
-) -> Simulation:
+MOST_VALUES = 1000
+"""Of a sweep."""
+
+WITHOUT_EFFECT = ("attention_backend", "enable_cuda_graphs", "dtype", "disable_log_stats")
+
+
+def check_settings(names: Iterable[str]) -> None:
+    """`ConfigError` for a setting that changes nothing here."""
+    for name in names:
+        if name in WITHOUT_EFFECT:
+            raise ConfigError(f"{name} has no effect in a simulation; leave it out")
+
+
+def engine_simulation(deployment: Deployment, config: EngineConfig, replicas: int = 1) -> Simulation:
     """An engine over a simulated deployment; `ConfigError` or `DoesNotFitError` if there cannot be one."""
     model = deployment.model
     longest = config.max_model_len or model.max_model_len
@@ -38,8 +51,15 @@ def engine_simulation(
     else:
         num_blocks = deployment.num_kv_slots(config.gpu_memory_utilization) // config.block_size
     if num_blocks < 1:
-        raise ConfigError(f"kv_cache_memory is {config.kv_cache_memory}; one block takes {block_bytes} bytes")
-    costs = CostModel(deployment, config.block_size, constants=constants)
+        name = "block_size" if config.kv_cache_memory is None else "kv_cache_memory"
+        raise ConfigError(
+            f"{name} is {getattr(config, name)}; one block takes {block_bytes} bytes, more than there is"
+        )
+    if num_blocks * replicas > MOST_BLOCKS:
+        raise ConfigError(
+            f"num_blocks is {num_blocks} in {replicas} replicas; give at most {MOST_BLOCKS:,} blocks in all"
+        )
+    costs = CostModel(deployment, config.block_size)
     num_host_blocks = min(num_blocks, config.swap_space // block_bytes)
     executor = SimulatedExecutor(
         costs, num_blocks, num_host_blocks, longest, costs.preemption_costs(), config.block_size
@@ -108,7 +128,6 @@ class Load:
     """A trace over a fleet of equal replicas."""
 
     deployment: Deployment
-    constants: Constants
     workload: str  # see `find_workload`
     requests: int
     replicas: int
@@ -117,15 +136,32 @@ class Load:
     def run(self, rate: float, config: EngineConfig) -> Report:
         """Arrivals at `rate` a second, engines with these settings."""
         quiet()
-        fleet = [engine_simulation(self.deployment, config, self.constants) for _ in range(self.replicas)]
+        fleet = [engine_simulation(self.deployment, config, self.replicas) for _ in range(self.replicas)]
         arrivals = poisson(find_workload(self.workload), rate, self.requests, config.seed)
         return report(simulate_fleet(fleet, arrivals, find_router(self.router)))
 
-    def sweep(self, rate: float, config: EngineConfig, flag: str, values: Sequence[Any]) -> list[Report]:
+    def check(self, rate: float, config: EngineConfig) -> None:
+        """Raise what `run` would raise at once."""
+        engine_simulation(self.deployment, config, self.replicas)
+        next(poisson(find_workload(self.workload), rate, self.requests))
+        find_router(self.router)
+
+    def sweep(
+        self,
+        rate: float,
+        config: EngineConfig,
+        flag: str,
+        values: Sequence[Any],
+        progress: Callable[[int, int], None],
+    ) -> list[Report]:
         """One run per value of a setting, or of the rate if the flag is "rate"."""
         if flag == "rate":
-            return run_cases([partial(self.run, value, config) for value in values])
-        return run_cases([partial(self.run, rate, replace(config, **{flag: value})) for value in values])
+            settings = [(value, config) for value in values]
+        else:
+            settings = [(rate, replace(config, **{flag: value})) for value in values]
+        for setting in settings:
+            self.check(*setting)
+        return run_cases([partial(self.run, *setting) for setting in settings], progress)
 
 
 def parse_sweep(text: str) -> tuple[str, list[Any]]:
@@ -135,8 +171,13 @@ def parse_sweep(text: str) -> tuple[str, list[Any]]:
     known = [option.name for option in fields(EngineConfig)]
     if name not in (*known, "rate") or not values:
         raise ConfigError(f"sweep is {text!r}; give FLAG=V1,V2,... with rate or one of {', '.join(known)}")
-    parse = float if name == "rate" else _parse_value
-    return name, [parse(value.strip()) for value in values.split(",")]
+    check_settings([name])
+    parsed = [_parse_value(value.strip()) for value in values.split(",")]
+    if len(parsed) > MOST_VALUES:
+        raise ConfigError(f"sweep has {len(parsed)} values; give 1 to {MOST_VALUES:,}")
+    if name == "rate" and not all(type(value) in (int, float) for value in parsed):
+        raise ConfigError(f"sweep is {text!r}; give numbers of requests a second")
+    return name, [float(value) for value in parsed] if name == "rate" else parsed
 
 
 def _parse_value(text: str) -> Any:

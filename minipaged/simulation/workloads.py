@@ -8,6 +8,7 @@ a file with real lengths may be given instead. Arrivals are a Poisson process.
 import json
 import math
 import random
+import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,14 +148,15 @@ def read_lengths(path: Path) -> FromFile:
     """Lengths from a JSON list of [prompt tokens, output tokens]; a `WorkloadError` names the bad entry."""
     try:
         pairs = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise WorkloadError(f"cannot read lengths from {path}: {error}") from None
     if not isinstance(pairs, list) or not pairs:
         raise WorkloadError(f"{path} must be a JSON list of [prompt tokens, output tokens], not empty")
     for i, pair in enumerate(pairs):
         if not (isinstance(pair, list) and len(pair) == 2 and all(type(n) is int and n >= 1 for n in pair)):
             raise WorkloadError(
-                f"{path}: entry {i} is {pair!r}; give [prompt tokens, output tokens], whole, at least 1"
+                f"{path}: entry {i} is {reprlib.repr(pair)}; give [prompt tokens, output tokens], "
+                "whole, at least 1"
             )
     return FromFile(tuple((prompt, output) for prompt, output in pairs))
 
@@ -182,13 +184,17 @@ def find_workload(name: str) -> Workload:
     return find("workload", WORKLOADS, name, " or give a .json file of lengths")
 
 
+SLOWEST = 1e-6
+"""Requests a second: one in eleven days."""
+
+
 def poisson(workload: Workload, rate: float, count: int, seed: int = 0) -> Iterator[Arrival]:
     """`count` requests at `rate` a second on average, exponential gaps. An infinite rate: all at 0.
 
     The lengths depend on the seed alone: at every rate the same requests come in the same order.
     """
-    if rate <= 0:
-        raise WorkloadError(f"rate is {rate} requests/s; give a rate above 0")
+    if not rate >= SLOWEST:
+        raise WorkloadError(f"rate is {rate} requests/s; give at least {SLOWEST:g}, inf for all at once")
     rng = random.Random(f"arrivals {seed}")
     time = 0.0
     for number, lengths in zip(range(count), workload.lengths(seed)):

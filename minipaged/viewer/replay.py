@@ -11,7 +11,7 @@ from minipaged.viewer import delta
 from minipaged.viewer.delta import ScheduledTokens
 from minipaged.viewer.recorder import StepRecord
 from minipaged.viewer.snapshot import PoolView
-from minipaged.viewer.trace import FORMAT, SIZES, VERSION
+from minipaged.viewer.trace import FORMAT, SIZES
 
 
 class TraceError(ValueError):
@@ -23,47 +23,77 @@ class Trace:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.texts: dict[int, str] = {}  # by token id, as far as the file was read
-        try:
-            with path.open() as file:
-                first = file.readline()
-        except OSError as error:
-            raise TraceError(f"cannot read trace {path}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise TraceError(f"{path} is no trace: it is not text; make one with --trace FILE") from error
-        self.header = self._parse(1, first)
+        self.texts: dict[int, str] = {}
+        self.header = self._parse(*next(self._lines(), (1, "")))
         if not FORMAT.items() <= self.header.items():
-            raise TraceError(f"{path} is no trace of version {VERSION}; make one with --trace FILE")
+            version = FORMAT["version"]
+            raise TraceError(f"{path} is no trace of version {version}; make one with --trace FILE")
+        for size, least in SIZES.items():
+            if type(value := self.header.get(size)) is not int or value < least:
+                raise TraceError(f"{path}, line 1: {size} is {value!r}; give an integer of at least {least}")
 
     def __iter__(self) -> Iterator[StepRecord]:
         now = PoolView(*(self.header[size] for size in SIZES))
-        with self.path.open() as file:
-            file.readline()
-            for number, text in enumerate(file, start=2):
-                line = self._parse(number, text)
-                self.texts.update({int(token): piece for token, piece in line.get("texts", {}).items()})
-                try:
-                    record = _record(now, line)
-                except (KeyError, TypeError, ValueError, IndexError) as error:
-                    raise TraceError(
-                        f"{self.path}, line {number} does not continue the trace ({error!r}); is one missing?"
-                    ) from error
-                yield record
-                now = record.committed
+        lines = self._lines()
+        next(lines)
+        for number, text in lines:
+            line = self._parse(number, text)
+            try:
+                self.texts.update({int(token): str(piece) for token, piece in line.get("texts", {}).items()})
+                record = _record(now, line)
+                _check_blocks(record.planned)
+                _check_blocks(record.committed)
+            except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+                raise TraceError(
+                    f"{self.path}, line {number} does not continue the trace ({error!r}); is one missing?"
+                ) from error
+            yield record
+            now = record.committed
+
+    def _lines(self) -> Iterator[tuple[int, str]]:
+        number = 1
+        try:
+            with self.path.open(encoding="utf-8") as file:
+                for number, text in enumerate(file, start=1):
+                    yield number, text
+        except OSError as error:
+            reason = f"{error.strerror}; make one with --trace FILE"
+            raise TraceError(f"cannot read trace {self.path}: {reason}") from error
+        except UnicodeDecodeError as error:
+            where = f"{self.path} is no trace: after line {number}"
+            raise TraceError(f"{where} it is not text; make one with --trace FILE") from error
 
     def _parse(self, number: int, text: str) -> dict[str, Any]:
         try:
             line = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise TraceError(f"{self.path}, line {number} is not JSON: {error.msg}; was it cut?") from error
+        except (ValueError, RecursionError) as error:
+            reason = getattr(error, "msg", "too deep")
+            raise TraceError(f"{self.path}, line {number} is not JSON: {reason}; was it cut?") from error
         if not isinstance(line, dict):
-            raise TraceError(f"{self.path}, line {number} is not a JSON object")
+            raise TraceError(
+                f"{self.path}, line {number} is not a JSON object; make a trace with --trace FILE"
+            )
         return line
 
 
 def read_trace(path: str | Path) -> Trace:
     """Open a trace; see `Trace`."""
     return Trace(Path(path))
+
+
+def _check_blocks(view: PoolView) -> None:
+    """Raise ValueError, TypeError unless every table and block could be of this pool."""
+    pools = range(view.num_blocks), range(view.num_host_blocks)
+    for table in view.tables.values():
+        numbers = (table.num_tokens, table.num_computed, table.num_prompt, *table.token_ids, *table.blocks)
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise TypeError(f"{table.name} has a field that is no integer of at least 0")
+        for block in table.blocks:
+            if block not in pools[bool(table.on_host)]:
+                raise ValueError(f"{table.name} has block {block}, which the pool has not")
+    for block in view.evictable:
+        if block not in pools[0]:
+            raise ValueError(f"block {block} is evictable, which the pool has not")
 
 
 def _record(before: PoolView, line: Mapping[str, Any]) -> StepRecord:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from minipaged.engine import Engine
+from minipaged.text_io import TextError, check_writable
 from minipaged.viewer import delta
 from minipaged.viewer.highlights import text_of
 from minipaged.viewer.recorder import Recorder, StepRecord
@@ -25,16 +26,24 @@ from minipaged.viewer.snapshot import PoolView, look
 
 VERSION = 2
 FORMAT = {"format": "minipaged-trace", "version": VERSION}
-SIZES = ("block_size", "num_blocks", "num_host_blocks")
+SIZES = {"block_size": 1, "num_blocks": 1, "num_host_blocks": 0}  # and the least that each can be
 LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 ALWAYS = ("step", "num_waiting")  # written also when they are 0
 
 
 class TraceWriter(Recorder):
-    """A trace of an engine, from now on; use as a context manager, or call `close`."""
+    """A trace of an engine, from now on. Use as a context manager, or call `close`.
+
+    Raises:
+        TextError: the file cannot be written. If it cannot any more while the engine runs (the disk is
+            full), the run goes on and `close` raises it.
+    """
 
     def __init__(self, path: Path, engine: Engine) -> None:
+        check_writable("trace", path)
+        self._path = path
         self._file = path.open("w")
+        self._error: OSError | None = None
         self._scheduler = engine.scheduler
         self._text_of = text_of(engine)
         self._known: set[int] = set()
@@ -67,7 +76,11 @@ class TraceWriter(Recorder):
         return {token: self._text_of(token) for token in new}
 
     def _dump(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        if self._error is None:
+            try:
+                self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            except OSError as error:
+                self._error = error
 
     def close(self) -> None:
         """Stop listening, write what changed after the last step, if anything did, and finish the file."""
@@ -77,6 +90,12 @@ class TraceWriter(Recorder):
         now = look(self._scheduler)
         if now != self._last:
             closing = {"step": self._next_step, "events": [{"kind": "closed"}]}
-            closing["num_waiting"] = len(self._scheduler.waiting)
-            self._dump(closing | {"committed": delta.difference(self._last, now)})
-        self._file.close()
+            change = delta.difference(self._last, now)
+            self._dump({**closing, "num_waiting": len(self._scheduler.waiting), "committed": change})
+        try:
+            self._file.close()
+        except OSError as error:
+            self._error = self._error or error
+        if self._error is not None:
+            reason = self._error.strerror
+            raise TextError(f"cannot write trace {self._path}: {reason}; give a place with more room")

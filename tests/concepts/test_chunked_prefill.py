@@ -1,8 +1,9 @@
-"""Chunked prefill: decodes first, prompts cut to the rest of the budget (the fourth source)."""
+"""Chunked prefill: decodes first, prompts cut to the rest of the budget (SARATHI, arXiv 2308.16369)."""
 
 import pytest
 
-from minipaged.scheduling import ChunkedPrefill
+from minipaged.memory import OnDemand
+from minipaged.scheduling import ChunkedPrefill, StepPlan, Swap
 from tests.toy import ToyEngine, alone, samples, toy_scheduler
 
 
@@ -103,3 +104,46 @@ def test_a_group_of_which_only_the_last_tokens_are_missing_is_a_decode():
         engine.step()
     engine.fail_step()
     assert engine.run(max_steps=100) == [alone([1], 12, samples(4)), alone([2], 4, samples())]
+
+
+def test_what_one_phase_spends_is_not_there_for_the_next():
+    """Catches a step that computes more tokens than its budget: a prompt is admitted with what the request
+    resumed before it has spent."""
+
+    class Spending:
+        max_num_batched_tokens = 100
+
+        def __init__(self):
+            self.budgets = {}
+
+        def __getattr__(self, phase):
+            def spend(plan, budget, share=None):
+                self.budgets[phase] = budget, share
+                return 10
+
+            return spend
+
+    phases = Spending()
+    ChunkedPrefill().fill(StepPlan(0), phases)
+    assert phases.budgets == {
+        "plan_decodes": (100, None),
+        "continue_prefills": (90, 75),
+        "resume_preempted": (80, None),
+        "admit_waiting": (70, 75),
+    }
+
+
+def test_a_resumed_request_and_a_new_one_share_the_budget():
+    """Catches the same in the scheduler: a prompt that is cut to the whole budget."""
+    engine = engine_of(
+        num_blocks=12, block_size=2, num_host_blocks=12, preemption=Swap(), budget=8, growth=OnDemand()
+    )
+    engine.add(range(6), 12)
+    engine.add(range(6), 12)
+    while not engine.scheduler.swapped:
+        engine.step()
+    engine.add(range(9), 1)
+    while engine.scheduler.swapped:
+        plan = engine.step()
+    assert shape(plan)[0][0] == "r1"
+    assert plan.num_tokens == 8

@@ -1,5 +1,8 @@
 """The KV manager: groups get all their blocks or none, and every block is accounted for."""
 
+import random
+from array import array
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
@@ -113,6 +116,74 @@ def test_the_last_token_of_a_group_is_never_shared():
     admit(kv, group)
     assert group[0].table.blocks[0] == group[1].table.blocks[0]
     assert group[0].table.blocks[1] != group[1].table.blocks[1]
+
+
+def test_a_sequence_shares_with_whoever_came_first_in_its_branch():
+    """Catches a leader with whom a sequence has less in common than with another, and cached blocks that are
+    given up for a leader who has no more."""
+    kv = manager(16, caching=True)
+    (cached,) = admit(kv, [kv_sequence(kv, [0, 1, 2, 3, 9])])[0]
+    compute(kv, cached)
+    group = [
+        kv_sequence(kv, ids)
+        for ids in (
+            [0, 1, 2, 3, 4, 5, 6],  # two blocks cached
+            [0, 1, 2, 3, 8, 8, 8],  # no more in common with the first
+            [0, 1, 2, 3, 8, 8, 7],  # three with the second
+            [0, 1, 2, 3, 8, 8, 8],  # three with the second, too: the last token is computed
+            [6, 6, 6],  # nothing with anybody
+            [6, 6, 5],  # one with the fifth
+        )
+    ]
+    hits = kv.can_admit(group).hits
+    assert [(hit.num_shared, len(hit.blocks), hit.leader) for hit in hits] == [
+        (2, 2, None),
+        (2, 2, None),
+        (3, 0, 1),
+        (3, 0, 1),
+        (0, 0, None),
+        (1, 0, 4),
+    ]
+    admit(kv, group)
+    tables = [sequence.table.blocks for sequence in group]
+    assert tables[2][:3] == tables[3][:3] == tables[1][:3] != tables[0][:3]
+    assert tables[1][:2] == tables[0][:2] == cached.table.blocks[:2]
+    assert tables[5][0] == tables[4][0]
+
+
+def test_the_leader_of_a_sequence_has_most_in_common_with_it():
+    """Catches blocks of somebody who agrees in some block, but not in all before it."""
+    rng = random.Random(0)
+    kv = manager(200)
+
+    def common(one, other):
+        equal = [a == b for a, b in zip(one.token_ids[:-1], other.token_ids[:-1])]
+        return [*equal, False].index(False) // 2
+
+    for _ in range(300):
+        group = [kv_sequence(kv, rng.choices(range(2), k=rng.randint(3, 12))) for _ in range(5)]
+        for i, (sequence, hit) in enumerate(zip(group, kv.can_admit(group).hits)):
+            assert hit.num_shared == max((common(sequence, other) for other in group[:i]), default=0)
+            assert hit.leader is None or common(sequence, group[hit.leader]) == hit.num_shared
+
+
+def test_a_look_at_a_group_reads_each_token_once():
+    """Catches sequences that are compared with each other: 256 of 2,000 tokens took 432 ms at every look."""
+
+    class CountedTokens(array):
+        num_read = 0
+
+        def __getitem__(self, key):
+            item = super().__getitem__(key)
+            CountedTokens.num_read += len(item) if isinstance(key, slice) else 1
+            return item
+
+    kv = manager(4, block_size=16)
+    group = [kv_sequence(kv, range(2000)) for _ in range(256)]
+    for i, sequence in enumerate(group):
+        sequence.token_ids = CountedTokens("i", [*range(1990), *[i] * 10])
+    assert not kv.can_admit(group).fits
+    assert 0 < CountedTokens.num_read <= 256 * 2000
 
 
 def test_a_reserving_policy_waits_while_others_run_and_takes_what_it_gets_when_alone():

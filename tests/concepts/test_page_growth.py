@@ -1,4 +1,4 @@
-"""Dynamic page growth: how many blocks at admission, how many later (the second source)."""
+"""Dynamic page growth: how many blocks at admission, how many later (text-generation-inference)."""
 
 import pytest
 
@@ -75,7 +75,7 @@ def test_chunked_takes_one_page_when_the_pool_has_no_grant():
 
 
 def test_reserve_admits_fewer_requests_than_on_demand():
-    """Catches a comparison without a difference: what the second source measured."""
+    """Catches a comparison without a difference: what text-generation-inference measured."""
 
     def running(policy):
         engine = ToyEngine(toy_scheduler(16, 2, growth=policy))

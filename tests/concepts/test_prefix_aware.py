@@ -1,4 +1,4 @@
-"""Prefix-caching-aware scheduling: cached blocks are not wanted twice (the third source)."""
+"""Prefix-caching-aware scheduling: cached blocks are not wanted twice (vLLM)."""
 
 import pytest
 

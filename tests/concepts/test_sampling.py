@@ -298,6 +298,14 @@ def test_keys_that_share_half_their_bits_draw_independently():
         assert chi_square(table, torch.full((64,), 1 / 64)) < chi_square_limit(63)
 
 
+def test_a_seed_keeps_its_noise():
+    """Catches another hash: what a user has sampled with a seed would not come again."""
+    keys = [noise_key(0, 0), noise_key(1, 1 << 20)]
+    assert keys == [12035550249420947055, 6377380052463995229]
+    expected = torch.tensor([[-0.7337727, 1.3573385, 1.7135742], [-0.0529648, -0.7182677, 1.0507574]])
+    torch.testing.assert_close(gumbel_noise(keys, 3, torch.device("cpu")), expected)
+
+
 def test_every_token_of_a_large_vocabulary_gets_its_turn():
     """Catches noise that repeats along the vocabulary: 20,000 equally likely tokens in 80 buckets.
 

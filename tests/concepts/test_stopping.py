@@ -5,6 +5,8 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from minipaged.decoding import (
     BeamSearchParams,
@@ -73,6 +75,11 @@ def run(text, eos=(0,), max_num_tokens=100, tokenizer=ABC, **options):
         ("a|<eos>|b", {"min_tokens": 1}, (2, "stop", "a")),
         ("a|b|c", {"stop_token_ids": [2]}, (2, "stop", "a")),
         ("a|b|c", {"stop_token_ids": [2], "include_stop_str_in_output": True}, (2, "stop", "a|b")),
+        (
+            "a|b|c",
+            {"stop": "END", "stop_token_ids": [2], "include_stop_str_in_output": True},
+            (2, "stop", "a|b"),
+        ),
         ("a|b|c", {"stop_token_ids": [2], "min_tokens": 2}, (3, None, "a|b|c")),
         ("a|END|c", {"stop": "END"}, (2, "stop", "a")),
         ("a|END|c", {"stop": "END", "include_stop_str_in_output": True}, (2, "stop", "a|END")),
@@ -216,3 +223,42 @@ def test_stream_and_final_text_agree_on_random_letters():
         ids = [rng.randrange(1, len(ABC.pieces)) for _ in range(rng.randint(0, 12))]
         options = rng.choice([{}, {"stop": "END"}, {"stop": ["aa", "N"]}, {"stop_token_ids": [3]}])
         run("|".join(ABC.pieces[i] for i in ids), **options) if ids else None
+
+
+def byte_fallback(*pieces):
+    """A tokenizer with a token for each byte, as of Llama 2 and Gemma."""
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    vocabulary = {name: i for i, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "expected"),
+    [
+        # A stop string that is a byte token ends the text with that token.
+        ("a <0x0A> b", {"stop": ["\n"]}, (2, "a")),
+        ("a <0x0A> b", {"stop": ["\n"], "include_stop_str_in_output": True}, (2, "a\n")),
+        ("a <0x0A> <0x0A> b", {"stop": ["\n\n"]}, (3, "a")),
+        ("a <0x0A> b a", {"stop": ["a\nb"]}, (3, "")),
+        ("a <0xC3> <0xA9> b", {"stop": ["é"]}, (3, "a")),
+        # Half a character is none, so no stop string either.
+        ("a <0xC3> <0xA9> b", {"stop": ["\ufffd"]}, (4, "aéb")),
+        # One that was complete before `min_tokens` does not end the text later.
+        ("a <0x0A> <0x41> b <0x0A> a", {"stop": ["\n"], "min_tokens": 3}, (5, "a\nAb")),
+        ("a <0x0A> b a", {"stop": ["\n"], "min_tokens": 2}, (4, "a\nba")),
+    ],
+)
+def test_a_stop_string_of_byte_tokens_ends_the_text_at_its_token(names, options, expected):
+    """Catches one token too many: a run of bytes is shown only when it is over, but stops before."""
+    tokenizer = byte_fallback("a", "b")
+    rules = rules_of(tokenizer, (), **options)
+    sequence = make_sequence([1], params=SamplingParams(max_tokens=None, **options), max_num_tokens=100)
+    for token_id in tokenizer.convert_tokens_to_ids(names.split()):
+        reason = rules.check(sequence, token_id)
+        sequence.append(Branch(sequence, token_id, 0.0, reason))
+        if reason:
+            break
+    token_ids = sequence.output_token_ids
+    assert (len(token_ids), final_text(rules, token_ids)) == expected

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from minipaged.cli.main import app
+from minipaged.learn import lessons
 from minipaged.learn.lessons import LearnError
 
 ROOT = Path(__file__).parents[2]
@@ -80,3 +81,53 @@ def test_an_unknown_lesson_is_told():
     result = CliRunner().invoke(app, ["learn", "check", "99"])
     assert isinstance(result.exception, LearnError)
     assert "there is no lesson 99; choose one of 00, 01" in str(result.exception)
+
+
+def test_a_second_reset_keeps_the_first_backup(clone):
+    """Catches the student's work overwritten by the exercise as it was at the start."""
+    for text in ("# one\n", "# two\n", "# three\n"):
+        clone.write_text(text)
+        assert learn("reset", "05")[0] == 0
+        code, output = learn("reset", "05")  # nothing is written in it: nothing to keep
+        assert code == 0
+        assert "nothing was written" in output
+    kept = sorted(path.name for path in clone.parent.glob("exercise.backup*"))
+    assert kept == ["exercise.backup.py", "exercise.backup2.py", "exercise.backup3.py"]
+    assert [clone.with_name(name).read_text() for name in kept] == ["# one\n", "# two\n", "# three\n"]
+
+
+def test_a_reset_brings_back_an_exercise_that_was_deleted(clone):
+    """Catches a FileNotFoundError where help is asked for."""
+    clone.unlink()
+    assert learn("reset", "05")[0] == 0
+    assert clone.exists()
+
+
+def test_an_error_of_the_whole_file_is_told_once(clone):
+    """Catches the same line under every task."""
+    clone.write_text("class OnDemand(:\n")
+    assert learn("check", "05")[1].count("SyntaxError") == 1
+
+
+@pytest.mark.parametrize("where", ["while True:\n    pass\n", None], ids=["in the file", "in a method"])
+def test_an_endless_loop_is_told_within_ten_seconds_a_test(clone, where, monkeypatch):
+    """Catches a check that never ends."""
+    monkeypatch.setattr(lessons, "SECONDS_PER_TEST", 2)
+    if where is None:
+        text = clone.read_text()
+        stub = 'raise NotImplementedError("Lesson 5, task 1: the blocks of the tokens that exist")'
+        assert stub in text
+        clone.write_text(text.replace(stub, "while True: pass"))
+    else:
+        clone.write_text(where)
+    code, output = learn("check", "05")
+    assert code == 1
+    assert "endless loop" in output
+
+
+def test_marks_are_readable_on_an_ascii_terminal(clone, monkeypatch):
+    """Catches marks that are both replaced by the same character."""
+    monkeypatch.setattr(lessons, "progress", lambda *args: {"05": [{"a": ""}, {"a": "no"}, {"a": "no"}]})
+    result = CliRunner(charset="ascii").invoke(app, ["learn", "check", "05"])
+    assert "ok task 1" in result.output
+    assert "x task 2" in result.output

@@ -30,6 +30,7 @@ from minipaged.execution.batch import Batch
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.kernels.dispatch import why_not_cpp
 from minipaged.scheduling import ScheduledSequence
+from minipaged.scheduling.request import Branch
 from tests.engine.conftest import make_llm
 from tests.models.driver import Driver, random_tokens
 from tests.models.zoo import SUPPORTED, VOCAB_SIZE, build
@@ -43,7 +44,7 @@ in_interpreter = [
     pytest.mark.interpreter,
     pytest.mark.skipif(
         os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None,
-        reason="needs the package triton and a run of its own with TRITON_INTERPRET=1",
+        reason="needs the package triton, and no GPU: Triton's interpreter",
     ),
 ]
 
@@ -444,6 +445,36 @@ class TestOnAGpu:
                 for chunk in chunks:
                     chunk.sequence.table.free()
         assert runner.graph_runner is replay
+
+    def test_graphs_give_the_eager_logits_in_bf16_with_heads_of_128(self) -> None:
+        """The type and head size of real models; what is not written of the pools is NaN."""
+        model = build("llama", hidden_size=256, head_dim=128, max_position_embeddings=2048)
+        model = model.to("cuda", torch.bfloat16)
+        drivers = [
+            Driver(
+                model, num_blocks=600, block_size=16, enable_cuda_graphs=switch, attention_backend="triton"
+            )
+            for switch in (True, False)
+        ]
+        prompts = [random_tokens(length, VOCAB_SIZE, seed=length) for length in (3, 40, 700, 1, 16)]
+        found = []
+        for driver in drivers:
+            sequences = [driver.add(prompt) for prompt in prompts]
+            driver.execute([(sequence, len(sequence.token_ids)) for sequence in sequences])
+            rows = []
+            for step in range(20):
+                for number, sequence in enumerate(sequences):  # the same tokens for both
+                    sequence.token_ids[-1] = 2 + (7 * step + number) % (VOCAB_SIZE - 2)
+                chunks = driver.scheduled([(sequence, 1) for sequence in sequences])
+                with torch.inference_mode():
+                    logits = driver.runner.forward(driver.runner.builder.build(chunks)).float().clone()
+                rows.append(logits)
+                for sequence, token in zip(sequences, logits.argmax(-1).tolist()):
+                    sequence.append(Branch(sequence, token, 0.0))
+            found.append(torch.stack(rows))
+        assert drivers[0].runner.graph_runner is not None
+        assert found[0].isfinite().all()
+        torch.testing.assert_close(found[0], found[1], atol=0.05, rtol=0.02)
 
     def test_a_step_that_waits_for_the_device_is_computed_as_ever(self, on_device, prompts, caplog) -> None:
         """Found out before anything is captured: later steps, and other models, are not harmed."""

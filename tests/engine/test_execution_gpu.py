@@ -42,6 +42,34 @@ def test_swaps_are_ordered_with_the_steps_around_them() -> None:
     assert all(pool.is_pinned() for pool in runner.cache._host_pools)
 
 
+def test_a_swap_waits_for_the_step_before_and_the_step_after_waits_for_it() -> None:
+    """Catches a missing event: the streams are kept busy, the blocks are megabytes, so that order shows."""
+    model = build("llama", head_dim=256, num_key_value_heads=4, max_position_embeddings=1024).cuda()
+    runner = Driver(model, num_blocks=48, block_size=256).runner  # 1 MB a block and pool
+    pools = [pool for _, *both in runner.cache.pools.values() for pool in both]
+    assert pools[0][0].nbytes >= 1 << 20
+    moved = [(block, block) for block in range(16)]
+    runner.execute(StepPlan(0, swap_out=[BlockCopy(*pair) for pair in moved]))  # host pools, compiled kernels
+    runner.execute(StepPlan(0, swap_in=[BlockCopy(*pair) for pair in moved]))
+    busy = 50_000_000  # cycles: tens of milliseconds
+    for value in range(1, 6):
+        torch.cuda.synchronize()
+        torch.cuda._sleep(busy)
+        for pool in pools:
+            pool[:16] = value  # still waiting when the swap is asked for
+        runner.execute(StepPlan(1, swap_out=[BlockCopy(*pair) for pair in moved]))
+        for pool in pools:
+            pool[:16] = -1  # must not overtake the swap
+        with torch.cuda.stream(runner.cache._stream):
+            torch.cuda._sleep(busy)  # the swap itself is late
+        runner.execute(StepPlan(2, swap_in=[BlockCopy(source, source + 16) for source, _ in moved]))
+        seen = [pool[16:32].clone() for pool in pools]  # must not overtake it either
+        for pool, copy in zip(pools, seen):
+            assert (copy == value).all()
+            assert (pool[:16] == -1).all()
+
+
+@pytest.mark.alone
 def test_the_pool_takes_what_the_largest_step_leaves() -> None:
     """Twice the share leaves about twice the blocks; and the memory really is there."""
     settings = {"max_num_seqs": 256, "max_num_batched_tokens": 512}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -62,6 +63,7 @@ class Scenario:
         self.rng = rng = random.Random(seed)
         self.settings = random_settings(rng)
         self.engine = ToyEngine(toy_scheduler(**self.settings), VOCABULARY)
+        self.requests, self.plans = self.engine.requests, self.engine.plans
         self.to_come = rng.randint(1, 20)
         self.calm = rng.random() < 0.4  # nothing fails, nobody aborts
         self.stems = [[rng.randrange(2) for _ in range(rng.randint(1, 40))] for _ in range(2)]
@@ -83,20 +85,21 @@ class Scenario:
                 engine.step(self.maybe_abort)
             self.counts["steps"] += 1
             assert self.counts["steps"] < MAX_STEPS_OF_A_SCENARIO, "the engine makes no progress"
-        kv = scheduler.kv
+        return self.check_end()
+
+    def check_end(self) -> Counter[str]:
+        """Every block is free, every output right. Returns what happened."""
+        kv = self.engine.scheduler.kv
         assert kv.num_free == kv.allocator.num_blocks, "blocks are held after the last request"
         assert not kv.swap_space or kv.swap_space.allocator.num_free == kv.swap_space.allocator.num_blocks
-        for request in engine.requests:
+        for request in self.requests:
             self.check_outputs(request)
         return self.counts + self.count_events()
 
     def arrive(self) -> None:
         """A request: often the beginning of a known prompt, so that prefixes collide."""
         rng = self.rng
-        self.to_come -= 1
-        stem = rng.choice(self.stems)
-        prompt = stem[: rng.randint(1, len(stem))]
-        prompt += [rng.randrange(2) for _ in range(rng.choice([0, 0, 1, 5]))]
+        prompt = self.random_prompt()
         stop = rng.choice([None, 0])
         method = rng.choice(
             [
@@ -117,10 +120,18 @@ class Scenario:
         except RequestTooLongError:
             self.counts["refused"] += 1
 
+    def random_prompt(self) -> list[int]:
+        """Often the beginning of a known one."""
+        rng = self.rng
+        self.to_come -= 1
+        stem = rng.choice(self.stems)
+        prompt = stem[: rng.randint(1, len(stem))]
+        return prompt + [rng.randrange(2) for _ in range(rng.choice([0, 0, 1, 5]))]
+
     def maybe_abort(self) -> None:
         """Now and then end somebody, finished ones and some twice included."""
-        if not self.calm and self.engine.requests and self.rng.random() < 0.02:
-            request = self.rng.choice(self.engine.requests)
+        if not self.calm and self.requests and self.rng.random() < 0.02:
+            request = self.rng.choice(self.requests)
             for _ in range(self.rng.randint(1, 2)):
                 self.engine.scheduler.abort(request)
             self.counts["aborts"] += 1
@@ -132,9 +143,10 @@ class Scenario:
         prompt = request.prompt_token_ids
         limit = request.max_num_tokens - len(prompt)
         is_cut = outgrew = self.outgrew(request)
-        if outgrew or any(c.finish_reason == "abort" for c in request.completions):
+        cut_short = [c.finish_reason for c in request.completions if c.finish_reason in ("abort", "error")]
+        if outgrew or cut_short:
             is_cut = True
-            self.counts[f"cut ({'outgrown' if outgrew else 'abort'})"] += 1
+            self.counts[f"cut ({'outgrown' if outgrew else cut_short[0]})"] += 1
             limit = max(map(len, outputs(request)))
             if outgrew:
                 self.check_outgrown(request, limit)
@@ -162,14 +174,14 @@ class Scenario:
         """Whether it ended because it needs more than the pool."""
         return any(
             event.kind == "outgrown" and event.request_id == request.request_id
-            for plan in self.engine.plans
+            for plan in self.plans
             for event in plan.events
         )
 
     def count_events(self) -> Counter[str]:
         """How often the interesting things happened."""
         counts: Counter[str] = Counter()
-        for plan in self.engine.plans:
+        for plan in self.plans:
             counts["tokens"] += plan.num_tokens
             counts["copies"] += len(plan.copies)
             for event in plan.events:
@@ -177,6 +189,25 @@ class Scenario:
                 counts[event.kind + (f" ({mode})" if mode else "")] += 1
                 counts["cached tokens"] += event.detail.get("cached_tokens", 0)
         return counts
+
+
+def run_scenarios(
+    make: Callable[[int], Scenario], first_seed: int, steps: int, capsys: pytest.CaptureFixture[str]
+) -> Counter[str]:
+    """Scenarios with the next seed each, until so many steps are taken. Prints and returns what happened."""
+    counts: Counter[str] = Counter()
+    seed = first_seed
+    while counts["steps"] < steps:
+        scenario = make(seed)
+        try:
+            counts += scenario.run()
+        except BaseException as error:
+            error.add_note(f"seed {seed}, step {scenario.counts['steps']}, settings {scenario.settings}")
+            raise
+        seed += 1
+    with capsys.disabled():
+        print(f"\nfuzz: seeds {first_seed} to {seed - 1}, {dict(sorted(counts.items()))}")
+    return counts
 
 
 @pytest.mark.timeout(0)
@@ -189,18 +220,7 @@ def test_nothing_but_the_request_decides_its_tokens(
     """Catches any pair of features that meet badly: foreign or stale KV, lost or doubly freed blocks,
     a request that never ends, tokens that depend on the settings or on the neighbours."""
     caplog.set_level(logging.ERROR, "minipaged")  # thousands of preemption warnings
-    counts: Counter[str] = Counter()
-    seed = fuzz_seed
-    while counts["steps"] < fuzz_steps:
-        scenario = Scenario(seed)
-        try:
-            counts += scenario.run()
-        except Exception as error:
-            error.add_note(f"seed {seed}, step {scenario.counts['steps']}, settings {scenario.settings}")
-            raise
-        seed += 1
-    with capsys.disabled():
-        print(f"\nfuzz: seeds {fuzz_seed} to {seed - 1}, {dict(sorted(counts.items()))}")
+    counts = run_scenarios(Scenario, fuzz_seed, fuzz_steps, capsys)
     if fuzz_steps >= 3000:
         missed = [
             kind

@@ -142,7 +142,7 @@ def test_prompt_logprobs_are_complete_with_a_warm_prefix_cache(llm):
 
 
 def test_a_failed_step_is_raised_and_the_next_step_recomputes(model, prompts, expected):
-    """A step that fails and leaves published garbage, lost blocks or skipped tokens."""
+    """A step that fails and leaves registered garbage, lost blocks or skipped tokens."""
     llm = make_llm(model, block_size=4)
     execute, calls = llm.engine.executor.execute, []
 

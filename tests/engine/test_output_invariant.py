@@ -56,7 +56,7 @@ def test_tokens_do_not_depend_on_blocks_pool_policy_or_cache(
 @pytest.mark.parametrize("mode", ["recompute", "swap", "auto"])
 @pytest.mark.parametrize("growth", ["on_demand", "chunked", "reserve"])
 def test_tokens_do_not_depend_on_preemption_or_growth(model, prompts, expected, mode, growth, caplog):
-    """Blocks swapped to the wrong place, recomputation that drops a token, spare blocks shared."""
+    """Blocks swapped to the wrong place, recomputation that drops a token, preallocated blocks shared."""
     caplog.set_level(logging.ERROR)
     prompts, expected = prompts[:16], expected[:16]
     num_blocks = 2 * blocks_for_largest(prompts, 4)

@@ -6,6 +6,7 @@ import functools
 import logging
 import random
 import signal
+import sys
 from dataclasses import fields
 
 import pytest
@@ -181,7 +182,7 @@ def test_a_hook_after_the_commit_that_fails_loses_nothing():
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer signal (not on Windows)")
-def test_ctrl_c_at_any_moment_loses_nothing(interrupts: int):
+def test_ctrl_c_at_any_moment_loses_nothing(interrupts: int, no_gc_callbacks: None):
     """Catches a plan left half made: every later step fails, or blocks are lost."""
     armed = False
 
@@ -210,6 +211,124 @@ def test_ctrl_c_at_any_moment_loses_nothing(interrupts: int):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def interrupted_at_line(number: int, call) -> bool:
+    """Call it, with a SIGINT at line `number` that it runs of the engine itself. False: it runs fewer."""
+    left = number
+
+    def trace(frame, event, argument):
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(("minipaged/engine.py", "minipaged/interrupts.py")):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except (KeyboardInterrupt, InjectedError):
+        pass
+    finally:
+        sys.settrace(None)
+    return left <= 0
+
+
+def call_add(engine):
+    engine.add_request("late", PROMPTS[1], PARAMS[0])
+
+
+def call_abort(engine):
+    engine.abort("0")
+
+
+def call_reset(engine):
+    engine.reset_prefix_cache()
+
+
+def call_step(engine):
+    engine.step()
+
+
+def call_failing_step(engine):
+    engine.on_planned.append(fail)
+    try:
+        engine.step()
+    finally:
+        engine.on_planned.remove(fail)
+
+
+def fail(*step):
+    raise InjectedError
+
+
+@pytest.mark.parametrize("call", [call_add, call_abort, call_reset, call_step, call_failing_step])
+def test_ctrl_c_at_any_line_of_the_engine_loses_nothing(call):
+    """Catches a request in the scheduler that the engine does not know, and a Ctrl-C on the way to the
+    roll-back: the plan stayed in flight, and every later step failed."""
+    handler = signal.getsignal(signal.SIGINT)
+    number = 1
+    while True:
+        engine = toy_engine(14, 6, max_num_batched_tokens=16, preemption_mode="swap")
+        requests = [engine.add_request(str(i), PROMPTS[i], PARAMS[i]) for i in range(3)]
+        for _ in range(2):
+            engine.step()
+        found = interrupted_at_line(number, lambda engine=engine: call(engine))
+        assert signal.getsignal(signal.SIGINT) == handler, number
+        queued = [*engine.scheduler.waiting, *engine.scheduler.running, *engine.scheduler.swapped]
+        assert set(engine._requests) == {request.request_id for request in queued}, number
+        while engine.has_unfinished:
+            engine.step()
+        engine.check_invariants()
+        for request, right in zip(requests, expected()):
+            assert request.completions[0].finish_reason == "abort" or outputs(request) == right, number
+        if not found:
+            break
+        number += 1
+    assert number > 5
+
+
+@pytest.mark.parametrize("after", range(1, 6))
+@pytest.mark.parametrize("num_blocks", [22, 8])
+def test_blocks_that_cannot_be_freed_while_planning_stay_with_their_request(after, num_blocks, monkeypatch):
+    """Catches a victim, or a request that outgrew the pool, in no queue: it never ends."""
+    engine = toy_engine(num_blocks, preemption_mode="recompute")
+    requests = add_all(engine)
+    kv, scheduler = engine.scheduler.kv, engine.scheduler
+    free, schedule = kv.free, scheduler.schedule
+    calls = 0
+
+    def fragile_free(sequences):
+        nonlocal calls
+        calls += scheduler.in_flight is not None
+        if calls == after:
+            calls += 1
+            raise InjectedError
+        free(sequences)
+
+    def fragile_schedule():
+        monkeypatch.setattr(kv, "free", fragile_free)
+        try:
+            return schedule()
+        finally:
+            monkeypatch.setattr(kv, "free", free)
+
+    monkeypatch.setattr(scheduler, "schedule", fragile_schedule)
+    raised = 0
+    while engine.has_unfinished:
+        try:
+            engine.step()
+        except InjectedError:
+            raised += 1
+        engine.check_invariants()
+    assert raised == 1
+    assert not engine._requests
+    for request, right in zip(requests, expected()):
+        outgrown = request.completions[0].finish_reason == "length" and num_blocks == 8
+        assert outgrown or outputs(request) == right
 
 
 def test_a_table_of_ones_own_keeps_its_class_when_it_forks():
@@ -282,3 +401,19 @@ def test_an_executor_with_blocks_of_another_size_is_refused():
     """Catches tokens that are silently wrong: slots computed for one size, tables for another."""
     with pytest.raises(ConfigError, match="block_size is 8, but the executor's blocks have 4 tokens"):
         Engine(toy_engine().executor, EngineConfig(block_size=8))
+
+
+def test_an_abort_from_a_step_hook_leaves_ctrl_c_as_it_was():
+    """Catches a Ctrl-C that nobody hears any more: blocks that hold it back were nested."""
+    engine = tight_engine()
+    requests = add_all(engine)
+    before = signal.getsignal(signal.SIGINT)
+    engine.on_committed.append(lambda *step: engine.abort("3"))
+    engine.on_committed.append(lambda *step: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.on_committed.pop()
+    assert signal.getsignal(signal.SIGINT) == before
+    assert requests[3].is_finished
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)

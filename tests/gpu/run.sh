@@ -1,45 +1,70 @@
 #!/usr/bin/env bash
-# Correctness, then benchmarks, on a machine with a GPU: bash tests/gpu/run.sh [--out DIR] [--dry-run]
+# On a machine with a GPU: bash tests/gpu/run.sh [--correctness] [--benchmarks] [--sweep] [--out DIR] [--dry-run]
 #
-# Plain python3 with torch, triton, transformers and pytest; this package need not be installed. The results are
-# printed as a short table and written to DIR/results.json (default: ./gpu-results). --dry-run goes through the same
-# steps without a GPU: tiny sizes, kernels in Triton's interpreter, figures of no meaning.
+# Each step takes less than four minutes; without one named, correctness and benchmarks run. Plain python3 with torch
+# and triton; the engine's tests need transformers, pytest and hypothesis too, and are left out, with a line that says
+# so, where these are missing. This package need not be installed. Results are appended to DIR/*.jsonl (default:
+# ./gpu-results) one by one, so that a run that is killed keeps what it had. --dry-run goes through the same steps
+# without a GPU: tiny sizes, kernels in Triton's interpreter, figures of no meaning.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 out=gpu-results
 dry_run=""
+steps=""
 while [ $# -gt 0 ]; do
     case "$1" in
+        --correctness | --benchmarks | --sweep) steps="$steps ${1#--}"; shift ;;
         --out) out="${2:?--out needs a directory}"; shift 2 ;;
         --dry-run) dry_run=--dry-run; shift ;;
-        *) echo "unknown argument $1; usage: run.sh [--out DIR] [--dry-run]" >&2; exit 2 ;;
+        *) echo "unknown argument $1; usage: run.sh [--correctness] [--benchmarks] [--sweep] [--out DIR] [--dry-run]" >&2
+            exit 2 ;;
     esac
 done
 mkdir -p "$out"
 out="$(cd "$out" && pwd)"
-export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" MINIPAGED_GPU_RECORDS="$out/correctness.jsonl"
 cd "$root"
 
-workers=""
 if [ -n "$dry_run" ]; then
     export TRITON_INTERPRET=1
-    marker=interpreter
-elif python3 -c "import torch; raise SystemExit(not torch.cuda.is_available())"; then
-    marker=gpu
-    if python3 -c "import xdist" 2>/dev/null; then workers="-n 6"; fi # mostly compilation: the device is shared
-else
+elif ! python3 -c "import torch; raise SystemExit(not torch.cuda.is_available())"; then
     echo "no CUDA or ROCm device: use --dry-run to go through the steps without one" >&2
     exit 2
 fi
 
-echo "== correctness"
-correct=0
-python3 -m pytest -m "$marker" $workers tests/kernels tests/gpu \
-    tests/engine/test_cuda_graphs.py tests/engine/test_execution_gpu.py || correct=$?
-echo "== benchmarks"
-python3 tests/gpu/benchmarks --out "$out" $dry_run
-if [ "$correct" -ne 0 ]; then
-    echo "CORRECTNESS FAILED: the figures above are of wrong kernels" >&2
-    exit "$correct"
-fi
+engine_tests() { # MARKER [OPTION ...]
+    local marker="$1"
+    shift
+    timeout 100 python3 -m pytest -p tests.gpu.plugin -m "$marker" "$@" \
+        tests/engine/test_cuda_graphs.py tests/engine/test_execution_gpu.py tests/gpu/test_engine.py
+}
+
+correctness() {
+    local failed=0 workers="" missing
+    python3 -m tests.gpu.check_kernels --out "$out" --jobs 4 --seconds 120 $dry_run || failed=1
+    [ -n "$dry_run" ] && return $failed
+    python3 -m tests.gpu.check_kernels --out "$out" --alone || failed=1
+    if missing=$(python3 -c "import hypothesis, pytest, transformers, typer" 2>&1); then
+        if python3 -c "import xdist" 2>/dev/null; then workers="-n 4"; fi # mostly compilation: the device is shared
+        engine_tests "gpu and not alone" $workers || failed=1
+        engine_tests "gpu and alone" || failed=1
+    else
+        echo "the engine's tests are left out: $(tail -1 <<<"$missing")" | tee -a "$out/left-out.txt" >&2
+    fi
+    return $failed
+}
+
+benchmarks() { python3 -m tests.gpu.benchmarks --out "$out" $dry_run; }
+
+sweep() { python3 -m tests.gpu.sweep --out "$out" $dry_run; }
+
+status=0
+for step in ${steps:-correctness benchmarks}; do
+    echo "== $step"
+    if ! $step; then
+        status=1
+        echo "$step: FAILED, see above and $out" >&2
+    fi
+done
+exit $status

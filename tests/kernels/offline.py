@@ -18,13 +18,15 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-TARGETS = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
+TARGETS = {f"sm_{number}": GPUTarget("cuda", number, 32) for number in (80, 86, 89, 90, 100, 103, 120)}
+TARGETS |= {name: GPUTarget("hip", name, 64) for name in ("gfx942", "gfx950")}
+SHARED_MEMORY_BYTES = {  # of one program
+    **dict.fromkeys(("sm_86", "sm_89", "sm_120"), 99 * 1024),
+    "sm_80": 163 * 1024,
+    **dict.fromkeys(("sm_90", "sm_100", "sm_103"), 227 * 1024),
+    "gfx942": 64 * 1024,
+    "gfx950": 160 * 1024,
 }
-SHARED_MEMORY_BYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -84,7 +86,8 @@ def describe(kernel: Any) -> Compiled:
         def number(key: str) -> int:
             return int(re.search(rf"\.{key}:\s*(\d+)", assembly)[1])
 
-        spilled = number("vgpr_spill_count") + number("sgpr_spill_count")
+        # (Scalar registers spill to lanes of vector registers, which costs no memory.)
+        spilled = number("vgpr_spill_count") + number("private_segment_fixed_size")
         return Compiled(
             kernel.name, kernel.hash, assembly, number("vgpr_count"), spilled, kernel.metadata.shared
         )

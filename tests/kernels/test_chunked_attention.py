@@ -48,4 +48,4 @@ def test_each_row_sees_its_own_chunk_up_to_itself() -> None:
                 query = case.query[flat_row, head].double()
                 weights = torch.softmax(keys[:, head // 2] @ query * scale, dim=0)
                 expected[flat_row, head] = weights @ values[:, head // 2]
-    assert_close(output, expected, torch.float32)
+    assert_close(output, expected, case)

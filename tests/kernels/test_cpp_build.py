@@ -137,3 +137,18 @@ def test_cpp_by_name_says_what_is_missing_and_what_to_use(monkeypatch):
         select_backend("cpp", "cpu")
     with pytest.raises(ValueError, match="C\\+\\+ kernels run on CPUs, this device is 'cuda'"):
         select_backend("cpp", torch.device("cuda"))
+
+
+@needs_compiler
+@pytest.mark.parametrize("share", [0, 0.3, 0.999])
+def test_a_library_that_was_cut_is_built_again(share):
+    """Catches the bus error of a library that a full disk or a crash has truncated."""
+    load_library()
+    path = library_path(find_compiler())
+    whole = path.read_bytes()
+    load_library.cache_clear()
+    path.unlink()  # (this process has the old one mapped)
+    path.write_bytes(whole[: int(share * len(whole))])
+    load_library()
+    assert build.is_whole(path)
+    assert files() == [path.name]

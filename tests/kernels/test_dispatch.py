@@ -2,13 +2,11 @@
 
 import importlib.util
 import logging
-import os
 
 import pytest
+import torch
 
 from minipaged.kernels.dispatch import select_backend
-
-in_the_interpreter = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def test_auto_picks_torch_where_no_compiler_is_found_and_says_so(caplog, monkeypatch):
@@ -19,9 +17,9 @@ def test_auto_picks_torch_where_no_compiler_is_found_and_says_so(caplog, monkeyp
     assert "attention backend: torch" in caplog.text
 
 
-@pytest.mark.skipif(in_the_interpreter, reason="TRITON_INTERPRET=1: Triton runs on a CPU here")
-def test_triton_without_a_gpu_says_what_is_missing_and_what_to_use():
+def test_triton_without_a_gpu_says_what_is_missing_and_what_to_use(monkeypatch):
     """Catches an import error or a launch failure deep in a kernel."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match=r"'triton' cannot be used: .*; use 'torch' or 'auto'"):
         select_backend("triton", "cpu")
 
@@ -31,6 +29,20 @@ def test_triton_not_installed_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="the package triton is not installed"):
         select_backend("triton", "cuda")
+
+
+@pytest.mark.parametrize(("capability", "chosen"), [((7, 5), "torch"), ((8, 0), "triton")])
+def test_a_chip_below_sm_80_falls_back_to_torch_and_says_so(capability, chosen, caplog, monkeypatch):
+    """Catches a compiler's error in the middle of the first step on a GPU that the kernels do not support."""
+    pytest.importorskip("triton", reason="needs the package triton")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert select_backend("auto", "cuda").name == chosen
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [
+        "attention backend: torch (chosen for device cuda; triton cannot be used: "
+        "Triton kernels need a chip of sm_80 or newer (Ampere), this one is sm_75)"
+    ] * (chosen == "torch")
 
 
 def test_unknown_backend_lists_the_choices():

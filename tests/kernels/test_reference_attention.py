@@ -25,7 +25,7 @@ def check(
     inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
     actual = paged_attention(*inputs, **options)
     assert actual.dtype == dtype
-    assert_close(actual, oracle.paged_attention(*inputs, **options), dtype)
+    assert_close(actual, oracle.paged_attention(*inputs, **options), case)
 
 
 def test_oracle_equals_dense_attention_on_a_contiguous_prompt():

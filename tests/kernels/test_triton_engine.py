@@ -7,7 +7,7 @@ import pytest
 from minipaged import LLM, SamplingParams
 
 if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs a run of its own with TRITON_INTERPRET=1", allow_module_level=True)
+    pytest.skip("Triton's interpreter is used where there is no GPU", allow_module_level=True)
 pytest.importorskip("triton", reason="needs the package triton")
 
 pytestmark = pytest.mark.interpreter

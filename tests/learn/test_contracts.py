@@ -328,7 +328,7 @@ def test_a_cache_that_finds_evicted_blocks_is_told():
 
     def allocate(self, count=1):
         while self.allocator.num_free < count:
-            self.allocator.reclaim(self._evictable.popitem(last=False)[0])
+            self.allocator.reclaim(self.evictable.popitem(last=False)[0])
         return self.allocator.allocate(count)
 
     cache = cache_with(allocate=allocate)

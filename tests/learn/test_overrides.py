@@ -20,7 +20,11 @@ from tests.overrides import installed, replacements
 
 ROOT = Path(__file__).parents[2]
 LIMITS = SimpleNamespace(
-    num_blocks=8, num_host_blocks=0, max_model_len=64, preemption_costs=PreemptionCosts(1.0, 1.0, 1.0)
+    block_size=16,
+    num_blocks=8,
+    num_host_blocks=0,
+    max_model_len=64,
+    preemption_costs=PreemptionCosts(1.0, 1.0, 1.0),
 )
 
 

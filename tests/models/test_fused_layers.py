@@ -11,7 +11,7 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from minipaged import SamplingParams
-from minipaged.execution.accel.packed_linear import can_pack
+from minipaged.execution.accel.packed_linear import PackedLinear, can_pack
 from minipaged.execution.attention import set_forward_context
 from minipaged.kernels.cpp.build import BuildError, load_library
 from minipaged.kernels.metadata import AttentionParameters
@@ -180,3 +180,11 @@ def test_the_check_records_queries_and_keys_before_they_are_overwritten():
     context.attend(module, rows, rows, rows, AttentionParameters(1.0))
     rows.zero_()
     assert context.calls[0][0].eq(1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [8, 1100])
+def test_a_packed_layer_still_tells_its_weight(width, dtype):
+    """Routers and adapters read it, or its type: no attribute `weight` at the first token."""
+    linear = nn.Linear(width, 1000, dtype=dtype)
+    assert torch.equal(PackedLinear(linear).weight, linear.weight)

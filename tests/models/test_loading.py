@@ -1,15 +1,19 @@
 """Models from a directory; and one clear line for everything that is not one."""
 
 import json
+import re
+import socket
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
+from minipaged import LLM, SamplingParams
 from minipaged.config import ConfigError, EngineConfig
-from minipaged.execution.loading import ModelLoadError, load_model
+from minipaged.engine import RequestError
+from minipaged.execution import loading
+from minipaged.execution.loading import ModelLoadError, load_model, load_tokenizer
 from minipaged.execution.model_runner import ModelRunner
 from tests.models.driver import Driver, random_tokens
 from tests.models.zoo import VOCAB_SIZE, build
@@ -83,11 +87,105 @@ def test_a_hub_id_that_cannot_be_had_is_said_to_be_one(monkeypatch: pytest.Monke
     def unreachable(*args: object, **options: object) -> None:
         raise OSError("We couldn't connect to the hub.\nCheck your connection.")
 
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", unreachable)
+    monkeypatch.setattr(loading, "model_info", unreachable)
     message = refusal("pocket_modle")
     assert message == (
         "cannot load pocket_modle (no directory here, so a hub id): OSError: We couldn't connect to the hub."
     )
+
+
+def test_the_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several files were looked for, each several times: 25 seconds for a misspelt name."""
+    lookups = []
+
+    def refuse(*args: object, **options: object) -> None:
+        lookups.append(args)
+        raise socket.gaierror("no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    refusal("nobody/no_such_model")
+    assert len(lookups) <= 1
+
+
+def test_a_gguf_file_or_folder_is_named_as_such(tmp_path: Path) -> None:
+    """The format of another engine: there is a directory, and a config.json would not help."""
+    (tmp_path / "model.gguf").touch()
+    assert "holds GGUF files" in refusal(tmp_path)
+    assert "is a GGUF file" in refusal(tmp_path / "model.gguf")
+
+
+def test_an_adapter_is_not_left_out_in_silence(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without peft, transformers ignores the adapter: tokens of the base model."""
+    monkeypatch.setattr(loading, "is_peft_available", lambda: False)
+    (directory / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert "an adapter (adapter_config.json); install peft, or merge" in refusal(directory)
+    (directory / "config.json").unlink()
+    assert "an adapter without its model" in refusal(directory)
+
+
+@pytest.fixture
+def own_code(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model whose files bring code, which leaves a trace when it runs; and somebody who types `y`."""
+    (directory / "mine.py").write_text(
+        "import pathlib\n"
+        f"pathlib.Path({str(directory / 'ran')!r}).touch()\n"
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class MineConfig(LlamaConfig):\n    model_type = 'mine'\n"
+        "class MineForCausalLM(LlamaForCausalLM):\n    config_class = MineConfig\n"
+    )
+    config = json.loads((directory / "config.json").read_text())
+    classes = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.MineForCausalLM"}
+    config |= {"model_type": "mine", "auto_map": classes}
+    (directory / "config.json").write_text(json.dumps(config))
+    tokenizer = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(directory / "modules"))
+    return directory
+
+
+def test_code_in_a_model_folder_never_runs_unasked(own_code: Path) -> None:
+    """transformers asks on standard input, and whatever is piped in there may begin with a `y`."""
+    assert "brings its own code; read it, then give trust_remote_code=True" in refusal(own_code)
+    assert load_tokenizer(str(own_code)) is None
+    assert not (own_code / "ran").exists()
+
+
+def test_code_in_a_model_folder_runs_when_it_is_trusted(own_code: Path) -> None:
+    """Or there were no way to run such a model."""
+    runner = ModelRunner.load(str(own_code), EngineConfig(num_blocks=5, trust_remote_code=True))
+    assert (own_code / "ran").exists()
+    assert type(runner.model).__name__ == "MineForCausalLM"
+
+
+@pytest.mark.parametrize("content", [None, "{broken", "{}"], ids=["missing", "broken", "empty"])
+def test_a_tokenizer_that_cannot_be_built_is_a_warning(
+    directory: Path, caplog: pytest.LogCaptureFixture, content: str | None
+) -> None:
+    """Token ids need none: exceptions of all kinds came up through `LLM(...)`, or nothing was said."""
+    if content is not None:
+        (directory / "tokenizer.json").write_text(content)
+    llm = LLM(str(directory), num_blocks=8)
+    warning = next(message for message in caplog.messages if message.startswith("no tokenizer for"))
+    assert re.search(r"so prompts are token ids: \w+: .+", warning)
+    assert llm.generate({"prompt_token_ids": [2, 3]}, SamplingParams(max_tokens=2))
+    with pytest.raises(RequestError, match="has no tokenizer"):
+        llm.generate("text")
+
+
+def test_a_directory_without_a_vocabulary_has_no_tokenizer(tmp_path: Path) -> None:
+    """GPT-2's is built from nothing: a vocabulary of one token, and every text is empty."""
+    build("gpt2").save_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path)) is None
+
+
+def test_a_tensor_of_another_shape_is_named(directory: Path) -> None:
+    """A page of a table that ends in advice for trainers."""
+    weights = load_file(directory / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"] = weights["model.layers.1.mlp.up_proj.weight"][:40].clone()
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    message = refusal(directory)
+    assert "model.layers.1.mlp.up_proj.weight of shape [40, 32], its config.json asks for [48, 32]" in message
 
 
 def test_a_configuration_without_weights(directory: Path) -> None:

@@ -15,6 +15,7 @@ from minipaged.execution.attention import (
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.kernels.metadata import AttentionParameters
 from tests.models.driver import Driver, greedy, random_tokens
+from tests.models.survey import build_small
 from tests.models.zoo import VOCAB_SIZE, build
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0}
@@ -51,20 +52,50 @@ def test_a_model_with_recurrent_state_is_refused() -> None:
     assert "recurrent state" in refusal(build("bamba"))
 
 
-def test_layers_that_never_call_the_hook_are_refused() -> None:
-    """Any hybrid that does not declare its state is found by its silent layers."""
+def test_a_state_that_nobody_declares_is_found() -> None:
+    """Its attention layers call the hook, and its others mix tokens: every step would start from nothing."""
     model = build("bamba")
     type(model)._is_stateful = False
     try:
-        assert "layers [0] keep no K/V" in refusal(model)
+        assert "a mixing of tokens besides the attention" in refusal(model)
     finally:
         type(model)._is_stateful = True
 
 
-def test_a_model_that_cannot_run_without_its_mask_is_refused() -> None:
-    """DeepSeek V3.2 chooses the tokens to attend to with a mask: no traceback out of its code."""
-    message = refusal(build("deepseek_v32"))
-    assert "fails without mask and cache of its own: TypeError" in message
+def test_layers_that_never_call_the_hook_are_refused() -> None:
+    """Mllama's cross-attention has no picture to attend to, and would be left out."""
+    assert "layers [3] keep no K/V" in refusal(build_small("mllama"))
+
+
+def test_positions_that_do_not_count_from_zero_are_refused() -> None:
+    """RoBERTa's begin behind its padding index: other logits, in silence."""
+    assert "its positions do not count from 0" in refusal(build_small("roberta"))
+
+
+def test_a_model_that_chooses_its_tokens_is_refused() -> None:
+    """DeepSeek V3.2 needs a mask for that: no `'NoneType' object is not subscriptable` out of its code."""
+    assert "attends to the index_topk = 2048 tokens" in refusal(build("deepseek_v32"))
+
+
+def test_an_error_in_the_code_of_a_model_is_told_with_its_place() -> None:
+    """No traceback, and somewhere to look."""
+    model = build("llama")
+    model.model.layers[1].mlp.forward = lambda rows: rows[None][2]
+    message = refusal(model)
+    assert "fails without mask and cache of its own, in test_refusals.<lambda>: IndexError" in message
+
+
+@pytest.mark.parametrize("window", [0, -3])
+def test_an_impossible_window_is_refused(window: int) -> None:
+    """Kernels took it for a length: memory was corrupted."""
+    assert f"layer 0 has sliding_window {window}; give at least 1" in refusal(
+        build("mistral_sliding", sliding_window=window)
+    )
+
+
+def test_a_model_without_layers_is_refused() -> None:
+    """A division by the bytes of a block that has none."""
+    assert "num_hidden_layers is 0; give at least 1" in refusal(build("llama", num_hidden_layers=0))
 
 
 def test_a_model_that_looks_ahead_is_refused() -> None:
@@ -104,6 +135,13 @@ def test_a_block_size_that_cuts_attention_chunks_is_refused() -> None:
     message = refusal(build("llama4"), block_size=3)
     assert "block_size 3" in message
     assert "8 tokens" in message
+    assert "for example 2" in message
+
+
+def test_the_block_size_that_is_named_divides_the_chunk() -> None:
+    """A chunk of 8 tokens and blocks of 16 were told to choose 16."""
+    message = refusal(build("llama4"), block_size=16)
+    ModelRunner(build("llama4"), EngineConfig(num_blocks=64, block_size=int(message.split()[-1])), greedy)
 
 
 def test_a_length_the_model_cannot_reach_is_a_config_error() -> None:

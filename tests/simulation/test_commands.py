@@ -1,8 +1,14 @@
 """`reproduce` and `simulate`: what they print, what they refuse, and that they need no torch."""
 
+import contextlib
 import json
+import os
+import re
+import select
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 
 import pytest
@@ -10,6 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from minipaged.cli.simulation import reproduce, simulate
+from minipaged.config import EngineConfig
 from minipaged.simulation import plots
 from minipaged.simulation.page import page
 from minipaged.simulation.results import Claim, Curve, Experiment, Panel, as_json
@@ -110,28 +117,159 @@ def test_a_fleet_serves_everything():
         (["--model", "gpt"], "unknown model 'gpt'; choose one of opt-13b"),
         (["--hardware", "tpu"], "unknown chip 'tpu'"),
         (["--workload", "chatgpt"], "unknown workload 'chatgpt'"),
-        (["--rate", "0"], "rate is 0.0 requests/s; give a rate above 0"),
-        (["--requests", "0"], "requests is 0"),
+        (["--rate", "0"], "rate is 0.0 requests/s; give at least 1e-06"),
+        (["--requests", "0"], "requests is 0; give 1 to 10,000,000"),
         (["--router", "fastest"], "unknown router 'fastest'"),
         (["--sweep", "block=1,2"], "sweep is 'block=1,2'; give FLAG=V1,V2"),
         (["--sweep", "block_size=16,x"], "block_size is 'x'"),
         (["--sweep", "block_size=0"], "block_size is 0; give at least 1"),
         (["--plot", "x.svg"], "give a .svg or .png file, and --sweep"),
-        (["--host-ms", "-1"], "host_ms is -1"),
+        (["--host-ms", "-1"], "host_ms is -1.0; give 0 to 1,000,000"),
         (["--chips", "0"], "num_chips is 0"),
+        (["--chips", "3"], "num_chips is 3; the 8 KV heads of llama-3-8b go to 1, 2, 4 or 8 chips"),
+        (["--chips", "16"], "num_chips is 16; the 8 KV heads of llama-3-8b go to 1, 2, 4 or 8 chips"),
+        (["--rate", "nan"], "rate is nan requests/s; give at least 1e-06"),
+        (["--rate", "1e-300"], "rate is 1e-300 requests/s; give at least 1e-06"),
+        (["--sweep", "rate=1,nan"], "rate is nan requests/s; give at least 1e-06"),
+        (["--sweep", "rate=fast"], "sweep is 'rate=fast'; give numbers"),
+        (["--sweep", "rate=1,"], "sweep is 'rate=1,'; give numbers"),
+        (["--sweep", "rate=" + ",".join(["1"] * 1001)], "sweep has 1001 values; give 1 to 1,000"),
+        (["--replicas", "100000"], "replicas is 100000; give 1 to 1,000"),
+        (["--requests", "1000000000000"], "requests is 1000000000000; give 1 to 10,000,000"),
+        (["--host-ms", "nan"], "host_ms is nan; give 0 to 1,000,000"),
+        (["--host-ms", "inf"], "host_ms is inf; give 0 to 1,000,000"),
+        (["--host-ms", "1e308"], "host_ms is 1e+308; give 0 to 1,000,000"),
+        (["--replicas", "1000", "--sweep", "num_blocks=10,100000"], "num_blocks is 100000 in 1000 replicas"),
+        (["--sweep", "num_blocks=1e23"], "num_blocks is 1e+23; give int"),
+        (["--sweep", "block_size=1000000000000"], "block_size is 1000000000000; one block takes"),
+        (
+            ["--sweep", "kv_cache_memory=5"],
+            "kv_cache_memory is 5; one block takes 2097152 bytes",
+        ),
+        (["--sweep", "dtype=float32,bfloat16"], "dtype has no effect in a simulation; leave it out"),
+        (
+            ["--plot", "no/such/folder/x.svg", "--sweep", "rate=1,2"],
+            "cannot write to no/such/folder: No such file",
+        ),
     ],
 )
 def test_what_cannot_be_simulated_gets_a_clear_line(arguments, message):
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")) as caught:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         command_line("simulate", *arguments)
     assert "\n" not in str(caught.value)
 
 
-def test_a_length_file_with_a_negative_length_gets_a_clear_line(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[10, -3]]", r"entry 0 is \[10, -3\]"),
+        ("[[10, 3], [1, 2, 3]]", r"entry 1 is \[1, 2, 3\]"),
+        ("[[10, 3], [1, true]]", r"entry 1 is \[1, True\]"),
+        ("[[10, 1e3]]", r"entry 0 is \[10, 1000.0\]"),
+        ("{}", "must be a JSON list"),
+        ("[", "cannot read lengths"),
+        ("[" * 100_000, "cannot read lengths"),
+        ("[[1, " + "9" * 5000 + "]]", "cannot read lengths"),
+        ("\udcff", "cannot read lengths"),
+        ("[[1000000000000, 1000000000000]]", "no request finished"),
+    ],
+)
+def test_a_length_file_that_cannot_be_used_gets_a_clear_line(tmp_path, text, message):
+    """Catches lengths that are made into tokens before they are looked at, and the parser's own errors."""
     file = tmp_path / "lengths.json"
-    file.write_text("[[10, -3]]")
-    with pytest.raises(ValueError, match=r"entry 0 is \[10, -3\]"):
-        command_line("simulate", "--workload", str(file))
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=message) as caught:
+        command_line("simulate", "--workload", str(file), "--requests", "3")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_endless_output_ends_at_the_longest_sequence_and_is_counted_as_generated(tmp_path):
+    """10 tokens in, 10^12 wanted out, room for 8,192. Catches a throughput of tokens that never were."""
+    file = tmp_path / "lengths.json"
+    file.write_text("[[10, 1000000000000]]")
+    report = json.loads(command_line("simulate", "--workload", str(file), "--requests", "2", "--json"))
+    assert report["token_rate"] * report["seconds"] == pytest.approx(2 * (8192 - 10))
+
+
+@pytest.mark.parametrize("setting", ["attention_backend", "enable_cuda_graphs", "dtype", "disable_log_stats"])
+def test_a_setting_that_changes_nothing_in_a_simulation_is_refused(setting):
+    """Catches `--dtype float32` that is taken in silence: the figures stay those of 16 bits."""
+    with pytest.raises(ValueError, match=f"{setting} has no effect in a simulation; leave it out"):
+        command_line(*SMALL, options={setting: getattr(EngineConfig(), setting)})
+
+
+@pytest.mark.parametrize("option", ["--figures", "--docs"])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_run(monkeypatch, tmp_path, option):
+    """Catches minutes of simulation whose results are lost."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("minipaged.cli.simulation.run_experiments", lambda *_, **__: pytest.fail("ran"))
+    with pytest.raises(ValueError, match=r"cannot write to .*file"):
+        command_line("reproduce", "growth", option, str(tmp_path / "file"))
+
+
+def test_without_matplotlib_nothing_is_run(monkeypatch, tmp_path):
+    """Catches minutes of simulation before the missing package is told."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("minipaged.cli.simulation.run_experiments", lambda *_, **__: pytest.fail("ran"))
+    with pytest.raises(plots.PlotError, match=r"pip install 'minipaged\[plot\]'"):
+        command_line("reproduce", "growth", "--figures", str(tmp_path))
+
+
+def running() -> dict[int, int]:
+    """The parent of every process that has not ended."""
+    command = ["ps", "-eo", "pid=,ppid=,stat="]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return {int(pid): int(parent) for pid, parent, state in map(str.split, lines) if state[0] != "Z"}
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes below this one."""
+    parents, found = running(), [pid]
+    for process in found:
+        found += [child for child, parent in parents.items() if parent == process]
+    return set(found[1:])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a terminal of POSIX")
+@pytest.mark.parametrize("after", [1.0, 6.0])
+@pytest.mark.parametrize(
+    "arguments",
+    [["reproduce", "fig12", "fig19"], ["simulate", "--requests", "30000", "--sweep", "rate=1,2,3,4"]],
+    ids=["reproduce", "sweep"],
+)
+def test_ctrl_c_stops_everything_within_a_second_and_progress_was_shown(arguments, after):
+    """As a terminal does it: SIGINT to the whole foreground group, while workers start or compute. Catches
+    workers that go on, a parent that waits for them, tracebacks, and a command that is silent for minutes."""
+    screen, terminal = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "minipaged", *arguments],
+        stdout=subprocess.PIPE, stderr=terminal, start_new_session=True,
+    )  # fmt: skip
+    os.close(terminal)
+    try:
+        shown = b""
+        while b"simulating" not in shown:
+            assert select.select([screen], [], [], 30)[0], "no progress"
+            shown += os.read(screen, 10_000)
+        time.sleep(after)
+        below = descendants(process.pid)
+        assert below
+        begin = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(10) == 130
+        assert time.monotonic() - begin < 1
+        while below & running().keys():
+            assert time.monotonic() - begin < 1
+            time.sleep(0.05)
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while more := os.read(screen, 10_000):
+                shown += more
+        assert b"Traceback" not in shown
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+        os.close(screen)
 
 
 def test_a_model_length_beyond_the_model_is_refused():
@@ -171,6 +309,7 @@ def _result() -> dict:
         Claim("speed", "Fig. 1", 2.0, 3.0, "x", "because of this"),
         Claim("size", "Fig. 1", (None, 5.0), 3.0, "B"),
         Claim("other", "Fig. 1", None, 12300.0, "B"),
+        Claim("knee", "Fig. 1", 10.0, 2.0, "B", reading="plot"),
     ]
     experiment = Experiment("demo", "A demo", "a paper", "Nothing.", dict, lambda results: (claims, panels))
     return as_json(experiment, {})
@@ -224,10 +363,15 @@ def test_a_label_looks_the_same_in_all_panels_and_a_system_in_all_figures():
 
 
 def test_the_page_shows_paper_beside_measured_with_reason_and_command():
-    shown = page([_result()])
+    moved = [{"figure": "speed", "source": "Fig. 1", "value": 3.0, "change": {"step_seconds": [4.0, -3.5]}}]
+    shown = page([_result()], moved)
     assert "| speed (1) | Fig. 1 | 2 | 3 x | 1.50 |" in shown
     assert "(1) because of this." in shown
-    assert "| size | Fig. 1 | up to 5 | 3 B | 1.00 |" in shown
+    assert "| size | Fig. 1 | up to 5 | 3 B | holds |" in shown
+    assert "| knee | Fig. 1 | 10 (plot) | 2 B | 0.20 |" in shown
+    assert "| speed | Fig. 1 | 3 | +4 / -3.5 |  |" in shown
+    furthest = shown.split("## Furthest off")[1].split("##")[0].splitlines()
+    assert [row.split(" | ")[0] for row in furthest if row.startswith("| ")][1:] == ["| knee", "| speed"]
     assert "| other | Fig. 1 | - | 12,300 B |  |" in shown
     assert "minipaged reproduce demo" in shown
     assert "`step_seconds`" in shown

@@ -160,6 +160,9 @@ def test_json_has_the_promised_keys_and_figures_their_panels():
         ((1.0, 2.0), 1.5, 1.0),
         ((1.0, 2.0), 4.0, 2.0),
         ((1.0, None), 0.5, 0.5),
+        ((1.0, None), 2.0, None),
+        ((None, 22.0), 3.0, None),
+        ((None, 22.0), 44.0, 2.0),
         (None, 3.0, None),
     ],
 )

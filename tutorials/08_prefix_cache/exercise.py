@@ -10,11 +10,11 @@ Given by the base class:
     self._hash((parent, tokens as bytes))     a number that stands for a block and all before it
     CachedBlock(chain_hash, tokens, parent)   what a registered block contains: its hash, its tokens as bytes, and
                             the CachedBlock before it (before the first: the salt)
-    self._block_of          dict: chain hash -> block
-    self._cached            list: block -> its CachedBlock, or None if it is not registered
-    self._pending           set of blocks registered by the step that is being planned
-    self._evictable         OrderedDict whose keys are the evictable blocks, the least recently used first
-    self._forget(block)     the block can no longer be found (all but `_evictable` forget it)
+    self.block_of          dict: chain hash -> block
+    self.cached            list: block -> its CachedBlock, or None if it is not registered
+    self.pending           set of blocks registered by the step that is being planned
+    self.evictable         OrderedDict whose keys are the evictable blocks, the least recently used first
+    self.forget(block)     the block can no longer be found (all but `evictable` forget it)
 """
 
 from array import array

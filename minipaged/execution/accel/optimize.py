@@ -1,4 +1,4 @@
-"""The one way in: rewrite a model for fast inference on a CPU."""
+"""Rewrite a model for fast inference on a CPU (on a GPU: `cuda_graph.CUDAGraphRunner`)."""
 
 from __future__ import annotations
 

@@ -30,6 +30,11 @@ class PackedLinear(nn.Module):
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_TO_PACK_FOR)
         self._plain = weight if weight.numel() < SMALL else None
 
+    @property
+    def weight(self) -> Tensor:
+        """[out_features, in_features], unpacked: routers and adapters read the weights of others' layers."""
+        return self._packed.to_dense() if self._plain is None else self._plain
+
     def forward(self, rows: Tensor) -> Tensor:
         """rows [..., in_features] -> [..., out_features]."""
         if self._plain is not None and rows.numel() == self.in_features:

@@ -29,7 +29,10 @@ def conclude(results: dict[tuple[str, int], float]) -> Outcome:
         "Alpaca: worst of block sizes 16 and 32": (good, worst("alpaca", (16, 32))),
         "Alpaca: block size 256": (bad, worst("alpaca", (256,))),
     }
-    claims = [Claim(f"{text} over the best of all", "Fig. 18 b", *row) for text, row in rows.items()]
+    claims = [
+        Claim(f"{text} over the best of all", "Fig. 18 b", *row, reading="words")
+        for text, row in rows.items()
+    ]
     curves = [
         Curve(title, list(BLOCK_SIZES), [results[data, size] for size in BLOCK_SIZES])
         for data, (title, *_) in LOADS.items()

@@ -43,9 +43,9 @@ class TrustsTheHash(PrefixCache):
     def match(self, hashes, token_ids, salt=""):
         blocks = []
         for chain_hash in hashes:
-            if chain_hash not in self._block_of:
+            if chain_hash not in self.block_of:
                 break
-            blocks.append(self._block_of[chain_hash])
+            blocks.append(self.block_of[chain_hash])
         return blocks
 
 
@@ -57,9 +57,9 @@ class ComparesABlockAlone(PrefixCache):
     def match(self, hashes, token_ids, salt=""):
         blocks = []
         for i, chain_hash in enumerate(hashes):
-            block = self._block_of.get(chain_hash)
+            block = self.block_of.get(chain_hash)
             tokens = token_ids[i * self.block_size : (i + 1) * self.block_size]
-            if block is None or self._cached[block].tokens != tokens.tobytes():
+            if block is None or self.cached[block].tokens != tokens.tobytes():
                 break
             blocks.append(block)
         return blocks
@@ -77,7 +77,7 @@ class SkipsOverAMiss(PrefixCache):
     caught_by = "test_the_walk_ends_at_the_first_miss"
 
     def match(self, hashes, token_ids, salt=""):
-        return [block for block in map(self._block_of.get, hashes) if block is not None]
+        return [block for block in map(self.block_of.get, hashes) if block is not None]
 
 
 class TheLastOneWins(PrefixCache):
@@ -86,13 +86,13 @@ class TheLastOneWins(PrefixCache):
     caught_by = "test_the_first_block_of_a_content_is_the_one_that_is_found"
 
     def register(self, block, chain_hash, tokens, parent=""):
-        first = self._block_of.get(chain_hash)
+        first = self.block_of.get(chain_hash)
         if first is not None:
-            self._cached[first] = None
-        self._block_of[chain_hash] = block
-        self._cached[block] = CachedBlock(chain_hash, tokens.tobytes(), parent)
-        self._pending.add(block)
-        return self._cached[block]
+            self.cached[first] = None
+        self.block_of[chain_hash] = block
+        self.cached[block] = CachedBlock(chain_hash, tokens.tobytes(), parent)
+        self.pending.add(block)
+        return self.cached[block]
 
 
 class EachBlockHasAnEntryOfItsOwn(PrefixCache):
@@ -111,7 +111,7 @@ class KeepsWhatAFailedStepRegistered(PrefixCache):
     caught_by = "test_a_failed_step_rolls_back_what_it_registered"
 
     def roll_back(self):
-        self._pending.clear()
+        self.pending.clear()
 
 
 class EvictsFirst(PrefixCache):
@@ -120,9 +120,9 @@ class EvictsFirst(PrefixCache):
     caught_by = "test_an_allocation_that_fails_evicts_nothing"
 
     def allocate(self, count=1):
-        while self.allocator.num_free < count and self._evictable:
-            block, _ = self._evictable.popitem(last=False)
-            self._forget(block)
+        while self.allocator.num_free < count and self.evictable:
+            block, _ = self.evictable.popitem(last=False)
+            self.forget(block)
             self.allocator.reclaim(block)
         if self.allocator.num_free < count:
             raise OutOfBlocksError(f"{count} blocks wanted")
@@ -134,8 +134,8 @@ class DoesNotForget(PrefixCache):
 
     caught_by = "test_the_tail_of_a_chain_is_evicted_before_its_head"
 
-    def _forget(self, block):
-        self._pending.discard(block)
+    def forget(self, block):
+        self.pending.discard(block)
 
 
 class FreesWhatIsCached(PrefixCache):
@@ -145,6 +145,6 @@ class FreesWhatIsCached(PrefixCache):
 
     def free(self, block):
         if self.allocator.release(block):
-            if self._cached[block] is not None:
-                self._forget(block)
+            if self.cached[block] is not None:
+                self.forget(block)
             self.allocator.reclaim(block)

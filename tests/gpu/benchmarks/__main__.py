@@ -1,73 +1,105 @@
-"""Benchmarks of a GPU machine: python3 tests/gpu/benchmarks --out DIR [--dry-run] (see run.sh beside)."""
+"""Benchmarks of a GPU machine, each in a process of its own: a failure in one is no failure of the next.
+
+    python -m tests.gpu.benchmarks [NAME ...] [--out DIR] [--seconds N] [--dry-run]
+
+Every figure is appended to DIR/benchmarks.jsonl as soon as it is known.
+"""
 
 import argparse
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import torch
-from batches import Storage, storage_bytes
-from decode import decode_grid, decode_peers, read_ceiling
-from engine import engine
-from moves import moves
-from prefill import prefill
-from timing import Machine, shown
 
+from tests.gpu.benchmarks.batches import Storage, storage_bytes
+from tests.gpu.benchmarks.timing import Machine, shown
+from tests.gpu.records import Records
+
+NAMES = ("ceiling", "peers", "prefill", "engine", "moves", "decode")  # by what one would miss most
 LARGEST = 256 * 32768  # tokens of the largest decode batch
 
 
-def summary(machine: Machine) -> str:
+def summary(results: list[dict], dry_run: bool) -> str:
     """The figures to quote: every ratio to a peer, and the range of decode's shares of the ceiling."""
-    measured = [result for result in machine.results if "value" in result]
-    lines = ["", "SUMMARY" + (" (dry run: these figures mean nothing)" if machine.dry_run else "")]
+    measured = [result for result in results if "value" in result]
+    lines = ["", "SUMMARY" + (" (dry run: these figures mean nothing)" if dry_run else "")]
     for result in measured:
         if result["benchmark"] in ("read ceiling", "decode peers", "paging overhead", "prefill", "engine"):
-            more = "  ".join(
-                f"{key} {shown(result[key])}" for key in ("share", "SDPA", "ratio") if key in result
-            )
+            more = "  ".join(f"{key} {shown(result[key])}" for key in ("share", "ratio") if key in result)
             value = f"{shown(result['value'])} {result['unit']}"
             lines.append(f"  {result['benchmark']:<15} {result['parameters']:<68} {value:>14}  {more}")
     shares = [result["share"] for result in measured if result["benchmark"] == "decode"]
     if shares:
         lines.append(f"  decode          share of the ceiling: {min(shares):.2f} to {max(shares):.2f}")
-    skipped = [result for result in machine.results if "not_measured" in result]
+    skipped = [result for result in results if "not_measured" in result]
     lines.append(f"  {len(measured)} figures, {len(skipped)} not measured (see above)")
     return "\n".join(lines)
 
 
-def main() -> None:
+def main() -> int:
+    """Exit status 0 if every benchmark came to its end."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; default: all")
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"))
+    parser.add_argument("--seconds", type=float, default=220, help="for all of them together")
+    parser.add_argument("--dry-run", action="store_true", help="tiny, on a CPU: no figure counts")
     arguments = parser.parse_args()
-    torch.manual_seed(0)
-    machine = Machine(arguments.dry_run)
+    if unknown := set(arguments.names) - set(NAMES):
+        parser.error(f"unknown benchmarks {sorted(unknown)}: choose of {', '.join(NAMES)}")
+    machine = Machine(arguments.dry_run, Records(arguments.out / "benchmarks.jsonl"))
+    if len(arguments.names) == 1:
+        measure(machine, arguments.names[0])
+        return 0
     print(json.dumps(machine.describe()))
-
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / "results.json"
-    try:
-        measure(machine)
-    finally:  # what was measured before a failure is kept
-        path.write_text(json.dumps(machine.describe() | {"results": machine.results}, indent=1) + "\n")
-    print(summary(machine))
-    print(f"  written to {path}")
+    machine.records.add(machine.describe())
+    failed, started = [], time.monotonic()
+    options = [f"--out={arguments.out}", *["--dry-run"] * arguments.dry_run]
+    for name in arguments.names or NAMES:
+        left = arguments.seconds - (time.monotonic() - started)
+        command = [sys.executable, "-m", "tests.gpu.benchmarks", name, *options]
+        try:
+            subprocess.run(command, check=True, timeout=max(left, 0))
+        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+            reason = "no time left" if isinstance(error, subprocess.TimeoutExpired) else str(error)[-100:]
+            machine.skip(name, "the rest of it", reason)
+            failed.append(name)
+    print(summary(machine.records.last_run(), arguments.dry_run))
+    return int(bool(failed))
 
 
 @torch.inference_mode()
-def measure(machine: Machine) -> None:
-    """Every benchmark, the largest storage that fits filled once for those of attention."""
-    ceiling = read_ceiling(machine)
+def measure(machine: Machine, name: str) -> None:
+    """One benchmark; those of attention fill the largest storage that fits."""
+    torch.manual_seed(0)
+    if machine.dry_run:
+        from tests.gpu.interpreter import accept_new_numpy
+
+        accept_new_numpy()
+    if name == "engine":
+        from tests.gpu.benchmarks.engine import engine
+
+        return engine(machine)
+    if name == "moves":
+        from tests.gpu.benchmarks.moves import moves
+
+        return moves(machine)
+    from tests.gpu.benchmarks.decode import decode_grid, decode_peers, read_ceiling
+    from tests.gpu.benchmarks.prefill import prefill
+
+    if name == "ceiling":
+        return machine.record("read ceiling", "stream of loads", read_ceiling(machine) / 1e6, "GB/s")
     tokens = 4096 if machine.dry_run else LARGEST
-    while storage_bytes(tokens, machine.dtype) > 0.8 * machine.free_bytes:
+    while storage_bytes(tokens, machine.dtype) > 0.7 * machine.free_bytes:
         tokens //= 2
     storage = Storage.of(tokens, machine.dtype, machine.device)
-    decode_peers(machine, ceiling, storage)
-    decode_grid(machine, ceiling, storage)
-    prefill(machine, storage)
-    del storage
-    moves(machine)
-    engine(machine)
+    if name == "prefill":
+        return prefill(machine, storage)
+    run = decode_peers if name == "peers" else decode_grid
+    return run(machine, read_ceiling(machine), storage)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

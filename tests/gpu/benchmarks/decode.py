@@ -2,24 +2,27 @@
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from batches import HEAD_DIM, KV_HEADS, Storage, metadata, storage_bytes
-from timing import Machine, reason_of
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from minipaged.kernels.dispatch import select_backend
 from minipaged.kernels.metadata import AttentionMetadata
+from tests.gpu.benchmarks.batches import HEAD_DIM, KV_HEADS, Storage, metadata, storage_bytes
+from tests.gpu.benchmarks.timing import Machine
 
 SCALE = HEAD_DIM**-0.5
 READ_CHUNK = 4096
 PEER_GROUP, PEER_BLOCK_SIZE = 4, 16
 PAGED, IN_ORDER = "paged, random blocks", "paged, blocks in order"
-CONTIGUOUS, PACKED = "SDPA, contiguous", "SDPA, contiguous, heads packed"
+SDPA = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+"""PyTorch's attention without pages, pinned: which of them it would choose depends on its version."""
 
 
 @triton.jit
@@ -45,7 +48,6 @@ def read_ceiling(machine: Machine) -> float:
             read_kernel[(programs,)](source, sums, CHUNK=READ_CHUNK, CHUNKS=chunks, num_warps=8)
 
         best = max(best, source.nbytes / machine.time_ms(run, reads=source.nbytes, repeat=10))
-    machine.record("read ceiling", f"stream of loads, {source.nbytes >> 20} MiB", best / 1e6, "GB/s")
     return best
 
 
@@ -71,8 +73,9 @@ def decode_grid(machine: Machine, ceiling: float, storage: Storage) -> None:
             attend(q, *storage.pools(n, b, i), m, scale=SCALE)
 
         read = storage_bytes(batch * context, machine.dtype)
-        took = machine.time_ms(run, reads=read)
-        machine.record("decode", parameters, took * 1e3, "us", share=read / took / ceiling)
+        with machine.attempt("decode", parameters):
+            took = machine.time_ms(run, reads=read)
+            machine.record("decode", parameters, took * 1e3, "us", share=read / took / ceiling)
 
 
 def decode_peers(machine: Machine, ceiling: float, storage: Storage) -> None:
@@ -82,19 +85,15 @@ def decode_peers(machine: Machine, ceiling: float, storage: Storage) -> None:
         took: dict[str, float] = {}
         for name, prepare in peers(machine, storage, batch, context).items():
             parameters = f"batch {batch}, context {context}, GQA {PEER_GROUP}: {name}"
-            try:
+            with machine.attempt("decode peers", parameters):
                 took[name] = machine.time_ms(prepare(), reads=read)
-            except Exception as error:  # a peer this version lacks or refuses must not end the run
-                machine.skip("decode peers", parameters, reason_of(error))
-                continue
-            machine.record(
-                "decode peers", parameters, took[name] * 1e3, "us", share=read / took[name] / ceiling
-            )
-        parameters = f"batch {batch}, context {context}, GQA {PEER_GROUP}"
-        overhead = took[PAGED] / took[IN_ORDER] - 1
-        machine.record("paging overhead", f"{parameters}: blocks at random", 100 * overhead, "%")
-        overhead = took[PAGED] / min(took[CONTIGUOUS], took[PACKED]) - 1
-        machine.record("paging overhead", f"{parameters}: over the better SDPA", 100 * overhead, "%")
+                share = read / took[name] / ceiling
+                machine.record("decode peers", parameters, took[name] * 1e3, "us", share=share)
+        for name in (IN_ORDER, *(name for name in took if name.startswith("SDPA"))):
+            parameters = f"batch {batch}, context {context}, GQA {PEER_GROUP}: over {name}"
+            with machine.attempt("paging overhead", parameters):
+                overhead = took[PAGED] / took[name] - 1
+                machine.record("paging overhead", parameters, 100 * overhead, "%")
 
 
 def peers(
@@ -114,21 +113,35 @@ def peers(
     return {
         PAGED: lambda: paged(scattered),
         IN_ORDER: lambda: paged(in_order),
-        CONTIGUOUS: lambda: sdpa(storage, query, batch, context, packed=False),
-        PACKED: lambda: sdpa(storage, query, batch, context, packed=True),
+        **{
+            f"SDPA {name}, contiguous{', heads packed' * packed}": partial(
+                sdpa, storage, query, batch, context, packed=packed, implementation=implementation
+            )
+            for name, implementation in SDPA.items()
+            for packed in (False, True)
+        },
         "varlen_attn, block table": lambda: varlen(storage, query, batch, context, scattered),
         "flex_attention, pages": lambda: flex(storage, query, batch, context),
     }
 
 
-def sdpa(storage: Storage, query: Tensor, batch: int, context: int, *, packed: bool) -> Callable[[int], Any]:
+def sdpa(
+    storage: Storage,
+    query: Tensor,
+    batch: int,
+    context: int,
+    *,
+    packed: bool,
+    implementation: SDPBackend,
+) -> Callable[[int], Any]:
     """PyTorch's attention over a cache without pages: [batch, heads, context, dim]."""
     group = query.shape[1] // KV_HEADS
     rows = query.view(batch, KV_HEADS, group, HEAD_DIM) if packed else query.view(batch, -1, 1, HEAD_DIM)
 
     def run(i: int) -> Tensor:
         keys, values = contiguous(storage, batch, context, i)
-        return F.scaled_dot_product_attention(rows, keys, values, scale=SCALE, enable_gqa=not packed)
+        with sdpa_kernel(implementation):
+            return F.scaled_dot_product_attention(rows, keys, values, scale=SCALE, enable_gqa=not packed)
 
     return run
 

@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable
 
 import torch
-from timing import Machine, reason_of
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from minipaged import LLM, SamplingParams
 from minipaged.config import config_from
 from minipaged.execution.model_runner import ModelRunner
+from tests.gpu.benchmarks.timing import Machine
 
 
 def build_model(machine: Machine) -> LlamaForCausalLM:
@@ -80,13 +80,10 @@ def engine(machine: Machine) -> None:
         if machine.dry_run and name == "transformers generate_batch":
             machine.skip("engine", f"{parameters}: {name}", "needs a GPU")
             continue
-        try:
+        with machine.attempt("engine", f"{parameters}: {name}"):
             run = prepare()
             seconds = min(timed(machine, run) for _ in range(2))  # the first one compiles
-        except Exception as error:  # a peer this version lacks or refuses must not end the run
-            machine.skip("engine", f"{parameters}: {name}", reason_of(error))
-            continue
-        machine.record("engine", f"{parameters}: {name}", num_requests * new_tokens / seconds, "tok/s")
+            machine.record("engine", f"{parameters}: {name}", num_requests * new_tokens / seconds, "tok/s")
 
 
 def timed(machine: Machine, run: Callable[[], None]) -> float:

@@ -1,16 +1,18 @@
 """Prefill attention: arithmetic a second, against PyTorch's causal attention without pages."""
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from batches import HEAD_DIM, KV_HEADS, Storage, metadata, storage_bytes
-from decode import contiguous
-from timing import Machine
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from minipaged.kernels.dispatch import select_backend
+from tests.gpu.benchmarks.batches import HEAD_DIM, KV_HEADS, Storage, metadata, storage_bytes
+from tests.gpu.benchmarks.decode import SDPA, contiguous
+from tests.gpu.benchmarks.timing import Machine
 
 GROUP, BLOCK_SIZE, SCALE = 4, 16, HEAD_DIM**-0.5
 
@@ -33,19 +35,26 @@ def prefill(machine: Machine, storage: Storage) -> None:
         rows = query.view(batch, query_len, num_heads, HEAD_DIM).transpose(1, 2)
         mask = None if query_len == context else causal_lower_right(query_len, context)
 
-        def sdpa(i: int, q: Tensor = rows, shape: tuple[int, int] = (batch, context), m: Any = mask) -> None:
+        def sdpa(
+            i: int,
+            implementation: SDPBackend,
+            q: Tensor = rows,
+            shape: tuple[int, int] = (batch, context),
+            m: Any = mask,
+        ) -> None:
             keys, values = contiguous(storage, *shape, i)
-            F.scaled_dot_product_attention(
-                q, keys, values, m, is_causal=m is None, scale=SCALE, enable_gqa=True
-            )
+            with sdpa_kernel(implementation):
+                F.scaled_dot_product_attention(
+                    q, keys, values, m, is_causal=m is None, scale=SCALE, enable_gqa=True
+                )
 
-        read = storage_bytes(batch * context, machine.dtype)
-        ours, theirs = (machine.time_ms(run, reads=read, repeat=10) for run in (paged, sdpa))
-        machine.record(
-            "prefill",
-            f"{batch} x {query_len} new of {context} tokens, GQA {GROUP}",
-            operations / ours / 1e9,
-            "TFLOP/s",
-            SDPA=operations / theirs / 1e9,
-            ratio=theirs / ours,
-        )
+        runs = {"paged": paged}
+        runs |= {f"SDPA {name}": partial(sdpa, implementation=which) for name, which in SDPA.items()}
+        took: dict[str, float] = {}
+        for name, run in runs.items():
+            parameters = f"{batch} x {query_len} new of {context} tokens, GQA {GROUP}: {name}"
+            with machine.attempt("prefill", parameters):
+                read = storage_bytes(batch * context, machine.dtype)
+                took[name] = machine.time_ms(run, reads=read, repeat=10)
+                more = {"ratio": took["paged"] / took[name]} if "paged" in took else {}
+                machine.record("prefill", parameters, operations / took[name] / 1e9, "TFLOP/s", **more)

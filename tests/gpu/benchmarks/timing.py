@@ -1,13 +1,17 @@
 """The machine, its clock and its results: what every benchmark shares."""
 
+import importlib.metadata
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from tests.gpu.records import Records, reason_of
 
 
 @dataclass
@@ -15,6 +19,7 @@ class Machine:
     """Where the benchmarks run. A dry run is a CPU with tiny sizes: every step is taken, no figure counts."""
 
     dry_run: bool
+    records: Records
     results: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -37,22 +42,35 @@ class Machine:
     def describe(self) -> dict[str, Any]:
         versions = {"python": platform.python_version(), "torch": torch.__version__}
         for name in ("triton", "transformers"):
-            versions[name] = __import__(name).__version__
+            try:
+                versions[name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                versions[name] = "not installed"
         name = "dry run" if self.dry_run else torch.cuda.get_device_name()
         return {"device": name, "dry_run": self.dry_run, "versions": versions}
 
     def record(self, benchmark: str, parameters: str, value: float, unit: str, **more: Any) -> None:
         """Keep one figure and print it as it comes."""
-        self.results.append(
-            {"benchmark": benchmark, "parameters": parameters, "value": value, "unit": unit} | more
-        )
+        self._keep({"benchmark": benchmark, "parameters": parameters, "value": value, "unit": unit} | more)
         notes = "  ".join(f"{key} {shown(number)}" for key, number in more.items())
         print(f"  {benchmark:<24} {parameters:<52} {shown(value):>9} {unit:<8} {notes}", flush=True)
 
     def skip(self, benchmark: str, parameters: str, reason: str) -> None:
         """Say what was not measured, and why."""
-        self.results.append({"benchmark": benchmark, "parameters": parameters, "not_measured": reason})
+        self._keep({"benchmark": benchmark, "parameters": parameters, "not_measured": reason})
         print(f"  {benchmark:<24} {parameters:<52} not measured: {reason}", flush=True)
+
+    @contextmanager
+    def attempt(self, benchmark: str, parameters: str) -> Iterator[None]:
+        """What fails within, a kernel or a peer that this version lacks, is recorded and ends no more."""
+        try:
+            yield
+        except Exception as error:
+            self.skip(benchmark, parameters, reason_of(error))
+
+    def _keep(self, result: dict[str, Any]) -> None:
+        self.results.append(result)
+        self.records.add(result)
 
     def time_ms(self, run: Callable[[int], Any], *, reads: int, repeat: int = 20) -> float:
         """Median milliseconds of run(i) on the device, which reads so many bytes.
@@ -95,12 +113,6 @@ class Machine:
         started = time.perf_counter()
         run(0)
         return (time.perf_counter() - started) * 1e3
-
-
-def reason_of(error: Exception) -> str:
-    """One short line."""
-    lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:100]}"
 
 
 def shown(value: Any) -> str:

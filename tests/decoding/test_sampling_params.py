@@ -9,6 +9,7 @@ import pytest
 
 from minipaged.decoding import BeamSearchParams, ParamsError, SamplingParams
 from minipaged.decoding.params import RequestOutputKind
+from minipaged.decoding.structured import StructuredOutputsParams
 
 NAN, INF = math.nan, math.inf
 
@@ -46,6 +47,7 @@ BAD_SAMPLING = {
     "min_tokens": [-1, 1.0, True, None],
     "max_tokens": [0, -1, 1.5, True, "16", NAN],
     "output_kind": [0, "DELTA", None],
+    "structured_outputs": [{"regex": "a"}, "a", 1],
 }
 BAD_BEAM = {
     "beam_width": [0, -1, 1.5, True, "4", None],
@@ -56,6 +58,7 @@ BAD_BEAM = {
     "min_tokens": [-1, 1.0],
     "stop_token_ids": [[-1], 7],
     "max_tokens": [0, 1.5],
+    "structured_outputs": [StructuredOutputsParams(regex="a"), "a"],
 }
 
 

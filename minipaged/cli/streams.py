@@ -1,0 +1,99 @@
+"""Standard streams that cannot break a command: closed, full, or of an encoding that lacks a character."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from minipaged.text_io import TextError, decode, keep
+
+
+class KeptOutput:
+    """Standard output that remembers what was written; once it fails, it only remembers."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._written: list[str] = []
+        self.error: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write through, as long as that works."""
+        self._written.append(text)
+        self._attempt(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Hand on what is buffered."""
+        self._attempt(self._stream.flush)
+
+    def close_kept(self) -> None:
+        """Raise `TextError`, which says where the text is, if not all of it arrived."""
+        self.flush()
+        if self.error is not None:
+            to_nowhere(self._stream)  # what is left in its buffer would fail again at exit
+            reason, place = self.error.strerror, keep("".join(self._written))
+            raise TextError(f"cannot write standard output: {reason}; {place}")
+
+    def _attempt(self, action: Any) -> None:
+        if self.error is None:
+            try:
+                action()
+            except BrokenPipeError:  # whoever reads has seen enough
+                raise
+            except OSError as error:
+                self.error = error
+
+
+@contextmanager
+def standard_streams() -> Iterator[KeptOutput]:
+    """Standard streams that are open and take any character, and an output that is not lost."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # (takes the lowest number, which is this one)
+    before = sys.stdout, sys.stderr
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
+    stream: Any = sys.stdout or _Closed()
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
+    sys.stdout = output = KeptOutput(stream)  # type: ignore[assignment]
+    try:
+        yield output
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+class _Closed(io.StringIO):
+    """In place of a standard output that was closed before the command began."""
+
+    def write(self, text: str) -> int:
+        raise OSError(9, "it is closed")
+
+
+def to_nowhere(stream: Any) -> None:
+    """Let what is still written to a stream vanish."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except (OSError, ValueError):  # not a file of the system
+        return
+
+
+def read_standard_input() -> str:
+    """All of standard input. Raises `TextError` if it is closed or not UTF-8."""
+    if sys.stdin is None or sys.stdin.closed:
+        raise TextError("standard input is closed; give a file, or pipe the text in")
+    try:
+        binary = getattr(sys.stdin, "buffer", None)
+        return sys.stdin.read() if binary is None else decode("standard input", binary.read())
+    except OSError as error:
+        raise TextError(
+            f"cannot read standard input: {error.strerror}; give a file, or pipe the text in"
+        ) from error

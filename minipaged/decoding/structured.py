@@ -1,0 +1,189 @@
+"""Structured output: the text follows a JSON schema, a regular expression, a list of choices or a grammar.
+
+Before each token, llguidance walks a trie of the vocabulary and says which tokens keep the text inside the
+grammar; the logits of all others become -inf. EOS is allowed where the text may end, so what stops is valid:
+
+    choice ["yes", "no"]    {y, ye, yes, n, no}  -- "ye" -->  {s}  -- "s" -->  {EOS}
+
+Where a text stands in its grammar depends on its generated tokens alone. A matcher per sequence remembers how
+many it has consumed and catches up; a sequence without one (forked, or new here) walks from the start. So
+preemption, rolled-back steps and forks need nothing from this module.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as SequenceOf
+from copy import copy
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from minipaged.decoding.checks import ParamsError, items, refuse
+from minipaged.scheduling.request import Sequence
+
+KINDS = ("json", "regex", "choice", "grammar")
+
+JSON_DEFAULTS = {"whitespace_pattern": " ?"}
+"""At most one space between JSON tokens: without a limit, a model may write nothing but spaces."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutputsParams:
+    """What the text of a completion must follow; give exactly one.
+
+    Attributes:
+        json: a JSON schema, as a dict or a string, or a pydantic model class.
+        regex: a regular expression that the whole text matches, without look-around and back-references.
+        choice: strings, one of which is the text.
+        grammar: a context-free grammar, in Lark's or llama.cpp's notation (GBNF, an EBNF).
+
+    Raises:
+        ParamsError: none or several are given, one has the wrong type, or llguidance is not installed.
+    """
+
+    json: str | Mapping[str, Any] | type | None = field(default=None, hash=False)
+    regex: str | None = None
+    choice: Collection[str] | None = None
+    grammar: str | None = None
+    compiled: Grammar | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(given) != 1:
+            told = " and ".join(given) or "nothing"
+            raise ParamsError(f"structured_outputs has {told}; give exactly one of {', '.join(KINDS)}")
+        if self.choice is not None:
+            choice = items("choice", self.choice, lambda s: isinstance(s, str), "strings")
+            object.__setattr__(self, "choice", choice or refuse("choice", [], "at least one string"))
+        for kind in ("regex", "grammar"):
+            if not isinstance(getattr(self, kind), str | None):
+                refuse(kind, getattr(self, kind), "a string")
+        if not isinstance(self.json, str | Mapping | None) and not hasattr(self.json, "model_json_schema"):
+            refuse("json", self.json, "a JSON schema (a dict or a string) or a pydantic model class")
+        if find_spec("llguidance") is None:
+            raise ParamsError(
+                "structured_outputs needs llguidance; install the extra: pip install 'minipaged[structured]'"
+            )
+
+    def compile(self, tokenizer: Any, eos_token_ids: Collection[int]) -> StructuredOutputsParams:
+        """The same with its grammar compiled for a tokenizer (once, however many requests use it).
+
+        Raises ParamsError for a grammar that is malformed or cannot be followed exactly.
+        """
+        if not eos_token_ids:
+            raise ParamsError("structured_outputs ends a text with EOS, but the model has no EOS token")
+        kind, source = self._source()
+        compiled = copy(self)
+        eos = tuple(sorted(eos_token_ids))
+        object.__setattr__(compiled, "compiled", _vocabulary(tokenizer, eos).compile(kind, source))
+        return compiled
+
+    def _source(self) -> tuple[str, str]:
+        """Which kind it is, and its text."""
+        if self.json is None:
+            kind = next(kind for kind in KINDS if getattr(self, kind) is not None)
+            value = getattr(self, kind)
+            return kind, value if isinstance(value, str) else json.dumps(value)
+        schema: Any = self.json
+        if not isinstance(schema, str):
+            schema = dict(schema) if isinstance(schema, Mapping) else schema.model_json_schema()
+        try:
+            return "json", schema if isinstance(schema, str) else json.dumps(schema)
+        except (TypeError, ValueError) as error:
+            raise ParamsError(f"json is no JSON schema: {error}") from error
+
+
+class Grammar:
+    """A compiled grammar, and how far each sequence has come in it."""
+
+    def __init__(self, matcher: Any, eos_token_ids: SequenceOf[int]) -> None:
+        self._start = matcher
+        self._eos = list(eos_token_ids)
+        self._walks: WeakKeyDictionary[Sequence, tuple[array[int], Any]] = WeakKeyDictionary()
+        self._matcher_mask(matcher)  # what it prepares lazily, copies have then
+
+    def allow(self, sequence: Sequence, allowed: np.ndarray) -> None:
+        """Set `allowed` [vocabulary] to which tokens may follow the generated ones of `sequence`."""
+        matcher = self._matcher(sequence)
+        bits = self._matcher_mask(matcher)[: len(allowed)]
+        allowed[: len(bits)] = bits
+        eos = [token for token in self._eos if token < len(allowed)]
+        if not matcher.is_accepting():  # (a matcher that fails, at a limit of its own say, allows EOS)
+            allowed[eos] = False
+        elif sequence.request.params.ignore_eos:
+            allowed[eos] = False
+            allowed[eos] = not allowed.any()
+
+    def _matcher(self, sequence: Sequence) -> Any:
+        """A matcher that has consumed the generated tokens of `sequence`."""
+        tokens = sequence.token_ids[sequence.num_prompt_tokens :]
+        consumed, matcher = self._walks.get(sequence) or (array("i"), self._start.deep_copy())
+        if tokens[: len(consumed)] != consumed:
+            consumed, matcher = array("i"), self._start.deep_copy()
+        if len(consumed) < len(tokens):
+            matcher.consume_tokens(tokens[len(consumed) :].tolist())
+        self._walks[sequence] = tokens, matcher
+        return matcher
+
+    @staticmethod
+    def _matcher_mask(matcher: Any) -> np.ndarray:
+        return np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little").view(bool)
+
+
+def allowed_tokens(sequences: SequenceOf[Sequence], vocab_size: int) -> np.ndarray:
+    """Which tokens may follow each sequence, bool [rows, vocab_size]; all of them have a compiled grammar."""
+    allowed = np.zeros((len(sequences), vocab_size), bool)
+    for sequence, row in zip(sequences, allowed):
+        sequence.request.params.structured_outputs.compiled.allow(sequence, row)
+    return allowed
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance sees it, and the grammars last compiled for it."""
+
+    def __init__(self, tokenizer: Any, eos_token_ids: tuple[int, ...]) -> None:
+        from llguidance.hf import from_tokenizer
+
+        try:
+            self._tokenizer = from_tokenizer(tokenizer, eos_token=list(eos_token_ids))
+        except ValueError as error:
+            raise ParamsError(f"structured_outputs cannot use the model's tokenizer: {error}") from error
+        self._eos_token_ids = eos_token_ids
+        self.compile = lru_cache(maxsize=64)(self._compile)
+
+    def _compile(self, kind: str, source: str) -> Grammar:
+        from llguidance import LLMatcher, grammar_from
+
+        try:
+            if kind == "json":
+                grammar = LLMatcher.grammar_from_json_schema(source, defaults=JSON_DEFAULTS)  # type: ignore[arg-type]
+            else:
+                grammar = grammar_from(kind, source)  # type: ignore[arg-type]
+            matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+            reason = matcher.get_error()
+        except ValueError as error:
+            reason = str(error)
+        if reason:
+            lines = [line.strip() for line in reason.splitlines() if line.strip()]
+            # (For a regular expression, the library's first lines quote it with marks below.)
+            told = next((line for line in lines if line.startswith("error: ")), lines[0])
+            shown = source if len(source) <= 80 else source[:77] + "..."
+            raise ParamsError(f"{kind} of structured_outputs is {shown!r}: {told.removeprefix('error: ')}")
+        return Grammar(matcher, self._eos_token_ids)
+
+
+_vocabularies: WeakKeyDictionary[Any, dict[tuple[int, ...], _Vocabulary]] = WeakKeyDictionary()
+
+
+def _vocabulary(tokenizer: Any, eos_token_ids: tuple[int, ...]) -> _Vocabulary:
+    known = _vocabularies.setdefault(tokenizer, {})
+    if eos_token_ids not in known:
+        known[eos_token_ids] = _Vocabulary(tokenizer, eos_token_ids)
+    return known[eos_token_ids]

@@ -1,0 +1,98 @@
+"""Text from outside, results to outside: what cannot be read or written is told in one clear line."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+LARGEST = 1 << 28
+"""Bytes of a file that is read whole at most: `/dev/zero` has no end."""
+
+
+class TextError(ValueError):
+    """Text that cannot be read or written; the message names the file or the character, and the fix."""
+
+
+def read_text(what: str, path: str | Path) -> str:
+    """The text of a file; `what` names its role in the message.
+
+    Raises:
+        TextError: it cannot be read, has no end, or is not UTF-8.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(LARGEST + 1)
+    except (OSError, ValueError) as error:  # the latter: a null character in the name
+        reason = getattr(error, "strerror", None) or error
+        raise TextError(f"cannot read {what} {path}: {reason}; give a file that can be read") from error
+    if len(data) > LARGEST:
+        raise TextError(f"{what} {path} is larger than {LARGEST >> 20} MiB; give a smaller file")
+    return decode(f"{what} {path}", data)
+
+
+def decode(what: str, data: bytes) -> str:
+    """UTF-8 bytes as text. Raises `TextError` if they are something else."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        byte = data[error.start]
+        raise TextError(
+            f"{what} is not UTF-8 text: byte {byte:#04x} at position {error.start}; save it as UTF-8"
+        ) from error
+
+
+def read_json(what: str, path: str | Path) -> Any:
+    """The value in a JSON file. Raises `TextError` if it cannot be read or is not JSON."""
+    text = read_text(what, path)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = str(error) or "nested too deeply"
+        raise TextError(f"{what} {path} is not JSON: {reason}; give a JSON file") from error
+
+
+def lone_surrogate(text: str) -> str | None:
+    """What is wrong with a string that is no Unicode text (bytes of another encoding come so), or None."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        character = text[error.start]
+        return f"has {character!r} at position {error.start}, which is no Unicode character; give UTF-8 text"
+    return None
+
+
+def check_writable(what: str, path: Path | None) -> None:
+    """Raise `TextError` if a result could not be written to this file; call it before there is one."""
+    if path is None:
+        return
+    existed = path.exists()
+    try:
+        with path.open("a"):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TextError(f"cannot write {what} {path}: {reason}; give a file that can be written") from error
+    if not existed:
+        path.unlink()
+
+
+def write_text(what: str, path: Path, text: str) -> None:
+    """Write a result; if the file does not take it, keep it in a temporary one and raise `TextError`."""
+    try:
+        path.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise TextError(f"cannot write {what} {path}: {error.strerror}; {keep(text)}") from error
+
+
+def keep(text: str) -> str:
+    """Put text that has no other place into a temporary file; returns a sentence that says where."""
+    try:
+        handle, name = tempfile.mkstemp(prefix="minipaged-", suffix=".txt")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+    except OSError as error:
+        return f"nor can a temporary file be written ({error.strerror}); give a place with room"
+    return f"the result is in {name}"

@@ -1,0 +1,125 @@
+"""What the pool leaves to the steps of a GPU: largest step, partial results of splits, captured graphs.
+
+On a CPU, with the device's counters replaced; `test_execution_gpu` asks a real one.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from minipaged import LLM, SamplingParams
+from minipaged.execution import model_runner
+from minipaged.kernels.triton.config import DecodeConfig, decode_config, split_bytes
+from tests.engine.conftest import make_llm
+from tests.models.driver import Driver
+from tests.models.zoo import build
+
+FREE, TOTAL = 30 << 30, 40 << 30
+PER_TOKEN = 1000  # bytes of a pass over so many tokens
+
+
+@pytest.fixture
+def probe(monkeypatch):
+    """Settings -> (bytes of the pool, the passes that were run) on a device that is not there."""
+
+    def available(**settings) -> tuple[int, list[tuple[int, int]]]:
+        runner = Driver(build("llama", max_position_embeddings=4096), **settings).runner
+        passes: list[tuple[int, int]] = []
+
+        def run(token_ids: list[int], num_outputs: int):
+            passes.append((len(token_ids), num_outputs))
+            return {}, torch.zeros(num_outputs, 2)
+
+        fakes = {
+            "empty_cache": lambda: None,
+            "reset_peak_memory_stats": lambda device: None,
+            "memory_allocated": lambda device: 7,
+            "max_memory_allocated": lambda device: 7 + PER_TOKEN * passes[-1][0],
+            "mem_get_info": lambda device: (FREE, TOTAL),
+            "get_device_capability": lambda device: (9, 0),
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        runner._run_without_pool = run
+        runner.device = SimpleNamespace(type="cuda")
+        runner.backend = runner.backend._replace(name="triton")
+        return runner._available_bytes(), passes
+
+    return available
+
+
+def left(peak: int) -> int:
+    return int(TOTAL * 0.9) - (TOTAL - FREE) - peak
+
+
+def test_the_largest_step_has_logits_for_every_token(probe) -> None:
+    """Catches a prompt whose log-probabilities, a row of logits per token, do not fit in memory."""
+    _, passes = probe(max_num_batched_tokens=500, max_num_seqs=20)
+    assert passes == [(20, 20), (500, 500)]
+
+
+def test_captured_decodes_and_their_partial_results_are_counted(probe) -> None:
+    """Catches a pool that takes the memory which the first long batch of decodes, or its graph, asks for."""
+    settings = {"max_num_batched_tokens": 500, "max_num_seqs": 20}
+    splits = 4096 // 512
+    partials = 20 * 4 * splits * (8 + 2) * 4  # 4 heads of 8
+    captured, _ = probe(**settings)
+    assert captured == left((20 + 500) * PER_TOKEN + partials)
+    plain, _ = probe(enable_cuda_graphs=False, **settings)
+    assert plain == left(max(500 * PER_TOKEN, 20 * PER_TOKEN + partials))
+
+
+def test_a_context_of_one_split_has_no_partial_results() -> None:
+    """Catches memory put aside for nothing: its programs write the output themselves."""
+    config = DecodeConfig(tile=64, split_length=512, num_warps=4, num_stages=3)
+    assert split_bytes(config, 10, 8, 128, 512) == 0
+    assert split_bytes(config, 10, 8, 128, 513) == 10 * 8 * 2 * 130 * 4
+
+
+def test_the_partial_results_are_what_a_decode_allocates(monkeypatch) -> None:
+    """Catches an estimate that the kernel's own allocation has left behind."""
+    pytest.importorskip("triton", reason="needs the package triton")
+    from minipaged.kernels.triton import decode
+    from tests.kernels.cases import make_case
+
+    class NoKernel:
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: None
+
+    monkeypatch.setattr(decode, "decode_kernel", NoKernel())
+    monkeypatch.setattr(decode, "reduce_kernel", NoKernel())
+    case = make_case([(1, 1300), (1, 3)])
+    config = decode_config("sm_90", 32, torch.bfloat16)
+    allocated = []
+    new_empty = torch.Tensor.new_empty
+
+    def counting(tensor, *shape, **options):
+        found = new_empty(tensor, *shape, **options)
+        allocated.append(found.nbytes)
+        return found
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", counting)
+    output = decode.paged_decode(case.query, case.key_cache, case.value_cache, case.metadata, config, 1.0)
+    assert sum(allocated) - output.nbytes == split_bytes(config, 2, 4, 32, 1300)
+
+
+def test_log_probabilities_of_a_prompt_copy_a_few_rows_at_a_time(model, monkeypatch) -> None:
+    """Catches a float32 copy of a whole prompt's logits, not counted by the probe; rows lost at a cut."""
+    prompt = {"prompt_token_ids": list(range(3, 33))}
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2)
+
+    def report(llm: LLM):
+        return llm.generate([prompt], params)[0].prompt_logprobs
+
+    expected = report(make_llm(model))
+    rows = []
+    original = model_runner.prompt_logprobs
+    monkeypatch.setattr(
+        model_runner,
+        "prompt_logprobs",
+        lambda logits, *rest: rows.append(len(logits)) or original(logits, *rest),
+    )
+    monkeypatch.setattr(model_runner, "LOGPROB_ROWS", 8)
+    assert report(make_llm(model)) == expected
+    assert rows == [8, 8, 8, 5]

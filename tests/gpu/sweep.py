@@ -1,0 +1,141 @@
+"""Times the attention kernels under every tiling and prints rows for the table in kernels/triton/config.py.
+
+    python -m tests.gpu.sweep [--out DIR] [--seconds N] [--head-dim N] [--dry-run]
+
+Each figure is appended to DIR/sweep.jsonl at once; a tiling that is there already is not timed again, so that
+calls of a few minutes add up.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minipaged.kernels.layout import cache_shape
+from minipaged.kernels.triton.config import DecodeConfig, PrefillConfig, architecture_of
+from minipaged.kernels.triton.decode import paged_decode
+from minipaged.kernels.triton.prefill import paged_prefill
+from tests.gpu.benchmarks.batches import KV_HEADS, metadata
+from tests.gpu.benchmarks.timing import Machine
+from tests.gpu.records import Records, reason_of
+
+GROUP, BLOCK_SIZE = 4, 16
+DECODES = {"1 x 4096": [(1, 4096)], "16 x 4096": [(1, 4096)] * 16, "64 x 4096": [(1, 4096)] * 64}
+PREFILLS = {"8 x 1024": [(1024, 1024)] * 8, "512 of 16384": [(512, 16384)]}
+DECODE_CONFIGS = [
+    DecodeConfig(tile, split_length, num_warps, num_stages)
+    for split_length, tile, num_stages, num_warps in product(
+        (512, 256, 1024, 128, 2048), (64, 128), (3, 2, 4, 5), (4, 8)
+    )
+]
+PREFILL_CONFIGS = [
+    PrefillConfig(rows, tile, num_warps, num_stages)
+    for rows, tile, num_stages, num_warps in product((128, 64), (64, 128), (3, 2, 4, 5), (8, 4))
+]
+
+
+def trials(dry_run: bool) -> Iterator[tuple[str, str, list[tuple[int, int]], Any]]:
+    """(kernel, batch, lengths, tiling), the two kernels in turn: a short run has something of each."""
+    if dry_run:
+        yield "decode", "2 x 40", [(1, 40)] * 2, DecodeConfig(16, 32, 1, 1)
+        yield "prefill", "1 x 20", [(20, 20)], PrefillConfig(16, 16, 1, 1)
+        return
+    for place, decode in enumerate(DECODE_CONFIGS):
+        yield from (("decode", name, lengths, decode) for name, lengths in DECODES.items())
+        if place < len(PREFILL_CONFIGS):
+            prefill = PREFILL_CONFIGS[place]
+            yield from (("prefill", name, lengths, prefill) for name, lengths in PREFILLS.items())
+
+
+def time_ms(machine: Machine, lengths: list[tuple[int, int]], tiling: Any, head_dim: int) -> float:
+    """Median milliseconds of one call, several pools in rotation."""
+    attend = paged_decode if isinstance(tiling, DecodeConfig) else paged_prefill
+    heads = 1 if machine.dry_run else KV_HEADS
+    step = metadata(lengths, BLOCK_SIZE, machine.device)
+    num_blocks = int(step.block_tables.max()) + 1
+    shape = cache_shape(num_blocks, BLOCK_SIZE, heads, head_dim)
+    nbytes = 2 * num_blocks * BLOCK_SIZE * heads * head_dim * machine.dtype.itemsize
+    copies = 2 + 2 * machine.cache_bytes // nbytes
+    pools = [
+        [torch.randn(shape, device=machine.device, dtype=machine.dtype) for _ in range(2)]
+        for _ in range(copies)
+    ]
+    rows = step.query_start_list[-1]
+    query = torch.randn(rows, heads * GROUP, head_dim, device=machine.device, dtype=machine.dtype)
+    scale = head_dim**-0.5
+    return machine.time_ms(lambda i: attend(query, *pools[i % copies], step, tiling, scale), reads=nbytes)
+
+
+def best_rows(records: list[dict[str, Any]]) -> list[str]:
+    """Per kernel, chip, head size and dtype the tiling that is least behind the best of any batch."""
+    groups: dict[tuple, dict[tuple, dict[str, float]]] = {}
+    for record in records:
+        if "ms" in record:
+            key = tuple(record[name] for name in ("kernel", "chip", "head_dim", "dtype"))
+            tiling = tuple(record["tiling"].items())
+            groups.setdefault(key, {}).setdefault(tiling, {})[record["batch"]] = record["ms"]
+    rows = []
+    for (kernel, chip, head_dim, dtype), found in groups.items():
+        fastest: dict[str, float] = {}
+        for times in found.values():
+            for batch, ms in times.items():
+                fastest[batch] = min(ms, fastest.get(batch, ms))
+        complete = {tiling: times for tiling, times in found.items() if len(times) == len(fastest)}
+        if complete:
+            slowdown = {
+                tiling: max(ms / fastest[batch] for batch, ms in times.items())
+                for tiling, times in complete.items()
+            }
+            tiling = min(slowdown, key=slowdown.__getitem__)
+            arguments = ", ".join(f"{name}={value}" for name, value in tiling)
+            rows.append(
+                f'("{chip}", {head_dim}, {dtype}): {kernel.title()}Config({arguments}),'
+                f"  # at most {100 * slowdown[tiling] - 100:.0f} % behind the best of each batch"
+            )
+    return rows
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Time what is not timed yet, then print the rows."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"))
+    parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--dry-run", action="store_true")
+    arguments = parser.parse_args()
+    records = Records(arguments.out / "sweep.jsonl")
+    machine = Machine(arguments.dry_run, records)
+    if arguments.dry_run:
+        from tests.gpu.interpreter import accept_new_numpy
+
+        accept_new_numpy()
+    started = time.monotonic()
+    chip, dtype = architecture_of(machine.device), str(machine.dtype)
+    about = {"chip": chip, "head_dim": arguments.head_dim, "dtype": dtype}
+    done = [
+        {key: record.get(key) for key in ("kernel", "batch", "tiling", *about)} for record in records.read()
+    ]
+    for kernel, batch, lengths, tiling in trials(arguments.dry_run):
+        trial = {"kernel": kernel, "batch": batch, "tiling": asdict(tiling)} | about
+        if trial in done:
+            continue
+        if time.monotonic() - started > arguments.seconds:
+            print(f"{arguments.seconds:.0f} seconds are over: call it again for the other tilings")
+            break
+        try:
+            result: dict[str, Any] = {"ms": time_ms(machine, lengths, tiling, arguments.head_dim)}
+        except Exception as error:  # a tiling that does not fit this chip
+            result = {"not_measured": reason_of(error)}
+        records.add(trial | result)
+        print(f"  {kernel:<8} {batch:<12} {tiling} {result}", flush=True)
+    print("\n".join(["", "For kernels/triton/config.py:", *best_rows(records.read())]))
+
+
+if __name__ == "__main__":
+    main()

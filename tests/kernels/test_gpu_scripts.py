@@ -1,0 +1,97 @@
+"""The scripts of a GPU machine, run dry where there is none."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def run_dry(script: str, folder: Path, *options: str) -> list[dict]:
+    """What a script recorded."""
+    pytest.importorskip("triton", reason="needs the package triton")
+    command = [sys.executable, "-m", f"tests.gpu.{script}", "--dry-run", "--out", str(folder), *options]
+    subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, timeout=280)
+    [file] = folder.glob("*.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_dry_run_takes_every_step_and_writes_its_results(tmp_path):
+    """Catches a script that rots unseen until a GPU is paid for."""
+    header, *results = run_dry("benchmarks", tmp_path)
+    assert header["dry_run"]
+    measured = {result["benchmark"] for result in results if "value" in result}
+    assert measured >= {"read ceiling", "decode", "paging overhead", "prefill", "copy", "swap in", "engine"}
+    missing = [result["parameters"] for result in results if "not_measured" in result]
+    assert all(any(name in p for name in ("varlen_attn", "generate_batch", "cuDNN")) for p in missing), (
+        missing
+    )
+
+
+@pytest.mark.slow
+def test_the_checks_pass_dry(tmp_path):
+    """Catches a check that fails for reasons of its own."""
+    results = run_dry("check_kernels", tmp_path, "--jobs", "2")
+    assert {result["result"] for result in results} <= {"passed", "not run"}
+    assert sum(result["result"] == "passed" for result in results) > 20
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_where_it_stopped(tmp_path):
+    """Catches tilings timed twice, and results lost between two calls of a few minutes."""
+    first = run_dry("sweep", tmp_path)
+    assert {record["kernel"] for record in first} == {"decode", "prefill"}
+    assert all(record["ms"] > 0 for record in first)
+    assert run_dry("sweep", tmp_path) == first
+
+
+def test_a_failed_check_and_a_failed_benchmark_are_recorded_and_end_nothing_else(tmp_path):
+    """Catches an exception that takes the results before it, and the checks after it, along."""
+    pytest.importorskip("triton", reason="needs the package triton")
+    from tests.gpu.benchmarks.timing import Machine
+    from tests.gpu.check_kernels import run
+    from tests.gpu.records import Records
+
+    def wrong() -> None:
+        raise RuntimeError("illegal access\nof memory")
+
+    records = Records(tmp_path / "records.jsonl")
+    assert not run({"wrong": wrong, "fine": lambda: None}, records, seconds=60)
+    machine = Machine(dry_run=True, records=records)
+    with machine.attempt("decode", "batch 1"):
+        wrong()
+    found = records.read()
+    assert [record.get("result") for record in found] == ["failed", "passed", None]
+    assert found[0]["reason"] == found[2]["not_measured"] == "RuntimeError: illegal access"
+
+
+def test_kernels_are_checked_without_pytest_or_transformers():
+    """Catches an import that a machine with torch and triton alone does not have."""
+    pytest.importorskip("triton", reason="needs the package triton")
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('pytest', 'transformers', 'hypothesis', 'typer')));"
+        "import tests.gpu.check_kernels, tests.gpu.sweep, tests.gpu.benchmarks.__main__"
+    )
+    subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, check=True, cwd=ROOT)
+
+
+def test_the_package_needs_no_triton():
+    """Catches an import of triton where nobody has chosen it; who chooses it reads what is missing."""
+    program = (
+        "import sys\n"
+        "sys.modules['triton'] = None\n"
+        "import minipaged.llm\n"
+        "from minipaged.kernels import dispatch\n"
+        "dispatch.importlib.util.find_spec = lambda name: None\n"
+        "try: dispatch.select_backend('triton', 'cpu')\n"
+        "except ValueError as error: print(error)"
+    )
+    command = [sys.executable, "-c", program]
+    output = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
+    assert "the package triton is not installed; use 'torch' or 'auto'" in output

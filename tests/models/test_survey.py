@@ -1,0 +1,70 @@
+"""Every causal model type of transformers runs as with eager attention, or is refused for the true reason."""
+
+import re
+from pathlib import Path
+
+import pytest
+import transformers
+
+from minipaged.execution.accel.packed_linear import can_pack
+from tests.models.survey import CAUSAL_TYPES, IMAGE_TEXT_TYPES, judge
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "models.md"
+IS_CURRENT = f"With transformers {transformers.__version__}:" in PAGE.read_text()
+LEAST_THAT_RUN = 100
+
+SAMPLE = {
+    "bart": "decoder of an encoder-decoder model",
+    "deepseek_v32": "index_topk = 2048 tokens that an indexer",
+    "diffllama": "layer 0 attends twice in a pass",
+    "falcon": "attention interface",
+    "falcon_h1": "layer 0 is of type 'hybrid'",
+    "granitemoehybrid": "runs",  # attention only
+    "hunyuan_v1_moe": "runs",  # its router reads the weight of its gate
+    "jamba": "a recurrent state besides the attention",
+    "lfm2_moe": "a mixing of tokens besides the attention",
+    "llava": "runs",
+    "longcat_flash": "runs",  # as Hunyuan
+    "mamba": "it is recurrent",
+    "mistral3": "runs",
+    "paligemma": "attends to later tokens",
+    "qwen2_5_vl": "runs",
+    "qwen3_next": "runs",  # attention only
+    "roberta": "its positions do not count from 0",
+    "rwkv": "it is recurrent",
+    "whisper": "decoder of an encoder-decoder model",
+}
+
+
+def told_on_the_page() -> dict[str, str]:
+    """Model type -> what the table says of it."""
+    return dict(re.findall(r"^\| `(.+?)` \| (.*?) \|$", PAGE.read_text(), re.MULTILINE))
+
+
+@pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN products")
+@pytest.mark.parametrize("model_type", SAMPLE)
+def test_a_type_runs_or_is_refused_for_what_it_is(model_type: str) -> None:
+    """Types that crashed at the first token, were refused for nothing, or were told of another's fault."""
+    verdict = judge(model_type)
+    assert SAMPLE[model_type] in (verdict.reason or verdict.outcome)
+    if IS_CURRENT:
+        told = "runs" if verdict.outcome == "runs" else f"refused: {verdict.reason}"
+        assert told_on_the_page()[model_type] == told
+
+
+def test_the_page_tells_of_every_type() -> None:
+    """A table that was cut off, or written before a type was added."""
+    told = told_on_the_page()
+    if IS_CURRENT:
+        assert list(told) == sorted({*CAUSAL_TYPES, *IMAGE_TEXT_TYPES})
+    assert list(told.values()).count("runs") >= LEAST_THAT_RUN
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN products")
+def test_no_type_differs_in_silence() -> None:
+    """A mask, a position or a state that only the model knows: other tokens, and nobody told."""
+    verdicts = {name: judge(name) for name in CAUSAL_TYPES}
+    assert {name: verdict for name, verdict in verdicts.items() if verdict.outcome == "differs"} == {}
+    assert [verdict.outcome for verdict in verdicts.values()].count("runs") >= LEAST_THAT_RUN
