@@ -11,30 +11,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from minipaged.async_llm import AsyncLLM
     from minipaged.config import EngineConfig
-    from minipaged.decoding.params import BeamSearchParams, SamplingParams
+    from minipaged.decoding.params import BeamSearchParams, RequestOutputKind, SamplingParams
     from minipaged.decoding.structured import StructuredOutputsParams
+    from minipaged.engine_thread import EngineStoppedError, QueueFullError
     from minipaged.llm import LLM
-    from minipaged.outputs import CompletionOutput, RequestOutput
+    from minipaged.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "AsyncLLM": "minipaged.async_llm",
     "BeamSearchParams": "minipaged.decoding.params",
     "CompletionOutput": "minipaged.outputs",
     "EngineConfig": "minipaged.config",
+    "EngineStoppedError": "minipaged.engine_thread",
+    "QueueFullError": "minipaged.engine_thread",
     "LLM": "minipaged.llm",
+    "Logprob": "minipaged.outputs",
+    "RequestMetrics": "minipaged.outputs",
     "RequestOutput": "minipaged.outputs",
+    "RequestOutputKind": "minipaged.decoding.params",
     "SamplingParams": "minipaged.decoding.params",
     "StructuredOutputsParams": "minipaged.decoding.structured",
 }
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
+    "EngineStoppedError",
+    "Logprob",
+    "QueueFullError",
+    "RequestMetrics",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputsParams",
 ]

@@ -59,7 +59,9 @@ class Engine:
         self.clock = clock
         self.metrics = Metrics()
         self.stats_logger = None if config.disable_log_stats else StatsLogger()
-        self.on_planned: list[PlannedHook] = [lambda plan: self.metrics.observe_plan(plan, self.scheduler)]
+        self.on_planned: list[PlannedHook] = [
+            lambda plan: self.metrics.observe_plan(plan, self.scheduler, self._now)
+        ]
         self.on_committed: list[CommittedHook] = [self._observe]
         self._requests: dict[str, Request] = {}
         self._now = clock()  # at the last commit or abort

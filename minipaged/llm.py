@@ -50,6 +50,8 @@ class LLM:
         ConfigError, ModelLoadError, UnsupportedModelError, OverrideError, ContractError: one clear line each.
     """
 
+    engine_class: type[Engine] = Engine
+
     def __init__(
         self,
         model: str | Path | None = None,
@@ -77,7 +79,7 @@ class LLM:
             runner: Any = executor
             runner.use_attention(components.paged_attention)
         self.tokenizer = tokenizer
-        self.engine = Engine(executor, self.config, tokenizer, components)
+        self.engine = self.engine_class(executor, self.config, tokenizer, components)
         self._num_requests = 0
         self._lock = threading.Lock()
 
@@ -207,6 +209,13 @@ class LLM:
                 self.engine.step()
 
     def _add(self, prompt: Prompt, params: DecodingParams) -> Any:
+        request = self.tokenize(prompt, params)
+        with self._lock:
+            self._num_requests += 1
+            return self.engine.add_request(str(self._num_requests - 1), *request)
+
+    def tokenize(self, prompt: Prompt, params: DecodingParams) -> tuple[list[int], DecodingParams, str]:
+        """A prompt's token ids, the parameters with their words as token ids, and the cache salt."""
         check_prompt(prompt)
         cache_salt = ""
         if isinstance(prompt, str):
@@ -220,9 +229,7 @@ class LLM:
         if isinstance(params, SamplingParams) and self.tokenizer is not None:
             params = params.resolve(lambda text: self.tokenizer.encode(text, add_special_tokens=False))
             params = params.compile(self.tokenizer, self.engine.executor.eos_token_ids)
-        with self._lock:
-            self._num_requests += 1
-            return self.engine.add_request(str(self._num_requests - 1), token_ids, params, cache_salt)
+        return token_ids, params, cache_salt
 
 
 @contextmanager

@@ -51,12 +51,18 @@ class Metrics:
     _empty_slots: int = 0
     _physical_blocks: int = 0
     _logical_blocks: int = 0
-    _last_token: dict[str, float] = field(default_factory=dict)
 
-    def observe_plan(self, plan: StepPlan, scheduler: FCFSScheduler) -> None:
-        """Look at the memory that a planned step holds, before its commit gives any of it back."""
+    def observe_plan(self, plan: StepPlan, scheduler: FCFSScheduler, now: float) -> None:
+        """Look at the memory that a planned step holds, before its commit gives any of it back.
+
+        A step is planned when the one before it is committed, `now`, or when a request wakes an idle engine.
+        """
         kv = scheduler.kv
         self.peak_kv_blocks = max(self.peak_kv_blocks, kv.num_used)
+        if any(event.kind == "admitted" for event in plan.events):
+            for sequence, *_ in plan.scheduled:
+                request = sequence.request
+                request.times.setdefault("scheduled", max(now, request.arrival_time))
         if plan.step % SAMPLE_EVERY:
             return
         tables = [sequence.table for request in scheduler.running for sequence in request.sequences]
@@ -81,16 +87,17 @@ class Metrics:
                 self.prefix_cache_hits += event.detail["cached_tokens"]
                 self.prompt_tokens += event.detail["prompt_tokens"]
         for request in plan.sampling:
-            last = self._last_token.get(request.request_id)
+            last = request.times.get("last_token")
             if last is None:
+                request.times["first_token"] = now
                 self.time_to_first_token.append(now - request.arrival_time)
             else:
                 self.inter_token_latency.append(now - last)
-            self._last_token[request.request_id] = now
+            request.times["last_token"] = now
 
     def observe_end(self, request: Request, now: float) -> None:
         """A request has ended, in whatever way."""
-        self._last_token.pop(request.request_id, None)
+        request.times["finished"] = now
         reason = request.completions[0].finish_reason if request.completions else None
         self.request_success[reason or "error"] += 1
         self.e2e_request_latency.append(now - request.arrival_time)

@@ -29,11 +29,12 @@ class Window(NamedTuple):
 
 
 class Detokenizer:
-    """Decodes with one transformers tokenizer; immutable, shared by all requests."""
+    """Decodes with one transformers tokenizer; shared by all requests, of which it keeps nothing."""
 
     def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer
         self.skip_special_tokens = skip_special_tokens
+        self._tokens: dict[int, str] = {}
         added = tokenizer.added_tokens_decoder
         special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
         self._skipped = frozenset(i for i in special if skip_special_tokens and not self.decode([i]))
@@ -50,6 +51,14 @@ class Detokenizer:
             skip_special_tokens=self.skip_special_tokens,
             clean_up_tokenization_spaces=False,
         )
+
+    def token(self, token_id: int) -> str:
+        """The text of a token by itself; special tokens have their names."""
+        if token_id not in self._tokens:
+            self._tokens[token_id] = self.tokenizer.decode(
+                [token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        return self._tokens[token_id]
 
     def push(self, window: Window, token_id: int) -> tuple[Window, str]:
         """Add a token; return the new window and the text that is certain now, possibly none."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -22,6 +23,14 @@ GREEDY_BELOW = 1e-5
 
 MOST_SAMPLES = 16384
 """Of one prompt, as in vLLM: each is an object of its own before the first token is computed."""
+
+
+class RequestOutputKind(Enum):
+    """What each output of `AsyncLLM.generate` tells."""
+
+    CUMULATIVE = 0  # everything so far
+    DELTA = 1  # what is new since the last one
+    FINAL_ONLY = 2  # everything, once, at the end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +65,7 @@ class SamplingParams:
         ignore_eos: go on after EOS.
         min_tokens: tokens before the first that may end the text.
         max_tokens: tokens after which it ends; None: when the model's length is reached.
+        output_kind: what each output of `AsyncLLM.generate` tells; others tell everything at the end.
         structured_outputs: what the text must follow. With ignore_eos, EOS comes (and ends it) only where
             nothing else may follow.
 
@@ -84,6 +94,7 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     max_tokens: int | None = 16
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
@@ -113,6 +124,13 @@ class SamplingParams:
         check.integer(self, "logprobs", 0, optional=True)
         check.integer(self, "prompt_logprobs", 0, optional=True)
         check.boolean(self, "include_stop_str_in_output")
+        if not isinstance(self.output_kind, RequestOutputKind):
+            check.refuse("output_kind", self.output_kind, "a RequestOutputKind")
+        if self.output_kind == RequestOutputKind.DELTA and self.num_samples > self.n:
+            raise ParamsError(
+                f"output_kind is DELTA with best_of {self.best_of}, but which {self.n} are returned is known "
+                "at the end only; use FINAL_ONLY"
+            )
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             check.refuse("structured_outputs", self.structured_outputs, "StructuredOutputsParams(...)")
         _common(self)
@@ -180,7 +198,8 @@ class SamplingParams:
         check.in_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
         if self.structured_outputs is not None and self.structured_outputs.compiled is None:
             raise ParamsError("structured_outputs is not compiled; LLM does it, if the model has a tokenizer")
-        if not self.permitted(vocab_size):
+        forbids = self.allowed_token_ids is not None or self.bad_words or self.logit_bias
+        if forbids and not self.permitted(vocab_size):
             name = "logit_bias" if self.allowed_token_ids is None else "allowed_token_ids"
             raise ParamsError(
                 f"{name} leaves no token that bad_words and logit_bias allow; permit at least one"
@@ -223,6 +242,7 @@ class BeamSearchParams:
     stop: ClassVar[tuple[str, ...]] = ()
     include_stop_str_in_output: ClassVar[bool] = False
     prompt_logprobs: ClassVar[None] = None
+    output_kind: ClassVar[RequestOutputKind] = RequestOutputKind.FINAL_ONLY
     allowed_token_ids: ClassVar[None] = None
     is_greedy: ClassVar[bool] = False
     is_plain_greedy: ClassVar[bool] = False

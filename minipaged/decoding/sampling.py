@@ -20,6 +20,7 @@ from minipaged.decoding.noise import gumbel_noise, mix, noise_key
 from minipaged.decoding.params import BeamSearchParams, SamplingParams
 from minipaged.kernels.dispatch import greedy_tokens
 from minipaged.scheduling import Sample, ScheduledSequence
+from minipaged.scheduling.request import TopLogprobs
 
 DRAW_ELEMENTS = 1 << 20
 """Logits that are filtered and get noise at a time: 4 MB a tensor, which stays in a CPU's cache."""
@@ -108,8 +109,8 @@ def find_errors(
     return errors or None
 
 
-def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], count: int) -> list[dict[int, float]]:
-    """Per known token {token id: log-probability}: the `count` likeliest, the best first, and the token.
+def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], count: int) -> list[TopLogprobs]:
+    """For each known token the `count` likeliest, the best first, and itself.
 
     Row i of logits [tokens, vocab_size] predicts token_ids[i]: the logits of the position before it.
     """
@@ -150,16 +151,22 @@ def _on_host(tokens: torch.Tensor, logprobs: torch.Tensor) -> tuple[list[int], l
 
 def _report(
     logits: torch.Tensor, total: torch.Tensor, rows: list[int], tokens: torch.Tensor, counts: list[int]
-) -> list[dict[int, float]]:
-    """For tokens[i] of row rows[i]: the counts[i] likeliest tokens of that row, and the token itself."""
+) -> list[TopLogprobs]:
+    """For tokens[i] of row rows[i]: the counts[i] likeliest tokens of that row, and the token itself.
+
+    The likeliest token has rank 1. Of equally likely ones those that are reported for being so come first.
+    """
     logprobs = _take(logits, rows) - _take(total, rows)[:, None]
     own = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
     best = logprobs.topk(max(counts))
-    columns = (best.indices, best.values, tokens, own)
-    return [
-        dict(zip(ids[:count], values[:count])) | {token: value}
-        for count, ids, values, token, value in zip(counts, *(column.tolist() for column in columns))
-    ]
+    likelier = (logprobs > own.unsqueeze(1)).sum(-1)
+    columns = (best.indices, best.values, tokens, own, likelier)
+    reports = []
+    for count, ids, values, token, value, num_before in zip(counts, *(column.tolist() for column in columns)):
+        report = {ids[i]: (values[i], i + 1) for i in range(count)}
+        report.setdefault(token, (value, max(count, num_before) + 1))
+        reports.append(report)
+    return reports
 
 
 def _take(rows_of: torch.Tensor, rows: list[int]) -> torch.Tensor:

@@ -59,7 +59,7 @@ class StopChecker:
         request = sequence.request
         num_tokens = len(sequence.token_ids) + 1
         if self.stop:
-            ends = self._text(sequence).after(token_id).stopped
+            ends = self.text(sequence).after(token_id).stopped
         else:
             ends = self.is_end_token(token_id, num_tokens - len(request.prompt_token_ids))
         if ends:
@@ -70,18 +70,21 @@ class StopChecker:
         """Whether an output ends with `token_id` as its token number `num_tokens`."""
         return token_id in self.end_ids and num_tokens > self.min_tokens
 
-    def find_stop(self, text: str, num_old: int, num_tokens: int) -> int | None:
-        """Where a stop string that ends past the first `num_old` characters cuts a text; None: nowhere.
+    def find_stop(self, text: str, num_old: int, num_tokens: int) -> tuple[int, str] | None:
+        """Where a stop string that ends past the first `num_old` characters cuts a text, and which it is.
 
-        That is the stop string which is complete first, the longest of several. (The old characters may
-        have one from before `min_tokens`.)
+        That is the stop string which is complete first, the longest of several; None if there is none. (The
+        old characters may have one from before `min_tokens`.)
         """
         found = []
         for stop in self.stop if num_tokens > self.min_tokens else ():
             start = text.find(stop, max(0, num_old - len(stop) + 1))
             if start >= 0:
-                found.append((start + len(stop), start))
-        return min(found)[0 if self.include_stop else 1] if found else None
+                found.append((start + len(stop), start, stop))
+        if not found:
+            return None
+        end, start, stop = min(found)
+        return end if self.include_stop else start, stop
 
     def num_undecided(self, text: str) -> int:
         """Characters at the end of a text that are the beginning of a stop string."""
@@ -93,7 +96,8 @@ class StopChecker:
         )
         return max(lengths, default=0)
 
-    def _text(self, sequence: Sequence) -> OutputText:
+    def text(self, sequence: Sequence) -> OutputText:
+        """The text of a sequence so far (remembered at the sequence)."""
         text = sequence.text_state or OutputText(self)
         for token_id in sequence.token_ids[sequence.num_prompt_tokens + text.num_tokens :]:
             text = text.after(token_id)
@@ -109,6 +113,7 @@ class OutputText:
         # What the last token made certain: no half character, no part of a stop string (unless included).
         self.delta = ""
         self.stopped = False  # by an end token or a stop string: the text is complete
+        self.stop_string: str | None = None  # which stop string stopped it
         self._rules = rules
         self._window = Window()
         self._held = ""  # what may be the beginning of a stop string
@@ -126,7 +131,8 @@ class OutputText:
         if self.stopped:
             return ""
         text = self._held + self._rules.detokenizer.flush(self._window)
-        return text[: self._rules.find_stop(text, len(self._held + self._pending), self.num_tokens + 1)]
+        found = self._rules.find_stop(text, len(self._held + self._pending), self.num_tokens + 1)
+        return text if found is None else text[: found[0]]
 
     def _make_after(self, token_id: int) -> OutputText:
         if self.stopped:
@@ -143,7 +149,8 @@ class OutputText:
             text._pending = rules.detokenizer.flush(text._window)
             if text._pending.endswith("\ufffd"):
                 text._pending = ""
-        end = rules.find_stop(seen + text._pending, len(self._held + self._pending), text.num_tokens)
+        found = rules.find_stop(seen + text._pending, len(self._held + self._pending), text.num_tokens)
+        end, text.stop_string = found or (None, None)
         if end is not None:
             seen += text._pending
         elif is_end:

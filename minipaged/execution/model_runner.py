@@ -34,6 +34,7 @@ from minipaged.execution.kv_cache import DEFAULT_CPU_MEMORY, KVCache, block_byte
 from minipaged.kernels.dispatch import PagedAttention, select_backend
 from minipaged.scheduling import Sample, ScheduledSequence, StepPlan, StepResult
 from minipaged.scheduling.preemption import PreemptionCosts
+from minipaged.scheduling.request import TopLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -262,7 +263,7 @@ class ModelRunner:
         )
 
     @staticmethod
-    def _prompt_logprobs(batch: Batch, logits: Tensor) -> dict[str, list[tuple[int, dict[int, float]]]]:
+    def _prompt_logprobs(batch: Batch, logits: Tensor) -> dict[str, list[tuple[int, TopLogprobs]]]:
         """Per request, position and log-probabilities of the prompt tokens that the step's rows predict."""
         reports = {}
         for item, first in batch.prompts:

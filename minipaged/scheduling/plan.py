@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from minipaged.memory import BlockCopy
-from minipaged.scheduling.request import Request, Sample, Sequence
+from minipaged.scheduling.request import Request, Sample, Sequence, TopLogprobs
 
 
 class ScheduledSequence(NamedTuple):
@@ -69,10 +69,10 @@ class StepPlan:
 class StepResult(NamedTuple):
     """What the executor answers: one `Sample` per scheduled sequence with candidates, in their order.
 
-    `prompt_logprobs`: request id -> [(position, {token id: log-probability})] of the prompt tokens computed
+    `prompt_logprobs`: request id -> [(position, their likeliest tokens)] of the prompt tokens computed
     in this step, for requests that asked. `errors`: request id -> why a request has no valid token and fails.
     """
 
     samples: list[Sample]
-    prompt_logprobs: dict[str, list[tuple[int, dict[int, float]]]] | None = None
+    prompt_logprobs: dict[str, list[tuple[int, TopLogprobs]]] | None = None
     errors: dict[str, str] | None = None

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 from minipaged.memory import BlockTable, CachedBlock
 
+TopLogprobs = dict[int, tuple[float, int]]  # token id -> (log-probability, rank)
+
 
 class RequestState(Enum):
     """Which of the scheduler's queues a request is in."""
@@ -32,7 +34,7 @@ class Sample(NamedTuple):
 
     token_ids: list[int]  # as many as were asked for; for beam search the best first
     logprobs: list[float]
-    top_logprobs: list[dict[int, float]] | None = None  # per candidate, if the request asked for logprobs
+    top_logprobs: list[TopLogprobs] | None = None  # per candidate, if the request asked for logprobs
 
 
 class Branch(NamedTuple):
@@ -44,7 +46,7 @@ class Branch(NamedTuple):
     logprob: float
     finish_reason: str | None = None
     sample_index: int | None = None
-    top_logprobs: dict[int, float] | None = None
+    top_logprobs: TopLogprobs | None = None
 
 
 class DecodingMethod(Protocol):
@@ -86,7 +88,7 @@ class Sequence:
         self.num_registered_blocks = 0
         self.last_registered: CachedBlock | None = None
         self.cumulative_logprob = 0.0  # of the generated tokens
-        self.logprobs: list[dict[int, float]] | None = None  # per generated token, if asked for
+        self.logprobs: list[TopLogprobs] | None = None  # per generated token, if asked for
         self.finish_reason: str | None = None  # "stop", "length", "abort" or "error"; None while alive
         self.text_state: Any = None  # what the stop checker remembers of the text
 
@@ -192,7 +194,8 @@ class Request:
         self.error: str | None = None  # why it failed
         self.num_preemptions = 0
         self.num_cached_tokens = 0
-        self.prompt_logprobs: dict[int, dict[int, float]] = {}  # of each position, if asked for
+        self.prompt_logprobs: dict[int, TopLogprobs] = {}  # of each position, if asked for
+        self.times: dict[str, float] = {}  # when it was "scheduled", ...; kept by the metrics
 
     @property
     def num_uncomputed_tokens(self) -> int:

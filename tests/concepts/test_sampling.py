@@ -440,7 +440,10 @@ def test_logprobs_are_those_of_the_model_whatever_shaped_the_choice():
         assert len(sample.top_logprobs) == len(sample.token_ids)
         for token, report in zip(sample.token_ids, sample.top_logprobs):
             assert list(report) == [*best, *([token] if token not in best else [])]
-            assert list(report.values()) == pytest.approx(raw[row, list(report)].tolist(), abs=1e-5)
+            found, ranks = zip(*report.values())
+            assert list(found) == pytest.approx(raw[row, list(report)].tolist(), abs=1e-5)
+            order = raw[row].argsort(descending=True).tolist()
+            assert list(ranks) == [order.index(other) + 1 for other in report]
 
 
 def test_the_short_way_of_an_all_greedy_batch_says_the_same():
@@ -486,5 +489,15 @@ def test_prompt_logprobs_name_the_token_that_came_and_the_likeliest():
     for row, (token, report) in enumerate(zip([3, 9, int(raw[2].argmax()), 0], reports)):
         best = raw[row].argsort(descending=True)[:2].tolist()
         assert set(report) == {token, *best}
-        assert report[token] == pytest.approx(raw[row, token].item(), abs=1e-5)
+        assert report[token][0] == pytest.approx(raw[row, token].item(), abs=1e-5)
+        assert report[token][1] == 1 + sum(raw[row] > raw[row, token])
     assert len(prompt_logprobs(logits, [3, 9, 1, 0], 0)[0]) == 1
+
+
+def test_equally_likely_tokens_have_ranks_of_their_own():
+    """Catches two tokens of one rank, and a likeliest token that is not the first."""
+    logits = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]])
+    (report,) = prompt_logprobs(logits, [3], 2)
+    assert sorted(rank for _, rank in report.values()) == list(range(1, len(report) + 1))
+    (report,) = prompt_logprobs(logits, [3], 0)
+    assert report[3][1] == 1

@@ -143,7 +143,7 @@ def test_the_first_step_asks_for_all_samples_and_later_ones_for_one():
     params = SamplingParams(n=3, max_tokens=None, logprobs=0)
     request = make_request([1], SamplingMethod(params, StopChecker(params, [])), params)
     assert request.method.num_candidates(request) == request.method.num_sequences == 3
-    reports = [{5: -1.0}, {6: -2.0}, {5: -1.0}]
+    reports = [{5: (-1.0, 1)}, {6: (-2.0, 2)}, {5: (-1.0, 1)}]
     apply(request, request.method.advance(request, [Sample([5, 6, 5], [-1.0, -2.0, -1.0], reports)]))
     assert request.method.num_candidates(request) == 1
     assert [s.index for s in request.sequences] == [0, 1, 2]

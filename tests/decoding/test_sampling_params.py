@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from minipaged.decoding import BeamSearchParams, ParamsError, SamplingParams
+from minipaged.decoding.params import RequestOutputKind
 from minipaged.decoding.structured import StructuredOutputsParams
 
 NAN, INF = math.nan, math.inf
@@ -45,6 +46,7 @@ BAD_SAMPLING = {
     "ignore_eos": [1, "yes", None],
     "min_tokens": [-1, 1.0, True, None],
     "max_tokens": [0, -1, 1.5, True, "16", NAN],
+    "output_kind": [0, "DELTA", None],
     "structured_outputs": [{"regex": "a"}, "a", 1],
 }
 BAD_BEAM = {
@@ -121,6 +123,7 @@ def test_beam_values_that_contradict_each_other_are_refused():
     """Catches more sequences to return than the beam can hold."""
     assert "beam_width" in complaint(BeamSearchParams, beam_width=2, num_return_sequences=3)
     assert "max_tokens" in complaint(BeamSearchParams, beam_width=2, max_tokens=3, min_tokens=4)
+    assert "best_of" in complaint(SamplingParams, n=1, best_of=2, output_kind=RequestOutputKind.DELTA)
 
 
 def test_good_values_on_the_boundary_are_taken():

@@ -123,7 +123,7 @@ def test_logprobs_cover_every_generated_token(llm):
         for token_id, top in zip(completion.token_ids, completion.logprobs):
             assert token_id in top
             assert len(top) in (3, 4)
-        total = sum(top[t] for t, top in zip(completion.token_ids, completion.logprobs))
+        total = sum(top[t].logprob for t, top in zip(completion.token_ids, completion.logprobs))
         assert total == pytest.approx(completion.cumulative_logprob, abs=1e-4)
 
 

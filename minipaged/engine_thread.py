@@ -1,0 +1,276 @@
+"""A thread that steps an engine, for callers that must not wait for a step.
+
+Requests are checked and built by their callers; what changes the engine (a request to queue, one to abort)
+goes through an inbox to the thread, which alone touches scheduler and memory; outputs go to each reader's
+event loop. A step that fails is rolled back by the engine and computed again, three times at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import queue
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from minipaged.decoding.params import DecodingParams, RequestOutputKind, SamplingParams
+from minipaged.engine import Engine
+from minipaged.outputs import OutputProgress, RequestOutput
+from minipaged.prompts import RequestError
+from minipaged.scheduling import Request, RequestState, StepPlan
+from minipaged.scheduling.limits import check_can_ever_run
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILURES = 3
+"""Steps that may fail in a row before the requests they compute end with "error"."""
+
+
+class QueueFullError(RuntimeError):
+    """`max_waiting` requests wait already."""
+
+
+class EngineStoppedError(RuntimeError):
+    """The engine was shut down, or its thread died."""
+
+
+class Reader:
+    """A request and who waits for its outputs. `put` runs in his event loop."""
+
+    def __init__(self, request_id: str, prompt: str | None) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.loop = asyncio.get_running_loop()
+        self.news = asyncio.Event()
+        self.pending: deque[RequestOutput] = deque()
+        self.error: Exception | None = None
+        self.done = False  # nothing comes after what is pending
+        self.request: Request | None = None  # None: not handed over yet
+        self.progress: OutputProgress | None = None
+
+    def put(self, output: RequestOutput | Exception) -> None:
+        """An output, or why there will be none."""
+        if self.done:
+            return
+        if isinstance(output, Exception):
+            self.error = output
+        else:
+            if self.request is not None and self.request.params.output_kind != RequestOutputKind.DELTA:
+                self.pending.clear()
+            self.pending.append(output)
+            self.done = output.finished
+        self.news.set()
+
+
+class QueuedEngine(Engine):
+    """An engine whose requests are built by one thread and queued by another."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._salts = itertools.count()
+
+    def build(self, request_id: str, token_ids: list[int], params: DecodingParams, salt: str) -> Request:
+        """A request that is checked completely, and not queued."""
+        if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
+            salt = f"{salt}/{next(self._salts)}"  # (the same `num_arrived` for all that are not queued yet)
+        return self.add_request(request_id, token_ids, params, salt)
+
+    def submit(self, request: Request) -> None:
+        """Only the check: `enqueue` does the rest."""
+        check_can_ever_run(request, self.scheduler)
+
+    def enqueue(self, request: Request) -> None:
+        """Queue a request that is built."""
+        super().submit(request)
+
+    def fail(self, request: Request) -> None:
+        """End a request with "error", between two steps."""
+        self.scheduler.end(request, "error")
+        self._forget(request)
+
+    @property
+    def unfinished(self) -> list[Request]:
+        """Requests that are queued."""
+        return list(self._requests.values())
+
+
+class EngineThread:
+    """The thread that steps an engine, and what others may ask of it."""
+
+    def __init__(self, engine: QueuedEngine) -> None:
+        self.stopped: str | None = None  # why
+        self._engine = engine
+        self._readers: dict[str, Reader] = {}  # of unfinished requests
+        self._lock = threading.RLock()  # of these two; never held during a step
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None: end
+        self._planned: StepPlan | None = None  # what the present step is to compute
+        self._failures: Counter[str] = Counter()  # failed steps in a row of a request
+        engine.on_planned.insert(0, self._note_plan)
+        engine.on_committed.insert(0, self._note_commit)
+        self._thread = threading.Thread(target=self._run, name="minipaged-engine", daemon=True)
+        self._thread.start()
+
+    # -- called from anywhere -------------------------------------------------------------------
+
+    def register(self, reader: Reader, max_waiting: int | None) -> None:
+        """Reserve its id, and its place if there is one."""
+        with self._lock:
+            if self.stopped is not None:
+                raise EngineStoppedError(self.stopped)
+            if reader.request_id in self._readers:
+                raise RequestError(f"request_id {reader.request_id!r} is in use; give each request its own")
+            if max_waiting is not None and self._num_waiting() >= max_waiting:
+                raise QueueFullError(
+                    f"{max_waiting} requests wait already; try again later, or raise max_waiting"
+                )
+            self._readers[reader.request_id] = reader
+
+    def submit(self, reader: Reader, request: Request) -> None:
+        """Let a registered request run, unless it was closed in the meantime."""
+        with self._lock:
+            if self._readers.get(reader.request_id) is reader:
+                reader.request = request
+                reader.progress = OutputProgress(
+                    request, reader.prompt, self._engine.text_rules(request.params)
+                )
+                self._inbox.put(partial(self._engine.enqueue, request))
+
+    def close(self, reader: Reader) -> None:
+        """Nobody reads it any more."""
+        with self._lock:
+            if self._readers.get(reader.request_id) is not reader:
+                return
+            if reader.request is None:
+                del self._readers[reader.request_id]
+            else:
+                self._inbox.put(partial(self._abort, reader.request))
+
+    def abort(self, request_id: str) -> None:
+        """End a request, and tell its reader."""
+        reader = self._readers.get(request_id)
+        if reader is not None:
+            self.close(reader)
+            if reader.request is None:
+                _send(reader.loop, [(reader, RequestError(f"request {request_id!r} was aborted"))])
+
+    def stop(self) -> None:
+        """End the thread; open readers get an error."""
+        with self._lock:
+            self.stopped = self.stopped or "the engine is shut down; build a new AsyncLLM"
+        self._inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _num_waiting(self) -> int:
+        requests = [reader.request for reader in list(self._readers.values())]
+        return sum(request is None or request.state is RequestState.WAITING for request in requests)
+
+    # -- the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._read_inbox():
+                if self._engine.has_unfinished:
+                    self._step()
+        except BaseException as error:
+            logger.exception("The engine's thread dies")
+            self.stopped = f"the engine's thread died of {error!r}; build a new AsyncLLM"
+        finally:
+            self._end()
+
+    def _read_inbox(self) -> bool:
+        """Do what is asked for; wait for it if there is nothing else to do. False: end."""
+        wait = not self._engine.has_unfinished
+        while True:
+            try:
+                message = self._inbox.get(block=wait)
+            except queue.Empty:
+                return True
+            if message is None:
+                return False
+            message()
+            wait = False
+
+    def _abort(self, request: Request) -> None:
+        if not request.is_finished:
+            self._engine.abort(request.request_id)
+        self._tell([request])
+
+    def _step(self) -> None:
+        self._planned = None
+        try:
+            self._tell(self._engine.step())
+        except Exception as error:
+            logger.exception("A step failed; what it was to compute is computed again")
+            self._note_failure(f"{type(error).__name__}: {error}")
+            self._tell([reader.request for reader in list(self._readers.values()) if reader.request])
+
+    def _note_plan(self, plan: StepPlan) -> None:
+        self._planned = plan
+
+    def _note_commit(self, plan: StepPlan, *_: object) -> None:
+        for request in plan.touched if self._failures else ():
+            self._failures.pop(request.request_id, None)
+
+    def _note_failure(self, error: str) -> None:
+        """One more for each request of the step; without a plan nobody knows whose fault it is."""
+        for request in self._planned.touched if self._planned is not None else self._engine.unfinished:
+            self._failures[request.request_id] += 1
+            if self._failures[request.request_id] >= MAX_FAILURES and not request.is_finished:
+                self._engine.fail(request)
+            if any(completion.finish_reason == "error" for completion in request.completions):
+                request.error = request.error or error
+
+    def _tell(self, requests: Iterable[Request]) -> None:
+        """Send what is new of them to their readers, one message an event loop."""
+        messages: dict[asyncio.AbstractEventLoop, list[tuple[Reader, RequestOutput | Exception]]] = {}
+        for request in requests:
+            reader = self._readers.get(request.request_id)
+            if reader is None or reader.request is not request or reader.progress is None:
+                continue
+            output: RequestOutput | Exception | None
+            try:
+                output = reader.progress.next()
+            except Exception as error:  # (in a tokenizer or a decoding method of the user's own)
+                logger.exception("The output of request %s cannot be made", request.request_id)
+                self._engine.abort(request.request_id)
+                output = error
+            if output is not None:
+                messages.setdefault(reader.loop, []).append((reader, output))
+            if request.is_finished:
+                self._failures.pop(request.request_id, None)
+                with self._lock:
+                    del self._readers[request.request_id]
+        for loop, batch in messages.items():
+            if not _send(loop, batch):
+                for reader, _ in batch:
+                    self.close(reader)
+
+    def _end(self) -> None:
+        with self._lock:
+            self.stopped = self.stopped or "the engine's thread has ended; build a new AsyncLLM"
+            readers = list(self._readers.values())
+            self._readers.clear()
+        for reader in readers:
+            with contextlib.suppress(Exception):  # (of an engine in whatever state; all must be told)
+                self._engine.abort(reader.request_id)
+            _send(reader.loop, [(reader, EngineStoppedError(self.stopped))])
+
+
+def _send(loop: asyncio.AbstractEventLoop, batch: list[tuple[Reader, RequestOutput | Exception]]) -> bool:
+    """Hand news over to an event loop. False: it is closed."""
+    try:
+        loop.call_soon_threadsafe(_deliver, batch)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _deliver(batch: list[tuple[Reader, RequestOutput | Exception]]) -> None:
+    for reader, output in batch:
+        reader.put(output)

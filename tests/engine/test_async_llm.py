@@ -1,0 +1,590 @@
+"""Many users in an event loop: each gets what `LLM.generate` would say, leaves when he likes, and waits for
+nobody's step."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import logging
+import random
+import threading
+import time
+
+import pytest
+
+from minipaged import (
+    LLM,
+    AsyncLLM,
+    BeamSearchParams,
+    EngineStoppedError,
+    QueueFullError,
+    RequestOutputKind,
+    SamplingParams,
+)
+from minipaged.decoding.params import ParamsError
+from minipaged.engine import RequestError
+from minipaged.scheduling import RequestTooLongError
+from tests.engine.toy_model import ToyModel
+
+DELTA, FINAL = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
+PROMPT = {"prompt_token_ids": [1, 2, 3]}
+LONG = SamplingParams(temperature=0, max_tokens=150)
+
+
+class SlowModel(ToyModel):
+    """Every step sleeps; `broken` makes it raise instead."""
+
+    seconds = 0.005
+    broken: Exception | None = None
+    num_broken = 10**9
+
+    def execute(self, plan):
+        time.sleep(self.seconds)
+        if self.broken is not None and self.num_broken > 0:
+            self.num_broken -= 1
+            raise self.broken
+        return super().execute(plan)
+
+
+def toy(model: ToyModel | None = None, **options) -> AsyncLLM:
+    """An AsyncLLM over a toy, whose invariants are checked after every step."""
+    llm = AsyncLLM(executor=model or SlowModel(), block_size=4, disable_log_stats=True, **options)
+    llm.engine.on_committed.append(lambda *step: llm.engine.check_invariants())
+    return llm
+
+
+async def read(outputs) -> list:
+    return [output async for output in outputs]
+
+
+async def until(condition) -> None:
+    """Wait for what the thread does soon; 10 s is for the slowest of machines."""
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    pytest.fail("it never happened")
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers():
+    logging.getLogger("minipaged").setLevel(logging.CRITICAL)  # thousands of preemptions, failures on purpose
+    yield
+    gc.collect()
+    assert "minipaged-engine" not in {thread.name for thread in threading.enumerate()}
+
+
+# -- what is said --------------------------------------------------------------------------------
+
+TEXT_PARAMS = [
+    SamplingParams(temperature=0, max_tokens=20),
+    SamplingParams(temperature=0.8, seed=3, n=3, max_tokens=15),
+    SamplingParams(temperature=0, max_tokens=40, stop=(" the ", "was")),
+    BeamSearchParams(beam_width=3, max_tokens=10),
+    SamplingParams(temperature=0, max_tokens=8, logprobs=2, prompt_logprobs=1),
+]
+TEXTS = ["Once upon a time", "The little robot", "One day Tom", "The fox", "Mia saw a bird"]
+OPTIONS = {"num_blocks": 256, "max_model_len": 512, "disable_log_stats": True}
+
+
+def said(output) -> list[tuple]:
+    """All but the times; log-probabilities depend on who else is in the batch, in their last bits."""
+    fields = ("index", "text", "token_ids", "finish_reason", "stop_reason")
+    completions = [tuple(getattr(done, name) for name in fields) for done in output.outputs]
+    return [output.prompt, output.prompt_token_ids, output.finished, completions]
+
+
+def test_outputs_are_those_of_generate():
+    """Catches an output lost, of somebody else, or other than the blocking door's."""
+    expected = [LLM(**OPTIONS).generate(*pair)[0] for pair in zip(TEXTS, TEXT_PARAMS)]
+
+    async def main():
+        async with AsyncLLM(**OPTIONS) as llm:
+            assert llm.get_tokenizer().encode("a")
+            return await asyncio.gather(*(read(llm.generate(*pair)) for pair in zip(TEXTS, TEXT_PARAMS)))
+
+    for outputs, right in zip(asyncio.run(main()), expected):
+        assert said(outputs[-1]) == said(right)
+        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+        if right.prompt_logprobs is not None:
+            assert all(outputs[-1].prompt_logprobs[1:])
+            assert len(outputs[-1].outputs[0].logprobs) == len(right.outputs[0].logprobs)
+
+
+def test_cumulative_outputs_grow_and_deltas_join_to_the_whole():
+    """Catches a token told twice, a half character, a stop string that was shown and taken back."""
+    params = [
+        {"temperature": 1.0, "seed": 5, "n": 2, "max_tokens": 30, "logprobs": 1, "stop": (" the ", ".")},
+        {"temperature": 0, "max_tokens": 30},
+    ]
+
+    async def main():
+        async with AsyncLLM(**OPTIONS) as llm:
+            for options in params:
+                prompt = "The little robot"
+                whole = await read(llm.generate(prompt, SamplingParams(**options)))
+                deltas = await read(llm.generate(prompt, SamplingParams(**options, output_kind=DELTA)))
+                (final,) = await read(llm.generate(prompt, SamplingParams(**options, output_kind=FINAL)))
+                assert said(whole[-1]) == said(final)
+                for index, right in enumerate(final.outputs):
+                    parts = [o for output in deltas for o in output.outputs if o.index == index]
+                    assert len(parts) > 3
+                    assert "".join(part.text for part in parts) == right.text
+                    assert [t for part in parts for t in part.token_ids] == right.token_ids
+                    if right.logprobs is not None:
+                        assert sum(len(part.logprobs) for part in parts) == len(right.token_ids)
+                    assert (parts[-1].finish_reason, parts[-1].stop_reason) == (
+                        right.finish_reason,
+                        right.stop_reason,
+                    )
+                    shown = [o.outputs[index] for o in whole if len(o.outputs) > index]
+                    for before, after in itertools.pairwise(shown):
+                        assert after.text.startswith(before.text)
+                        assert after.token_ids[: len(before.token_ids)] == before.token_ids
+
+    asyncio.run(main())
+
+
+def test_a_reader_who_falls_behind_gets_the_newest_output_or_every_delta():
+    """Catches a queue of outputs that grows with each step, and deltas that are lost."""
+
+    async def main():
+        with toy() as llm:
+            late = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=30))
+            deltas = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=30, output_kind=DELTA))
+            await until(lambda: not llm.engine.has_unfinished and llm.engine.metrics.request_success)
+            await asyncio.sleep(0.05)
+            (output,) = await read(late)
+            parts = await read(deltas)
+            assert [t for part in parts for t in part.outputs[0].token_ids] == output.outputs[0].token_ids
+            assert len(output.outputs[0].token_ids) == 30
+
+    asyncio.run(main())
+
+
+def test_text_that_was_held_back_comes_with_the_end():
+    """Catches deltas without the beginning of a stop string that never was completed."""
+
+    async def main():
+        async with AsyncLLM(**OPTIONS) as llm:
+            options = {"temperature": 0, "max_tokens": 8}
+            (whole,) = await read(llm.generate("The fox", SamplingParams(**options, output_kind=FINAL)))
+            text = whole.outputs[0].text
+            params = SamplingParams(**options, stop=(text[-3:] + "@@",), output_kind=DELTA)
+            parts = await read(llm.generate("The fox", params))
+            assert "".join(part.outputs[0].text for part in parts) == text
+
+    asyncio.run(main())
+
+
+def test_prompt_logprobs_of_equal_prompts_that_come_together_are_complete():
+    """Catches a prefix hit, which has no logits, of a request built before the other was queued."""
+
+    async def main():
+        params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0, output_kind=FINAL)
+        async with AsyncLLM(**OPTIONS) as llm:
+            many = [llm.generate("Once upon a time. " * 8, params) for _ in range(4)]
+            for outputs in many:
+                (output,) = await read(outputs)
+                assert all(output.prompt_logprobs[1:])
+
+    asyncio.run(main())
+
+
+# -- leaving -------------------------------------------------------------------------------------
+
+
+def test_leaving_the_iterator_frees_its_blocks():
+    """Catches a client who is gone and whose text is generated to its end."""
+
+    async def main():
+        with toy() as llm:
+            kv = llm.engine.scheduler.kv
+            async for output in llm.generate(PROMPT, LONG, request_id="a"):
+                if len(output.outputs[0].token_ids) >= 3:
+                    steps = llm.engine.metrics.steps
+                    break
+            await until(lambda: kv.num_used == 0)
+            assert llm.engine.metrics.steps <= steps + 3
+            outputs = llm.generate(PROMPT, LONG)
+            await anext(outputs)
+            await outputs.aclose()
+            assert await read(outputs) == []
+            dropped = llm.generate(PROMPT, LONG)
+            del dropped  # (never read)
+            await until(lambda: kv.num_used == 0 and not llm.engine.has_unfinished)
+            assert llm.engine.metrics.request_success == {"abort": 3}
+
+    asyncio.run(main())
+
+
+def test_a_request_aborted_by_its_id_ends_with_what_there_is():
+    """Catches a reader who waits for ever."""
+
+    async def main():
+        with toy() as llm:
+            outputs = llm.generate(PROMPT, LONG, request_id="a")
+            await anext(outputs)
+            await llm.abort("a")
+            await llm.abort("nobody")
+            last = (await read(outputs))[-1]
+            assert last.finished
+            assert last.outputs[0].finish_reason == "abort"
+            assert len(await read(llm.generate(PROMPT, LONG, request_id="a"))) > 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sixty_tasks_a_third_of_them_cancelled_at_random(seed):
+    """Catches blocks, threads, tasks or ids that are left, and texts that a neighbour's end disturbs."""
+    rng = random.Random(seed)
+    params = [
+        SamplingParams(temperature=0, max_tokens=12),
+        SamplingParams(n=3, temperature=1, seed=1, max_tokens=9),
+        BeamSearchParams(beam_width=3, max_tokens=8),
+        SamplingParams(temperature=0, max_tokens=12, output_kind=DELTA),
+    ]
+    prompts = [{"prompt_token_ids": [i % 7, *range(i % 9, i % 9 + 3 + 5 * (i % 3))]} for i in range(60)]
+    wanted = [params[i % 4] for i in range(60)]
+    reference = LLM(executor=ToyModel(500), block_size=4, disable_log_stats=True)
+    expected = [[o.token_ids for o in r.outputs] for r in reference.generate(prompts, wanted)]
+
+    class Tight(SlowModel):
+        seconds = 0.0005
+
+    async def client(llm, number):
+        tokens: dict[int, list[int]] = {}
+        async for output in llm.generate(prompts[number], wanted[number], request_id=str(number)):
+            for place, completion in enumerate(output.outputs):
+                if wanted[number] is params[3]:
+                    tokens.setdefault(completion.index, []).extend(completion.token_ids)
+                else:
+                    tokens[place] = completion.token_ids
+            if number % 5 == 0:
+                await asyncio.sleep(rng.random() * 0.01)
+        assert list(tokens.values()) == expected[number]
+        return number
+
+    async def main():
+        model = Tight(22, 8)
+        limits = {"max_num_batched_tokens": 16, "max_num_seqs": 9, "preemption_mode": "swap"}
+        async with toy(model, **limits) as llm:
+            tasks = [asyncio.create_task(client(llm, number)) for number in range(60)]
+            for number in rng.sample(range(60), 20):
+                await asyncio.sleep(rng.random() * 0.002)
+                tasks[number].cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            cancelled = [r for r in results if isinstance(r, asyncio.CancelledError)]
+            assert len(cancelled) >= 10
+            assert len([r for r in results if isinstance(r, int)]) + len(cancelled) == 60
+            await until(lambda: not llm.engine.has_unfinished)
+            llm.engine.check_invariants()
+            assert llm.engine.metrics.num_preemptions > 5
+            assert not llm.engine._requests
+            assert not llm._thread._readers
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+# -- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "message"),
+    [
+        ("", None, RequestError, "prompt is empty"),
+        (17, None, RequestError, "the prompt is 17"),
+        (PROMPT, {"max_tokens": 3}, RequestError, "give SamplingParams"),
+        ({"prompt_token_ids": [3] * 512}, None, RequestTooLongError, "512 tokens.*max_model_len"),
+        ("hi", SamplingParams(logprobs=10**6), ParamsError, "logprobs is 1000000"),
+        ("hi " * 10_000, SamplingParams(logprobs=10**6), ParamsError, "logprobs is 1000000"),
+        ("hi", SamplingParams(n=300), RequestTooLongError, "300 sequences"),
+    ],
+)
+def test_a_bad_request_is_refused_at_the_call(prompt, params, error, message):
+    """Catches an error that comes when the answer has begun already, and an id that stays in use."""
+
+    async def main():
+        with AsyncLLM(**OPTIONS) as llm:
+            for _ in range(2):
+                with pytest.raises(error, match=message):
+                    llm.generate(prompt, params, request_id="a")
+            assert not llm._thread._readers
+
+    asyncio.run(main())
+
+
+def test_a_long_text_is_tokenized_in_another_thread():
+    """Catches an event loop that stands still for a book, and its refusal lost on the way."""
+
+    async def main():
+        with AsyncLLM(**OPTIONS) as llm:
+            tokenizer, threads = llm.get_tokenizer(), []
+            encode = tokenizer.encode
+
+            def noted(text, **options):
+                threads.append((len(text) > 4096, threading.current_thread() is threading.main_thread()))
+                return encode(text, **options)
+
+            tokenizer.encode = noted
+            outputs = llm.generate("Once upon a time. " * 1000)
+            with pytest.raises(RequestTooLongError, match="max_model_len"):
+                await anext(outputs)
+            assert (True, False) in threads
+            assert (True, True) not in threads
+            for begun in (False, True):  # left before and while it is tokenized
+                outputs = llm.generate("Once upon a time. " * 1000)
+                task = asyncio.create_task(anext(outputs)) if begun else None
+                await asyncio.sleep(0)
+                if task is not None:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+                await outputs.aclose()
+            assert not llm._thread._readers
+
+    asyncio.run(main())
+
+
+def test_an_id_is_refused_while_it_is_in_use():
+    """Catches an answer that goes to another reader."""
+
+    async def main():
+        with toy() as llm:
+            first = llm.generate(PROMPT, LONG, request_id="a")
+            with pytest.raises(RequestError, match="request_id 'a' is in use"):
+                llm.generate(PROMPT, LONG, request_id="a")
+            with pytest.raises(RequestError, match="request_id is 3"):
+                llm.generate(PROMPT, LONG, request_id=3)
+            await read(first)
+            await read(llm.generate(PROMPT, LONG, request_id="a"))
+
+    asyncio.run(main())
+
+
+def test_more_waiting_requests_than_allowed_are_refused_and_taken_later():
+    """Catches a queue that grows until the memory is gone, and a place that is never free again."""
+
+    async def main():
+        with toy(max_waiting=3, max_num_seqs=1) as llm:
+            running = llm.generate(PROMPT, LONG)
+            await anext(running)
+            waiting = [llm.generate(PROMPT, LONG) for _ in range(3)]
+            with pytest.raises(QueueFullError, match="3 requests wait already"):
+                llm.generate(PROMPT, LONG)
+            await waiting.pop().aclose()
+            await until(lambda: llm._thread._num_waiting() < 3)
+            short = SamplingParams(temperature=0, max_tokens=2)
+            waiting.append(llm.generate(PROMPT, short))
+            await running.aclose()
+            await waiting[0].aclose()
+            await waiting[1].aclose()
+            assert (await read(waiting[2]))[-1].finished
+        with pytest.raises(RequestError, match="max_waiting is 0"):
+            toy(max_waiting=0)
+
+    asyncio.run(main())
+
+
+# -- faults --------------------------------------------------------------------------------------
+
+
+def test_a_step_that_fails_twice_is_computed_again():
+    """Catches a thread that dies of the first error, or requests that pay for it."""
+    right = LLM(executor=ToyModel(), block_size=4).generate(PROMPT, LONG)[0].outputs[0].token_ids
+
+    async def main():
+        model = SlowModel()
+        with toy(model) as llm:
+            outputs = llm.generate(PROMPT, LONG)
+            for _ in range(3):
+                await anext(outputs)
+                model.num_broken, model.broken = 2, OSError("a cable")
+                await until(lambda: not model.num_broken)
+            assert (await read(outputs))[-1].outputs[0].token_ids == right
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("place", ["execute", "schedule"])
+def test_requests_whose_step_fails_again_and_again_end_with_the_reason(place):
+    """Catches a loop that never ends, and requests of later steps that fail with these."""
+
+    async def main():
+        model = SlowModel()
+        with toy(model, max_num_seqs=2) as llm:
+            first, second, waits = (llm.generate(PROMPT, LONG) for _ in range(3))
+            await anext(first)
+            await anext(second)
+            if place == "execute":
+                model.num_broken, model.broken = 3, OSError("a cable")
+            else:
+                policy = llm.engine.scheduler.policy
+                policy.fill, fill = None, policy.fill  # not callable, until all have failed
+            failed = [(await read(outputs))[-1] for outputs in (first, second)]
+            for output in failed:
+                assert output.finished
+                assert output.outputs[0].finish_reason == "error"
+                assert ("OSError: a cable" if place == "execute" else "TypeError") in output.error
+            if place == "schedule":
+                policy.fill = fill
+                waits = llm.generate(PROMPT, LONG)
+            assert (await read(waits))[-1].outputs[0].finish_reason == "length"
+            assert not llm._thread._failures
+
+    asyncio.run(main())
+
+
+def test_a_commit_that_fails_and_a_hook_that_fails(monkeypatch):
+    """Catches an error without its reason, and requests that fail because of somebody's statistics."""
+
+    async def main():
+        with toy() as llm:
+            outputs = llm.generate(PROMPT, LONG)
+            await anext(outputs)
+
+            def hook(*step):
+                raise OSError("the disk is full")
+
+            llm.engine.on_committed.append(hook)
+            assert (await read(outputs))[-1].outputs[0].finish_reason == "length"
+            llm.engine.on_committed.remove(hook)
+
+            outputs = llm.generate(PROMPT, LONG)
+            await anext(outputs)
+
+            def commit_registered():
+                monkeypatch.undo()
+                raise OSError("half done")
+
+            monkeypatch.setattr(llm.engine.scheduler.kv, "commit_registered", commit_registered)
+            last = (await read(outputs))[-1]
+            assert last.outputs[0].finish_reason == "error"
+            assert last.error == "OSError: half done"
+
+    asyncio.run(main())
+
+
+def test_after_shutdown_nobody_waits():
+    """Catches an iterator that waits for ever for a thread that has ended."""
+
+    async def main():
+        llm = toy(max_num_seqs=1)
+        running, waiting = llm.generate(PROMPT, LONG), llm.generate(PROMPT, LONG)
+        await anext(running)
+        tasks = [asyncio.create_task(read(outputs)) for outputs in (running, waiting)]
+        await asyncio.sleep(0.02)
+        assert llm.is_running
+        llm.shutdown()
+        llm.shutdown()
+        assert not llm.is_running
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(result, EngineStoppedError)
+            assert "is shut down" in str(result)
+        with pytest.raises(EngineStoppedError, match="shut down"):
+            llm.generate(PROMPT, LONG)
+        assert llm.engine.scheduler.kv.num_used == 0
+
+    asyncio.run(main())
+
+
+def test_a_thread_that_dies_tells_everybody():
+    """Catches readers of a dead engine, and an answer to those who come later."""
+
+    async def main():
+        model = SlowModel()
+        model.broken = SystemExit("of a component of one's own")
+        with toy(model) as llm:
+            with pytest.raises(EngineStoppedError, match="died of SystemExit"):
+                await read(llm.generate(PROMPT, LONG))
+            with pytest.raises(EngineStoppedError, match="died of SystemExit"):
+                llm.generate(PROMPT, LONG)
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_is_dropped_ends_its_thread():
+    """Catches a thread, and the model with it, that outlives its last user."""
+
+    async def main():
+        llm = AsyncLLM(executor=SlowModel(), block_size=4, disable_log_stats=True)
+        outputs = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=3))
+        del llm
+        assert (await read(outputs))[-1].finished  # (its reader keeps it alive)
+
+    asyncio.run(main())
+
+
+def test_a_closed_event_loop_leaves_no_request_behind():
+    """Catches a thread that dies of "event loop is closed", and the blocks of those who were in it."""
+    with toy() as llm:
+        kept = []
+
+        async def leave():
+            kept.append(llm.generate(PROMPT, LONG))
+            await anext(kept[0])
+
+        asyncio.run(leave())
+
+        async def come():
+            await until(lambda: not llm.engine.has_unfinished)
+            return await read(llm.generate(PROMPT, LONG))
+
+        assert asyncio.run(come())[-1].finished
+        assert llm.engine.scheduler.kv.num_used == 0
+
+
+# -- the event loop is free ----------------------------------------------------------------------
+
+
+def test_the_event_loop_runs_on_while_steps_are_computed():
+    """Catches an event loop that waits for a step, or a step for the event loop: with steps of 50 ms a ticker
+    gets many ticks in each."""
+
+    async def main():
+        model = SlowModel()
+        model.seconds = 0.05
+        ticks_of_step: list[int] = []
+        ticks = 0
+
+        async def ticker():
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0)
+                ticks += 1
+
+        with toy(model) as llm:
+
+            def count(*step):
+                nonlocal ticks
+                ticks_of_step.append(ticks)
+                ticks = 0
+
+            llm.engine.on_committed.append(count)
+            task = asyncio.create_task(ticker())
+            clients = [read(llm.generate(PROMPT, SamplingParams(max_tokens=10))) for _ in range(20)]
+            await asyncio.gather(*clients)
+            task.cancel()
+        assert len(ticks_of_step) >= 10
+        assert min(ticks_of_step[1:]) >= 5
+
+    asyncio.run(main())
+
+
+def test_an_idle_engine_does_nothing():
+    """Catches busy waiting."""
+
+    async def main():
+        with toy() as llm:
+            await read(llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=2)))
+            inbox, asked = llm._thread._read_inbox, []
+            llm._thread._read_inbox = lambda: asked.append(1) or inbox()
+            used = time.thread_time(), time.process_time()
+            await asyncio.sleep(0.3)
+            busy = (time.process_time() - used[1]) - (time.thread_time() - used[0])
+            assert len(asked) <= 1  # on its way there when the last output came
+            assert busy < 0.15
+
+    asyncio.run(main())
