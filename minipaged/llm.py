@@ -67,9 +67,14 @@ class LLM:
         components = components_from(use) if use else components or Components()
         name = str(model if model is not None else pocket_model.PATH)
         if executor is None:
-            from minipaged.execution.model_runner import ModelRunner
+            if self.config.num_ranks > 1:
+                from minipaged.execution.distributed import start
 
-            executor = ModelRunner.load(name, self.config)
+                executor = start.load(name, self.config)
+            else:
+                from minipaged.execution.model_runner import ModelRunner
+
+                executor = ModelRunner.load(name, self.config)
             if tokenizer is None:
                 from minipaged.execution.loading import load_tokenizer
 

@@ -124,7 +124,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
     return AutoModelForImageTextToText if takes_images and not is_causal else AutoModelForCausalLM
 
 
-def in_one_line(error: Exception) -> str:
+def in_one_line(error: BaseException) -> str:
     """The kind of an error and the first line of what it says."""
     lines = (line for line in str(error).splitlines() if line.strip())
     return f"{type(error).__name__}: {next(lines, 'no reason given')}"

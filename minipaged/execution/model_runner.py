@@ -55,6 +55,8 @@ class ModelRunner:
         ConfigError: settings that this model cannot serve.
     """
 
+    layers: range | None = None  # those that it computes, if others compute the rest
+
     def __init__(
         self, model: PreTrainedModel, config: EngineConfig, sampler: TokenSampler | None = None
     ) -> None:
@@ -181,7 +183,7 @@ class ModelRunner:
             raise UnsupportedModelError(f"it has {what} besides the attention that can be swapped")
         if _differ(logits, own_positions):
             raise UnsupportedModelError("its positions do not count from 0")
-        silent = sorted(set(range(num_layers)) - set(specs))
+        silent = sorted(set(self.layers or range(num_layers)) - set(specs))
         if silent:
             raise UnsupportedModelError(f"layers {silent} keep no K/V in the cache")
         block_size = self._config.block_size
