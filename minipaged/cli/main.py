@@ -15,6 +15,7 @@ from minipaged.cli.generate import generate
 from minipaged.cli.options import with_engine_options
 from minipaged.cli.streams import standard_streams, to_nowhere
 from minipaged.environment import prepare_process
+from minipaged.execution.distributed import RankError
 from minipaged.learn import lessons
 from minipaged.prompts import FailedRequestError
 
@@ -73,6 +74,9 @@ def _told(error: BaseException) -> int:
         raise error
     elif isinstance(error, OSError):
         _say(f"{error.filename or 'input or output'}: {error.strerror or error}; use another file or folder")
+    elif isinstance(error, RankError):
+        _say(str(error))
+        return 1
     elif isinstance(error, (ValueError, NotImplementedError)):  # the latter: a stub that says what is to do
         _say(str(error))
         return 1 if isinstance(error, FailedRequestError) else 2

@@ -1,8 +1,9 @@
-"""Small random models whose heads four ranks can share, with the pocket model's vocabulary and one token more."""
+"""Small random models whose heads four ranks can share. Neither their vocabulary (the pocket model's and one
+token more) nor their MLPs divide evenly."""
 
 from tests.models.zoo import build
 
-EOS = 2
+EOS = 1
 SIZES = {
     "vocab_size": 2049,
     "hidden_size": 64,
@@ -17,11 +18,11 @@ MODELS = {
     "qwen3": {},
     "mistral_sliding": {},
     "gemma2": {"tie_word_embeddings": True},
-    "mixtral": {},
+    "mixtral": {"intermediate_size": 48},
 }
 
 
 def save_models(folder):
     """Write each model to a directory of its name."""
     for name, changes in MODELS.items():
-        build(name, **SIZES, **changes).save_pretrained(folder / name)
+        build(name, **{**SIZES, **changes}).save_pretrained(folder / name)

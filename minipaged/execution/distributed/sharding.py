@@ -38,7 +38,11 @@ WHOLE = {
 
 IN_FUSED_LAYER = {"self_attn.o_proj": "attention_output", "mlp.down_proj": "mlp_output"}
 
-SAMPLED_NUMBERS = 64
+ALIGNED = 8
+"""Rows of experts are split in multiples of it: PyTorch's grouped products want strides of 16 bytes."""
+
+INTEGERS = {4: torch.int32, 2: torch.int16}
+"""By bytes of a number."""
 
 
 class Split(NamedTuple):
@@ -50,9 +54,12 @@ class Split(NamedTuple):
     """Of each rank, which part of the vocabulary its logits are of; empty where another rank has them all."""
 
 
-def bounds(count: int, rank: int, size: int) -> tuple[int, int]:
-    """The part of `count` things that rank `rank` of `size` has."""
-    return count * rank // size, count * (rank + 1) // size
+def bounds(count: int, rank: int, size: int, unit: int = 1) -> tuple[int, int]:
+    """The part of `count` things that rank `rank` of `size` has, in units if there are enough of them."""
+    if count % unit or count < unit * size:
+        unit = 1
+    units = count // unit
+    return units * rank // size * unit, units * (rank + 1) // size * unit
 
 
 def check_plan(model: PreTrainedModel, size: int) -> None:
@@ -128,12 +135,12 @@ def sum_over_ranks(model: nn.Module, partial: list[str], group: Any) -> None:
 
 @torch.no_grad()
 def fingerprint(model: PreTrainedModel) -> str:
-    """A hash of all weights' names, shapes and types, and of 64 numbers from each."""
+    """A hash of all weights: of each its name, shape, type, and the sum of its bits, read as integers."""
     digest = blake2b(digest_size=16)
     for path, weight in model.named_parameters():
-        step = max(1, weight.numel() // SAMPLED_NUMBERS)
-        numbers = weight.detach().flatten()[::step].float().cpu()
-        digest.update(f"{path} {tuple(weight.shape)} {weight.dtype}".encode() + numbers.numpy().tobytes())
+        bits = weight.detach().contiguous().view(-1).view(INTEGERS.get(weight.dtype.itemsize, torch.uint8))
+        total = int(bits.sum(dtype=torch.int64))
+        digest.update(f"{path} {tuple(weight.shape)} {weight.dtype} {total}".encode())
     return digest.hexdigest()
 
 
@@ -145,11 +152,11 @@ def _name_of(model: nn.Module, module: nn.Module) -> str:
     return next(path for path, other in model.named_modules() if other is module)
 
 
-def _rows(count: int, rank: int, size: int, packed: bool) -> slice | Tensor:
+def _rows(count: int, rank: int, size: int, packed: bool, unit: int = 1) -> slice | Tensor:
     """A rank's part of `count` rows; of packed ones its part of either half (gate and up)."""
     if not packed:
-        return slice(*bounds(count, rank, size))
-    first = torch.arange(*bounds(count // 2, rank, size))
+        return slice(*bounds(count, rank, size, unit))
+    first = torch.arange(*bounds(count // 2, rank, size, unit))
     return torch.cat((first, count // 2 + first))
 
 
