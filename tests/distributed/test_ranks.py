@@ -15,6 +15,7 @@ from minipaged import LLM, SamplingParams
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.distributed import RankError, start
+from minipaged.execution.distributed.runner import Report, check_reports
 from minipaged.execution.distributed.sharding import check_plan
 from tests.distributed.models import SIZES
 from tests.models.zoo import build
@@ -101,6 +102,29 @@ def test_a_model_without_a_plan_for_its_heads_is_refused(name):
     """Catches weights that stay whole, or are cut in a way that this code does not follow."""
     with pytest.raises(UnsupportedModelError, match="tensor_parallel_size is 2, but"):
         check_plan(build(name), 2)
+
+
+def report(layers=("FusedLayer",), **changes):
+    return Report({"torch": "2.13", "settings": EngineConfig(), **changes}, list(layers), 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (report(torch="2.12"), "rank 1 has other torch than rank 0: 2.12 instead of 2.13"),
+        (report(settings=EngineConfig(block_size=8)), "rank 1 has other settings than rank 0"),
+        (report(layers=["LlamaDecoderLayer"]), "rank 1 computes with other layers than rank 0"),
+    ],
+)
+def test_ranks_that_would_not_compute_the_same_are_refused(other, told):
+    """Catches sums over ranks of which one runs another version, or with other settings."""
+    with pytest.raises(RankError, match=told):
+        check_reports([report(), other], tensor_size=2)
+
+
+def test_stages_may_have_other_layers():
+    """Catches a refusal of pipelines, whose stages have layers of their own."""
+    check_reports([report(), report(layers=["StandIn"])], tensor_size=1)
 
 
 def test_other_ranks_than_torchrun_started_are_refused(monkeypatch):

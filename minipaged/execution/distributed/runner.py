@@ -50,6 +50,23 @@ class Report(NamedTuple):
     num_host_blocks: int
 
 
+def check_reports(reports: list[Report], tensor_size: int) -> None:
+    """Raise RankError unless all ranks would compute parts of the same."""
+    for rank, other in enumerate(reports):
+        for what, value in reports[0].same.items():
+            if other.same[what] != value:
+                raise RankError(
+                    f"rank {rank} has other {what} than rank 0: {other.same[what]} instead of {value}; "
+                    "give all ranks the same"
+                )
+        beside = rank - rank % tensor_size
+        if other.layers != reports[beside].layers:  # they may leave out rows in the last layer
+            raise RankError(
+                f"rank {rank} computes with other layers than rank {beside}: {other.layers} instead of "
+                f"{reports[beside].layers}; start again, and report it if that does not help"
+            )
+
+
 class RankRunner(ModelRunner):
     """Computes a rank's part of every step; on rank 0 it is the engine's executor."""
 
@@ -99,16 +116,7 @@ class RankRunner(ModelRunner):
             "attention backend": self.backend.name,
         }
         reports = group.gather(Report(same, layers, self.num_blocks, self.num_host_blocks))
-        for rank, other in enumerate(reports):
-            for what, value in reports[0].same.items():
-                if other.same[what] != value:
-                    raise RankError(
-                        f"rank {rank} has other {what} than rank 0: {other.same[what]} instead of {value}; "
-                        "give all ranks the same"
-                    )
-            leader = reports[rank - rank % self.place.tensor_size]
-            if other.layers != leader.layers:
-                raise RankError(f"rank {rank} fused other layers than the rank beside it; report this")
+        check_reports(reports, self.place.tensor_size)
         sizes = [(report.num_blocks, report.num_host_blocks) for report in reports]
         self._resize(*(min(column) for column in zip(*sizes)))
         sum_over_ranks(self.model, self._partial, group.tensor)
