@@ -25,7 +25,7 @@ def main():
     from minipaged import LLM, SamplingParams
 
     sizes = {"tensor_parallel_size": arguments.ranks, "pipeline_parallel_size": arguments.stages}
-    llm = LLM(arguments.model, **sizes, dtype="float32", disable_log_stats=True)
+    llm = LLM(arguments.model, **sizes, num_blocks=NUM * 5, dtype="float32", disable_log_stats=True)
     engine, runner = llm.engine, llm.engine.executor
     parts, steps = {"encode": [], "send": [], "bytes": []}, []
     if hasattr(runner, "close"):

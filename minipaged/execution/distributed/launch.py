@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 from weakref import finalize
 
-import minipaged
 from minipaged.execution.distributed import RankError
 
 logger = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ class Workers:
     def __init__(self, count: int, job: dict[str, Any], threads: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="minipaged-ranks-"))
         self.store_file = self.folder / "store"
-        root = str(Path(minipaged.__file__).parents[1])
+        root = str(Path(__file__).parents[3])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
         self._processes: list[subprocess.Popen[bytes]] = []

@@ -9,6 +9,8 @@ Only rank 0 samples: the others get its tokens with the next message.
 from __future__ import annotations
 
 import platform
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -16,7 +18,6 @@ import torch.distributed as dist
 import transformers
 from torch import Tensor
 
-import minipaged
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution import loading
 from minipaged.execution.batch import Batch, BatchBuilder
@@ -107,7 +108,7 @@ class RankRunner(ModelRunner):
         base: Any = getattr(self.model, str(self.model.base_model_prefix))
         layers = [type(layer).__name__ for layer in getattr(base, "layers", ())]
         same = {
-            "minipaged": minipaged.__version__,
+            "code of minipaged": _code(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "Python": platform.python_version(),
@@ -212,3 +213,10 @@ class RankRunner(ModelRunner):
         self._group.close()
         if self._workers is not None:
             self._workers.stop()
+
+
+def _code() -> str:
+    """A hash of this package's source."""
+    package = Path(__file__).parents[2]
+    files = sorted(package.rglob("*.py"))
+    return blake2b(b"".join(file.read_bytes() for file in files), digest_size=8).hexdigest()

@@ -23,7 +23,7 @@ def ranks_svg(tables: dict[str, BlockTable], num_blocks: int, num_ranks: int = 2
         (("rank 0", "ink"), ("Engine, FCFSScheduler", "soft"), ("KVManager:", "soft"))
     ):
         picture.text(MARGIN + 14, top + 22 + 20 * number, text, look, bold=look == "ink")
-    owner = {}
+    owner: dict[int, int] = {}
     for number, (name, table) in enumerate(tables.items()):
         owner |= dict.fromkeys(table.blocks, number + 1)
         y = top + 78 + 32 * number
