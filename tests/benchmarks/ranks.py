@@ -1,6 +1,6 @@
 """What several ranks cost and win: `python -m tests.benchmarks.ranks --model DIR --ranks 2 [--stages 1]`.
 
-256 requests of 32 prompt tokens, 48 new tokens each, one thread a rank; only steps of 256 decodes count.
+256 requests of 16 prompt tokens, 24 new tokens each, one thread a rank; only steps of 256 decodes count.
 Control is what rank 0 does for the others before it computes: `PlanEncoder.encode` and the broadcast.
 """
 
@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 
-NUM, PROMPT, NEW = 256, 32, 48
+NUM, PROMPT, NEW = 256, 16, 24
 
 
 def main():
@@ -25,7 +25,7 @@ def main():
     from minipaged import LLM, SamplingParams
 
     sizes = {"tensor_parallel_size": arguments.ranks, "pipeline_parallel_size": arguments.stages}
-    llm = LLM(arguments.model, **sizes, num_blocks=NUM * 5, dtype="float32", disable_log_stats=True)
+    llm = LLM(arguments.model, **sizes, num_blocks=NUM * 4, dtype="float32", disable_log_stats=True)
     engine, runner = llm.engine, llm.engine.executor
     parts, steps = {"encode": [], "send": [], "bytes": []}, []
     if hasattr(runner, "close"):
@@ -35,13 +35,21 @@ def main():
         prompt = [source.randrange(3, runner.vocab_size) for _ in range(PROMPT)]
         engine.add_request(str(number), prompt, params)
     while engine.has_unfinished:
-        before, began = engine.metrics.generation_tokens, time.perf_counter()
+        before, began = engine.metrics.generation_tokens, (time.perf_counter(), time.process_time())
         engine.step()
         is_decode = engine.metrics.generation_tokens - before == NUM
-        steps.append((time.perf_counter() - began, is_decode))
-    chosen = [number for number, (_, is_decode) in enumerate(steps) if is_decode][1:]
-    step = median(steps[number][0] for number in chosen)
-    result = {**sizes, "steps": len(chosen), "step_ms": 1e3 * step, "tokens_per_s": NUM / step}
+        steps.append((time.perf_counter() - began[0], time.process_time() - began[1], is_decode))
+    chosen = [number for number, (*_, is_decode) in enumerate(steps) if is_decode][1:]
+    walls, cpus = ([steps[number][clock] for number in chosen] for clock in (0, 1))
+    step = median(walls)
+    result = {
+        **sizes,
+        "steps": len(chosen),
+        "step_ms": 1e3 * step,
+        "quickest_step_ms": 1e3 * min(walls),
+        "cpu_ms_of_rank_0": 1e3 * median(cpus),
+        "tokens_per_s": NUM / step,
+    }
     if parts["send"]:
         encode, send, size = (median(parts[part][number] for number in chosen) for part in parts)
         result |= {
