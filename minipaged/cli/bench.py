@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +35,7 @@ def bench(
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     from minipaged.bench import read_workload, run_workload
-    from minipaged.llm import progress_bar
+    from minipaged.progress import progress_bar
     from minipaged.viewer.profile import StepProfile
 
     items = read_workload(workload)
@@ -49,7 +48,7 @@ def bench(
         torch.set_num_threads(threads)
     llm = load(model, {"disable_log_stats": True, **options}, use)
     parts = StepProfile() if profile else None
-    with progress_bar(len(items), enabled=not as_json and sys.stderr.isatty()) as advance:
+    with progress_bar("generating", len(items)) as advance:
         result = run_workload(llm, items, rate=rate, profile=parts, progress=advance)
     tokens = result.pop("tokens")
     _print(result, workload.name, parts, as_json)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,11 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
 )
 from transformers.utils import is_peft_available
+from transformers.utils import logging as transformers_logging
 
 from minipaged.config import ConfigError, DType
 from minipaged.execution.attention import UnsupportedModelError
+from minipaged.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +62,10 @@ def load_model(
     def load(source: str, **options: Any) -> Any:
         options["trust_remote_code"] = trust_remote_code
         auto = auto_class(AutoConfig.from_pretrained(source, **options))
-        return auto.from_pretrained(
-            source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
-        )
+        with _weights_counted(enabled="local_files_only" in options):  # a download has the hub's own bars
+            return auto.from_pretrained(
+                source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+            )
 
     path = Path(name).expanduser()
     if path.is_dir():
@@ -91,6 +95,28 @@ def load_model(
             "the checkpoint is damaged or of another architecture"
         )
     return model.to(device).eval()
+
+
+@contextmanager
+def _weights_counted(enabled: bool) -> Iterator[None]:
+    """Our own bar in the place of the one that transformers shows while it loads weights."""
+    with progress_bar("loading weights", enabled=enabled) as advance:
+
+        def counted(weights: Any) -> Iterator[Any]:
+            for number, weight in enumerate(weights):
+                advance(number, len(weights))
+                yield weight
+            advance(len(weights))
+
+        def bar(make: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+            is_ours = enabled and options.get("desc") == "Loading weights"
+            return counted(given[0]) if is_ours else make(*given, **options)
+
+        before = transformers_logging.set_tqdm_hook(bar)
+        try:
+            yield
+        finally:
+            transformers_logging.set_tqdm_hook(before)
 
 
 def _local_first(path: Path, name: str, load: Callable[..., Any]) -> Any:
