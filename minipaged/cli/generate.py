@@ -31,6 +31,7 @@ from minipaged.cli.sampling import (
     structured,
 )
 from minipaged.cli.streams import read_standard_input
+from minipaged.cli.wrapping import wrap_for_output
 from minipaged.decoding.params import ParamsError, SamplingParams
 from minipaged.prompts import check_prompt
 from minipaged.text_io import check_writable, read_text
@@ -134,9 +135,10 @@ def generate(
     seen = Highlights(llm.engine) if show_blocks else None
     outputs: list[RequestOutput] = []
     if isinstance(params, SamplingParams) and stream:
+        wrap = wrap_for_output()
         for piece in llm.stream(prompts[0], params):
-            print(piece, end="", flush=True)
-        print()
+            print(wrap.feed(piece), end="", flush=True)
+        print(wrap.rest())
     else:
         outputs = llm.generate(prompts, params, progress=True)
         if as_json:
@@ -219,7 +221,7 @@ def token_logprobs(completion: CompletionOutput) -> list[dict[str, Any]]:
 def print_outputs(outputs: Sequence[RequestOutput], engine: Engine) -> None:
     """Print texts and the account of memory: in boxes on a terminal, else the texts alone, plainly."""
     if sys.stdout.isatty():
-        console = Console(highlight=False)
+        console = Console(highlight=False, emoji=False)
         for completion, prompt, subtitle in _completions(outputs):
             text = f"[bold]{escape(prompt)}[/bold]{escape(completion.text)}"
             console.print(Panel(text, subtitle=subtitle, subtitle_align="right"))

@@ -12,6 +12,7 @@ import typer
 from minipaged import __version__
 from minipaged.cli import simulation
 from minipaged.cli.bench import bench
+from minipaged.cli.chat import chat
 from minipaged.cli.generate import generate
 from minipaged.cli.options import with_engine_options
 from minipaged.cli.streams import StandardErrorHandler, standard_streams, to_nowhere
@@ -44,6 +45,7 @@ def _without_command(
 
 
 app.command()(with_engine_options(generate))
+app.command()(with_engine_options(chat))
 app.command()(with_engine_options(bench))
 app.command()(simulation.reproduce)
 app.command()(with_engine_options(simulation.simulate))
