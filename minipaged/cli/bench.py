@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from minipaged.cli.options import AsJson, Model, Use, check_threads, load
 from minipaged.text_io import check_writable, write_text
@@ -60,7 +60,7 @@ def _print(result: dict[str, Any], name: str, parts: StepProfile | None, as_json
     if as_json:
         print(json.dumps(result | ({"profile": parts.seconds} if parts else {}), indent=2))
         return
-    table = Table("figure", "value", title=escape(name))
+    table = Table(Column("figure", overflow="fold"), Column("value", no_wrap=True), title=escape(name))
     for figure, value in result.items():
         table.add_row(figure, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
     Console().print(table)

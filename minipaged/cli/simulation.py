@@ -5,7 +5,7 @@ matplotlib is needed only where a figure is asked for.
 
 import json
 import time
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, astuple, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +25,12 @@ from minipaged.simulation.sensitivity import sensitivity
 from minipaged.simulation.serving import Load, Report, check_settings, parse_sweep, sweep_panels
 
 MOST_REQUESTS, MOST_REPLICAS, MOST_HOST_MS = 10_000_000, 1_000, 1_000_000
+
+FRAME = 3
+"""Characters of a table's column beside its text."""
+
+LABEL = 16 + FRAME + 1
+"""Characters that the names of figures are left at least; the longest word has 11."""
 
 
 def reproduce(
@@ -114,7 +120,7 @@ def simulate(
         with progress_bar("simulating") as progress:
             reports = load.sweep(rate, config, flag, values, progress)
     if not as_json:
-        _print(reports, flag, values)
+        print_reports(reports, flag, values)
     elif sweep is None:
         print(json.dumps(asdict(reports[0]), indent=1))
     else:
@@ -124,16 +130,30 @@ def simulate(
         save_figure({"panels": [asdict(panel) for panel in sweep_panels(flag, values, reports)]}, plot)
 
 
-def _print(reports: list[Report], name: str, values: list[Any]) -> None:
-    table = Table(title="simulated", title_justify="left")
-    table.add_column(name)
-    for value in values:
-        table.add_column(str(value), justify="right")
-    for figure in fields(Report):
-        row = [getattr(report, figure.name) for report in reports]
-        shown = (f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" for value in row)
-        table.add_row(escape(figure.metadata["label"]), *shown)
-    Console().print(table)
+def print_reports(reports: list[Report], name: str, values: list[Any]) -> None:
+    """Reports side by side, a column for each value, in as many tables as the width asks for."""
+    console = Console()
+    columns = [(str(value), *map(_figure, astuple(report))) for value, report in zip(values, reports)]
+    taken = [max(map(len, column)) + FRAME for column in columns]
+    start = 0
+    while start < len(columns):
+        stop, free = start + 1, console.width - LABEL - taken[start]
+        while stop < len(columns) and taken[stop] <= free:
+            free -= taken[stop]
+            stop += 1
+        table = Table(title="simulated", title_justify="left")
+        table.add_column(name)
+        for header, *_ in columns[start:stop]:
+            table.add_column(header, justify="right", no_wrap=True)
+        cells = zip(*(column[1:] for column in columns[start:stop]))
+        for figure, row in zip(fields(Report), cells):
+            table.add_row(escape(figure.metadata["label"]), *row)
+        console.print(table)
+        start = stop
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
 
 
 def calibrate(

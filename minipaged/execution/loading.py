@@ -5,6 +5,7 @@ What would silently differ from the model's own attention is refused here or by 
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import re
 import traceback
@@ -135,7 +136,9 @@ def _check_directory(name: str, path: Path) -> None:
     if has_adapter and not has_config:
         raise ModelLoadError(f"{name} holds an adapter without its model; merge them, or put them together")
     if has_adapter and not is_peft_available():
-        raise ModelLoadError(f"{name} holds an adapter (adapter_config.json); install peft, or merge them")
+        raise ModelLoadError(
+            f"{name} holds an adapter (adapter_config.json); pip install peft, or merge them"
+        )
     if has_config:
         return
     if any(path.glob("*.gguf")):
@@ -176,7 +179,10 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
         if not len(tokenizer):
             raise ValueError("its vocabulary is empty")
     except Exception as error:  # of all kinds, as for models
-        logger.warning("no tokenizer for %s, so prompts are token ids: %s", name, in_one_line(error))
+        reason = in_one_line(error)
+        if importlib.util.find_spec("sentencepiece") is None and (path / "tokenizer.model").is_file():
+            reason = "tokenizer.model needs a package that is missing; pip install sentencepiece protobuf"
+        logger.warning("no tokenizer for %s, so prompts are token ids: %s", name, reason)
         return None
     return tokenizer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -11,11 +12,15 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import redirect_stdout
+from dataclasses import fields
 
 import pytest
 
 from minipaged import LLM, __version__
 from minipaged.cli import generate as generate_module
+from minipaged.cli.simulation import print_reports
+from minipaged.simulation.serving import Report
 from tests.engine.test_cli import call
 
 STORY = "Once upon a time"
@@ -244,3 +249,19 @@ def test_loading_shows_a_bar_with_the_weights(tmp_path):
     frames = re.split(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n", shown)
     assert any("loading" in frame and "38/38" in frame for frame in frames)
     assert "it/s" not in shown
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_a_sweep_shows_every_digit_at_every_width(monkeypatch, columns):
+    """Catches figures cut to `0.03…` where the values of a sweep do not fit side by side."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    # 0.5 is of every field; the other differs from column to column.
+    reports = [Report(**{f.name: 0.5 for f in fields(Report)} | {"seconds": 1234.5 + i}) for i in range(6)]
+    table = io.StringIO()
+    with redirect_stdout(table):
+        print_reports(reports, "block_size", [8, 16, 32, 64, 128, 256])
+    shown = table.getvalue()
+    assert "\u2026" not in shown
+    assert all(f"{1234.5 + i:,.4g}" in shown for i in range(6))
+    assert max(map(len, shown.splitlines())) <= columns
+    assert shown.count("block_size") == {40: 3, 80: 1, 200: 1}[columns]
