@@ -226,12 +226,12 @@ def print_outputs(outputs: Sequence[RequestOutput], engine: Engine) -> None:
             text = f"[bold]{escape(prompt)}[/bold]{escape(completion.text)}"
             console.print(Panel(text, subtitle=subtitle, subtitle_align="right"))
             if completion.logprobs is not None:
-                console.print(_logprobs_table(completion))
+                console.print(_logprobs_table(completion, "  " if console.width >= 60 else "\n"))
     else:
         told = Console(stderr=True, highlight=False, soft_wrap=True)
         for number, (completion, prompt, subtitle) in enumerate(_completions(outputs)):
             print("\n" * bool(number) + prompt + completion.text)
-            for row in map(_logprobs_row, token_logprobs(completion)):
+            for row in _logprobs_rows(completion, "  "):
                 print("\t".join(row))
             told.print(subtitle)
         console = told
@@ -249,21 +249,22 @@ def _completions(outputs: Sequence[RequestOutput]) -> Iterator[tuple[CompletionO
             yield completion, output.prompt or "", f"completion{number}, {completion.finish_reason}{score}"
 
 
-def _logprobs_row(entry: dict[str, Any]) -> tuple[str, str, str, str]:
-    """Token, log-probability, rank and the likeliest tokens, as texts."""
-    top = "  ".join(f"{_quoted(other)} {other['logprob']:.2f}" for other in entry["top"])
-    return _quoted(entry), f"{entry['logprob']:.4f}", f"{entry['rank']}", top
+def _logprobs_rows(completion: CompletionOutput, apart: str) -> Iterator[tuple[str, str, str, str]]:
+    """Of each token: itself, log-probability, rank and the likeliest tokens, as texts."""
+    for entry in token_logprobs(completion):
+        top = apart.join(f"{_quoted(other)} {other['logprob']:.2f}" for other in entry["top"])
+        yield _quoted(entry), f"{entry['logprob']:.4f}", f"{entry['rank']}", top
 
 
 def _quoted(entry: dict[str, Any]) -> str:
     return json.dumps(entry["token_id"] if entry["token"] is None else entry["token"], ensure_ascii=False)
 
 
-def _logprobs_table(completion: CompletionOutput) -> Table:
+def _logprobs_table(completion: CompletionOutput, apart: str) -> Table:
     table = Table("token", box=None)
     table.add_column("logprob", justify="right")
     table.add_column("rank", justify="right")
     table.add_column("likeliest")
-    for row in map(_logprobs_row, token_logprobs(completion)):
+    for row in _logprobs_rows(completion, apart):
         table.add_row(*map(escape, row))
     return table
