@@ -7,6 +7,7 @@ find all of it or none. Its digest stands behind it: what a full disk or a crash
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -17,6 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from minipaged.progress import progress_bar
+
+logger = logging.getLogger(__name__)
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Types of the rows that the kernels read and write."""
@@ -86,7 +91,9 @@ def load_library() -> ctypes.CDLL:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
                 built = Path(scratch) / path.name
-                _run([compiler, *FLAGS, *map(str, SOURCES), "-o", str(built)])
+                logger.info("compiling the C++ kernels for this machine, once, with %s", compiler)
+                with progress_bar("compiling"):
+                    _run([compiler, *FLAGS, *map(str, SOURCES), "-o", str(built)])
                 built.write_bytes(sealed(built.read_bytes()))
                 built.rename(path)
         return ctypes.CDLL(str(path))
