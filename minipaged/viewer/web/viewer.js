@@ -258,11 +258,11 @@ class Viewer {
       (parts[name] = h("button", { type: "button", className: "mpv-button", title, ...extra }, text)).addEventListener("click", action);
     parts.error = h("p", { className: "mpv-error", role: "alert", hidden: true });
     parts.title = h("p", { className: "mpv-title" });
-    button("first", "⏮", "To the first step (Home)", () => this.timeline && this.move(() => this.goTo(0)), { ariaLabel: "First step" });
+    button("first", "|◀", "To the first step (Home)", () => this.timeline && this.move(() => this.goTo(0)), { ariaLabel: "First step" });
     button("back", "◀", "A step back (left arrow)", () => this.move(() => this.step(-1)), { ariaLabel: "Step back" });
     button("play", "Play", "Play or pause (space)", () => (this.playing ? this.pause() : this.play()));
     button("next", "▶", "A step on (right arrow)", () => this.move(() => this.step(1)), { ariaLabel: "Step on" });
-    button("last", "⏭", "To the last step (End)", () => this.timeline && this.move(() => this.goTo(Infinity)), { ariaLabel: "Last step" });
+    button("last", "▶|", "To the last step (End)", () => this.timeline && this.move(() => this.goTo(Infinity)), { ariaLabel: "Last step" });
     parts.speed = h("select", { className: "mpv-select", ariaLabel: "Speed" });
     for (const [name, speed] of Object.entries(SPEEDS)) parts.speed.append(h("option", { value: speed }, name));
     parts.speed.addEventListener("change", () => this.setSpeed(Number(parts.speed.value)));
