@@ -87,7 +87,7 @@ def breaks_off(path: Path) -> str | None:
 def live_page() -> str:
     """The page of a server: POST /v1/completions of its own origin, and its steps from GET /trace/live.
 
-    That is a stream of server-sent events, each with one line of a trace as its data: first a header, then the
-    memory as it is in an entry of its own, then an entry for each step.
+    That is a stream of server-sent events, each with one line of a trace as its data: first a header, then
+    the memory as it is in an entry of its own, then an entry for each step.
     """
     return page("live", "minipaged, live", connects=True)

@@ -1,4 +1,4 @@
-"""A trace for ui.perfetto.dev and chrome://tracing (the JSON format of both): a row a request, counters above.
+"""A trace for ui.perfetto.dev and chrome://tracing (the JSON of both): a row a request, counters above.
 
 A trace has no clock, so a step lasts a millisecond: what is shown is the order of things, not their time.
 """

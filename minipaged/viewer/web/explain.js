@@ -15,6 +15,8 @@ export const CONCEPTS = {
   "beam-search": ["Beam search", "Beams share the blocks of their common beginning; a beam that dies gives back what only it held."],
 };
 
+const MOST = 60; // letters of a name or a reason from outside
+const short = (text, most = MOST) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 const list = (items, most = 8) =>
   items.length > most ? `${items.slice(0, most).join(", ")} and ${items.length - most} more` : items.join(", ");
@@ -24,7 +26,7 @@ const blocksText = (blocks) => `${blocks.length === 1 ? "block" : "blocks"} ${li
 export function labels(memory) {
   const several = new Map();
   for (const table of memory.tables.values()) several.set(table.request, (several.get(table.request) ?? 0) + 1);
-  return (table) => (several.get(table.request) > 1 ? `${table.request}.${table.position + 1}` : table.request);
+  return (table) => (several.get(table.request) > 1 ? `${short(table.request)}.${table.position + 1}` : short(table.request));
 }
 
 // All that a step does, in the order in which it is decided: [{kind, text, concept, blocks}].
@@ -37,13 +39,14 @@ export function explain({ entry, before, memory }, committed) {
   const events = entry.events ?? [];
 
   for (const event of events) {
-    const who = String(event.request ?? "");
+    const who = short(String(event.request ?? ""));
+    const request = String(event.request ?? "");
     if (event.kind === "preempted") {
       const how =
         event.mode === "swap"
           ? "its blocks move to host memory until there is room again"
           : "its blocks are freed, and its tokens are computed again later";
-      const reason = event.reason ? ` (${event.reason})` : "";
+      const reason = event.reason ? ` (${short(String(event.reason), 200)})` : "";
       tell("preemption", "preemption", `${who} is preempted because blocks ran out and it arrived last: ${how}${reason}.`);
     } else if (event.kind === "admitted" || (event.kind === "resumed" && event.mode !== "swap")) {
       const again = event.kind === "resumed" ? "is back and computes its tokens again" : "is admitted";
@@ -51,7 +54,7 @@ export function explain({ entry, before, memory }, committed) {
       const blocks = Number(event.blocks) || 0;
       tell("admission", "scheduler", `${who} ${again}: its ${count(need, "prompt token")} ${need === 1 ? "needs" : "need"} ${count(blocks, "new block")}, and the pool has them.`);
       if (event.cached_tokens > 0) {
-        const hits = hitBlocks(before, memory, who, size);
+        const hits = hitBlocks(before, memory, request, size);
         const where = hits.length ? ` in ${blocksText(hits)}` : "";
         tell("hit", "prefix-cache", `Prefix hit: ${count(event.cached_tokens, "token")} of ${who} ${event.cached_tokens === 1 ? "is" : "are"} there already${where}, so nothing of that is computed.`, hits);
       }
@@ -60,7 +63,7 @@ export function explain({ entry, before, memory }, committed) {
     } else if (event.kind === "outgrown") {
       tell("end", "preemption", `${who} ends here: it is alone and needs more blocks than the whole pool has.`);
     } else if (event.kind !== "closed") {
-      tell("other", "scheduler", `${who}: ${event.kind}.`);
+      tell("other", "scheduler", `${who}: ${short(event.kind)}.`);
     }
   }
   if (entry.swap_out?.length)
@@ -111,16 +114,17 @@ export function explain({ entry, before, memory }, committed) {
     }
   }
   if (entry.finished?.length)
-    tell("end", "allocator", `${list(entry.finished.map(String))} ${entry.finished.length === 1 ? "has" : "have"} ended: every block that nobody else holds comes back ${committed ? "now" : "with this step's commit"}.`);
+    tell("end", "allocator", `${list(entry.finished.map((request) => short(String(request))))} ${entry.finished.length === 1 ? "has" : "have"} ended: every block that nobody else holds comes back ${committed ? "now" : "with this step's commit"}.`);
   if (events.some((event) => event.kind === "closed"))
     tell("end", "scheduler", "The trace ends here: what changed after its last step was a request that was aborted.");
 
   const decodes = [];
   for (const scheduled of entry.scheduled ?? []) {
     const table = memory.tables.get(`${scheduled[0]}/${scheduled[1]}`) ?? before.tables.get(`${scheduled[0]}/${scheduled[1]}`);
-    if (isDecode(table, scheduled)) decodes.push(table ? nameOf(table) : scheduled[0]);
+    if (isDecode(table, scheduled)) decodes.push(table ? nameOf(table) : short(scheduled[0]));
     else {
-      const [request, , start, number] = scheduled;
+      const [, , start, number] = scheduled;
+      const request = table ? nameOf(table) : short(scheduled[0]);
       const total = table?.tokens.length ?? 0;
       const part = start > 0 || start + number < total;
       if (part) tell("prefill", "batch-policies", `${request} computes tokens ${start} to ${start + number - 1}${total ? ` of ${total}` : ""}: what is cached or done is left out, and the step's budget limits the rest.`);

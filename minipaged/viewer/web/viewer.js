@@ -301,7 +301,7 @@ class Viewer {
     parts.stage = h(
       "div",
       { className: "mpv-stage" },
-      h("section", { ariaLabel: "Block tables" }, h("h3", {}, "Block tables"), parts.tables),
+      h("section", { className: "mpv-tables-part", ariaLabel: "Block tables" }, h("h3", {}, "Block tables"), parts.tables),
       h("section", { ariaLabel: "Pool of blocks" }, h("h3", {}, "Pool"), parts.usage, parts.pool, parts.legend, parts.detail),
       parts.overlay,
     );
