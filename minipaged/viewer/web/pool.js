@@ -78,7 +78,7 @@ export class Pool {
     if (scene.selected) this.outline(this.rect(scene.selected.block, scene.selected.onHost), colours.ink, 3);
   }
 
-  drawBlocks({ memory, colours, hueOf, nameOf, marks, progress }, onHost) {
+  drawBlocks({ memory, chosen, colours, hueOf, nameOf, marks, progress }, onHost) {
     const { context, size } = this;
     const count = this.counts[onHost ? 1 : 0];
     const place = onHost ? 1 : 0;
@@ -97,10 +97,13 @@ export class Pool {
     const gap = size >= 30 ? 4 : size >= 8 ? 1 : size >= 4 ? 0.5 : 0;
     const inner = size - gap;
     const large = size >= 34;
+    const theirs = chosen === null ? null : new Set(memory.tables.get(chosen)?.on_host === onHost ? memory.tables.get(chosen).blocks : []);
     context.lineWidth = 1;
     for (let block = 0; block < count; block++) {
       const { x, y } = this.rect(block, onHost);
       const refs = memory.refs[place][block];
+      const strength = theirs === null || theirs.has(block) ? 1 : 0.3; // the chosen sequence stands out
+      context.globalAlpha = strength;
       const grown = marks.fresh.has(block) && !onHost && progress < 1 ? 0.4 + 0.6 * progress : 1;
       const inset = ((1 - grown) * inner) / 2;
       const left = x + gap / 2 + inset;
@@ -113,9 +116,9 @@ export class Pool {
         if (cached) this.hatch(left, top, side, colours.line);
         if (size >= 5) {
           context.strokeStyle = colours.line;
-          context.globalAlpha = cached ? 1 : 0.55;
+          context.globalAlpha = cached ? strength : 0.55 * strength;
           context.strokeRect(left + 0.5, top + 0.5, side - 1, side - 1);
-          context.globalAlpha = 1;
+          context.globalAlpha = strength;
         } else if (!cached) {
           context.fillStyle = colours.shade;
           context.fillRect(left, top, Math.max(1, side - 0.5), Math.max(1, side - 0.5));
@@ -146,6 +149,7 @@ export class Pool {
       if (!onHost && marks.hit.has(block) && size >= 5) this.outline({ x, y, size }, colours.ink, 2, [4, 3]);
       if (!onHost && marks.evicted.has(block) && size >= 8) this.cross({ x: left, y: top, size: side }, colours.ink);
     }
+    context.globalAlpha = 1;
   }
 
   words(block, refs, { x, y, side }, colours, name) {
@@ -173,7 +177,6 @@ export class Pool {
     const { context } = this;
     if (side < 4) return;
     context.strokeStyle = colour;
-    context.globalAlpha = 0.6;
     context.beginPath();
     const step = Math.max(4, side / 5);
     for (let d = step; d < 2 * side; d += step) {
@@ -181,7 +184,6 @@ export class Pool {
       context.lineTo(x + Math.min(d, side), y + Math.max(0, d - side));
     }
     context.stroke();
-    context.globalAlpha = 1;
   }
 
   outline({ x, y, size }, colour, width, dash = []) {

@@ -116,7 +116,7 @@ class Viewer {
 
   play() {
     if (this.playing || !this.timeline?.length) return;
-    if (this.index >= this.timeline.length - 1) this.goTo(0);
+    if (this.index >= this.timeline.length - 1 && this.phase === "committed") this.toEnd(0);
     this.playing = setInterval(() => this.advance(), 1000 / this.speed);
     this.drawControls();
   }
@@ -198,24 +198,28 @@ class Viewer {
   }
 
   advance() {
-    if (this.index < this.timeline.length - 1) this.step(1);
-    else {
-      this.phase = "committed";
-      this.goTo(this.index);
-      this.pause();
-    }
+    this.step(1);
+    if (this.index === this.timeline.length - 1 && this.phase === "committed") this.pause();
   }
 
-  // A step forth or back; the end of the run is the last step after its commit.
+  // A step forth or back, with a stop after a commit that moves blocks (not when it goes fast), and at the end.
   step(by) {
-    if (!this.timeline?.length) return;
-    const last = this.timeline.length - 1;
-    if (by > 0 && this.index === last) this.phase = "committed";
-    else if (by < 0 && this.index === last && this.phase === "committed" && !this.keepsPhase) {
-      this.phase = "planned";
-      by = 0;
+    const { timeline } = this;
+    const last = timeline.length - 1;
+    const stops = (index) => index === last || (timeline.stats[index].commits && !(this.playing && this.speed > 5));
+    let index = this.index;
+    if (by > 0 && this.phase === "planned" && stops(index)) this.phase = "committed";
+    else if (by < 0 && this.phase === "committed") this.phase = "planned";
+    else if (by > 0 ? index < last : index > 0) {
+      index += by;
+      this.phase = by < 0 && stops(index) ? "committed" : "planned";
     }
-    this.goTo(this.index + by, by > 0);
+    this.goTo(index, by > 0);
+  }
+
+  toEnd(index) {
+    this.phase = "planned";
+    this.goTo(index);
   }
 
   jump(kind, by) {
@@ -258,11 +262,11 @@ class Viewer {
       (parts[name] = h("button", { type: "button", className: "mpv-button", title, ...extra }, text)).addEventListener("click", action);
     parts.error = h("p", { className: "mpv-error", role: "alert", hidden: true });
     parts.title = h("p", { className: "mpv-title" });
-    button("first", "|◀", "To the first step (Home)", () => this.timeline && this.move(() => this.goTo(0)), { ariaLabel: "First step" });
+    button("first", "|◀", "To the first step (Home)", () => this.move(() => this.toEnd(0)), { ariaLabel: "First step" });
     button("back", "◀", "A step back (left arrow)", () => this.move(() => this.step(-1)), { ariaLabel: "Step back" });
     button("play", "Play", "Play or pause (space)", () => (this.playing ? this.pause() : this.play()));
     button("next", "▶", "A step on (right arrow)", () => this.move(() => this.step(1)), { ariaLabel: "Step on" });
-    button("last", "▶|", "To the last step (End)", () => this.timeline && this.move(() => this.goTo(Infinity)), { ariaLabel: "Last step" });
+    button("last", "▶|", "To the last step (End)", () => this.move(() => this.toEnd(Infinity)), { ariaLabel: "Last step" });
     parts.speed = h("select", { className: "mpv-select", ariaLabel: "Speed" });
     for (const [name, speed] of Object.entries(SPEEDS)) parts.speed.append(h("option", { value: speed }, name));
     parts.speed.addEventListener("change", () => this.setSpeed(Number(parts.speed.value)));
@@ -270,7 +274,6 @@ class Viewer {
     for (const [value, name] of Object.entries(PHASES)) parts.phase.append(h("option", { value }, name));
     parts.phase.addEventListener("change", () => {
       this.phase = parts.phase.value;
-      this.keepsPhase = this.phase === "committed";
       this.changed();
       this.render();
     });
@@ -360,8 +363,8 @@ class Viewer {
     const actions = {
       ArrowRight: () => this.move(() => this.step(1)),
       ArrowLeft: () => this.move(() => this.step(-1)),
-      Home: () => this.move(() => this.goTo(0)),
-      End: () => this.move(() => this.goTo(Infinity)),
+      Home: () => this.move(() => this.toEnd(0)),
+      End: () => this.move(() => this.toEnd(Infinity)),
     };
     if (event.target.tagName !== "BUTTON" && event.target.tagName !== "SUMMARY" && event.target.tagName !== "A")
       actions[" "] = () => (this.playing ? this.pause() : this.play());
@@ -445,8 +448,8 @@ class Viewer {
     const last = count - 1;
     const end = this.index === last && this.phase === "committed";
     parts.play.textContent = this.playing ? "Pause" : "Play";
-    for (const name of ["first", "back"]) parts[name].disabled = this.index <= 0 && !(end && !this.keepsPhase);
-    parts.next.disabled = !count || end || (this.index === last && this.keepsPhase);
+    for (const name of ["first", "back"]) parts[name].disabled = this.index <= 0 && this.phase === "planned";
+    parts.next.disabled = !count || end;
     parts.last.disabled = !count || this.index === last;
     for (const name of ["play", "speed", "phase", "scrub"]) parts[name].disabled = !count;
     for (const kind of JUMPS) {
@@ -505,7 +508,7 @@ class Viewer {
     const memory = timeline.length ? this.moment().memory : timeline.memory;
     const label = labels(memory);
     const marks = timeline.length ? this.marks() : { fresh: new Set(), hit: new Set(), evicted: new Set() };
-    const scene = { memory, colours, hueOf: (table) => this.hueOf(table), nameOf: label, selected: this.selected, marks, progress: this.progress };
+    const scene = { memory, chosen: this.chosenTable, colours, hueOf: (table) => this.hueOf(table), nameOf: label, selected: this.selected, marks, progress: this.progress };
     pool.draw(scene);
     const cached = memory.evictable.size;
     const free = timeline.header.num_blocks - memory.used[0] - cached;
@@ -560,8 +563,9 @@ class Viewer {
     };
     const drawn = (block, onHost = false) => block < pool.counts[onHost ? 1 : 0];
     const beside = canvas.left - box.left > 120;
+    const rows = [...stage.querySelectorAll("[data-block]")];
     if (beside)
-      for (const row of stage.querySelectorAll("[data-block]")) {
+      for (const row of rows.length <= 16 && pool.size >= 34 ? rows : rows.filter((row) => row.dataset.chosen === "true")) {
         const block = Number(row.dataset.block);
         const onHost = row.dataset.host === "true";
         if (!drawn(block, onHost)) continue;
@@ -569,7 +573,7 @@ class Viewer {
         const from = { x: place.right - box.left + 2, y: (place.top + place.bottom) / 2 - box.top };
         const { x, y, size } = pool.rect(block, onHost);
         const to = { x: canvas.left - box.left + x + 1, y: canvas.top - box.top + y + size / 2 };
-        context.globalAlpha = row.dataset.quiet === "true" ? 0.35 : 0.9;
+        context.globalAlpha = this.chosenTable && row.dataset.chosen !== "true" ? 0.2 : 0.8;
         arrow(context, from, to, colours.hues[Number(row.dataset.hue)], 1, 0.04, 1.5);
       }
     context.globalAlpha = 1;
@@ -609,7 +613,7 @@ class Viewer {
       this.chosenTable = chosen ? null : table.name;
       this.render();
     });
-    const most = chosen ? 40 : together > 3 ? 4 : MOST_ROWS;
+    const most = chosen ? 40 : together > 4 ? 3 : MOST_ROWS;
     const first = Math.max(0, table.blocks.length - most);
     const rows = [];
     if (first) rows.push(h("li", { className: "mpv-more" }, `${number(first)} blocks before`));
@@ -621,7 +625,7 @@ class Viewer {
       const refs = this.moment().memory.refs[table.on_host ? 1 : 0][block];
       const row = h("li", {}, h("span", { className: "mpv-map" }, `${logical} → ${block}`), h("span", { className: "mpv-words" }, h("span", {}, done), h("u", {}, now)));
       row.append(h("span", { className: "mpv-refs", title: "reference count" }, refs > 1 ? `×${refs}` : ""));
-      Object.assign(row.dataset, { block, host: table.on_host, hue, quiet: Boolean(this.chosenTable) && !chosen });
+      Object.assign(row.dataset, { block, host: table.on_host, hue, chosen });
       rows.push(row);
     }
     return h("div", { className: `mpv-table mpv-hue${hue}${chosen ? " mpv-chosen" : ""}` }, title, h("ul", {}, ...rows));
