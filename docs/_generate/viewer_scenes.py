@@ -119,9 +119,7 @@ def _words(engine: Engine) -> Engine:
     return engine
 
 
-def _scripted(
-    order: Sequence[int], num_blocks: int, texts: Mapping[str, Sequence[Sequence[str]]]
-) -> Engine:
+def _scripted(order: Sequence[int], num_blocks: int, texts: Mapping[str, Sequence[Sequence[str]]]) -> Engine:
     config = EngineConfig(block_size=4, disable_log_stats=True, max_num_batched_tokens=16, **PLAIN)
     components = Components(allocator=lambda count: BlockAllocator(count, order=order))
     return _words(Engine(Script(num_blocks, texts), config, components=components))

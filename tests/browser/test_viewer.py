@@ -334,7 +334,7 @@ def test_a_trace_that_breaks_is_shown_up_to_there(page, bad, message):
     state = page.value("viewer.state()")
     assert "Line 3" in state["error"]
     assert message in state["error"]
-    assert "1 steps before it" in state["error"] or "The 1 step before it" in state["error"]
+    assert "Shown: 1 step before it." in state["error"]
     assert state["steps"] == 1
     assert state["blocks"][1]["owners"] == ["A/0"]
     load(page, trace_text(HEADER, START)[:-20])

@@ -97,6 +97,7 @@ export class Pool {
     const gap = size >= 30 ? 4 : size >= 8 ? 1 : size >= 4 ? 0.5 : 0;
     const inner = size - gap;
     const large = size >= 34;
+    const hatched = this.hatched(colours);
     const theirs = chosen === null ? null : new Set(memory.tables.get(chosen)?.on_host === onHost ? memory.tables.get(chosen).blocks : []);
     context.lineWidth = 1;
     for (let block = 0; block < count; block++) {
@@ -111,16 +112,15 @@ export class Pool {
       const side = inner * grown;
       if (!refs) {
         const cached = !onHost && memory.evictable.has(block);
-        context.fillStyle = cached ? colours.shade : colours.paper;
-        context.fillRect(left, top, side, side);
-        if (cached) this.hatch(left, top, side, colours.line);
         if (size >= 5) {
-          context.strokeStyle = colours.line;
           context.globalAlpha = cached ? strength : 0.55 * strength;
-          context.strokeRect(left + 0.5, top + 0.5, side - 1, side - 1);
-          context.globalAlpha = strength;
-        } else if (!cached) {
-          context.fillStyle = colours.shade;
+          context.fillStyle = colours.line;
+          context.fillRect(left, top, side, side);
+          context.globalAlpha = 1;
+          context.fillStyle = cached ? hatched : colours.paper;
+          context.fillRect(left + 1, top + 1, side - 2, side - 2);
+        } else {
+          context.fillStyle = cached ? colours.line : colours.shade;
           context.fillRect(left, top, Math.max(1, side - 0.5), Math.max(1, side - 0.5));
         }
       } else {
@@ -173,17 +173,21 @@ export class Pool {
     context.fillText(text.length > most ? `${text.slice(0, most - 1)}…` : text, x + side / 2, y + side / 2 - 4);
   }
 
-  hatch(x, y, side, colour) {
-    const { context } = this;
-    if (side < 4) return;
-    context.strokeStyle = colour;
+  hatched({ shade, line }) {
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = 8;
+    const context = tile.getContext("2d");
+    context.fillStyle = shade;
+    context.fillRect(0, 0, 8, 8);
+    context.strokeStyle = line;
+    context.lineWidth = 1.4;
     context.beginPath();
-    const step = Math.max(4, side / 5);
-    for (let d = step; d < 2 * side; d += step) {
-      context.moveTo(x + Math.max(0, d - side), y + Math.min(d, side));
-      context.lineTo(x + Math.min(d, side), y + Math.max(0, d - side));
+    for (const shift of [-8, 0, 8]) {
+      context.moveTo(shift - 1, 9);
+      context.lineTo(shift + 9, -1);
     }
     context.stroke();
+    return this.context.createPattern(tile, "repeat");
   }
 
   outline({ x, y, size }, colour, width, dash = []) {

@@ -9,13 +9,15 @@
 // Text of a trace only ever becomes text nodes and canvas text: nothing of it is parsed as HTML or run.
 
 import { TraceError } from "./memory.js";
-import { Timeline } from "./timeline.js";
+import { Reader, Timeline } from "./timeline.js";
 import { JUMPS } from "./happenings.js";
 import { CONCEPTS, explain, labels } from "./explain.js";
 import { HUES, Pool, arrow, palette } from "./pool.js";
 import { drawChart } from "./chart.js";
 
 const ANIMATION = 420; // milliseconds
+const FIRST_LOOK = 250; // milliseconds until a long trace is first shown
+const SLICE = 40; // milliseconds of reading between frames
 const MOST_TABLES = 6;
 const MOST_ROWS = 10;
 const MOST_CHIPS = 24;
@@ -47,6 +49,7 @@ class Viewer {
     this.selected = null;
     this.playing = 0;
     this.progress = 1;
+    this.chartCache = document.createElement("canvas");
     this.still = matchMedia("(prefers-reduced-motion: reduce)");
     this.build(element);
     this.pool = new Pool(this.parts.pool);
@@ -66,15 +69,25 @@ class Viewer {
   load(text) {
     this.reset();
     try {
-      this.timeline = Timeline.read(text);
-      this.error = this.timeline.problem;
+      this.reader = new Reader(text);
     } catch (error) {
       this.fail(error);
       return;
     }
+    this.timeline = this.reader.timeline;
+    this.readOn(FIRST_LOOK);
     this.index = this.timeline.length ? 0 : -1;
-    this.setSpeed(this.timeline.length > 300 ? 20 : this.timeline.length > 60 ? 5 : 1);
+    this.setSpeed(this.reader || this.timeline.length > 300 ? 20 : this.timeline.length > 60 ? 5 : 1);
     this.render();
+  }
+
+  // A long trace is shown at once; the rest of it is read between frames.
+  readOn(milliseconds) {
+    if (this.reader.read(milliseconds)) {
+      this.error = this.timeline.problem;
+      this.reader = null;
+    } else this.reading = setTimeout(() => this.readOn(SLICE), 0);
+    this.later();
   }
 
   start(header) {
@@ -140,6 +153,7 @@ class Viewer {
       steps: timeline.length,
       phase: this.phase,
       playing: Boolean(this.playing),
+      loading: Boolean(this.reader),
       error: this.error,
       blocks: memory.blocks().map(block),
       host: memory.blocks(true).map(block),
@@ -161,7 +175,8 @@ class Viewer {
 
   reset() {
     this.pause();
-    Object.assign(this, { timeline: null, index: -1, phase: "planned", error: "", chosenTable: null, selected: null });
+    clearTimeout(this.reading);
+    Object.assign(this, { timeline: null, reader: null, index: -1, phase: "planned", error: "", chosenTable: null, selected: null });
     this.changed();
   }
 
@@ -427,7 +442,7 @@ class Viewer {
     this.drawControls();
     if (!timeline) return;
     timeline.most = Math.max(8, timeline.highest + 1);
-    drawChart(parts.chart, timeline, this.index, this.colours);
+    drawChart(parts.chart, timeline, this.index, this.colours, this.chartCache);
     this.drawChartKey();
     if (ready) {
       this.drawTables();
@@ -463,7 +478,7 @@ class Viewer {
     const step = count ? timeline.stats[this.index].step : null;
     const position = count ? `Step ${number(step)} of ${number(timeline.stats[last].step)}` : timeline ? "Nothing has run yet" : "No trace";
     parts.scrub.setAttribute("aria-valuetext", position);
-    parts.title.textContent = position;
+    parts.title.textContent = this.reader ? `${position} (${percent(this.reader.share)} read)` : position;
   }
 
   drawChartKey() {
