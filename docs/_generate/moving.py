@@ -1,8 +1,8 @@
 """The home page's picture: figure 6 as a row of frames, for docs/javascripts/site.js to step through.
 
-They come from a trace that the real engine wrote: scheduler, allocator and block tables are the project's, only
-the model is a script that says the next word. Without scripts, and on paper, all frames are shown below one
-another. (The figures of the concept pages are scenes of the viewer: viewer_scenes.py.)
+They come from a trace that the real engine wrote: scheduler, allocator and block tables are the project's,
+only the model is a script that says the next word. Without scripts, and on paper, all frames are shown below
+one another. (The figures of the concept pages are scenes of the viewer: viewer_scenes.py.)
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ from minipaged.viewer.pictures.tables import tables_svg
 from minipaged.viewer.replay import read_trace
 from minipaged.viewer.trace import TraceWriter
 
-SCORE = "Four score and seven years ago our fathers brought forth on".split()
-BEST = "It was the best of times".split()
+SCORE = ["Four", "score", "and", "seven", "years", "ago", "our", "fathers", "brought", "forth", "on"]
+BEST = ["It", "was", "the", "best", "of", "times"]
 WORDS = tuple(dict.fromkeys((*SCORE, *BEST, "mothers", "gave")))
 PLAIN = {"enable_prefix_caching": False, "enable_chunked_prefill": False}
 
@@ -157,7 +157,7 @@ def fig9(path: Path) -> None:
     # Blocks 13 to 16 are those of beams that the figure does not show any more.
     order = (0, 1, 2, 13, 14, 3, 15, 16, 4, 5, 6, 7, 8, 9, 10, 11, 12)
     parents = {0: (0, 0, 0, 0), 4: (0, 0, 0, 1), 8: (0, 0, 0, 3), 12: (1, 1, 2, 2)}
-    config = EngineConfig(block_size=4, disable_log_stats=True, **PLAIN)
+    config = EngineConfig(block_size=4, disable_log_stats=True, max_num_batched_tokens=16, **PLAIN)
     components = Components(allocator=lambda count: FreshFirst(count, order=order))
     engine = Engine(Beams(17, parents), config, components=components)
     params = BeamSearchParams(beam_width=4, max_tokens=16, ignore_eos=True)
@@ -165,7 +165,7 @@ def fig9(path: Path) -> None:
 
 
 def prefix_hit(path: Path) -> None:
-    """B begins like A, which has ended; C begins like B, which runs; D needs blocks that only the cache holds."""
+    """B begins like A, which has ended; C like B, which runs; D needs blocks that only the cache holds."""
     prefix = list(range(12))
     requests: Requests = {
         "A": ([*prefix, 90, 91], _greedy(3)),
@@ -173,7 +173,7 @@ def prefix_hit(path: Path) -> None:
         "C": ([*prefix, 70, 71], _greedy(4)),
         "D": (range(200, 222), _greedy(4)),
     }
-    play(path, modelless(12), requests, {"B": 4, "C": 6, "D": 8})
+    play(path, modelless(12, max_num_batched_tokens=32), requests, {"B": 4, "C": 6, "D": 8})
 
 
 def chunked_prefill(path: Path) -> None:
@@ -190,7 +190,7 @@ def chunked_prefill(path: Path) -> None:
 
 def _preempted(path: Path, mode: str) -> None:
     prompts = {"A": range(9), "B": range(50, 59), "C": range(100, 109)}
-    engine = modelless(12, 6, preemption_mode=mode, enable_prefix_caching=False)
+    engine = modelless(12, 6, preemption_mode=mode, enable_prefix_caching=False, max_num_batched_tokens=32)
     play(path, engine, {name: (prompt, _greedy(12)) for name, prompt in prompts.items()})
 
 
@@ -201,7 +201,11 @@ def _grown(path: Path, growth: str) -> None:
     for number, (name, count) in enumerate(ends.items()):
         prompt = range(100 * number, 100 * number + 5 + number)
         requests[name] = (prompt, _greedy(24, stop_token_ids=(len(prompt) + count - 1,)))
-    play(path, modelless(24, page_growth=growth, enable_prefix_caching=False), requests)
+    play(
+        path,
+        modelless(24, page_growth=growth, enable_prefix_caching=False, max_num_batched_tokens=64),
+        requests,
+    )
 
 
 LENGTHS = ((6, 9), (4, 20), (9, 5), (5, 14), (7, 6), (3, 17), (8, 8), (6, 12))
@@ -268,7 +272,7 @@ def scene_html(name: str) -> str:
     title = escape(scene.title)
     return (
         f'<figure class="scene" data-scene="{name}" data-start="{scene.start}" aria-label="{title}">'
-        f'<div class="scene-stage"><div class="sheet" tabindex="0" role="group" aria-label="{title}">{picture}'
-        f"</div></div><figcaption><strong>{title}.</strong> A trace of the engine, made when this page was "
+        f'<div class="scene-stage"><div class="sheet" tabindex="0" role="group" aria-label="{title}">'
+        f"{picture}</div></div><figcaption><strong>{title}.</strong> A trace of the engine, made when this page was "
         "built.</figcaption></figure>\n"
     )

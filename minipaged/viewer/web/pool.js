@@ -83,13 +83,19 @@ export class Pool {
     const count = this.counts[onHost ? 1 : 0];
     const place = onHost ? 1 : 0;
     const slots = memory.header.block_size;
-    const owner = new Int32Array(count).fill(-1); // place of the table, -2: of several requests
+    const owner = new Int32Array(count).fill(-1); // place of the first table that holds it
+    const mixed = new Uint8Array(count); // 1: tables of several colours, 2: of several requests
     const filled = new Int32Array(count);
     const tables = [...memory.tables.values()].filter((table) => table.on_host === onHost);
     tables.forEach((table, number) => {
       table.blocks.forEach((block, logical) => {
         if (block >= count) return;
-        owner[block] = owner[block] === -1 || hueOf(tables[owner[block]] ?? table) === hueOf(table) ? number : -2;
+        if (owner[block] < 0) owner[block] = number;
+        else {
+          const first = tables[owner[block]];
+          if (hueOf(first) !== hueOf(table)) mixed[block] = Math.max(mixed[block], 1);
+          if (first.request !== table.request) mixed[block] = 2;
+        }
         const here = Math.min(slots, Math.max(0, table.num_tokens - logical * slots));
         if (here > filled[block]) filled[block] = here;
       });
@@ -124,7 +130,7 @@ export class Pool {
           context.fillRect(left, top, Math.max(1, side - 0.5), Math.max(1, side - 0.5));
         }
       } else {
-        const hue = owner[block] >= 0 ? hueOf(tables[owner[block]]) : -1;
+        const hue = mixed[block] ? -1 : hueOf(tables[owner[block]]);
         const share = filled[block] / slots;
         context.fillStyle = hue < 0 ? colours.shade : colours.tints[hue];
         context.fillRect(left, top, side, side);
@@ -143,7 +149,8 @@ export class Pool {
       }
       if (large) this.words(block, refs, { x: left, y: top, side }, colours, () => {
         if (!refs) return !onHost && memory.evictable.has(block) ? "cached" : "";
-        return owner[block] >= 0 && refs === 1 ? nameOf(tables[owner[block]]) : owner[block] >= 0 ? tables[owner[block]].request : "shared";
+        const table = tables[owner[block]];
+        return mixed[block] === 2 ? "shared" : refs === 1 ? nameOf(table) : table.request;
       });
       if (!onHost && marks.fresh.has(block) && size >= 5) this.outline({ x, y, size }, colours.ink, size >= 30 ? 2 : 1.2);
       if (!onHost && marks.hit.has(block) && size >= 5) this.outline({ x, y, size }, colours.ink, 2, [4, 3]);

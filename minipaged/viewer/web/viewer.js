@@ -327,8 +327,8 @@ class Viewer {
     parts.queues = h("dl", { className: "mpv-queues" });
     parts.budget = h("div", { className: "mpv-budget" });
     parts.live = h("p", { className: "mpv-hidden", ariaLive: "polite" });
-    parts.concepts = h("details", { className: "mpv-concepts", hidden: true }, h("summary", {}, "Concepts"), h("dl"));
-    const keys = "Space plays and pauses, ← and → go a step, Home and End to the first and last, p c h e to the next preemption, copy, prefix hit, eviction (with shift: the one before). In the pool, arrow keys choose a block.";
+    parts.concepts = h("div", { className: "mpv-concepts", hidden: true }, h("h3", {}, "Concepts"), h("dl"));
+    const keys = "Keys: space plays and pauses, ← and → go a step, Home and End to the first and last, p c h e to the next preemption, copy, prefix hit, eviction (with shift: the one before). In the pool, arrow keys choose a block.";
     this.root = h(
       "div",
       { className: "mpv", role: "region", ariaLabel: "Viewer of a run" },
@@ -344,7 +344,7 @@ class Viewer {
           h("section", { ariaLabel: "Token budget" }, h("h3", {}, "Tokens of this step"), parts.budget),
           h("section", { ariaLabel: "Queues" }, h("h3", {}, "Queues"), parts.queues))),
       parts.concepts,
-      h("details", { className: "mpv-help" }, h("summary", {}, "Keys"), h("p", {}, keys)),
+      h("p", { className: "mpv-help" }, keys),
       parts.live,
     );
     this.root.addEventListener("keydown", (event) => this.key(event));
@@ -381,7 +381,7 @@ class Viewer {
       Home: () => this.move(() => this.toEnd(0)),
       End: () => this.move(() => this.toEnd(Infinity)),
     };
-    if (event.target.tagName !== "BUTTON" && event.target.tagName !== "SUMMARY" && event.target.tagName !== "A")
+    if (event.target.tagName !== "BUTTON" && event.target.tagName !== "A")
       actions[" "] = () => (this.playing ? this.pause() : this.play());
     for (const kind of JUMPS) {
       const key = JUMP_NAMES[kind][1];
@@ -694,7 +694,6 @@ class Viewer {
           ...Object.entries(CONCEPTS).flatMap(([name, [term, text]]) => [h("dt", { id: `mpv-concept-${name}`, tabIndex: -1 }, term), h("dd", {}, text)]),
         );
       concepts.hidden = false;
-      concepts.open = true;
       const target = concepts.querySelector(`#mpv-concept-${concept}`);
       target.scrollIntoView({ block: "nearest" });
       target.focus();
