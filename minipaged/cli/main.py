@@ -16,6 +16,7 @@ from minipaged.cli.chat import chat
 from minipaged.cli.generate import generate
 from minipaged.cli.options import with_engine_options
 from minipaged.cli.streams import StandardErrorHandler, standard_streams, to_nowhere
+from minipaged.cli.view import top, view
 from minipaged.environment import prepare_process
 from minipaged.execution.distributed import RankError
 from minipaged.learn import lessons
@@ -51,6 +52,8 @@ app.command()(with_engine_options(bench))
 app.command()(simulation.reproduce)
 app.command()(with_engine_options(simulation.simulate))
 app.command()(with_engine_options(simulation.calibrate))
+app.command()(view)
+app.command()(top)
 app.add_typer(lessons.app, name="learn")
 
 # Some versions of typer bring their own copy of click: this is the exception base of whichever is in use.
