@@ -46,7 +46,11 @@ class TrialRunner:
                 results[trial["name"]] = dict.fromkeys(trial["tests"], str(error))
                 continue
             with installed(pairs), parameters_of(session.items, pairs):
-                results[trial["name"]] = {name: self._run(session.items, name) for name in trial["tests"]}
+                results[trial["name"]] = told = {}
+                for name in trial["tests"]:
+                    told[name] = self._run(session.items, name)
+                    if told[name] and trial.get("until_red"):
+                        break
         self.destination.write_text(json.dumps(results))
         return True
 

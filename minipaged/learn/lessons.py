@@ -111,6 +111,7 @@ class Trial(NamedTuple):
     name: str
     use: Sequence[str]
     tests: Sequence[str]
+    until_red: bool = False  # the first failure is enough; the tests after it are not run
 
 
 def run_trials(
