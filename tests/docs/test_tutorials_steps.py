@@ -14,7 +14,16 @@ from minipaged.memory import (
     Reserve,
     SwapSpace,
 )
-from minipaged.scheduling import Auto, PreemptionCosts, PrefillFirst, Recompute, Sample, StepPlan, Swap
+from minipaged.scheduling import (
+    Auto,
+    ChunkedPrefill,
+    PreemptionCosts,
+    PrefillFirst,
+    Recompute,
+    Sample,
+    StepPlan,
+    Swap,
+)
 from tests.concepts.decoding_driver import make_request, make_sequence
 from tests.toy import ToyEngine, samples, tokens, toy_scheduler
 
@@ -324,6 +333,12 @@ def test_a_prompt_is_admitted_whole_if_that_is_asked():
     assert scheduled(engine.step()) == [("r0", 0, 6)]
 
 
+def test_a_prompt_is_held_to_its_share_if_one_is_given():
+    """Catches `share` that is not passed on: the first prompt would take all of the budget."""
+    engine = scripted(lambda plan, s: s.admit_waiting(plan, 6, share=3), lengths=[10, 10])
+    assert scheduled(engine.step()) == [("r0", 0, 3), ("r1", 0, 3)]
+
+
 def test_nobody_is_admitted_in_a_step_that_preempted():
     """Catches blocks that come free for those who run, and go to somebody who waits."""
 
@@ -366,6 +381,32 @@ def test_the_first_group_beyond_the_budget_ends_the_decodes():
     assert engine.scheduler.policy.returned == [15, 5, 1]
 
 
+def test_growth_that_needs_no_block_preempts_nobody():
+    """Catches room made for a block each: the pool is full, and both last blocks have free slots."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64),
+        lambda plan, s: s.plan_decodes(plan, 64),
+        lengths=[5, 5],
+        num_blocks=4,
+    )
+    engine.step()
+    assert engine.scheduler.kv.num_free == 0
+    assert scheduled(engine.step()) == [("r0", 5, 1), ("r1", 5, 1)]
+
+
+def test_decodes_report_their_own_tokens():
+    """Catches the tokens of the whole step: what a prompt took would be taken from the budget twice."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64),
+        lambda plan, s: (s.admit_waiting(plan, 64), s.plan_decodes(plan, 64))[1],
+        lengths=[5],
+    )
+    engine.step()
+    engine.add([1] * 6)
+    assert scheduled(engine.step()) == [("r1", 0, 6), ("r0", 5, 1)]
+    assert engine.scheduler.policy.returned == [5, 1]
+
+
 def test_a_prompt_that_goes_on_is_not_decoded():
     """Catches a chunk of a prompt that is scheduled as if it were one token."""
     engine = scripted(
@@ -402,10 +443,12 @@ class Spends:
     def __init__(self, **spends):
         self.spends = spends
         self.offered = {}
+        self.shares = {}
 
     def __getattr__(self, phase):
-        def run(plan, budget, **options):
+        def run(plan, budget, share=None, whole=False):
             self.offered[phase] = budget
+            self.shares[phase] = share
             if phase in ("continue_prefills", "admit_waiting"):
                 plan.scheduled += [None] * self.spends.get(phase, 0)
             return self.spends.get(phase, 0)
@@ -423,6 +466,24 @@ def test_each_phase_is_offered_what_the_one_before_it_left():
     assert decodes.offered == {
         "continue_prefills": 10, "admit_waiting": 10, "plan_decodes": 10, "resume_preempted": 3,
     }  # fmt: skip
+
+
+def test_a_chunked_step_has_its_phases_in_order():
+    """Catches newcomers that go before those who were served already, and a budget that is spent twice."""
+    step = Spends(plan_decodes=1, continue_prefills=2, resume_preempted=3)
+    ChunkedPrefill().fill(StepPlan(0), step)
+    assert list(step.offered.items()) == [
+        ("plan_decodes", 10), ("continue_prefills", 9), ("resume_preempted", 7), ("admit_waiting", 4),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("budget", "share"), [(10, 7), (2, 1), (1, 1)])
+def test_the_share_is_three_quarters_of_the_whole_budget(budget, share):
+    """Catches three quarters of what the decodes left, a share of 0 tokens, and one that is rounded up."""
+    step = Spends(plan_decodes=budget // 2)
+    step.max_num_batched_tokens = budget
+    ChunkedPrefill().fill(StepPlan(0), step)
+    assert step.shares["continue_prefills"] == step.shares["admit_waiting"] == share
 
 
 def test_a_prompt_goes_on_where_its_last_chunk_ended():
@@ -447,6 +508,20 @@ def test_two_prompts_go_on_in_order_of_arrival():
     assert scheduled(engine.step()) == [("r0", 0, 3), ("r1", 0, 3)]
     assert scheduled(engine.step()) == [("r0", 3, 4), ("r1", 3, 2)]
     assert scheduled(engine.step()) == [("r0", 7, 3), ("r1", 5, 5)]
+
+
+@pytest.mark.parametrize(("somebody_waits", "chunk"), [(False, 8), (True, 6)])
+def test_the_last_prompt_is_held_to_its_share_only_if_somebody_waits(somebody_waits, chunk):
+    """Catches budget left over with nobody behind, and a queue that is not looked at."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 4),
+        lambda plan, s: s.continue_prefills(plan, 8, share=6),
+        lengths=[20],
+    )
+    engine.step()
+    if somebody_waits:
+        engine.add([1])
+    assert scheduled(engine.step()) == [("r0", 4, chunk)]
 
 
 def test_going_on_ends_with_the_budget():
