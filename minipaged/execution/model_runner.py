@@ -80,7 +80,7 @@ class ModelRunner:
             config, self.block_bytes, self.max_model_len, self._available_bytes
         )
         self.eos_token_ids = loading.end_of_text(model)
-        self._sampler = sampler or Sampler(self.eos_token_ids, config.seed, self.backend.greedy_tokens)
+        self.sampler = sampler or Sampler(self.eos_token_ids, config.seed, self.backend.greedy_tokens)
         self.cache = KVCache(specs, self.num_blocks, self.num_host_blocks, config.block_size, self.backend)
         self.builder = BatchBuilder(self.device)
         self.graph_runner = self._make_graph_runner()
@@ -125,7 +125,7 @@ class ModelRunner:
         reports = self._prompt_logprobs(batch, logits) if batch.prompts else None
         if batch.sampling_index is not None:
             logits = logits[batch.sampling_index]
-        samples = self._sampler(logits, batch.sampling) if batch.sampling else []
+        samples = self.sampler(logits, batch.sampling) if batch.sampling else []
         errors = find_errors(samples, batch.sampling, logits)
         self._end_stage("sample")
         return StepResult(samples, reports, errors)
