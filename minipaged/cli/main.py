@@ -15,7 +15,7 @@ from minipaged.cli.generate import generate
 from minipaged.cli.options import with_engine_options
 from minipaged.cli.streams import standard_streams, to_nowhere
 from minipaged.environment import prepare_process
-from minipaged.learn import lessons
+from minipaged.learn import command as learn
 from minipaged.prompts import FailedRequestError
 
 NAME = "minipaged"
@@ -33,7 +33,7 @@ app.command()(with_engine_options(bench))
 app.command()(simulation.reproduce)
 app.command()(with_engine_options(simulation.simulate))
 app.command()(with_engine_options(simulation.calibrate))
-app.add_typer(lessons.app, name="learn")
+app.add_typer(learn.app, name="learn")
 
 # Some versions of typer bring their own copy of click: this is the exception base of whichever is in use.
 UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")

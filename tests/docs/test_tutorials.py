@@ -20,8 +20,10 @@ import pytest
 
 from minipaged.cli.main import main
 from minipaged.learn.contracts import CONCEPTS
-from minipaged.learn.lessons import Lesson, Trial, read_lessons, run_trials
-from tests.docs.solutions import is_stub, solve, stubs, task_of
+from minipaged.learn.lessons import Lesson, read_lessons
+from minipaged.learn.solutions import is_stub, stubs, task_of
+from minipaged.learn.trials import Outcome, Trial, run_trials
+from tests.docs.solutions import solve
 from tests.overrides import replaced_by
 
 ROOT = Path(__file__).parents[2]
@@ -66,8 +68,8 @@ def is_for(concept: str, variant: object) -> bool:
 
 
 @pytest.fixture(scope="session")
-def outcomes(tmp_path_factory) -> dict[str, dict[str, str]]:
-    """All trials: "02 stub", "02 solved", "02 TakesWhatItCanGet" -> test -> what went wrong."""
+def outcomes(tmp_path_factory) -> dict[str, dict[str, Outcome]]:
+    """All trials: "02 stub", "02 solved", "02 TakesWhatItCanGet" -> test -> outcome."""
     folder = tmp_path_factory.mktemp("solved")
     groups: dict[tuple, list[Trial]] = {}
     for lesson in WITH_TASKS:
@@ -79,7 +81,7 @@ def outcomes(tmp_path_factory) -> dict[str, dict[str, str]]:
             Trial(f"{lesson.number} {variant}", [use], tests, until_red=True)
             for variant, (use, tests) in wrong_variants(lesson).items()
         ]
-    results: dict[str, dict[str, str]] = {}
+    results: dict[str, dict[str, Outcome]] = {}
     for environment, trials in groups.items():
         results |= run_trials(ROOT, trials, dict(environment))
     return results
@@ -89,14 +91,14 @@ def outcomes(tmp_path_factory) -> dict[str, dict[str, str]]:
 def test_every_test_of_a_task_fails_on_the_stub(outcomes, lesson, number):
     """Catches a task that is green before anything is written, and a test that does not exist."""
     for test in lesson.tasks[number - 1].tests:
-        assert f"Lesson {int(lesson.number)}, task " in outcomes[f"{lesson.number} stub"][test], test
+        assert f"Lesson {int(lesson.number)}, task " in outcomes[f"{lesson.number} stub"][test].failure, test
 
 
 @pytest.mark.parametrize(("lesson", "number"), TASKS, ids=name)
 def test_every_test_of_a_task_passes_on_the_solution(outcomes, lesson, number):
     """Catches an exercise whose given half does not fit the worked methods."""
     for test in lesson.tasks[number - 1].tests:
-        assert outcomes[f"{lesson.number} solved"][test] == "", test
+        assert outcomes[f"{lesson.number} solved"][test].failure == "", test
 
 
 WRONG = [(lesson, variant) for lesson in WITH_TASKS for variant in wrong_variants(lesson)]
@@ -105,7 +107,7 @@ WRONG = [(lesson, variant) for lesson in WITH_TASKS for variant in wrong_variant
 @pytest.mark.parametrize(("lesson", "variant"), WRONG, ids=name)
 def test_a_wrong_variant_is_caught_by_its_test_or_its_task(outcomes, lesson, variant):
     """Catches a specification that a plausible mistake passes."""
-    told = outcomes[f"{lesson.number} {variant}"]
+    told = {test: o.failure for test, o in outcomes[f"{lesson.number} {variant}"].items()}
     assert any(told.values()), f"{', '.join(told)} pass on {variant}"
     assert "there is no such test" not in told.values()
     assert not any("NotImplementedError" in failure for failure in told.values())
@@ -128,7 +130,9 @@ def test_every_stub_belongs_to_a_task_and_every_task_has_stubs_tests_and_a_hint(
     assert numbers <= mentioned == set(range(1, len(lesson.tasks) + 1))
     for task in lesson.tasks:
         assert task.tests
-        assert task.hint
+        assert len(task.hints) == 3
+        assert all(task.hints)
+        assert task.solution
         assert task.name
 
 
