@@ -51,13 +51,15 @@ def commands() -> str:
     run, test = (
         re.search(rf"<!-- {name} -->\n(```bash\n.*?```\n)", readme, re.DOTALL) for name in ("run", "test")
     )
+    prints = re.search(r"It prints:\n\n(```text\n.*?```\n)", readme, re.DOTALL)
     assert run is not None
     assert test is not None
+    assert prints is not None
     run_lines, test_lines = (found[1].replace(" && ", " &&\n") for found in (run, test))
     return (
         "In a clone of the repository: install it and generate text with the embedded model (3 million "
         "parameters, no download, no GPU).\n\n"
-        f"{run_lines}\nInstall it and run the tests:\n\n{test_lines}"
+        f"{run_lines}\nIt prints:\n\n{prints[1]}\nInstall it and run the tests:\n\n{test_lines}"
     )
 
 
@@ -213,11 +215,11 @@ def lessons() -> dict[str, str]:
             "minipaged learn next       # what to read, what to write",
             "minipaged learn check 01   # run the tests of a lesson on your code",
             "```\n",
+            framed(ideas.lessons_svg(needs)),
             "| number | lesson | time |",
             "|---|---|---|",
             *rows,
             "",
-            framed(ideas.lessons_svg(needs)),
             "You may skip lessons: where a command names an exercise in which nothing is written yet, the",
             "project's own class takes its place.",
             "",
@@ -227,6 +229,26 @@ def lessons() -> dict[str, str]:
         ]
     )
     return written
+
+
+def tour() -> str:
+    """The notebook of the tour with the pictures that lie in it."""
+    lines = [front_matter(source="tutorials/tour.ipynb")]
+    for cell in json.loads((ROOT / "tutorials/tour.ipynb").read_text())["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            lines += [rewrite_links(source, ROOT / "tutorials", Path("learn")), ""]
+            continue
+        code = "\n".join(f"    {line}".rstrip() for line in source.splitlines())
+        lines += [f'??? example "The code"\n\n    ```{{ .python }}\n{code}\n    ```\n']
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/svg+xml" in data:
+                lines.append(framed("".join(data["image/svg+xml"])))
+            elif "text/html" not in data:
+                text = "".join(output.get("text", data.get("text/plain", ""))).rstrip()
+                lines.append(f"```text\n{text}\n```\n")
+    return "\n".join(lines)
 
 
 PICTURE = re.compile(r"^!\[[^\]]*\]\(\.\./\.\./docs/assets/([\w-]+)\.svg\)$", re.MULTILINE)

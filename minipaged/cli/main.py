@@ -22,7 +22,7 @@ NAME = "minipaged"
 
 app = typer.Typer(
     name=NAME,
-    help="PagedAttention, the paper behind vLLM, as code to learn from and to generate with.",
+    help="Learn PagedAttention, the paper behind vLLM, by building a small LLM engine.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

@@ -6,7 +6,6 @@ import copy
 import zlib
 from array import array
 from collections.abc import Sequence
-from itertools import pairwise
 
 from minipaged.memory import BlockAllocator, BlockTable, CachedBlock, PrefixCache
 from minipaged.viewer.pictures.scenes import SCORE, SIZE
@@ -256,7 +255,7 @@ def lessons_svg(lessons: Sequence[tuple[str, str, Sequence[str]]]) -> Svg:
     rows = {
         number: list(column.values())[:i].count(column[number]) for i, (number, _, _) in enumerate(lessons)
     }
-    wide, step, high = 148, 188, 62
+    wide, step, high = 156, 198, 76
     height = max(rows.values()) + 1
     picture = Picture(
         2 * MARGIN + (max(column.values()) + 1) * step - 40,
@@ -267,10 +266,10 @@ def lessons_svg(lessons: Sequence[tuple[str, str, Sequence[str]]]) -> Svg:
     for number, _, needs in lessons:
         for need in needs:
             (x1, y1), (x2, y2) = place[need], place[number]
-            picture.arrow(x1 + wide, y1 + 22, x2 - 3, y2 + 22, 0)
+            picture.arrow(x1 + wide, y1 + 30, x2 - 3, y2 + 30, 0)
     for number, title, _ in lessons:
         x, y = place[number]
-        picture.rect(x, y, wide, 44, f"tint{column[number] % 6}")
+        picture.rect(x, y, wide, 60, f"tint{column[number] % 6}")
         picture.text(x + 8, y + 18, number, "ink", 13, bold=True)
         for i, line in enumerate(_lines(title, wide - 14)):
             picture.text(x + (30 if not i else 8), y + 18 + 17 * i, line, "ink", 12)
@@ -279,9 +278,12 @@ def lessons_svg(lessons: Sequence[tuple[str, str, Sequence[str]]]) -> Svg:
 
 
 def _lines(title: str, width: float) -> list[str]:
-    """A title in at most two lines; the first has the number before it."""
-    words = title.split()
-    cuts = [n for n in range(len(words) + 1) if text_width(" ".join(words[:n]), 11.5) <= width - 22]
-    return [
-        line for start, end in pairwise((0, cuts[-1], len(words))) if (line := " ".join(words[start:end]))
-    ]
+    """A title in lines; the first is shorter, for the number stands before it."""
+    lines = [""]
+    for word in title.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and text_width(longer, 12) > width - (22 if len(lines) == 1 else 0):
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
