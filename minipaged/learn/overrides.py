@@ -34,7 +34,7 @@ def components_from(use: Mapping[str, Any]) -> Components:
     overrides = {}
     for name, given in use.items():
         concept = concept_of(name)
-        override = (borrowed(concept, given) or load_override(given)) if isinstance(given, str) else given
+        override = exercise_class(name, given) if isinstance(given, str) else given
         if not getattr(override, "__module__", "").startswith("minipaged."):
             concept.check(override)
             override = concept.watch(override)
@@ -44,14 +44,18 @@ def components_from(use: Mapping[str, Any]) -> Components:
     return Components(**overrides)
 
 
-def borrowed(concept: Concept, where: str) -> Any | None:
-    """The project's own class for one of a skipped lesson, an exercise in which nothing was written."""
+def exercise_class(concept: str, where: str) -> Any:
+    """What "FILE.py:Class" names; of an exercise in which nothing is written yet, the project's own.
+
+    Raises:
+        OverrideError: no such concept, file or class, or the file fails.
+    """
     file, _, name = where.rpartition(":")
-    own = next((original for original in concept.originals if original.__name__ == name), None)
+    own = next((own for own in concept_of(concept).originals if own.__name__ == name), None)
     if own is not None and is_untouched(Path(file).absolute()):
         logger.warning("nothing is written in %s yet: the project's own %s is used", file, name)
         return own
-    return None
+    return load_override(where)
 
 
 def concept_of(name: str) -> Concept:

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,21 @@ def test_every_stub_belongs_to_a_task_and_every_task_has_stubs_tests_and_a_hint(
         assert task.name
 
 
+def test_a_lesson_needs_only_lessons_before_it():
+    """Catches a map of the lessons that cannot be walked from left to right."""
+    for number, _, needs in lessons_and_needs():
+        assert all(need < number for need in needs), number
+    assert [number for number, _, needs in lessons_and_needs() if not needs] == ["00"]
+
+
+def lessons_and_needs() -> list[tuple[str, str, list[str]]]:
+    """Number, title and the numbers of the lessons before it, from each `tasks.toml`."""
+    tables = {
+        file.parent.name[:2]: tomllib.loads(file.read_text()) for file in ROOT.glob("tutorials/*/tasks.toml")
+    }
+    return [(number, table["title"], table["needs"]) for number, table in sorted(tables.items())]
+
+
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
 def test_a_task_has_a_marker_that_selects_its_tests(lesson, request):
     """Catches `pytest -m lesson02_task1` that runs nothing."""
@@ -237,6 +253,7 @@ def test_a_lesson_has_its_sections(lesson):
     assert headings[0] == "The problem"
     assert "Questions" in headings
     assert "Compare" in headings
+    assert re.search(r"^!\[.{20,}\]\(\.\./\.\./docs/.+\.svg\)$", text, re.MULTILINE), "no picture"
     assert text.count("<details>") == text.count("</details>") >= 3
     assert f"{lesson.minutes} minutes" in text
     if lesson.tasks:

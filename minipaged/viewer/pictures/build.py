@@ -36,10 +36,10 @@ def pictures() -> dict[str, str]:
         made[f"step-plan-{number}.svg"] = plan_svg(record, budget=32)
     for number, record in enumerate(runs.prompts_first(), start=1):
         made[f"prefill-first-{number}.svg"] = plan_svg(record, budget=32)
-    grown = {policy: runs.grown(policy) for policy in runs.POLICIES}
     for policy, caption in runs.POLICIES.items():
-        made[f"growth-{policy.replace('_', '-')}.svg"] = pool_svg(grown[policy], caption)
-    made["waste.svg"] = ideas.waste_svg(grown["reserve"], grown["on_demand"])
+        made[f"growth-{policy.replace('_', '-')}.svg"] = pool_svg(runs.grown(policy, max_tokens=87), caption)
+    before, after = (runs.grown(policy, max_tokens=52) for policy in ("reserve", "on_demand"))
+    made["waste.svg"] = ideas.waste_svg(before, after)
     made["free-list.svg"] = ideas.free_list_svg()
     made["gather.svg"] = ideas.gather_svg()
     made["hash-chain.svg"] = ideas.chain_svg()

@@ -271,13 +271,13 @@ def lessons_svg(lessons: Sequence[tuple[str, str, Sequence[str]]]) -> Svg:
         x, y = place[number]
         picture.rect(x, y, wide, 60, f"tint{column[number] % 6}")
         picture.text(x + 8, y + 18, number, "ink", 13, bold=True)
-        for i, line in enumerate(_lines(title, wide - 14)):
+        for i, line in enumerate(title_lines(title, wide - 14)):
             picture.text(x + (30 if not i else 8), y + 18 + 17 * i, line, "ink", 12)
     words = "; ".join(f"{number} needs {', '.join(needs)}" for number, _, needs in lessons if needs)
     return picture.render("Which lesson needs which", f"{words}.")
 
 
-def _lines(title: str, width: float) -> list[str]:
+def title_lines(title: str, width: float) -> list[str]:
     """A title in lines; the first is shorter, for the number stands before it."""
     lines = [""]
     for word in title.split():

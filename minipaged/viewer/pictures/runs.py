@@ -104,7 +104,9 @@ def prompts_first() -> list[StepRecord]:
     return run(modelless(60, max_num_batched_tokens=32, enable_chunked_prefill=False), requests)[:2]
 
 
-def grown(policy: str) -> PoolView:
+def grown(policy: str, max_tokens: int) -> PoolView:
     """The seventh decode of eight requests, in a pool of 33 blocks, under a page growth policy."""
-    requests = {name: (range(i, i + 9), SamplingParams(max_tokens=52)) for i, name in enumerate("ABCDEFGH")}
+    requests = {
+        name: (range(i, i + 9), SamplingParams(max_tokens=max_tokens)) for i, name in enumerate("ABCDEFGH")
+    }
     return run(modelless(33, page_growth=policy, max_num_batched_tokens=96), requests)[7].planned
