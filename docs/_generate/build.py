@@ -43,6 +43,7 @@ def main() -> None:
         "benchmarks.md": pages.benchmarks(),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
         **pages.lessons(),
+        "learn/tour.md": pages.tour(),
     }
     for name, text in written.items():
         write(DOCS / name, text)
