@@ -279,7 +279,7 @@ void attend_all(const Call& call, const std::vector<Item>& items, bool in_place,
     {
         Workspace<S> work(call, num_tokens * (int)(call.num_heads / call.num_kv_heads), in_place);
         // In runs, for a thread fetches the item after its own.
-        const int run = (int)std::clamp<size_t>(items.size() / (4 * num_threads), 1, 8);
+        [[maybe_unused]] const int run = (int)std::clamp<size_t>(items.size() / (4 * num_threads), 1, 8);
 #pragma omp for schedule(dynamic, run)
         for (size_t i = 0; i < items.size(); i++)
             attend<T>(call, items[i], i + 1 < items.size() ? &items[i + 1] : nullptr, work);

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,6 +39,25 @@ def test_module_loads_no_torch(module):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr or f"minipaged.{module} imports torch"
+
+
+def test_a_clone_without_symbolic_links_finds_its_kernels(tmp_path):
+    """On Windows git writes a link as a small text file: the package has no `kernels` folder to import."""
+    without = shutil.ignore_patterns("kernels", "pocket_model", "__pycache__")
+    shutil.copytree(ROOT / "minipaged", tmp_path / "minipaged", ignore=without)
+    shutil.copytree(ROOT / "kernels", tmp_path / "kernels")
+    (tmp_path / "minipaged" / "kernels").write_text("../kernels")
+    code = (
+        "import importlib.util, minipaged.kernels, minipaged.kernels.metadata as metadata\n"
+        "assert importlib.util.find_spec('minipaged.kernels.layout')\n"
+        "print(minipaged.kernels is __import__('sys').modules['minipaged.kernels'], metadata.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", str(tmp_path / "kernels" / "metadata.py")]
 
 
 def project_modules() -> dict[str, Path]:
