@@ -57,8 +57,8 @@ __all__ = [
     "StructuredOutputsParams",
 ]
 
-# `minipaged/kernels` is a link to the kernels/ beside the package. In a clone without links (on Windows) it is
-# a text file; this module then stands for the folder.
+# `minipaged/kernels` is a link to the kernels/ beside the package. In a clone without links (on Windows) it
+# is a text file; this module then stands for the folder.
 if not Path(__file__).with_name("kernels").is_dir():
     _spec = ModuleSpec("minipaged.kernels", None, is_package=True)
     _spec.submodule_search_locations = [str(Path(__file__).parents[1] / "kernels")]

@@ -106,7 +106,7 @@ def load_library() -> ctypes.CDLL:
         BuildError: no compiler, it fails, or the library cannot be written or loaded.
     """
     compiler = find_compiler()
-    flags = (*FLAGS, processor_flag())
+    flags: tuple[str, ...] = (*FLAGS, processor_flag())
     try:
         path = library_path(compiler, (*flags, *openmp_flags()))
         if not is_whole(path):
