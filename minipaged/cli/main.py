@@ -14,6 +14,7 @@ from minipaged.cli.bench import bench
 from minipaged.cli.generate import generate
 from minipaged.cli.options import with_engine_options
 from minipaged.cli.streams import standard_streams, to_nowhere
+from minipaged.cli.view import top, view
 from minipaged.environment import prepare_process
 from minipaged.learn import lessons
 from minipaged.prompts import FailedRequestError
@@ -33,6 +34,8 @@ app.command()(with_engine_options(bench))
 app.command()(simulation.reproduce)
 app.command()(with_engine_options(simulation.simulate))
 app.command()(with_engine_options(simulation.calibrate))
+app.command()(view)
+app.command()(top)
 app.add_typer(lessons.app, name="learn")
 
 # Some versions of typer bring their own copy of click: this is the exception base of whichever is in use.
