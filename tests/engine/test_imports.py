@@ -30,15 +30,27 @@ ROOT = Path(__file__).parents[2]
         "simulation",
         "simulation.run",
         "viewer.replay",
+        "playground.simulated",
+        "playground.pocket",
     ],
 )
 def test_module_loads_no_torch(module):
-    """A top-level import that drags seconds of torch into a simulation."""
+    """A top-level import that drags seconds of torch into a simulation, or NumPy into a browser."""
+    heavy = {"torch", "transformers", "numpy"}
+    code = f"import minipaged.{module}, sys; sys.exit(' '.join({heavy} & set(sys.modules)) or None)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"minipaged.{module}: {done.stderr}"
+
+
+def test_the_playground_needs_the_standard_library_alone():
+    """A page that loads Pyodide has no pip: an import of rich there is an engine that does not start."""
     code = (
-        f"import minipaged.{module}, sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('rich', 'typer', 'numpy', 'torch', 'transformers')))\n"
+        "import minipaged.playground.simulated, minipaged.playground.pocket"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr or f"minipaged.{module} imports torch"
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_clone_without_symbolic_links_finds_its_kernels(tmp_path):
