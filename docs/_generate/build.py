@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import moving
 import pages
+import play
 from reading import ROOT, docstring_as_markdown, piece_of_source, read_report
 
 from minipaged.viewer.pictures import scenes
@@ -48,6 +49,7 @@ def main() -> None:
     write(FRAGMENTS / "commands.md", pages.commands())
     write(FRAGMENTS / "headlines.md", pages.headlines())
     write(DOCS / "stylesheets/palette.css", pages.palette_css())
+    play.write_play(ROOT, DOCS / "play")
     for page in sorted(DOCS.glob("**/*.md")):
         for name in re.findall(
             r'--8<-- "((?:spec|code|claims|drawing|moving|picture)/[^"]+)"', page.read_text()

@@ -1,1 +1,1 @@
-"""The real engine in a browser tab, by Pyodide: what the pages of docs/play call. The standard library alone."""
+"""The real engine in a browser tab, by Pyodide: what the pages of docs/play call. Standard library alone."""
