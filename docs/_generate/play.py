@@ -1,7 +1,7 @@
 """What the pages of docs/play load: the engine as a zip file, Pyodide, the viewer, the pocket model.
 
-Pyodide (WebAssembly, 13 MB) comes from npm in the pinned version and is kept in the user's cache directory. Where
-it cannot be had, the site is built all the same, and those pages say what is missing.
+Pyodide (WebAssembly, 13 MB) comes from npm in the pinned version and is kept in the user's cache directory.
+Where it cannot be had, the site is built all the same, and those pages say what is missing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEFT_OUT = (
 
 
 def write_play(root: Path, folder: Path) -> None:
-    """Fill `folder` (docs/play) from the repository at `root`; manifest.json tells sizes, and what is missing."""
+    """Fill `folder` (docs/play) from the repository at `root`; manifest.json says what is missing."""
     for name in ("engine", "pyodide", "viewer", "weights"):
         shutil.rmtree(folder / name, ignore_errors=True)
     write_engine(root / "minipaged", folder / "engine" / "minipaged.zip")

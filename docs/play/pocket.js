@@ -22,7 +22,10 @@ form.append(
 
 const answers = new Map(); // request id -> the paragraphs of its texts
 const asked = []; // prompts that have no id yet
-let started = 0, tokens = 0;
+let started = 0, before = 0; // of this burst: its time, and the tokens written until then
+
+let writing = false;
+const count = () => Object.values(results.tokens).flat().reduce((sum, each) => sum + each.length, 0);
 
 const results = (globalThis.pocket = { viewer, tokens: {}, prompts: {}, busy: false });
 
@@ -41,6 +44,8 @@ const engine = new EngineWorker((message) => {
     tell(message.error, true);
   } else if (message.opened) feed(message.lines);
   else if (message.added) {
+    if (!writing) [started, before] = [performance.now(), count()];
+    writing = true;
     answers.set(message.added, { prompt: asked.shift(), paragraphs: [] });
     results.prompts[message.added] = message.prompt_token_ids;
   } else if (message.step) step(message.step);
@@ -59,12 +64,12 @@ function step({ lines, outputs, texts, more }) {
       }
       paragraphs[i].lastChild.data = text;
     });
-    tokens += each.length;
   }
+  const tokens = count() - before;
   const rate = tokens / ((performance.now() - started) / 1000);
   tell(`${tokens} tokens, ${rate.toFixed(0)} a second${more ? " ..." : "."}`);
   results.rate = rate;
-  results.busy = more;
+  results.busy = writing = more;
 }
 
 let opened;
@@ -72,7 +77,6 @@ async function ask(options) {
   await engine.load();
   opened ??= engine.send({ call: "open", settings: { block_size: 16, num_blocks: 64 } });
   await opened;
-  if (!results.busy) [started, tokens] = [performance.now(), 0];
   results.busy = true;
   asked.push(options.text);
   await engine.send({ call: "prompt", ...options });

@@ -13,7 +13,7 @@ import { Tokenizer } from "./tokenizer.js";
 const here = new URL(".", import.meta.url);
 const at = (name) => new URL(name, here).href;
 let python, simulated, run, current;
-let tokenizer, pocket;
+let tokenizer, pocket, opening;
 
 // Every download is counted for the progress bar and kept for the next visit, by version.
 async function countedFetch(version, tell) {
@@ -63,7 +63,14 @@ async function load() {
   postMessage({ ready: true });
 }
 
-const pause = () => new Promise((done) => setTimeout(done));
+// Lets waiting messages in. (A chain of timeouts would wait 4 ms each time.)
+const channel = new MessageChannel();
+const pause = () =>
+  new Promise((done) => {
+    channel.port1.onmessage = done;
+    channel.port2.postMessage(null);
+  });
+
 const lastLine = (error) => String(error.message ?? error).trim().split("\n").pop().replace(/^[\w.]+(Error|Exception): /, "");
 
 async function simulate(id, settings) {
@@ -145,8 +152,8 @@ onmessage = async ({ data }) => {
   try {
     if (data.call === "load") await load();
     else if (data.call === "simulate") await simulate(data.id, data.settings);
-    else if (data.call === "open") await open(data.settings ?? {});
-    else if (data.call === "prompt") prompt(data);
+    else if (data.call === "open") await (opening = open(data.settings ?? {}));
+    else if (data.call === "prompt") await opening.then(() => prompt(data));
     else if (data.call === "stop") run?.abort();
   } catch (error) {
     postMessage({ id: data.id, error: lastLine(error) });
