@@ -142,6 +142,14 @@ class MixesPromptsAndDecodes(PrefillFirst):
         scheduler.resume_preempted(plan, budget)
 
 
+def decode_if_there_are_no_prompts(plan, scheduler):
+    """The second half of `PrefillFirst.fill`, as it should be."""
+    if not plan.scheduled:
+        budget = scheduler.max_num_batched_tokens
+        budget -= scheduler.plan_decodes(plan, budget)
+        scheduler.resume_preempted(plan, budget)
+
+
 class CutsPrompts(PrefillFirst):
     """Admits a prompt that does not fit whole."""
 
@@ -151,10 +159,7 @@ class CutsPrompts(PrefillFirst):
         budget = scheduler.max_num_batched_tokens
         budget -= scheduler.continue_prefills(plan, budget)
         scheduler.admit_waiting(plan, budget)
-        if not plan.scheduled:
-            budget = scheduler.max_num_batched_tokens
-            budget -= scheduler.plan_decodes(plan, budget)
-            scheduler.resume_preempted(plan, budget)
+        decode_if_there_are_no_prompts(plan, scheduler)
 
 
 class SpendsOnAdmissionWhatThePromptsSpent(PrefillFirst):
@@ -166,9 +171,7 @@ class SpendsOnAdmissionWhatThePromptsSpent(PrefillFirst):
         budget = scheduler.max_num_batched_tokens
         scheduler.continue_prefills(plan, budget)
         scheduler.admit_waiting(plan, budget, whole=True)
-        if not plan.scheduled:
-            budget -= scheduler.plan_decodes(plan, budget)
-            scheduler.resume_preempted(plan, budget)
+        decode_if_there_are_no_prompts(plan, scheduler)
 
 
 class BringsBackBeyondTheBudget(PrefillFirst):
