@@ -18,7 +18,7 @@ from minipaged.cli.options import AsJson, Model, Use, load
 from minipaged.cli.streams import read_standard_input
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, ParamsError, SamplingParams
 from minipaged.decoding.structured import StructuredOutputsParams
-from minipaged.prompts import check_prompt
+from minipaged.prompts import split_prompt
 from minipaged.text_io import check_writable, read_text
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def generate(
         prompts += _read_prompts(prompt_file)
     prompts = prompts or [DEFAULT_PROMPT]
     for text in prompts:
-        check_prompt(text)
+        split_prompt(text)
     sampling: dict[str, Any] = {
         "temperature": temperature,
         "top_p": top_p if top_p != 1 else None,
@@ -127,7 +127,7 @@ def generate(
             print(piece, end="", flush=True)
         print()
     else:
-        outputs = llm.generate(prompts, params, progress=not as_json and sys.stderr.isatty())
+        outputs = llm.generate(prompts, params, use_tqdm=not as_json)
         if as_json:
             print(json.dumps(outputs_json(outputs, llm.engine), indent=2))
         else:

@@ -92,7 +92,7 @@ class ModelRunner:
     def load(cls, name: str, config: EngineConfig) -> ModelRunner:
         """A runner for a model directory or hub id, on the GPU if there is one; may raise ModelLoadError."""
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        runner = cls(loading.load_model(name, config.dtype, device, config.trust_remote_code), config)
+        runner = cls(loading.load_model(name, config, device), config)
         if device.type == "cpu":
             runner.optimize()
         return runner
