@@ -80,6 +80,12 @@ class LLM:
         components = components_from(use) if use else components or Components()
         name = str(model if model is not None else pocket_model.PATH)
         defaults: dict[str, Any] = {}
+        if isinstance(tokenizer, str | Path):
+            from minipaged.execution import loading
+
+            # (It is not the model's own, so `revision` says nothing of it.)
+            own = replace(self.config, revision=None)
+            tokenizer = loading.load_tokenizer(str(tokenizer), own, must_exist=True)
         if executor is None:
             from minipaged.execution import loading
             from minipaged.execution.model_runner import ModelRunner
@@ -87,8 +93,6 @@ class LLM:
             runner = executor = ModelRunner.load(name, self.config)
             if tokenizer is None:
                 tokenizer = loading.load_tokenizer(name, self.config)
-            elif isinstance(tokenizer, str | Path):
-                tokenizer = loading.load_tokenizer(str(tokenizer), self.config, must_exist=True)
             sampler: Any = runner.sampler
             sampler.eos_token_ids = runner.eos_token_ids = loading.end_of_text(runner.model, tokenizer)
             defaults = loading.recommended_sampling(runner.model)
