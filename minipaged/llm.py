@@ -7,16 +7,11 @@ scripts carry over. Everything below this module works with token ids.
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from minipaged import pocket_model
 from minipaged.components import Components
@@ -29,6 +24,7 @@ from minipaged.engine import Engine
 from minipaged.execution.executor import Executor
 from minipaged.learn.overrides import components_from
 from minipaged.outputs import BeamSearchOutput, RequestOutput, beam_search_output
+from minipaged.progress import progress_bar
 from minipaged.prompts import (
     FailedRequestError,
     Prompt,
@@ -90,7 +86,13 @@ class LLM:
             from minipaged.execution import loading
             from minipaged.execution.model_runner import ModelRunner
 
-            runner = executor = ModelRunner.load(name, self.config)
+            if self.config.num_ranks > 1:
+                from minipaged.execution.distributed import start
+
+                runner: ModelRunner = start.load(name, self.config)
+            else:
+                runner = ModelRunner.load(name, self.config)
+            executor = runner
             if tokenizer is None:
                 tokenizer = loading.load_tokenizer(name, self.config)
             sampler: Any = runner.sampler
@@ -141,7 +143,7 @@ class LLM:
         try:
             for prompt, own in zip(prompts, params):
                 requests.append(self._add(prompt, own))
-            with progress_bar(len(requests), enabled=use_tqdm and sys.stderr.isatty()) as show:
+            with progress_bar("generating", len(requests), enabled=use_tqdm) as show:
                 while not all(request.is_finished for request in requests):
                     self._step()
                     show(sum(request.is_finished for request in requests))
@@ -302,12 +304,3 @@ def default_params(recommended: Mapping[str, Any], model: str) -> SamplingParams
             f"generation_config.json of {model} recommends what cannot be: {error}; or set "
             'generation_config="none"'
         ) from error
-
-
-@contextmanager
-def progress_bar(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar over requests on standard error, or nothing."""
-    columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not enabled, transient=True) as progress:
-        task = progress.add_task("generating", total=total)
-        yield lambda count: progress.update(task, completed=count)

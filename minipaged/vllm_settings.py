@@ -12,8 +12,6 @@ from typing import Any
 from minipaged.config import ConfigError
 
 ONLY: dict[str, tuple[Any, ...]] = {
-    "tensor_parallel_size": (1,),
-    "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "distributed_executor_backend": (None, "uni"),
     "quantization": (None,),

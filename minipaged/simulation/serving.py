@@ -30,6 +30,7 @@ MOST_VALUES = 1000
 WITHOUT_EFFECT = (
     *("attention_backend", "enable_cuda_graphs", "dtype", "revision"),
     *("generation_config", "disable_log_stats"),
+    *("tensor_parallel_size", "pipeline_parallel_size"),  # --chips says how many there are
 )
 
 

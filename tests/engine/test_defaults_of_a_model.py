@@ -120,8 +120,8 @@ def test_settings_of_vllm_that_ask_for_nothing_pass():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tensor_parallel_size", 2),
-        ("tensor_parallel_size", True),
+        ("data_parallel_size", 2),
+        ("data_parallel_size", True),
         ("quantization", "awq"),
         ("kv_cache_dtype", "fp8"),
         ("enable_lora", True),
