@@ -51,7 +51,8 @@ class BeamSearch:
                 break
             parent, total = request.sequences[beam], -negative_total
             reason, reports = self.stop.check(parent, token_id), samples[beam].top_logprobs
-            branch = Branch(parent, token_id, logprob, reason, None, reports and reports[number])
+            report = None if reports is None else reports[number]
+            branch = Branch(parent, token_id, logprob, reason, None, report)
             if branch.finish_reason is None:
                 live.append(branch)
             # The candidates past the first W are there to replace the ends among these, not to end.
