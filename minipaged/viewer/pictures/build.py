@@ -40,8 +40,8 @@ def pictures() -> dict[str, str]:
         made[f"prefill-first-{number}.svg"] = plan_svg(record, budget=32)
     for policy, caption in runs.POLICIES.items():
         made[f"growth-{policy.replace('_', '-')}.svg"] = pool_svg(runs.grown(policy, max_tokens=87), caption)
-    before, after = (runs.grown(policy, max_tokens=52) for policy in ("reserve", "on_demand"))
-    made["waste.svg"] = ideas.waste_svg(before, after)
+    reserved, grown = (runs.grown(policy, max_tokens=52) for policy in ("reserve", "on_demand"))
+    made["waste.svg"] = ideas.waste_svg(reserved, grown)
     made["free-list.svg"] = ideas.free_list_svg()
     made["gather.svg"] = ideas.gather_svg()
     made["hash-chain.svg"] = ideas.chain_svg()
