@@ -270,9 +270,9 @@ def scene_html(name: str) -> str:
     view = records[scene.start].planned
     picture = tables_svg(view, lambda token: run.texts.get(token, f"{token} ")).strip()
     title = escape(scene.title)
+    sheet = f'<div class="sheet" tabindex="0" role="group" aria-label="{title}">{picture}</div>'
     return (
         f'<figure class="scene" data-scene="{name}" data-start="{scene.start}" aria-label="{title}">'
-        f'<div class="scene-stage"><div class="sheet" tabindex="0" role="group" aria-label="{title}">'
-        f"{picture}</div></div><figcaption><strong>{title}.</strong> A trace of the engine, made when this page was "
-        "built.</figcaption></figure>\n"
+        f'<div class="scene-stage">{sheet}</div><figcaption><strong>{title}.</strong> '
+        "A trace of the engine, made when this page was built.</figcaption></figure>\n"
     )
