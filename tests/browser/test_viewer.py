@@ -492,7 +492,7 @@ def long_trace(num_steps: int, num_blocks: int, num_sequences: int) -> str:
 
 @pytest.mark.slow
 def test_10_000_steps_of_4_096_blocks_open_and_scrub_smoothly(browser, tmp_path):
-    """Catches work in every frame that grows with the length of the run, a page that freezes while it reads."""
+    """Catches work in every frame that grows with the length of the run, a page that freezes."""
     for file in WEB.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "index.html").write_text(MOUNT)
