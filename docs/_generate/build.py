@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import moving
 import pages
+import play
 import viewer_scenes
 from reading import ROOT, docstring_as_markdown, piece_of_source, read_report
 
@@ -43,6 +44,7 @@ def main() -> None:
         "benchmarks.md": pages.benchmarks(),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
         **pages.lessons(),
+        "learn/tour.md": pages.tour(),
     }
     for name, text in written.items():
         write(DOCS / name, text)
@@ -54,6 +56,7 @@ def main() -> None:
         write(DOCS / "javascripts/viewer" / module.name, module.read_text())
     for name in viewer_scenes.SCENES:
         write(DOCS / "scenes" / f"{name}.jsonl", viewer_scenes.trace(name))
+    play.write_play(ROOT, DOCS / "play")
     for page in sorted(DOCS.glob("**/*.md")):
         for name in re.findall(
             r'--8<-- "((?:spec|code|claims|drawing|moving|picture|scene)/[^"]+)"', page.read_text()
