@@ -11,12 +11,13 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from minipaged.kernels.cpp.build import BuildError, load_library
+from minipaged.kernels.metadata import AttentionMetadata
 from minipaged.kernels.reference import attention as reference_attention
 from minipaged.kernels.reference import cache as reference_cache
 
@@ -35,8 +36,21 @@ GreedyTokens = Callable[[Tensor], tuple[Tensor, Tensor]]
 """float32 logits [R, V] -> the first largest of each row [R] int64, its log-probability [R]."""
 
 
-PagedAttention = Callable[..., Tensor]
-"""(query [T, Hq, Dk], key pool, value pool, `AttentionMetadata`, **`AttentionParameters`) -> [T, Hq, Dv]."""
+class PagedAttention(Protocol):
+    """(query [T, Hq, Dk], key pool, value pool, metadata, **`AttentionParameters`) -> [T, Hq, Dv]."""
+
+    def __call__(  # noqa: D102
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor: ...
 
 
 def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,7 +90,7 @@ BACKENDS = {"torch": Backend, "triton": _load_triton, "cpp": _load_cpp}
 def why_not_triton(device: torch.device) -> str | None:
     """What the Triton backend lacks on this device, or None if it can run."""
     if importlib.util.find_spec("triton") is None:
-        return "the package triton is not installed"
+        return "the package triton is not installed (pip install triton)"
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"Triton kernels run on CUDA and ROCm devices, this one is {device.type!r}"
     if device.type == "cuda" and torch.cuda.is_available() and torch.version.hip is None:

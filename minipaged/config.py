@@ -18,6 +18,7 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 COUNTS = "block_size max_num_seqs max_num_batched_tokens num_blocks kv_cache_memory max_model_len"
+COUNTS += " tensor_parallel_size pipeline_parallel_size"
 LEAST = {"swap_space": 0} | dict.fromkeys(COUNTS.split(), 1)
 
 
@@ -63,6 +64,8 @@ class EngineConfig:
     page_growth: PageGrowthName = _option(
         "on_demand", "Blocks at admission: what the tokens need, in grants of 16, or all at once."
     )
+    tensor_parallel_size: int = _option(1, "Ranks that share the heads and MLPs of every layer.")
+    pipeline_parallel_size: int = _option(1, "Stages that share the layers; ranks: this times the above.")
     attention_backend: AttentionBackend = _option(
         "auto", "Kernels to use; auto: triton on a GPU, cpp on a CPU with a compiler, else torch."
     )
@@ -87,6 +90,11 @@ class EngineConfig:
             raise ConfigError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; give a share in (0, 1]"
             )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute a step."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 def config_from(options: dict[str, Any]) -> EngineConfig:

@@ -347,7 +347,8 @@ def benchmarks() -> str:
         "Only what was measured, with the machine, the versions, the date and the command. What is not here",
         "has not been measured.\n",
     ]
-    pages = [page for page in sorted(folder.glob("*.md")) if page.name != "index.md"]
+    # Results first, the method last.
+    pages = sorted(folder.glob("*.md"), key=lambda page: (page.name == "how_to_compare.md", page.name))
     results = sorted(folder.glob("*.json"))
     for page in pages:
         lines.append(rewrite_links(one_level_down(page.read_text()), folder, Path()))

@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from minipaged.progress import progress_bar
+
 logger = logging.getLogger(__name__)
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -138,7 +140,9 @@ def _build(command: list[str], path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         built = Path(scratch) / path.name
-        _run([*command, *map(str, SOURCES), "-o", str(built)])
+        logger.info("compiling the C++ kernels for this machine, once, with %s", command[0])
+        with progress_bar("compiling"):
+            _run([*command, *map(str, SOURCES), "-o", str(built)])
         digest = built.with_suffix(".sha256")
         digest.write_text(_digest(built))
         built.replace(path)

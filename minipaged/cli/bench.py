@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from minipaged.cli.options import AsJson, Model, Use, check_threads, load
 from minipaged.text_io import check_writable, write_text
@@ -36,7 +35,7 @@ def bench(
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     from minipaged.bench import read_workload, run_workload
-    from minipaged.llm import progress_bar
+    from minipaged.progress import progress_bar
     from minipaged.viewer.profile import StepProfile
 
     items = read_workload(workload)
@@ -49,7 +48,7 @@ def bench(
         torch.set_num_threads(threads)
     llm = load(model, {"disable_log_stats": True, **options}, use)
     parts = StepProfile() if profile else None
-    with progress_bar(len(items), enabled=not as_json and sys.stderr.isatty()) as advance:
+    with progress_bar("generating", len(items)) as advance:
         result = run_workload(llm, items, rate=rate, profile=parts, progress=advance)
     tokens = result.pop("tokens")
     _print(result, workload.name, parts, as_json)
@@ -61,7 +60,7 @@ def _print(result: dict[str, Any], name: str, parts: StepProfile | None, as_json
     if as_json:
         print(json.dumps(result | ({"profile": parts.seconds} if parts else {}), indent=2))
         return
-    table = Table("figure", "value", title=escape(name))
+    table = Table(Column("figure", overflow="fold"), Column("value", no_wrap=True), title=escape(name))
     for figure, value in result.items():
         table.add_row(figure, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
     Console().print(table)

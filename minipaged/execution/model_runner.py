@@ -55,6 +55,8 @@ class ModelRunner:
         ConfigError: settings that this model cannot serve.
     """
 
+    layers: range | None = None  # those that it computes, if others compute the rest
+
     def __init__(
         self, model: PreTrainedModel, config: EngineConfig, sampler: TokenSampler | None = None
     ) -> None:
@@ -80,7 +82,7 @@ class ModelRunner:
             config, self.block_bytes, self.max_model_len, self._available_bytes
         )
         self.eos_token_ids = loading.end_of_text(model)
-        self._sampler = sampler or Sampler(self.eos_token_ids, config.seed, self.backend.greedy_tokens)
+        self.sampler = sampler or Sampler(self.eos_token_ids, config.seed, self.backend.greedy_tokens)
         self.cache = KVCache(specs, self.num_blocks, self.num_host_blocks, config.block_size, self.backend)
         self.builder = BatchBuilder(self.device)
         self.graph_runner = self._make_graph_runner()
@@ -125,7 +127,7 @@ class ModelRunner:
         reports = self._prompt_logprobs(batch, logits) if batch.prompts else None
         if batch.sampling_index is not None:
             logits = logits[batch.sampling_index]
-        samples = self._sampler(logits, batch.sampling) if batch.sampling else []
+        samples = self.sampler(logits, batch.sampling) if batch.sampling else []
         errors = find_errors(samples, batch.sampling, logits)
         self._end_stage("sample")
         return StepResult(samples, reports, errors)
@@ -181,7 +183,7 @@ class ModelRunner:
             raise UnsupportedModelError(f"it has {what} besides the attention that can be swapped")
         if _differ(logits, own_positions):
             raise UnsupportedModelError("its positions do not count from 0")
-        silent = sorted(set(range(num_layers)) - set(specs))
+        silent = sorted(set(self.layers or range(num_layers)) - set(specs))
         if silent:
             raise UnsupportedModelError(f"layers {silent} keep no K/V in the cache")
         block_size = self._config.block_size

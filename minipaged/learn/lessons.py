@@ -15,6 +15,7 @@ import tempfile
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -120,6 +121,8 @@ def run_trials(
 
     Returns trial -> test -> "" if it passed, else one line that says what went wrong.
     """
+    if find_spec("pytest") is None:
+        raise LearnError("lessons are checked with pytest; install the extra: pip install 'minipaged[test]'")
     files = sorted({test.partition("::")[0] for trial in trials for test in trial.tests})
     with tempfile.TemporaryDirectory() as folder:
         source, destination = Path(folder, "in.json"), Path(folder, "out.json")

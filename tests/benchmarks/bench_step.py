@@ -113,7 +113,7 @@ def bench_part(benchmark, llama, part):
     with torch.inference_mode():
         batch = runner.builder.build(plan.scheduled)
         logits = runner.forward(batch).clone()
-        result = StepResult(runner._sampler(logits, batch.sampling))
+        result = StepResult(runner.sampler(logits, batch.sampling))
     scheduler.commit(plan, result)
     plans = []
 
@@ -137,7 +137,7 @@ def bench_part(benchmark, llama, part):
             case "forward":
                 benchmark(runner.forward, batch)
             case "sample":
-                benchmark(runner._sampler, logits, batch.sampling)
+                benchmark(runner.sampler, logits, batch.sampling)
     commit_last()
     engine.check_invariants()
 

@@ -5,6 +5,7 @@ import sys
 import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
+from pkgutil import resolve_name
 from urllib.parse import unquote, urldefrag
 
 import pytest
@@ -34,6 +35,19 @@ def test_every_link_of_a_page_in_the_repository_leads_to_a_file(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     targets = [target for target in LINK.findall(text) if not re.match(r"[a-z]+:", target)]
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+API = [
+    name
+    for page in sorted(ROOT.glob("docs/api/*.md"))
+    for name in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("name", API)
+def test_what_the_api_pages_document_exists(name):
+    """Catches a class that was renamed under the page that shows its docstring."""
+    assert resolve_name(name) is not None
 
 
 def test_the_version_is_the_same_everywhere():

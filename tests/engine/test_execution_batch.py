@@ -161,10 +161,7 @@ def test_kept_tables_never_go_stale(seed: int) -> None:
             table.free()
             del alive[which]
         elif action == 2:  # moved: the same sequence and length, other blocks
-            fresh = pool.allocate(len(table.blocks))
-            for block in table.blocks:
-                pool.free(block)
-            table.blocks = fresh
+            table.move_to(pool, pool.allocate(len(table.blocks)))
         else:  # the next token
             sequence, start, count, _ = alive[which]
             sequence.token_ids.append(source.randrange(100))

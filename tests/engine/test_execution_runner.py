@@ -106,7 +106,7 @@ def test_forks_share_blocks_until_they_write() -> None:
     child.num_computed_tokens = parent.num_computed_tokens = 12
     chunks = [ScheduledSequence(parent, 10, 2, 1), ScheduledSequence(child, 10, 2, 1)]
     seen: list[Tensor] = []
-    driver.runner._sampler = lambda logits, _: seen.append(logits) or []
+    driver.runner.sampler = lambda logits, _: seen.append(logits) or []
     driver.runner.execute(StepPlan(1, chunks, copies=[copy]))
     close(seen[0][0], expected_logits([*prompt, 5, 6])[-1])
     close(seen[0][1], expected_logits([*prompt, 8, 9])[-1])
@@ -140,7 +140,7 @@ class TestWhatIsSampled:
             return [Sample([7], [0.0]) for _ in chunks]
 
         driver = Driver(build("llama"))
-        driver.runner._sampler = sampler
+        driver.runner.sampler = sampler
         prompts = [random_tokens(length, VOCAB_SIZE, seed=length) for length in (6, 5, 9)]
         plain, reporting, part = [
             driver.add(prompt, SimpleNamespace(prompt_logprobs=wanted))
@@ -166,7 +166,7 @@ class TestWhatIsSampled:
         prompt = random_tokens(9, VOCAB_SIZE, seed=1)
         best = expected_logits(prompt)[-1].argsort(descending=True).tolist()
         driver = Driver(build("llama"))
-        driver.runner._sampler = runner._sampler
+        driver.runner.sampler = runner.sampler
         driver.pool = BlockAllocator(64)
         greedy = SamplingParams(temperature=0)
         other = SamplingParams(temperature=0, logit_bias={best[0]: -float("inf")})

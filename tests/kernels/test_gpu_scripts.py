@@ -102,4 +102,4 @@ def test_the_package_needs_no_triton():
     )
     command = [sys.executable, "-c", program]
     output = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
-    assert "the package triton is not installed; use 'torch' or 'auto'" in output
+    assert "the package triton is not installed (pip install triton); use 'torch' or 'auto'" in output

@@ -1,5 +1,6 @@
 """Models from a directory; and one clear line for everything that is not one."""
 
+import importlib.util
 import json
 import re
 import socket
@@ -118,7 +119,7 @@ def test_an_adapter_is_not_left_out_in_silence(directory: Path, monkeypatch: pyt
     """Without peft, transformers ignores the adapter: tokens of the base model."""
     monkeypatch.setattr(loading, "is_peft_available", lambda: False)
     (directory / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    assert "an adapter (adapter_config.json); install peft, or merge" in refusal(directory)
+    assert "an adapter (adapter_config.json); pip install peft, or merge" in refusal(directory)
     (directory / "config.json").unlink()
     assert "an adapter without its model" in refusal(directory)
 
@@ -171,6 +172,20 @@ def test_a_tokenizer_that_cannot_be_built_is_a_warning(
     assert llm.generate({"prompt_token_ids": [2, 3]}, SamplingParams(max_tokens=2))
     with pytest.raises(RequestError, match="has no tokenizer"):
         llm.generate("text")
+
+
+def test_a_missing_sentencepiece_is_named_with_its_command(
+    directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches advice to install tiktoken, which cannot read the file either: transformers' last attempt."""
+    (directory / "tokenizer.model").write_bytes(b"\x0a")
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "sentencepiece" else found(n))
+    assert load_tokenizer(str(directory)) is None
+    assert caplog.messages[-1].endswith(
+        "tokenizer.model needs a package that is missing; pip install sentencepiece protobuf"
+    )
 
 
 def test_a_directory_without_a_vocabulary_has_no_tokenizer(tmp_path: Path) -> None:

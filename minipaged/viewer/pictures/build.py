@@ -15,6 +15,7 @@ from minipaged.viewer.pictures import runs, scenes
 from minipaged.viewer.pictures.logo import card_svg, logo_svg
 from minipaged.viewer.pictures.plan import plan_svg
 from minipaged.viewer.pictures.pool import pool_svg
+from minipaged.viewer.pictures.ranks import ranks_svg
 from minipaged.viewer.pictures.tables import tables_svg
 from minipaged.viewer.pictures.tree import tree_svg
 
@@ -24,6 +25,7 @@ def pictures() -> dict[str, str]:
     made: dict[str, str] = {"logo.svg": logo_svg(), "social-card.svg": card_svg()}
     (both,) = scenes.fig7()
     made["block-table.svg"] = tables_svg(both.view, scenes.text_of, both.caption)
+    made["ranks.svg"] = ranks_svg(scenes.fig4(), num_blocks=9)
     for name, scene in (("append", scenes.fig6()), ("copy-on-write", scenes.fig8())):
         for number, (caption, view) in enumerate(scene, start=1):
             made[f"{name}-{number}.svg"] = tables_svg(view, scenes.text_of, caption)

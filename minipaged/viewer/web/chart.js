@@ -4,15 +4,35 @@ import { JUMPS } from "./happenings.js";
 
 const LANE = 7;
 
-export function drawChart(canvas, timeline, at, colours) {
+// `kept`: a canvas for all but the mark of the step that is shown, drawn again only if something has changed.
+export function drawChart(canvas, timeline, at, colours, kept) {
   const width = canvas.clientWidth;
   const height = canvas.clientHeight;
   if (!width || !height) return;
   const scale = globalThis.devicePixelRatio || 1;
-  canvas.width = Math.round(width * scale);
-  canvas.height = Math.round(height * scale);
+  const key = [width, height, scale, timeline.dropped + timeline.length, timeline.most, colours.paper, timeline.requests.size].join();
+  if (kept.key !== key || kept.timeline !== timeline) {
+    kept.width = Math.round(width * scale);
+    kept.height = Math.round(height * scale);
+    const context = kept.getContext("2d");
+    context.setTransform(scale, 0, 0, scale, 0, 0);
+    drawRun(context, width, height, timeline, colours);
+    Object.assign(kept, { key, timeline });
+  }
+  if (canvas.width !== kept.width) canvas.width = kept.width;
+  if (canvas.height !== kept.height) canvas.height = kept.height;
   const context = canvas.getContext("2d");
+  context.setTransform(1, 0, 0, 1, 0, 0);
+  context.clearRect(0, 0, canvas.width, canvas.height);
+  context.drawImage(kept, 0, 0);
   context.setTransform(scale, 0, 0, scale, 0, 0);
+  if (at >= 0) {
+    context.fillStyle = colours.ink;
+    context.fillRect(Math.min(width - 1, ((at + 0.5) / timeline.length) * width) - 1, 0, 2, height);
+  }
+}
+
+function drawRun(context, width, height, timeline, colours) {
   const top = JUMPS.length * LANE + 4;
   const room = height - top - 1;
   const { stats, header } = timeline;
@@ -52,11 +72,6 @@ export function drawChart(canvas, timeline, at, colours) {
     else context.moveTo(x, y);
   }
   context.stroke();
-  if (at >= 0) {
-    const x = Math.min(width - 1, ((at + 0.5) / count) * width);
-    context.fillStyle = colours.ink;
-    context.fillRect(x - 1, 0, 2, height);
-  }
 }
 
 // Each kind has a shape of its own.

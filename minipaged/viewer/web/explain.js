@@ -47,7 +47,7 @@ export function explain({ entry, before, memory }, committed) {
           ? "its blocks move to host memory until there is room again"
           : "its blocks are freed, and its tokens are computed again later";
       const reason = event.reason ? ` (${short(String(event.reason), 200)})` : "";
-      tell("preemption", "preemption", `${who} is preempted because blocks ran out and it arrived last: ${how}${reason}.`);
+      tell("preemption", "preemption", `${who} is preempted because blocks ran out (by default the latest arrived gives way): ${how}${reason}.`);
     } else if (event.kind === "admitted" || (event.kind === "resumed" && event.mode !== "swap")) {
       const again = event.kind === "resumed" ? "is back and computes its tokens again" : "is admitted";
       const need = Number(event.prompt_tokens) || 0;
@@ -73,7 +73,7 @@ export function explain({ entry, before, memory }, committed) {
 
   const gone = evicted(memory, entry, before.tables);
   if (gone.length)
-    tell("eviction", "prefix-cache", `The prefix cache gives up ${blocksText(gone)}: nothing is free, and nobody has used ${gone.length === 1 ? "it" : "them"} for the longest time.`, gone);
+    tell("eviction", "prefix-cache", `The prefix cache gives up ${blocksText(gone)}: nothing else is free, and by default the least recently used goes first.`, gone);
 
   const copied = new Set();
   for (const [from, to] of entry.copies ?? []) {
@@ -91,7 +91,13 @@ export function explain({ entry, before, memory }, committed) {
     if (!old || old.on_host) {
       if (!old && !committed) {
         const fresh = newBlocks(table, undefined, size).filter(({ hit, block }) => !hit && !copied.has(block));
-        if (fresh.length) tell("allocation", "allocator", `${nameOf(table)} gets ${blocksText(fresh.map(({ block }) => block))} for ${count(table.num_tokens - table.num_computed > 0 ? table.num_tokens : table.tokens.length, "token")}; they need not lie side by side.`, fresh.map(({ block }) => block));
+        const blocks = fresh.map(({ block }) => block);
+        const needed = Math.ceil(table.num_tokens / size);
+        const ahead = table.blocks.length - needed;
+        if (fresh.length && ahead > 0)
+          tell("allocation", "page-growth", `${nameOf(table)} gets ${blocksText(blocks)}, ${count(ahead, "block")} more than its ${count(table.num_tokens, "token")} ${table.num_tokens === 1 ? "needs" : "need"}: kept for tokens that may never come.`, blocks);
+        else if (fresh.length)
+          tell("allocation", "allocator", `${nameOf(table)} gets ${blocksText(blocks)} for ${count(table.num_tokens, "token")}${fresh.length > 1 ? "; they need not lie side by side" : ""}.`, blocks);
       }
       continue;
     }
@@ -112,6 +118,19 @@ export function explain({ entry, before, memory }, committed) {
       if (sibling && sibling.blocks[0] === table.blocks[0])
         tell("fork", "parallel-sampling", `${nameOf(table)} is forked: it holds the same ${count(table.blocks.length, "block")}, and nothing is copied until one of them writes.`, table.blocks);
     }
+    for (const table of memory.tables.values()) {
+      const old = before.tables.get(table.name);
+      if (!old || old.on_host || table.on_host || old.blocks.every((block, i) => block === table.blocks[i])) continue;
+      if (!(entry.copies ?? []).some(([, to]) => table.blocks.includes(to)))
+        tell("fork", "beam-search", `${nameOf(table)} now continues another beam, whose ${blocksText(table.blocks)} it shares; what it held before is dropped.`, table.blocks);
+    }
+    const back = [];
+    before.refs[0].forEach((refs, block) => refs && !memory.refs[0][block] && back.push(block));
+    if (back.length) {
+      const kept = back.filter((block) => memory.evictable.has(block));
+      const note = kept.length ? ` (${kept.length === back.length ? "all" : kept.length} stay cached until the room is needed)` : "";
+      tell("free", "allocator", `${blocksText(back)} ${back.length === 1 ? "comes" : "come"} back: no sequence holds ${back.length === 1 ? "it" : "them"} any more${note}.`.replace(/^b/, "B"), back);
+    }
   }
   if (entry.finished?.length)
     tell("end", "allocator", `${list(entry.finished.map((request) => short(String(request))))} ${entry.finished.length === 1 ? "has" : "have"} ended: every block that nobody else holds comes back ${committed ? "now" : "with this step's commit"}.`);
@@ -131,7 +150,7 @@ export function explain({ entry, before, memory }, committed) {
       else tell("prefill", "scheduler", `${request} computes its prompt: ${count(number, "token")} in one forward pass.`);
     }
   }
-  if (decodes.length) tell("decode", "scheduler", `${list(decodes, 6)} ${decodes.length === 1 ? "decodes" : "decode"}: one new token each.`);
+  if (decodes.length) tell("decode", "scheduler", `${list(decodes, 6)} ${decodes.length === 1 ? "decodes: one new token" : "decode: one new token each"}.`);
   if (!told.length) tell("other", "scheduler", "Nothing is computed in this step.");
   return told;
 }

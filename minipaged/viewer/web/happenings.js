@@ -29,6 +29,12 @@ export function evicted(memory, entry, known) {
   return (entry.planned?.not_evictable ?? []).filter((block) => memory.refs[0][block] && !reused.has(block));
 }
 
+// Whether a commit gives blocks to somebody or takes them, by a fork or an end.
+function changesBlocks({ tables = {}, evictable, not_evictable } = {}) {
+  const moved = Object.values(tables ?? {}).some((table) => !table || table.blocks !== undefined || table.on_host !== undefined);
+  return moved || Boolean(evictable?.length || not_evictable?.length);
+}
+
 // Applies the plan of an entry to the memory before it and counts what it does.
 export function happenings(memory, entry, last) {
   const stats = { step: entry.step, preemptions: 0, copies: entry.copies?.length ?? 0, hits: 0, evictions: 0 };
@@ -45,6 +51,7 @@ export function happenings(memory, entry, last) {
   const known = leaving.length ? new Set(memory.tables.keys()) : null;
   memory.plan(entry);
   if (known) stats.evictions = evicted(memory, entry, known).length;
+  stats.commits = changesBlocks(entry.committed);
   stats.decode = stats.prefill = 0;
   for (const scheduled of entry.scheduled ?? [])
     if (isDecode(memory.tables.get(`${scheduled[0]}/${scheduled[1]}`), scheduled)) stats.decode += 1;

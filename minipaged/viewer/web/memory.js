@@ -30,13 +30,14 @@ export function checkHeader(header) {
   return header;
 }
 
-function check(condition, message) {
-  if (!condition) throw new TraceError(message);
+function refuse(message) {
+  throw new TraceError(message);
 }
 
-function checkCounts(values, what) {
-  check(Array.isArray(values), `${what} is ${shown(values)}, not a list`);
-  for (const value of values) check(isCount(value), `${what} has ${shown(value)}, not an integer of at least 0`);
+function checkCounts(values, what, name = "") {
+  if (!Array.isArray(values)) refuse(`${what}${name && shown(name)} is ${shown(values)}, not a list`);
+  for (let i = 0; i < values.length; i++)
+    if (!isCount(values[i])) refuse(`${what}${name && shown(name)} has ${shown(values[i])}, not an integer of at least 0`);
 }
 
 // A list that shares its beginning with what it was: states of many moments keep (items, length) of one array.
@@ -46,10 +47,14 @@ class Shared {
     this.length = length;
   }
 
-  changed(keep, added, what) {
-    check(keep <= this.length, `${what}: ${keep} of ${this.length} are kept`);
+  changed(keep, added, name) {
+    if (keep > this.length) refuse(`token_ids of ${shown(name)}: ${keep} of ${this.length} are kept`);
     let items = this.items;
-    if (added.some((value, i) => keep + i < items.length && items[keep + i] !== value)) items = items.slice(0, keep);
+    for (let i = 0; i < added.length && keep + i < items.length; i++)
+      if (items[keep + i] !== added[i]) {
+        items = items.slice(0, keep);
+        break;
+      }
     for (let i = items.length - keep; i < added.length; i++) items.push(added[i]);
     return new Shared(items, keep + added.length);
   }
@@ -65,7 +70,7 @@ const COUNTS = ["num_tokens", "num_computed", "num_prompt"];
 function emptyTable(name) {
   const cut = name.lastIndexOf("/");
   const position = Number(name.slice(cut + 1));
-  check(cut >= 0 && isCount(position), `${shown(name)} is no name of a sequence`);
+  if (!(cut >= 0 && isCount(position))) refuse(`${shown(name)} is no name of a sequence`);
   return {
     name, request: name.slice(0, cut), position, on_host: false, blocks: [],
     num_tokens: 0, num_computed: 0, num_prompt: 0, tokens: EMPTY,
@@ -113,23 +118,23 @@ export class Memory {
   }
 
   apply(change) {
-    check(isObject(change), `a change is ${shown(change)}`);
+    if (!isObject(change)) refuse(`a change is ${shown(change)}`);
     for (const [name, entry] of Object.entries(change.tables ?? {})) {
       const before = this.tables.get(name);
       if (entry === null) {
-        check(before !== undefined, `${shown(name)} ends, but was not there`);
+        if (before === undefined) refuse(`${shown(name)} ends, but was not there`);
         this.count(before, -1);
         this.tables.delete(name);
         continue;
       }
-      check(isObject(entry), `table ${shown(name)} is ${shown(entry)}`);
+      if (!isObject(entry)) refuse(`table ${shown(name)} is ${shown(entry)}`);
       this.changeTable(before ?? emptyTable(name), entry, before !== undefined);
     }
     for (const key of ["evictable", "not_evictable"]) {
       const blocks = change[key] ?? [];
       checkCounts(blocks, key);
       for (const block of blocks) {
-        check(block < this.header.num_blocks, `block ${block} is evictable, which the pool has not`);
+        if (block >= this.header.num_blocks) refuse(`block ${block} is evictable, which the pool has not`);
         if (key === "evictable") this.evictable.add(block);
         else this.evictable.delete(block);
         if (block > this.highest) this.highest = block;
@@ -142,26 +147,26 @@ export class Memory {
     if (moved && known) this.count(table, -1);
     for (const field of COUNTS)
       if (entry[field] !== undefined) {
-        check(isCount(entry[field]), `${shown(table.name)} has ${field} ${shown(entry[field])}`);
+        if (!isCount(entry[field])) refuse(`${shown(table.name)} has ${field} ${shown(entry[field])}`);
         table[field] = entry[field];
       }
     if (entry.on_host !== undefined) table.on_host = Boolean(entry.on_host);
     for (const field of ["blocks", "token_ids"]) {
       if (entry[field] === undefined) continue;
-      const what = `${field} of ${shown(table.name)}`;
-      check(Array.isArray(entry[field]) && isCount(entry[field][0]), `${what} are ${shown(entry[field])}`);
+      const what = `${field} of `;
+      if (!(Array.isArray(entry[field]) && isCount(entry[field][0]))) refuse(`${what}${shown(table.name)} are ${shown(entry[field])}`);
       const [keep, added] = entry[field];
-      checkCounts(added, what);
-      if (field === "token_ids") table.tokens = table.tokens.changed(keep, added, what);
+      checkCounts(added, what, table.name);
+      if (field === "token_ids") table.tokens = table.tokens.changed(keep, added, table.name);
       else {
-        check(keep <= table.blocks.length, `${what}: ${keep} of ${table.blocks.length} are kept`);
-        table.blocks = [...table.blocks.slice(0, keep), ...added];
+        if (keep > table.blocks.length) refuse(`${what}${shown(table.name)}: ${keep} of ${table.blocks.length} are kept`);
+        table.blocks = table.blocks.slice(0, keep).concat(added);
       }
     }
     if (moved) {
       const size = this.refs[table.on_host ? 1 : 0].length;
       for (const block of table.blocks)
-        check(block < size, `${shown(table.name)} has block ${block}, which the pool has not`);
+        if (block >= size) refuse(`${shown(table.name)} has block ${block}, which the pool has not`);
       this.count(table, 1);
     }
     if (!known) this.tables.set(table.name, table);
@@ -214,18 +219,21 @@ export class Memory {
   }
 }
 
+const isScheduled = (item) =>
+  Array.isArray(item) && item.length === 5 && typeof item[0] === "string" &&
+  isCount(item[1]) && isCount(item[2]) && isCount(item[3]) && isCount(item[4]);
+const isMove = (pair) => Array.isArray(pair) && pair.length === 2 && isCount(pair[0]) && isCount(pair[1]);
+const isEvent = (event) => isObject(event) && typeof event.kind === "string";
+const LISTS = { scheduled: isScheduled, swap_out: isMove, swap_in: isMove, copies: isMove, events: isEvent, finished: () => true };
+
 export function checkEntry(entry) {
-  check(isObject(entry), "it is not a JSON object");
-  check(isCount(entry.step), `step is ${shown(entry.step)}`);
-  check(isCount(entry.num_waiting), `num_waiting is ${shown(entry.num_waiting)}`);
-  for (const name of ["scheduled", "swap_out", "swap_in", "copies", "events", "finished"])
-    check(entry[name] === undefined || Array.isArray(entry[name]), `${name} is ${shown(entry[name])}`);
-  for (const item of entry.scheduled ?? [])
-    check(Array.isArray(item) && item.length === 5 && typeof item[0] === "string" && item.slice(1).every(isCount), `scheduled has ${shown(item)}`);
-  for (const name of ["swap_out", "swap_in", "copies"])
-    for (const pair of entry[name] ?? [])
-      check(Array.isArray(pair) && pair.length === 2 && pair.every(isCount), `${name} has ${shown(pair)}`);
-  for (const event of entry.events ?? [])
-    check(isObject(event) && typeof event.kind === "string", `events has ${shown(event)}`);
+  if (!isObject(entry)) refuse("it is not a JSON object");
+  for (const name of ["step", "num_waiting"]) if (!isCount(entry[name])) refuse(`${name} is ${shown(entry[name])}`);
+  for (const name in LISTS) {
+    const items = entry[name];
+    if (items === undefined) continue;
+    if (!Array.isArray(items)) refuse(`${name} is ${shown(items)}`);
+    for (const item of items) if (!LISTS[name](item)) refuse(`${name} has ${shown(item)}`);
+  }
   return entry;
 }

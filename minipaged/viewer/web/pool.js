@@ -78,18 +78,24 @@ export class Pool {
     if (scene.selected) this.outline(this.rect(scene.selected.block, scene.selected.onHost), colours.ink, 3);
   }
 
-  drawBlocks({ memory, colours, hueOf, nameOf, marks, progress }, onHost) {
+  drawBlocks({ memory, chosen, colours, hueOf, nameOf, marks, progress }, onHost) {
     const { context, size } = this;
     const count = this.counts[onHost ? 1 : 0];
     const place = onHost ? 1 : 0;
     const slots = memory.header.block_size;
-    const owner = new Int32Array(count).fill(-1); // place of the table, -2: of several requests
+    const owner = new Int32Array(count).fill(-1); // place of the first table that holds it
+    const mixed = new Uint8Array(count); // 1: tables of several colours, 2: of several requests
     const filled = new Int32Array(count);
     const tables = [...memory.tables.values()].filter((table) => table.on_host === onHost);
     tables.forEach((table, number) => {
       table.blocks.forEach((block, logical) => {
         if (block >= count) return;
-        owner[block] = owner[block] === -1 || hueOf(tables[owner[block]] ?? table) === hueOf(table) ? number : -2;
+        if (owner[block] < 0) owner[block] = number;
+        else {
+          const first = tables[owner[block]];
+          if (hueOf(first) !== hueOf(table)) mixed[block] = Math.max(mixed[block], 1);
+          if (first.request !== table.request) mixed[block] = 2;
+        }
         const here = Math.min(slots, Math.max(0, table.num_tokens - logical * slots));
         if (here > filled[block]) filled[block] = here;
       });
@@ -97,10 +103,14 @@ export class Pool {
     const gap = size >= 30 ? 4 : size >= 8 ? 1 : size >= 4 ? 0.5 : 0;
     const inner = size - gap;
     const large = size >= 34;
+    const hatched = this.hatched(colours);
+    const theirs = chosen === null ? null : new Set(memory.tables.get(chosen)?.on_host === onHost ? memory.tables.get(chosen).blocks : []);
     context.lineWidth = 1;
     for (let block = 0; block < count; block++) {
       const { x, y } = this.rect(block, onHost);
       const refs = memory.refs[place][block];
+      const strength = theirs === null || theirs.has(block) ? 1 : 0.3; // the chosen sequence stands out
+      context.globalAlpha = strength;
       const grown = marks.fresh.has(block) && !onHost && progress < 1 ? 0.4 + 0.6 * progress : 1;
       const inset = ((1 - grown) * inner) / 2;
       const left = x + gap / 2 + inset;
@@ -108,20 +118,19 @@ export class Pool {
       const side = inner * grown;
       if (!refs) {
         const cached = !onHost && memory.evictable.has(block);
-        context.fillStyle = cached ? colours.shade : colours.paper;
-        context.fillRect(left, top, side, side);
-        if (cached) this.hatch(left, top, side, colours.line);
         if (size >= 5) {
-          context.strokeStyle = colours.line;
-          context.globalAlpha = cached ? 1 : 0.55;
-          context.strokeRect(left + 0.5, top + 0.5, side - 1, side - 1);
+          context.globalAlpha = cached ? strength : 0.55 * strength;
+          context.fillStyle = colours.line;
+          context.fillRect(left, top, side, side);
           context.globalAlpha = 1;
-        } else if (!cached) {
-          context.fillStyle = colours.shade;
+          context.fillStyle = cached ? hatched : colours.paper;
+          context.fillRect(left + 1, top + 1, side - 2, side - 2);
+        } else {
+          context.fillStyle = cached ? colours.line : colours.shade;
           context.fillRect(left, top, Math.max(1, side - 0.5), Math.max(1, side - 0.5));
         }
       } else {
-        const hue = owner[block] >= 0 ? hueOf(tables[owner[block]]) : -1;
+        const hue = mixed[block] ? -1 : hueOf(tables[owner[block]]);
         const share = filled[block] / slots;
         context.fillStyle = hue < 0 ? colours.shade : colours.tints[hue];
         context.fillRect(left, top, side, side);
@@ -140,12 +149,14 @@ export class Pool {
       }
       if (large) this.words(block, refs, { x: left, y: top, side }, colours, () => {
         if (!refs) return !onHost && memory.evictable.has(block) ? "cached" : "";
-        return owner[block] >= 0 && refs === 1 ? nameOf(tables[owner[block]]) : owner[block] >= 0 ? tables[owner[block]].request : "shared";
+        const table = tables[owner[block]];
+        return mixed[block] === 2 ? "shared" : refs === 1 ? nameOf(table) : table.request;
       });
       if (!onHost && marks.fresh.has(block) && size >= 5) this.outline({ x, y, size }, colours.ink, size >= 30 ? 2 : 1.2);
       if (!onHost && marks.hit.has(block) && size >= 5) this.outline({ x, y, size }, colours.ink, 2, [4, 3]);
       if (!onHost && marks.evicted.has(block) && size >= 8) this.cross({ x: left, y: top, size: side }, colours.ink);
     }
+    context.globalAlpha = 1;
   }
 
   words(block, refs, { x, y, side }, colours, name) {
@@ -169,19 +180,21 @@ export class Pool {
     context.fillText(text.length > most ? `${text.slice(0, most - 1)}…` : text, x + side / 2, y + side / 2 - 4);
   }
 
-  hatch(x, y, side, colour) {
-    const { context } = this;
-    if (side < 4) return;
-    context.strokeStyle = colour;
-    context.globalAlpha = 0.6;
+  hatched({ shade, line }) {
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = 8;
+    const context = tile.getContext("2d");
+    context.fillStyle = shade;
+    context.fillRect(0, 0, 8, 8);
+    context.strokeStyle = line;
+    context.lineWidth = 1.4;
     context.beginPath();
-    const step = Math.max(4, side / 5);
-    for (let d = step; d < 2 * side; d += step) {
-      context.moveTo(x + Math.max(0, d - side), y + Math.min(d, side));
-      context.lineTo(x + Math.min(d, side), y + Math.max(0, d - side));
+    for (const shift of [-8, 0, 8]) {
+      context.moveTo(shift - 1, 9);
+      context.lineTo(shift + 9, -1);
     }
     context.stroke();
-    context.globalAlpha = 1;
+    return this.context.createPattern(tile, "repeat");
   }
 
   outline({ x, y, size }, colour, width, dash = []) {

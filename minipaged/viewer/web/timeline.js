@@ -25,27 +25,6 @@ export class Timeline {
     this.highest = -1;
   }
 
-  // A timeline of a whole trace; what is readable of a trace that is cut or broken, with the reason.
-  static read(text) {
-    const timeline = new Timeline(parsed(text.slice(0, lineEnd(text, 0)), 1));
-    let start = lineEnd(text, 0) + 1;
-    for (let number = 2; start < text.length; number++) {
-      const stop = lineEnd(text, start);
-      const line = text.slice(start, stop);
-      start = stop + 1;
-      if (!line.trim()) continue;
-      try {
-        timeline.add(parsed(line, number), line);
-      } catch (error) {
-        if (!(error instanceof TraceError)) throw error;
-        const reason = error.message.startsWith("Line ") ? error.message : `Line ${number} does not continue the trace: ${error.message}.`;
-        timeline.problem = `${reason} ${timeline.length ? `The ${timeline.length} steps before it are shown.` : "No step is left to show."}`;
-        break;
-      }
-    }
-    return timeline;
-  }
-
   get length() {
     return this.lines.length;
   }
@@ -144,6 +123,48 @@ export class Timeline {
 
   counts() {
     return { ...this.totals };
+  }
+}
+
+// Reads a whole trace, a while at a time; of one that is cut or broken what is readable, with the reason.
+export class Reader {
+  constructor(text) {
+    this.text = text;
+    this.start = lineEnd(text, 0) + 1;
+    this.number = 1; // of the line read last
+    this.timeline = new Timeline(parsed(text.slice(0, this.start), 1));
+  }
+
+  get share() {
+    return Math.min(1, this.start / this.text.length);
+  }
+
+  // Reads for so many milliseconds at least one line; true once all is read.
+  read(milliseconds = Infinity) {
+    const { text, timeline } = this;
+    const until = performance.now() + milliseconds;
+    while (this.start < text.length) {
+      const stop = lineEnd(text, this.start);
+      const line = text.slice(this.start, stop);
+      this.start = stop + 1;
+      this.number += 1;
+      if (!line.trim()) continue;
+      try {
+        timeline.add(parsed(line, this.number), line);
+      } catch (error) {
+        if (!(error instanceof TraceError)) throw error;
+        timeline.problem = this.told(error.message);
+        this.start = text.length;
+      }
+      if (performance.now() > until) break;
+    }
+    return this.start >= text.length;
+  }
+
+  told(message) {
+    const reason = message.startsWith("Line ") ? message : `Line ${this.number} does not continue the trace: ${message}.`;
+    const { length } = this.timeline;
+    return `${reason} ${length ? `Shown: ${length} step${length === 1 ? "" : "s"} before it.` : "No step is left to show."}`;
   }
 }
 

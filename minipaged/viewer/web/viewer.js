@@ -9,13 +9,15 @@
 // Text of a trace only ever becomes text nodes and canvas text: nothing of it is parsed as HTML or run.
 
 import { TraceError } from "./memory.js";
-import { Timeline } from "./timeline.js";
+import { Reader, Timeline } from "./timeline.js";
 import { JUMPS } from "./happenings.js";
 import { CONCEPTS, explain, labels } from "./explain.js";
 import { HUES, Pool, arrow, palette } from "./pool.js";
 import { drawChart } from "./chart.js";
 
 const ANIMATION = 420; // milliseconds
+const FIRST_LOOK = 250; // milliseconds until a long trace is first shown
+const SLICE = 40; // milliseconds of reading between frames
 const MOST_TABLES = 6;
 const MOST_ROWS = 10;
 const MOST_CHIPS = 24;
@@ -47,6 +49,7 @@ class Viewer {
     this.selected = null;
     this.playing = 0;
     this.progress = 1;
+    this.chartCache = document.createElement("canvas");
     this.still = matchMedia("(prefers-reduced-motion: reduce)");
     this.build(element);
     this.pool = new Pool(this.parts.pool);
@@ -66,15 +69,25 @@ class Viewer {
   load(text) {
     this.reset();
     try {
-      this.timeline = Timeline.read(text);
-      this.error = this.timeline.problem;
+      this.reader = new Reader(text);
     } catch (error) {
       this.fail(error);
       return;
     }
+    this.timeline = this.reader.timeline;
+    this.readOn(FIRST_LOOK);
     this.index = this.timeline.length ? 0 : -1;
-    this.setSpeed(this.timeline.length > 300 ? 20 : this.timeline.length > 60 ? 5 : 1);
+    this.setSpeed(this.reader || this.timeline.length > 300 ? 20 : this.timeline.length > 60 ? 5 : 1);
     this.render();
+  }
+
+  // A long trace is shown at once; the rest of it is read between frames.
+  readOn(milliseconds) {
+    if (this.reader.read(milliseconds)) {
+      this.error = this.timeline.problem;
+      this.reader = null;
+    } else this.reading = setTimeout(() => this.readOn(SLICE), 0);
+    this.later();
   }
 
   start(header) {
@@ -116,7 +129,7 @@ class Viewer {
 
   play() {
     if (this.playing || !this.timeline?.length) return;
-    if (this.index >= this.timeline.length - 1) this.goTo(0);
+    if (this.index >= this.timeline.length - 1 && this.phase === "committed") this.toEnd(0);
     this.playing = setInterval(() => this.advance(), 1000 / this.speed);
     this.drawControls();
   }
@@ -140,6 +153,7 @@ class Viewer {
       steps: timeline.length,
       phase: this.phase,
       playing: Boolean(this.playing),
+      loading: Boolean(this.reader),
       error: this.error,
       blocks: memory.blocks().map(block),
       host: memory.blocks(true).map(block),
@@ -161,7 +175,8 @@ class Viewer {
 
   reset() {
     this.pause();
-    Object.assign(this, { timeline: null, index: -1, phase: "planned", error: "", chosenTable: null, selected: null });
+    clearTimeout(this.reading);
+    Object.assign(this, { timeline: null, reader: null, index: -1, phase: "planned", error: "", chosenTable: null, selected: null });
     this.changed();
   }
 
@@ -198,24 +213,28 @@ class Viewer {
   }
 
   advance() {
-    if (this.index < this.timeline.length - 1) this.step(1);
-    else {
-      this.phase = "committed";
-      this.goTo(this.index);
-      this.pause();
-    }
+    this.step(1);
+    if (this.index === this.timeline.length - 1 && this.phase === "committed") this.pause();
   }
 
-  // A step forth or back; the end of the run is the last step after its commit.
+  // A step forth or back, with a stop after a commit that moves blocks (not when it goes fast), and at the end.
   step(by) {
-    if (!this.timeline?.length) return;
-    const last = this.timeline.length - 1;
-    if (by > 0 && this.index === last) this.phase = "committed";
-    else if (by < 0 && this.index === last && this.phase === "committed" && !this.keepsPhase) {
-      this.phase = "planned";
-      by = 0;
+    const { timeline } = this;
+    const last = timeline.length - 1;
+    const stops = (index) => index === last || (timeline.stats[index].commits && !(this.playing && this.speed > 5));
+    let index = this.index;
+    if (by > 0 && this.phase === "planned" && stops(index)) this.phase = "committed";
+    else if (by < 0 && this.phase === "committed") this.phase = "planned";
+    else if (by > 0 ? index < last : index > 0) {
+      index += by;
+      this.phase = by < 0 && stops(index) ? "committed" : "planned";
     }
-    this.goTo(this.index + by, by > 0);
+    this.goTo(index, by > 0);
+  }
+
+  toEnd(index) {
+    this.phase = "planned";
+    this.goTo(index);
   }
 
   jump(kind, by) {
@@ -258,11 +277,11 @@ class Viewer {
       (parts[name] = h("button", { type: "button", className: "mpv-button", title, ...extra }, text)).addEventListener("click", action);
     parts.error = h("p", { className: "mpv-error", role: "alert", hidden: true });
     parts.title = h("p", { className: "mpv-title" });
-    button("first", "|◀", "To the first step (Home)", () => this.timeline && this.move(() => this.goTo(0)), { ariaLabel: "First step" });
+    button("first", "|◀", "To the first step (Home)", () => this.move(() => this.toEnd(0)), { ariaLabel: "First step" });
     button("back", "◀", "A step back (left arrow)", () => this.move(() => this.step(-1)), { ariaLabel: "Step back" });
     button("play", "Play", "Play or pause (space)", () => (this.playing ? this.pause() : this.play()));
     button("next", "▶", "A step on (right arrow)", () => this.move(() => this.step(1)), { ariaLabel: "Step on" });
-    button("last", "▶|", "To the last step (End)", () => this.timeline && this.move(() => this.goTo(Infinity)), { ariaLabel: "Last step" });
+    button("last", "▶|", "To the last step (End)", () => this.move(() => this.toEnd(Infinity)), { ariaLabel: "Last step" });
     parts.speed = h("select", { className: "mpv-select", ariaLabel: "Speed" });
     for (const [name, speed] of Object.entries(SPEEDS)) parts.speed.append(h("option", { value: speed }, name));
     parts.speed.addEventListener("change", () => this.setSpeed(Number(parts.speed.value)));
@@ -270,7 +289,6 @@ class Viewer {
     for (const [value, name] of Object.entries(PHASES)) parts.phase.append(h("option", { value }, name));
     parts.phase.addEventListener("change", () => {
       this.phase = parts.phase.value;
-      this.keepsPhase = this.phase === "committed";
       this.changed();
       this.render();
     });
@@ -309,8 +327,8 @@ class Viewer {
     parts.queues = h("dl", { className: "mpv-queues" });
     parts.budget = h("div", { className: "mpv-budget" });
     parts.live = h("p", { className: "mpv-hidden", ariaLive: "polite" });
-    parts.concepts = h("details", { className: "mpv-concepts", hidden: true }, h("summary", {}, "Concepts"), h("dl"));
-    const keys = "Space plays and pauses, ← and → go a step, Home and End to the first and last, p c h e to the next preemption, copy, prefix hit, eviction (with shift: the one before). In the pool, arrow keys choose a block.";
+    parts.concepts = h("div", { className: "mpv-concepts", hidden: true }, h("h3", {}, "Concepts"), h("dl"));
+    const keys = "Keys: space plays and pauses, ← and → go a step, Home and End to the first and last, p c h e to the next preemption, copy, prefix hit, eviction (with shift: the one before). In the pool, arrow keys choose a block.";
     this.root = h(
       "div",
       { className: "mpv", role: "region", ariaLabel: "Viewer of a run" },
@@ -326,7 +344,7 @@ class Viewer {
           h("section", { ariaLabel: "Token budget" }, h("h3", {}, "Tokens of this step"), parts.budget),
           h("section", { ariaLabel: "Queues" }, h("h3", {}, "Queues"), parts.queues))),
       parts.concepts,
-      h("details", { className: "mpv-help" }, h("summary", {}, "Keys"), h("p", {}, keys)),
+      h("p", { className: "mpv-help" }, keys),
       parts.live,
     );
     this.root.addEventListener("keydown", (event) => this.key(event));
@@ -360,10 +378,10 @@ class Viewer {
     const actions = {
       ArrowRight: () => this.move(() => this.step(1)),
       ArrowLeft: () => this.move(() => this.step(-1)),
-      Home: () => this.move(() => this.goTo(0)),
-      End: () => this.move(() => this.goTo(Infinity)),
+      Home: () => this.move(() => this.toEnd(0)),
+      End: () => this.move(() => this.toEnd(Infinity)),
     };
-    if (event.target.tagName !== "BUTTON" && event.target.tagName !== "SUMMARY" && event.target.tagName !== "A")
+    if (event.target.tagName !== "BUTTON" && event.target.tagName !== "A")
       actions[" "] = () => (this.playing ? this.pause() : this.play());
     for (const kind of JUMPS) {
       const key = JUMP_NAMES[kind][1];
@@ -424,7 +442,7 @@ class Viewer {
     this.drawControls();
     if (!timeline) return;
     timeline.most = Math.max(8, timeline.highest + 1);
-    drawChart(parts.chart, timeline, this.index, this.colours);
+    drawChart(parts.chart, timeline, this.index, this.colours, this.chartCache);
     this.drawChartKey();
     if (ready) {
       this.drawTables();
@@ -445,8 +463,8 @@ class Viewer {
     const last = count - 1;
     const end = this.index === last && this.phase === "committed";
     parts.play.textContent = this.playing ? "Pause" : "Play";
-    for (const name of ["first", "back"]) parts[name].disabled = this.index <= 0 && !(end && !this.keepsPhase);
-    parts.next.disabled = !count || end || (this.index === last && this.keepsPhase);
+    for (const name of ["first", "back"]) parts[name].disabled = this.index <= 0 && this.phase === "planned";
+    parts.next.disabled = !count || end;
     parts.last.disabled = !count || this.index === last;
     for (const name of ["play", "speed", "phase", "scrub"]) parts[name].disabled = !count;
     for (const kind of JUMPS) {
@@ -460,7 +478,7 @@ class Viewer {
     const step = count ? timeline.stats[this.index].step : null;
     const position = count ? `Step ${number(step)} of ${number(timeline.stats[last].step)}` : timeline ? "Nothing has run yet" : "No trace";
     parts.scrub.setAttribute("aria-valuetext", position);
-    parts.title.textContent = position;
+    parts.title.textContent = this.reader ? `${position} (${percent(this.reader.share)} read)` : position;
   }
 
   drawChartKey() {
@@ -505,7 +523,7 @@ class Viewer {
     const memory = timeline.length ? this.moment().memory : timeline.memory;
     const label = labels(memory);
     const marks = timeline.length ? this.marks() : { fresh: new Set(), hit: new Set(), evicted: new Set() };
-    const scene = { memory, colours, hueOf: (table) => this.hueOf(table), nameOf: label, selected: this.selected, marks, progress: this.progress };
+    const scene = { memory, chosen: this.chosenTable, colours, hueOf: (table) => this.hueOf(table), nameOf: label, selected: this.selected, marks, progress: this.progress };
     pool.draw(scene);
     const cached = memory.evictable.size;
     const free = timeline.header.num_blocks - memory.used[0] - cached;
@@ -560,8 +578,9 @@ class Viewer {
     };
     const drawn = (block, onHost = false) => block < pool.counts[onHost ? 1 : 0];
     const beside = canvas.left - box.left > 120;
+    const rows = [...stage.querySelectorAll("[data-block]")];
     if (beside)
-      for (const row of stage.querySelectorAll("[data-block]")) {
+      for (const row of rows.length <= 16 && pool.size >= 34 ? rows : rows.filter((row) => row.dataset.chosen === "true")) {
         const block = Number(row.dataset.block);
         const onHost = row.dataset.host === "true";
         if (!drawn(block, onHost)) continue;
@@ -569,7 +588,7 @@ class Viewer {
         const from = { x: place.right - box.left + 2, y: (place.top + place.bottom) / 2 - box.top };
         const { x, y, size } = pool.rect(block, onHost);
         const to = { x: canvas.left - box.left + x + 1, y: canvas.top - box.top + y + size / 2 };
-        context.globalAlpha = row.dataset.quiet === "true" ? 0.35 : 0.9;
+        context.globalAlpha = this.chosenTable && row.dataset.chosen !== "true" ? 0.2 : 0.8;
         arrow(context, from, to, colours.hues[Number(row.dataset.hue)], 1, 0.04, 1.5);
       }
     context.globalAlpha = 1;
@@ -609,7 +628,7 @@ class Viewer {
       this.chosenTable = chosen ? null : table.name;
       this.render();
     });
-    const most = chosen ? 40 : together > 3 ? 4 : MOST_ROWS;
+    const most = chosen ? 40 : together > 4 ? 3 : MOST_ROWS;
     const first = Math.max(0, table.blocks.length - most);
     const rows = [];
     if (first) rows.push(h("li", { className: "mpv-more" }, `${number(first)} blocks before`));
@@ -621,7 +640,7 @@ class Viewer {
       const refs = this.moment().memory.refs[table.on_host ? 1 : 0][block];
       const row = h("li", {}, h("span", { className: "mpv-map" }, `${logical} → ${block}`), h("span", { className: "mpv-words" }, h("span", {}, done), h("u", {}, now)));
       row.append(h("span", { className: "mpv-refs", title: "reference count" }, refs > 1 ? `×${refs}` : ""));
-      Object.assign(row.dataset, { block, host: table.on_host, hue, quiet: Boolean(this.chosenTable) && !chosen });
+      Object.assign(row.dataset, { block, host: table.on_host, hue, chosen });
       rows.push(row);
     }
     return h("div", { className: `mpv-table mpv-hue${hue}${chosen ? " mpv-chosen" : ""}` }, title, h("ul", {}, ...rows));
@@ -675,7 +694,6 @@ class Viewer {
           ...Object.entries(CONCEPTS).flatMap(([name, [term, text]]) => [h("dt", { id: `mpv-concept-${name}`, tabIndex: -1 }, term), h("dd", {}, text)]),
         );
       concepts.hidden = false;
-      concepts.open = true;
       const target = concepts.querySelector(`#mpv-concept-${concept}`);
       target.scrollIntoView({ block: "nearest" });
       target.focus();
