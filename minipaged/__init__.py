@@ -1,4 +1,4 @@
-"""PagedAttention as code to learn from and to generate with.
+"""Learn PagedAttention by building a small LLM engine.
 
     from minipaged import LLM, SamplingParams
     LLM().generate("Once upon a time", SamplingParams(max_tokens=64))

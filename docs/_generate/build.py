@@ -44,18 +44,19 @@ def main() -> None:
         "benchmarks.md": pages.benchmarks(),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
         **pages.lessons(),
+        "learn/tour.md": pages.tour(),
     }
     for name, text in written.items():
         write(DOCS / name, text)
     write(FRAGMENTS / "commands.md", pages.commands())
     write(FRAGMENTS / "headlines.md", pages.headlines())
     write(DOCS / "stylesheets/palette.css", pages.palette_css())
-    play.write_play(ROOT, DOCS / "play")
     write(DOCS / "stylesheets/viewer.css", (WEB / "viewer.css").read_text())
     for module in sorted(WEB.glob("*.js")):
         write(DOCS / "javascripts/viewer" / module.name, module.read_text())
     for name in viewer_scenes.SCENES:
         write(DOCS / "scenes" / f"{name}.jsonl", viewer_scenes.trace(name))
+    play.write_play(ROOT, DOCS / "play")
     for page in sorted(DOCS.glob("**/*.md")):
         for name in re.findall(
             r'--8<-- "((?:spec|code|claims|drawing|moving|picture|scene)/[^"]+)"', page.read_text()

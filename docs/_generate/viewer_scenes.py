@@ -273,6 +273,6 @@ def scene_html(name: str) -> str:
     return (
         f'<figure class="scene" data-scene="{name}" data-start="{scene.start}" aria-label="{title}">'
         f'<div class="scene-stage"><div class="sheet" tabindex="0" role="group" aria-label="{title}">'
-        f"{picture}</div></div><figcaption><strong>{title}.</strong> A trace of the engine, made when this page was "
-        "built.</figcaption></figure>\n"
+        f"{picture}</div></div><figcaption><strong>{title}.</strong> A trace of the engine, made when "
+        "this page was built.</figcaption></figure>\n"
     )
