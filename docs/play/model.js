@@ -1,7 +1,8 @@
 // The pocket model in plain JavaScript: a Llama of 4 layers, attention through a block table.
 //
-// Weights, keys and values are float32, arithmetic is float64. Keys and values lie in a pool of blocks, as in the Python engine: [num_blocks, Hkv, block_size, D] a layer. Which
-// block is whose, the scheduler says; here a table only translates a position into a place.
+// Keys and values lie in a pool of blocks, as in the Python engine: [num_blocks, Hkv, block_size, D] a layer. Which
+// block is whose, the scheduler says; here a table only translates a position into a place. Weights, keys and values
+// are float32, arithmetic is JavaScript's own, float64.
 
 function readSafetensors(buffer) {
   const headerBytes = Number(new DataView(buffer).getBigUint64(0, true));
