@@ -55,6 +55,9 @@ def test_its_lines_are_a_trace(settings, tmp_path):
     assert len(records) == run.counts()["steps"]
     assert max(record.committed.num_used for record in records) == run.peak_blocks
     assert records[-1].committed.num_used == 0
+    texts = {token: text for line in lines[1:] for token, text in json.loads(line).get("texts", {}).items()}
+    assert {text for token, text in texts.items() if int(token) >= 1000} == {"p "}
+    assert texts["0"] == "· "
 
 
 def test_the_examples_of_the_page_show_what_they_ask_about():
