@@ -1,4 +1,4 @@
-"""What the pages of docs/play load: the engine as a zip file, Pyodide, the viewer, the pocket model.
+"""What the pages of docs/play load: the engine as a zip file, Pyodide, the pocket model.
 
 Pyodide (WebAssembly, 13 MB) comes from npm in the pinned version and is kept in the user's cache directory.
 Where it cannot be had, the site is built all the same, and those pages say what is missing.
@@ -37,10 +37,9 @@ LEFT_OUT = (
 
 def write_play(root: Path, folder: Path) -> None:
     """Fill `folder` (docs/play) from the repository at `root`; manifest.json says what is missing."""
-    for name in ("engine", "pyodide", "viewer", "weights"):
+    for name in ("engine", "pyodide", "weights"):
         shutil.rmtree(folder / name, ignore_errors=True)
     write_engine(root / "minipaged", folder / "engine" / "minipaged.zip")
-    shutil.copytree(root / "minipaged/viewer/web", folder / "viewer", ignore=shutil.ignore_patterns("*.html"))
     checkpoint = root / "minipaged/pocket_model/checkpoint"
     (folder / "weights").mkdir()
     for name in ("config.json", "tokenizer.json", "model.safetensors"):

@@ -1,7 +1,8 @@
-// The pocket model in plain JavaScript: a Llama of 4 layers, float32, attention through a block table.
+// The pocket model in plain JavaScript: a Llama of 4 layers, attention through a block table.
 //
 // Keys and values lie in a pool of blocks, as in the Python engine: [num_blocks, Hkv, block_size, D] a layer. Which
-// block is whose, the scheduler says; here a table only translates a position into a place.
+// block is whose, the scheduler says; here a table only translates a position into a place. Weights, keys and values
+// are float32, arithmetic is JavaScript's own, float64.
 
 function readSafetensors(buffer) {
   const headerBytes = Number(new DataView(buffer).getBigUint64(0, true));
@@ -60,7 +61,7 @@ export class PocketModel {
         device: pools(), host: pools(), // [keys, values]
       };
     });
-    const floats = (size) => new Float32Array(size);
+    const floats = (size) => new Float64Array(size);
     this.work = {
       x: floats(hidden), normed: floats(hidden), query: floats(this.heads * dim), key: floats(this.kvHeads * dim),
       value: floats(this.kvHeads * dim), mixed: floats(this.heads * dim), gate: floats(inner), up: floats(inner),

@@ -2,7 +2,7 @@
 // that are not the defaults are in the address, after #.
 
 import { EngineWorker, at, element, tell } from "./engine.js";
-import { mountViewer } from "./viewer/viewer.js";
+import { mountViewer } from "../javascripts/viewer/viewer.js";
 
 const FIELDS = [
   ["block_size", "Block size (tokens)", 16, { min: 1, max: 256 }],

@@ -1,7 +1,7 @@
 // The pocket model: prompts in, text as it is written, and the blocks that it takes.
 
 import { EngineWorker, at, element, tell } from "./engine.js";
-import { mountViewer } from "./viewer/viewer.js";
+import { mountViewer } from "../javascripts/viewer/viewer.js";
 
 const viewer = mountViewer(at("viewer"), { baseUrl: "../../" });
 const KEPT = 8;

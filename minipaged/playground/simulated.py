@@ -65,6 +65,9 @@ class Load:
         return ScriptedSampling(arrival.lengths.output, self.samples)
 
 
+FIRST_OWN = 1_000_000
+"""Token ids from here on are a prompt's own (`prompt_tokens` in simulation/workloads.py)."""
+
 DEFAULTS: dict[str, Any] = {
     "block_size": 16,
     "num_blocks": 32,
@@ -88,6 +91,11 @@ def split(settings: Mapping[str, Any]) -> tuple[Load, EngineConfig]:
     return Load(**load), EngineConfig(**DEFAULTS | engine)
 
 
+def text_of(token: int) -> str:
+    """A letter for the viewer: p for a prompt's own token, a dot for one that is shared or generated."""
+    return "p " if token >= FIRST_OWN else "· "
+
+
 class SimulatedRun:
     """A run of the engine that waits to be advanced; its trace begins with the header."""
 
@@ -104,7 +112,7 @@ class SimulatedRun:
         self.simulation = Simulation(scheduler, executor, self.load.method_of, LONGEST, usage_every=1)
         self.peak_blocks = 0
         self._lines: list[str] = []
-        self._trace = TraceLines(self.simulation.engine, self._lines.append)
+        self._trace = TraceLines(self.simulation.engine, self._lines.append, text_of)
         self._steps = self._run(self.load.arrivals(config.seed))
 
     def _run(self, arrivals: Iterator[Arrival]) -> Iterator[None]:

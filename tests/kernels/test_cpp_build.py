@@ -179,8 +179,9 @@ def test_a_compiler_without_openmp_builds_for_one_thread(tmp_path, monkeypatch, 
     monkeypatch.setenv("CXX", fake_compiler(tmp_path, script))
     with caplog.at_level(logging.INFO, logger="minipaged.kernels.cpp.build"):
         assert load_library().write_tokens
-    (line,) = caplog.messages
+    line, compiling = caplog.messages
     assert line.endswith("has no OpenMP; install libomp")
+    assert compiling.startswith("compiling the C++ kernels")
     assert library_path().name not in files()
 
 

@@ -1,0 +1,171 @@
+"""The pages with an engine inside, in Chromium: what comes out is what comes out outside."""
+
+import json
+
+import pytest
+
+from minipaged import LLM, SamplingParams
+from minipaged.playground.simulated import SimulatedRun
+from tests.docs.browser import Browser, find_chromium
+from tests.docs.site import build_once, served
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = ["Once upon a time", "The little robot", "What is 2 plus 3?", "One day, 42 ants"]
+WIDTHS = [(1280, False), (400, True)]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site, with Pyodide in it."""
+    if find_chromium() is None:
+        pytest.skip("chromium is not installed; on Debian: apt-get install chromium")
+    site = build_once(tmp_path_factory)
+    if missing := json.loads((site / "play/engine/manifest.json").read_text())["missing"]:
+        pytest.skip(f"the site is built without Pyodide: {missing}")
+    return site
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser(find_chromium()) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    with served(site) as address:
+        yield address
+
+
+def loaded(browser, address, name, script):
+    page = browser.open(f"{address}{name}", 1280, dark=False)
+    page.value(script)
+    return page
+
+
+@pytest.fixture(scope="module")
+def playground(browser, address):
+    page = loaded(browser, address, "play/", "playground.load().then(() => true)")
+    yield page
+    page.close()
+
+
+def status(page):
+    return page.value("document.getElementById('status').textContent")
+
+
+def counts_outside(settings):
+    run = SimulatedRun(settings)
+    while run.advance(100):
+        pass
+    return run.counts()
+
+
+def test_nothing_is_loaded_before_the_click_and_less_than_15_mb_after(browser, address, site):
+    """Catches 13 MB for everyone who only wanted to look."""
+    page = browser.open(f"{address}play/", 1280, dark=False)
+    assert not [url for url in page.requests if "pyodide" in url or "minipaged.zip" in url]
+    page.close()
+    sizes = json.loads((site / "play/engine/manifest.json").read_text())["files"]
+    assert len(sizes) == 6
+    assert sum(sizes.values()) < 15e6
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"num_blocks": 20, "preemption_mode": "swap"}, {"samples": 4, "num_blocks": 64, "prefix": 32}],
+    ids=str,
+)
+def test_a_run_in_the_page_has_the_counts_of_the_same_run_outside(playground, settings):
+    """Catches an engine that is another one in the browser."""
+    script = f"playground.run(Object.assign(playground.chosen(), {json.dumps(settings)}))"
+    counts = playground.value(script)
+    assert counts == pytest.approx(counts_outside(settings), rel=1e-12)
+    seen = playground.value("playground.viewer.state()")
+    assert seen["steps"] == counts["steps"]
+    assert seen["counts"]["preemptions"] == counts["preemptions"]
+    assert playground.problems == []
+
+
+def test_the_address_holds_the_settings(browser, address):
+    """Catches a link that shows somebody else another run."""
+    page = browser.open(f"{address}play/#num_blocks=20&page_growth=reserve", 1280, dark=False)
+    chosen = page.value("playground.chosen()")
+    assert (chosen["num_blocks"], chosen["page_growth"], chosen["block_size"]) == (20, "reserve", 16)
+    page.value(
+        "(field => { field.value = 8; field.dispatchEvent(new Event('input', {bubbles: true})); })"
+        "(document.querySelector('[name=block_size]'))"
+    )
+    assert page.value("location.hash") == "#block_size=8&num_blocks=20&page_growth=reserve"
+    page.close()
+
+
+def test_a_question_is_answered_by_the_engine(playground):
+    """Catches a verdict that does not follow from the run."""
+    playground.value("document.querySelectorAll('.question')[0].querySelectorAll('button')[0].click()")
+    verdict = "document.querySelectorAll('.question')[0].querySelector('[role=status]').textContent"
+    playground.wait_for(f"/preemptions/.test({verdict})")
+    assert playground.value(verdict) == "Not so: 3 preemptions."
+    playground.value("document.querySelectorAll('.question')[0].querySelectorAll('button')[1].click()")
+    playground.wait_for(f"/Right/.test({verdict})")
+
+
+def test_a_setting_that_cannot_work_is_told_in_the_page(playground):
+    """Catches a Python traceback in the status line, and an engine that is lost by a mistake."""
+    assert playground.value("playground.run({...playground.chosen(), rate: 5000})") is None
+    assert status(playground) == "rate is 5000; give 0.01 to 1000"
+    assert playground.value("playground.run({}).then(counts => counts.finished)") == 8
+
+
+@pytest.fixture(scope="module")
+def pocket(browser, address):
+    page = browser.open(f"{address}play/pocket/", 1280, dark=False)
+    yield page
+    page.close()
+
+
+def test_greedy_tokens_in_the_page_are_those_of_generate(pocket):
+    """Catches a rounding, a rotation or a block table that is another one in JavaScript."""
+    asked = json.dumps([{"text": text, "max_tokens": 60} for text in PROMPTS])
+    pocket.value(f"Promise.all({asked}.map(pocket.ask)).then(() => true)")
+    pocket.wait_for("!pocket.busy && Object.keys(pocket.tokens).length === 4")
+    tokens, prompts = pocket.value("pocket.tokens"), pocket.value("pocket.prompts")
+    llm = LLM()
+    outputs = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=60))
+    for i, output in enumerate(outputs):
+        assert prompts[str(i)] == list(output.prompt_token_ids)
+        assert tokens[str(i)] == [list(output.outputs[0].token_ids)]
+    shown = pocket.value("document.getElementById('answers').innerText")
+    assert outputs[0].outputs[0].text.split("\n")[0] in shown
+    assert pocket.problems == []
+
+
+def test_prompts_with_the_same_beginning_share_its_blocks(pocket):
+    """Catches a prefix cache that is not told to the viewer, or whose blocks hold nothing."""
+    text = "Once upon a time, there was a little boy named Otto. He lived in a valley between two mountains."
+    before = pocket.value("pocket.viewer.state().counts.hits")
+    for _ in range(2):
+        pocket.value(f"pocket.ask({{text: {json.dumps(text)}, max_tokens: 8}}).then(() => true)")
+        pocket.wait_for("!pocket.busy")
+    tokens = list(pocket.value("pocket.tokens").values())
+    assert tokens[-1] == tokens[-2]
+    assert pocket.value("pocket.viewer.state().counts.hits") > before
+
+
+def test_a_site_without_pyodide_says_what_is_missing(browser, site, tmp_path):
+    """Catches a button that does nothing where npm could not fetch Pyodide."""
+    target = tmp_path / "site"
+    for file in site.rglob("*"):
+        name = file.relative_to(site)
+        if file.is_file() and name.parts[:2] != ("play", "pyodide"):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (target / name).symlink_to(file)
+    manifest = target / "play/engine/manifest.json"
+    manifest.unlink()
+    manifest.write_text(json.dumps({"version": "0", "files": {}, "missing": "npm is not installed"}))
+    with served(target) as address:
+        page = browser.open(f"{address}play/", 1280, dark=False)
+        page.value("playground.load().catch(() => true)")
+        assert "npm is not installed" in status(page)
+        page.close()

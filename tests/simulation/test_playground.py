@@ -1,0 +1,141 @@
+"""The engine as a page of the site calls it: the same run as outside, told step by step."""
+
+import json
+from itertools import count
+
+import pytest
+
+from minipaged.config import ConfigError
+from minipaged.playground.pocket import PocketRun
+from minipaged.playground.simulated import LONGEST, SimulatedRun, split
+from minipaged.simulation.run import simulate
+from minipaged.viewer.replay import read_trace
+
+SETTINGS = [
+    {},
+    {"num_blocks": 20},
+    {"num_blocks": 20, "preemption_mode": "swap"},
+    {"prefix": 64},
+    {"prefix": 64, "enable_prefix_caching": False},
+    {"page_growth": "reserve", "num_blocks": 64},
+    {"samples": 4, "num_blocks": 64, "enable_chunked_prefill": False},
+    {"block_size": 4, "num_blocks": 100, "rate": 50, "requests": 12, "seed": 3},
+]
+
+
+def finished(settings, piece=7):
+    run, lines = SimulatedRun(settings), []
+    while more := run.advance(piece):
+        lines += more
+    return run, lines
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_in_pieces_it_is_the_run_of_the_simulator(settings):
+    """Catches requests added at another time, or steps lost between two pieces."""
+    run, lines = finished(settings)
+    counts = run.counts()
+    whole = SimulatedRun(settings)  # its engine, driven by the simulator's own loop
+    _, config = split(settings)
+    expected = simulate(whole.simulation, whole.load.arrivals(config.seed))
+    assert counts["steps"] == expected.num_steps == len(lines) - 1
+    assert counts["seconds"] == expected.seconds
+    assert counts["preemptions"] == expected.num_preemptions
+    assert counts["cached_tokens"] == expected.num_cached_tokens
+    assert counts["finished"] == len(expected.records) == whole.load.requests
+    assert counts["waste"] == pytest.approx(1 - expected.usage.tokens / expected.usage.held)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_its_lines_are_a_trace(settings, tmp_path):
+    """Catches a header that comes late, and lines that the viewer cannot follow."""
+    run, lines = finished(settings, piece=1)
+    (tmp_path / "trace").write_text("".join(line + "\n" for line in lines))
+    records = list(read_trace(tmp_path / "trace"))
+    assert len(records) == run.counts()["steps"]
+    assert max(record.committed.num_used for record in records) == run.peak_blocks
+    assert records[-1].committed.num_used == 0
+    texts = {token: text for line in lines[1:] for token, text in json.loads(line).get("texts", {}).items()}
+    assert {text for token, text in texts.items() if int(token) >= 1000} == {"p "}
+    assert texts["0"] == "· "
+
+
+def test_the_examples_of_the_page_show_what_they_ask_about():
+    """Catches a question of the page whose run has nothing to show."""
+    counts = [finished(settings)[0].counts() for settings in SETTINGS]
+    assert counts[0]["preemptions"] == 0 < counts[1]["preemptions"] <= 5
+    assert counts[3]["cached_tokens"] == 7 * 64
+    assert counts[4]["cached_tokens"] == 0
+    assert counts[5]["waste"] > 0.5 > 3 * counts[0]["waste"]
+    assert counts[6]["shared"] > 0.1
+
+
+def test_a_request_that_can_never_run_is_refused_and_counted():
+    """Catches a page that waits for ever."""
+    run, _ = finished({"num_blocks": 1})
+    counts = run.counts()
+    assert counts["refused"] + counts["finished"] == run.load.requests
+    assert counts["refused"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"requests": 1000}, "requests is 1000; give 1 to 200"),
+        ({"rate": 0}, "rate is 0; give 0.01 to 1000"),
+        ({"prompt": LONGEST}, f"prompt is {LONGEST}; give 1 to {LONGEST - 1}"),
+        ({"num_blocks": 5000}, "num_blocks is 5000; give 1 to 4096"),
+        ({"num_blocks": None}, "num_blocks is None; give 1 to 4096"),
+        ({"block_size": 0}, "block_size is 0"),
+        ({"colour": "red"}, "unknown setting 'colour'"),
+        ({"rate": "fast"}, "rate is 'fast'; give 0.01 to 1000"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_told_in_a_line(settings, message):
+    """Catches a traceback in a page, and a pool that takes the browser's memory."""
+    with pytest.raises(ConfigError, match=message) as error:
+        SimulatedRun(settings)
+    assert "\n" not in str(error.value)
+
+
+MODEL = {"max_model_len": 64, "vocab_size": 100, "eos_token_ids": [1], "block_bytes": 64}
+
+
+class Counting:
+    """A model that answers 10, 11, 12, ..., and keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.steps, self.next = [], count(10)
+
+    def __call__(self, text: str) -> str:
+        step = json.loads(text)
+        self.steps.append(step)
+        rows = [row for row in step["rows"] if row["candidates"]]
+        return json.dumps(
+            [[[next(self.next)] * row["candidates"], [-1.0] * row["candidates"]] for row in rows]
+        )
+
+
+def test_the_pocket_models_requests_are_scheduled_and_told():
+    """Catches token ids that reach the model without their place, and text that is never told."""
+    model = Counting()
+    run = PocketRun(model, MODEL, [f"<{i}>" for i in range(100)], {"block_size": 4, "num_blocks": 8})
+    assert run.add([0, 5, 6, 7, 8], 3) == "0"
+    told = [json.loads(run.step()) for _ in range(3)]
+    assert [step["outputs"]["0"] for step in told] == [[[10]], [[10, 11]], [[10, 11, 12]]]
+    assert [step["more"] for step in told] == [True, True, False]
+    first, second, _ = (step["rows"][0] for step in model.steps)
+    assert (first["tokens"], first["start"], len(first["table"])) == ([0, 5, 6, 7, 8], 0, 2)
+    assert (second["tokens"], second["start"], second["table"]) == ([10], 5, first["table"])
+    assert "<10>" in "".join(told[0]["lines"])
+    assert json.loads(run.step())["outputs"] == {}
+
+
+def test_stopping_the_pocket_model_frees_its_blocks():
+    """Catches an answer that goes on unseen, and holds its blocks."""
+    run = PocketRun(Counting(), MODEL, [f"<{i}>" for i in range(100)], {"block_size": 4, "num_blocks": 8})
+    run.add([0, 5], 50)
+    run.step()
+    run.abort()
+    assert not json.loads(run.step())["more"]
+    assert run.engine.scheduler.kv.num_used == 0
