@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_type_hints
 PageGrowthName = Literal["on_demand", "chunked", "reserve"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
 AttentionBackend = Literal["auto", "torch", "cpp", "triton"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 COUNTS = "block_size max_num_seqs max_num_batched_tokens num_blocks kv_cache_memory max_model_len"
@@ -69,6 +70,7 @@ class EngineConfig:
         "auto", "Kernels to use; auto: triton on a GPU, cpp on a CPU with a compiler, else torch."
     )
     enable_cuda_graphs: bool = _option(True, "Replay decode steps as CUDA graphs; on a CPU nothing changes.")
+    device: Device = _option("auto", "Where the model computes; auto: cuda if there is a GPU, else cpu.")
     dtype: DType = _option("auto", "Type of weights and KV cache; auto: what the checkpoint says.")
     trust_remote_code: bool = _option(False, "Run the code that comes with the model's files, if any.")
     seed: int = _option(0, "Seed of requests that bring none of their own.")

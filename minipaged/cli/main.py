@@ -16,16 +16,17 @@ from minipaged.cli.chat import chat
 from minipaged.cli.generate import generate
 from minipaged.cli.options import with_engine_options
 from minipaged.cli.streams import StandardErrorHandler, standard_streams, to_nowhere
+from minipaged.cli.view import top, view
 from minipaged.environment import prepare_process
 from minipaged.execution.distributed import RankError
-from minipaged.learn import lessons
+from minipaged.learn import command as learn
 from minipaged.prompts import FailedRequestError
 
 NAME = "minipaged"
 
 app = typer.Typer(
     name=NAME,
-    help="PagedAttention, the paper behind vLLM, as code to learn from and to generate with.",
+    help="Learn PagedAttention, the paper behind vLLM, by building a small LLM engine.",
     context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     rich_markup_mode=None,
@@ -51,7 +52,9 @@ app.command()(with_engine_options(bench))
 app.command()(simulation.reproduce)
 app.command()(with_engine_options(simulation.simulate))
 app.command()(with_engine_options(simulation.calibrate))
-app.add_typer(lessons.app, name="learn")
+app.command()(view)
+app.command()(top)
+app.add_typer(learn.app, name="learn")
 
 # Some versions of typer bring their own copy of click: this is the exception base of whichever is in use.
 UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")

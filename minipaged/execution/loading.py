@@ -32,7 +32,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import is_peft_available
 from transformers.utils import logging as transformers_logging
 
-from minipaged.config import ConfigError, DType
+from minipaged.config import ConfigError, Device, DType
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.progress import progress_bar
 
@@ -47,6 +47,21 @@ _NO_GGUF = "give the model as Hugging Face saves it, with config.json and safete
 
 class ModelLoadError(ValueError):
     """The model cannot be found or read; one line that says what to change."""
+
+
+def find_device(name: Device) -> torch.device:
+    """The torch device of that name; "auto": CUDA or ROCm if there is a GPU, else the CPU.
+
+    Raises:
+        ConfigError: this machine, or this build of torch, has no such device.
+    """
+    has = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        name = "cuda" if has["cuda"] else "cpu"
+    if not has[name]:
+        known = " or ".join(device for device in has if has[device])
+        raise ConfigError(f"device is {name!r}, which torch does not find here; choose {known}")
+    return torch.device(name)
 
 
 def load_model(

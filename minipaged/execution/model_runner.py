@@ -92,8 +92,8 @@ class ModelRunner:
 
     @classmethod
     def load(cls, name: str, config: EngineConfig) -> ModelRunner:
-        """A runner for a model directory or hub id, on the GPU if there is one; may raise ModelLoadError."""
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        """A runner for a model directory or hub id; may raise ModelLoadError or ConfigError."""
+        device = loading.find_device(config.device)
         runner = cls(loading.load_model(name, config.dtype, device, config.trust_remote_code), config)
         if device.type == "cpu":
             runner.optimize()

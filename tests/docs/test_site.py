@@ -123,6 +123,22 @@ def test_links_of_a_lesson_lead_to_the_pages_of_the_site(monkeypatch):
     )
 
 
+def test_a_picture_of_a_lesson_stands_in_its_page():
+    """Catches an image file, which cannot follow the page's colours, and an exercise that is not shown."""
+    page = pages.lessons()["learn/02_allocator.md"]
+    assert page.count("<svg ") == 2
+    assert "![" not in page
+    assert "## The files" in page
+    assert 'raise NotImplementedError("Lesson 2, task 1: take blocks off' in page
+
+
+def test_the_tour_is_a_page_with_its_pictures():
+    """Catches a tour that a visitor of the site cannot take."""
+    page = pages.tour()
+    assert page.count("<svg ") > 20
+    assert "# A tour of paged attention" in page
+
+
 def test_a_comment_in_code_is_no_heading():
     """Catches shell comments that gain a # when a file becomes a section of a page."""
     text = "# A\n\n```bash\n# a comment\n```\n\n## B\n"

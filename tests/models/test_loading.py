@@ -14,7 +14,7 @@ from minipaged import LLM, SamplingParams
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.engine import RequestError
 from minipaged.execution import loading
-from minipaged.execution.loading import ModelLoadError, load_model, load_tokenizer
+from minipaged.execution.loading import ModelLoadError, find_device, load_model, load_tokenizer
 from minipaged.execution.model_runner import ModelRunner
 from tests.models.driver import Driver, random_tokens
 from tests.models.zoo import VOCAB_SIZE, build
@@ -234,3 +234,29 @@ def test_a_length_beyond_the_model_is_a_config_error(directory: Path) -> None:
     """The same line whether the model is loaded or handed over."""
     with pytest.raises(ConfigError, match="max_model_len is 500; the model ends at 128 positions"):
         ModelRunner.load(str(directory), EngineConfig(num_blocks=5, max_model_len=500))
+
+
+@pytest.mark.parametrize(
+    ("name", "present", "expected"),
+    [
+        ("auto", [], "cpu"),
+        ("auto", ["cuda"], "cuda"),
+        ("auto", ["mps"], "cpu"),
+        ("cpu", ["cuda"], "cpu"),
+        ("mps", ["mps"], "mps"),
+    ],
+)
+def test_the_device_is_the_one_that_was_asked_for(name, present, expected, monkeypatch):
+    """Catches a GPU taken from someone who said cpu, and a Mac's GPU that nobody can ask for."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in present)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in present)
+    assert find_device(name).type == expected
+
+
+@pytest.mark.parametrize("name", ["cuda", "mps"])
+def test_a_device_that_is_not_there_is_a_config_error(name, monkeypatch):
+    """Catches torch's assertion about a build without CUDA, after the model was read."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=f"device is '{name}', which torch does not find here; choose cpu"):
+        find_device(name)
