@@ -15,6 +15,7 @@ PageGrowthName = Literal["on_demand", "chunked", "reserve"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
 AttentionBackend = Literal["auto", "torch", "cpp", "triton"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8", "int4"]
 
 COUNTS = "block_size max_num_seqs max_num_batched_tokens num_blocks kv_cache_memory max_model_len"
 LEAST = {"swap_space": 0} | dict.fromkeys(COUNTS.split(), 1)
@@ -67,6 +68,9 @@ class EngineConfig:
     )
     enable_cuda_graphs: bool = _option(True, "Replay decode steps as CUDA graphs; on a CPU nothing changes.")
     dtype: DType = _option("auto", "Type of weights and KV cache; auto: what the checkpoint says.")
+    quantization: Quantization = _option(
+        "none", "Weights of the linear layers in 8 or 4 bits, made when the model is loaded (on a CPU)."
+    )
     trust_remote_code: bool = _option(False, "Run the code that comes with the model's files, if any.")
     seed: int = _option(0, "Seed of requests that bring none of their own.")
     disable_log_stats: bool = _option(False, "No periodic log line.")

@@ -93,16 +93,15 @@ class ModelRunner:
         """A runner for a model directory or hub id, on the GPU if there is one; may raise ModelLoadError."""
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         runner = cls(loading.load_model(name, config.dtype, device, config.trust_remote_code), config)
-        if device.type == "cpu":
-            runner.optimize()
+        runner.optimize()
         return runner
 
     def optimize(self) -> None:
-        """Rewrite the model for speed on a CPU; nobody else can use it afterwards."""
+        """Rewrite the model for speed on a CPU, quantized if asked; nobody else can use it then."""
         rows = torch.arange(min(8, self.vocab_size, self.max_model_len))
         positions = rows * (self.max_model_len // len(rows))
         run = partial(self._call, rows[None], positions[None], rows)
-        optimize(self.model, run, fuse=self.backend.name == "cpp")
+        optimize(self.model, run, self.backend.name, self._config.quantization)
 
     def use_attention(self, attention: PagedAttention) -> None:
         """Attend with this function instead of the backend's, in every step from now on."""
