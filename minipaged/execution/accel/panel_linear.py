@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from minipaged.config import ConfigError
 from minipaged.execution.accel.packed_linear import PackedLinear
@@ -49,6 +50,11 @@ class PanelLinear(nn.Module):
         if self._format in CODES:
             return dequantize(self._panels, self._format, *shape).to(self._dtype)
         return unpack(self._panels, self._dtype, *shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the panels, scales included."""
+        return self._panels.nbytes
 
     def forward(self, rows: Tensor) -> Tensor:
         """rows [..., in_features] -> [..., out_features]."""
@@ -89,13 +95,13 @@ def read_panels(layer: PackedLinear) -> bool:
     return True
 
 
-def quantize_linears(model: nn.Module, format: str) -> None:
+def quantize_linears(model: PreTrainedModel, format: str) -> None:
     """Quantize the linear layers of a model, int4's output layer to int8; embeddings and norms stay.
 
     Raises:
         ConfigError: most of the model is no linear layer, so that little would be won.
     """
-    heads = {model.get_output_embeddings()} if hasattr(model, "get_output_embeddings") else set()
+    heads = {model.get_output_embeddings()}
     num_quantized = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
