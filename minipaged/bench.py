@@ -120,8 +120,8 @@ def repeat_workload(
 ) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
     """Run a workload so many times after one run that is not counted.
 
-    Returns the median of each field (nearest rank; the tokens are those of the last run) and the least and the
-    most of it. `options` are those of `run_workload`.
+    Returns the median of each field (nearest rank; the tokens are those of the last run), its least and most.
+    `options` are those of `run_workload`.
     """
     if repeat < 1:
         raise WorkloadError(f"repeat is {repeat}; give at least 1")

@@ -14,10 +14,12 @@ from typing import Any, Literal, get_args, get_type_hints
 PageGrowthName = Literal["on_demand", "chunked", "reserve"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
 AttentionBackend = Literal["auto", "torch", "cpp", "triton"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int4"]
 
 COUNTS = "block_size max_num_seqs max_num_batched_tokens num_blocks kv_cache_memory max_model_len"
+COUNTS += " tensor_parallel_size pipeline_parallel_size"
 LEAST = {"swap_space": 0} | dict.fromkeys(COUNTS.split(), 1)
 
 
@@ -63,10 +65,13 @@ class EngineConfig:
     page_growth: PageGrowthName = _option(
         "on_demand", "Blocks at admission: what the tokens need, in grants of 16, or all at once."
     )
+    tensor_parallel_size: int = _option(1, "Ranks that share the heads and MLPs of every layer.")
+    pipeline_parallel_size: int = _option(1, "Stages that share the layers; ranks: this times the above.")
     attention_backend: AttentionBackend = _option(
         "auto", "Kernels to use; auto: triton on a GPU, cpp on a CPU with a compiler, else torch."
     )
     enable_cuda_graphs: bool = _option(True, "Replay decode steps as CUDA graphs; on a CPU nothing changes.")
+    device: Device = _option("auto", "Where the model computes; auto: cuda if there is a GPU, else cpu.")
     dtype: DType = _option("auto", "Type of weights and KV cache; auto: what the checkpoint says.")
     quantization: Quantization = _option(
         "none", "Weights of the linear layers in 8 or 4 bits, made when the model is loaded (on a CPU)."
@@ -89,6 +94,11 @@ class EngineConfig:
             raise ConfigError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; give a share in (0, 1]"
             )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute a step."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 def config_from(options: dict[str, Any]) -> EngineConfig:

@@ -7,13 +7,9 @@ tokenizer's chat template first. Everything below this module works with token i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from minipaged import pocket_model
 from minipaged.components import Components
@@ -24,6 +20,7 @@ from minipaged.engine import Engine
 from minipaged.execution.executor import Executor
 from minipaged.learn.overrides import components_from
 from minipaged.outputs import RequestOutput
+from minipaged.progress import progress_bar
 from minipaged.prompts import FailedRequestError, RequestError, check_prompt, shortened
 from minipaged.text_io import lone_surrogate
 from minipaged.viewer.displays import register_displays
@@ -67,9 +64,14 @@ class LLM:
         components = components_from(use) if use else components or Components()
         name = str(model if model is not None else pocket_model.PATH)
         if executor is None:
-            from minipaged.execution.model_runner import ModelRunner
+            if self.config.num_ranks > 1:
+                from minipaged.execution.distributed import start
 
-            executor = ModelRunner.load(name, self.config)
+                executor = start.load(name, self.config)
+            else:
+                from minipaged.execution.model_runner import ModelRunner
+
+                executor = ModelRunner.load(name, self.config)
             if tokenizer is None:
                 from minipaged.execution.loading import load_tokenizer
 
@@ -118,7 +120,7 @@ class LLM:
         try:
             for prompt, own in zip(prompts, params):
                 requests.append(self._add(prompt, own))
-            with progress_bar(len(requests), enabled=progress) as show:
+            with progress_bar("generating", len(requests), enabled=progress) as show:
                 while not all(request.is_finished for request in requests):
                     self._step()
                     show(sum(request.is_finished for request in requests))
@@ -230,12 +232,3 @@ class LLM:
             params = params.resolve(lambda text: self.tokenizer.encode(text, add_special_tokens=False))
             params = params.compile(self.tokenizer, self.engine.executor.eos_token_ids)
         return token_ids, params, cache_salt
-
-
-@contextmanager
-def progress_bar(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar over requests on standard error, or nothing."""
-    columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not enabled, transient=True) as progress:
-        task = progress.add_task("generating", total=total)
-        yield lambda count: progress.update(task, completed=count)

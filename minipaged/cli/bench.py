@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from minipaged.cli.options import AsJson, Model, Use, check_threads, load
 from minipaged.text_io import check_writable, write_text
@@ -47,11 +46,13 @@ def bench(
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     from minipaged.bench import random_workload, read_workload, repeat_workload, run_workload
-    from minipaged.llm import progress_bar
+    from minipaged.progress import progress_bar
     from minipaged.viewer.profile import StepProfile
 
     sizes = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
-    if workload is not None and (given := [name for name, n in (sizes | {"batch": batch}).items() if n]):
+    if workload is not None and (
+        given := [name for name, n in (sizes | {"batch": batch}).items() if n is not None]
+    ):
         raise ValueError(f"{given[0]} is set beside a workload file; give one or the other")
     if workload is None and (missing := [name for name, n in sizes.items() if n is None]):
         raise ValueError(f"{missing[0]} is not set; give a workload file, or prompt_tokens and output_tokens")
@@ -66,15 +67,14 @@ def bench(
     llm = load(model, {"disable_log_stats": True, **options}, use)
     parts = StepProfile() if profile else None
     if not workload:
-        items = random_workload(
-            prompt_tokens, output_tokens, 1 if batch is None else batch, llm.engine.executor.vocab_size
-        )
+        vocab_size = llm.engine.executor.vocab_size
+        items = random_workload(prompt_tokens, output_tokens, 1 if batch is None else batch, vocab_size)
     spread = None
-    with progress_bar(len(items), enabled=not as_json and sys.stderr.isatty() and not repeat) as advance:
+    with progress_bar("generating", len(items)) as advance:
         if repeat is None:
             result = run_workload(llm, items, rate=rate, profile=parts, progress=advance)
         else:
-            result, spread = repeat_workload(llm, items, repeat, rate=rate, profile=parts)
+            result, spread = repeat_workload(llm, items, repeat, rate=rate, profile=parts, progress=advance)
     tokens = result.pop("tokens")
     if limits:
         from minipaged.execution.accel.limits import shares_of_limits
@@ -98,7 +98,8 @@ def _print(
         more = ({"profile": parts.seconds} if parts else {}) | ({"spread": spread} if spread else {})
         print(json.dumps(result | more, indent=2))
         return
-    table = Table("figure", *(["median", "least", "most"] if spread else ["value"]), title=escape(name))
+    values = [Column(name, no_wrap=True) for name in (("median", "least", "most") if spread else ("value",))]
+    table = Table(Column("figure", overflow="fold"), *values, title=escape(name))
     for figure, value in result.items():
         table.add_row(figure, *map(_shown, (value, *(spread or {}).get(figure, ()))))
     Console().print(table)

@@ -5,10 +5,12 @@ What would silently differ from the model's own attention is refused here or by 
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,9 +30,11 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
 )
 from transformers.utils import is_peft_available
+from transformers.utils import logging as transformers_logging
 
-from minipaged.config import ConfigError, DType
+from minipaged.config import ConfigError, Device, DType
 from minipaged.execution.attention import UnsupportedModelError
+from minipaged.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +47,21 @@ _NO_GGUF = "give the model as Hugging Face saves it, with config.json and safete
 
 class ModelLoadError(ValueError):
     """The model cannot be found or read; one line that says what to change."""
+
+
+def find_device(name: Device) -> torch.device:
+    """The torch device of that name; "auto": CUDA or ROCm if there is a GPU, else the CPU.
+
+    Raises:
+        ConfigError: this machine, or this build of torch, has no such device.
+    """
+    has = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        name = "cuda" if has["cuda"] else "cpu"
+    if not has[name]:
+        known = " or ".join(device for device in has if has[device])
+        raise ConfigError(f"device is {name!r}, which torch does not find here; choose {known}")
+    return torch.device(name)
 
 
 def load_model(
@@ -59,9 +78,10 @@ def load_model(
     def load(source: str, **options: Any) -> Any:
         options["trust_remote_code"] = trust_remote_code
         auto = auto_class(AutoConfig.from_pretrained(source, **options))
-        return auto.from_pretrained(
-            source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
-        )
+        with _weights_counted(enabled="local_files_only" in options):  # a download has the hub's own bars
+            return auto.from_pretrained(
+                source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+            )
 
     path = Path(name).expanduser()
     if path.is_dir():
@@ -93,6 +113,28 @@ def load_model(
     return model.to(device).eval()
 
 
+@contextmanager
+def _weights_counted(enabled: bool) -> Iterator[None]:
+    """Our own bar in the place of the one that transformers shows while it loads weights."""
+    with progress_bar("loading weights", enabled=enabled) as advance:
+
+        def counted(weights: Any) -> Iterator[Any]:
+            for number, weight in enumerate(weights):
+                advance(number, len(weights))
+                yield weight
+            advance(len(weights))
+
+        def bar(make: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+            is_ours = enabled and options.get("desc") == "Loading weights"
+            return counted(given[0]) if is_ours else make(*given, **options)
+
+        before = transformers_logging.set_tqdm_hook(bar)
+        try:
+            yield
+        finally:
+            transformers_logging.set_tqdm_hook(before)
+
+
 def _local_first(path: Path, name: str, load: Callable[..., Any]) -> Any:
     """What `load` makes of a directory; of a hub id from the local cache, or else from the hub."""
     if path.is_dir():
@@ -109,7 +151,9 @@ def _check_directory(name: str, path: Path) -> None:
     if has_adapter and not has_config:
         raise ModelLoadError(f"{name} holds an adapter without its model; merge them, or put them together")
     if has_adapter and not is_peft_available():
-        raise ModelLoadError(f"{name} holds an adapter (adapter_config.json); install peft, or merge them")
+        raise ModelLoadError(
+            f"{name} holds an adapter (adapter_config.json); pip install peft, or merge them"
+        )
     if has_config:
         return
     if any(path.glob("*.gguf")):
@@ -124,7 +168,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
     return AutoModelForImageTextToText if takes_images and not is_causal else AutoModelForCausalLM
 
 
-def in_one_line(error: Exception) -> str:
+def in_one_line(error: BaseException) -> str:
     """The kind of an error and the first line of what it says."""
     lines = (line for line in str(error).splitlines() if line.strip())
     return f"{type(error).__name__}: {next(lines, 'no reason given')}"
@@ -150,7 +194,10 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
         if not len(tokenizer):
             raise ValueError("its vocabulary is empty")
     except Exception as error:  # of all kinds, as for models
-        logger.warning("no tokenizer for %s, so prompts are token ids: %s", name, in_one_line(error))
+        reason = in_one_line(error)
+        if importlib.util.find_spec("sentencepiece") is None and (path / "tokenizer.model").is_file():
+            reason = "tokenizer.model needs a package that is missing; pip install sentencepiece protobuf"
+        logger.warning("no tokenizer for %s, so prompts are token ids: %s", name, reason)
         return None
     return tokenizer
 

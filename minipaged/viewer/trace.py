@@ -14,13 +14,15 @@ with the event "closed" is there only if the memory changed after the last step 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from minipaged.engine import Engine
 from minipaged.text_io import TextError, check_writable
 from minipaged.viewer import delta
-from minipaged.viewer.highlights import text_of
+from minipaged.viewer.highlights import TextOf
+from minipaged.viewer.highlights import text_of as tokenizer_text_of
 from minipaged.viewer.recorder import Recorder, StepRecord
 from minipaged.viewer.snapshot import PoolView, look
 
@@ -31,21 +33,16 @@ LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 ALWAYS = ("step", "num_waiting")  # written also when they are 0
 
 
-class TraceWriter(Recorder):
-    """A trace of an engine, from now on. Use as a context manager, or call `close`.
+class TraceLines(Recorder):
+    """Calls `write` with each line of a trace of an engine, from now on: the header at once.
 
-    Raises:
-        TextError: the file cannot be written. If it cannot any more while the engine runs (the disk is
-            full), the run goes on and `close` raises it.
+    `text_of`: the text of a token, where the engine has no tokenizer.
     """
 
-    def __init__(self, path: Path, engine: Engine) -> None:
-        check_writable("trace", path)
-        self._path = path
-        self._file = path.open("w")
-        self._error: OSError | None = None
+    def __init__(self, engine: Engine, write: Callable[[str], object], text_of: TextOf | None = None) -> None:
+        self._write_line = write
         self._scheduler = engine.scheduler
-        self._text_of = text_of(engine)
+        self._text_of = text_of or tokenizer_text_of(engine)
         self._known: set[int] = set()
         now = look(self._scheduler)
         sizes = {name: getattr(now, name) for name in SIZES}
@@ -76,22 +73,46 @@ class TraceWriter(Recorder):
         return {token: self._text_of(token) for token in new}
 
     def _dump(self, line: dict[str, Any]) -> None:
-        if self._error is None:
-            try:
-                self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-            except OSError as error:
-                self._error = error
+        self._write_line(json.dumps(line, separators=(",", ":")))
 
     def close(self) -> None:
-        """Stop listening, write what changed after the last step, if anything did, and finish the file."""
+        """Stop listening, and write what changed after the last step, if anything did."""
         super().close()
-        if self._file.closed:
-            return
         now = look(self._scheduler)
         if now != self._last:
             closing = {"step": self._next_step, "events": [{"kind": "closed"}]}
             change = delta.difference(self._last, now)
             self._dump({**closing, "num_waiting": len(self._scheduler.waiting), "committed": change})
+            self._last = now
+
+
+class TraceWriter(TraceLines):
+    """A trace of an engine as a file. Use as a context manager, or call `close`.
+
+    Raises:
+        TextError: the file cannot be written. If it cannot any more while the engine runs (the disk is
+            full), the run goes on and `close` raises it.
+    """
+
+    def __init__(self, path: Path, engine: Engine) -> None:
+        check_writable("trace", path)
+        self._path = path
+        self._file = path.open("w")
+        self._error: OSError | None = None
+        super().__init__(engine, self._write_to_file)
+
+    def _write_to_file(self, line: str) -> None:
+        if self._error is None:
+            try:
+                self._file.write(line + "\n")
+            except OSError as error:
+                self._error = error
+
+    def close(self) -> None:
+        """Stop listening, write what changed after the last step, if anything did, and finish the file."""
+        if self._file.closed:
+            return
+        super().close()
         try:
             self._file.close()
         except OSError as error:

@@ -25,7 +25,7 @@ def random_logits(rows, vocab=VOCAB, seed=0):
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def same_logits(ours, theirs):
+def assert_same_logits(ours, theirs):
     """Equal where finite and -inf at the same places, up to a constant a row (softmax ignores it)."""
     assert torch.equal(ours == NEVER, theirs == NEVER)
     torch.testing.assert_close(ours.log_softmax(-1), theirs.log_softmax(-1), rtol=0, atol=2e-5)
@@ -58,7 +58,7 @@ def test_filters_equal_those_of_transformers_with_other_settings_in_every_row():
         for _ in range(300)
     ]
     logits = random_logits(300)
-    same_logits(
+    assert_same_logits(
         filter_logits(logits, params),
         torch.stack([filtered_by_transformers(row, p) for row, p in zip(logits, params)]),
     )
@@ -69,7 +69,7 @@ def test_top_p_of_a_flat_distribution_looks_past_the_shortlist():
     logits = random_logits(4, vocab=3000) * torch.tensor([[0.01], [1.0], [0.05], [3.0]])
     params = [SamplingParams(top_p=0.9), SamplingParams(top_p=0.9), SamplingParams(), SamplingParams(top_k=2)]
     ours = filter_logits(logits, params)
-    same_logits(ours, torch.stack([filtered_by_transformers(r, p) for r, p in zip(logits, params)]))
+    assert_same_logits(ours, torch.stack([filtered_by_transformers(r, p) for r, p in zip(logits, params)]))
     assert (ours[0] > NEVER).sum() > 2000
 
 

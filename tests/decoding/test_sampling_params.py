@@ -128,7 +128,7 @@ def test_beam_values_that_contradict_each_other_are_refused():
 
 def test_good_values_on_the_boundary_are_taken():
     """Catches a check that is off by one."""
-    SamplingParams(
+    everything = SamplingParams(
         n=1,
         best_of=1,
         temperature=0,
@@ -145,9 +145,14 @@ def test_good_values_on_the_boundary_are_taken():
         min_tokens=16,
         max_tokens=16,
     )
-    SamplingParams(max_tokens=None, min_tokens=10**6, stop=None, stop_token_ids=None, bad_words=None)
-    BeamSearchParams(beam_width=1, length_penalty=-50, early_stopping="never", max_tokens=None)
-    BeamSearchParams(beam_width=3, num_return_sequences=3, early_stopping=True)
+    assert (everything.top_k, everything.seed, everything.logit_bias) == (-1, -(10**30), {0: -INF, 3: 100})
+    unset = SamplingParams(max_tokens=None, min_tokens=10**6, stop=None, stop_token_ids=None, bad_words=None)
+    assert (unset.max_tokens, unset.stop, unset.stop_token_ids, unset.bad_words) == (None, (), (), ())
+    alone = BeamSearchParams(beam_width=1, length_penalty=-50, early_stopping="never", max_tokens=None)
+    assert (alone.beam_width, alone.length_penalty, alone.max_tokens) == (1, -50, None)
+    assert (
+        BeamSearchParams(beam_width=3, num_return_sequences=3, early_stopping=True).num_return_sequences == 3
+    )
 
 
 def test_defaults_are_those_of_vllm():

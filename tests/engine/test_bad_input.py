@@ -271,7 +271,7 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("bench --workload good.json --block-size 0", "block_size is 0"),
     # commands
     ("frobnicate", "frobnicate"),
-    ("generate frobnicate", "frobnicate"),
+    ("simulate frobnicate", "frobnicate"),
     ("generate --blok-size 3", "--blok-size"),
     ("generate --prompt", "--prompt"),
     ("generate --stream=yes", "--stream"),

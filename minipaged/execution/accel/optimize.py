@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from minipaged.config import ConfigError, Quantization
 from minipaged.execution.accel.packed_linear import can_pack, pack_linears
+from minipaged.progress import progress_bar
 
 
 def optimize(
@@ -31,15 +32,16 @@ def optimize(
         )
     if model.device.type != "cpu":
         return
-    if can_pack():
+    with progress_bar("packing weights"):
+        if can_pack():
+            if backend == "cpp":
+                from minipaged.execution.accel.layer_fusion import fuse_layers  # loads the C++ kernels
+
+                fuse_layers(model, run)
+            pack_linears(model)
         if backend == "cpp":
-            from minipaged.execution.accel.layer_fusion import fuse_layers  # loads the C++ kernels
+            from minipaged.execution.accel.panel_linear import quantize_linears, use_panels
 
-            fuse_layers(model, run)
-        pack_linears(model)
-    if backend == "cpp":
-        from minipaged.execution.accel.panel_linear import quantize_linears, use_panels
-
-        if quantization != "none":
-            quantize_linears(model, quantization)
-        use_panels(model)
+            if quantization != "none":
+                quantize_linears(model, quantization)
+            use_panels(model)
