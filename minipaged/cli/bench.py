@@ -49,14 +49,12 @@ def bench(
     from minipaged.progress import progress_bar
     from minipaged.viewer.profile import StepProfile
 
-    sizes = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
-    if workload is not None and (
-        given := [name for name, n in (sizes | {"batch": batch}).items() if n is not None]
-    ):
-        raise ValueError(f"{given[0]} is set beside a workload file; give one or the other")
-    if workload is None and (missing := [name for name, n in sizes.items() if n is None]):
-        raise ValueError(f"{missing[0]} is not set; give a workload file, or prompt_tokens and output_tokens")
     items = read_workload(workload) if workload else []
+    sizes = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "batch": batch}
+    if workload and (given := [name for name, number in sizes.items() if number is not None]):
+        raise ValueError(f"{given[0]} is {sizes[given[0]]} beside a workload file; give one or the other")
+    if not workload and (prompt_tokens is None or output_tokens is None):
+        raise ValueError("no workload; give --workload FILE, or --prompt-tokens and --output-tokens")
     if rate is not None and not 0 < rate < float("inf"):
         raise ValueError(f"rate is {rate}; give requests a second, above 0")
     check_writable("tokens", tokens_out)
@@ -66,7 +64,7 @@ def bench(
         torch.set_num_threads(threads)
     llm = load(model, {"disable_log_stats": True, **options}, use)
     parts = StepProfile() if profile else None
-    if not workload:
+    if prompt_tokens is not None and output_tokens is not None:
         vocab_size = llm.engine.executor.vocab_size
         items = random_workload(prompt_tokens, output_tokens, 1 if batch is None else batch, vocab_size)
     spread = None

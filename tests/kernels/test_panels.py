@@ -39,7 +39,7 @@ def libraries(tmp_path_factory):
         path = tmp_path_factory.mktemp("panels") / "library.so"
         own = [flag for flag in build.FLAGS if not flag.startswith(("-march", "-O"))] + ["-O1"]
         source = str(next(source for source in build.SOURCES if source.stem == "panel_product"))
-        subprocess.run([find_compiler(), *own, *flags, source, "-o", str(path)], check=True)
+        subprocess.run([*find_compiler(), *own, *flags, source, "-o", str(path)], check=True)
         library = ctypes.CDLL(str(path))
         built[name] = {function: getattr(library, f"multiply_{function}") for function in panels._FORMATS}
     return built

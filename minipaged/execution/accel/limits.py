@@ -43,7 +43,9 @@ def shares_of_limits(
 
     The output layer counts for decodes; of a prompt only the last row passes it.
     """
-    layers = [m for m in model.modules() if hasattr(m, "in_features") and hasattr(m, "out_features")]
+    layers: list[Any] = [
+        m for m in model.modules() if hasattr(m, "in_features") and hasattr(m, "out_features")
+    ]
     head = model.get_output_embeddings()
     read = sum(map(weight_bytes, layers)) * decode_steps_per_s
     operations = 2 * sum(m.in_features * m.out_features for m in layers if m is not head) * prefill_tok_per_s
