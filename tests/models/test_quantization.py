@@ -70,3 +70,9 @@ def test_without_the_kernels_it_is_refused():
     """Catches a setting that another backend ignores."""
     with pytest.raises(ConfigError, match="quantization is int4, which needs the C\\+\\+ kernels"):
         quantized("llama", "int4", attention_backend="torch")
+
+
+def test_a_format_that_is_not_here_is_refused():
+    """Catches a model that runs unquantized where a script asked for another library's format."""
+    with pytest.raises(ConfigError, match="quantization is 'awq'; choose one of none, int8, int4"):
+        LLM(quantization="awq")
