@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -61,6 +61,24 @@ class AsyncLLM:
     def is_running(self) -> bool:
         """Whether requests are taken."""
         return self._thread.stopped is None
+
+    @property
+    def stopped(self) -> str | None:
+        """Why no requests are taken; None while they are."""
+        return self._thread.stopped
+
+    def between_steps(self, action: Callable[[], None]) -> None:
+        """Let the engine's thread call `action` when no step is computed; after the end it is not called.
+
+        It must be short, as it holds up every request, and must not raise: that ends the thread.
+        """
+        self._thread.between_steps(action)
+
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> Prompt:
+        """See `LLM.chat_prompt`."""
+        return self._llm.chat_prompt(messages, tools)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer; None if it has none."""

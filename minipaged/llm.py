@@ -180,8 +180,16 @@ class LLM:
         """
         return self.generate(self.chat_prompt(messages), params)[0]
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
-        """The tokens of a conversation up to where the assistant answers."""
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> Prompt:
+        """The tokens of a conversation up to where the assistant answers.
+
+        `tools` are functions that the model may call, as the template wants them described.
+
+        Raises:
+            RequestError: there is no chat template, it has no place for tools, or it refuses the messages.
+        """
         if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
             raise RequestError("the model's tokenizer has no chat template; use generate with a plain prompt")
         if not isinstance(messages, list | tuple) or not messages:
@@ -194,9 +202,11 @@ class LLM:
                 )
             if wrong := lone_surrogate(message["role"] + message["content"]):
                 raise RequestError(f"a message {wrong}")
+        if tools and "tools" not in self.tokenizer.get_chat_template(tools=list(tools)):
+            raise RequestError("tools are given, but the model's chat template has no place for them")
         try:
             text = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
+                list(messages), tools=list(tools or ()) or None, tokenize=False, add_generation_prompt=True
             )
         except Exception as error:  # a template raises what its author and Jinja like
             raise RequestError(f"the chat template refuses the messages: {error}; give others") from error

@@ -13,6 +13,7 @@ from minipaged.cli import simulation
 from minipaged.cli.bench import bench
 from minipaged.cli.generate import generate
 from minipaged.cli.options import with_engine_options
+from minipaged.cli.serve import serve
 from minipaged.cli.streams import standard_streams, to_nowhere
 from minipaged.environment import prepare_process
 from minipaged.learn import lessons
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 app.command()(with_engine_options(generate))
 app.command()(with_engine_options(bench))
+app.command()(with_engine_options(serve))
 app.command()(simulation.reproduce)
 app.command()(with_engine_options(simulation.simulate))
 app.command()(with_engine_options(simulation.calibrate))
