@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 import minipaged
+from minipaged import viewer
 from minipaged.async_llm import AsyncLLM
 from minipaged.serving.chat import chat, plain_messages
 from minipaged.serving.completions import complete
 from minipaged.serving.errors import ApiError, api_error, install_handlers, json_response
 from minipaged.serving.gate import Gate
+from minipaged.serving.generation import EventStream
 from minipaged.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from minipaged.serving.service import Service
 from minipaged.serving.settings import ServerSettings
+
+PAGE = Path(__file__).parent / "page.html"
+LIVE_PAGE = Path(viewer.__file__).parent / "web" / "live.html"
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def create_app(llm: AsyncLLM, model_name: str, settings: ServerSettings | None = None) -> FastAPI:
@@ -40,6 +51,7 @@ def create_app(llm: AsyncLLM, model_name: str, settings: ServerSettings | None =
     _add_generation(app, service)
     _add_tokens(app, service)
     _add_state(app, service)
+    _add_views(app, service)
     app.add_middleware(Gate, service=service)
     if service.settings.allowed_origins:
         origins, anything = list(service.settings.allowed_origins), ["*"]
@@ -120,3 +132,21 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/version")
     async def version() -> Response:
         return json_response({"version": minipaged.__version__})
+
+
+def _add_views(app: FastAPI, service: Service) -> None:
+    @app.get("/")
+    async def page() -> Response:
+        text = (LIVE_PAGE if LIVE_PAGE.exists() else PAGE).read_text(encoding="utf-8")
+        # (No script, picture or request from or to elsewhere, whatever a prompt has in it.)
+        headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
+        return HTMLResponse(text, headers=headers)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/trace/live")
+    async def trace() -> Response:
+        events = service.live.listen()
+        return EventStream(events)

@@ -86,7 +86,7 @@ class _Writer:
         response = {**self._head, "object": "chat.completion", "choices": choices}
         if output.prompt_logprobs is not None:
             response["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
-        return {**response, "usage": self._generation.usage.fields()}
+        return {**response, **self._generation.usage.fields()}
 
     async def events(self) -> AsyncGenerator[str]:
         """The stream, without its end: of each choice first the role, then pieces of text."""
@@ -104,7 +104,7 @@ class _Writer:
                 choice = {"delta": {"content": completion.text}, **self._choice(completion)}
                 yield event_of({**head, "choices": [choice], **usage})
         if wants_usage:
-            yield event_of({**head, "choices": [], "usage": self._generation.usage.fields()})
+            yield event_of({**head, "choices": [], **self._generation.usage.fields()})
 
     def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
         tops = completion.logprobs

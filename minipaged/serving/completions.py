@@ -73,7 +73,7 @@ class _Writer:
             for position, output in enumerate(outputs)
             for completion in output.outputs
         ]
-        return {**self._head, "choices": choices, "usage": self._generation.usage.fields()}
+        return {**self._head, "choices": choices, **self._generation.usage.fields()}
 
     async def events(self) -> AsyncGenerator[str]:
         """The stream, without its end."""
@@ -88,7 +88,7 @@ class _Writer:
                 offsets[index] = offsets.get(index, 0) + len(choice["text"])
                 yield event_of({**self._head, "choices": [choice], **usage})
         if wants_usage:
-            yield event_of({**self._head, "choices": [], "usage": self._generation.usage.fields()})
+            yield event_of({**self._head, "choices": [], **self._generation.usage.fields()})
 
     def _choice(
         self,

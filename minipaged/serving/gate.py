@@ -57,7 +57,8 @@ class Gate:
             if is_whole:
                 return await receive()
             try:
-                message = await asyncio.wait_for(receive(), settings.request_timeout)
+                async with asyncio.timeout(settings.request_timeout):
+                    message = await receive()
             except TimeoutError:
                 raise HTTPException(408, "the body did not arrive in time; send it faster") from None
             num_bytes += len(message.get("body", b""))

@@ -116,12 +116,17 @@ class Usage:
 
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[int, int]] = {}  # position -> tokens, cached ones
+        self._timing: dict[str, float] | None = None
         self.completion_tokens = 0
 
     def count(self, position: int, output: RequestOutput) -> None:
         """Take an output into account; each token comes once."""
         self._prompts[position] = len(output.prompt_token_ids), output.num_cached_tokens
         self.completion_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        times = output.metrics
+        if output.finished and times is not None and times.finished_time is not None:
+            total, queue = times.finished_time - times.arrival_time, times.time_in_queue or 0.0
+            self._timing = {"queue_seconds": queue, "inference_seconds": total - queue}
 
     @property
     def prompt_tokens(self) -> int:
@@ -134,7 +139,10 @@ class Usage:
         return sum(cached for _, cached in self._prompts.values())
 
     def fields(self) -> dict[str, Any]:
-        """OpenAI's object."""
+        """OpenAI's object, and how long it took, if there is one prompt."""
+        return {"usage": self._tokens(), **({} if self._timing is None else {"timing": self._timing})}
+
+    def _tokens(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -143,9 +151,10 @@ class Usage:
         }
 
 
-async def collect(generation: Generation) -> list[RequestOutput]:
-    """All outputs, complete, in the order of the prompts."""
-    found = {position: output async for position, output in generation.outputs() if output.finished}
+async def collect(generation: Generation, timeout: float) -> list[RequestOutput]:
+    """All outputs, complete, in the order of the prompts; TimeoutError after `timeout` seconds."""
+    async with asyncio.timeout(timeout):
+        found = {position: output async for position, output in generation.outputs() if output.finished}
     return [found[position] for position in range(len(generation.prompts))]
 
 
@@ -168,7 +177,7 @@ async def respond(
         if body.stream:
             is_handed_on = True
             return EventStream(_guarded(generation, events, timeout), generation.close)
-        outputs = await unless_gone(request.receive, asyncio.wait_for(collect(generation), timeout))
+        outputs = await unless_gone(request.receive, collect(generation, timeout))
         if outputs is None:
             return Response(status_code=499)
         generation.end = "done"
@@ -209,7 +218,9 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[str], close: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[str], close: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
@@ -222,7 +233,8 @@ class EventStream(Response):
             await unless_gone(receive, self._send(send))
         finally:
             await self._events.aclose()
-            await self._close()
+            if self._close is not None:
+                await self._close()
 
     async def _send(self, send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
         async for event in self._events:

@@ -13,6 +13,8 @@ from minipaged.async_llm import LONG_TEXT, AsyncLLM
 from minipaged.prompts import RequestError, check_prompt
 from minipaged.scheduling import RequestTooLongError, StepPlan
 from minipaged.serving.errors import RETRY_AFTER, ApiError
+from minipaged.serving.live import LiveTrace
+from minipaged.serving.prometheus import PrometheusMetrics
 from minipaged.serving.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,8 @@ class Service:
         self._idle.set()
         self._keys = {hashlib.sha256(key.encode()).hexdigest() for key in settings.api_keys}
         self._failed_steps = 0  # in a row
+        self.metrics = PrometheusMetrics(llm.engine, model_name)
+        self.live = LiveTrace(llm, with_tokens=len(settings.api_keys) < 2)
         llm.engine.on_planned.insert(0, self._note_plan)
         llm.engine.on_committed.append(self._note_commit)
 
@@ -132,7 +136,7 @@ class Service:
 
     async def drain(self) -> None:
         """Take nothing new, and wait for what runs; what is not done in time is ended."""
-        self.is_draining = True
+        self.is_draining = self.live.is_closed = True
         timeout = self.settings.shutdown_timeout
         logger.info("Shutting down: %d requests have %g s to finish", len(self._active), timeout)
         try:

@@ -14,6 +14,7 @@ with the event "closed" is there only if the memory changed after the last step 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,67 @@ LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 ALWAYS = ("step", "num_waiting")  # written also when they are 0
 
 
-class TraceWriter(Recorder):
-    """A trace of an engine, from now on. Use as a context manager, or call `close`.
+class TraceLines(Recorder):
+    """The lines of a trace of an engine from now on, each handed to `emit` as it is made.
+
+    `header` comes first; `state` lets who joins later start from the last line that was emitted.
+    """
+
+    def __init__(self, engine: Engine, emit: Callable[[dict[str, Any]], None]) -> None:
+        self._emit = emit
+        self._scheduler = engine.scheduler
+        self._text_of = text_of(engine)
+        self._texts: dict[int, str] = {}  # that were told
+        now = look(self._scheduler)
+        sizes = {name: getattr(now, name) for name in SIZES}
+        self.header = FORMAT | sizes | {name: getattr(self._scheduler, name) for name in LIMITS}
+        self._empty = self._last = PoolView(**sizes)
+        self._next_step = 0
+        super().__init__(engine, self._write)
+
+    def _write(self, record: StepRecord) -> None:
+        expected = delta.planned(self._last, record.scheduled)
+        after = delta.computed(record.planned, record.scheduled)
+        line = record._asdict()
+        line["planned"] = delta.difference(expected, record.planned)
+        line["committed"] = delta.difference(after, record.committed)
+        line["texts"] = self._new_texts(line)
+        self._last = record.committed
+        self._next_step = record.step + 1
+        self._emit({key: value for key, value in line.items() if value or key in ALWAYS})
+
+    def synchronize(self, kind: str) -> None:
+        """Emit what changed between two steps (a request was aborted), if anything, as an event `kind`."""
+        now = look(self._scheduler)
+        if now != self._last:
+            change = delta.difference(self._last, now)
+            self._last = now
+            self._emit(self._between(kind, change, self._new_texts({"committed": change, "completions": {}})))
+
+    def state(self) -> dict[str, Any]:
+        """A line that leads from an empty memory to where the last one left it."""
+        return self._between("snapshot", delta.difference(self._empty, self._last), self._texts)
+
+    def _between(self, kind: str, change: dict[str, Any], texts: dict[int, str]) -> dict[str, Any]:
+        line: dict[str, Any] = {"step": self._next_step, "events": [{"kind": kind}]}
+        line |= {"num_waiting": len(self._scheduler.waiting), "committed": change}
+        return line | ({"texts": texts} if texts else {})
+
+    def _new_texts(self, line: dict[str, Any]) -> dict[int, str]:
+        if self._text_of is None:
+            return {}
+        changes = [
+            c for key in ("planned", "committed") for c in line.get(key, {}).get("tables", {}).values()
+        ]
+        ids = {token for change in changes if change for token in change.get("token_ids", (0, ()))[1]}
+        ids.update(t for outputs in line["completions"].values() for tokens in outputs for t in tokens)
+        new = {token: self._text_of(token) for token in sorted(ids - self._texts.keys())}
+        self._texts |= new
+        return new
+
+
+class TraceWriter(TraceLines):
+    """A trace of an engine, from now on, in a file. Use as a context manager, or call `close`.
 
     Raises:
         TextError: the file cannot be written. If it cannot any more while the engine runs (the disk is
@@ -44,36 +104,8 @@ class TraceWriter(Recorder):
         self._path = path
         self._file = path.open("w")
         self._error: OSError | None = None
-        self._scheduler = engine.scheduler
-        self._text_of = text_of(engine)
-        self._known: set[int] = set()
-        now = look(self._scheduler)
-        sizes = {name: getattr(now, name) for name in SIZES}
-        self._dump(FORMAT | sizes | {name: getattr(self._scheduler, name) for name in LIMITS})
-        self._last = PoolView(**sizes)
-        self._next_step = 0
-        super().__init__(engine, self._write)
-
-    def _write(self, record: StepRecord) -> None:
-        expected = delta.planned(self._last, record.scheduled)
-        after = delta.computed(record.planned, record.scheduled)
-        line = record._asdict()
-        line["planned"] = delta.difference(expected, record.planned)
-        line["committed"] = delta.difference(after, record.committed)
-        line["texts"] = self._new_texts(line)
-        self._dump({key: value for key, value in line.items() if value or key in ALWAYS})
-        self._last = record.committed
-        self._next_step = record.step + 1
-
-    def _new_texts(self, line: dict[str, Any]) -> dict[int, str]:
-        if self._text_of is None:
-            return {}
-        changes = [c for key in ("planned", "committed") for c in line[key].get("tables", {}).values()]
-        ids = {token for change in changes if change for token in change.get("token_ids", (0, ()))[1]}
-        ids.update(t for outputs in line["completions"].values() for tokens in outputs for t in tokens)
-        new = sorted(ids - self._known)
-        self._known.update(new)
-        return {token: self._text_of(token) for token in new}
+        super().__init__(engine, self._dump)
+        self._dump(self.header)
 
     def _dump(self, line: dict[str, Any]) -> None:
         if self._error is None:
@@ -87,11 +119,7 @@ class TraceWriter(Recorder):
         super().close()
         if self._file.closed:
             return
-        now = look(self._scheduler)
-        if now != self._last:
-            closing = {"step": self._next_step, "events": [{"kind": "closed"}]}
-            change = delta.difference(self._last, now)
-            self._dump({**closing, "num_waiting": len(self._scheduler.waiting), "committed": change})
+        self.synchronize("closed")
         try:
             self._file.close()
         except OSError as error:
