@@ -10,9 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from types import SimpleNamespace
 
 import httpx
 import openai
@@ -339,9 +340,12 @@ def test_the_command_serves_and_ends_on_sigterm(tmp_path):
     """Catches a command that does not start, ignores SIGTERM, or ends with a traceback."""
     command = [sys.executable, "-m", "minipaged", "serve", "--port", "0", "--num-blocks", "64"]
     environment = {**os.environ, "MINIPAGED_API_KEY": "from-the-environment"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    with (
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        ) as process,
+        closing(SimpleNamespace(close=process.kill)),
+    ):
         line = process.stdout.readline()
         found = re.fullmatch(r"Serving pocket at (http://127\.0\.0\.1:\d+)\n", line)
         assert found, line + process.stderr.read()
@@ -353,12 +357,15 @@ def test_the_command_serves_and_ends_on_sigterm(tmp_path):
             except httpx.HTTPError:
                 time.sleep(0.1)
         assert answer.status_code == 200, answer.text
-        threading.Timer(0.2, process.send_signal, [signal.SIGTERM]).start()
-        with httpx.stream(
-            "POST", url + C, headers=headers, json={"prompt": "Once", "stream": True}
-        ) as stream:
-            assert stream.read().endswith(b"data: [DONE]\n\n")
-        process.wait(30)
+        body = {"prompt": "Once", "stream": True, "max_tokens": 200, "ignore_eos": True}
+        with httpx.stream("POST", url + C, headers=headers, json=body, timeout=60) as stream:
+            pieces = stream.iter_text()
+            text = next(pieces)
+            process.send_signal(signal.SIGTERM)
+            text += "".join(pieces)
+        assert '"finish_reason": "length"' in text
+        assert text.endswith("data: [DONE]\n\n")
+        assert process.wait(30) in (0, -signal.SIGTERM)
         assert "Traceback" not in process.stderr.read()
 
 
