@@ -90,7 +90,7 @@ BACKENDS = {"torch": Backend, "triton": _load_triton, "cpp": _load_cpp}
 def why_not_triton(device: torch.device) -> str | None:
     """What the Triton backend lacks on this device, or None if it can run."""
     if importlib.util.find_spec("triton") is None:
-        return "the package triton is not installed"
+        return "the package triton is not installed (pip install triton)"
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"Triton kernels run on CUDA and ROCm devices, this one is {device.type!r}"
     if device.type == "cuda" and torch.cuda.is_available() and torch.version.hip is None:

@@ -1,4 +1,4 @@
-"""PagedAttention as code to learn from and to generate with.
+"""Learn PagedAttention by building a small LLM engine.
 
     from minipaged import LLM, SamplingParams
     LLM().generate("Once upon a time", SamplingParams(max_tokens=64))
@@ -7,7 +7,11 @@ The names below are loaded when they are first used, so that `minipaged.memory` 
 `minipaged.scheduling` import without torch.
 """
 
+import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,13 +21,23 @@ if TYPE_CHECKING:
     from minipaged.decoding.structured import StructuredOutputsParams
     from minipaged.engine_thread import EngineStoppedError, QueueFullError
     from minipaged.llm import LLM
-    from minipaged.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from minipaged.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        Logprob,
+        RequestMetrics,
+        RequestOutput,
+    )
+    from minipaged.prompts import TextPrompt, TokensPrompt
 
 __version__ = "0.1.0"
 
 _HOME = {
     "AsyncLLM": "minipaged.async_llm",
+    "BeamSearchOutput": "minipaged.outputs",
     "BeamSearchParams": "minipaged.decoding.params",
+    "BeamSearchSequence": "minipaged.outputs",
     "CompletionOutput": "minipaged.outputs",
     "EngineConfig": "minipaged.config",
     "EngineStoppedError": "minipaged.engine_thread",
@@ -35,12 +49,16 @@ _HOME = {
     "RequestOutputKind": "minipaged.decoding.params",
     "SamplingParams": "minipaged.decoding.params",
     "StructuredOutputsParams": "minipaged.decoding.structured",
+    "TextPrompt": "minipaged.prompts",
+    "TokensPrompt": "minipaged.prompts",
 }
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
     "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EngineConfig",
     "EngineStoppedError",
@@ -51,7 +69,16 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
 ]
+
+# `minipaged/kernels` is a link to the kernels/ beside the package. In a clone without links (on Windows) it
+# is a text file; this module then stands for the folder.
+if not Path(__file__).with_name("kernels").is_dir():
+    _spec = ModuleSpec("minipaged.kernels", None, is_package=True)
+    _spec.submodule_search_locations = [str(Path(__file__).parents[1] / "kernels")]
+    sys.modules[_spec.name] = kernels = module_from_spec(_spec)
 
 
 def __getattr__(name: str) -> Any:

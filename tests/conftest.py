@@ -95,6 +95,15 @@ def log_levels() -> Iterator[None]:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small operations are slower on many threads, and CPU seconds of one survive a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def fuzz_steps(pytestconfig: pytest.Config) -> int:
     """How many random engine steps to take at least."""
     return pytestconfig.getoption("--fuzz-steps")

@@ -1,7 +1,7 @@
 """Many overrides, one test session: `pytest FILES --trials IN.json --trials-out OUT.json`.
 
     IN   [{"name": "stub", "use": ["allocator=FILE.py:Class"], "tests": ["tests/concepts/test_x.py::test_y"]}]
-    OUT  {"stub": {"tests/concepts/test_x.py::test_y": ""}}        "" passed; else what went wrong, one line
+    OUT  {"stub": {"tests/concepts/test_x.py::test_y": {"failure": ""}}}       an `Outcome`, by its fields
 
 The files are collected once; each trial puts its overrides in place, runs its tests and takes them out
 again. A test that has parameters stands for all of them.
@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from minipaged.learn.trials import Outcome
 from tests.overrides import installed, replacements
 
 NOT_FOUND = "there is no such test"
@@ -32,45 +33,86 @@ class TrialRunner:
     def __init__(self, source: Path, destination: Path) -> None:
         self.trials = json.loads(source.read_text())
         self.destination = destination
-        self._failure = ""
+        self._outcome = Outcome()
+        self._files: list[Path] = []  # of the overrides
+        self._write = print
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Instead of running each test once."""
         results = {}
+        self._write = session.config.get_terminal_writer().line  # past the capture of output
         for trial in self.trials:
             try:
                 with at_most(SECONDS_TO_LOAD):
                     pairs = replacements(trial["use"])
             except (ValueError, NotImplementedError) as error:
-                results[trial["name"]] = dict.fromkeys(trial["tests"], str(error))
+                results[trial["name"]] = {test: {"failure": str(error)} for test in trial["tests"]}
                 continue
+            self._files = [Path(use.partition("=")[2].rpartition(":")[0]).resolve() for use in trial["use"]]
             with installed(pairs), parameters_of(session.items, pairs):
-                results[trial["name"]] = {name: self._run(session.items, name) for name in trial["tests"]}
+                results[trial["name"]] = told = {}
+                for name in trial["tests"]:
+                    outcome = self._run(session.items, name)
+                    told[name] = outcome._asdict()
+                    self._write("@ran")
+                    if outcome.failure and trial.get("until_red"):
+                        break
         self.destination.write_text(json.dumps(results))
         return True
 
-    def _run(self, items: Iterable[pytest.Item], name: str) -> str:
-        outcome = NOT_FOUND
+    def _run(self, items: Iterable[pytest.Item], name: str) -> Outcome:
         for item in matching(items, name):
-            self._failure = ""
+            self._outcome = Outcome(says=first_paragraph(item))
             item._initrequest()  # type: ignore[attr-defined]  # as pytest-rerunfailures: run it once more
             item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
-            outcome = self._failure
-            if outcome:
+            if self._outcome.failure:
                 break
-        return outcome
+        else:
+            return Outcome() if matching(items, name) else Outcome(NOT_FOUND)
+        return self._outcome
+
+    def pytest_exception_interact(
+        self, node: pytest.Item, call: pytest.CallInfo[object], report: pytest.TestReport
+    ) -> None:
+        """Remember where the test stood, and where the override did."""
+        if call.excinfo is None or self._outcome.test_line is not None:
+            return
+        lines = [
+            (Path(entry.path), entry.lineno + 1, str(entry.statement).strip().splitlines()[0])
+            for entry in call.excinfo.traceback
+        ]
+        of_test = [line for line in lines if line[0] == node.path]
+        of_override = [line for line in lines if line[0].resolve() in self._files]
+        root = node.config.rootpath
+        self._outcome = self._outcome._replace(
+            test_line=named(of_test[-1], root) if of_test else None,
+            your_line=named(of_override[-1], root) if of_override else None,
+        )
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Remember the first failure of the test that runs."""
-        if report.failed and not self._failure:
+        if report.failed and not self._outcome.failure:
             crash: Any = getattr(report.longrepr, "reprcrash", None)
             text = crash.message if crash is not None else report.longreprtext
             if text.startswith("Failed: Timeout"):
                 text = f"not done after {report.duration:.0f} s; is there an endless loop?"
-            self._failure = " ".join(text.split())[:300] or "failed"
-        if report.skipped and not self._failure:
-            self._failure = f"skipped: {report.longrepr}"
+            failure = " ".join(text.split())[:300] or "failed"
+            self._outcome = self._outcome._replace(failure=failure, message=text[:3000])
+        if report.skipped and not self._outcome.failure:
+            self._outcome = self._outcome._replace(failure=f"skipped: {report.longrepr}")
+
+
+def named(line: tuple[Path, int, str], root: Path) -> tuple[str, int, str]:
+    """A line of code with the file as a reader would name it."""
+    file, number, code = line
+    return str(file.relative_to(root) if file.is_relative_to(root) else file), number, code
+
+
+def first_paragraph(item: pytest.Item) -> str:
+    """The first paragraph of a test's docstring, in one line."""
+    doc = getattr(getattr(item, "function", None), "__doc__", None) or ""
+    return " ".join(doc.partition("\n\n")[0].split())
 
 
 @contextmanager

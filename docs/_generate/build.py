@@ -18,9 +18,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import moving
 import pages
+import play
+import viewer_scenes
 from reading import ROOT, docstring_as_markdown, piece_of_source, read_report
 
-from minipaged.viewer.pictures import scenes
+from minipaged.viewer.page import WEB
 
 DOCS = ROOT / "docs"
 FRAGMENTS = DOCS / "_fragments"
@@ -42,15 +44,22 @@ def main() -> None:
         "benchmarks.md": pages.benchmarks(),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
         **pages.lessons(),
+        "learn/tour.md": pages.tour(),
     }
     for name, text in written.items():
         write(DOCS / name, text)
     write(FRAGMENTS / "commands.md", pages.commands())
     write(FRAGMENTS / "headlines.md", pages.headlines())
     write(DOCS / "stylesheets/palette.css", pages.palette_css())
+    write(DOCS / "stylesheets/viewer.css", (WEB / "viewer.css").read_text())
+    for module in sorted(WEB.glob("*.js")):
+        write(DOCS / "javascripts/viewer" / module.name, module.read_text())
+    for name in viewer_scenes.SCENES:
+        write(DOCS / "scenes" / f"{name}.jsonl", viewer_scenes.trace(name))
+    play.write_play(ROOT, DOCS / "play")
     for page in sorted(DOCS.glob("**/*.md")):
         for name in re.findall(
-            r'--8<-- "((?:spec|code|claims|drawing|moving|picture)/[^"]+)"', page.read_text()
+            r'--8<-- "((?:spec|code|claims|drawing|moving|picture|scene)/[^"]+)"', page.read_text()
         ):
             write(FRAGMENTS / name, fragment(name, report))
 
@@ -63,7 +72,8 @@ def fragment(name: str, report: pages.Report) -> str:
     claims/fig02.md                                                 an experiment: published, measured
     drawing/kernels/triton/decode.py.md                             the docstring of a module
     picture/preemption.html                                         a picture of docs/assets
-    moving/fig8.html                                                a figure of the paper, step by step
+    moving/home.html                                                figure 6 of the paper, as a row of frames
+    scene/fig8.html                                                 a run of the engine in the viewer
     """
     kind, _, rest = name.partition("/")
     if kind == "spec":
@@ -75,18 +85,17 @@ def fragment(name: str, report: pages.Report) -> str:
     if kind == "drawing":
         return docstring_as_markdown(rest.removesuffix(".md"))
     if kind == "moving":
-        return moving_picture(rest.removesuffix(".html"))
+        return moving_picture()
+    if kind == "scene":
+        return viewer_scenes.scene_html(rest.removesuffix(".html"))
     path, _, piece = rest.rpartition("/")
     return piece_of_source(path, piece.removesuffix(".py"))
 
 
-def moving_picture(name: str) -> str:
-    """ "home", or one of the paper's figures: "fig6" to "fig9"."""
-    if name == "home":
-        label = "Figure 6 of the paper, step by step, from a trace of the engine"
-        return moving.frames_html(moving.figure_6(), label, moving.WORDS.__getitem__, plays=True)
-    label = f"Figure {name.removeprefix('fig')} of the paper, step by step"
-    return moving.frames_html(moving.scene(name), label, scenes.text_of)
+def moving_picture() -> str:
+    """The home page's: it is seen without scripts, too."""
+    label = "Figure 6 of the paper, step by step, from a trace of the engine"
+    return moving.frames_html(moving.figure_6(), label, moving.WORDS.__getitem__, plays=True)
 
 
 def write(path: Path, text: str) -> None:

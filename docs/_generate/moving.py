@@ -1,8 +1,8 @@
-"""Pictures that move: the paper's figures as a row of frames, for docs/javascripts/site.js to step through.
+"""The home page's picture: figure 6 as a row of frames, for docs/javascripts/site.js to step through.
 
-The home page's frames come from a trace that the real engine wrote: scheduler, allocator and block tables are
-the project's, only the model is a script that says the next word of figure 6. Without scripts, and on paper,
-all frames are shown below one another.
+They come from a trace that the real engine wrote: scheduler, allocator and block tables are the project's,
+only the model is a script that says the next word. Without scripts, and on paper, all frames are shown below
+one another. (The figures of the concept pages are scenes of the viewer: viewer_scenes.py.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pathlib import Path
 from minipaged.components import Components
 from minipaged.decoding.params import SamplingParams
 from minipaged.memory import BlockAllocator
-from minipaged.viewer.pictures import scenes
 from minipaged.viewer.pictures.runs import modelless
 from minipaged.viewer.pictures.tables import tables_svg
 from minipaged.viewer.replay import read_trace
@@ -78,12 +77,6 @@ def figure_6() -> list[Frame]:
             records[-1].committed,
         ),
     ]
-
-
-def scene(name: str) -> list[Frame]:
-    """The moments of one of the paper's figures, "fig6" to "fig9"."""
-    moments = getattr(scenes, name)()
-    return [(moment.caption, "", moment.view) for moment in moments]
 
 
 def frames_html(

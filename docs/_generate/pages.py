@@ -16,7 +16,7 @@ from reading import ROOT, Fact, Outcome, read_facts, read_messages
 
 from minipaged.config import EngineConfig
 from minipaged.simulation.reproduce import number_text, published_text
-from minipaged.viewer.pictures import palette
+from minipaged.viewer.pictures import ideas, palette
 
 Replacement = Callable[[re.Match[str]], str]
 Report = dict[tuple[str, str], Outcome] | None
@@ -51,13 +51,15 @@ def commands() -> str:
     run, test = (
         re.search(rf"<!-- {name} -->\n(```bash\n.*?```\n)", readme, re.DOTALL) for name in ("run", "test")
     )
+    prints = re.search(r"It prints:\n\n(```text\n.*?```\n)", readme, re.DOTALL)
     assert run is not None
     assert test is not None
+    assert prints is not None
     run_lines, test_lines = (found[1].replace(" && ", " &&\n") for found in (run, test))
     return (
         "In a clone of the repository: install it and generate text with the embedded model (3 million "
         "parameters, no download, no GPU).\n\n"
-        f"{run_lines}\nInstall it and run the tests:\n\n{test_lines}"
+        f"{run_lines}\nIt prints:\n\n{prints[1]}\nInstall it and run the tests:\n\n{test_lines}"
     )
 
 
@@ -188,13 +190,18 @@ def lessons() -> dict[str, str]:
     """A page per lesson of `tutorials/`, and their index."""
     written = {}
     rows = []
+    needs = []
     for folder in sorted(file.parent for file in ROOT.glob("tutorials/*/lesson.md")):
         name = f"{folder.name}.md"
         about = tomllib.loads((folder / "tasks.toml").read_text())
         rows.append(f"| {folder.name[:2]} | [{about['title']}]({name}) | about {about['minutes']} minutes |")
         source = folder / "lesson.md"
-        text = rewrite_links(source.read_text(), source.parent, Path("learn"))
-        written[f"learn/{name}"] = front_matter(source=str(source.relative_to(ROOT))) + text
+        text = PICTURE.sub(lambda found: picture(found[1]), source.read_text())
+        text = rewrite_links(text, source.parent, Path("learn"))
+        written[f"learn/{name}"] = (
+            front_matter(source=str(source.relative_to(ROOT))) + text + files_of(folder)
+        )
+        needs.append((folder.name[:2], about["title"], about["needs"]))
     written["learn/index.md"] = "\n".join(
         [
             front_matter(source="tutorials"),
@@ -208,9 +215,13 @@ def lessons() -> dict[str, str]:
             "minipaged learn next       # what to read, what to write",
             "minipaged learn check 01   # run the tests of a lesson on your code",
             "```\n",
+            framed(ideas.lessons_svg(needs)),
             "| number | lesson | time |",
             "|---|---|---|",
             *rows,
+            "",
+            "You may skip lessons: where a command names an exercise in which nothing is written yet, the",
+            "project's own class takes its place.",
             "",
             "To look before you write: `tutorials/tour.ipynb`, a notebook of fifteen minutes whose pictures",
             "are there without running it.",
@@ -218,6 +229,45 @@ def lessons() -> dict[str, str]:
         ]
     )
     return written
+
+
+def tour() -> str:
+    """The notebook of the tour with the pictures that lie in it."""
+    lines = [front_matter(source="tutorials/tour.ipynb")]
+    for cell in json.loads((ROOT / "tutorials/tour.ipynb").read_text())["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            lines += [rewrite_links(source, ROOT / "tutorials", Path("learn")), ""]
+            continue
+        code = "\n".join(f"    {line}".rstrip() for line in source.splitlines())
+        lines += [f'??? example "The code"\n\n    ```{{ .python }}\n{code}\n    ```\n']
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/svg+xml" in data:
+                lines.append(framed("".join(data["image/svg+xml"])))
+            elif "text/html" not in data:
+                text = "".join(output.get("text", data.get("text/plain", ""))).rstrip()
+                lines.append(f"```text\n{text}\n```\n")
+    return "\n".join(lines)
+
+
+PICTURE = re.compile(r"^!\[[^\]]*\]\(\.\./\.\./docs/assets/([\w-]+)\.svg\)$", re.MULTILINE)
+"""A picture of a lesson: on its page it stands in the page itself."""
+
+
+def files_of(folder: Path) -> str:
+    """The exercise as it ships, folded up, and where the tests of the lesson are."""
+    start = folder.parent / ".start" / f"{folder.name}.py"
+    if not start.exists():
+        return ""
+    about = tomllib.loads((folder / "tasks.toml").read_text())
+    files = sorted({test.partition("::")[0] for task in about["task"] for test in task["tests"]})
+    code = "\n".join(f"    {line}".rstrip() for line in start.read_text().splitlines())
+    return (
+        f"\n## The files\n\nYou write in `tutorials/{folder.name}/exercise.py`; its tests are in "
+        f"{', '.join(f'`{file}`' for file in files)}.\n\n"
+        f'??? example "exercise.py"\n\n    ```{{ .python }}\n{code}\n    ```\n'
+    )
 
 
 def rewrite_links(text: str, source: Path, page: Path) -> str:
@@ -334,8 +384,13 @@ def claims(experiment: str) -> str:
 
 def picture(name: str) -> str:
     """A picture of `docs/assets` in the page itself, so that it follows the page's colours."""
-    svg = (ROOT / "docs/assets" / f"{name}.svg").read_text().strip()
-    return f'<figure class="frame"><div class="sheet" tabindex="0" role="group">{svg}</div></figure>\n'
+    return framed((ROOT / "docs/assets" / f"{name}.svg").read_text())
+
+
+def framed(svg: str) -> str:
+    """An SVG in the page."""
+    sheet = f'<div class="sheet" tabindex="0" role="group">{svg.strip()}</div>'
+    return f'<figure class="frame">{sheet}</figure>\n'
 
 
 def benchmarks() -> str:

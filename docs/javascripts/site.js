@@ -115,3 +115,29 @@ for (const box of document.querySelectorAll(".frames")) {
   addEventListener("resize", fit);
   if (box.dataset.plays && !still.matches) start();
 }
+
+// Scenes (docs/_generate/viewer_scenes.py): a picture becomes the viewer, with its trace, when it comes into sight.
+const home = new URL("..", document.currentScript.src);
+const scenes = document.querySelectorAll(".scene[data-scene]");
+const showScene = async (figure) => {
+  const [{ mountViewer }, answer] = await Promise.all([
+    import(new URL("javascripts/viewer/viewer.js", home)),
+    fetch(new URL(`scenes/${figure.dataset.scene}.jsonl`, home)),
+  ]);
+  if (!answer.ok) return;
+  const text = await answer.text();
+  figure.viewer = mountViewer(figure.querySelector(".scene-stage"), { baseUrl: home.href });
+  figure.viewer.load(text);
+  figure.viewer.seek(Number(figure.dataset.start));
+};
+const inSight = new IntersectionObserver(
+  (entries) => {
+    for (const { isIntersecting, target } of entries)
+      if (isIntersecting) {
+        inSight.unobserve(target);
+        showScene(target);
+      }
+  },
+  { rootMargin: "400px" },
+);
+for (const figure of scenes) inSight.observe(figure);

@@ -1,16 +1,22 @@
-"""Compile the C++ kernels once for this machine, and keep the result.
+"""Compile the C++ kernels once for this machine, and keep the result: Linux and macOS, with gcc or clang.
 
 The library lies in the user's cache directory under a hash of everything that shaped it: sources, command,
 compiler, processor. It is written to a temporary place and then renamed: processes that start together each
-find all of it or none. Its digest stands behind it: what a full disk or a crash has cut is built again.
+find all of it or none. A file beside it has its digest: what a full disk or a crash has cut is built again.
+
+Linux and macOS, with gcc or clang. Apple's clang comes without OpenMP's runtime; torch's copy is linked, for
+a process with two of them is stopped. Where there is none the kernels compute in one thread.
 """
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -18,31 +24,57 @@ from typing import Any
 
 import torch
 
+from minipaged.progress import progress_bar
+
+logger = logging.getLogger(__name__)
+
 DTYPES = (torch.float32, torch.bfloat16)
 """Types of the rows that the kernels read and write."""
 
 POINTER, INTEGER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 SOURCES = [Path(__file__).with_name(name) for name in ("paged_attention.cpp", "elementwise.cpp")]
 HEADER = Path(__file__).with_name("vectors.h")
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
-
-DIGEST_SIZE = hashlib.sha256().digest_size
+FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared")
+PROBE = """
+#ifndef _OPENMP
+#error without OpenMP
+#endif
+int main() {}
+"""
 
 
 class BuildError(RuntimeError):
     """The kernels cannot be compiled or loaded here; the message says why."""
 
 
-def find_compiler() -> str:
-    """The path of the C++ compiler: $CXX if it is set, else the first of c++, g++, clang++.
+def find_compiler() -> list[str]:
+    """The command of the C++ compiler: $CXX if it is set ("ccache g++", say), else c++, g++ or clang++.
 
     Raises:
         BuildError: there is none.
     """
+    if sys.platform == "win32":  # gcc's AVX code crashes there: gcc.gnu.org/bugzilla/show_bug.cgi?id=54412
+        raise BuildError("they are not built on Windows; in WSL they are")
     candidates = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
-    if path := next(filter(None, map(shutil.which, candidates)), None):
-        return path
-    raise BuildError(f"no C++ compiler found (looked for {', '.join(candidates)})")
+    for candidate in candidates:
+        program, *options = shlex.split(candidate)
+        if path := shutil.which(program):
+            return [path, *options]
+    install = "xcode-select --install" if sys.platform == "darwin" else "install g++ or clang"
+    raise BuildError(f"no C++ compiler found (looked for {', '.join(candidates)}): {install}")
+
+
+def processor_flag() -> str:
+    """Use all that this processor can; on Arm not every clang knows `-march=native`."""
+    return "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
+
+
+def openmp_flags() -> tuple[str, ...]:
+    """What turns OpenMP on."""
+    if sys.platform != "darwin":
+        return ("-fopenmp",)
+    runtime = Path(torch.__file__).parent / "lib"
+    return ("-Xpreprocessor", "-fopenmp", f"-L{runtime}", "-lomp", f"-Wl,-rpath,{runtime}")
 
 
 def cache_directory() -> Path:
@@ -50,26 +82,22 @@ def cache_directory() -> Path:
     return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "minipaged"
 
 
-def library_path(compiler: str) -> Path:
-    """Where the library of these sources, compiler and processor belongs.
+def library_path(compiler: list[str], flags: tuple[str, ...]) -> Path:
+    """Where the library of these sources, compiler, flags and processor belongs.
 
     Raises:
         BuildError: the compiler does not run.
     """
     texts = [path.read_text() for path in (*SOURCES, HEADER)]
-    parts = [*texts, compiler, *FLAGS, _run([compiler, "--version"]), _processor()]
-    return cache_directory() / f"kernels-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
-
-
-def sealed(library: bytes) -> bytes:
-    """A library with its digest behind it, where no loader looks."""
-    return library + hashlib.sha256(library).digest()
+    parts = [*texts, *compiler, *flags, _run([*compiler, "--version"]), _processor()]
+    suffix = ".dylib" if sys.platform == "darwin" else ".so"
+    return cache_directory() / f"kernels-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}{suffix}"
 
 
 def is_whole(path: Path) -> bool:
     """Whether there is a library, all of it: a truncated one is a bus error where it is first read."""
-    data = path.read_bytes() if path.exists() else b""
-    return len(data) > DIGEST_SIZE and sealed(data[:-DIGEST_SIZE]) == data
+    digest = path.with_suffix(".sha256")
+    return path.exists() and digest.exists() and digest.read_text() == _digest(path)
 
 
 @cache
@@ -80,18 +108,49 @@ def load_library() -> ctypes.CDLL:
         BuildError: no compiler, it fails, or the library cannot be written or loaded.
     """
     compiler = find_compiler()
+    flags: tuple[str, ...] = (*FLAGS, processor_flag())
     try:
-        path = library_path(compiler)
+        path = library_path(compiler, (*flags, *openmp_flags()))
         if not is_whole(path):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-                built = Path(scratch) / path.name
-                _run([compiler, *FLAGS, *map(str, SOURCES), "-o", str(built)])
-                built.write_bytes(sealed(built.read_bytes()))
-                built.rename(path)
+            if has_openmp(compiler):
+                flags = (*flags, *openmp_flags())
+            else:
+                logger.info("C++ kernels for one thread: %s has no OpenMP; install libomp", compiler[0])
+                path = library_path(compiler, flags)
+        if not is_whole(path):
+            _build([*compiler, *flags], path)
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise BuildError(str(error)) from error
+
+
+def has_openmp(compiler: list[str]) -> bool:
+    """Whether a program with OpenMP compiles and finds its runtime."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "probe.cpp"
+        source.write_text(PROBE)
+        try:
+            _run([*compiler, *openmp_flags(), str(source), "-o", str(source.with_suffix(""))])
+        except BuildError:
+            return False
+    return True
+
+
+def _build(command: list[str], path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        built = Path(scratch) / path.name
+        logger.info("compiling the C++ kernels for this machine, once, with %s", command[0])
+        with progress_bar("compiling"):
+            _run([*command, *map(str, SOURCES), "-o", str(built)])
+        digest = built.with_suffix(".sha256")
+        digest.write_text(_digest(built))
+        built.replace(path)
+        digest.replace(path.with_suffix(".sha256"))
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def declare(name: str, *arguments: Any) -> Any:

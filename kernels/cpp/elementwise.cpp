@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t PARALLEL_ELEMENTS = 1 << 16;  // below that, waking threads costs more than it saves
 
-int threads_for(int64_t elements, int64_t num_threads) {
+[[maybe_unused]] int threads_for(int64_t elements, int64_t num_threads) {
     return elements < PARALLEL_ELEMENTS ? 1 : (int)num_threads;
 }
 

@@ -48,26 +48,26 @@ constexpr float INF = std::numeric_limits<float>::infinity();
 // and 0.55).
 
 template <class S>
-void prefetch_chunk(const S* source) {
-    for (int i = 0; i < CHUNK; i += 64 / sizeof(S)) __builtin_prefetch(source + i);
+void prefetch_strip(const S* source) {
+    for (int i = 0; i < STRIP; i += 64 / sizeof(S)) __builtin_prefetch(source + i);
 }
 
 // scores[r][k] = query[r] . keys[k]. R rows times LANES / R keys fill LANES accumulators, so a key is loaded
-// once for R rows, and one `sums_of` finishes them all. `dim`: elements of a key; `width`: in whole chunks.
+// once for R rows, and one `sums_of` finishes them all. `dim`: elements of a key; `width`: in whole strips.
 template <int R, class S>
 void score_rows(const float* query, int dim, int width, const S* const* keys, int num_keys,
                 const S* const* coming, float* scores) {
     constexpr int KEYS = LANES / R;
     for (int k = 0; k < num_keys; k += KEYS) {
         Vec sum[LANES] = {};
-        for (int chunk = 0; chunk < width; chunk += CHUNK) {
-            const int start = chunk_start(chunk, dim);
+        for (int strip = 0; strip < width; strip += STRIP) {
+            const int start = strip_start(strip, dim);
             Vec q0[R], q1[R];
-            for (int r = 0; r < R; r++) load_chunk(query + r * width + chunk, q0[r], q1[r]);
+            for (int r = 0; r < R; r++) load_strip(query + r * width + strip, q0[r], q1[r]);
             for (int c = 0; c < KEYS; c++) {
                 Vec k0, k1;
-                load_chunk(keys[k + c] + start, k0, k1);
-                if (coming) prefetch_chunk(coming[k + c] + chunk);
+                load_strip(keys[k + c] + start, k0, k1);
+                if (coming) prefetch_strip(coming[k + c] + strip);
                 for (int r = 0; r < R; r++) sum[r * KEYS + c] += q0[r] * k0;
                 for (int r = 0; r < R; r++) sum[r * KEYS + c] += q1[r] * k1;
             }
@@ -78,35 +78,35 @@ void score_rows(const float* query, int dim, int width, const S* const* keys, in
     }
 }
 
-// acc[r] = acc[r] * alpha[r] + sum over k of p[r][k] * values[k], for W chunks from `chunk` on.
+// acc[r] = acc[r] * alpha[r] + sum over k of p[r][k] * values[k], for W strips from `strip` on.
 template <int R, int W, class S>
-void mix_chunks(const float* p, int chunk, int dim, int width, const S* const* values, int num_keys,
+void mix_strips(const float* p, int strip, int dim, int width, const S* const* values, int num_keys,
                 const S* const* coming, const float* alpha, float* acc) {
     Vec sum[R][2 * W];
     int start[W];
-    for (int w = 0; w < W; w++) start[w] = chunk_start(chunk + w * CHUNK, dim);
+    for (int w = 0; w < W; w++) start[w] = strip_start(strip + w * STRIP, dim);
     for (int r = 0; r < R; r++)
-        for (int v = 0; v < 2 * W; v++) sum[r][v] = load(acc + r * width + chunk + v * LANES) * alpha[r];
+        for (int v = 0; v < 2 * W; v++) sum[r][v] = load(acc + r * width + strip + v * LANES) * alpha[r];
     for (int k = 0; k < num_keys; k++) {
         Vec value[2 * W];
         for (int w = 0; w < W; w++) {
-            load_chunk(values[k] + start[w], value[2 * w], value[2 * w + 1]);
-            if (coming) prefetch_chunk(coming[k] + chunk + w * CHUNK);
+            load_strip(values[k] + start[w], value[2 * w], value[2 * w + 1]);
+            if (coming) prefetch_strip(coming[k] + strip + w * STRIP);
         }
         for (int r = 0; r < R; r++)
             for (int v = 0; v < 2 * W; v++) sum[r][v] += p[r * TILE + k] * value[v];
     }
     for (int r = 0; r < R; r++)
-        for (int v = 0; v < 2 * W; v++) store(acc + r * width + chunk + v * LANES, sum[r][v]);
+        for (int v = 0; v < 2 * W; v++) store(acc + r * width + strip + v * LANES, sum[r][v]);
 }
 
 template <int R, class S>
 void mix_rows(const float* p, int dim, int width, const S* const* values, int num_keys,
               const S* const* coming, const float* alpha, float* acc) {
-    int chunk = 0;
-    for (; chunk + 2 * CHUNK <= width; chunk += 2 * CHUNK)
-        mix_chunks<R, 2>(p, chunk, dim, width, values, num_keys, coming, alpha, acc);
-    if (chunk < width) mix_chunks<R, 1>(p, chunk, dim, width, values, num_keys, coming, alpha, acc);
+    int strip = 0;
+    for (; strip + 2 * STRIP <= width; strip += 2 * STRIP)
+        mix_strips<R, 2>(p, strip, dim, width, values, num_keys, coming, alpha, acc);
+    if (strip < width) mix_strips<R, 1>(p, strip, dim, width, values, num_keys, coming, alpha, acc);
 }
 
 // Calls body(first row, number of rows as a constant) for groups of 4, then 2, then 1 rows.
@@ -127,7 +127,7 @@ struct Item {
 
 int padded(int64_t count, int multiple) { return (int)((count + multiple - 1) / multiple * multiple); }
 
-// What one thread needs, allocated once a call. Widths are head sizes rounded up to whole chunks.
+// What one thread needs, allocated once a call. Widths are head sizes rounded up to whole strips.
 template <class S>
 struct Workspace {
     int key_width, value_width;
@@ -137,7 +137,7 @@ struct Workspace {
     std::vector<const S*> keys, values;             // [TILE]
 
     Workspace(const Call& call, int num_rows, bool in_place)
-        : key_width(padded(call.key_dim, CHUNK)), value_width(padded(call.value_dim, CHUNK)),
+        : key_width(padded(call.key_dim, STRIP)), value_width(padded(call.value_dim, STRIP)),
           query(num_rows * key_width), scores(num_rows * TILE), acc(num_rows * value_width),
           m_i(num_rows), l_i(num_rows), alpha(num_rows), key_tile(in_place ? 0 : TILE * key_width),
           value_tile(in_place ? 0 : TILE * value_width), keys(TILE), values(TILE) {}
@@ -171,7 +171,7 @@ void softmax_rows(float* scores, int num_keys, float* m_i, float* l_i, float* al
 }
 
 // Points `rows` to the K (or V) rows of one KV head from token `first` on: into the pool itself or, if there
-// is a `tile`, to copies in it, widened and in whole chunks. The last is repeated up to a multiple of LANES.
+// is a `tile`, to copies in it, widened and in whole strips. The last is repeated up to a multiple of LANES.
 template <class T, class S>
 void find_rows(const Call& call, const void* cache, int dim, const Item& item, int first, int num_keys,
                std::vector<S>& tile, std::vector<const S*>& rows) {
@@ -260,7 +260,7 @@ void attend(const Call& call, const Item& item, const Item* next, Workspace<S>& 
                              &work.acc[row * work.value_width]);
         });
         for (int k = num_keys; in_place && k < num_coming; k++)
-            for (int chunk = 0; chunk < key_dim; chunk += CHUNK) prefetch_chunk(work.keys[k] + chunk);
+            for (int strip = 0; strip < key_dim; strip += STRIP) prefetch_strip(work.keys[k] + strip);
     }
 
     for (int row = 0; row < num_rows; row++) {
@@ -279,18 +279,18 @@ void attend_all(const Call& call, const std::vector<Item>& items, bool in_place,
     {
         Workspace<S> work(call, num_tokens * (int)(call.num_heads / call.num_kv_heads), in_place);
         // In runs, for a thread fetches the item after its own.
-        const int run = (int)std::clamp<size_t>(items.size() / (4 * num_threads), 1, 8);
+        [[maybe_unused]] const int run = (int)std::clamp<size_t>(items.size() / (4 * num_threads), 1, 8);
 #pragma omp for schedule(dynamic, run)
         for (size_t i = 0; i < items.size(); i++)
             attend<T>(call, items[i], i + 1 < items.size() ? &items[i + 1] : nullptr, work);
     }
 }
 
-// Blocks are read in place, with two exceptions. Rows shorter than a chunk are padded in a copied tile, and
+// Blocks are read in place, with two exceptions. Rows shorter than a strip are padded in a copied tile, and
 // bfloat16 tiles that many rows share are widened there, once for all of them.
 template <class T>
 void attend_batch(const Call& call) {
-    const bool long_rows = call.key_dim >= CHUNK && call.value_dim >= CHUNK;
+    const bool long_rows = call.key_dim >= STRIP && call.value_dim >= STRIP;
     const int group = (int)(call.num_heads / call.num_kv_heads), step = std::max(1, ROWS / group);
     std::vector<Item> in_place, copied;
     double pairs = 0;  // of query and key tokens

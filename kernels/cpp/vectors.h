@@ -16,36 +16,36 @@ constexpr int LANES = 16;
 #else
 constexpr int LANES = 8;
 #endif
-constexpr int CHUNK = 2 * LANES;  // elements of a row that are loaded together
+constexpr int STRIP = 2 * LANES;  // elements of a row that are loaded together
 
 using Vec = float __attribute__((vector_size(4 * LANES)));
 using Int = int32_t __attribute__((vector_size(4 * LANES)));
 
-Vec load(const float* source) {
+inline Vec load(const float* source) {
     Vec vector;
     std::memcpy(&vector, source, sizeof vector);
     return vector;
 }
 
-void store(float* destination, Vec vector) { std::memcpy(destination, &vector, sizeof vector); }
+inline void store(float* destination, Vec vector) { std::memcpy(destination, &vector, sizeof vector); }
 
 struct BFloat16 {
     uint16_t bits;
 };
 using Halves = uint16_t __attribute__((vector_size(2 * LANES)));
 
-Vec load(const BFloat16* source) {
+inline Vec load(const BFloat16* source) {
     Halves bits;
     std::memcpy(&bits, source, sizeof bits);
     return (Vec)(__builtin_convertvector(bits, Int) << 16);
 }
 
-Int rounded(Vec vector) {  // to nearest even; a bfloat16 is the upper half of a lane
+inline Int rounded(Vec vector) {  // to nearest even; a bfloat16 is the upper half of a lane
     const Int bits = (Int)vector;
     return vector == vector ? bits + 0x7fff + (bits >> 16 & 1) : Int{} + 0x7fc00000;
 }
 
-void store(BFloat16* destination, Vec vector) {
+inline void store(BFloat16* destination, Vec vector) {
     const Halves halves = __builtin_convertvector(rounded(vector) >> 16, Halves);
     std::memcpy(destination, &halves, sizeof halves);
 }
@@ -67,76 +67,76 @@ void store(T* destination, Vec vector, int64_t count) {
     std::memcpy(destination, elements, count * sizeof(T));
 }
 
-// ---- Rows of the two storage types: CHUNK elements become two vectors ------------------------------------
+// ---- Rows of the two storage types: STRIP elements become two vectors ------------------------------------
 
-void load_chunk(const float* source, Vec& first, Vec& second) {
+inline void load_strip(const float* source, Vec& first, Vec& second) {
     first = load(source);
     second = load(source + LANES);
 }
 
 // Two bfloat16 share a 32-bit lane; each is the upper half of a float32. So one shift gives the even elements
 // and one mask the odd ones; nothing crosses lanes. All that meets them follows that order (`place`).
-void load_chunk(const BFloat16* source, Vec& first, Vec& second) {
+inline void load_strip(const BFloat16* source, Vec& first, Vec& second) {
     Int bits;
     std::memcpy(&bits, source, sizeof bits);
     first = (Vec)(bits << 16);
     second = (Vec)(bits & (int32_t)0xffff0000);
 }
 
-void store_chunk(float* destination, Vec first, Vec second) {
+inline void store_strip(float* destination, Vec first, Vec second) {
     store(destination, first);
     store(destination + LANES, second);
 }
 
-void store_chunk(BFloat16* destination, Vec first, Vec second) {
+inline void store_strip(BFloat16* destination, Vec first, Vec second) {
     const Int low = rounded(first) >> 16 & 0xffff, high = rounded(second) & (int32_t)0xffff0000;
     const Int bits = low | high;
     std::memcpy(destination, &bits, sizeof bits);
 }
 
-int place(const float*, int inside) { return inside; }
-int place(const BFloat16*, int inside) { return inside % 2 * LANES + inside / 2; }
+inline int place(const float*, int inside) { return inside; }
+inline int place(const BFloat16*, int inside) { return inside % 2 * LANES + inside / 2; }
 
-// A row of 80 in chunks of 32: the last one begins early, so that nothing beyond the row is read.
+// A row of 80 in strips of 32: the last one begins early, so that nothing beyond the row is read.
 //
 //     0              32              64      80
-//     | chunk 0       | chunk 1       |       |      what chunks 1 and 2 share counts once:
-//                             | chunk 2       |      in chunk 2 the query is zero there (`clear_shared`)
-int chunk_start(int chunk, int dim) { return std::max(0, std::min(chunk, dim - CHUNK)); }
+//     | strip 0       | strip 1       |       |      what strips 1 and 2 share counts once:
+//                             | strip 2       |      in strip 2 the query is zero there (`clear_shared`)
+inline int strip_start(int strip, int dim) { return std::max(0, std::min(strip, dim - STRIP)); }
 
-// A row as floats, chunk by chunk; behind a row shorter than a chunk come zeros.
+// A row as floats, strip by strip; behind a row shorter than a strip come zeros.
 template <class T>
 void widen_row(const T* row, int dim, float* wide) {
-    T padded[CHUNK] = {};
-    if (dim < CHUNK) row = (const T*)std::memcpy(padded, row, dim * sizeof(T));
-    for (int chunk = 0; chunk < dim; chunk += CHUNK) {
+    T padded[STRIP] = {};
+    if (dim < STRIP) row = (const T*)std::memcpy(padded, row, dim * sizeof(T));
+    for (int strip = 0; strip < dim; strip += STRIP) {
         Vec first, second;
-        load_chunk(row + chunk_start(chunk, dim), first, second);
-        store(wide + chunk, first);
-        store(wide + chunk + LANES, second);
+        load_strip(row + strip_start(strip, dim), first, second);
+        store(wide + strip, first);
+        store(wide + strip + LANES, second);
     }
 }
 
 template <class T>
 void clear_shared(int dim, float* wide) {
-    const int last = (dim - 1) / CHUNK * CHUNK, num_shared = last - chunk_start(last, dim);
+    const int last = (dim - 1) / STRIP * STRIP, num_shared = last - strip_start(last, dim);
     for (int inside = 0; inside < num_shared; inside++) wide[last + place((T*)nullptr, inside)] = 0;
 }
 
-// The row again in its own type and order, divided by `sum`. What two chunks share is the same in both.
+// The row again in its own type and order, divided by `sum`. What two strips share is the same in both.
 template <class T>
 void narrow_row(const float* wide, int dim, float sum, T* row) {
-    T padded[CHUNK];
-    T* result = dim < CHUNK ? padded : row;
-    for (int chunk = 0; chunk < dim; chunk += CHUNK)
-        store_chunk(result + chunk_start(chunk, dim), load(wide + chunk) / sum, load(wide + chunk + LANES) / sum);
-    if (dim < CHUNK) std::memcpy(row, padded, dim * sizeof(T));
+    T padded[STRIP];
+    T* result = dim < STRIP ? padded : row;
+    for (int strip = 0; strip < dim; strip += STRIP)
+        store_strip(result + strip_start(strip, dim), load(wide + strip) / sum, load(wide + strip + LANES) / sum);
+    if (dim < STRIP) std::memcpy(row, padded, dim * sizeof(T));
 }
 
 // ---- Vector arithmetic -----------------------------------------------------------------------------------
 
 // e^x as 2^n * e^f with |f| <= ln(2) / 2 (Cephes' polynomial); exactly 0 for x < -87, -inf included.
-Vec exponential(Vec x) {
+inline Vec exponential(Vec x) {
     Vec n = (x * 1.44269504f + 12582912.f) - 12582912.f;  // + 1.5 * 2^23 rounds to an integer
     Vec f = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     Vec sum = f * 1.9875691500e-4f + 1.3981999507e-3f;

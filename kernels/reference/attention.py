@@ -134,7 +134,7 @@ def attend_explicitly(
     query [H, rows, Dk], key [H, keys, Dk], value [H, keys, Dv], mask [rows, keys]; returns [H, rows, Dv].
     """
     scale, _, softcap, sinks = parameters
-    scores = torch.matmul(query, key.transpose(1, 2)).float() * scale
+    scores = torch.matmul(query.float(), key.float().transpose(1, 2)) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:

@@ -3,11 +3,11 @@
 `write_kv`: one program per token scatters its K and V, all heads, to the token's slot. `copy_blocks` and
 `swap_blocks` share a kernel that finds its pools by address, so that one launch serves all of them:
 
-    program (i, p, c) copies chunk c of block source[i] of pool p to block destination[i] of pool p'
+    program (i, p, c) copies piece c of block source[i] of pool p to block destination[i] of pool p'
 
-    pool p,  block 4 = source[i]         [ chunk 0 | chunk 1 | chunk 2 ]     p' is p itself (copy-on-write),
+    pool p,  block 4 = source[i]         [ piece 0 | piece 1 | piece 2 ]     p' is p itself (copy-on-write),
                                               |         |         |          or its counterpart in pinned host
-    pool p', block 7 = destination[i]    [ chunk 0 | chunk 1 | chunk 2 ]     memory or back (swap)
+    pool p', block 7 = destination[i]    [ piece 0 | piece 1 | piece 2 ]     memory or back (swap)
 
 Pools are `[num_blocks, Hkv, block_size, D]`.
 Paper: sections 5.1 (fused reshape and write, fused copy) and 4.5 (swapping).
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from minipaged.kernels.layout import block_size_of, num_kv_heads_of
 
-CHUNK = 1024  # words a program copies
+PIECE = 1024  # words a program copies
 WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}  # blocks are moved as words of these bytes
 
 
@@ -100,11 +100,11 @@ def move_blocks(
         alignment = math.gcd(block_bytes, *itertools.chain.from_iterable(pairs))
         word = next(size for size in WORDS if alignment % size == 0)
         words = block_bytes // word
-        move_kernel[(source.shape[0], len(pairs), triton.cdiv(words, CHUNK))](
+        move_kernel[(source.shape[0], len(pairs), triton.cdiv(words, PIECE))](
             *(address_table(tuple(pairs), device), source, destination, words),
             WORD=WORDS[word],
             ALIGNED=alignment % 16 == 0,
-            CHUNK=CHUNK,
+            PIECE=PIECE,
         )
 
 
@@ -160,16 +160,16 @@ def write_rows(
 
 @triton.jit
 def move_kernel(
-    addresses, source, destination, words, WORD: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr
+    addresses, source, destination, words, WORD: tl.constexpr, ALIGNED: tl.constexpr, PIECE: tl.constexpr
 ):
-    """Copy one chunk of one block of one pool."""
-    copy, pool, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """Copy one piece of one block of one pool."""
+    copy, pool, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     read_pool = tl.load(addresses + 2 * pool).to(tl.pointer_type(WORD))
     write_pool = tl.load(addresses + 2 * pool + 1).to(tl.pointer_type(WORD))
     if ALIGNED:  # an address from a table says nothing of its alignment: say it, and 16 bytes move at a time
         read_pool = tl.multiple_of(read_pool, 16)
         write_pool = tl.multiple_of(write_pool, 16)
-    word = chunk * CHUNK + tl.arange(0, CHUNK)
+    word = piece * PIECE + tl.arange(0, PIECE)
     read = read_pool + tl.load(source + copy) * words + word
     write = write_pool + tl.load(destination + copy) * words + word
     tl.store(write, tl.load(read, mask=word < words), mask=word < words)

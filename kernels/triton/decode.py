@@ -29,7 +29,7 @@ from minipaged.kernels.triton.config import DecodeConfig
 from minipaged.kernels.triton.tiles import LOG2_E, find_entries, fold_sink, fold_tile, gather_tile, score_tile
 
 MIN_ROWS = 16  # tl.dot takes no fewer; further rows are padding
-REDUCE_CHUNK = tl.constexpr(16)
+SPLITS_AT_ONCE = tl.constexpr(16)
 
 
 def paged_decode(
@@ -187,8 +187,8 @@ def reduce_kernel(
     m_i = tl.full([1], float("-inf"), tl.float32)
     l_i = tl.zeros([1], tl.float32)
     acc = tl.zeros([1, VALUE_DIM_PADDED], tl.float32)
-    for first in range(0, num_splits, REDUCE_CHUNK):
-        split = first + tl.arange(0, REDUCE_CHUNK)
+    for first in range(0, num_splits, SPLITS_AT_ONCE):
+        split = first + tl.arange(0, SPLITS_AT_ONCE)
         partial = result * num_splits + split
         m_j = tl.load(m_in + partial, mask=split < num_splits, other=float("-inf"))
         l_j = tl.load(l_in + partial, mask=split < num_splits, other=0.0)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from minipaged.cli.options import AsJson, Model, Use, check_threads, load
 from minipaged.text_io import check_writable, write_text
@@ -90,7 +89,7 @@ def bench(
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     from minipaged.bench import read_workload, run_workload
-    from minipaged.llm import progress_bar
+    from minipaged.progress import progress_bar
     from minipaged.viewer.profile import StepProfile
 
     items = read_workload(workload)
@@ -103,7 +102,7 @@ def bench(
         torch.set_num_threads(threads)
     llm = load(model, {"disable_log_stats": True, **options}, use)
     parts = StepProfile() if profile else None
-    with progress_bar(len(items), enabled=not as_json and sys.stderr.isatty()) as advance:
+    with progress_bar("generating", len(items)) as advance:
         result = run_workload(llm, items, rate=rate, profile=parts, progress=advance)
     tokens = result.pop("tokens")
     _print(result, workload.name, parts, as_json)
@@ -119,12 +118,12 @@ def _load(
     except ImportError as error:
         raise ValueError(f"--url needs {error.name}; pip install 'minipaged[serve]'") from error
     from minipaged.bench import read_workload
-    from minipaged.llm import progress_bar
+    from minipaged.progress import progress_bar
 
     items = made_up_items(*made_up) if workload is None else read_workload(workload)
     load = Load(url=url, items=items, **sent)
     count = len(items) if load.seconds is None else None
-    with progress_bar(count or 0, enabled=not as_json and bool(count) and sys.stderr.isatty()) as show:
+    with progress_bar("sending", count, enabled=not as_json) as show:
         ended = [0]
 
         def advance(more: int) -> None:
@@ -139,7 +138,7 @@ def _print(result: dict[str, Any], name: str, parts: StepProfile | None, as_json
     if as_json:
         print(json.dumps(result | ({"profile": parts.seconds} if parts else {}), indent=2))
         return
-    table = Table("figure", "value", title=escape(name))
+    table = Table(Column("figure", overflow="fold"), Column("value", no_wrap=True), title=escape(name))
     for figure, value in result.items():
         shown = (
             f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value

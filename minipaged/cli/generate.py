@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
-from typer import Exit, Option
+from rich.table import Table
+from typer import Argument, Exit, Option
 
 from minipaged.cli.options import AsJson, Model, Use, load
+from minipaged.cli.sampling import (
+    FrequencyPenalty,
+    IgnoreEos,
+    MinP,
+    MinTokens,
+    PresencePenalty,
+    RepetitionPenalty,
+    Stop,
+    StopTokenId,
+    TopK,
+    TopP,
+    decoding_params,
+    set_values,
+    structured,
+)
 from minipaged.cli.streams import read_standard_input
-from minipaged.decoding.params import BeamSearchParams, DecodingParams, ParamsError, SamplingParams
-from minipaged.decoding.structured import StructuredOutputsParams
-from minipaged.prompts import check_prompt
+from minipaged.cli.wrapping import wrap_for_output
+from minipaged.decoding.params import ParamsError, SamplingParams
+from minipaged.prompts import split_prompt
 from minipaged.text_io import check_writable, read_text
 
 if TYPE_CHECKING:
     from minipaged.engine import Engine
-    from minipaged.outputs import RequestOutput
+    from minipaged.outputs import CompletionOutput, RequestOutput
 
 DEFAULT_PROMPT = "Once upon a time"
 
@@ -37,6 +52,7 @@ ACCOUNT = (
 
 
 def generate(
+    texts: Annotated[list[str] | None, Argument(metavar="[PROMPT]...", help="Prompts.")] = None,
     prompt: Annotated[list[str] | None, Option(help="A prompt; may be given several times.")] = None,
     prompt_file: Annotated[
         str | None, Option(help="A file, a prompt a line; - reads standard input.")
@@ -44,15 +60,24 @@ def generate(
     model: Model = None,
     max_tokens: Annotated[int, Option(help="Tokens to generate at most.")] = 64,
     temperature: Annotated[float | None, Option(help="0 is greedy. [default: 0; 1 if --n > 1]")] = None,
-    top_p: Annotated[float, Option(help="Sample from the likeliest tokens with this probability.")] = 1.0,
-    top_k: Annotated[int, Option(help="Sample from so many likeliest tokens; 0: all.")] = 0,
-    min_p: Annotated[float, Option(help="Drop tokens below this share of the likeliest.")] = 0.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
     n: Annotated[int, Option("--n", help="Completions per prompt.")] = 1,
     beam_width: Annotated[int | None, Option(help="Beam search with so many beams.")] = None,
     length_penalty: Annotated[
         float | None, Option(help="Beam search: above 0 favours long texts. [default: 1]")
     ] = None,
-    stop: Annotated[list[str] | None, Option(help="Text that ends a completion.")] = None,
+    stop: Stop = None,
+    stop_token_id: StopTokenId = None,
+    min_tokens: MinTokens = 0,
+    ignore_eos: IgnoreEos = False,
+    logprobs: Annotated[
+        int | None, Option(help="Show each token's log-probability beside so many likeliest.")
+    ] = None,
     json_schema: Annotated[str | None, Option(help="JSON schema to follow: a file, or the schema.")] = None,
     regex: Annotated[str | None, Option(help="Regular expression to match as a whole.")] = None,
     choice: Annotated[list[str] | None, Option(help="A text to choose; give it for each.")] = None,
@@ -66,50 +91,37 @@ def generate(
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
     """Complete prompts."""
-    prompts = list(prompt or ())
+    prompts = [*(texts or ()), *(prompt or ())]
     if prompt_file is not None:
         prompts += _read_prompts(prompt_file)
     prompts = prompts or [DEFAULT_PROMPT]
     for text in prompts:
-        check_prompt(text)
-    sampling: dict[str, Any] = {
-        "temperature": temperature,
-        "top_p": top_p if top_p != 1 else None,
-        "top_k": top_k if top_k not in (0, -1) else None,
-        "min_p": min_p or None,
-        "stop": tuple(stop or ()) or None,
-        "structured_outputs": _structured(json_schema, regex, choice),
-    }
-    sampling = {name: value for name, value in sampling.items() if value is not None}
-    params: DecodingParams
-    if beam_width is not None:
-        params = BeamSearchParams(beam_width=beam_width, max_tokens=max_tokens)
-        params = replace(params, length_penalty=1.0 if length_penalty is None else length_penalty)
-        for name, value in sampling.items():
-            raise ParamsError(
-                f"beam_width is {beam_width}, which contradicts {name} {value}; drop one of them"
-            )
-        if not 1 <= n <= beam_width:
-            raise ParamsError(
-                f"n is {n} with beam_width {beam_width}; give 1 to {beam_width} completions to return"
-            )
-        params = replace(params, num_return_sequences=n)
-    else:
-        default = 1.0 if n > 1 else 0.0
-        params = SamplingParams(**{"temperature": default, **sampling}, n=n, max_tokens=max_tokens)
-        for name in ("top_p", "top_k", "min_p"):
-            if params.is_greedy and name in sampling:
-                raise ParamsError(
-                    f"{name} is {sampling[name]}, but temperature {params.temperature} is greedy; "
-                    "give --temperature above 0, or drop it"
-                )
-        if length_penalty is not None:
-            raise ParamsError(
-                f"length_penalty is {length_penalty} without beams; give --beam-width, or drop it"
-            )
+        split_prompt(text)
+    given = set_values(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        stop=stop,
+        stop_token_ids=stop_token_id,
+        min_tokens=min_tokens,
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+        structured_outputs=structured(json_schema, regex, choice),
+    )
+    params = decoding_params(given, n, beam_width, length_penalty)
     if stream:
-        given = {"--json": as_json, "--beam-width": beam_width is not None, "--n": n != 1}
-        for flag in (flag for flag, there in given.items() if there):
+        several = {
+            "--json": as_json,
+            "--beam-width": beam_width is not None,
+            "--n": n != 1,
+            "--logprobs": logprobs is not None,
+        }
+        for flag in (flag for flag, there in several.items() if there):
             raise ParamsError(f"--stream prints one completion as it comes, {flag} more; drop one of them")
         if len(prompts) != 1:
             raise ParamsError(f"--stream prints one prompt's text, not that of {len(prompts)}; drop it")
@@ -123,11 +135,12 @@ def generate(
     seen = Highlights(llm.engine) if show_blocks else None
     outputs: list[RequestOutput] = []
     if isinstance(params, SamplingParams) and stream:
+        wrap = wrap_for_output()
         for piece in llm.stream(prompts[0], params):
-            print(piece, end="", flush=True)
-        print()
+            print(wrap.feed(piece), end="", flush=True)
+        print(wrap.rest())
     else:
-        outputs = llm.generate(prompts, params, progress=not as_json and sys.stderr.isatty())
+        outputs = llm.generate(prompts, params)
         if as_json:
             print(json.dumps(outputs_json(outputs, llm.engine), indent=2))
         else:
@@ -141,16 +154,6 @@ def generate(
         print(f"minipaged: request {request_id} failed: {reason}", file=sys.stderr)
     if failed:
         raise Exit(1)
-
-
-def _structured(
-    json_schema: str | None, regex: str | None, choice: list[str] | None
-) -> StructuredOutputsParams | None:
-    if json_schema is None and regex is None and choice is None:
-        return None
-    if json_schema is not None and not json_schema.lstrip().startswith("{"):
-        json_schema = read_text("JSON schema", json_schema)
-    return StructuredOutputsParams(json=json_schema, regex=regex, choice=choice)
 
 
 def _read_prompts(name: str) -> list[str]:
@@ -184,13 +187,12 @@ def stats(engine: Engine) -> dict[str, Any]:
 
 def outputs_json(outputs: Sequence[RequestOutput], engine: Engine) -> dict[str, Any]:
     """What `--json` prints."""
-    shown = ("text", "token_ids", "finish_reason", "cumulative_logprob")
     return {
         "outputs": [
             {
                 "prompt": output.prompt,
                 "prompt_token_ids": output.prompt_token_ids,
-                "completions": [{name: getattr(done, name) for name in shown} for done in output.outputs],
+                "completions": [_completion_json(completion) for completion in output.outputs],
             }
             for output in outputs
         ],
@@ -198,16 +200,71 @@ def outputs_json(outputs: Sequence[RequestOutput], engine: Engine) -> dict[str, 
     }
 
 
+def _completion_json(completion: CompletionOutput) -> dict[str, Any]:
+    shown = ("text", "token_ids", "finish_reason", "cumulative_logprob")
+    told = {name: getattr(completion, name) for name in shown}
+    return told | ({"logprobs": token_logprobs(completion)} if completion.logprobs is not None else {})
+
+
+def token_logprobs(completion: CompletionOutput) -> list[dict[str, Any]]:
+    """Of each token its id, text, log-probability and rank, and under "top" the likeliest and itself."""
+    rows = []
+    for token_id, among in zip(completion.token_ids, completion.logprobs or ()):
+        entries: dict[int, dict[str, Any]] = {
+            number: {"token_id": number, "token": own.decoded_token, "logprob": own.logprob, "rank": own.rank}
+            for number, own in among.items()
+        }
+        rows.append(entries[token_id] | {"top": sorted(entries.values(), key=lambda entry: entry["rank"])})
+    return rows
+
+
 def print_outputs(outputs: Sequence[RequestOutput], engine: Engine) -> None:
-    """Print texts and the account of memory."""
-    console = Console(highlight=False)
+    """Print texts and the account of memory: in boxes on a terminal, else the texts alone, plainly."""
+    if sys.stdout.isatty():
+        console = Console(highlight=False, emoji=False)
+        for completion, prompt, subtitle in _completions(outputs):
+            text = f"[bold]{escape(prompt)}[/bold]{escape(completion.text)}"
+            console.print(Panel(text, subtitle=subtitle, subtitle_align="right"))
+            if completion.logprobs is not None:
+                console.print(_logprobs_table(completion, "  " if console.width >= 60 else "\n"))
+    else:
+        told = Console(stderr=True, highlight=False, soft_wrap=True)
+        for number, (completion, prompt, subtitle) in enumerate(_completions(outputs)):
+            print("\n" * bool(number) + prompt + completion.text)
+            for row in _logprobs_rows(completion, "  "):
+                print("\t".join(row))
+            told.print(subtitle)
+        console = told
+    account = stats(engine)
+    for line in ACCOUNT[: 3 if account["sharing_saving"] > 0 else 2]:
+        console.print(line.format_map(account))
+
+
+def _completions(outputs: Sequence[RequestOutput]) -> Iterator[tuple[CompletionOutput, str, str]]:
+    """Each completion, its prompt, and how it ended."""
     for output in outputs:
         for completion in output.outputs:
             number = f" {completion.index + 1}" if len(output.outputs) > 1 else ""
             score = "" if completion.score is None else f", score {completion.score:.3f}"
-            text = f"[bold]{escape(output.prompt or '')}[/bold]{escape(completion.text)}"
-            subtitle = f"completion{number}, {completion.finish_reason}{score}"
-            console.print(Panel(text, subtitle=subtitle, subtitle_align="right"))
-    account = stats(engine)
-    for line in ACCOUNT[: 3 if account["sharing_saving"] > 0 else 2]:
-        console.print(line.format_map(account))
+            yield completion, output.prompt or "", f"completion{number}, {completion.finish_reason}{score}"
+
+
+def _logprobs_rows(completion: CompletionOutput, apart: str) -> Iterator[tuple[str, str, str, str]]:
+    """Of each token: itself, log-probability, rank and the likeliest tokens, as texts."""
+    for entry in token_logprobs(completion):
+        top = apart.join(f"{_quoted(other)} {other['logprob']:.2f}" for other in entry["top"])
+        yield _quoted(entry), f"{entry['logprob']:.4f}", f"{entry['rank']}", top
+
+
+def _quoted(entry: dict[str, Any]) -> str:
+    return json.dumps(entry["token_id"] if entry["token"] is None else entry["token"], ensure_ascii=False)
+
+
+def _logprobs_table(completion: CompletionOutput, apart: str) -> Table:
+    table = Table("token", box=None)
+    table.add_column("logprob", justify="right")
+    table.add_column("rank", justify="right")
+    table.add_column("likeliest")
+    for row in _logprobs_rows(completion, apart):
+        table.add_row(*map(escape, row))
+    return table

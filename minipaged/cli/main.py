@@ -5,37 +5,58 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from minipaged import __version__
 from minipaged.cli import simulation
 from minipaged.cli.bench import bench
+from minipaged.cli.chat import chat
 from minipaged.cli.generate import generate
 from minipaged.cli.options import with_engine_options
 from minipaged.cli.serve import serve
-from minipaged.cli.streams import standard_streams, to_nowhere
+from minipaged.cli.streams import StandardErrorHandler, standard_streams, to_nowhere
+from minipaged.cli.view import top, view
 from minipaged.environment import prepare_process
-from minipaged.learn import lessons
+from minipaged.execution.distributed import RankError
+from minipaged.learn import command as learn
 from minipaged.prompts import FailedRequestError
 
 NAME = "minipaged"
 
 app = typer.Typer(
     name=NAME,
-    help="PagedAttention, the paper behind vLLM, as code to learn from and to generate with.",
-    no_args_is_help=True,
+    help="Learn PagedAttention, the paper behind vLLM, by building a small LLM engine.",
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback(invoke_without_command=True)
+def _without_command(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(f"{NAME} {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
 app.command()(with_engine_options(generate))
+app.command()(with_engine_options(chat))
 app.command()(with_engine_options(bench))
 app.command()(with_engine_options(serve))
 app.command()(simulation.reproduce)
 app.command()(with_engine_options(simulation.simulate))
 app.command()(with_engine_options(simulation.calibrate))
-app.add_typer(lessons.app, name="learn")
+app.command()(view)
+app.command()(top)
+app.add_typer(learn.app, name="learn")
 
 # Some versions of typer bring their own copy of click: this is the exception base of whichever is in use.
 UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -45,7 +66,8 @@ def main() -> None:
     """Entry point of the `minipaged` command."""
     prepare_process()
     with standard_streams() as output:
-        logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+        handlers: list[logging.Handler] = [StandardErrorHandler()]
+        logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING, handlers=handlers)
         logging.getLogger("minipaged").setLevel(logging.INFO)
         code = 0
         try:
@@ -75,6 +97,9 @@ def _told(error: BaseException) -> int:
         raise error
     elif isinstance(error, OSError):
         _say(f"{error.filename or 'input or output'}: {error.strerror or error}; use another file or folder")
+    elif isinstance(error, RankError):
+        _say(str(error))
+        return 1
     elif isinstance(error, (ValueError, NotImplementedError)):  # the latter: a stub that says what is to do
         _say(str(error))
         return 1 if isinstance(error, FailedRequestError) else 2

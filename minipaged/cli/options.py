@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import Field, fields
 from enum import Enum
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 from typer import Option
 
 from minipaged.config import EngineConfig, config_from
+from minipaged.progress import progress_bar
 
 if TYPE_CHECKING:
     from minipaged.llm import LLM
@@ -81,9 +83,12 @@ def check_parts(options: dict[str, Any], use: list[str] | None) -> dict[str, Any
 def load(model: str | None, options: dict[str, Any], use: list[str] | None) -> LLM:
     """The model with these settings and replaced parts."""
     parts = check_parts(options, use)
-    from transformers.utils import logging as transformers_logging
+    with progress_bar("loading libraries"):  # transformers imports most of its own when it is first used
+        from transformers.utils import logging as transformers_logging
 
-    from minipaged.llm import LLM
+        import minipaged.execution.model_runner  # noqa: F401
+        from minipaged.llm import LLM
 
-    transformers_logging.disable_progress_bar()
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()
     return LLM(model, use=parts, **options)

@@ -5,19 +5,17 @@ matplotlib is needed only where a figure is asked for.
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, astuple, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
 from minipaged.config import config_from
+from minipaged.progress import progress_bar
 from minipaged.simulation.experiments import EXPERIMENTS
 from minipaged.simulation.hardware import CHIPS, CONSTANTS, MODELS, Deployment, find
 from minipaged.simulation.page import write_page
@@ -28,14 +26,11 @@ from minipaged.simulation.serving import Load, Report, check_settings, parse_swe
 
 MOST_REQUESTS, MOST_REPLICAS, MOST_HOST_MS = 10_000_000, 1_000, 1_000_000
 
+FRAME = 3
+"""Characters of a table's column beside its text."""
 
-@contextmanager
-def _progress(text: str) -> Iterator[Callable[[int, int], None]]:
-    """Shows (done, of all) on standard error if that is a terminal."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(text, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+LABEL = 16 + FRAME + 1
+"""Characters that the names of figures are left at least; the longest word has 11."""
 
 
 def reproduce(
@@ -63,11 +58,11 @@ def reproduce(
     for folder in (figures, docs):
         if folder is not None:
             check_figures(folder, make=True)
-    with _progress("simulating") as progress:
+    with progress_bar("simulating") as progress:
         results = run_experiments(chosen, progress)
     changes = []
     if docs is not None and all_:
-        with _progress("moving what is fitted") as progress:
+        with progress_bar("moving what is fitted") as progress:
             changes = sensitivity(progress)
     if as_json:
         print(json.dumps([claim for result in results for claim in result["claims"]], indent=1))
@@ -122,10 +117,10 @@ def simulate(
         flag, values, reports = "metric", ["value"], [load.run(rate, config)]
     else:
         flag, values = parse_sweep(sweep)
-        with _progress("simulating") as progress:
+        with progress_bar("simulating") as progress:
             reports = load.sweep(rate, config, flag, values, progress)
     if not as_json:
-        _print(reports, flag, values)
+        print_reports(reports, flag, values)
     elif sweep is None:
         print(json.dumps(asdict(reports[0]), indent=1))
     else:
@@ -135,16 +130,30 @@ def simulate(
         save_figure({"panels": [asdict(panel) for panel in sweep_panels(flag, values, reports)]}, plot)
 
 
-def _print(reports: list[Report], name: str, values: list[Any]) -> None:
-    table = Table(title="simulated", title_justify="left")
-    table.add_column(name)
-    for value in values:
-        table.add_column(str(value), justify="right")
-    for figure in fields(Report):
-        row = [getattr(report, figure.name) for report in reports]
-        shown = (f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" for value in row)
-        table.add_row(escape(figure.metadata["label"]), *shown)
-    Console().print(table)
+def print_reports(reports: list[Report], name: str, values: list[Any]) -> None:
+    """Reports side by side, a column for each value, in as many tables as the width asks for."""
+    console = Console()
+    columns = [(str(value), *map(_figure, astuple(report))) for value, report in zip(values, reports)]
+    taken = [max(map(len, column)) + FRAME for column in columns]
+    start = 0
+    while start < len(columns):
+        stop, free = start + 1, console.width - LABEL - taken[start]
+        while stop < len(columns) and taken[stop] <= free:
+            free -= taken[stop]
+            stop += 1
+        table = Table(title="simulated", title_justify="left")
+        table.add_column(name)
+        for header, *_ in columns[start:stop]:
+            table.add_column(header, justify="right", no_wrap=True)
+        cells = zip(*(column[1:] for column in columns[start:stop]))
+        for figure, row in zip(fields(Report), cells):
+            table.add_row(escape(figure.metadata["label"]), *row)
+        console.print(table)
+        start = stop
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
 
 
 def calibrate(
@@ -157,15 +166,19 @@ def calibrate(
     """Fit the simulation's time of a step to this machine, and say how well it predicts held-out runs."""
     if threads < 1 or rounds < 1:
         raise ValueError(f"threads is {threads}, rounds is {rounds}; give at least 1 of each")
-    import torch
+    with progress_bar("loading libraries"):
+        import torch
 
-    from minipaged.llm import LLM
-    from minipaged.simulation.calibration import calibrate as fit_machine
+        import minipaged.execution.model_runner  # noqa: F401
+        from minipaged.llm import LLM
+        from minipaged.simulation.calibration import calibrate as fit_machine
 
     torch.set_num_threads(threads)
     # CPU time of several threads is not the time that passes.
     clock = time.process_time if threads == 1 else time.perf_counter
-    result = fit_machine(LLM(model, **options).engine, rounds=rounds, clock=clock)
+    llm = LLM(model, **options)
+    with progress_bar("measuring") as progress:
+        result = fit_machine(llm.engine, rounds=rounds, clock=clock, progress=progress)
     costs = asdict(result.costs)
     if as_json:
         checks = [{**check._asdict(), "error": check.error} for check in result.checks]

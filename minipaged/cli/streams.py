@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -49,6 +50,15 @@ class KeptOutput:
                 raise
             except OSError as error:
                 self.error = error
+
+
+class StandardErrorHandler(logging.StreamHandler):
+    """Logs to what standard error is now: a bar takes its place while it is shown, and lets lines pass."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 @contextmanager

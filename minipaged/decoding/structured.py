@@ -20,13 +20,14 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
-
-import numpy as np
 
 from minipaged.decoding.checks import ParamsError, items, refuse
 from minipaged.scheduling.request import Sequence
+
+if TYPE_CHECKING:
+    import numpy as np  # where it is used: the engine runs without it, in a browser too
 
 KINDS = ("json", "regex", "choice", "grammar")
 
@@ -134,11 +135,15 @@ class Grammar:
 
     @staticmethod
     def _matcher_mask(matcher: Any) -> np.ndarray:
+        import numpy as np
+
         return np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little").view(bool)
 
 
 def allowed_tokens(sequences: SequenceOf[Sequence], vocab_size: int) -> np.ndarray:
     """Which tokens may follow each sequence, bool [rows, vocab_size]; all of them have a compiled grammar."""
+    import numpy as np
+
     allowed = np.zeros((len(sequences), vocab_size), bool)
     for sequence, row in zip(sequences, allowed):
         sequence.request.params.structured_outputs.compiled.allow(sequence, row)

@@ -107,8 +107,8 @@ class BatchBuilder:
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(values)
-        if self.device.type == "cpu":
-            return tensor
+        if self.device.type != "cuda":
+            return tensor.to(self.device)
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
 

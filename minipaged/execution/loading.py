@@ -5,10 +5,12 @@ What would silently differ from the model's own attention is refused here or by 
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,9 +30,11 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
 )
 from transformers.utils import is_peft_available
+from transformers.utils import logging as transformers_logging
 
-from minipaged.config import ConfigError, DType
+from minipaged.config import ConfigError, Device, EngineConfig
 from minipaged.execution.attention import UnsupportedModelError
+from minipaged.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +49,22 @@ class ModelLoadError(ValueError):
     """The model cannot be found or read; one line that says what to change."""
 
 
-def load_model(
-    name: str, dtype: DType, device: torch.device, trust_remote_code: bool = False
-) -> PreTrainedModel:
+def find_device(name: Device) -> torch.device:
+    """The torch device of that name; "auto": CUDA or ROCm if there is a GPU, else the CPU.
+
+    Raises:
+        ConfigError: this machine, or this build of torch, has no such device.
+    """
+    has = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        name = "cuda" if has["cuda"] else "cpu"
+    if not has[name]:
+        known = " or ".join(device for device in has if has[device])
+        raise ConfigError(f"device is {name!r}, which torch does not find here; choose {known}")
+    return torch.device(name)
+
+
+def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrainedModel:
     """The decoder in the directory `name`, or of that id on the Hugging Face hub, ready for inference.
 
     Code that comes with the model's files runs only with `trust_remote_code`.
@@ -57,11 +74,12 @@ def load_model(
     """
 
     def load(source: str, **options: Any) -> Any:
-        options["trust_remote_code"] = trust_remote_code
+        options |= {"trust_remote_code": config.trust_remote_code, "revision": config.revision or "main"}
         auto = auto_class(AutoConfig.from_pretrained(source, **options))
-        return auto.from_pretrained(
-            source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
-        )
+        with _weights_counted(enabled="local_files_only" in options):  # a download has the hub's own bars
+            return auto.from_pretrained(
+                source, dtype=config.dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+            )
 
     path = Path(name).expanduser()
     if path.is_dir():
@@ -71,7 +89,7 @@ def load_model(
     elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelLoadError(f"there is no directory {name}; give a model directory or a hub id (org/name)")
     try:
-        model, info = _local_first(path, name, load)
+        model, info = _local_first(path, name, load, config.revision)
     except Exception as error:  # transformers, the hub and safetensors raise all kinds; one line for all
         if "trust_remote_code" in str(error):
             raise ModelLoadError(
@@ -90,17 +108,43 @@ def load_model(
             f"{name} has {tensor} of shape {list(found)}, its config.json asks for {list(expected)}; "
             "the checkpoint is damaged or of another architecture"
         )
+    if config.generation_config == "none":
+        model.generation_config = None
     return model.to(device).eval()
 
 
-def _local_first(path: Path, name: str, load: Callable[..., Any]) -> Any:
+@contextmanager
+def _weights_counted(enabled: bool) -> Iterator[None]:
+    """Our own bar in the place of the one that transformers shows while it loads weights."""
+    with progress_bar("loading weights", enabled=enabled) as advance:
+
+        def counted(weights: Any) -> Iterator[Any]:
+            for number, weight in enumerate(weights):
+                advance(number, len(weights))
+                yield weight
+            advance(len(weights))
+
+        def bar(make: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+            is_ours = enabled and options.get("desc") == "Loading weights"
+            return counted(given[0]) if is_ours else make(*given, **options)
+
+        before = transformers_logging.set_tqdm_hook(bar)
+        try:
+            yield
+        finally:
+            transformers_logging.set_tqdm_hook(before)
+
+
+def _local_first(path: Path, name: str, load: Callable[..., Any], revision: str | None) -> Any:
     """What `load` makes of a directory; of a hub id from the local cache, or else from the hub."""
     if path.is_dir():
         return load(str(path), local_files_only=True)
     try:
         return load(name, local_files_only=True)
     except OSError:
-        model_info(name, timeout=HUB_TIMEOUT)  # fails at once where transformers would ask again and again
+        model_info(
+            name, revision=revision, timeout=HUB_TIMEOUT
+        )  # fails at once where transformers would ask again and again
         return load(name)
 
 
@@ -109,7 +153,9 @@ def _check_directory(name: str, path: Path) -> None:
     if has_adapter and not has_config:
         raise ModelLoadError(f"{name} holds an adapter without its model; merge them, or put them together")
     if has_adapter and not is_peft_available():
-        raise ModelLoadError(f"{name} holds an adapter (adapter_config.json); install peft, or merge them")
+        raise ModelLoadError(
+            f"{name} holds an adapter (adapter_config.json); pip install peft, or merge them"
+        )
     if has_config:
         return
     if any(path.glob("*.gguf")):
@@ -124,7 +170,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
     return AutoModelForImageTextToText if takes_images and not is_causal else AutoModelForCausalLM
 
 
-def in_one_line(error: Exception) -> str:
+def in_one_line(error: BaseException) -> str:
     """The kind of an error and the first line of what it says."""
     lines = (line for line in str(error).splitlines() if line.strip())
     return f"{type(error).__name__}: {next(lines, 'no reason given')}"
@@ -139,18 +185,30 @@ def why_forward_failed(error: Exception, config: Any) -> str:
     return f"it fails without mask and cache of its own, in {place}: {in_one_line(error)}"
 
 
-def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
-    """The tokenizer beside the model, or None if it cannot be built (then prompts are token ids)."""
-    load = partial(AutoTokenizer.from_pretrained, trust_remote_code=trust_remote_code)
+def load_tokenizer(name: str, config: EngineConfig, must_exist: bool = False) -> Any:
+    """The tokenizer of a directory or hub id, or None if it cannot be built (then prompts are token ids).
+
+    Raises:
+        ModelLoadError: it cannot be built and `must_exist`.
+    """
+    options = {"trust_remote_code": config.trust_remote_code, "revision": config.revision or "main"}
+    load = partial(AutoTokenizer.from_pretrained, **options)
     path = Path(name).expanduser()
     try:
         if path.is_dir() and not any(_TOKENIZER_FILE.search(file.name) for file in path.iterdir()):
             raise FileNotFoundError("it has no tokenizer.json, vocabulary or the like")
-        tokenizer = _local_first(path, name, load)
+        tokenizer = _local_first(path, name, load, config.revision)
         if not len(tokenizer):
             raise ValueError("its vocabulary is empty")
     except Exception as error:  # of all kinds, as for models
-        logger.warning("no tokenizer for %s, so prompts are token ids: %s", name, in_one_line(error))
+        reason = in_one_line(error)
+        if importlib.util.find_spec("sentencepiece") is None and (path / "tokenizer.model").is_file():
+            reason = "tokenizer.model needs a package that is missing; pip install sentencepiece protobuf"
+        if must_exist:
+            raise ModelLoadError(
+                f"tokenizer is {name}, which cannot be loaded: {reason}; give a directory or a hub id"
+            ) from error
+        logger.warning("no tokenizer for %s, so prompts are token ids: %s", name, reason)
         return None
     return tokenizer
 
@@ -160,12 +218,33 @@ def text_config(model: PreTrainedModel) -> Any:
     return model.config.get_text_config(decoder=True)
 
 
-def end_of_text(model: PreTrainedModel) -> tuple[int, ...]:
-    """Token ids that end a text, as `generate` of transformers sees them."""
+def end_of_text(model: PreTrainedModel, tokenizer: Any = None) -> tuple[int, ...]:
+    """Token ids that end a text, as `generate` of transformers sees them, and the tokenizer's EOS."""
+    ends: list[int] = []
     for config in (getattr(model, "generation_config", None), text_config(model)):
-        if (eos := getattr(config, "eos_token_id", None)) is not None:
-            return (eos,) if isinstance(eos, int) else tuple(eos)
-    return ()
+        if not ends and (eos := getattr(config, "eos_token_id", None)) is not None:
+            ends += [eos] if isinstance(eos, int) else eos
+    eos = getattr(tokenizer, "eos_token_id", None)
+    if eos is not None and eos not in ends:
+        ends.append(eos)
+    return tuple(ends)
+
+
+SAMPLING_DEFAULTS = {
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")},
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "max_new_tokens": "max_tokens",
+}
+"""Field of generation_config.json -> field of `SamplingParams`."""
+
+
+def recommended_sampling(model: PreTrainedModel) -> dict[str, Any]:
+    """What the model's generation_config.json recommends, as fields of `SamplingParams`."""
+    config = getattr(model, "generation_config", None)
+    if config is None:
+        return {}
+    said = config.to_diff_dict()
+    return {own: said[name] for name, own in SAMPLING_DEFAULTS.items() if said.get(name) is not None}
 
 
 def longest_sequence(config: Any, max_model_len: int | None) -> int:

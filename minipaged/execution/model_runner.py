@@ -55,6 +55,8 @@ class ModelRunner:
         ConfigError: settings that this model cannot serve.
     """
 
+    layers: range | None = None  # those that it computes, if others compute the rest
+
     def __init__(
         self, model: PreTrainedModel, config: EngineConfig, sampler: TokenSampler | None = None
     ) -> None:
@@ -90,9 +92,9 @@ class ModelRunner:
 
     @classmethod
     def load(cls, name: str, config: EngineConfig) -> ModelRunner:
-        """A runner for a model directory or hub id, on the GPU if there is one; may raise ModelLoadError."""
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        runner = cls(loading.load_model(name, config.dtype, device, config.trust_remote_code), config)
+        """A runner for a model directory or hub id; may raise ModelLoadError or ConfigError."""
+        device = loading.find_device(config.device)
+        runner = cls(loading.load_model(name, config, device), config)
         if device.type == "cpu":
             runner.optimize()
         return runner
@@ -181,7 +183,7 @@ class ModelRunner:
             raise UnsupportedModelError(f"it has {what} besides the attention that can be swapped")
         if _differ(logits, own_positions):
             raise UnsupportedModelError("its positions do not count from 0")
-        silent = sorted(set(range(num_layers)) - set(specs))
+        silent = sorted(set(self.layers or range(num_layers)) - set(specs))
         if silent:
             raise UnsupportedModelError(f"layers {silent} keep no K/V in the cache")
         block_size = self._config.block_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import logging
 import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -14,6 +15,9 @@ from typing import Any
 from minipaged.components import Components
 from minipaged.learn.contracts import CONCEPTS, Concept
 from minipaged.learn.contracts.policies import make_preemption
+from minipaged.learn.lessons import is_untouched
+
+logger = logging.getLogger(__name__)
 
 
 class OverrideError(ValueError):
@@ -30,7 +34,7 @@ def components_from(use: Mapping[str, Any]) -> Components:
     overrides = {}
     for name, given in use.items():
         concept = concept_of(name)
-        override = load_override(given) if isinstance(given, str) else given
+        override = exercise_class(name, given) if isinstance(given, str) else given
         if not getattr(override, "__module__", "").startswith("minipaged."):
             concept.check(override)
             override = concept.watch(override)
@@ -38,6 +42,20 @@ def components_from(use: Mapping[str, Any]) -> Components:
             override = partial(make_preemption, override)
         overrides[name] = override
     return Components(**overrides)
+
+
+def exercise_class(concept: str, where: str) -> Any:
+    """What "FILE.py:Class" names; of an exercise in which nothing is written yet, the project's own.
+
+    Raises:
+        OverrideError: no such concept, file or class, or the file fails.
+    """
+    file, _, name = where.rpartition(":")
+    own = next((own for own in concept_of(concept).originals if own.__name__ == name), None)
+    if own is not None and is_untouched(Path(file).absolute()):
+        logger.warning("nothing is written in %s yet: the project's own %s is used", file, name)
+        return own
+    return load_override(where)
 
 
 def concept_of(name: str) -> Concept:

@@ -71,7 +71,7 @@ class BlockTable:
     def blocks_to_append(self, count: int = 1) -> int:
         """Blocks that `append(count)` will take from the pool, a copy-on-write included."""
         missing = -(-(self.num_tokens + count) // self.block_size) - len(self.blocks)
-        return (missing if missing > 0 else 0) + self.writes_to_shared_block()
+        return (missing if missing > 0 else 0) + (count > 0 and self.writes_to_shared_block())
 
     def append(self, count: int = 1) -> BlockCopy | None:
         """Give the next `count` tokens a slot; take blocks when the last is full. If the last was shared,
@@ -83,7 +83,7 @@ class BlockTable:
         needed = self.blocks_to_append(count)
         fresh = self.pool.allocate(needed) if needed else []
         copy = None
-        if self.writes_to_shared_block():
+        if count > 0 and self.writes_to_shared_block():
             # Fig. 8: the first writer moves to a fresh block; the last holder left writes in place.
             last = self.num_tokens // self.block_size
             copy = BlockCopy(self.blocks[last], fresh.pop())

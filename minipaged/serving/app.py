@@ -11,7 +11,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, Response
 
 import minipaged
-from minipaged import viewer
 from minipaged.async_llm import AsyncLLM
 from minipaged.serving.chat import chat, plain_messages
 from minipaged.serving.completions import complete
@@ -21,9 +20,11 @@ from minipaged.serving.generation import EventStream
 from minipaged.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from minipaged.serving.service import Service
 from minipaged.serving.settings import ServerSettings
+from minipaged.viewer.page import live_page
 
 PAGE = Path(__file__).parent / "page.html"
-LIVE_PAGE = Path(viewer.__file__).parent / "web" / "live.html"
+"""A prompt box alone."""
+
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -137,8 +138,8 @@ def _add_state(app: FastAPI, service: Service) -> None:
 def _add_views(app: FastAPI, service: Service) -> None:
     @app.get("/")
     async def page() -> Response:
-        text = (LIVE_PAGE if LIVE_PAGE.exists() else PAGE).read_text(encoding="utf-8")
-        # (No script, picture or request from or to elsewhere, whatever a prompt has in it.)
+        # (The viewer's page sends no key, so a server with keys has a plain one.)
+        text = PAGE.read_text(encoding="utf-8") if service.settings.api_keys else live_page()
         headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
         return HTMLResponse(text, headers=headers)
 

@@ -16,7 +16,8 @@ COMMON = ("ignore_eos", "min_tokens", "max_tokens", "stop_token_ids")
 OF_SAMPLES = (
     *("n", "best_of", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "bad_words"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "allowed_token_ids"),
-    *("include_stop_str_in_output", "prompt_logprobs"),
+    *("include_stop_str_in_output", "prompt_logprobs", "typical_p", "no_repeat_ngram_size"),
+    *("skip_special_tokens", "spaces_between_special_tokens"),
 )
 OF_BEAMS = ("beam_width", "length_penalty", "early_stopping")
 
@@ -61,8 +62,8 @@ def _params(body: GenerationBody, logprobs: int | None, defaults: dict[str, Any]
         if getattr(body, name) is not None:
             raise ApiError(400, f"{name} is given without use_beam_search; set it to true", name)
     for name, count in (("logprobs", logprobs), ("prompt_logprobs", body.prompt_logprobs)):
-        if count is not None and count > MOST_LOGPROBS:
-            raise ApiError(400, f"{name} is {count}; give at most {MOST_LOGPROBS}", name)
+        if count is not None and not 0 <= count <= MOST_LOGPROBS:
+            raise ApiError(400, f"{name} is {count}; give 0 to {MOST_LOGPROBS}", name)
     values = defaults | _given(body, (*COMMON, *OF_SAMPLES))
     if body.logit_bias is not None:
         values["logit_bias"] = _logit_bias(body.logit_bias)

@@ -94,8 +94,9 @@ class LiveTrace:
         if self._lines is not None:
             self._lines.synchronize("idle")
 
-    def _tell(self, line: dict[str, Any]) -> None:
-        text = json.dumps(self._hidden(line)) if self._listeners else ""
+    def _tell(self, text: str) -> None:
+        if not self._with_tokens:
+            text = json.dumps(self._hidden(json.loads(text)))
         for listener in self._listeners:
             listener.send(listener.put, text)
 

@@ -95,6 +95,10 @@ class GenerationBody(Body):
     min_tokens: int | None = None
     max_tokens: int | None = None
     prompt_logprobs: int | None = None
+    typical_p: float | None = None
+    no_repeat_ngram_size: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     # BeamSearchParams:

@@ -51,6 +51,7 @@ def make_server(llm: AsyncLLM, model_name: str, settings: ServerSettings, **opti
         app,
         host=settings.host,
         port=settings.port,
+        timeout_keep_alive=65,  # longer than clients do: else one is closed as it is reused
         timeout_graceful_shutdown=5,  # for what no request of the engine waits for
         server_header=False,
         **options,

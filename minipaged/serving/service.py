@@ -7,10 +7,11 @@ import hashlib
 import hmac
 import logging
 import time
+from functools import partial
 from typing import Any
 
 from minipaged.async_llm import LONG_TEXT, AsyncLLM
-from minipaged.prompts import RequestError, check_prompt
+from minipaged.prompts import RequestError, split_prompt
 from minipaged.scheduling import RequestTooLongError, StepPlan
 from minipaged.serving.errors import RETRY_AFTER, ApiError
 from minipaged.serving.live import LiveTrace
@@ -92,7 +93,7 @@ class Service:
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a text; in another thread if it is long."""
         tokenizer = self.tokenizer
-        check_prompt(text)
+        split_prompt(text)  # (checks it)
         if len(text) <= LONG_TEXT:
             return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
         return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
@@ -101,8 +102,10 @@ class Service:
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
     ) -> list[int]:
         """The tokens of a conversation, in another thread: a template is a program."""
-        prompt: Any = await asyncio.to_thread(self.llm.chat_prompt, messages, tools)
-        return prompt["prompt_token_ids"]
+        if tools and "tools" not in self.tokenizer.get_chat_template(tools=tools):
+            raise RequestError("tools are given, but the model's chat template has no place for them")
+        chat_prompt: Any = partial(self.llm.chat_prompt, tools=tools)
+        return (await asyncio.to_thread(chat_prompt, messages))["prompt_token_ids"]
 
     @property
     def tokenizer(self) -> Any:

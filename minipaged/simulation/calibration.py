@@ -125,9 +125,13 @@ class Calibration:
 
 
 def calibrate(
-    engine: Engine, seed: int = 0, rounds: int = 3, clock: Clock = time.process_time
+    engine: Engine,
+    seed: int = 0,
+    rounds: int = 3,
+    clock: Clock = time.process_time,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Calibration:
-    """Measure each workload `rounds` times in turn, fit, predict.
+    """Measure each workload `rounds` times in turn, fit, predict; report (rounds done, rounds).
 
     The clock is CPU time by default, which other work on the machine disturbs least (use one thread).
     """
@@ -137,7 +141,10 @@ def calibrate(
         for mix in (*FITTED, *HELD_OUT)
     ]
     _measure(engine, workloads[0], seed, clock)  # warm up
-    runs = [[_measure(engine, lengths, seed, clock) for lengths in workloads] for _ in range(rounds)]
+    runs = []
+    for done in range(rounds):
+        progress(done, rounds)
+        runs.append([_measure(engine, lengths, seed, clock) for lengths in workloads])
     # Greedy runs of one workload take the same steps: what differs between them is the machine.
     fastest = [[min(same, key=itemgetter(1)) for same in zip(*repeated)] for repeated in zip(*runs)]
     costs = fit([step for steps in fastest[: len(FITTED)] for step in steps])

@@ -15,28 +15,31 @@ from minipaged.simulation.workloads import ALPACA, SHAREGPT, TRANSLATION
 
 CLAIM, CLAIM_ALIGN = "claim | source | published | measured | ratio", "---|---|---:|---:|---:"
 
-INTRODUCTION = """# The sources, reproduced on a laptop
+INTRODUCTION = """# Do the results reproduce?
 
-The figures of the PagedAttention paper, and the numbers that text-generation-inference gives for dynamic page
-growth and vLLM for prefix-caching-aware scheduling and chunked prefill, run again with this project's own
-memory manager and scheduler on a simulated clock. A step takes as long as a roofline model says; which blocks
-go where, who is admitted and who is preempted is decided by the code that also serves real models.
+The figures of the PagedAttention paper, and the numbers that text-generation-inference gives for dynamic
+page growth and vLLM for prefix-caching-aware scheduling and chunked prefill, measured again with this
+project's memory manager and scheduler on a simulated clock. A roofline model says how long a step takes.
+Which blocks go where, who is admitted and who is preempted is decided by the code that also serves real
+models.
 
 ```bash
 minipaged reproduce --all
 ```
 
-runs everything and prints these tables; `--json` prints the claims, `--docs docs/reproduce` writes this page.
+runs everything and prints these tables; `--json` prints the claims, `--docs docs/reproduce` writes this
+page.
 
-What is simulated, and what that means: the data sets cannot be shipped, so lengths are drawn from lognormal
-distributions with the published means; the time of a step is a model with the constants below, one set for
-all figures, some of them [fitted](#what-is-fitted) to figures of this page. So the *ratios* between systems
-are what to look at.
+The data sets cannot be shipped, so lengths are drawn from lognormal distributions with the published means.
+The time of a step comes from a model with the constants below, one set for all figures, some of them
+[fitted](#what-is-fitted) to figures on this page. So compare the *ratios* between systems, not the absolute
+values.
 
-Ratio: measured over published; inside a published range it is 1, outside it is taken to the nearer end. A
-bound with an open end is not scored: it holds, or the ratio says by how much not. "(plot)": we read the
-number off a plot. "(words)": the source says it in words, the bound is our reading. A reason below a table
-was checked in the way that it says; what has none is not explained.
+Ratio: measured over published. Within a published range it is 1; outside the range we compare with the
+nearest bound. A bound with an open end is not scored: either it holds, or the ratio shows how far it is
+missed. "(plot)": we read the number off a plot. "(words)": the source says it in words, and the bound is
+our reading. A reason given below a table was checked as described there; a difference without a reason is
+unexplained.
 """
 
 FITTED = """\
@@ -44,9 +47,9 @@ Six values were fitted, by hand, to figures that this page scores: agreement wit
 Sentence lengths were chosen with Fig. 16 in view, machine and lengths of the page growth with the source's
 table. Nothing was fitted to Fig. 17, 18 b and 19, chunked prefill and prefix-caching-aware scheduling.
 
-Each fitted value was moved by 20 %, the others left where they are. The table says by how many percent a
-figure changes (value lower / higher), some in shorter runs than those of the claim; where nothing stands, it
-cannot change. A sigma moves for prompts and outputs together, and the means stay."""
+To see how much depends on them, each was moved by 20 % while the others stayed. The second table gives the
+change of each figure in percent (value lower / higher), some from shorter runs than those of the claims; an
+empty cell cannot change. A sigma moves for prompts and outputs together; the means stay."""
 
 
 def write_page(results: Sequence[dict[str, Any]], changes: list[dict[str, Any]], folder: Path) -> None:
@@ -96,14 +99,21 @@ def _fitted(changes: list[dict[str, Any]]) -> str:
 def _section(result: dict[str, Any]) -> str:
     name, title = result["experiment"], result["title"]
     notes = list(dict.fromkeys(claim["note"] for claim in result["claims"] if claim["note"]))
-    rows = []
+    published, measured_only = [], []
     for claim in result["claims"]:
         mark = f" ({notes.index(claim['note']) + 1})" if claim["note"] else ""
-        rows.append((claim["claim"] + mark, *claim_row(claim)))
+        row = (claim["claim"] + mark, *claim_row(claim))
+        if claim["paper"] is None:
+            measured_only.append((row[0], row[1], row[3]))
+        else:
+            published.append(row)
     head = f"## {title}\n\n{result['source']}. {result['setup']}\n\n"
     head += f"```bash\nminipaged reproduce {name}\n```\n\n![{title}]({name}.svg)"
-    table = _table(CLAIM, CLAIM_ALIGN, rows)
-    return "\n".join([head, *table, "", *(f"({i}) {note}.  " for i, note in enumerate(notes, start=1)), ""])
+    lines = _table(CLAIM, CLAIM_ALIGN, published) if published else []
+    if measured_only:
+        lines += ["", "Without a published value:"]
+        lines += _table("measured only | source | measured", "---|---|---:", measured_only)
+    return "\n".join([head, *lines, "", *(f"({i}) {note}.  " for i, note in enumerate(notes, start=1)), ""])
 
 
 def _appendix() -> str:
@@ -141,7 +151,7 @@ def _table(heads: str, align: str, rows: Iterable[tuple[Any, ...]]) -> list[str]
 
 LENGTHS = f"""\
 The means of the first two are published (paper, Fig. 11), the variances are not: each sigma of the
-logarithm is fitted once, ShareGPT's to the mean context of a running request that Fig. 2 and 13 a
-imply, Alpaca's to Fig. 15. Nothing is published about the translated sentences: a plausible
-pair of means, chosen with Fig. 16 in view. In a beam search each place draws its parent at random
-with probability {BEAM_SWITCH:g}, else it continues its own; fitted once, to Fig. 15."""
+logarithm is fitted once, ShareGPT's to the mean context of a running request implied by Fig. 2 and 13 a,
+Alpaca's to Fig. 15. For the translated sentences nothing is published: we chose plausible means with Fig.
+16 in view. In a beam search each beam draws a random parent with probability {BEAM_SWITCH:g} and otherwise
+continues its own; fitted once, to Fig. 15."""

@@ -84,9 +84,9 @@ def claims_table(results: Sequence[dict[str, Any]]) -> Table:
     """Claim, source, paper, measured, ratio."""
     table = Table(title="paper beside measured", title_justify="left")
     for name in ("claim", "source"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for name in ("paper", "measured", "ratio"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for result in results:
         table.add_section()
         for claim in result["claims"]:

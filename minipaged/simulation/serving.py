@@ -27,7 +27,11 @@ MOST_BLOCKS = 10_000_000
 MOST_VALUES = 1000
 """Of a sweep."""
 
-WITHOUT_EFFECT = ("attention_backend", "enable_cuda_graphs", "dtype", "disable_log_stats")
+WITHOUT_EFFECT = (
+    *("attention_backend", "enable_cuda_graphs", "dtype", "revision"),
+    *("generation_config", "disable_log_stats"),
+    *("tensor_parallel_size", "pipeline_parallel_size"),  # --chips says how many there are
+)
 
 
 def check_settings(names: Iterable[str]) -> None:

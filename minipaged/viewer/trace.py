@@ -21,7 +21,8 @@ from typing import Any
 from minipaged.engine import Engine
 from minipaged.text_io import TextError, check_writable
 from minipaged.viewer import delta
-from minipaged.viewer.highlights import text_of
+from minipaged.viewer.highlights import TextOf
+from minipaged.viewer.highlights import text_of as tokenizer_text_of
 from minipaged.viewer.recorder import Recorder, StepRecord
 from minipaged.viewer.snapshot import PoolView, look
 
@@ -33,19 +34,20 @@ ALWAYS = ("step", "num_waiting")  # written also when they are 0
 
 
 class TraceLines(Recorder):
-    """The lines of a trace of an engine from now on, each handed to `emit` as it is made.
+    """Calls `write` with each line of a trace of an engine, from now on: the header at once.
 
-    `header` comes first; `state` lets who joins later start from the last line that was emitted.
+    `text_of`: the text of a token, where the engine has no tokenizer.
     """
 
-    def __init__(self, engine: Engine, emit: Callable[[dict[str, Any]], None]) -> None:
-        self._emit = emit
+    def __init__(self, engine: Engine, write: Callable[[str], object], text_of: TextOf | None = None) -> None:
+        self._write_line = write
         self._scheduler = engine.scheduler
-        self._text_of = text_of(engine)
+        self._text_of = text_of or tokenizer_text_of(engine)
         self._texts: dict[int, str] = {}  # that were told
         now = look(self._scheduler)
         sizes = {name: getattr(now, name) for name in SIZES}
         self.header = FORMAT | sizes | {name: getattr(self._scheduler, name) for name in LIMITS}
+        self._dump(self.header)
         self._empty = self._last = PoolView(**sizes)
         self._next_step = 0
         super().__init__(engine, self._write)
@@ -57,20 +59,21 @@ class TraceLines(Recorder):
         line["planned"] = delta.difference(expected, record.planned)
         line["committed"] = delta.difference(after, record.committed)
         line["texts"] = self._new_texts(line)
+        self._dump({key: value for key, value in line.items() if value or key in ALWAYS})
         self._last = record.committed
         self._next_step = record.step + 1
-        self._emit({key: value for key, value in line.items() if value or key in ALWAYS})
 
     def synchronize(self, kind: str) -> None:
-        """Emit what changed between two steps (a request was aborted), if anything, as an event `kind`."""
+        """Write what changed between two steps (a request was aborted), if anything, as an event `kind`."""
         now = look(self._scheduler)
         if now != self._last:
             change = delta.difference(self._last, now)
             self._last = now
-            self._emit(self._between(kind, change, self._new_texts({"committed": change, "completions": {}})))
+            texts = self._new_texts({"planned": {}, "committed": change, "completions": {}})
+            self._dump(self._between(kind, change, texts))
 
     def state(self) -> dict[str, Any]:
-        """A line that leads from an empty memory to where the last one left it."""
+        """A line (event "snapshot") that leads from an empty memory to where the last one left it."""
         return self._between("snapshot", delta.difference(self._empty, self._last), self._texts)
 
     def _between(self, kind: str, change: dict[str, Any], texts: dict[int, str]) -> dict[str, Any]:
@@ -81,18 +84,24 @@ class TraceLines(Recorder):
     def _new_texts(self, line: dict[str, Any]) -> dict[int, str]:
         if self._text_of is None:
             return {}
-        changes = [
-            c for key in ("planned", "committed") for c in line.get(key, {}).get("tables", {}).values()
-        ]
+        changes = [c for key in ("planned", "committed") for c in line[key].get("tables", {}).values()]
         ids = {token for change in changes if change for token in change.get("token_ids", (0, ()))[1]}
         ids.update(t for outputs in line["completions"].values() for tokens in outputs for t in tokens)
         new = {token: self._text_of(token) for token in sorted(ids - self._texts.keys())}
         self._texts |= new
         return new
 
+    def _dump(self, line: dict[str, Any]) -> None:
+        self._write_line(json.dumps(line, separators=(",", ":")))
+
+    def close(self) -> None:
+        """Stop listening, and write what changed after the last step, if anything did."""
+        super().close()
+        self.synchronize("closed")
+
 
 class TraceWriter(TraceLines):
-    """A trace of an engine, from now on, in a file. Use as a context manager, or call `close`.
+    """A trace of an engine as a file. Use as a context manager, or call `close`.
 
     Raises:
         TextError: the file cannot be written. If it cannot any more while the engine runs (the disk is
@@ -104,22 +113,20 @@ class TraceWriter(TraceLines):
         self._path = path
         self._file = path.open("w")
         self._error: OSError | None = None
-        super().__init__(engine, self._dump)
-        self._dump(self.header)
+        super().__init__(engine, self._write_to_file)
 
-    def _dump(self, line: dict[str, Any]) -> None:
+    def _write_to_file(self, line: str) -> None:
         if self._error is None:
             try:
-                self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+                self._file.write(line + "\n")
             except OSError as error:
                 self._error = error
 
     def close(self) -> None:
         """Stop listening, write what changed after the last step, if anything did, and finish the file."""
-        super().close()
         if self._file.closed:
             return
-        self.synchronize("closed")
+        super().close()
         try:
             self._file.close()
         except OSError as error:

@@ -18,7 +18,10 @@ from minipaged.kernels.layout import cache_shape
 from minipaged.kernels.metadata import AttentionMetadata
 
 # CPU time is the figure that survives a busy machine.
-pytestmark = pytest.mark.benchmark(timer=time.process_time, max_time=0.5)
+pytestmark = [
+    pytest.mark.benchmark(timer=time.process_time, max_time=0.5),
+    pytest.mark.usefixtures("one_thread"),
+]
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 8, 4, 64
 SCALE = HEAD_DIM**-0.5
@@ -35,14 +38,6 @@ class Batch(NamedTuple):
     key_cache: Tensor
     value_cache: Tensor
     metadata: AttentionMetadata
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def make_batch(lengths: list[tuple[int, int]], dtype: torch.dtype, block_size: int = 16) -> Batch:

@@ -23,15 +23,6 @@ def benchmark(benchmark: BenchmarkFixture, pytestconfig: pytest.Config) -> Bench
 
 
 @pytest.fixture
-def one_thread():
-    """CPU seconds of one thread are the figure that survives a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
 def llama(one_thread) -> LlamaForCausalLM:
     """A random Llama of 3.4 million parameters: 8 query and 4 KV heads of 32 in 4 layers, 1024 tokens."""
     torch.manual_seed(0)

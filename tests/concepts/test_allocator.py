@@ -46,6 +46,16 @@ def test_a_freed_block_can_be_handed_out_again():
     assert pool.num_free == 2
 
 
+def test_the_block_freed_last_is_handed_out_first():
+    """Catches a queue: what was freed last is in the processor's caches, and a pool that uses few blocks
+    should keep to these few."""
+    pool = BlockAllocator(4)
+    blocks = pool.allocate(3)
+    for block in blocks:
+        pool.free(block)
+    assert [pool.allocate() for _ in blocks] == [[block] for block in reversed(blocks)]
+
+
 def test_a_shared_block_is_free_only_after_its_last_holder():
     """Catches a block taken from sample 2 because sample 1 ended."""
     pool = BlockAllocator(1)

@@ -149,6 +149,40 @@ def test_three_samples_copy_the_last_block_twice():
     assert [table.append() for table in tables] == [(1, 2), (1, 3), None]
 
 
+def test_no_token_copies_nothing():
+    """Catches a table that leaves a shared block although nobody writes."""
+    pool = FigurePool(7, 1, 3)
+    a1 = table_of(pool, 7)
+    a2 = a1.fork()
+    assert a1.blocks_to_append(0) == 0
+    assert a1.append(0) is None
+    assert a1.blocks == a2.blocks == [7, 1]
+    assert pool.num_free == 1
+
+
+def test_the_block_that_is_copied_is_the_next_tokens():
+    """Catches blocks[-1]: behind the block that is written there may be preallocated ones."""
+    pool = FigurePool(7, 1, 3, 5)
+    a1 = table_of(pool, 7)
+    a1.preallocate(1)
+    a2 = a1.fork()
+    assert a1.append() == (1, 5)
+    assert (a1.blocks, a2.blocks) == ([7, 5, 3], [7, 1])
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_chunk_that_fails_keeps_no_block(forked):
+    """Catches blocks taken one after the other: two are wanted, one is there."""
+    pool = FigurePool(7, 1, 3)
+    table = table_of(pool, 7)
+    other = table.fork() if forked else None
+    before = rows(table), dict(pool.counts), pool.num_free
+    with pytest.raises(OutOfBlocksError):
+        table.append(2 if forked else 6)
+    assert (rows(table), dict(pool.counts), pool.num_free) == before
+    assert other is None or rows(other) == rows(table)
+
+
 # -- Fig. 9: beam search, k = 4 ----------------------------------------------------------------------------
 
 

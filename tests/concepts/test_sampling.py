@@ -25,7 +25,7 @@ def random_logits(rows, vocab=VOCAB, seed=0):
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def same_logits(ours, theirs):
+def assert_same_logits(ours, theirs):
     """Equal where finite and -inf at the same places, up to a constant a row (softmax ignores it)."""
     assert torch.equal(ours == NEVER, theirs == NEVER)
     torch.testing.assert_close(ours.log_softmax(-1), theirs.log_softmax(-1), rtol=0, atol=2e-5)
@@ -42,6 +42,8 @@ def filtered_by_transformers(row, params):
         row = hf.TopPLogitsWarper(params.top_p)(ids, row)
     if params.min_p > 0:
         row = hf.MinPLogitsWarper(params.min_p)(ids, row)
+    if params.typical_p < 1:
+        row = hf.TypicalLogitsWarper(params.typical_p)(ids, row)
     return row[0]
 
 
@@ -54,11 +56,12 @@ def test_filters_equal_those_of_transformers_with_other_settings_in_every_row():
             top_k=rng.choice([0, 0, -1, 1, 2, 7, 50, 199, 200, 1000]),
             top_p=rng.choice([1.0, 1.0, 0.999, 0.9, 0.5, 0.1, 1e-6]),
             min_p=rng.choice([0.0, 0.0, 0.01, 0.2, 1.0]),
+            typical_p=rng.choice([1.0, 1.0, 0.999, 0.7, 0.2, 1e-6]),
         )
         for _ in range(300)
     ]
     logits = random_logits(300)
-    same_logits(
+    assert_same_logits(
         filter_logits(logits, params),
         torch.stack([filtered_by_transformers(row, p) for row, p in zip(logits, params)]),
     )
@@ -69,7 +72,7 @@ def test_top_p_of_a_flat_distribution_looks_past_the_shortlist():
     logits = random_logits(4, vocab=3000) * torch.tensor([[0.01], [1.0], [0.05], [3.0]])
     params = [SamplingParams(top_p=0.9), SamplingParams(top_p=0.9), SamplingParams(), SamplingParams(top_k=2)]
     ours = filter_logits(logits, params)
-    same_logits(ours, torch.stack([filtered_by_transformers(r, p) for r, p in zip(logits, params)]))
+    assert_same_logits(ours, torch.stack([filtered_by_transformers(r, p) for r, p in zip(logits, params)]))
     assert (ours[0] > NEVER).sum() > 2000
 
 
@@ -167,6 +170,16 @@ def test_bad_words_equal_those_of_transformers():
         lambda ids, row, s: hf.NoBadWordsLogitsProcessor([list(w) for w in s.request.params.bad_words])(
             ids, row
         ),
+    )
+
+
+def test_ngrams_that_must_not_repeat_equal_those_of_transformers():
+    """Catches an n-gram over the end of the prompt that is missed, and an off-by-one in its length."""
+    sequences = sequences_with(lambda rng: SamplingParams(no_repeat_ngram_size=rng.choice([1, 2, 3, 4, 60])))
+
+    check_edits(
+        sequences,
+        lambda ids, row, s: hf.NoRepeatNGramLogitsProcessor(s.request.params.no_repeat_ngram_size)(ids, row),
     )
 
 

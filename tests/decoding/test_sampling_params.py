@@ -38,8 +38,15 @@ BAD_SAMPLING = {
     "bad_words": ["word", [""], [[]], [[1, -2]], [[1.5]], [3], 7],
     "allowed_token_ids": [[], [-1], [1.0], "12", 3, [True]],
     "seed": [1.5, "1", True, NAN, [1]],
-    "logprobs": [-1, 1.0, True, "5"],
-    "prompt_logprobs": [-1, 1.0, True, "5"],
+    "logprobs": [-2, 1.0, True, "5"],
+    "prompt_logprobs": [-2, 1.0, True, "5"],
+    "typical_p": [0, -0.1, 1.1, NAN, None, "1"],
+    "no_repeat_ngram_size": [-1, 1.5, True, None, "2"],
+    "logits_processors": [5, "f", [5], [None]],
+    "truncate_prompt_tokens": [0, -2, 1.5, True, "5"],
+    "detokenize": [1, None],
+    "skip_special_tokens": [0, "no", None],
+    "spaces_between_special_tokens": [0, None],
     "stop": ["", [""], ["a", ""], [1], 5, [None]],
     "stop_token_ids": [[-1], [1.5], ["a"], 7, "7", [True]],
     "include_stop_str_in_output": [1, "yes", None],
@@ -59,6 +66,10 @@ BAD_BEAM = {
     "stop_token_ids": [[-1], 7],
     "max_tokens": [0, 1.5],
     "structured_outputs": [StructuredOutputsParams(regex="a"), "a"],
+    "temperature": [-1, NAN, None, "1"],
+    "logprobs": [-2, 1.0, True],
+    "stop": ["", [1], 5],
+    "include_stop_str_in_output": [1, None],
 }
 
 
@@ -128,7 +139,7 @@ def test_beam_values_that_contradict_each_other_are_refused():
 
 def test_good_values_on_the_boundary_are_taken():
     """Catches a check that is off by one."""
-    SamplingParams(
+    everything = SamplingParams(
         n=1,
         best_of=1,
         temperature=0,
@@ -145,9 +156,14 @@ def test_good_values_on_the_boundary_are_taken():
         min_tokens=16,
         max_tokens=16,
     )
-    SamplingParams(max_tokens=None, min_tokens=10**6, stop=None, stop_token_ids=None, bad_words=None)
-    BeamSearchParams(beam_width=1, length_penalty=-50, early_stopping="never", max_tokens=None)
-    BeamSearchParams(beam_width=3, num_return_sequences=3, early_stopping=True)
+    assert (everything.top_k, everything.seed, everything.logit_bias) == (-1, -(10**30), {0: -INF, 3: 100})
+    unset = SamplingParams(max_tokens=None, min_tokens=10**6, stop=None, stop_token_ids=None, bad_words=None)
+    assert (unset.max_tokens, unset.stop, unset.stop_token_ids, unset.bad_words) == (None, (), (), ())
+    alone = BeamSearchParams(beam_width=1, length_penalty=-50, early_stopping="never", max_tokens=None)
+    assert (alone.beam_width, alone.length_penalty, alone.max_tokens) == (1, -50, None)
+    assert (
+        BeamSearchParams(beam_width=3, num_return_sequences=3, early_stopping=True).num_return_sequences == 3
+    )
 
 
 def test_defaults_are_those_of_vllm():

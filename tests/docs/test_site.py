@@ -5,6 +5,7 @@ import sys
 import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
+from pkgutil import resolve_name
 from urllib.parse import unquote, urldefrag
 
 import pytest
@@ -34,6 +35,19 @@ def test_every_link_of_a_page_in_the_repository_leads_to_a_file(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     targets = [target for target in LINK.findall(text) if not re.match(r"[a-z]+:", target)]
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+API = [
+    name
+    for page in sorted(ROOT.glob("docs/api/*.md"))
+    for name in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("name", API)
+def test_what_the_api_pages_document_exists(name):
+    """Catches a class that was renamed under the page that shows its docstring."""
+    assert resolve_name(name) is not None
 
 
 def test_the_version_is_the_same_everywhere():
@@ -107,6 +121,22 @@ def test_links_of_a_lesson_lead_to_the_pages_of_the_site(monkeypatch):
     assert pages.rewrite_links("[c](exercise.py)", source, Path("learn")) == (
         "[c](https://example.org/m/blob/main/tutorials/01_block_table/exercise.py)"
     )
+
+
+def test_a_picture_of_a_lesson_stands_in_its_page():
+    """Catches an image file, which cannot follow the page's colours, and an exercise that is not shown."""
+    page = pages.lessons()["learn/02_allocator.md"]
+    assert page.count("<svg ") == 2
+    assert "![" not in page
+    assert "## The files" in page
+    assert 'raise NotImplementedError("Lesson 2, task 1: take blocks off' in page
+
+
+def test_the_tour_is_a_page_with_its_pictures():
+    """Catches a tour that a visitor of the site cannot take."""
+    page = pages.tour()
+    assert page.count("<svg ") > 20
+    assert "# A tour of paged attention" in page
 
 
 def test_a_comment_in_code_is_no_heading():

@@ -14,14 +14,17 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from minipaged.cli.main import main
 from minipaged.learn.contracts import CONCEPTS
-from minipaged.learn.lessons import Lesson, Trial, read_lessons, run_trials
-from tests.docs.solutions import is_stub, solve, stubs, task_of
+from minipaged.learn.lessons import Lesson, read_lessons
+from minipaged.learn.solutions import is_stub, stubs, task_of
+from minipaged.learn.trials import Outcome, Trial, run_trials
+from tests.docs.solutions import solve
 from tests.overrides import replaced_by
 
 ROOT = Path(__file__).parents[2]
@@ -36,8 +39,12 @@ def name(value):
     return value.number if isinstance(value, Lesson) else str(value)
 
 
-def wrong_variants(lesson: Lesson) -> dict[str, tuple[str, str]]:
-    """Name of a wrong variant -> (`--use` option, the test that must catch it)."""
+def wrong_variants(lesson: Lesson) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Name of a wrong variant -> (`--use` option, the tests of which one must catch it).
+
+    `caught_by` names a single test. `task` stands for the tests of a task: the mistake was drawn up from the
+    exercise's text, without a look at them.
+    """
     file = ROOT / f"tests/docs/wrong/lesson_{lesson.number}.py"
     spec = importlib.util.spec_from_file_location(f"wrong_{lesson.number}", file)
     module = importlib.util.module_from_spec(spec)
@@ -45,11 +52,13 @@ def wrong_variants(lesson: Lesson) -> dict[str, tuple[str, str]]:
     named = {test.rpartition("::")[2].partition("[")[0]: test for test in lesson.tests}
     found = {}
     for variant_name, variant in vars(module).items():
-        if hasattr(variant, "caught_by"):
+        if hasattr(variant, "caught_by") or hasattr(variant, "task"):
             [concept] = {
                 use.partition(":")[0] for use in lesson.use if is_for(use.partition(":")[0], variant)
             }
-            found[variant_name] = (f"{concept}={file}:{variant_name}", named[variant.caught_by])
+            task = getattr(variant, "task", None)
+            tests = lesson.tasks[task - 1].tests if task else (named[variant.caught_by],)
+            found[variant_name] = (f"{concept}={file}:{variant_name}", tests)
     return found
 
 
@@ -60,8 +69,8 @@ def is_for(concept: str, variant: object) -> bool:
 
 
 @pytest.fixture(scope="session")
-def outcomes(tmp_path_factory) -> dict[str, dict[str, str]]:
-    """All trials: "02 stub", "02 solved", "02 TakesWhatItCanGet" -> test -> what went wrong."""
+def outcomes(tmp_path_factory) -> dict[str, dict[str, Outcome]]:
+    """All trials: "02 stub", "02 solved", "02 TakesWhatItCanGet" -> test -> outcome."""
     folder = tmp_path_factory.mktemp("solved")
     groups: dict[tuple, list[Trial]] = {}
     for lesson in WITH_TASKS:
@@ -70,10 +79,10 @@ def outcomes(tmp_path_factory) -> dict[str, dict[str, str]]:
         trials.append(Trial(f"{lesson.number} stub", lesson.use_options(lesson.start), tests))
         trials.append(Trial(f"{lesson.number} solved", lesson.use_options(solve(lesson, folder)), tests))
         trials += [
-            Trial(f"{lesson.number} {variant}", [use], [test])
-            for variant, (use, test) in wrong_variants(lesson).items()
+            Trial(f"{lesson.number} {variant}", [use], tests, until_red=True)
+            for variant, (use, tests) in wrong_variants(lesson).items()
         ]
-    results: dict[str, dict[str, str]] = {}
+    results: dict[str, dict[str, Outcome]] = {}
     for environment, trials in groups.items():
         results |= run_trials(ROOT, trials, dict(environment))
     return results
@@ -83,32 +92,33 @@ def outcomes(tmp_path_factory) -> dict[str, dict[str, str]]:
 def test_every_test_of_a_task_fails_on_the_stub(outcomes, lesson, number):
     """Catches a task that is green before anything is written, and a test that does not exist."""
     for test in lesson.tasks[number - 1].tests:
-        assert f"Lesson {int(lesson.number)}, task " in outcomes[f"{lesson.number} stub"][test], test
+        assert f"Lesson {int(lesson.number)}, task " in outcomes[f"{lesson.number} stub"][test].failure, test
 
 
 @pytest.mark.parametrize(("lesson", "number"), TASKS, ids=name)
 def test_every_test_of_a_task_passes_on_the_solution(outcomes, lesson, number):
     """Catches an exercise whose given half does not fit the worked methods."""
     for test in lesson.tasks[number - 1].tests:
-        assert outcomes[f"{lesson.number} solved"][test] == "", test
+        assert outcomes[f"{lesson.number} solved"][test].failure == "", test
 
 
 WRONG = [(lesson, variant) for lesson in WITH_TASKS for variant in wrong_variants(lesson)]
 
 
 @pytest.mark.parametrize(("lesson", "variant"), WRONG, ids=name)
-def test_a_wrong_variant_is_caught_by_the_test_named_for_it(outcomes, lesson, variant):
+def test_a_wrong_variant_is_caught_by_its_test_or_its_task(outcomes, lesson, variant):
     """Catches a specification that a plausible mistake passes."""
-    [(test, failure)] = outcomes[f"{lesson.number} {variant}"].items()
-    assert failure, f"{test} passes on {variant}"
-    assert failure != "there is no such test"
-    assert "NotImplementedError" not in failure
+    told = {test: o.failure for test, o in outcomes[f"{lesson.number} {variant}"].items()}
+    assert any(told.values()), f"{', '.join(told)} pass on {variant}"
+    assert "there is no such test" not in told.values()
+    assert not any("NotImplementedError" in failure for failure in told.values())
 
 
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
-def test_a_lesson_has_at_least_three_wrong_variants(lesson):
-    """Catches a lesson whose tests were never tried on a mistake."""
-    assert len(wrong_variants(lesson)) >= 3
+def test_a_lesson_has_at_least_eight_variants_that_were_drawn_up_blind(lesson):
+    """Catches tests that were made for the mistakes they catch: these know nothing of the tests."""
+    blind = [variant for variant, (_, tests) in wrong_variants(lesson).items() if len(tests) > 1]
+    assert len(blind) >= 8
 
 
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
@@ -121,8 +131,25 @@ def test_every_stub_belongs_to_a_task_and_every_task_has_stubs_tests_and_a_hint(
     assert numbers <= mentioned == set(range(1, len(lesson.tasks) + 1))
     for task in lesson.tasks:
         assert task.tests
-        assert task.hint
+        assert len(task.hints) == 3
+        assert all(task.hints)
+        assert task.solution
         assert task.name
+
+
+def test_a_lesson_needs_only_lessons_before_it():
+    """Catches a map of the lessons that cannot be walked from left to right."""
+    for number, _, needs in lessons_and_needs():
+        assert all(need < number for need in needs), number
+    assert [number for number, _, needs in lessons_and_needs() if not needs] == ["00"]
+
+
+def lessons_and_needs() -> list[tuple[str, str, list[str]]]:
+    """Number, title and the numbers of the lessons before it, from each `tasks.toml`."""
+    tables = {
+        file.parent.name[:2]: tomllib.loads(file.read_text()) for file in ROOT.glob("tutorials/*/tasks.toml")
+    }
+    return [(number, table["title"], table["needs"]) for number, table in sorted(tables.items())]
 
 
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
@@ -226,6 +253,7 @@ def test_a_lesson_has_its_sections(lesson):
     assert headings[0] == "The problem"
     assert "Questions" in headings
     assert "Compare" in headings
+    assert re.search(r"^!\[.{20,}\]\(\.\./\.\./docs/.+\.svg\)$", text, re.MULTILINE), "no picture"
     assert text.count("<details>") == text.count("</details>") >= 3
     assert f"{lesson.minutes} minutes" in text
     if lesson.tasks:

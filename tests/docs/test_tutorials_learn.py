@@ -7,10 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 from minipaged.cli.main import app
-from minipaged.learn import lessons
-from minipaged.learn.lessons import LearnError
+from minipaged.learn import trials
+from minipaged.learn.lessons import LearnError, find, read_lessons
+from minipaged.learn.solutions import solution_of, stubs
+from minipaged.learn.trials import Outcome
 
 ROOT = Path(__file__).parents[2]
+NUMBERS = [lesson.number for lesson in read_lessons(ROOT)]
 
 
 @pytest.fixture
@@ -46,17 +49,77 @@ def test_progress_is_what_the_tests_say(clone):
     do_task_one(clone)
     code, output = learn("check", "5")
     assert code == 1
-    assert "✓ task 1: on demand  (2 of 2 tests)" in output
+    assert "✓ task 1: on demand  (3 of 3 tests)" in output
     assert output.count("✗") == 2
-    assert "Lesson 5, task 2" in output
+    assert "Not written yet. Lesson 5, task 2: all that the sequence could ever use" in output
+    assert "1 of 3 tasks are green" in learn()[1]
 
 
 def test_hint_and_next_are_about_the_first_task_that_is_not_green(clone):
     """Catches a hint for what is done."""
-    assert "Task 1, on demand" in learn("hint", "05")[1]
+    assert "Task 1, on demand, hint 1 of 3" in learn("hint", "05")[1]
     do_task_one(clone)
-    assert "Task 2, reserve" in learn("hint", "05")[1]
+    hints = [learn("hint", "05", *level)[1] for level in ((), ("2",), ("3",))]
+    assert [f"Task 2, reserve, hint {level} of 3" in told for level, told in enumerate(hints, 1)] == [
+        True
+    ] * 3
+    assert "(remaining, needed)" not in hints[0] + hints[1]
+    assert "(remaining, needed)" in hints[2]
     assert "reserve (task 2)" in learn("next")[1]
+
+
+def test_a_red_test_is_told_in_words_with_the_students_own_line(clone):
+    """Catches a check that leaves a student alone with `assert (4,) == (3,)`."""
+    text = clone.read_text()
+    for what in ("the blocks of the tokens that exist", "the block of the next token"):
+        stub = f'raise NotImplementedError("Lesson 5, task 1: {what}")'
+        text = text.replace(stub, "return (needed + 1,)")
+    clone.write_text(text)
+    code, output = learn("check", "05")
+    assert code == 1
+    assert "On demand asks for what the tokens need." in output
+    assert "Catches " in output
+    assert "Expected (3,), got (4,)." in output
+    assert "at_admission, line " in output
+    assert ": return (needed + 1,)" in output
+
+
+def test_an_error_is_told_with_the_line_that_raised_it(clone):
+    """Catches the line of the test alone, which no student can mend; and -v without the green tests."""
+    stub = 'raise NotImplementedError("Lesson 5, task 1: the block of the next token")'
+    do_task_one(clone)
+    clone.write_text(clone.read_text().replace("return (needed,)", "return (nedded,)", 1))
+    assert stub not in clone.read_text()
+    output = learn("check", "05", "-v")[1]
+    assert "Expected no error, got NameError: name 'nedded' is not defined" in output
+    assert "Yours return (nedded,)    (exercise.py, line " in output
+    assert "✗ task 1: on demand" in output
+    assert "✓ What is needed is never cut (on demand)." in output
+
+
+def test_a_solution_is_shown_after_a_try(clone):
+    """Catches an answer that nobody asked for, and one that is not the code which the tests ran."""
+    asked = CliRunner().invoke(app, ["learn", "solution", "05"])
+    assert isinstance(asked.exception, LearnError)
+    assert "try first" in str(asked.exception)
+    assert "return (remaining, needed)" in learn("solution", "05", "--anyway")[1]
+    do_task_one(clone)
+    code, output = learn("solution", "05")
+    assert code == 0
+    assert output.count("class Reserve:") == 2
+    assert "no request ever runs out" in output
+
+
+@pytest.mark.parametrize("number", [n for n in NUMBERS if n not in ("00", "11", "12")])
+def test_every_task_has_a_solution(number):
+    """Catches a task whose solution is empty: each has words, and the code of what its stubs name."""
+    lesson = find(number)
+    for task in range(1, len(lesson.tasks) + 1):
+        named = [name for name, of in stubs(lesson).items() if of == task]
+        assert len(solution_of(lesson, task)) == len(named)
+        for name, code in zip(named, solution_of(lesson, task)):
+            assert f"def {name.rpartition('.')[2]}(" in code
+            assert "NotImplementedError" not in code
 
 
 def test_reset_keeps_what_was_written(clone):
@@ -112,7 +175,7 @@ def test_an_error_of_the_whole_file_is_told_once(clone):
 @pytest.mark.parametrize("where", ["while True:\n    pass\n", None], ids=["in the file", "in a method"])
 def test_an_endless_loop_is_told_within_ten_seconds_a_test(clone, where, monkeypatch):
     """Catches a check that never ends."""
-    monkeypatch.setattr(lessons, "SECONDS_PER_TEST", 2)
+    monkeypatch.setattr(trials, "SECONDS_PER_TEST", 2)
     if where is None:
         text = clone.read_text()
         stub = 'raise NotImplementedError("Lesson 5, task 1: the blocks of the tokens that exist")'
@@ -127,7 +190,8 @@ def test_an_endless_loop_is_told_within_ten_seconds_a_test(clone, where, monkeyp
 
 def test_marks_are_readable_on_an_ascii_terminal(clone, monkeypatch):
     """Catches marks that are both replaced by the same character."""
-    monkeypatch.setattr(lessons, "progress", lambda *args: {"05": [{"a": ""}, {"a": "no"}, {"a": "no"}]})
+    green, red = {"a": Outcome()}, {"a": Outcome("no")}
+    monkeypatch.setattr(trials, "progress", lambda *args: {"05": [green, red, red]})
     result = CliRunner(charset="ascii").invoke(app, ["learn", "check", "05"])
     assert "ok task 1" in result.output
     assert "x task 2" in result.output

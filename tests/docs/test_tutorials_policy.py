@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from minipaged.learn.overrides import load_override
-from minipaged.scheduling import FCFSScheduler
+from minipaged.scheduling import FCFSScheduler, StepPlan
 from tests.toy import ToyEngine, alone, toy_scheduler
 
 WORKED = Path(__file__).parent / "worked/13_your_policy.py"
@@ -23,7 +23,7 @@ def make(monkeypatch):
     def engine_of(lengths, patience=100, **options):
         if worked is not None:
             monkeypatch.setattr("tests.toy.FCFSScheduler", worked)
-        engine = ToyEngine(toy_scheduler(max_num_seqs=1, **options))
+        engine = ToyEngine(toy_scheduler(**{"max_num_seqs": 1, **options}))
         monkeypatch.setattr(type(engine.scheduler), "patience", patience, raising=False)
         for number, length in enumerate(lengths):
             engine.add([number] * length, 2)
@@ -48,6 +48,34 @@ def test_of_equal_prompts_the_earlier_is_admitted_first(make):
     assert order(make([5, 3, 5, 3, 5])) == ["r1", "r3", "r0", "r2", "r4"]
 
 
+def test_equal_prompts_by_the_dozen_keep_their_order(make):
+    """Catches an order by name: r10 is not before r2."""
+    assert order(make([5] * 12)) == [f"r{number}" for number in range(12)]
+
+
+def test_the_length_of_the_answer_does_not_count(make):
+    """Catches prompt + max_tokens: nobody knows how long an answer will be."""
+    engine = make([])
+    engine.add([0] * 3, 9)
+    engine.add([1] * 5, 1)
+    assert order(engine) == ["r0", "r1"]
+
+
+def test_all_that_fit_are_admitted_shortest_first(make):
+    """Catches a search for the one shortest: the others of the step come in order of arrival."""
+    engine = make([9, 6, 3, 5], max_num_seqs=4)
+    assert [s.sequence.request.request_id for s in engine.step().scheduled] == ["r2", "r3", "r1", "r0"]
+
+
+def test_an_admission_tells_what_it_spent_and_keeps_to_its_limits(make):
+    """Catches a result that is dropped, and `whole` or `share` not passed on."""
+    assert make([6, 6], max_num_seqs=4).scheduler.admit_waiting(StepPlan(0), 10) == 10
+    assert make([6, 6], max_num_seqs=4).scheduler.admit_waiting(StepPlan(0), 10, True) == 6
+    plan = StepPlan(0)
+    make([10, 10], max_num_seqs=4).scheduler.admit_waiting(plan, 6, False, 2)
+    assert [s.num_tokens for s in plan.scheduled] == [2, 4]
+
+
 def test_the_queue_is_back_in_order_of_arrival_after_each_step(make):
     """Catches a queue left sorted by length: rollback, preemption and swapping count on arrival order."""
     engine = make([9, 3, 6, 12])
@@ -66,6 +94,15 @@ def test_whoever_waited_too_long_goes_first(make):
     """Catches starvation: with a patience of 3, the long prompt goes before the third short one behind it."""
     assert order(make([9, 1, 1, 1, 1], patience=3)) == ["r0", "r1", "r2", "r3", "r4"]
     assert order(make([9, 1, 1, 1, 1], patience=100)) == ["r1", "r2", "r3", "r4", "r0"]
+
+
+def test_patience_ends_after_as_many_arrivals_as_it_says(make):
+    """Catches >= for >, and patience measured by who still waits instead of by who has arrived."""
+    assert order(make([9, 1, 1], patience=3)) == ["r1", "r2", "r0"]
+    engine = make([9, 1, 1], patience=3)
+    engine.step()
+    engine.add([3])
+    assert order(engine) == ["r1", "r0", "r2", "r3"]
 
 
 def test_the_impatient_go_in_order_of_arrival(make):

@@ -1,17 +1,29 @@
 """First steps of the lessons: what an override must do before the concept tests can be run on it at all."""
 
-from minipaged.decoding import BeamSearch, BeamSearchParams, StopChecker
+import pytest
+
+from minipaged.decoding import BeamSearch, BeamSearchParams, SamplingMethod, SamplingParams, StopChecker
 from minipaged.memory import (
     BlockAllocator,
     BlockTable,
     CachedBlock,
+    Chunked,
     KVManager,
     OnDemand,
     PrefixCache,
     Reserve,
     SwapSpace,
 )
-from minipaged.scheduling import Auto, PreemptionCosts, PrefillFirst, Recompute, Sample, StepPlan, Swap
+from minipaged.scheduling import (
+    Auto,
+    ChunkedPrefill,
+    PreemptionCosts,
+    PrefillFirst,
+    Recompute,
+    Sample,
+    StepPlan,
+    Swap,
+)
 from tests.concepts.decoding_driver import make_request, make_sequence
 from tests.toy import ToyEngine, samples, tokens, toy_scheduler
 
@@ -33,6 +45,12 @@ def test_seven_tokens_fill_a_block_and_three_slots_of_the_next():
     assert (table.num_filled_blocks, table.capacity) == (2, 12)
 
 
+def test_a_block_stays_filled_when_it_is_full():
+    """Catches num_tokens % block_size, which is 0 for a last block that is full."""
+    table = table_over(BlockAllocator(9), 3, 8)
+    assert [table.filled(i) for i in range(3)] == [4, 4, 0]
+
+
 def test_a_full_block_is_one_block():
     """Catches a division that rounds 8 / 4 up to 3, and one that rounds 9 / 4 down to 2."""
     pool = BlockAllocator(9)
@@ -46,6 +64,15 @@ def test_the_slot_of_a_token_is_found_through_the_table():
     table = table_over(BlockAllocator(9, order=[7, 1, 3]), 3, 9)
     assert [table.slot(position) for position in (0, 3, 4, 8)] == [28, 31, 4, 12]
     assert table.slots(2, 6) == [30, 31, 4, 5]
+
+
+# -- lesson 01, task 2 ----------------------------------------------------------------------
+
+
+def test_blocks_to_spare_ask_for_none():
+    """Catches a negative number of blocks, which would cut the pool's list."""
+    table = table_over(BlockAllocator(9), 3, 2)
+    assert [table.blocks_to_append(count) for count in (1, 2, 10, 11)] == [0, 0, 0, 1]
 
 
 # -- lesson 01, task 3 ----------------------------------------------------------------------
@@ -100,6 +127,17 @@ def test_a_salt_gives_every_block_another_hash():
     assert len(set(hashes + salted)) == 4
 
 
+def test_a_name_is_for_a_block_and_all_before_it():
+    """Catches a name of the block alone, or of its place: the same tokens after others are another prefix."""
+    cache, hashes, _ = cache_of(1, 2, 3, 4)
+    other: list[int] = []
+    cache.extend_hashes(other, tokens(9, 9, 3, 4))
+    assert other[1] != hashes[1]
+    twice: list[int] = []
+    cache.extend_hashes(twice, tokens(1, 2, 1, 2))
+    assert twice[0] == hashes[0] != twice[1]
+
+
 def test_a_registered_block_is_known_and_pending():
     """Catches a block that can be copied from before its step has run."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4)
@@ -130,6 +168,45 @@ def test_what_a_failed_step_registered_is_forgotten():
     assert cache.allocator.ref_count(blocks[1]) == 1
 
 
+def test_another_content_of_a_known_hash_is_not_registered():
+    """Catches a collision that hides the first content, or that is told apart by nobody afterwards."""
+    cache, _, _ = cache_of(1, 2, 3, 4, hash_function=lambda key: 7)
+    first, second = cache.allocator.allocate(2)
+    cache.register(first, 7, tokens(1, 2))
+    entry = cache.register(second, 7, tokens(8, 9))
+    assert entry.tokens == tokens(8, 9).tobytes()
+    assert cache.block_of == {7: first}
+    assert not cache.is_pending(second)
+
+
+def release_into_cache(cache, block):
+    """What `free` will do in task 4 when the last holder lets go."""
+    assert cache.allocator.release(block)
+    cache.evictable[block] = None
+
+
+def test_a_failed_step_returns_what_nobody_holds_to_the_free_list():
+    """Catches blocks that stay evictable though nobody can find them, and blocks lost to the pool."""
+    cache, hashes, blocks = cache_of(1, 2, 3, 4)
+    for block, chain_hash, content in zip(blocks, hashes, (tokens(1, 2), tokens(3, 4))):
+        cache.register(block, chain_hash, content)
+    release_into_cache(cache, blocks[1])
+    cache.roll_back()
+    assert cache.num_evictable == 0
+    assert cache.allocator.num_free == 7
+    cache.check_invariants(blocks[:1])
+
+
+def test_a_failed_step_takes_nothing_from_the_steps_before():
+    """Catches a rollback that empties the whole cache."""
+    cache, hashes, blocks = cache_of(1, 2, 3, 4)
+    cache.register(blocks[0], hashes[0], tokens(1, 2))
+    cache.commit()
+    release_into_cache(cache, blocks[0])
+    cache.roll_back()
+    assert (cache.num_evictable, cache.num_registered) == (1, 1)
+
+
 def test_the_walk_finds_every_block_of_a_cached_prefix():
     """Catches a walk that stops early, or begins with the second block."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4, 5)
@@ -138,6 +215,22 @@ def test_the_walk_finds_every_block_of_a_cached_prefix():
     assert cache.match(hashes, tokens(1, 2, 3, 4, 5)) == blocks
     assert cache.match(hashes[:1], tokens(1, 2)) == blocks[:1]
     assert cache.match([], tokens(1)) == []
+
+
+def test_looking_holds_nothing():
+    """Catches a walk that shares what it finds: admission looks often, and may then say no."""
+    cache, hashes, blocks = cache_of(1, 2)
+    cache.register(blocks[0], hashes[0], tokens(1, 2))
+    assert cache.match(hashes, tokens(1, 2)) == blocks
+    assert cache.allocator.ref_count(blocks[0]) == 1
+
+
+def test_the_first_blocks_parent_is_the_salt():
+    """Catches a tenant who reads another's prompt because the hashes of their salts collide."""
+    cache, hashes, blocks = cache_of(1, 2, hash_function=lambda key: 7)
+    cache.register(blocks[0], hashes[0], tokens(1, 2), "alice")
+    assert cache.match(hashes, tokens(1, 2), "bob") == []
+    assert cache.match(hashes, tokens(1, 2), "alice") == blocks
 
 
 def test_the_walk_ends_at_the_first_miss():
@@ -170,6 +263,20 @@ def test_the_first_block_of_a_content_is_the_one_that_is_found():
     for block in blocks:
         cache.register(block, hashes[0], tokens(1, 2))
     assert cache.match(hashes[:1], tokens(1, 2)) == blocks[:1]
+
+
+# -- lesson 08, task 4 -----
+
+
+def test_a_pending_block_that_nobody_holds_is_evictable():
+    """Catches a block on the free list that can still be found: the step that computes it may yet succeed."""
+    cache, hashes, blocks = cache_of(1, 2)
+    cache.register(blocks[0], hashes[0], tokens(1, 2))
+    cache.free(blocks[0])
+    assert (cache.num_evictable, cache.allocator.num_free) == (1, 7)
+    cache.check_invariants([])
+    cache.commit()
+    assert cache.match(hashes, tokens(1, 2)) == blocks
 
 
 # -- lesson 04, task 1, and lesson 07, task 1: one phase of a step at a time -----
@@ -226,6 +333,12 @@ def test_a_prompt_is_admitted_whole_if_that_is_asked():
     assert scheduled(engine.step()) == [("r0", 0, 6)]
 
 
+def test_a_prompt_is_held_to_its_share_if_one_is_given():
+    """Catches `share` that is not passed on: the first prompt would take all of the budget."""
+    engine = scripted(lambda plan, s: s.admit_waiting(plan, 6, share=3), lengths=[10, 10])
+    assert scheduled(engine.step()) == [("r0", 0, 3), ("r1", 0, 3)]
+
+
 def test_nobody_is_admitted_in_a_step_that_preempted():
     """Catches blocks that come free for those who run, and go to somebody who waits."""
 
@@ -268,6 +381,32 @@ def test_the_first_group_beyond_the_budget_ends_the_decodes():
     assert engine.scheduler.policy.returned == [15, 5, 1]
 
 
+def test_growth_that_needs_no_block_preempts_nobody():
+    """Catches room made for a block each: the pool is full, and both last blocks have free slots."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64),
+        lambda plan, s: s.plan_decodes(plan, 64),
+        lengths=[5, 5],
+        num_blocks=4,
+    )
+    engine.step()
+    assert engine.scheduler.kv.num_free == 0
+    assert scheduled(engine.step()) == [("r0", 5, 1), ("r1", 5, 1)]
+
+
+def test_decodes_report_their_own_tokens():
+    """Catches the tokens of the whole step: what a prompt took would be taken from the budget twice."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64),
+        lambda plan, s: (s.admit_waiting(plan, 64), s.plan_decodes(plan, 64))[1],
+        lengths=[5],
+    )
+    engine.step()
+    engine.add([1] * 6)
+    assert scheduled(engine.step()) == [("r1", 0, 6), ("r0", 5, 1)]
+    assert engine.scheduler.policy.returned == [5, 1]
+
+
 def test_a_prompt_that_goes_on_is_not_decoded():
     """Catches a chunk of a prompt that is scheduled as if it were one token."""
     engine = scripted(
@@ -304,10 +443,12 @@ class Spends:
     def __init__(self, **spends):
         self.spends = spends
         self.offered = {}
+        self.shares = {}
 
     def __getattr__(self, phase):
-        def run(plan, budget, **options):
+        def run(plan, budget, share=None, whole=False):
             self.offered[phase] = budget
+            self.shares[phase] = share
             if phase in ("continue_prefills", "admit_waiting"):
                 plan.scheduled += [None] * self.spends.get(phase, 0)
             return self.spends.get(phase, 0)
@@ -325,6 +466,24 @@ def test_each_phase_is_offered_what_the_one_before_it_left():
     assert decodes.offered == {
         "continue_prefills": 10, "admit_waiting": 10, "plan_decodes": 10, "resume_preempted": 3,
     }  # fmt: skip
+
+
+def test_a_chunked_step_has_its_phases_in_order():
+    """Catches newcomers that go before those who were served already, and a budget that is spent twice."""
+    step = Spends(plan_decodes=1, continue_prefills=2, resume_preempted=3)
+    ChunkedPrefill().fill(StepPlan(0), step)
+    assert list(step.offered.items()) == [
+        ("plan_decodes", 10), ("continue_prefills", 9), ("resume_preempted", 7), ("admit_waiting", 4),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("budget", "share"), [(10, 7), (2, 1), (1, 1)])
+def test_the_share_is_three_quarters_of_the_whole_budget(budget, share):
+    """Catches three quarters of what the decodes left, a share of 0 tokens, and one that is rounded up."""
+    step = Spends(plan_decodes=budget // 2)
+    step.max_num_batched_tokens = budget
+    ChunkedPrefill().fill(StepPlan(0), step)
+    assert step.shares["continue_prefills"] == step.shares["admit_waiting"] == share
 
 
 def test_a_prompt_goes_on_where_its_last_chunk_ended():
@@ -351,6 +510,20 @@ def test_two_prompts_go_on_in_order_of_arrival():
     assert scheduled(engine.step()) == [("r0", 7, 3), ("r1", 5, 5)]
 
 
+@pytest.mark.parametrize(("somebody_waits", "chunk"), [(False, 8), (True, 6)])
+def test_the_last_prompt_is_held_to_its_share_only_if_somebody_waits(somebody_waits, chunk):
+    """Catches budget left over with nobody behind, and a queue that is not looked at."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 4),
+        lambda plan, s: s.continue_prefills(plan, 8, share=6),
+        lengths=[20],
+    )
+    engine.step()
+    if somebody_waits:
+        engine.add([1])
+    assert scheduled(engine.step()) == [("r0", 4, chunk)]
+
+
 def test_going_on_ends_with_the_budget():
     """Catches a chunk of no tokens, or of more than are left."""
     engine = scripted(
@@ -361,6 +534,40 @@ def test_going_on_ends_with_the_budget():
     engine.step()
     assert scheduled(engine.step()) == [("r0", 3, 2)]
     assert engine.scheduler.policy.returned == [6, 2]
+
+
+# -- lesson 09, task 1 ----------------------------------------------------------------------
+
+
+def sampled(*totals, n=3):
+    """n samples of one prompt; the sequences have generated one token and have these sums."""
+    params = SamplingParams(n=n, max_tokens=20)
+    request = make_request([1, 2], SamplingMethod(params, StopChecker(params, ())), params)
+    request.sequences = [make_sequence([1, 2], [3], params) for _ in totals]
+    for sequence, total in zip(request.sequences, totals):
+        sequence.cumulative_logprob = total
+    return request
+
+
+def test_a_branch_carries_the_logprob_of_its_token():
+    """Catches the sum in place of the token's own: the scheduler adds it to the sum."""
+    request = sampled(-5.0, -7.0)
+    branches = request.method.advance(request, [Sample([4], [-0.25]), Sample([5], [-0.5])])
+    assert [branch.logprob for branch in branches] == [-0.25, -0.5]
+
+
+def test_a_branch_carries_the_alternatives_of_its_own_candidate():
+    """Catches top_logprobs that are left out, or are all those of the first candidate."""
+    request = sampled(-5.0)
+    first, second = {4: -0.25, 6: -3.0}, {5: -0.5, 6: -2.0}
+    branches = request.method.advance(request, [Sample([4, 5], [-0.25, -0.5], [first, second])])
+    assert [branch.top_logprobs for branch in branches] == [first, second]
+
+
+def test_the_last_live_sample_does_not_fork():
+    """Catches one live sequence taken for the prompt: two of three samples have ended."""
+    request = sampled(-5.0)
+    assert request.method.num_candidates(request) == 1
 
 
 # -- lesson 09, task 2 ----------------------------------------------------------------------
@@ -392,6 +599,14 @@ def test_completions_are_ranked_by_score():
     assert [s.num_generated_tokens for s in request.method.rank(request)] == [1, 3, 8]
 
 
+def test_of_equal_scores_the_earlier_is_returned_first():
+    """Catches a list that is sorted upwards and reversed."""
+    request = beams(num_return_sequences=3)
+    for sequence in request.completions:
+        sequence.cumulative_logprob = -1.0 * sequence.num_generated_tokens
+    assert [s.num_generated_tokens for s in request.method.rank(request)] == [3, 8, 1]
+
+
 def test_only_as_many_are_returned_as_were_asked_for():
     """Catches a request for one text that gets three."""
     request = beams(num_return_sequences=1)
@@ -411,9 +626,39 @@ def test_candidates_are_compared_by_all_their_tokens():
     branches = request.method.advance(request, samples)
     assert [branch.token_id for branch in branches] == [5, 6]
     assert all(branch.parent is request.sequences[0] for branch in branches)
+    assert [branch.logprob for branch in branches] == [-1.0, -1.1]  # of the token: the scheduler has the sum
 
 
-# -- lesson 05, task 2 -----
+def test_three_ends_leave_a_beam_of_two():
+    """Catches 2 * W candidates with three end tokens: of the four best only one can go on."""
+    params = BeamSearchParams(beam_width=2, max_tokens=20, early_stopping="never", length_penalty=2.0)
+    request = make_request([1, 2], BeamSearch(params, StopChecker(params, {0, 1, 2})), params)
+    sample = Sample([0, 1, 2, 5, 6, 7, 8, 9], [-1.0, -1.1, -1.2, -1.3, -1.4, -5.0, -6.0, -7.0])
+    branches = request.method.advance(request, [sample])
+    assert [branch.token_id for branch in branches] == [0, 1, 5, 6]
+
+
+def test_the_best_live_beam_decides_whether_to_stop():
+    """Catches a search that ends because its worst beam cannot win: the best one can."""
+    params = BeamSearchParams(beam_width=2, max_tokens=20)
+    request = make_request([1, 2], BeamSearch(params, StopChecker(params, ())), params)
+    for total in (-2.0, -3.0):
+        request.completions.append(make_sequence([1, 2], [3], params))
+        request.completions[-1].cumulative_logprob = total
+    sample = Sample([5, 6, 7, 8], [-1.0, -9.0, -10.0, -11.0])
+    assert [branch.token_id for branch in request.method.advance(request, [sample])] == [5, 6]
+
+
+# -- lesson 05 -----
+
+
+@pytest.mark.parametrize("policy", ["on demand", "chunked"])
+def test_what_is_needed_is_never_cut(policy):
+    """Catches one block, or one grant, for growth that needs more (a copy-on-write is a block, too)."""
+    if policy == "on demand":
+        assert OnDemand().while_running(2, 8) == (2,)
+    else:
+        assert Chunked(4).while_running(6, 9) == (6, 6)
 
 
 def test_a_fork_of_a_reservation_makes_do_with_what_it_must_have():
@@ -452,6 +697,28 @@ def test_a_full_host_is_not_swapped_to():
     for num_host_blocks, mode in ((0, "recompute"), (1, "recompute"), (2, "swap")):
         kv = manager(num_host_blocks)
         assert Swap().choose_mode(victim_of(kv, 9), kv).mode == mode
+
+
+def test_a_group_is_swapped_whole_or_not_at_all():
+    """Catches room that is asked for one sequence of two: 3 blocks do not go into 2."""
+    for num_host_blocks, mode in ((2, "recompute"), (3, "swap")):
+        kv = manager(num_host_blocks)
+        victim = victim_of(kv, 5, 9)
+        assert Swap().choose_mode(victim, kv).mode == mode
+
+
+def test_the_newest_token_is_not_computed_again():
+    """Catches num_tokens for num_computed_tokens: 5 tokens x 1 s are cheaper than 2 x 2 blocks x 1.4 s."""
+    kv = manager(16)
+    assert Auto(PreemptionCosts(0.0, 1.4, 1.0)).choose_mode(victim_of(kv, 6), kv).mode == "recompute"
+
+
+@pytest.mark.parametrize("policy", [Recompute(), Swap()], ids=["Recompute", "Swap"])
+def test_a_decision_says_why(policy):
+    """Catches a log line and a trace that tell nobody why a request was preempted."""
+    for num_host_blocks in (0, 16):
+        kv = manager(num_host_blocks)
+        assert policy.choose_mode(victim_of(kv, 9), kv).reason.strip()
 
 
 def test_moving_costs_both_ways():

@@ -22,11 +22,13 @@ def call(capsys, monkeypatch, *arguments: str, stdin: str | None = None) -> tupl
 
 def test_generate_prints_texts_and_an_account_of_memory(capsys, monkeypatch):
     """A main job that needs a flag to work."""
-    code, out, _ = call(capsys, monkeypatch, "generate", "--prompt", "Once upon a time", "--max-tokens", "20")
+    code, out, err = call(
+        capsys, monkeypatch, "generate", "--prompt", "Once upon a time", "--max-tokens", "20"
+    )
     assert code == 0
     assert "Once upon a time, " in out
-    assert "KV blocks of 16 tokens at peak" in out
-    assert "tokens/s" in out
+    assert "KV blocks of 16 tokens at peak" in err
+    assert "tokens/s" in err
 
 
 def test_generate_json_has_the_documented_shape(capsys, monkeypatch):
@@ -44,12 +46,12 @@ def test_generate_json_has_the_documented_shape(capsys, monkeypatch):
 
 def test_beam_search_reports_what_sharing_saved(capsys, monkeypatch):
     """The saving of the paper's Fig. 15 not shown."""
-    code, out, _ = call(
+    code, _, err = call(
         capsys, monkeypatch, "generate", "--beam-width", "4", "--n", "2", "--max-tokens", "24"
     )
     assert code == 0
-    assert "sharing saved" in out
-    assert "completion 2" in out
+    assert "sharing saved" in err
+    assert "completion 2" in err
 
 
 def test_prompts_come_from_a_file(capsys, monkeypatch, tmp_path):

@@ -243,7 +243,6 @@ class EngineScenario(Scenario):
                 self.counts["steps"] += 1
                 assert self.counts["steps"] < MAX_STEPS_OF_A_SCENARIO, "the engine makes no progress"
             assert signal.getsignal(signal.SIGINT) == handler, "Ctrl-C is not heard any more"
-        assert not engine.metrics._last_token
         assert engine.metrics.request_success.total() == len(self.requests)
         return self.check_end()
 

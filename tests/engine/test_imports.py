@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,15 +30,46 @@ ROOT = Path(__file__).parents[2]
         "simulation",
         "simulation.run",
         "viewer.replay",
+        "playground.simulated",
+        "playground.pocket",
     ],
 )
 def test_module_loads_no_torch(module):
-    """A top-level import that drags seconds of torch into a simulation."""
+    """A top-level import that drags seconds of torch into a simulation, or NumPy into a browser."""
+    heavy = {"torch", "transformers", "numpy"}
+    code = f"import minipaged.{module}, sys; sys.exit(' '.join({heavy} & set(sys.modules)) or None)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"minipaged.{module}: {done.stderr}"
+
+
+def test_the_playground_needs_the_standard_library_alone():
+    """A page that loads Pyodide has no pip: an import of rich there is an engine that does not start."""
     code = (
-        f"import minipaged.{module}, sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('rich', 'typer', 'numpy', 'torch', 'transformers')))\n"
+        "import minipaged.playground.simulated, minipaged.playground.pocket"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr or f"minipaged.{module} imports torch"
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_clone_without_symbolic_links_finds_its_kernels(tmp_path):
+    """On Windows git writes a link as a small text file: the package has no `kernels` folder to import."""
+    without = shutil.ignore_patterns("kernels", "pocket_model", "__pycache__")
+    shutil.copytree(ROOT / "minipaged", tmp_path / "minipaged", ignore=without)
+    shutil.copytree(ROOT / "kernels", tmp_path / "kernels")
+    (tmp_path / "minipaged" / "kernels").write_text("../kernels")
+    code = (
+        "import importlib.util, minipaged.kernels, minipaged.kernels.metadata as metadata\n"
+        "assert importlib.util.find_spec('minipaged.kernels.layout')\n"
+        "print(minipaged.kernels is __import__('sys').modules['minipaged.kernels'], metadata.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", str(tmp_path / "kernels" / "metadata.py")]
 
 
 def project_modules() -> dict[str, Path]:

@@ -88,6 +88,18 @@ def broken(owner, name: str, after: int, monkeypatch) -> list[int]:
     return calls
 
 
+def errors_until_the_end(engine: Engine) -> int:
+    """Step to the end, checking the invariants. Returns how many steps raised the injected error."""
+    raised = 0
+    while engine.has_unfinished:
+        try:
+            engine.step()
+        except InjectedError:
+            raised += 1
+        engine.check_invariants()
+    return raised
+
+
 PLACES = {
     "batch policy": lambda engine: (engine.scheduler.policy, "fill"),
     "victim": lambda engine: (engine.scheduler.preemption, "choose_victim"),
@@ -113,13 +125,7 @@ def test_an_error_before_the_commit_is_raised_once_and_the_step_is_done_again(pl
     requests = add_all(engine)
     owner, name = PLACES[place](engine)
     calls = broken(owner, name, after, monkeypatch)
-    raised = 0
-    while engine.has_unfinished:
-        try:
-            engine.step()
-        except InjectedError:
-            raised += 1
-        engine.check_invariants()
+    raised = errors_until_the_end(engine)
     assert raised == (calls[0] >= after)
     assert check_end(engine, requests) == 0
 
@@ -155,13 +161,7 @@ def test_an_error_inside_the_commit_ends_the_requests_of_that_step(name, after, 
 
     monkeypatch.setattr(engine.scheduler, "commit", marked_commit)
     monkeypatch.setattr(kv, name, method)
-    raised = 0
-    while engine.has_unfinished:
-        try:
-            engine.step()
-        except InjectedError:
-            raised += 1
-        engine.check_invariants()
+    raised = errors_until_the_end(engine)
     assert raised == (calls >= after)
     assert (check_end(engine, requests) > 0) == (raised > 0)
 
@@ -317,13 +317,7 @@ def test_blocks_that_cannot_be_freed_while_planning_stay_with_their_request(afte
             monkeypatch.setattr(kv, "free", free)
 
     monkeypatch.setattr(scheduler, "schedule", fragile_schedule)
-    raised = 0
-    while engine.has_unfinished:
-        try:
-            engine.step()
-        except InjectedError:
-            raised += 1
-        engine.check_invariants()
+    raised = errors_until_the_end(engine)
     assert raised == 1
     assert not engine._requests
     for request, right in zip(requests, expected()):

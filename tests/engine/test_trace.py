@@ -51,7 +51,7 @@ def truth(scheduler) -> Truth:
     return Truth(counts(kv.allocator), counts(host) if host else [], kv.allocator.num_free, tables)
 
 
-def compare(view: PoolView, live: Truth) -> None:
+def check_view(view: PoolView, live: Truth) -> None:
     device, host = view.blocks(), view.blocks(on_host=True)
     assert [block.ref_count for block in device] == live.device_counts
     assert [block.ref_count for block in host] == live.host_counts
@@ -104,13 +104,13 @@ class TracedToyEngine(ToyEngine):
         return plan
 
 
-def replay_and_compare(path: Path, engine: TracedToyEngine) -> None:
+def check_replay(path: Path, engine: TracedToyEngine) -> None:
     replayed = list(read_trace(path))
     assert len(replayed) >= len(engine.moments)
     for record, seen, (planned, committed) in zip(replayed, engine.records, engine.moments):
         assert record == seen
-        compare(record.planned, planned)
-        compare(record.committed, committed)
+        check_view(record.planned, planned)
+        check_view(record.committed, committed)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -123,7 +123,7 @@ def test_the_replayed_memory_is_the_live_memory_at_every_step(seed, tmp_path, ca
     scenario.engine = engine
     scenario.run()
     engine.file.close()
-    replay_and_compare(tmp_path / "trace", engine)
+    check_replay(tmp_path / "trace", engine)
 
 
 def test_the_scenarios_meet_everything_that_moves_blocks():
@@ -186,7 +186,7 @@ def test_a_trace_may_begin_in_the_middle_of_a_run(tmp_path):
     for _ in range(3):
         traced.step()
     traced.file.close()
-    replay_and_compare(tmp_path / "trace", traced)
+    check_replay(tmp_path / "trace", traced)
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_a_traced_engine_replays(traced):
     assert replayed == records
     assert len(replayed) == len(moments)
     for record, live in zip(replayed, moments):
-        compare(record.committed, live)
+        check_view(record.committed, live)
     assert any(event["kind"] == "preempted" and event["reason"] for r in replayed for event in r.events)
     assert any(record.copies for record in replayed)
     ended = {request: tokens for record in replayed for request, tokens in record.completions.items()}

@@ -7,19 +7,10 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def poisoned_fresh_memory() -> Iterator[None]:
+def poisoned_fresh_memory(one_thread: None) -> Iterator[None]:
     """A row that a kernel forgets to write, or a partial result it should not read, is NaN."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)  # with it, PyTorch fills what `torch.empty` returns
     assert torch.empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(deterministic)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small operations on many threads are slower than on one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

@@ -23,14 +23,6 @@ MIXED = [(1, 9), (7, 7), (3, 12), (1, 1), (5, 6), (2, 140)]
 PROMPTS = [(150, 150), (40, 200), (1, 3)]  # more rows than a work item, more keys than a tile
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def check(
     lengths, *, dtype=torch.float32, scale=0.3, softcap=None, with_sinks=False, sliding_window=None, **shape
 ):
@@ -70,7 +62,7 @@ def test_query_heads_share_the_kv_head_of_their_group(heads, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dims", [(64, 64), (80, 80), (33, 63), (192, 128), (8, 24), (32, 8), (1, 1)])
 def test_head_sizes_need_not_be_whole_vectors(head_dims, dtype):
-    """Catches elements counted twice where chunks overlap, and reads beyond the end of a row (poison)."""
+    """Catches elements counted twice where strips overlap, and reads beyond the end of a row (poison)."""
     check([*MIXED, (20, 33)], head_dims=head_dims, dtype=dtype)
 
 

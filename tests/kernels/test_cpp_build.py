@@ -1,6 +1,7 @@
 """Compiling the C++ kernels: once, whole or not at all, and never required."""
 
 import logging
+import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from minipaged.kernels.cpp import build
-from minipaged.kernels.cpp.build import BuildError, cache_directory, find_compiler, library_path, load_library
+from minipaged.kernels.cpp.build import BuildError, cache_directory, find_compiler, load_library
 from minipaged.kernels.dispatch import select_backend
 from minipaged.kernels.reference.attention import paged_attention
 
@@ -31,6 +32,15 @@ def nothing_built_yet(tmp_path, monkeypatch):
     load_library.cache_clear()
 
 
+def library_path():
+    """Where the library belongs, with OpenMP."""
+    return build.library_path(find_compiler(), (*build.FLAGS, build.processor_flag(), *build.openmp_flags()))
+
+
+def files_of(path):
+    return [path.with_suffix(".sha256").name, path.name]
+
+
 def files():
     return sorted(path.name for path in cache_directory().iterdir())
 
@@ -46,8 +56,8 @@ def fake_compiler(tmp_path, script):
 def test_the_second_load_compiles_nothing():
     """Catches seconds of compilation at every start, and leftovers beside the library."""
     load_library()
-    path = library_path(find_compiler())
-    assert files() == [path.name]
+    path = library_path()
+    assert files() == files_of(path)
     load_library.cache_clear()
     built_at = path.stat().st_mtime_ns
     load_library()
@@ -58,7 +68,7 @@ def test_the_second_load_compiles_nothing():
 @pytest.mark.parametrize("changed", ["SOURCES", "HEADER", "FLAGS", "_processor"])
 def test_whatever_shapes_the_library_is_in_its_name(changed, tmp_path, monkeypatch):
     """Catches a stale library after an edit, and one for another processor's instructions (a crash)."""
-    before = library_path(find_compiler())
+    before = library_path()
     if changed in ("SOURCES", "HEADER"):
         original = build.HEADER if changed == "HEADER" else build.SOURCES[-1]
         edited = tmp_path / original.name
@@ -68,7 +78,7 @@ def test_whatever_shapes_the_library_is_in_its_name(changed, tmp_path, monkeypat
     else:
         value = (*build.FLAGS, "-g") if changed == "FLAGS" else lambda: "another processor"
         monkeypatch.setattr(build, changed, value)
-    assert library_path(find_compiler()) != before
+    assert library_path() != before
 
 
 @needs_compiler
@@ -80,7 +90,7 @@ def test_builds_at_the_same_time_do_not_disturb_each_other():
     with ThreadPoolExecutor(2) as pool:
         runs = pool.map(lambda _: subprocess.run([sys.executable, "-c", command], check=False), range(2))
         assert [run.returncode for run in runs] == [0, 0]
-    assert files() == [library_path(find_compiler()).name]
+    assert files() == files_of(library_path())
 
 
 @needs_compiler
@@ -144,11 +154,62 @@ def test_cpp_by_name_says_what_is_missing_and_what_to_use(monkeypatch):
 def test_a_library_that_was_cut_is_built_again(share):
     """Catches the bus error of a library that a full disk or a crash has truncated."""
     load_library()
-    path = library_path(find_compiler())
+    path = library_path()
     whole = path.read_bytes()
     load_library.cache_clear()
     path.unlink()  # (this process has the old one mapped)
     path.write_bytes(whole[: int(share * len(whole))])
     load_library()
     assert build.is_whole(path)
-    assert files() == [path.name]
+    assert files() == files_of(path)
+
+
+@needs_compiler
+def test_cxx_may_be_a_command_with_arguments(tmp_path, monkeypatch):
+    """Catches `CXX="ccache g++"` taken for the name of one program."""
+    monkeypatch.setenv("CXX", shlex.join([fake_compiler(tmp_path, 'exec "$@"'), *find_compiler()]))
+    assert load_library().write_tokens
+    assert find_compiler()[0].endswith("fake-c++")
+
+
+@needs_compiler
+def test_a_compiler_without_openmp_builds_for_one_thread(tmp_path, monkeypatch, caplog):
+    """Catches the fast path lost on a Mac, whose clang refuses -fopenmp; says what would bring threads."""
+    script = f'for a; do [ "$a" = -fopenmp ] && exit 1; done; exec {" ".join(find_compiler())} "$@"'
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, script))
+    with caplog.at_level(logging.INFO, logger="minipaged.kernels.cpp.build"):
+        assert load_library().write_tokens
+    (line,) = caplog.messages
+    assert line.endswith("has no OpenMP; install libomp")
+    assert library_path().name not in files()
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "flag", "suffix"),
+    [
+        ("linux", "x86_64", "-march=native", ".so"),
+        ("linux", "aarch64", "-mcpu=native", ".so"),
+        ("darwin", "arm64", "-mcpu=native", ".dylib"),
+        ("darwin", "x86_64", "-march=native", ".dylib"),
+    ],
+)
+def test_flags_and_suffix_are_those_of_the_machine(system, machine, flag, suffix, tmp_path, monkeypatch):
+    """Catches -march=native, which clang on Arm refuses, and a Mac's process with two OpenMP runtimes."""
+    monkeypatch.setattr(build.sys, "platform", system)
+    monkeypatch.setattr(build.platform, "machine", lambda: machine)
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, "true"))
+    assert build.processor_flag() == flag
+    assert library_path().suffix == suffix
+    assert ("-lomp" in build.openmp_flags()) == (system == "darwin")
+
+
+@pytest.mark.parametrize(
+    ("system", "advice"),
+    [("linux", "install g"), ("darwin", "xcode-select --install"), ("win32", "in WSL they are")],
+)
+def test_the_reason_says_what_to_install(system, advice, monkeypatch):
+    """Catches a student who reads that something is missing, and not how to get it."""
+    monkeypatch.setattr(build.sys, "platform", system)
+    monkeypatch.setenv("CXX", "there-is-no-such-compiler")
+    with pytest.raises(BuildError, match=advice):
+        find_compiler()

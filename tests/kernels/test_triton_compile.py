@@ -46,7 +46,7 @@ def assert_fits(kernel, chip):
     assert kernel.spilled == 0, f"{kernel.name} spills: {kernel.spilled}"
 
 
-def compile_attention(attend, config, lengths, shape, chip, with_features=False):
+def check_compiled(attend, config, lengths, shape, chip, with_features=False):
     dtype, heads, head_dims = SHAPES[shape]
     case = make_case(lengths, heads=heads, head_dims=head_dims, block_size=16, dtype=dtype)
     features = {"sliding_window": 600, "softcap": 30.0, "sinks": case.sinks} if with_features else {}
@@ -69,7 +69,7 @@ def compile_attention(attend, config, lengths, shape, chip, with_features=False)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_decode_fits_the_chip_and_copies_16_bytes_at_a_time(shape, chip):
     """Catches lost alignment hints (2-byte loads, 255 registers) and a pipeline that is not one."""
-    code = compile_attention(paged_decode, decode_config, [(1, 700), (1, 3)], shape, chip)
+    code = check_compiled(paged_decode, decode_config, [(1, 700), (1, 3)], shape, chip)
     assert set(code) == {"decode_kernel", "reduce_kernel"}
     if chip.startswith("sm_"):
         assert "cp.async.cg.shared.global" in code["decode_kernel"]
@@ -81,7 +81,7 @@ def test_decode_fits_the_chip_and_copies_16_bytes_at_a_time(shape, chip):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_prefill_fits_the_chip_and_uses_its_matrix_units(shape, chip):
     """Catches tiles too small for a warpgroup's matrix product, and tiles too large for the registers."""
-    code = compile_attention(paged_prefill, prefill_config, [(3, 70), (1, 1)], shape, chip)["prefill_kernel"]
+    code = check_compiled(paged_prefill, prefill_config, [(3, 70), (1, 1)], shape, chip)["prefill_kernel"]
     if SHAPES[shape][0] != torch.float32:
         assert MATRIX_PRODUCT[chip] in code
 
@@ -89,9 +89,9 @@ def test_prefill_fits_the_chip_and_uses_its_matrix_units(shape, chip):
 @pytest.mark.parametrize("chip", CHIPS)
 def test_window_softcap_and_sinks_fit_too(chip):
     """Catches a feature that the compiler refuses, or that pushes the kernel over its registers."""
-    compile_attention(paged_decode, decode_config, [(1, 700), (1, 3)], "bf16 128", chip, with_features=True)
-    compile_attention(paged_decode, decode_config, [(1, 70)], "bf16 128", chip, with_features=True)
-    compile_attention(paged_prefill, prefill_config, [(3, 70)], "bf16 128", chip, with_features=True)
+    check_compiled(paged_decode, decode_config, [(1, 700), (1, 3)], "bf16 128", chip, with_features=True)
+    check_compiled(paged_decode, decode_config, [(1, 70)], "bf16 128", chip, with_features=True)
+    check_compiled(paged_prefill, prefill_config, [(3, 70)], "bf16 128", chip, with_features=True)
 
 
 @pytest.mark.parametrize("chip", CHIPS)

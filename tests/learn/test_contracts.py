@@ -5,19 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from minipaged import memory
 from minipaged.decoding import BeamSearch, SamplingMethod, SamplingParams
 from minipaged.learn.contracts import CONCEPTS, ContractError
-from minipaged.memory import (
-    BlockAllocator,
-    BlockTable,
-    Chunked,
-    KVManager,
-    OnDemand,
-    OutOfBlocksError,
-    PrefixCache,
-    Reserve,
-    SwapSpace,
-)
 from minipaged.scheduling import (
     Auto,
     Branch,
@@ -49,15 +39,15 @@ def subclass(base):
 def watched_engine(rng):
     """A toy engine, all of whose components are watched."""
     block_size, num_blocks = rng.choice([1, 3, 4]), rng.randint(8, 24)
-    allocator = watched("allocator", subclass(BlockAllocator))(num_blocks)
-    cache = watched("prefix_cache", subclass(PrefixCache))(allocator, block_size)
-    kv = KVManager(
+    allocator = watched("allocator", subclass(memory.BlockAllocator))(num_blocks)
+    cache = watched("prefix_cache", subclass(memory.PrefixCache))(allocator, block_size)
+    kv = memory.KVManager(
         allocator,
         block_size,
-        watched("page_growth", subclass(rng.choice([OnDemand, Chunked, Reserve])))(),
+        watched("page_growth", subclass(rng.choice([memory.OnDemand, memory.Chunked, memory.Reserve])))(),
         cache if rng.random() < 0.7 else None,
-        SwapSpace(rng.randint(1, num_blocks), num_blocks) if rng.random() < 0.7 else None,
-        block_table=watched("block_table", subclass(BlockTable)),
+        memory.SwapSpace(rng.randint(1, num_blocks), num_blocks) if rng.random() < 0.7 else None,
+        block_table=watched("block_table", subclass(memory.BlockTable)),
     )
     concept, policy = rng.choice([("chunked_prefill", ChunkedPrefill), ("prefill_first", PrefillFirst)])
     scheduler = watched("scheduler", subclass(FCFSScheduler))(
@@ -99,7 +89,7 @@ def test_the_projects_own_classes_keep_every_contract(seed):
 
 
 def allocator_with(**methods):
-    return watched("allocator", type("Mine", (BlockAllocator,), methods))
+    return watched("allocator", type("Mine", (memory.BlockAllocator,), methods))
 
 
 @pytest.mark.parametrize(
@@ -127,14 +117,14 @@ def test_an_allocator_must_refuse_without_taking_anything():
     def takes_some(self, count=1):
         taken = []
         while len(taken) < count:
-            taken += BlockAllocator.allocate(self)
+            taken += memory.BlockAllocator.allocate(self)
         return taken
 
     with pytest.raises(ContractError, match=r"num_free is 0 after .* may take nothing"):
         allocator_with(allocate=takes_some)(3).allocate(4)
 
     def refuses(self, count=1):
-        raise OutOfBlocksError("none")
+        raise memory.OutOfBlocksError("none")
 
     with pytest.raises(ContractError, match="raised OutOfBlocksError though 3 blocks are free"):
         allocator_with(allocate=refuses)(3).allocate(1)
@@ -148,7 +138,7 @@ def test_an_allocator_that_miscounts_references_is_told():
     pool = allocator_with(free=lambda self, block: None)(3)
     with pytest.raises(ContractError, match=r"num_free is 2 after free\(0\); 3 blocks are free"):
         pool.free(*pool.allocate())
-    pool = allocator_with(release=lambda self, block: BlockAllocator.release(self, block) and False)(3)
+    pool = allocator_with(release=lambda self, block: memory.BlockAllocator.release(self, block) and False)(3)
     with pytest.raises(ContractError, match=r"release\(0\) returned False"):
         pool.release(*pool.allocate())
     with pytest.raises(ContractError, match="without references must raise ValueError"):
@@ -186,8 +176,8 @@ def test_a_stub_speaks_for_itself():
 
 
 def table_with(**methods):
-    pool = BlockAllocator(8)
-    return watched("block_table", type("Mine", (BlockTable,), methods))(pool, 4)
+    pool = memory.BlockAllocator(8)
+    return watched("block_table", type("Mine", (memory.BlockTable,), methods))(pool, 4)
 
 
 def append_without_copy(self, count=1):
@@ -239,7 +229,7 @@ def test_a_table_that_keeps_or_loses_references_is_told():
 
 
 def _copy_of(table):
-    child = BlockTable(table.pool, table.block_size)
+    child = memory.BlockTable(table.pool, table.block_size)
     child.blocks, child.num_tokens = list(table.blocks), table.num_tokens
     return child
 
@@ -259,7 +249,7 @@ def test_a_table_whose_answers_are_wrong_is_told():
         self.free()
         self.pool, self.blocks = pool, blocks
 
-    table, host = table_with(move_to=forgets_its_tokens), BlockAllocator(2)
+    table, host = table_with(move_to=forgets_its_tokens), memory.BlockAllocator(2)
     table.append(6)
     with pytest.raises(
         ContractError, match=r"move_to\(pool, \[0, 1\]\) left 0 tokens in blocks \[0, 1\], not 6"
@@ -278,14 +268,14 @@ def test_a_table_whose_answers_are_wrong_is_told():
 )
 def test_a_growth_policy_that_asks_for_nonsense_is_told(answer, message):
     """Catches each rule of a growth policy that is not checked."""
-    policy = type("Mine", (OnDemand,), {"at_admission": lambda self, needed, remaining: answer})
+    policy = type("Mine", (memory.OnDemand,), {"at_admission": lambda self, needed, remaining: answer})
     with pytest.raises(ContractError, match="^page_growth: .*" + message):
         watched("page_growth", policy)().at_admission(3, 9)
 
 
 def cache_with(**methods):
-    pool = BlockAllocator(4)
-    return watched("prefix_cache", type("Mine", (PrefixCache,), methods))(pool, 2)
+    pool = memory.BlockAllocator(4)
+    return watched("prefix_cache", type("Mine", (memory.PrefixCache,), methods))(pool, 2)
 
 
 def registered(cache, *values):
@@ -344,7 +334,7 @@ def test_a_cache_whose_entries_forget_their_parents_is_told():
     """Catches an entry without a parent: blocks whose hashes collide would be mistaken for each other."""
 
     def without_parent(self, block, chain_hash, tokens, parent=""):
-        return PrefixCache.register(self, block, chain_hash, tokens)
+        return memory.PrefixCache.register(self, block, chain_hash, tokens)
 
     with pytest.raises(
         ContractError, match=r"register\(1\) returned .*; give the CachedBlock of its hash, tok"
@@ -364,8 +354,8 @@ def test_a_cache_that_keeps_what_a_failed_step_registered_is_told():
 
 
 def toy_with(scheduler=FCFSScheduler, policy=ChunkedPrefill, preemption=Recompute, num_blocks=16):
-    allocator = BlockAllocator(num_blocks)
-    kv = KVManager(allocator, 4, OnDemand())
+    allocator = memory.BlockAllocator(num_blocks)
+    kv = memory.KVManager(allocator, 4, memory.OnDemand())
     return ToyEngine(
         watched("scheduler", subclass(scheduler))(
             kv,
@@ -481,7 +471,7 @@ def test_a_missing_method_is_told_when_the_class_is_loaded():
 
 def test_a_method_with_other_arguments_is_told_when_the_class_is_loaded():
     """Catches a TypeError in the middle of a run."""
-    mine = type("Mine", (OnDemand,), {"at_admission": lambda self, needed: (needed,)})
+    mine = type("Mine", (memory.OnDemand,), {"at_admission": lambda self, needed: (needed,)})
     with pytest.raises(
         ContractError, match=r"page_growth: Mine.at_admission\(needed, remaining\) is what the contract calls"
     ):
@@ -491,7 +481,7 @@ def test_a_method_with_other_arguments_is_told_when_the_class_is_loaded():
 def test_what_is_no_class_is_told():
     """Catches an object given where a class is wanted."""
     with pytest.raises(ContractError, match=r"allocator: .* is not a class"):
-        watched("allocator", BlockAllocator(3))
+        watched("allocator", memory.BlockAllocator(3))
 
 
 def test_a_scheduler_must_be_a_subclass():

@@ -179,8 +179,37 @@ def test_trials_run_one_test_on_several_overrides(tmp_path, mine):
         *("--trials", str(source), "--trials-out", str(destination)),
     )
     assert destination.exists(), ran.stdout + ran.stderr
-    results = json.loads(destination.read_text())
+    read = json.loads(destination.read_text())
+    results = {trial: {test: o["failure"] for test, o in told.items()} for trial, told in read.items()}
     assert results["good"] == {test: "", f"{test}_too": "there is no such test"}
     assert "Twice is installed" in results["bad"][test]
     assert "has no method allocate" in results["empty"][test]
     assert results["good again"] == {test: ""}
+
+
+@pytest.fixture
+def exercise(tmp_path):
+    """An exercise as it ships, and the same as its start."""
+    for file in (tmp_path / "02_x/exercise.py", tmp_path / ".start/02_x.py"):
+        file.parent.mkdir()
+        file.write_text("class BlockAllocator:\n    pass\n\n\nclass Mine:\n    pass\n")
+    return tmp_path / "02_x/exercise.py"
+
+
+def test_a_skipped_lesson_borrows_the_projects_class(exercise, caplog):
+    """Catches lesson 12 that cannot be run without lessons 02 to 09, and a loan that nobody is told of."""
+    assert components_from({"allocator": f"{exercise}:BlockAllocator"}).allocator is BlockAllocator
+    assert "nothing is written in" in caplog.text
+
+
+def test_what_was_begun_is_never_replaced(exercise):
+    """Catches a student's class that is quietly left out because it is not finished."""
+    exercise.write_text(exercise.read_text() + "\n# begun\n")
+    with pytest.raises(ContractError, match="has no method allocate"):
+        components_from({"allocator": f"{exercise}:BlockAllocator"})
+
+
+def test_a_class_of_ones_own_is_not_borrowed(exercise):
+    """Catches another class of the file that is taken for the exercise's."""
+    with pytest.raises(ContractError, match="Mine has no method allocate"):
+        components_from({"allocator": f"{exercise}:Mine"})

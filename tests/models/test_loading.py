@@ -1,5 +1,6 @@
 """Models from a directory; and one clear line for everything that is not one."""
 
+import importlib.util
 import json
 import re
 import socket
@@ -13,7 +14,7 @@ from minipaged import LLM, SamplingParams
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.engine import RequestError
 from minipaged.execution import loading
-from minipaged.execution.loading import ModelLoadError, load_model, load_tokenizer
+from minipaged.execution.loading import ModelLoadError, find_device, load_model, load_tokenizer
 from minipaged.execution.model_runner import ModelRunner
 from tests.models.driver import Driver, random_tokens
 from tests.models.zoo import VOCAB_SIZE, build
@@ -29,7 +30,7 @@ def directory(tmp_path: Path) -> Path:
 
 def refusal(name: str | Path) -> str:
     with pytest.raises(ModelLoadError) as error:
-        load_model(str(name), "auto", CPU)
+        load_model(str(name), EngineConfig(), CPU)
     message = str(error.value)
     assert "\n" not in message
     assert str(name) in message
@@ -41,7 +42,10 @@ def test_a_saved_model_computes_what_it_did_before(directory: Path) -> None:
     token_ids = random_tokens(9, VOCAB_SIZE, seed=1)
     logits = [
         driver.logits([(driver.add(token_ids), 9)])[0]
-        for driver in (Driver(build("llama")), Driver(load_model(str(directory), "float32", CPU)))
+        for driver in (
+            Driver(build("llama")),
+            Driver(load_model(str(directory), EngineConfig(dtype="float32"), CPU)),
+        )
     ]
     assert torch.equal(*logits)
 
@@ -118,7 +122,7 @@ def test_an_adapter_is_not_left_out_in_silence(directory: Path, monkeypatch: pyt
     """Without peft, transformers ignores the adapter: tokens of the base model."""
     monkeypatch.setattr(loading, "is_peft_available", lambda: False)
     (directory / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    assert "an adapter (adapter_config.json); install peft, or merge" in refusal(directory)
+    assert "an adapter (adapter_config.json); pip install peft, or merge" in refusal(directory)
     (directory / "config.json").unlink()
     assert "an adapter without its model" in refusal(directory)
 
@@ -147,7 +151,7 @@ def own_code(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_code_in_a_model_folder_never_runs_unasked(own_code: Path) -> None:
     """transformers asks on standard input, and whatever is piped in there may begin with a `y`."""
     assert "brings its own code; read it, then give trust_remote_code=True" in refusal(own_code)
-    assert load_tokenizer(str(own_code)) is None
+    assert load_tokenizer(str(own_code), EngineConfig()) is None
     assert not (own_code / "ran").exists()
 
 
@@ -173,10 +177,24 @@ def test_a_tokenizer_that_cannot_be_built_is_a_warning(
         llm.generate("text")
 
 
+def test_a_missing_sentencepiece_is_named_with_its_command(
+    directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches advice to install tiktoken, which cannot read the file either: transformers' last attempt."""
+    (directory / "tokenizer.model").write_bytes(b"\x0a")
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "sentencepiece" else found(n))
+    assert load_tokenizer(str(directory), EngineConfig()) is None
+    assert caplog.messages[-1].endswith(
+        "tokenizer.model needs a package that is missing; pip install sentencepiece protobuf"
+    )
+
+
 def test_a_directory_without_a_vocabulary_has_no_tokenizer(tmp_path: Path) -> None:
     """GPT-2's is built from nothing: a vocabulary of one token, and every text is empty."""
     build("gpt2").save_pretrained(tmp_path)
-    assert load_tokenizer(str(tmp_path)) is None
+    assert load_tokenizer(str(tmp_path), EngineConfig()) is None
 
 
 def test_a_tensor_of_another_shape_is_named(directory: Path) -> None:
@@ -219,3 +237,29 @@ def test_a_length_beyond_the_model_is_a_config_error(directory: Path) -> None:
     """The same line whether the model is loaded or handed over."""
     with pytest.raises(ConfigError, match="max_model_len is 500; the model ends at 128 positions"):
         ModelRunner.load(str(directory), EngineConfig(num_blocks=5, max_model_len=500))
+
+
+@pytest.mark.parametrize(
+    ("name", "present", "expected"),
+    [
+        ("auto", [], "cpu"),
+        ("auto", ["cuda"], "cuda"),
+        ("auto", ["mps"], "cpu"),
+        ("cpu", ["cuda"], "cpu"),
+        ("mps", ["mps"], "mps"),
+    ],
+)
+def test_the_device_is_the_one_that_was_asked_for(name, present, expected, monkeypatch):
+    """Catches a GPU taken from someone who said cpu, and a Mac's GPU that nobody can ask for."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in present)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in present)
+    assert find_device(name).type == expected
+
+
+@pytest.mark.parametrize("name", ["cuda", "mps"])
+def test_a_device_that_is_not_there_is_a_config_error(name, monkeypatch):
+    """Catches torch's assertion about a build without CUDA, after the model was read."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=f"device is '{name}', which torch does not find here; choose cpu"):
+        find_device(name)

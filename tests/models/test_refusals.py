@@ -141,7 +141,11 @@ def test_a_block_size_that_cuts_attention_chunks_is_refused() -> None:
 def test_the_block_size_that_is_named_divides_the_chunk() -> None:
     """A chunk of 8 tokens and blocks of 16 were told to choose 16."""
     message = refusal(build("llama4"), block_size=16)
-    ModelRunner(build("llama4"), EngineConfig(num_blocks=64, block_size=int(message.split()[-1])), greedy)
+    named = int(message.split()[-1])
+    assert (
+        ModelRunner(build("llama4"), EngineConfig(num_blocks=64, block_size=named), greedy).block_size
+        == named
+    )
 
 
 def test_a_length_the_model_cannot_reach_is_a_config_error() -> None:
@@ -161,15 +165,19 @@ class TestProbe:
     class Config:
         layer_types = ("sliding_attention", "full_attention", "linear_attention")
 
-    def call(self, layer: int, mask: torch.Tensor | None = None, times: int = 1, **options: object) -> None:
+    def call(
+        self, layer: int, mask: torch.Tensor | None = None, times: int = 1, **options: object
+    ) -> ProbeContext:
         probe, rows = ProbeContext(self.Config()), torch.zeros(1, 2, 3, 4)
         with set_forward_context(probe):
             for _ in range(times):
                 paged_attention_hook(self.Layer(layer), rows, rows, rows, mask, **options)
+        return probe
 
     def test_a_full_attention_layer_passes(self) -> None:
         """Or the refusals below would prove nothing."""
-        self.call(1, use_cache=False, position_bias=None)
+        probe = self.call(1, use_cache=False, position_bias=None)
+        assert list(probe.specs) == [1]
 
     def test_a_mask_is_refused(self) -> None:
         """Padding or prefix masks would be ignored."""

@@ -123,7 +123,7 @@ MESSAGES = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 def test_a_chat_is_that_of_llm_chat(client, offline):
     """Catches a template applied otherwise, whole and streamed, with usage at the end."""
-    right = offline.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=60))
+    [right] = offline.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=60))
     values = {"model": "pocket", "messages": MESSAGES, "temperature": 0, "max_tokens": 60}
     answer = client.chat.completions.create(**values)
     assert answer.choices[0].message.content == right.outputs[0].text
@@ -142,7 +142,7 @@ def test_a_chat_is_that_of_llm_chat(client, offline):
 
 def test_a_chat_goes_on_until_it_ends_by_itself(client, offline):
     """Catches completions' limit of 16 tokens on an answer that nobody limited."""
-    right = offline.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=None))
+    [right] = offline.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=None))
     answer = client.chat.completions.create(model="pocket", messages=MESSAGES, temperature=0)
     assert answer.choices[0].message.content == right.outputs[0].text
     assert answer.choices[0].finish_reason == "stop"

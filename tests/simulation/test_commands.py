@@ -372,6 +372,6 @@ def test_the_page_shows_paper_beside_measured_with_reason_and_command():
     assert "| speed | Fig. 1 | 3 | +4 / -3.5 |  |" in shown
     furthest = shown.split("## Furthest off")[1].split("##")[0].splitlines()
     assert [row.split(" | ")[0] for row in furthest if row.startswith("| ")][1:] == ["| knee", "| speed"]
-    assert "| other | Fig. 1 | - | 12,300 B |  |" in shown
+    assert "| other | Fig. 1 | 12,300 B |" in shown
     assert "minipaged reproduce demo" in shown
     assert "`step_seconds`" in shown

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from transformers import PreTrainedModel
 
 from minipaged.execution.accel.packed_linear import can_pack, pack_linears
+from minipaged.progress import progress_bar
 
 
 def optimize(model: PreTrainedModel, run: Callable[[], object], fuse: bool) -> None:
@@ -19,8 +20,9 @@ def optimize(model: PreTrainedModel, run: Callable[[], object], fuse: bool) -> N
     """
     if not can_pack():
         return
-    if fuse:
-        from minipaged.execution.accel.layer_fusion import fuse_layers  # loads the C++ kernels
+    with progress_bar("packing weights"):
+        if fuse:
+            from minipaged.execution.accel.layer_fusion import fuse_layers  # loads the C++ kernels
 
-        fuse_layers(model, run)
-    pack_linears(model)
+            fuse_layers(model, run)
+        pack_linears(model)

@@ -11,10 +11,11 @@ import argparse
 import logging
 from pathlib import Path
 
-from minipaged.viewer.pictures import runs, scenes
+from minipaged.viewer.pictures import ideas, runs, scenes
 from minipaged.viewer.pictures.logo import card_svg, logo_svg
 from minipaged.viewer.pictures.plan import plan_svg
 from minipaged.viewer.pictures.pool import pool_svg
+from minipaged.viewer.pictures.ranks import ranks_svg
 from minipaged.viewer.pictures.tables import tables_svg
 from minipaged.viewer.pictures.tree import tree_svg
 
@@ -24,6 +25,7 @@ def pictures() -> dict[str, str]:
     made: dict[str, str] = {"logo.svg": logo_svg(), "social-card.svg": card_svg()}
     (both,) = scenes.fig7()
     made["block-table.svg"] = tables_svg(both.view, scenes.text_of, both.caption)
+    made["ranks.svg"] = ranks_svg(scenes.fig4(), num_blocks=9)
     for name, scene in (("append", scenes.fig6()), ("copy-on-write", scenes.fig8())):
         for number, (caption, view) in enumerate(scene, start=1):
             made[f"{name}-{number}.svg"] = tables_svg(view, scenes.text_of, caption)
@@ -34,6 +36,18 @@ def pictures() -> dict[str, str]:
     made["preemption.svg"] = pool_svg(runs.preempted().planned, swapped)
     for number, record in enumerate(runs.chunked(), start=1):
         made[f"step-plan-{number}.svg"] = plan_svg(record, budget=32)
+    for number, record in enumerate(runs.prompts_first(), start=1):
+        made[f"prefill-first-{number}.svg"] = plan_svg(record, budget=32)
+    for policy, caption in runs.POLICIES.items():
+        made[f"growth-{policy.replace('_', '-')}.svg"] = pool_svg(runs.grown(policy, max_tokens=87), caption)
+    reserved, grown = (runs.grown(policy, max_tokens=52) for policy in ("reserve", "on_demand"))
+    made["waste.svg"] = ideas.waste_svg(reserved, grown)
+    made["free-list.svg"] = ideas.free_list_svg()
+    made["gather.svg"] = ideas.gather_svg()
+    made["hash-chain.svg"] = ideas.chain_svg()
+    made["tiles.svg"] = ideas.tiles_svg()
+    made["queue.svg"] = ideas.order_svg((14, 3, 8, 2, 5))
+    made["loop.svg"] = ideas.loop_svg()
     return made
 
 

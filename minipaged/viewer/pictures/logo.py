@@ -32,10 +32,10 @@ def card_svg() -> Svg:
     picture = Picture(1280, 640)
     mark(picture, 96, 170, 60)
     picture.text(470, 262, "minipaged", size=104, bold=True)
-    picture.text(474, 330, "PagedAttention, the paper behind vLLM,", "soft", 33)
-    picture.text(474, 376, "as code to learn from and to generate with", "soft", 33)
+    picture.text(474, 330, "Learn PagedAttention", "soft", 33)
+    picture.text(474, 376, "by building a small LLM engine", "soft", 33)
     for i, block in enumerate((7, 1, 3)):
         x, row = 96 + i * 370, [*SCORE[4 * i : 4 * i + 4], None, None, None][:4]
         picture.text(x, 502, f"block {block}", "soft", 20)
         picture.slots(x, 514, 85, 48, f"tint{i}", row, size=17)
-    return picture.render("minipaged", "PagedAttention as code to learn from and to generate with.")
+    return picture.render("minipaged", "Learn PagedAttention by building a small LLM engine.")

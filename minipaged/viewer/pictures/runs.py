@@ -14,8 +14,16 @@ from minipaged.decoding.params import DecodingParams, SamplingParams
 from minipaged.engine import Engine
 from minipaged.scheduling import PreemptionCosts, Sample, StepPlan, StepResult
 from minipaged.viewer.recorder import StepRecord, recording
+from minipaged.viewer.snapshot import PoolView
 
 VOCABULARY = 1000
+
+POLICIES = {
+    "reserve": "Reserve: prompt and longest answer at admission; who does not fit waits",
+    "chunked": "Chunked: a grant of blocks, later single ones",
+    "on_demand": "On demand: a block when the last is full",
+}
+"""Page growth -> caption."""
 
 
 class NoModel:
@@ -88,3 +96,17 @@ def chunked() -> list[StepRecord]:
     }
     records = run(modelless(60, max_num_batched_tokens=32), requests, arrivals={"C": 3, "D": 3})
     return records[3:5]
+
+
+def prompts_first() -> list[StepRecord]:
+    """Without chunked prefill: a step of prompts alone, then a step of decodes."""
+    requests = {name: (range(i, i + 9), SamplingParams(max_tokens=4)) for i, name in enumerate("ABC")}
+    return run(modelless(60, max_num_batched_tokens=32, enable_chunked_prefill=False), requests)[:2]
+
+
+def grown(policy: str, max_tokens: int) -> PoolView:
+    """The seventh decode of eight requests, in a pool of 33 blocks, under a page growth policy."""
+    requests = {
+        name: (range(i, i + 9), SamplingParams(max_tokens=max_tokens)) for i, name in enumerate("ABCDEFGH")
+    }
+    return run(modelless(33, page_growth=policy, max_num_batched_tokens=96), requests)[7].planned

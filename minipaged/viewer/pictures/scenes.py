@@ -39,6 +39,16 @@ def moment(caption: str, allocator: BlockAllocator, tables: Tables, prompt: int 
     return Moment(caption, view_of(views, SIZE, allocator.num_blocks))
 
 
+def fig4() -> dict[str, BlockTable]:
+    """The block tables of two requests, which every rank follows."""
+    pool = BlockAllocator(9, order=(7, 1, 5, 3, 2))
+    tables = {"A": BlockTable(pool, SIZE), "B": BlockTable(pool, SIZE)}
+    tables["A"].append(7)
+    tables["B"].append(5)
+    tables["A"].append(2)
+    return tables
+
+
 def fig6() -> list[Moment]:
     """A prompt of 7 tokens in blocks 7 and 1, then two generated tokens; the second takes block 3."""
     pool = BlockAllocator(9, order=(7, 1, 3))

@@ -1,4 +1,4 @@
-"""Lesson 01, done wrong; `caught_by` names the test that must notice."""
+"""Lesson 01, done wrong; `caught_by` names the test that must notice, `task` the task whose tests must."""
 
 from minipaged.memory import BlockTable
 
@@ -77,3 +77,132 @@ class KeepsPreallocatedBlocks(BlockTable):
     def truncate(self, num_tokens):
         if num_tokens < self.num_tokens or not num_tokens:
             super().truncate(num_tokens)
+
+
+# -- from the exercise's text alone --------------------------------------------------------------------------
+
+
+class AFullLastBlockIsEmpty(BlockTable):
+    """8 % 4 is 0: the last block loses its tokens when it is full."""
+
+    task = 1
+
+    def filled(self, logical):
+        if logical == self.num_filled_blocks - 1:
+            return self.num_tokens % self.block_size
+        return self.block_size if logical < self.num_filled_blocks else 0
+
+
+class FilledBelowZero(BlockTable):
+    """A preallocated block has fewer than no tokens."""
+
+    task = 1
+
+    def filled(self, logical):
+        return min(self.block_size, self.num_tokens - logical * self.block_size)
+
+
+class CapacityOfTheTokens(BlockTable):
+    """Counts the blocks that hold tokens; preallocated ones have room, too."""
+
+    task = 1
+
+    @property
+    def capacity(self):
+        return self.num_filled_blocks * self.block_size
+
+
+class OneSlotTooMany(BlockTable):
+    """Includes `stop`."""
+
+    task = 1
+
+    def slots(self, start, stop):
+        return [self.slot(position) for position in range(start, min(stop + 1, self.capacity))]
+
+
+class IgnoresPreallocatedBlocks(BlockTable):
+    """Asks for new blocks while it has empty ones."""
+
+    task = 2
+
+    def blocks_to_append(self, count=1):
+        return max(0, -(-(self.num_tokens + count) // self.block_size) - self.num_filled_blocks)
+
+    def append(self, count=1):
+        self.blocks += self.pool.allocate(self.blocks_to_append(count))
+        self.num_tokens += count
+
+
+class AsksForLessThanNothing(BlockTable):
+    """With blocks to spare the answer is negative."""
+
+    task = 2
+
+    def blocks_to_append(self, count=1):
+        return -(-(self.num_tokens + count) // self.block_size) - len(self.blocks)
+
+
+class TakesBlocksOneByOne(BlockTable):
+    """The first blocks are kept when the pool has no more."""
+
+    task = 2
+
+    def append(self, count=1):
+        for _ in range(self.blocks_to_append(count)):
+            self.blocks += self.pool.allocate(1)
+        self.num_tokens += count
+
+
+class PreallocatedTokensCount(BlockTable):
+    """Room for tokens is taken for tokens."""
+
+    task = 2
+
+    def preallocate(self, count):
+        self.blocks += self.pool.allocate(count)
+        self.num_tokens += count * self.block_size
+
+
+class PreallocatesOverTheOldBlocks(BlockTable):
+    """= instead of +=: the blocks so far are lost."""
+
+    task = 2
+
+    def preallocate(self, count):
+        self.blocks = self.pool.allocate(count)
+
+
+class KeepsOneBlockMore(BlockTable):
+    """n // size + 1: an empty block stays when the tokens end on a block's edge."""
+
+    task = 3
+
+    def truncate(self, num_tokens):
+        keep = num_tokens // self.block_size + 1
+        for block in reversed(self.blocks[keep:]):
+            self.pool.free(block)
+        del self.blocks[keep:]
+        self.num_tokens = num_tokens
+
+
+class CutsTheTokensOnly(BlockTable):
+    """Gives the blocks back and goes on using them."""
+
+    task = 3
+
+    def truncate(self, num_tokens):
+        for block in reversed(self.blocks[-(-num_tokens // self.block_size) :]):
+            self.pool.free(block)
+        self.num_tokens = num_tokens
+
+
+class TheFreedTableHasTokens(BlockTable):
+    """Empty of blocks, not of tokens."""
+
+    task = 3
+
+    def free(self):
+        num_tokens = self.num_tokens
+        super().free()
+        self.num_tokens = num_tokens

@@ -1,6 +1,6 @@
-"""Lesson 02, done wrong; `caught_by` names the test that must notice."""
+"""Lesson 02, done wrong; `caught_by` names the test that must notice, `task` the task whose tests must."""
 
-from minipaged.memory import BlockAllocator, BlockTable
+from minipaged.memory import BlockAllocator, BlockCopy, BlockTable, OutOfBlocksError
 
 
 class TakesWhatItCanGet(BlockAllocator):
@@ -104,3 +104,202 @@ class CopiesFullBlocks(BlockTable):
                 super().append(count)
                 return (source, fresh)
         return super().append(count)
+
+
+# -- from the exercise's text alone --------------------------------------------------------------------------
+
+
+class FirstInFirstOut(BlockAllocator):
+    """The free list is a queue: the block that was freed last is the last to be used again."""
+
+    task = 2
+
+    def reclaim(self, block):
+        super().reclaim(block)
+        self._free.insert(0, self._free.pop())
+
+
+class KeepsTheLastBlock(BlockAllocator):
+    """>= instead of >: the last block is never handed out."""
+
+    task = 1
+
+    def allocate(self, count=1):
+        if count >= len(self._free) and count:
+            raise OutOfBlocksError(f"{count} blocks wanted, {len(self._free)} free")
+        return super().allocate(count)
+
+
+class LeavesTheFlag(BlockAllocator):
+    """Takes a block off the list and leaves it marked as free."""
+
+    task = 1
+
+    def allocate(self, count=1):
+        blocks = super().allocate(count)
+        for block in blocks:
+            self._is_free[block] = True
+        return blocks
+
+
+class CountsEvictableAsFree(BlockAllocator):
+    """Everything without a holder counts as free."""
+
+    task = 2
+
+    @property
+    def num_free(self):
+        return self._ref_count.count(0)
+
+
+class AlwaysTheLastHolder(BlockAllocator):
+    """`release` says yes to everybody."""
+
+    task = 2
+
+    def release(self, block):
+        super().release(block)
+        return True
+
+
+class RefusesEvictableBlocks(BlockAllocator):
+    """A prefix hit on a block without holders raises."""
+
+    task = 2
+
+    def share(self, block):
+        if self._ref_count[block] == 0:
+            raise ValueError(f"block {block} is not used")
+        super().share(block)
+
+
+class ReclaimsTwice(BlockAllocator):
+    """Does not ask whether the block is on the free list already."""
+
+    task = 2
+
+    def reclaim(self, block):
+        if self._ref_count[block]:
+            raise ValueError(f"block {block} is used")
+        self._is_free[block] = True
+        self._free.append(block)
+
+
+class ReclaimsWhatIsUsed(BlockAllocator):
+    """Does not ask whether somebody holds it."""
+
+    task = 2
+
+    def reclaim(self, block):
+        if self._is_free[block]:
+            raise ValueError(f"block {block} is free")
+        self._is_free[block] = True
+        self._free.append(block)
+
+
+class FreesWithoutReclaiming(BlockAllocator):
+    """The block stays evictable, and there is nobody to evict it."""
+
+    task = 2
+
+    def free(self, block):
+        self.release(block)
+
+
+class AForkOfFullBlocks(BlockTable):
+    """The number of tokens that `share` set stays: the child sees slots that nobody wrote."""
+
+    task = 3
+
+    def fork(self):
+        child = type(self)(self.pool, self.block_size)
+        child.share(self.blocks[: self.num_filled_blocks])
+        return child
+
+
+class ForksFullBlocksOnly(BlockTable):
+    """The tokens in the partly filled block are gone."""
+
+    task = 3
+
+    def fork(self):
+        child = type(self)(self.pool, self.block_size)
+        child.share(self.blocks[: self.num_tokens // self.block_size])
+        child.num_tokens = self.num_tokens
+        return child
+
+
+class CopiesForNoToken(BlockTable):
+    """`append(0)` leaves a shared block although nothing is written."""
+
+    task = 4
+
+    def append(self, count=1):
+        if count or not self.writes_to_shared_block():
+            return super().append(count)
+        last = self.num_tokens // self.block_size
+        source, [fresh] = self.blocks[last], self.pool.allocate()
+        self.pool.free(source)
+        self.blocks[last] = fresh
+        return BlockCopy(source, fresh)
+
+
+class CopiesTheLastOfTheTable(BlockTable):
+    """blocks[-1]: with preallocated blocks that is not where the next token goes."""
+
+    task = 4
+
+    def writes_to_shared_block(self):
+        return self.num_tokens % self.block_size != 0 and self.pool.ref_count(self.blocks[-1]) > 1
+
+
+class CopiesBackwards(BlockTable):
+    """Destination and source exchanged: the fresh block's rubbish goes over the prompt."""
+
+    task = 4
+
+    def append(self, count=1):
+        copy = super().append(count)
+        return copy and BlockCopy(copy.destination, copy.source)
+
+
+class TakesTheCopyLast(BlockTable):
+    """Two calls of `allocate`: when the second fails, the first one's blocks are in the table."""
+
+    task = 4
+
+    def append(self, count=1):
+        missing = max(0, -(-(self.num_tokens + count) // self.block_size) - len(self.blocks))
+        is_shared = count > 0 and self.writes_to_shared_block()
+        self.blocks += self.pool.allocate(missing)
+        copy = None
+        if is_shared:
+            last = self.num_tokens // self.block_size
+            copy = BlockCopy(self.blocks[last], self.pool.allocate()[0])
+            self.pool.free(copy.source)
+            self.blocks[last] = copy.destination
+        self.num_tokens += count
+        return copy
+
+
+class PromisesWithoutTheCopy(BlockTable):
+    """`blocks_to_append` forgets the copy that `append` takes."""
+
+    task = 4
+
+    def blocks_to_append(self, count=1):
+        return max(0, -(-(self.num_tokens + count) // self.block_size) - len(self.blocks))
+
+    def append(self, count=1):
+        fresh = self.pool.allocate(
+            self.blocks_to_append(count) + (count > 0 and self.writes_to_shared_block())
+        )
+        copy = None
+        if count and self.writes_to_shared_block():
+            last = self.num_tokens // self.block_size
+            copy = BlockCopy(self.blocks[last], fresh.pop())
+            self.pool.free(copy.source)
+            self.blocks[last] = copy.destination
+        self.blocks += fresh
+        self.num_tokens += count
+        return copy

@@ -1,4 +1,7 @@
-"""Lesson 03, done wrong: the oracle with one mistake each. `caught_by` names the test that must notice."""
+"""Lesson 03, done wrong: the oracle with one mistake each.
+
+`caught_by` names the test that must notice, `task` the task whose tests must.
+"""
 
 import functools
 
@@ -15,13 +18,17 @@ def one_row_at_a_time(
     num_kv_heads, block_size = key_cache.shape[1:3]
     group = num_heads // num_kv_heads
     output = query.new_zeros(query.shape[0], num_heads, value_cache.shape[-1])
+    if wrong.get("float32"):
+        output = output.float()
     for sequence, context in enumerate(metadata.context_len_list):
         first, end = metadata.query_start_list[sequence : sequence + 2]
-        table = metadata.block_tables[sequence].tolist()
+        table = metadata.block_tables[0 if wrong.get("first_table") else sequence].tolist()
         for row in range(first, end):
             position = context - (end - row) + wrong.get("sees_ahead", 0)
-            position = min(position, context - 1)
-            oldest = 0 if sliding_window is None else max(0, position - sliding_window + wrong.get("edge", 1))
+            position = min(row - first if wrong.get("forgets_history") else position, context - 1)
+            newest = context - 1 if wrong.get("window_of_the_last") else position
+            oldest = 0 if sliding_window is None else max(0, newest - sliding_window + wrong.get("edge", 1))
+            oldest = min(oldest, position)
             last = position + 1
             if wrong.get("whole_blocks"):
                 last = -(-last // block_size) * block_size
@@ -35,28 +42,53 @@ def one_row_at_a_time(
                 kv = head % num_kv_heads if wrong.get("modulo") else head // group
                 used = key_dim**-0.5 if wrong.get("own_scale") else scale
                 scores = keys[:, kv].float() @ query[row, head].float()
-                if softcap is not None and wrong.get("cap_first"):
+                if wrong.get("half"):
+                    scores = scores.to(torch.float16).float()
+                if softcap is not None and wrong.get("cap_without_dividing"):
+                    scores = torch.tanh(scores * used) * softcap
+                elif softcap is not None and wrong.get("cap_first"):
                     scores = torch.tanh(scores / softcap) * softcap * used
                 else:
                     scores = scores * used
                     if softcap is not None:
                         scores = torch.tanh(scores / softcap) * softcap
                 if sinks is not None and not wrong.get("no_sinks"):
-                    scores = torch.cat([scores, sinks[head : head + 1].float()])
+                    sink = sinks[head : head + 1].float() * wrong.get("sink_factor", 1)
+                    scores = torch.cat([scores, sink])
                 weights = torch.softmax(scores, dim=0)[: len(places)]
                 output[row, head] = (weights @ values[:, kv].float()).to(output.dtype)
     return output
 
 
-def mistake(caught_by, **wrong):
+def mistake(caught_by=None, task=None, **wrong):
     """A paged attention with one mistake."""
 
     @functools.wraps(worked)
     def paged_attention(*inputs, **options):
         return one_row_at_a_time(*inputs, **options, **wrong)
 
-    paged_attention.caught_by = caught_by
+    vars(paged_attention).update({"task": task} if task else {"caught_by": caught_by})
     return paged_attention
+
+
+def masks_by_weight(query, key_cache, value_cache, metadata, *, scale, sliding_window=None, **options):
+    """Gathers whole blocks and gives rubbish the weight 0: 0 x NaN is NaN."""
+    output = query.new_zeros(query.shape[0], query.shape[1], value_cache.shape[-1])
+    group, size = query.shape[1] // key_cache.shape[1], key_cache.shape[2]
+    for sequence, context in enumerate(metadata.context_len_list):
+        first, end = metadata.query_start_list[sequence : sequence + 2]
+        blocks = metadata.block_tables[sequence][: -(-context // size)].long()
+        keys = key_cache[blocks].transpose(1, 2).flatten(0, 1).repeat_interleave(group, dim=1)
+        values = value_cache[blocks].transpose(1, 2).flatten(0, 1).repeat_interleave(group, dim=1)
+        places = torch.arange(len(keys))
+        rows = torch.arange(context - (end - first), context)
+        visible = places <= rows[:, None]
+        if sliding_window is not None:
+            visible &= places > rows[:, None] - sliding_window
+        scores = torch.einsum("qhd,khd->hqk", query[first:end].float(), keys.float()) * scale
+        weights = torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1)
+        output[first:end] = torch.einsum("hqk,khd->qhd", weights, values.float()).to(output.dtype)
+    return output
 
 
 reads_logical_blocks = mistake("test_any_mix_of_query_lengths_equals_the_oracle", logical=True)
@@ -69,3 +101,17 @@ uses_a_scale_of_its_own = mistake("test_the_scale_is_the_callers", own_scale=Tru
 window_off_by_one = mistake("test_a_window_reads_only_what_it_can_see", edge=0)
 caps_before_scaling = mistake("test_random_shapes_equal_the_oracle", cap_first=True)
 forgets_the_sinks = mistake("test_softcap_and_sinks_equal_the_oracle", no_sinks=True)
+
+
+# -- from the exercise's text alone --------------------------------------------------------------------------
+
+reads_the_first_sequences_table = mistake(task=1, first_table=True)
+scores_in_half_precision = mistake(task=1, half=True)
+forgets_what_was_computed_before = mistake(task=2, forgets_history=True)
+answers_in_float32 = mistake(task=2, float32=True)
+one_window_for_all_rows = mistake(task=3, window_of_the_last=True)
+window_one_too_narrow = mistake(task=3, edge=2)
+caps_without_dividing = mistake(task=3, cap_without_dividing=True)
+scales_the_sink = mistake(task=3, sink_factor=0.5)
+masks_by_weight = functools.wraps(worked)(masks_by_weight)
+masks_by_weight.task = 1

@@ -1,4 +1,4 @@
-"""Lesson 04, done wrong; `caught_by` names the test that must notice."""
+"""Lesson 04, done wrong; `caught_by` names the test that must notice, `task` the task whose tests must."""
 
 from minipaged.scheduling import FCFSScheduler, PrefillFirst
 
@@ -142,6 +142,14 @@ class MixesPromptsAndDecodes(PrefillFirst):
         scheduler.resume_preempted(plan, budget)
 
 
+def decode_if_there_are_no_prompts(plan, scheduler):
+    """The second half of `PrefillFirst.fill`, as it should be."""
+    if not plan.scheduled:
+        budget = scheduler.max_num_batched_tokens
+        budget -= scheduler.plan_decodes(plan, budget)
+        scheduler.resume_preempted(plan, budget)
+
+
 class CutsPrompts(PrefillFirst):
     """Admits a prompt that does not fit whole."""
 
@@ -151,10 +159,7 @@ class CutsPrompts(PrefillFirst):
         budget = scheduler.max_num_batched_tokens
         budget -= scheduler.continue_prefills(plan, budget)
         scheduler.admit_waiting(plan, budget)
-        if not plan.scheduled:
-            budget = scheduler.max_num_batched_tokens
-            budget -= scheduler.plan_decodes(plan, budget)
-            scheduler.resume_preempted(plan, budget)
+        decode_if_there_are_no_prompts(plan, scheduler)
 
 
 class SpendsOnAdmissionWhatThePromptsSpent(PrefillFirst):
@@ -166,9 +171,7 @@ class SpendsOnAdmissionWhatThePromptsSpent(PrefillFirst):
         budget = scheduler.max_num_batched_tokens
         scheduler.continue_prefills(plan, budget)
         scheduler.admit_waiting(plan, budget, whole=True)
-        if not plan.scheduled:
-            budget -= scheduler.plan_decodes(plan, budget)
-            scheduler.resume_preempted(plan, budget)
+        decode_if_there_are_no_prompts(plan, scheduler)
 
 
 class BringsBackBeyondTheBudget(PrefillFirst):
@@ -183,3 +186,168 @@ class BringsBackBeyondTheBudget(PrefillFirst):
         if not plan.scheduled:
             scheduler.plan_decodes(plan, scheduler.max_num_batched_tokens)
             scheduler.resume_preempted(plan, scheduler.max_num_batched_tokens)
+
+
+# -- from the exercise's text alone --------------------------------------------------------------------------
+
+
+def admit(self, plan, budget, whole=False, share=None, stop_for_swapped=True):
+    """`admit_waiting`, spelled out."""
+    left = budget
+    while self.waiting and left and not plan.num_preempted and not (stop_for_swapped and self.swapped):
+        used = self.admit_first(plan, left, whole, share)
+        if not used:
+            break
+        left -= used
+    return budget - left
+
+
+class AdmitsBeforeTheSwapped(FCFSScheduler):
+    """A newcomer takes the room that a swapped request waits for."""
+
+    task = 1
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        return admit(self, plan, budget, whole, share, stop_for_swapped=False)
+
+
+class ForgetsWhole(FCFSScheduler):
+    """Does not pass `whole` on."""
+
+    task = 1
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        return admit(self, plan, budget, False, share)
+
+
+class ForgetsTheShare(FCFSScheduler):
+    """Does not pass `share` on."""
+
+    task = 1
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        return admit(self, plan, budget, whole)
+
+
+class ReturnsTheRest(FCFSScheduler):
+    """What is left of the budget instead of what was spent."""
+
+    task = 1
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        return budget - admit(self, plan, budget, whole, share)
+
+
+class AdmitsOne(FCFSScheduler):
+    """An `if` where a `while` should be."""
+
+    task = 1
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        if not self.waiting or self.swapped or plan.num_preempted:
+            return 0
+        return self.admit_first(plan, budget, whole, share)
+
+
+def decode(self, plan, budget, **wrong):
+    """`plan_decodes`, spelled out, with places for mistakes."""
+    left = budget
+    position = 0
+    while position < len(self.running):
+        request = self.running[position]
+        sequences = request.sequences
+        position += 1
+        if request.is_prefill:
+            continue
+        if len(sequences) > left:
+            break
+        needed = self.kv.blocks_to_grow(sequences)
+        wanted = len(sequences) if wrong.get("a_block_each") else needed
+        if wanted and not self.make_room(plan, request, wanted, position - 1):
+            break
+        copies = self.kv.grow(sequences, needed)
+        if wrong.get("last_copies"):
+            plan.copies = copies
+        else:
+            plan.copies += copies
+        self.schedule_request(plan, request, left)
+        left -= 1 if wrong.get("one_token_a_request") else len(sequences)
+    return len(plan.scheduled) if wrong.get("counts_the_plan") else budget - left
+
+
+class ABlockForEverySequence(FCFSScheduler):
+    """Makes room for blocks that nobody needs yet: preempts without need."""
+
+    task = 2
+
+    def plan_decodes(self, plan, budget):
+        return decode(self, plan, budget, a_block_each=True)
+
+
+class KeepsTheLastCopies(FCFSScheduler):
+    """= instead of +=: the copies of the requests before are lost."""
+
+    task = 2
+
+    def plan_decodes(self, plan, budget):
+        return decode(self, plan, budget, last_copies=True)
+
+
+class OneTokenARequest(FCFSScheduler):
+    """A group of four costs one token of the budget."""
+
+    task = 2
+
+    def plan_decodes(self, plan, budget):
+        return decode(self, plan, budget, one_token_a_request=True)
+
+
+class CountsThePlan(FCFSScheduler):
+    """Returns what the whole step has scheduled, prompts included."""
+
+    task = 2
+
+    def plan_decodes(self, plan, budget):
+        return decode(self, plan, budget, counts_the_plan=True)
+
+
+class ResumesFirst(PrefillFirst):
+    """Swapped requests come back before the running ones have grown."""
+
+    task = 3
+
+    def fill(self, plan, scheduler):
+        budget = scheduler.max_num_batched_tokens
+        budget -= scheduler.continue_prefills(plan, budget)
+        scheduler.admit_waiting(plan, budget, whole=True)
+        if not plan.scheduled:
+            budget = scheduler.max_num_batched_tokens
+            budget -= scheduler.resume_preempted(plan, budget)
+            scheduler.plan_decodes(plan, budget)
+
+
+class NobodyComesBack(PrefillFirst):
+    """Whoever was swapped out stays there."""
+
+    task = 3
+
+    def fill(self, plan, scheduler):
+        budget = scheduler.max_num_batched_tokens
+        budget -= scheduler.continue_prefills(plan, budget)
+        scheduler.admit_waiting(plan, budget, whole=True)
+        if not plan.scheduled:
+            scheduler.plan_decodes(plan, scheduler.max_num_batched_tokens)
+
+
+class NewPromptsFirst(PrefillFirst):
+    """A prompt that is half done waits for those behind it."""
+
+    task = 3
+
+    def fill(self, plan, scheduler):
+        budget = scheduler.max_num_batched_tokens
+        budget -= scheduler.admit_waiting(plan, budget, whole=True)
+        budget -= scheduler.continue_prefills(plan, budget)
+        if not plan.scheduled:
+            budget -= scheduler.plan_decodes(plan, budget)
+            scheduler.resume_preempted(plan, budget)

@@ -1,4 +1,4 @@
-"""Lesson 05, done wrong; `caught_by` names the test that must notice."""
+"""Lesson 05, done wrong; `caught_by` names the test that must notice, `task` the task whose tests must."""
 
 from minipaged.memory import Chunked, OnDemand, Reserve
 
@@ -57,3 +57,87 @@ class AllOrNothingWhileRunning(Reserve):
 
     def while_running(self, needed, remaining):
         return (remaining,)
+
+
+# -- from the exercise's text alone --------------------------------------------------------------------------
+
+
+class OnDemandFallsBackToOne(OnDemand):
+    """A prompt of three blocks that makes do with one."""
+
+    task = 1
+
+    def at_admission(self, needed, remaining):
+        return (needed, 1)
+
+
+class OneBlockWhateverIsNeeded(OnDemand):
+    """The next token's block, without the one for its copy."""
+
+    task = 1
+
+    def while_running(self, needed, remaining):
+        return (1,)
+
+
+class TheMinimumFirst(Reserve):
+    """The right numbers in the wrong order: a fork never gets more than it must have."""
+
+    task = 2
+
+    def while_running(self, needed, remaining):
+        return (needed, remaining)
+
+
+class ReservesWhatIsNeeded(Reserve):
+    """No reservation: on-demand growth by another name."""
+
+    task = 2
+
+    def at_admission(self, needed, remaining):
+        return (needed,)
+
+
+class ReservesOnTopOfTheRest(Reserve):
+    """`remaining` includes `needed` already."""
+
+    task = 2
+
+    def at_admission(self, needed, remaining):
+        return (needed + remaining,)
+
+
+class GrantsSixteen(Chunked):
+    """16, whatever `grant` is."""
+
+    task = 3
+
+    def at_admission(self, needed, remaining):
+        return (max(needed, min(remaining, 16)), needed)
+
+
+class GrantsOnTop(Chunked):
+    """A whole grant beside the prompt's own blocks."""
+
+    task = 3
+
+    def at_admission(self, needed, remaining):
+        return (min(remaining, needed + self.grant), needed)
+
+
+class TheMinimumIsOne(Chunked):
+    """Falls back to one block, though more are needed."""
+
+    task = 3
+
+    def at_admission(self, needed, remaining):
+        return (max(needed, min(remaining, self.grant)), 1)
+
+
+class GrantsTooFewWhileRunning(Chunked):
+    """The `max` is missing in one of the two methods."""
+
+    task = 3
+
+    def while_running(self, needed, remaining):
+        return (min(remaining, self.grant), needed)

@@ -1,4 +1,4 @@
-"""Lesson 06, done wrong; `caught_by` names the test that must notice."""
+"""Lesson 06, done wrong; `caught_by` names the test that must notice, `task` the task whose tests must."""
 
 from minipaged.scheduling import Auto, Decision, Recompute, Swap
 
@@ -83,3 +83,117 @@ class MovesPreallocatedBlocks(Auto):
     def choose_mode(self, victim, kv):
         blocks = {block for sequence in victim.sequences for block in sequence.table.blocks}
         return Decision("recompute", f"moving {len(blocks)} blocks")
+
+
+# -- from the exercise's text alone --------------------------------------------------------------------------
+
+
+class TheLargestFirst(Recompute):
+    """Preempts whoever frees the most blocks: a long request never ends."""
+
+    task = 1
+
+    def choose_victim(self, candidates):
+        return max(candidates, key=lambda request: max(s.num_tokens for s in request.sequences))
+
+
+class SaysNoReason(Recompute):
+    """The log tells nobody why."""
+
+    task = 1
+
+    def choose_mode(self, victim, kv):
+        return Decision("recompute", "")
+
+
+class AsksForOneSequence(Swap):
+    """The host has room for the first sequence of the group."""
+
+    task = 2
+
+    def choose_mode(self, victim, kv):
+        can = kv.can_swap_out(victim.sequences[:1])
+        return Decision("swap", "there is room") if can else Decision("recompute", "there is none")
+
+
+def estimate(self, victim, kv, ways=2, block_of=None, tokens_of=None, cap=True, equal=False):
+    """`Auto.choose_mode`, spelled out, with places for mistakes."""
+    if not kv.can_swap_out(victim.sequences):
+        return Decision("recompute", "no room")
+    blocks = kv.computed_blocks(victim.sequences)
+    tokens = sum(tokens_of(s) if tokens_of else s.num_computed_tokens for s in victim.sequences)
+    if cap:
+        tokens = min(tokens, len(blocks) * kv.block_size)
+    per_block = self.costs.seconds_per_transfer + self.costs.seconds_per_block
+    swap = block_of(self, len(blocks)) if block_of else ways * len(blocks) * per_block
+    recompute = tokens * self.costs.seconds_per_token
+    is_cheaper = swap <= recompute if equal else swap < recompute
+    reason = f"moving {len(blocks)} blocks takes {swap:.3g}, computing {tokens} tokens {recompute:.3g}"
+    return Decision("swap" if is_cheaper else "recompute", reason)
+
+
+class SwapsOnATie(Auto):
+    """<= instead of <."""
+
+    task = 3
+
+    def choose_mode(self, victim, kv):
+        return estimate(self, victim, kv, equal=True)
+
+
+class ComputesSharedTokensTwice(Auto):
+    """No cap: the tokens of a shared block are computed once for each sequence."""
+
+    task = 3
+
+    def choose_mode(self, victim, kv):
+        return estimate(self, victim, kv, cap=False)
+
+
+class CountsTheNewestToken(Auto):
+    """The newest token has not been computed: it is not computed again."""
+
+    task = 3
+
+    def choose_mode(self, victim, kv):
+        return estimate(self, victim, kv, tokens_of=lambda s: s.num_tokens)
+
+
+class PaysForOneTransfer(Auto):
+    """One transfer for all blocks; each block is a transfer of its own."""
+
+    task = 3
+
+    def choose_mode(self, victim, kv):
+        def cost(self, n):
+            return 2 * (self.costs.seconds_per_transfer + n * self.costs.seconds_per_block)
+
+        return estimate(self, victim, kv, block_of=cost)
+
+
+class TransfersAreFree(Auto):
+    """Leaves out the fixed part, which decides for small blocks."""
+
+    task = 3
+
+    def choose_mode(self, victim, kv):
+        def cost(self, n):
+            return 2 * n * self.costs.seconds_per_block
+
+        return estimate(self, victim, kv, block_of=cost)
+
+
+class NeverAsksTheHost(Auto):
+    """Compares the costs and forgets that the host may be full."""
+
+    task = 3
+
+    def choose_mode(self, victim, kv):
+        class Roomy:
+            block_size = kv.block_size
+            computed_blocks = staticmethod(kv.computed_blocks)
+
+            def can_swap_out(self, sequences):
+                return True
+
+        return estimate(self, victim, Roomy())

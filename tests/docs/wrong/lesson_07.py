@@ -1,4 +1,4 @@
-"""Lesson 07, done wrong; `caught_by` names the test that must notice."""
+"""Lesson 07, done wrong; `caught_by` names the test that must notice, `task` the task whose tests must."""
 
 from minipaged.scheduling import ChunkedPrefill, FCFSScheduler
 
@@ -103,3 +103,149 @@ class NeverGoesOn(FCFSScheduler):
 
     def continue_prefills(self, plan, budget, share=None):
         return 0
+
+
+# -- from the exercise's text alone --------------------------------------------------------------------------
+
+
+def go_on(self, plan, budget, share, limit_of):
+    """`continue_prefills`, spelled out; `limit_of(left, is_last)` is the limit of a request."""
+    left = budget
+    prefills = [request for request in self.running if request.is_prefill]
+    for request in prefills:
+        if not left:
+            break
+        left -= self.schedule_request(plan, request, limit_of(left, request is prefills[-1]))
+    return budget - left
+
+
+class ForgetsTheQueue(FCFSScheduler):
+    """The last of the running takes all, though others wait behind it."""
+
+    task = 1
+
+    def continue_prefills(self, plan, budget, share=None):
+        return go_on(self, plan, budget, share, lambda left, last: left if last else min(left, share or left))
+
+
+class HoldsTheLastToItsShare(FCFSScheduler):
+    """Nobody is behind it, and a quarter of the budget is left over."""
+
+    task = 1
+
+    def continue_prefills(self, plan, budget, share=None):
+        return go_on(self, plan, budget, share, lambda left, last: min(left, share or left))
+
+
+class SharesWhatIsLeft(FCFSScheduler):
+    """Each request gets the whole budget as its limit."""
+
+    task = 1
+
+    def continue_prefills(self, plan, budget, share=None):
+        prefills = [request for request in self.running if request.is_prefill]
+        return sum(self.schedule_request(plan, r, min(budget, share or budget)) for r in prefills)
+
+
+class ReturnsWhatIsLeft(FCFSScheduler):
+    """The rest of the budget instead of the tokens scheduled."""
+
+    task = 1
+
+    def continue_prefills(self, plan, budget, share=None):
+        return budget - super().continue_prefills(plan, budget, share)
+
+
+def phases(scheduler, plan, order, shares=(None, None), spent=("decode", "continue", "resume")):
+    """The phases in an order; only those in `spent` are taken off the budget."""
+    budget = scheduler.max_num_batched_tokens
+    calls = {
+        "decode": lambda: scheduler.plan_decodes(plan, budget),
+        "continue": lambda: scheduler.continue_prefills(plan, budget, shares[0]),
+        "resume": lambda: scheduler.resume_preempted(plan, budget),
+        "admit": lambda: scheduler.admit_waiting(plan, budget, share=shares[1]),
+    }
+    for phase in order.split():
+        used = calls[phase]()
+        if phase in spent or phase == "admit":
+            budget -= used
+
+
+ORDER = "decode continue resume admit"
+
+
+class NewcomersFirst(ChunkedPrefill):
+    """Admits before the preempted come back."""
+
+    task = 2
+
+    def fill(self, plan, scheduler):
+        phases(scheduler, plan, "decode continue admit resume", [share_of(scheduler)] * 2)
+
+
+class ResumesBeforePromptsGoOn(ChunkedPrefill):
+    """Resumed requests take the budget of prompts that are half done."""
+
+    task = 2
+
+    def fill(self, plan, scheduler):
+        phases(scheduler, plan, "decode resume continue admit", [share_of(scheduler)] * 2)
+
+
+class ResumesForFree(ChunkedPrefill):
+    """What the resumed requests spend is spent again on admission."""
+
+    task = 2
+
+    def fill(self, plan, scheduler):
+        phases(scheduler, plan, ORDER, [share_of(scheduler)] * 2, spent=("decode", "continue"))
+
+
+class SharesTheRest(ChunkedPrefill):
+    """Three quarters of what the decodes left instead of three quarters of the budget."""
+
+    task = 3
+
+    def fill(self, plan, scheduler):
+        budget = scheduler.max_num_batched_tokens
+        budget -= scheduler.plan_decodes(plan, budget)
+        share = max(1, budget * 3 // 4)
+        budget -= scheduler.continue_prefills(plan, budget, share)
+        budget -= scheduler.resume_preempted(plan, budget)
+        scheduler.admit_waiting(plan, budget, share=share)
+
+
+class AShareOfNothing(ChunkedPrefill):
+    """1 * 3 // 4 is 0: with the smallest budget no prompt ever begins."""
+
+    task = 3
+
+    def fill(self, plan, scheduler):
+        phases(scheduler, plan, ORDER, [scheduler.max_num_batched_tokens * 3 // 4] * 2)
+
+
+class RoundsTheShareUp(ChunkedPrefill):
+    """-(-3 * budget // 4): with a budget of 2 the first takes it all."""
+
+    task = 3
+
+    def fill(self, plan, scheduler):
+        phases(scheduler, plan, ORDER, [-(-scheduler.max_num_batched_tokens * 3 // 4)] * 2)
+
+
+class SharesOnlyWhenGoingOn(ChunkedPrefill):
+    """The first chunk of a prompt takes the whole step."""
+
+    task = 3
+
+    def fill(self, plan, scheduler):
+        phases(scheduler, plan, ORDER, (share_of(scheduler), None))
+
+
+class SharesOnlyAtAdmission(ChunkedPrefill):
+    """From its second chunk on a prompt takes the whole step."""
+
+    task = 3
+
+    def fill(self, plan, scheduler):
+        phases(scheduler, plan, ORDER, (None, share_of(scheduler)))

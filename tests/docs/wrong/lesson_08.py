@@ -1,4 +1,4 @@
-"""Lesson 08, done wrong; `caught_by` names the test that must notice."""
+"""Lesson 08, done wrong; `caught_by` names the test that must notice, `task` the task whose tests must."""
 
 from minipaged.memory import CachedBlock, OutOfBlocksError, PrefixCache
 
@@ -148,3 +148,230 @@ class FreesWhatIsCached(PrefixCache):
             if self.cached[block] is not None:
                 self.forget(block)
             self.allocator.reclaim(block)
+
+
+# -- from the exercise's text alone --------------------------------------------------------------------------
+
+
+def chain(self, hashes, token_ids, salt, name_of, begin=None):
+    """`extend_hashes`, spelled out; `name_of(i, parent, content)` is what is hashed."""
+    size = self.block_size
+    parent = hashes[-1] if hashes and begin is None else self._hash((0, salt.encode()))
+    for i in range(len(hashes), len(token_ids) // size):
+        parent = self._hash(name_of(i, parent, token_ids[i * size : (i + 1) * size].tobytes()))
+        hashes.append(parent)
+
+
+class IgnoresTheParentHash(PrefixCache):
+    """The name of a block is that of its own tokens."""
+
+    task = 1
+
+    def extend_hashes(self, hashes, token_ids, salt=""):
+        chain(self, hashes, token_ids, salt, lambda i, parent, content: (0, content + salt.encode()))
+
+
+class NamesAPlaceNotAPrefix(PrefixCache):
+    """The block's number in place of its parent."""
+
+    task = 1
+
+    def extend_hashes(self, hashes, token_ids, salt=""):
+        chain(self, hashes, token_ids, salt, lambda i, parent, content: (i, content + salt.encode()))
+
+
+class IgnoresTheSaltInTheName(PrefixCache):
+    """Every tenant's prompt has the same name."""
+
+    task = 1
+
+    def extend_hashes(self, hashes, token_ids, salt=""):
+        chain(self, hashes, token_ids, "", lambda i, parent, content: (parent, content))
+
+
+class BeginsAnewForEveryChunk(PrefixCache):
+    """The parent of the first new block is the salt, also when there are hashes already."""
+
+    task = 1
+
+    def extend_hashes(self, hashes, token_ids, salt=""):
+        chain(self, hashes, token_ids, salt, lambda i, parent, content: (parent, content), begin=0)
+
+
+class AppendsAllOfThem(PrefixCache):
+    """Hashes every full block again, behind those that are there."""
+
+    task = 1
+
+    def extend_hashes(self, hashes, token_ids, salt=""):
+        fresh = []
+        super().extend_hashes(fresh, token_ids, salt)
+        hashes += fresh
+
+
+class RegisteredAndNotPending(PrefixCache):
+    """A block that others may copy from before it is computed."""
+
+    task = 2
+
+    def register(self, block, chain_hash, tokens, parent=""):
+        entry = super().register(block, chain_hash, tokens, parent)
+        self.pending.discard(block)
+        return entry
+
+
+class TrustsTheHashOfTheHolder(PrefixCache):
+    """Returns the kept entry although its tokens are others: a parent that is not one."""
+
+    task = 2
+
+    def register(self, block, chain_hash, tokens, parent=""):
+        if chain_hash in self.block_of:
+            return self.cached[self.block_of[chain_hash]]
+        return super().register(block, chain_hash, tokens, parent)
+
+
+class TakesTheHashOver(PrefixCache):
+    """Of two contents with one hash the second is found, and the first's entry stays."""
+
+    task = 2
+
+    def register(self, block, chain_hash, tokens, parent=""):
+        kept = self.block_of.pop(chain_hash, None)
+        if kept is not None and self.cached[kept].tokens == tokens.tobytes():
+            self.block_of[chain_hash] = kept
+        return super().register(block, chain_hash, tokens, parent)
+
+
+class RollsBackButLeavesThemEvictable(PrefixCache):
+    """Blocks that nobody can find stay among the evictable ones."""
+
+    task = 2
+
+    def roll_back(self):
+        for block in list(self.pending):
+            self.forget(block)
+
+
+class LosesWhatNobodyHolds(PrefixCache):
+    """Takes them from the evictable ones and gives them to nobody: the pool shrinks."""
+
+    task = 2
+
+    def roll_back(self):
+        for block in list(self.pending):
+            self.forget(block)
+            self.evictable.pop(block, None)
+
+
+class RollsEverythingBack(PrefixCache):
+    """A failed step costs the whole cache."""
+
+    task = 2
+
+    def roll_back(self):
+        super().roll_back()
+        self.clear()
+
+
+class TheLastHitIsLeftOut(PrefixCache):
+    """Stops one block early."""
+
+    task = 3
+
+    def match(self, hashes, token_ids, salt=""):
+        return super().match(hashes, token_ids, salt)[:-1]
+
+
+class FindsAndHolds(PrefixCache):
+    """Shares what it finds: looking costs a reference."""
+
+    task = 3
+
+    def match(self, hashes, token_ids, salt=""):
+        blocks = super().match(hashes, token_ids, salt)
+        for block in blocks:
+            self.share(block)
+        return blocks
+
+
+class AnyFirstBlockWillDo(PrefixCache):
+    """The first block's parent, the salt, is not compared."""
+
+    task = 3
+
+    def match(self, hashes, token_ids, salt=""):
+        if hashes and (block := self.block_of.get(hashes[0])) is not None:
+            salt = self.cached[block].parent
+        return super().match(hashes, token_ids, salt)
+
+
+class FreesPendingBlocks(PrefixCache):
+    """A block whose step is not committed goes to the free list, and can still be found."""
+
+    task = 4
+
+    def free(self, block):
+        if self.allocator.release(block):
+            if self.cached[block] is None or block in self.pending:
+                self.allocator.reclaim(block)
+            else:
+                self.evictable[block] = None
+
+
+class EvictsTheNewest(PrefixCache):
+    """A stack instead of a queue: the least recently used stays for ever."""
+
+    task = 4
+
+    def free(self, block):
+        super().free(block)
+        if block in self.evictable:
+            self.evictable.move_to_end(block, last=False)
+
+
+class EvictsOneTooMany(PrefixCache):
+    """Evicts until more than enough is free."""
+
+    task = 4
+
+    def allocate(self, count=1):
+        if count > self.num_free:
+            raise OutOfBlocksError(f"{count} blocks wanted")
+        while self.evictable and self.allocator.num_free <= count:
+            self._evict(next(iter(self.evictable)))
+        return self.allocator.allocate(count)
+
+
+class NeverEvicts(PrefixCache):
+    """Only free blocks count: a full cache stops the engine."""
+
+    task = 4
+
+    def allocate(self, count=1):
+        return self.allocator.allocate(count)
+
+
+class EvictableWhileHeld(PrefixCache):
+    """Every release makes a block evictable, the first of two as well."""
+
+    task = 4
+
+    def free(self, block):
+        last = self.allocator.release(block)
+        if self.cached[block] is not None:
+            self.evictable[block] = None
+        elif last:
+            self.allocator.reclaim(block)
+
+
+class EvictsWithoutReclaiming(PrefixCache):
+    """Forgets the block and never puts it on the free list."""
+
+    task = 4
+
+    def allocate(self, count=1):
+        while self.evictable and self.allocator.num_free < count:
+            block, _ = self.evictable.popitem(last=False)
+            self.forget(block)
+        return self.allocator.allocate(count)

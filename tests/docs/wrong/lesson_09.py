@@ -1,4 +1,7 @@
-"""Lesson 09, done wrong; `caught_by` names the test that must notice."""
+"""Lesson 09, done wrong; `caught_by` names the test that must notice, `task` the task whose tests must."""
+
+import copy
+import math
 
 from minipaged.decoding.beam_search import BeamSearch
 from minipaged.decoding.methods import SamplingMethod
@@ -70,8 +73,7 @@ class EveryEndIsAHypothesis(BeamSearch):
     caught_by = "test_an_end_past_the_first_w_candidates_is_no_hypothesis"
 
     def advance(self, request, samples):
-        kept = self.params
-        self.params = type(kept)(**{f: getattr(kept, f) for f in kept.__dataclass_fields__})
+        kept, self.params = self.params, copy.copy(self.params)
         object.__setattr__(self.params, "beam_width", 2 * kept.beam_width)
         branches = super().advance(request, samples)
         self.params = kept
@@ -95,3 +97,246 @@ class TheWorstFirst(BeamSearch):
 
     def rank(self, request):
         return request.completions[: self.params.num_return_sequences]
+
+
+# -- from the exercise's text alone --------------------------------------------------------------------------
+
+
+class TheSumAsTheLogprob(SamplingMethod):
+    """A branch carries the sum so far; the scheduler adds it to the sum once more."""
+
+    task = 1
+
+    def advance(self, request, samples):
+        branches = super().advance(request, samples)
+        return [b._replace(logprob=b.parent.cumulative_logprob + b.logprob) for b in branches]
+
+
+class TheFirstCandidatesAlternatives(SamplingMethod):
+    """Every branch of a fork gets the first one's `top_logprobs`."""
+
+    task = 1
+
+    def advance(self, request, samples):
+        first = {id(s): m.top_logprobs and m.top_logprobs[0] for s, m in zip(request.sequences, samples)}
+        return [b._replace(top_logprobs=first[id(b.parent)]) for b in super().advance(request, samples)]
+
+
+class NoAlternatives(SamplingMethod):
+    """`top_logprobs` is asked for and left out."""
+
+    task = 1
+
+    def advance(self, request, samples):
+        return [branch._replace(top_logprobs=None) for branch in super().advance(request, samples)]
+
+
+class AllAlternatives(SamplingMethod):
+    """The whole list in place of the branch's own entry."""
+
+    task = 1
+
+    def advance(self, request, samples):
+        lists = {id(s): m.top_logprobs for s, m in zip(request.sequences, samples)}
+        return [b._replace(top_logprobs=lists[id(b.parent)]) for b in super().advance(request, samples)]
+
+
+class NumbersEveryStep(SamplingMethod):
+    """The only candidate of a sequence is number 0: all samples become sample 0."""
+
+    task = 1
+
+    def advance(self, request, samples):
+        return [
+            branch._replace(sample_index=branch.sample_index or 0)
+            for branch in super().advance(request, samples)
+        ]
+
+
+class TheLastOneForksAgain(SamplingMethod):
+    """One live sequence is taken for the prompt: when the others have ended, the last one forks."""
+
+    task = 1
+
+    def num_candidates(self, request):
+        return self.num_sequences if len(request.sequences) == 1 else 1
+
+
+class NeverStops(SamplingMethod):
+    """Nobody asks `stop`."""
+
+    task = 1
+
+    def advance(self, request, samples):
+        return [branch._replace(finish_reason=None) for branch in super().advance(request, samples)]
+
+
+class TheirFormula(BeamSearch):
+    """((5 + n) / 6) ** penalty, as another system has it."""
+
+    task = 2
+
+    def normalized(self, total, num_generated_tokens):
+        return total / ((5 + num_generated_tokens) / 6) ** self.params.length_penalty
+
+
+class MultipliesThePenalty(BeamSearch):
+    """n * penalty instead of n ** penalty."""
+
+    task = 2
+
+    def normalized(self, total, num_generated_tokens):
+        return total / max(1, num_generated_tokens * self.params.length_penalty)
+
+
+class RanksBySum(BeamSearch):
+    """The length does not count when completions are ranked."""
+
+    task = 2
+
+    def rank(self, request):
+        best = sorted(request.completions, key=lambda s: s.cumulative_logprob, reverse=True)
+        return best[: self.params.num_return_sequences]
+
+
+class TheLaterOfEquals(BeamSearch):
+    """Sorts upwards and reverses: of equal scores the later comes first."""
+
+    task = 2
+
+    def rank(self, request):
+        return sorted(request.completions, key=self.score)[::-1][: self.params.num_return_sequences]
+
+
+class ReturnsThemAll(BeamSearch):
+    """As many as the beam is wide."""
+
+    task = 2
+
+    def rank(self, request):
+        return sorted(request.completions, key=self.score, reverse=True)[: self.params.beam_width]
+
+
+def search(self, request, samples, **wrong):
+    """`BeamSearch.advance`, spelled out, with places for mistakes."""
+    width = self.params.beam_width
+    token_sign, beam_sign = wrong.get("token_sign", 1), wrong.get("beam_sign", 1)
+    candidates = sorted(
+        (-(sequence.cumulative_logprob + logprob), beam_sign * beam, token_sign * token_id, logprob)
+        for beam, (sequence, sample) in enumerate(zip(request.sequences, samples))
+        for token_id, logprob in zip(sample.token_ids, sample.logprobs)
+        if logprob > -math.inf
+    )[: 2 * width if wrong.get("two_each") else self.num_candidates(request)]
+    length = request.sequences[0].num_generated_tokens + (0 if wrong.get("old_length") else 1)
+    best_scores = self.best_scores(request)
+    finished, live = [], []
+    for place, (negative, beam, token_id, logprob) in enumerate(candidates):
+        if len(live) == width:
+            break
+        parent, token_id = request.sequences[abs(beam)], abs(token_id)
+        branch = Branch(parent, token_id, logprob, self.stop.check(parent, token_id))
+        if branch.finish_reason is None:
+            live.append(branch)
+        elif place < width:
+            score = self.normalized(-negative, length)
+            scores = list(best_scores) if wrong.get("scores_stay") else best_scores
+            if wrong.get("all_enter") or self.enters(scores, score):
+                finished.append(branch)
+    asked = (live[-1] if wrong.get("asks_the_worst") else live[0]) if live else None
+    best_total = -math.inf if asked is None else asked.parent.cumulative_logprob + asked.logprob
+    if wrong.get("asks_the_parent") and asked is not None:
+        best_total = asked.parent.cumulative_logprob
+    if not live or (not wrong.get("never_done") and self.is_done(request, best_scores, best_total, length)):
+        return finished
+    return live + finished if wrong.get("live_first") else finished + live
+
+
+class SumsInTheBranches(BeamSearch):
+    """A branch carries the sum so far; the scheduler adds it to the sum once more."""
+
+    task = 3
+
+    def advance(self, request, samples):
+        branches = super().advance(request, samples)
+        return [b._replace(logprob=b.parent.cumulative_logprob + b.logprob) for b in branches]
+
+
+class TheLargerTokenOfEquals(BeamSearch):
+    """Equal scores in the reverse order of their tokens."""
+
+    task = 3
+
+    def advance(self, request, samples):
+        return search(self, request, samples, token_sign=-1)
+
+
+class TheWorseBeamOfEquals(BeamSearch):
+    """Equal scores in the reverse order of their beams."""
+
+    task = 3
+
+    def advance(self, request, samples):
+        return search(self, request, samples, beam_sign=-1)
+
+
+class AsManyAsTwoEach(BeamSearch):
+    """2 * W candidates, however many end tokens there are."""
+
+    task = 3
+
+    def advance(self, request, samples):
+        return search(self, request, samples, two_each=True)
+
+
+class TheLengthBefore(BeamSearch):
+    """Scores without the new token in the length."""
+
+    task = 3
+
+    def advance(self, request, samples):
+        return search(self, request, samples, old_length=True)
+
+
+class ForgetsThisStepsHypotheses(BeamSearch):
+    """A hypothesis does not count when the next one of the same step asks to enter."""
+
+    task = 3
+
+    def advance(self, request, samples):
+        return search(self, request, samples, scores_stay=True)
+
+
+class EverybodyEnters(BeamSearch):
+    """Ends are kept whatever their score."""
+
+    task = 3
+
+    def advance(self, request, samples):
+        return search(self, request, samples, all_enter=True)
+
+
+class AsksAboutTheWorst(BeamSearch):
+    """Stops when the worst live beam cannot win."""
+
+    task = 3
+
+    def advance(self, request, samples):
+        return search(self, request, samples, asks_the_worst=True)
+
+
+class AsksAboutTheParent(BeamSearch):
+    """The sum without the new token: the search goes on for too long."""
+
+    task = 3
+
+    def advance(self, request, samples):
+        return search(self, request, samples, asks_the_parent=True)
+
+
+class NeverDone(BeamSearch):
+    """Goes on until the longest length."""
+
+    task = 3
+
+    def advance(self, request, samples):
+        return search(self, request, samples, never_done=True)

@@ -1,4 +1,6 @@
-"""Lesson 10, done wrong: the worked kernel with one mistake each; `caught_by` names its test.
+"""Lesson 10, done wrong: the worked kernel with one mistake each.
+
+`caught_by` names the test that must notice, `task` the task whose tests must.
 
 Triton reads a kernel's source from its file, so each mistake gets a file of its own.
 """
@@ -13,13 +15,13 @@ FOLDER = tempfile.TemporaryDirectory()
 
 
 def mistake(name, caught_by, right, wrong):
-    """The worked kernel with `right` replaced by `wrong`."""
+    """The worked kernel with `right` replaced by `wrong`; `caught_by`: the name of a test, or a task."""
     source = WORKED.read_text()
     assert source.count(right) == 1, right
     file = Path(FOLDER.name, f"{name}.py")
     file.write_text(source.replace(right, wrong))
     variant = load_override(f"{file}:paged_attention")
-    variant.caught_by = caught_by
+    setattr(variant, "task" if isinstance(caught_by, int) else "caught_by", caught_by)
     return variant
 
 
@@ -48,3 +50,26 @@ one_block_too_few = mistake(
     "position // BLOCK_SIZE + 1)",
     "tl.maximum(position // BLOCK_SIZE, 1))",
 )
+
+
+# -- from the exercise's text alone --------------------------------------------------------------------------
+
+forgets_the_scale = mistake("unscaled", 1, "axis=1) * scale", "axis=1) + 0 * scale")
+masks_every_block_like_the_last = mistake(
+    "mask", 2, "(logical * BLOCK_SIZE + slot <= position)", "(slot <= position % BLOCK_SIZE)"
+)
+never_divides = mistake("sum", 1, "mixed / total", "mixed")
+does_not_shrink_the_sum = mistake("total", 2, "total = total * shrink +", "total = total +")
+keeps_the_first_maximum = mistake(
+    "first", 2, "        maximum = larger\n", "        maximum = tl.maximum(maximum, 0.0)\n"
+)
+strides_values_like_keys = mistake(
+    "strides", 2, "value_cache + entry[:, None] * VALUE_DIM", "value_cache + entry[:, None] * KEY_DIM"
+)
+rows_of_another_sequence = mistake(
+    "sequence", 1, "tl.load(row_sequence + row)", "tl.load(row_sequence + row) * 0"
+)
+reads_queries_as_contiguous = mistake(
+    "contiguous", 2, "query + row * query_stride_row", "query + row * output_stride"
+)
+takes_a_zero_for_a_score = mistake("masked", 1, '* scale, float("-inf"))', "* scale, 0.0)")

@@ -1,4 +1,4 @@
-"""Lesson 13, done wrong; `caught_by` names the test that must notice."""
+"""Lesson 13, done wrong; `caught_by` names the test that must notice, `task` the task whose tests must."""
 
 from collections import deque
 
@@ -57,3 +57,118 @@ class SortsTheImpatient(FCFSScheduler):
     admit_waiting = by(
         lambda self, request: (self.num_arrived - request.arrival <= self.patience, length(request))
     )
+
+
+# -- from the exercise's text alone --------------------------------------------------------------------------
+
+
+def order(self, request):
+    """The worked key."""
+    patient = self.num_arrived - request.arrival <= self.patience
+    return (patient, length(request) if patient else 0, request.arrival)
+
+
+class ByTheOutput(FCFSScheduler):
+    """The shortest whole, prompt and output, is not the shortest prompt."""
+
+    task = 1
+    admit_waiting = by(lambda self, request: (request.max_num_tokens, -length(request), request.arrival))
+
+
+class ByTheName(FCFSScheduler):
+    """Of equal prompts by the name of the request."""
+
+    task = 1
+    admit_waiting = by(lambda self, request: (length(request), request.request_id[::-1]), back=True)
+
+
+class ReturnsNothing(FCFSScheduler):
+    """Forgets to return what was spent: the budget is spent twice."""
+
+    task = 1
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        by(order)(self, plan, budget, whole, share)
+        return 0
+
+
+class BackByLength(FCFSScheduler):
+    """Sorts back by the wrong key when nobody was admitted."""
+
+    task = 1
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        used = by(order)(self, plan, budget, whole, share)
+        if not used:
+            self.waiting = deque(sorted(self.waiting, key=length))
+        return used
+
+
+class TheShortestAlone(FCFSScheduler):
+    """Takes the shortest to the front and leaves the others as they are."""
+
+    task = 1
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        if self.waiting:
+            shortest = min(self.waiting, key=lambda request: order(self, request))
+            self.waiting.remove(shortest)
+            self.waiting.appendleft(shortest)
+        used = FCFSScheduler.admit_waiting(self, plan, budget, whole, share)
+        self.waiting = deque(sorted(self.waiting, key=lambda request: request.arrival))
+        return used
+
+
+class OffByOne(FCFSScheduler):
+    """>= instead of >: patience ends one arrival too early."""
+
+    task = 2
+    admit_waiting = by(
+        lambda self, request: (
+            (late := self.num_arrived - request.arrival < self.patience),
+            length(request) if late else 0,
+            request.arrival,
+        )
+    )
+
+
+class TheImpatientLast(FCFSScheduler):
+    """The sign of the first number is wrong."""
+
+    task = 2
+    admit_waiting = by(lambda self, request: (not order(self, request)[0], *order(self, request)[1:]))
+
+
+class PatienceByTheQueue(FCFSScheduler):
+    """Counts who waits instead of who has arrived."""
+
+    task = 2
+    admit_waiting = by(
+        lambda self, request: (
+            (patient := len(self.waiting) <= self.patience),
+            length(request) if patient else 0,
+            request.arrival,
+        )
+    )
+
+
+class TheNewestOfTheImpatient(FCFSScheduler):
+    """Of those that waited too long the last is first."""
+
+    task = 2
+    admit_waiting = by(
+        lambda self, request: (
+            (patient := order(self, request)[0]),
+            length(request) if patient else 0,
+            request.arrival if patient else -request.arrival,
+        )
+    )
+
+
+class DropsTheShare(FCFSScheduler):
+    """Passes only the budget on: prompts are cut where they were to be whole."""
+
+    task = 1
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        return by(order)(self, plan, budget)

@@ -1,0 +1,94 @@
+"""What the pages of docs/play load: the engine as a zip file, Pyodide, the viewer, the pocket model.
+
+Pyodide (WebAssembly, 13 MB) comes from npm in the pinned version and is kept in the user's cache directory.
+Where it cannot be had, the site is built all the same, and those pages say what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+PYODIDE = "314.0.7"
+PYODIDE_FILES = (
+    "pyodide.mjs",
+    "pyodide.asm.mjs",
+    "pyodide.asm.wasm",
+    "python_stdlib.zip",
+    "pyodide-lock.json",
+)
+LEFT_OUT = (
+    "cli",
+    "kernels",
+    "pocket_model",
+    "bench.py",
+    "llm.py",
+    "async_llm.py",
+    "engine_thread.py",
+    "__main__.py",
+)
+
+
+def write_play(root: Path, folder: Path) -> None:
+    """Fill `folder` (docs/play) from the repository at `root`; manifest.json says what is missing."""
+    for name in ("engine", "pyodide", "viewer", "weights"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    write_engine(root / "minipaged", folder / "engine" / "minipaged.zip")
+    shutil.copytree(root / "minipaged/viewer/web", folder / "viewer", ignore=shutil.ignore_patterns("*.html"))
+    checkpoint = root / "minipaged/pocket_model/checkpoint"
+    (folder / "weights").mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        shutil.copy(checkpoint / name, folder / "weights" / name)
+    missing = write_pyodide(folder / "pyodide")
+    if missing:
+        print(f"the playground stays empty: {missing}")
+    files = [folder / "engine/minipaged.zip", *(folder / "pyodide" / name for name in PYODIDE_FILES)]
+    manifest = {
+        "version": PYODIDE,
+        "missing": missing,
+        "files": {str(file.relative_to(folder)): file.stat().st_size for file in files if file.exists()},
+        "weights": (folder / "weights/model.safetensors").stat().st_size,
+    }
+    (folder / "engine/manifest.json").write_text(json.dumps(manifest, indent=1))
+
+
+def write_engine(package: Path, target: Path) -> None:
+    """The package without what needs torch, as a zip file; the same bytes for the same sources."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(package.rglob("*.py")):
+            name = file.relative_to(package)
+            if name.parts[0] not in LEFT_OUT:
+                archive.writestr(
+                    zipfile.ZipInfo(f"minipaged/{name.as_posix()}"), file.read_bytes(), zipfile.ZIP_DEFLATED
+                )
+
+
+def write_pyodide(folder: Path) -> str | None:
+    """Unpack Pyodide; None, or why there is none."""
+    cache = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "minipaged"
+    archive = cache / f"pyodide-{PYODIDE}.tgz"
+    if not archive.exists():
+        if shutil.which("npm") is None:
+            return "npm, which fetches Pyodide, is not installed"
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            command = ["npm", "pack", "--silent", f"pyodide@{PYODIDE}"]
+            try:
+                subprocess.run(command, cwd=scratch, capture_output=True, check=True, timeout=120)
+            except (OSError, subprocess.SubprocessError):
+                return f"npm cannot fetch pyodide@{PYODIDE}"
+            (Path(scratch) / archive.name).replace(archive)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive) as packed:
+        for name in PYODIDE_FILES:
+            source = packed.extractfile(f"package/{name}")
+            assert source is not None
+            (folder / name).write_bytes(source.read())
+    return None

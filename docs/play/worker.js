@@ -1,0 +1,161 @@
+// The engine's thread: Pyodide with the package `minipaged`, and for the pocket model its computations.
+//
+//     in    {call: "load"}                        out   {loaded, total}... {ready: true}
+//           {call: "simulate", id, settings}            {id, lines, steps}... {id, counts}
+//           {call: "open", settings}                    {opened: true}
+//           {call: "prompt", ...}                       {id: "0"}, then {step} for every step
+//
+// What goes wrong comes back as {id, error}: one line.
+
+import { PocketModel } from "./model.js";
+import { Tokenizer } from "./tokenizer.js";
+
+const here = new URL(".", import.meta.url);
+const at = (name) => new URL(name, here).href;
+let python, simulated, run, current;
+let tokenizer, pocket, opening;
+
+// Every download is counted for the progress bar and kept for the next visit, by version.
+async function countedFetch(version, tell) {
+  const plain = self.fetch.bind(self);
+  const cache = await caches.open(`minipaged ${version}`).catch(() => null);
+  return async (request, options) => {
+    const address = typeof request === "string" ? request : request.url ?? String(request);
+    let response = await cache?.match(address);
+    if (!response) {
+      response = await plain(request, options);
+      if (!response.ok) throw new Error(`${response.status} for ${address}`);
+      await cache?.put(address, response.clone()).catch(() => {});
+    }
+    const count = new TransformStream({
+      transform(piece, out) {
+        tell(piece.byteLength);
+        out.enqueue(piece);
+      },
+    });
+    return new Response(response.body.pipeThrough(count), { headers: { "Content-Type": response.headers.get("Content-Type") ?? "" } });
+  };
+}
+
+async function load() {
+  const manifest = await (await fetch(at("engine/manifest.json"), { cache: "no-cache" })).json();
+  if (manifest.missing) throw new Error(`This copy of the site was built without Pyodide: ${manifest.missing}.`);
+  const total = Object.values(manifest.files).reduce((a, b) => a + b, 0);
+  let loaded = 0;
+  const tell = (bytes) => postMessage({ loaded: (loaded += bytes), total });
+  const plain = self.fetch;
+  // The engine's own file changes with every build: it is asked for by its size, too.
+  const zipAddress = `${at("engine/minipaged.zip")}?${manifest.files["engine/minipaged.zip"]}`;
+  self.fetch = await countedFetch(manifest.version, tell);
+  try {
+    const [{ loadPyodide }, archive] = await Promise.all([
+      import(at("pyodide/pyodide.mjs")),
+      self.fetch(zipAddress).then((response) => response.arrayBuffer()),
+    ]);
+    python = await loadPyodide({ indexURL: at("pyodide/") });
+    python.unpackArchive(archive, "zip", { extractDir: "/engine" });
+  } finally {
+    self.fetch = plain;
+  }
+  python.runPython("import sys; sys.path.insert(0, '/engine')");
+  simulated = python.pyimport("minipaged.playground.simulated");
+  postMessage({ loaded: total, total });
+  postMessage({ ready: true });
+}
+
+// Lets waiting messages in. (A chain of timeouts would wait 4 ms each time.)
+const channel = new MessageChannel();
+const pause = () =>
+  new Promise((done) => {
+    channel.port1.onmessage = done;
+    channel.port2.postMessage(null);
+  });
+
+const lastLine = (error) => String(error.message ?? error).trim().split("\n").pop().replace(/^[\w.]+(Error|Exception): /, "");
+
+async function simulate(id, settings) {
+  current = id;
+  const given = python.toPy(settings);
+  const proxy = simulated.SimulatedRun(given);
+  try {
+    for (;;) {
+      const list = proxy.advance(40);
+      const lines = list.toJs();
+      list.destroy();
+      if (!lines.length) break;
+      postMessage({ id, lines });
+      await pause();
+      if (current !== id) return; // another run has begun
+    }
+    const counts = proxy.counts();
+    postMessage({ id, counts: counts.toJs({ dict_converter: Object.fromEntries }) });
+    counts.destroy();
+  } finally {
+    proxy.destroy();
+    given.destroy();
+  }
+}
+
+// ---- the pocket model -------------------------------------------------------------------------------------
+
+async function open(settings) {
+  if (!tokenizer) {
+    const read = async (name) => (await fetch(at(`weights/${name}`))).json();
+    const [config, vocabulary, weights] = await Promise.all([
+      read("config.json"), read("tokenizer.json"), fetch(at("weights/model.safetensors")).then((response) => response.arrayBuffer()),
+    ]);
+    tokenizer = new Tokenizer(vocabulary);
+    pocket = { config, weights };
+  }
+  const { config, weights } = pocket;
+  const model = new PocketModel(weights, config, settings.block_size ?? 16, settings.num_blocks ?? 64);
+  const limits = {
+    max_model_len: config.max_position_embeddings,
+    vocab_size: config.vocab_size,
+    eos_token_ids: [config.eos_token_id],
+    block_bytes: model.blockBytes,
+  };
+  const compute = (step) => JSON.stringify(model.step(JSON.parse(step)));
+  run?.destroy();
+  run = python.pyimport("minipaged.playground.pocket").PocketRun(
+    compute, python.toPy(limits), python.toPy(tokenizer.texts()), python.toPy(settings),
+  );
+  postMessage({ opened: true, ...JSON.parse(run.step()) });
+}
+
+let stepping = false;
+function prompt({ text, max_tokens, temperature = 0, n = 1, beams = 1 }) {
+  const ids = tokenizer.encode(text);
+  const id = run.add(python.toPy(ids), max_tokens, temperature, n, beams);
+  postMessage({ added: id, text, prompt_token_ids: ids });
+  if (!stepping) steps();
+}
+
+async function steps() {
+  stepping = true;
+  try {
+    for (let more = true; more; ) {
+      const step = JSON.parse(run.step());
+      more = step.more;
+      step.texts = Object.fromEntries(
+        Object.entries(step.outputs).map(([id, outputs]) => [id, outputs.map((tokens) => tokenizer.decode(tokens))]),
+      );
+      postMessage({ step });
+      await pause();
+    }
+  } finally {
+    stepping = false;
+  }
+}
+
+onmessage = async ({ data }) => {
+  try {
+    if (data.call === "load") await load();
+    else if (data.call === "simulate") await simulate(data.id, data.settings);
+    else if (data.call === "open") await (opening = open(data.settings ?? {}));
+    else if (data.call === "prompt") await opening.then(() => prompt(data));
+    else if (data.call === "stop") run?.abort();
+  } catch (error) {
+    postMessage({ id: data.id, error: lastLine(error) });
+  }
+};

@@ -1,0 +1,219 @@
+"""`minipaged chat`: questions and answers in the terminal, and what the prefix cache saves between them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+from rich.console import Console
+from typer import Option
+
+from minipaged.cli.conversation import PLAIN_STOP, PLAIN_TEMPLATE, Conversation, Turn
+from minipaged.cli.options import Model, Use, load
+from minipaged.cli.sampling import (
+    FrequencyPenalty,
+    MinP,
+    PresencePenalty,
+    RepetitionPenalty,
+    Stop,
+    TopK,
+    TopP,
+    samples,
+    set_values,
+)
+from minipaged.cli.wrapping import wrap_for_output
+from minipaged.text_io import read_text
+from minipaged.viewer.highlights import text_of
+from minipaged.viewer.snapshot import look
+from minipaged.viewer.terminal import Pool, Table
+
+HELP = """\
+/reset    begin a new conversation
+/history  show the conversation
+/blocks   show the KV pool, and where the conversation lies in it
+/help     show this
+/exit     leave (so does Ctrl-D)
+Ctrl-C stops an answer. Arrow keys bring back earlier questions."""
+
+HISTORY_LENGTH = 1000
+
+
+def chat(
+    model: Model = None,
+    system: Annotated[str | None, Option(help="System message: what the model is to be.")] = None,
+    chat_template: Annotated[
+        Path | None, Option(help="Jinja file that takes the place of the model's chat template.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, Option(help="Tokens of an answer at most. [default: as many as fit]")
+    ] = None,
+    temperature: Annotated[float, Option(help="0 is greedy.")] = 0.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    stop: Stop = None,
+    use: Use = None,
+    options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
+) -> None:
+    """Chat with a model; type /help there."""
+    given = set_values(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        stop=stop,
+    )
+    given["max_tokens"] = max_tokens  # (None is a value)
+    samples(given)
+    template = None if chat_template is None else read_text("chat template", chat_template)
+    llm = load(model, {"disable_log_stats": True, **options}, use)
+    notes = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    if llm.tokenizer is not None and template is not None:
+        llm.tokenizer.chat_template = template
+    elif llm.tokenizer is not None and not getattr(llm.tokenizer, "chat_template", None):
+        notes.print("The model has no chat template; turns are marked User: and Assistant:.", style="dim")
+        llm.tokenizer.chat_template = PLAIN_TEMPLATE
+        given["stop"] = (*given.get("stop", ()), *PLAIN_STOP)
+    conversation = Conversation(llm, samples(given), system)
+    with _line_editing():
+        Chat(conversation, notes).run()
+
+
+class Chat:
+    """Reads questions and commands and prints answers; all else it says goes to standard error."""
+
+    def __init__(self, conversation: Conversation, notes: Console) -> None:
+        self._conversation = conversation
+        self._notes = notes
+        self._show = Console(highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
+        self._interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        self._commands: dict[str, Callable[[], None]] = {
+            "/reset": self._reset,
+            "/history": self._history,
+            "/blocks": self._blocks,
+            "/help": lambda: self._show.print(HELP),
+        }
+
+    def run(self) -> None:
+        """Until the input ends or /exit; Ctrl-C ends only what is going on."""
+        if self._interactive:
+            length = self._conversation.llm.engine.executor.max_model_len
+            self._note(f"The context is {length:,} tokens. /help lists the commands.")
+        while True:
+            try:
+                line = self._read()
+                if line is None or line in ("/exit", "/quit"):
+                    return
+                self._act(line)
+            except KeyboardInterrupt:
+                if not self._interactive:
+                    raise
+                self._note("\nCtrl-D or /exit leaves.")
+            except ValueError as error:  # this question cannot be answered; the next may be
+                self._notes.print(f"minipaged: {error}", soft_wrap=True)
+
+    def _read(self) -> str | None:
+        """A line without the space around it; None at the end of the input."""
+        if not self._interactive:
+            line = sys.stdin.readline()
+            return line.strip() if line else None
+        try:
+            return input("> ").strip()
+        except EOFError:
+            print()
+            return None
+
+    def _act(self, line: str) -> None:
+        if line.startswith("/"):
+            command = self._commands.get(line)
+            if command is None:
+                raise ValueError(f"{line} is no command; /help lists them")
+            command()
+        elif line:
+            self._answer(line)
+
+    def _answer(self, question: str) -> None:
+        conversation, wrap = self._conversation, wrap_for_output()
+        said = stopped = False
+        try:
+            with closing(conversation.ask(question)) as pieces:
+                for piece in pieces:
+                    shown = piece if said else piece.lstrip()
+                    said = said or bool(shown)
+                    print(wrap.feed(shown), end="", flush=True)
+        except KeyboardInterrupt:
+            if not self._interactive:
+                raise
+            stopped = True
+        finally:
+            if said or stopped:
+                print(wrap.rest(), flush=True)
+        if conversation.last is None:
+            self._note("stopped before the first word; the question is forgotten")
+        else:
+            self._note(_account(conversation.last))
+
+    def _reset(self) -> None:
+        self._conversation.reset()
+        self._note("A new conversation. The blocks of the old one stay cached until they are needed.")
+
+    def _history(self) -> None:
+        for message in self._conversation.messages:
+            self._show.print(f"{message['role']}: {message['content'].strip()}")
+
+    def _blocks(self) -> None:
+        engine = self._conversation.llm.engine
+        table = self._conversation.kept()
+        if table is None:
+            raise ValueError("enable_prefix_caching is off, so nothing is kept between answers")
+        size = engine.scheduler.kv.block_size
+        self._show.print(Table("This conversation", table, size, text_of(engine)))
+        if rest := len(self._conversation.token_ids) - table.num_tokens:
+            self._note(f"Its last {rest} tokens fill no cached block and are computed again.")
+        self._show.print(Pool(look(engine.scheduler)))
+
+    def _note(self, text: str) -> None:
+        self._notes.print(text, style="dim")
+
+
+def _account(turn: Turn) -> str:
+    """What an answer took, in a line."""
+    speed = "" if turn.tokens_per_second is None else f", {turn.tokens_per_second:.0f}/s"
+    ends = {"stop": "", "length": ", cut off at the limit", None: ", stopped"}[turn.finish_reason]
+    reused = f"{turn.num_reused} of {turn.num_prompt_tokens} tokens reused"
+    return f"[{reused}; {turn.num_tokens} generated{speed}{ends}]"
+
+
+@contextmanager
+def _line_editing() -> Iterator[None]:
+    """Arrow keys at the prompt, and the questions of earlier chats, where the system has readline."""
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="surrogateescape")  # what is no text is told, and does not end the chat
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    if not sys.stdin.isatty():
+        yield
+        return
+    path = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "minipaged" / "chat"
+    with suppress(OSError):
+        readline.read_history_file(path)
+    try:
+        yield
+    finally:
+        readline.set_history_length(HISTORY_LENGTH)
+        with suppress(OSError):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            readline.write_history_file(path)

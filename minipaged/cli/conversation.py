@@ -1,0 +1,146 @@
+"""A conversation with a model: its messages, their tokens, and which of them the prefix cache has.
+
+    turn 1   system, question                              computed
+    turn 2   system, question, answer, question            all full blocks up to the answer's end are reused
+
+The prompt of a turn begins with exactly the tokens of the turn before, generated ones included. Encoding the
+text of the answer again could give other tokens, and the first that differs ends what can be reused.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Generator
+from typing import TYPE_CHECKING, NamedTuple
+
+from minipaged.decoding.params import SamplingParams
+from minipaged.prompts import RequestError
+from minipaged.viewer.snapshot import TableView
+
+if TYPE_CHECKING:
+    from minipaged.llm import LLM
+    from minipaged.scheduling import Request
+
+PLAIN_TEMPLATE = (
+    "{{ bos_token or '' }}"
+    "{% for message in messages %}"
+    "{% if message.role == 'user' %}User: {{ message.content }}\n"
+    "{% elif message.role == 'assistant' %}Assistant:{{ message.content }}\n"
+    "{% else %}{{ message.content }}\n\n{% endif %}"
+    "{% endfor %}Assistant:"
+)
+"""For models that bring no template of their own."""
+
+PLAIN_STOP = ("\nUser:",)
+"""Where an answer in that template ends."""
+
+
+class Turn(NamedTuple):
+    """What an answer took."""
+
+    num_prompt_tokens: int
+    num_reused: int  # of the prompt, found in the prefix cache
+    num_tokens: int  # of the answer
+    tokens_per_second: float | None
+    finish_reason: str | None  # None: it was stopped
+
+
+class Conversation:
+    """Messages and the model that answers them.
+
+    Args:
+        llm: brings a tokenizer; one without a chat template is given `PLAIN_TEMPLATE`.
+        params: of every answer.
+        system: the first message, if any.
+
+    Raises:
+        RequestError: the model has no tokenizer.
+    """
+
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None = None) -> None:
+        if llm.tokenizer is None:
+            raise RequestError("the model has no tokenizer, so it cannot chat; give one with a tokenizer")
+        self.llm = llm
+        self.params = params
+        self.last: Turn | None = None
+        self._beginning = [{"role": "system", "content": system}] if system else []
+        self._request: Request | None = None
+        llm.engine.on_committed.append(self._watch)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew: only the system message is left."""
+        self.messages = list(self._beginning)
+        self.token_ids: list[int] = []  # of the last prompt and, unless it was stopped, its answer
+
+    def ask(self, text: str) -> Generator[str]:
+        """Yield the answer piece by piece. If the iterator is left early, what was said so far stays said.
+
+        Raises:
+            ValueError: the message cannot be answered; the conversation is as before.
+        """
+        messages = [*self.messages, {"role": "user", "content": text}]
+        prompt_ids = self._encode(messages)
+        answer, finished = "", False
+        self._request = self.last = None
+        try:
+            for piece in self.llm.stream({"prompt_token_ids": prompt_ids}, self.params):
+                answer += piece
+                yield piece
+            finished = True
+        finally:
+            if answer or finished:
+                self.messages = [*messages, {"role": "assistant", "content": answer}]
+                self.token_ids = prompt_ids
+                self._note(answer)
+
+    def _watch(self, plan: object, result: object, touched: list[Request]) -> None:
+        self._request = touched[0] if touched else self._request
+
+    def _note(self, answer: str) -> None:
+        """Remember what the answer took, and its tokens if they spell what was shown."""
+        if self._request is None:
+            return
+        output = self.llm.engine.output(self._request)
+        [completion] = output.outputs
+        self.last = Turn(
+            len(output.prompt_token_ids),
+            output.num_cached_tokens,
+            len(completion.token_ids),
+            None if output.metrics is None else output.metrics.tokens_per_second,
+            completion.finish_reason if completion.finish_reason in ("stop", "length") else None,
+        )
+        said = completion.token_ids
+        if said and completion.finish_reason == "stop" and not completion.stop_reason:
+            said = said[:-1]  # EOS: the template brings its own
+        if self._decode(said) == answer:
+            self.token_ids = self.token_ids + said
+
+    def _encode(self, messages: list[dict[str, str]]) -> list[int]:
+        """The tokens of a conversation, those of the turn before first wherever the text allows it."""
+        prompt = self.llm.chat_prompt(messages)
+        token_ids: list[int] = list(prompt["prompt_token_ids"])
+        text, before = self._decode(token_ids), self._decode(self.token_ids)
+        if not self.token_ids or not text.startswith(before):
+            return token_ids
+        rest = self.llm.tokenizer.encode(text[len(before) :], add_special_tokens=False)
+        joined = self.token_ids + rest
+        return joined if self._decode(joined) == text else token_ids
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self.llm.tokenizer.decode(
+            token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+    def kept(self) -> TableView | None:
+        """The blocks of this conversation that the prefix cache has; None if prefix caching is off."""
+        cache = self.llm.engine.scheduler.kv.prefix_cache
+        if cache is None:
+            return None
+        token_ids, hashes = array("i", self.token_ids), list[int]()
+        cache.extend_hashes(hashes, token_ids)
+        blocks = cache.match(hashes, token_ids)
+        num_tokens = len(blocks) * cache.block_size
+        return TableView(
+            "chat", 0, False, tuple(blocks), num_tokens, num_tokens, 0, tuple(token_ids[:num_tokens])
+        )

@@ -1,0 +1,95 @@
+"""The options that say how tokens are chosen, shared by the commands that generate text."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Annotated, Any
+
+from typer import Option
+
+from minipaged.decoding.params import BeamSearchParams, DecodingParams, ParamsError, SamplingParams
+from minipaged.decoding.structured import StructuredOutputsParams
+from minipaged.text_io import read_text
+
+TopP = Annotated[float, Option(help="Sample from the likeliest tokens with this probability.")]
+TopK = Annotated[int, Option(help="Sample from so many likeliest tokens; 0: all.")]
+MinP = Annotated[float, Option(help="Drop tokens below this share of the likeliest.")]
+RepetitionPenalty = Annotated[float, Option(help="Above 1 discourages tokens of prompt and output.")]
+PresencePenalty = Annotated[float, Option(help="Subtracted from the logits of tokens of the output.")]
+FrequencyPenalty = Annotated[float, Option(help="The same, once per occurrence.")]
+Stop = Annotated[list[str] | None, Option(help="Text that ends a completion; may be repeated.")]
+StopTokenId = Annotated[list[int] | None, Option(help="Token id that ends one; may be repeated.")]
+MinTokens = Annotated[int, Option(help="Tokens before the first that may end a completion.")]
+IgnoreEos = Annotated[bool, Option("--ignore-eos", help="Go on after the end of the text.")]
+
+OFF = {
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+}
+"""Values without an effect: given or not, it is the same."""
+
+
+def set_values(**values: Any) -> dict[str, Any]:
+    """The fields of `SamplingParams` that do something, of options as they were given."""
+    for name, value in values.items():
+        values[name] = tuple(value) or None if isinstance(value, list) else value
+    given = {name: value for name, value in values.items() if value is not None}
+    return {name: value for name, value in given.items() if value not in OFF.get(name, ())}
+
+
+def samples(given: dict[str, Any], default_temperature: float = 0.0) -> SamplingParams:
+    """`SamplingParams` of `set_values`. Raises `ParamsError` for a value out of range, or without effect."""
+    params = SamplingParams(**{"temperature": default_temperature, **given})
+    for name in ("top_p", "top_k", "min_p"):
+        if params.is_greedy and name in given:
+            raise ParamsError(
+                f"{name} is {given[name]}, but temperature {params.temperature} is greedy; "
+                "give --temperature above 0, or drop it"
+            )
+    return params
+
+
+def beams(given: dict[str, Any], beam_width: int, n: int, length_penalty: float | None) -> BeamSearchParams:
+    """`BeamSearchParams` of `set_values`. Raises `ParamsError` for what beams do not follow."""
+    known = {field.name for field in fields(BeamSearchParams)}
+    for name, value in given.items():
+        if name not in known or name == "structured_outputs":
+            raise ParamsError(
+                f"beam_width is {beam_width}, which contradicts {name} {value}; drop one of them"
+            )
+    if length_penalty is not None:
+        given = given | {"length_penalty": length_penalty}
+    params = BeamSearchParams(**given, beam_width=beam_width)
+    if not 1 <= n <= beam_width:
+        raise ParamsError(
+            f"n is {n} with beam_width {beam_width}; give 1 to {beam_width} completions to return"
+        )
+    return replace(params, num_return_sequences=n)
+
+
+def decoding_params(
+    given: dict[str, Any], n: int, beam_width: int | None, length_penalty: float | None
+) -> DecodingParams:
+    """The decoding method that the options of `generate` ask for. Raises `ParamsError`."""
+    if beam_width is not None:
+        return beams(given, beam_width, n, length_penalty)
+    if length_penalty is not None:
+        raise ParamsError(f"length_penalty is {length_penalty} without beams; give --beam-width, or drop it")
+    return samples({**given, "n": n}, default_temperature=1.0 if n > 1 else 0.0)
+
+
+def structured(
+    json_schema: str | None, regex: str | None, choice: list[str] | None
+) -> StructuredOutputsParams | None:
+    """What the text must follow, if anything: a schema is a file, or the schema itself."""
+    if json_schema is None and regex is None and choice is None:
+        return None
+    if json_schema is not None and not json_schema.lstrip().startswith("{"):
+        json_schema = read_text("JSON schema", json_schema)
+    return StructuredOutputsParams(json=json_schema, regex=regex, choice=choice)

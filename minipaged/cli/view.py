@@ -1,0 +1,98 @@
+"""`minipaged view`: a run in the browser, recorded or live. `minipaged top`: a server in the terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from minipaged.text_io import check_writable, write_text
+from minipaged.viewer.page import breaks_off, trace_page
+from minipaged.viewer.perfetto import perfetto
+from minipaged.viewer.scrape import Scrape, ServerError, dashboard, fetch, read_metrics
+
+LIVE_PAGES = ("live", "")  # where a server may have its page
+
+Url = Annotated[str, typer.Argument(help="The server, as http://127.0.0.1:8000.")]
+
+
+def view(
+    trace: Annotated[Path | None, typer.Argument(help="A trace, from generate --trace FILE.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the page here.")] = None,
+    export: Annotated[
+        Path | None, typer.Option("--perfetto", help="Write the trace for ui.perfetto.dev here.")
+    ] = None,
+    live: Annotated[str | None, typer.Option(help="Open the live page of the server at this URL.")] = None,
+) -> None:
+    """Show a run step by step: pool, block tables, queues, and why."""
+    if live is not None:
+        for name, given in (("a trace", trace), ("--output", output), ("--perfetto", export)):
+            if given is not None:
+                raise ValueError(f"--live {live} opens the server's own page, without {name}; drop one")
+        address = _live_page(live)
+        opened = webbrowser.open(address)
+        print(f"{'opened' if opened else 'open this page in a browser:'} {address}")
+        return
+    if trace is None:
+        raise ValueError("view needs a trace, or --live URL; make a trace with generate --trace FILE")
+    if output is None and export is None:
+        raise ValueError("view needs a place to write to; give -o PAGE.html, or --perfetto FILE.json")
+    for what, path in (("page", output), ("Perfetto trace", export)):
+        check_writable(what, path)
+        if path is not None and path.exists() and trace.exists() and path.samefile(trace):
+            raise ValueError(f"{what} {path} is the trace itself; give another file")
+    if output is not None:
+        text = trace_page(trace)
+        if (problem := breaks_off(trace)) is not None:
+            print(f"minipaged: {trace}, {problem}", file=sys.stderr)
+        write_text("page", output, text)
+        print(f"{output}: {len(text.encode()):,} bytes; open it in a browser")
+    if export is not None:
+        write_text("Perfetto trace", export, perfetto(trace))
+        print(f"{export}: open it at ui.perfetto.dev or chrome://tracing")
+
+
+def _live_page(url: str) -> str:
+    base = url.rstrip("/")
+    for name in LIVE_PAGES:
+        address = f"{base}/{name}"
+        kind, text = fetch(address, missing_is_none=True) or ("", "")
+        if "html" in kind and "mountViewer" in text:
+            return address
+    raise ServerError(f"{url} has no live page; is it the address of minipaged serve?")
+
+
+def top(
+    url: Url = "http://127.0.0.1:8000",
+    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
+) -> None:
+    """Watch a server in the terminal: requests, KV cache, tokens a second, latencies."""
+    if not 0.1 <= interval <= 3600:
+        raise ValueError(f"interval is {interval}; give 0.1 to 3600 seconds")
+    console = Console(highlight=False)
+    last = _look(url)
+    if once:
+        console.print(dashboard(url, last))
+        return
+    with Live(dashboard(url, last), console=console, screen=console.is_terminal, auto_refresh=False) as shown:
+        try:
+            while True:
+                time.sleep(interval)
+                now = _look(url)
+                shown.update(dashboard(url, now, last), refresh=True)
+                last = now
+        except KeyboardInterrupt:
+            return
+
+
+def _look(url: str) -> Scrape:
+    answer = fetch(f"{url.rstrip('/')}/metrics")
+    assert answer is not None
+    return read_metrics(answer[1], url, time.monotonic())

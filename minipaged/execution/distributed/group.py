@@ -1,0 +1,149 @@
+"""Where a rank stands, and how rank 0 reaches the others.
+
+Ranks are numbered stage by stage: rank = stage * tensor_size + shard. Plans travel over gloo, also where
+tensors travel over NCCL.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, NamedTuple
+from weakref import finalize
+
+import torch
+import torch.distributed as dist
+
+from minipaged.config import ConfigError, EngineConfig
+
+STEP_TIMEOUT = timedelta(minutes=10)
+"""A rank that does not answer within a step for so long is given up. (One that dies is noticed at once.)"""
+
+IDLE_TIMEOUT = timedelta(days=3650)
+"""How long workers wait for the next plan."""
+
+FIRST_PART = 2048
+"""Numbers of a message that travel at once; a longer one takes a second broadcast."""
+
+
+class Place(NamedTuple):
+    """A rank among the others."""
+
+    rank: int
+    tensor_size: int
+    pipeline_size: int
+
+    @classmethod
+    def of(cls, rank: int, config: EngineConfig) -> Place:
+        """Where rank `rank` stands."""
+        return cls(rank, config.tensor_parallel_size, config.pipeline_parallel_size)
+
+    @property
+    def stage(self) -> int:
+        """Which of the stages it computes."""
+        return self.rank // self.tensor_size
+
+    @property
+    def shard(self) -> int:
+        """Which part of each layer it computes."""
+        return self.rank % self.tensor_size
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.tensor_size * self.pipeline_size
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether it computes logits."""
+        return self.stage == self.pipeline_size - 1
+
+    @property
+    def last_stage(self) -> range:
+        """The ranks that compute logits."""
+        return range(self.size - self.tensor_size, self.size)
+
+
+class Group:
+    """This rank's connections. There is one at a time in a process."""
+
+    def __init__(self, place: Place, store: Any, device: torch.device) -> None:
+        self.place = place
+        if dist.is_initialized():
+            gc.collect()  # of an `LLM` that nobody holds any more
+        if dist.is_initialized():
+            raise ConfigError(
+                "another LLM of several ranks lives in this process, or torch.distributed is used otherwise; "
+                "del it first"
+            )
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend,
+            None if store is not None else "env://",
+            store=store,
+            rank=place.rank,
+            world_size=place.size,
+            timeout=STEP_TIMEOUT,
+            device_id=device if backend == "nccl" else None,
+        )
+        self._control = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT)
+        self.tensor: Any = None
+        """The ranks of the same stage, which sum what they computed."""
+        for first in range(0, place.size, place.tensor_size):  # every rank takes part in making each group
+            made = dist.new_group(list(range(first, first + place.tensor_size)), timeout=STEP_TIMEOUT)
+            if first == place.stage * place.tensor_size:
+                self.tensor = made
+        self._buffer = torch.empty(FIRST_PART, dtype=torch.int32)
+        self.close = finalize(self, _close, self._control if place.rank == 0 else None)
+        """Give the connections up; rank 0 tells the others first."""
+
+    def send(self, message: array[int]) -> None:
+        """Rank 0: tell all others; an empty message ends them."""
+        first = array("i", [len(message)]) + message[: FIRST_PART - 1]
+        self._buffer[: len(first)] = torch.frombuffer(first, dtype=torch.int32)
+        dist.broadcast(self._buffer, 0, group=self._control)
+        if len(message) >= FIRST_PART:
+            rest = torch.frombuffer(message, dtype=torch.int32, offset=4 * (FIRST_PART - 1))
+            dist.broadcast(rest, 0, group=self._control)
+
+    def receive(self) -> list[int]:
+        """Other ranks: wait for the next message."""
+        dist.broadcast(self._buffer, 0, group=self._control)
+        length, *message = self._buffer.tolist()
+        if length >= FIRST_PART:
+            rest = torch.empty(length - FIRST_PART + 1, dtype=torch.int32)
+            dist.broadcast(rest, 0, group=self._control)
+            return message + rest.tolist()
+        return message[:length]
+
+    def gather(self, report: Any) -> list[Any]:
+        """What every rank reports, by rank."""
+        reports: list[Any] = [None] * self.place.size
+        dist.all_gather_object(reports, report, group=self._control)
+        return reports
+
+
+def _close(others: Any) -> None:
+    if others is not None:
+        with suppress(RuntimeError):  # they are gone
+            dist.broadcast(torch.zeros(FIRST_PART, dtype=torch.int32), 0, group=others)
+    dist.destroy_process_group()
+
+
+@contextmanager
+def one_machine() -> Iterator[None]:
+    """Inside the block groups connect over the loopback interface: no names, no network."""
+    interface = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    if interface and before is None:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    try:
+        yield
+    finally:
+        if interface and before is None:
+            del os.environ["GLOO_SOCKET_IFNAME"]

@@ -1,0 +1,109 @@
+"""Worker processes of rank 0 on the same machine: started, watched, ended.
+
+A worker lives as long as its standard input is open: however rank 0 ends, the system closes it, and the
+worker leaves. Its own output goes to a file, whose last lines are told if it dies.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from weakref import finalize
+
+from minipaged.execution.distributed import RankError
+
+logger = logging.getLogger(__name__)
+
+LOST_OTHERS = 75
+"""Exit code of a worker that lost another rank: not the one to blame."""
+
+LOG_LINES = 8
+PATIENCE = 5.0
+"""Seconds that a rank which is going to die may take for it."""
+
+
+class Workers:
+    """Ranks 1 to `count` as child processes. `job` is what `worker.main` reads, without the rank."""
+
+    def __init__(self, count: int, job: dict[str, Any], threads: int) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="minipaged-ranks-"))
+        self.store_file = self.folder / "store"
+        root = str(Path(__file__).parents[3])
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.stop = finalize(self, _stop, self._processes, self.folder)
+        try:
+            for rank in range(1, count + 1):
+                with self._log(rank).open("wb") as log:
+                    process = subprocess.Popen(
+                        [sys.executable, "-m", "minipaged.execution.distributed.worker"],
+                        stdin=subprocess.PIPE,
+                        stdout=log,
+                        stderr=log,
+                        env=environment,
+                    )
+                self._processes.append(process)
+                assert process.stdin is not None
+                own = {**job, "rank": rank, "store": str(self.store_file), "threads": threads}
+                process.stdin.write(json.dumps(own).encode() + b"\n")
+                process.stdin.flush()
+        except BaseException:
+            self.stop()
+            raise
+
+    def check(self) -> None:
+        """Raise RankError if one has ended."""
+        if any(process.poll() is not None for process in self._processes):
+            raise self.failure("")
+
+    def failure(self, reason: str) -> RankError:
+        """Which rank ended the run, and why; `reason` is told if all of them live. Ends them all."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            codes = [process.poll() for process in self._processes]
+            guilty = [rank for rank, code in enumerate(codes, 1) if code not in (None, LOST_OTHERS)]
+            if guilty:
+                break
+            time.sleep(0.02)
+        else:
+            self.stop()
+            return RankError(f"the ranks lost each other: {reason}; build the LLM anew")
+        rank = guilty[0]
+        code = codes[rank - 1] or 0
+        lines = self._log(rank).read_text(errors="replace").splitlines()[-LOG_LINES:]
+        for line in lines:
+            logger.error("rank %d: %s", rank, line)
+        self.stop()
+        how = (
+            f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with code {code}"
+        )
+        told = lines[-1].strip() if lines else "its log is empty"
+        return RankError(f"rank {rank} {how}: {told}; the run is lost, build the LLM anew")
+
+    def _log(self, rank: int) -> Path:
+        return self.folder / f"rank{rank}.log"
+
+
+def _stop(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
+    """End all workers and take their files away."""
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+    deadline = time.monotonic() + PATIENCE
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,190 @@
+"""Tensor parallelism: each rank keeps its heads and its part of every MLP; partial results are summed.
+
+        rows, whole on every rank
+          | [Q K V] or [gate up]: each rank has some of the columns     ("colwise")
+        its heads, its part of the MLP
+          | output projection: each rank has the rows for its columns   ("rowwise")
+        a partial sum -- all_reduce --> rows, whole on every rank
+
+What is split how says the model's own plan in transformers (`tp_plan`). It is applied here to plain tensors:
+transformers' own way replaces `forward` by code over DTensors, which fused and packed layers would silently
+drop. Source: M. Shoeybi et al., Megatron-LM, arXiv 1909.08053.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from minipaged.config import ConfigError
+from minipaged.execution.accel.fused_layer import FusedLayer
+from minipaged.execution.attention import UnsupportedModelError
+from minipaged.execution.loading import text_config
+
+SPLIT = {"colwise", "rowwise", "packed_colwise", "moe_tp_experts"}
+"""Styles of a plan that are followed."""
+
+WHOLE = {
+    *("colwise_gather_output", "colwise_rep", "rowwise_split_input", "rowwise_rep"),
+    *("embedding_rowwise", "embedding_colwise", "replicate", "replicated_with_grad_allreduce"),
+    *("mla_kv_a_proj", "local_params"),
+}
+"""Styles whose input and output are whole on every rank: there the weights are kept whole, too."""
+
+IN_FUSED_LAYER = {"self_attn.o_proj": "attention_output", "mlp.down_proj": "mlp_output"}
+
+ALIGNED = 8
+"""Rows of experts are split in multiples of it: PyTorch's grouped products want strides of 16 bytes."""
+
+INTEGERS = {4: torch.int32, 2: torch.int16}
+"""By bytes of a number."""
+
+
+class Split(NamedTuple):
+    """What `split_weights` did."""
+
+    partial: list[str]
+    """Modules whose outputs must be summed over the ranks."""
+    logits: list[tuple[int, int]]
+    """Of each rank, which part of the vocabulary its logits are of; empty where another rank has them all."""
+
+
+def bounds(count: int, rank: int, size: int, unit: int = 1) -> tuple[int, int]:
+    """The part of `count` things that rank `rank` of `size` has, in units if there are enough of them."""
+    if count % unit or count < unit * size:
+        unit = 1
+    units = count // unit
+    return units * rank // size * unit, units * (rank + 1) // size * unit
+
+
+def check_plan(model: PreTrainedModel, size: int) -> None:
+    """Raise UnsupportedModelError or ConfigError unless `size` ranks can share the model's heads."""
+    name, plan = type(model).__name__, model.tp_plan
+    attention = [style for path, style in plan.items() if "attn" in path or "attention" in path]
+    if "colwise" not in attention:
+        raise UnsupportedModelError(
+            f"tensor_parallel_size is {size}, but transformers has no plan that splits the attention heads "
+            f"of {name}; use pipeline_parallel_size, or 1"
+        )
+    if unknown := set(plan.values()) - SPLIT - WHOLE:
+        raise UnsupportedModelError(
+            f"tensor_parallel_size is {size}, but the plan of {name} asks for {', '.join(sorted(unknown))}, "
+            "which is not supported here; give 1"
+        )
+    config = text_config(model)
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    if heads % size or kv_heads % size:
+        fit = [n for n in range(1, kv_heads + 1) if not heads % n and not kv_heads % n]
+        raise ConfigError(
+            f"tensor_parallel_size is {size}, which does not divide the {heads} query and {kv_heads} K/V "
+            f"heads of {name}; give {' or '.join(map(str, fit))}"
+        )
+
+
+def split_weights(model: PreTrainedModel, rank: int, size: int) -> Split:
+    """Keep of each weight what rank `rank` of `size` computes with, in place.
+
+    Until `sum_over_ranks` the model computes partial sums.
+    """
+    plan, head = model.tp_plan, model.get_output_embeddings()
+    vocabulary = head.out_features
+    partial = []
+    for path, module in list(model.named_modules()):
+        style = _style(plan, path)
+        if module is head:
+            if style is not None:
+                _keep_rows(module, slice(*bounds(vocabulary, rank, size)))
+        elif style == "moe_tp_experts":
+            partial.append(path)
+        elif style in SPLIT:
+            if not isinstance(module, nn.Linear):
+                raise UnsupportedModelError(f"{path} is a {type(module).__name__}, which cannot be split")
+            if style == "rowwise":
+                _keep_columns(module, slice(*bounds(module.in_features, rank, size)), rank)
+                partial.append(path)
+            else:
+                _keep_rows(module, _rows(module.out_features, rank, size, style == "packed_colwise"))
+    for path, weight in list(model.named_parameters()):
+        style = _style(plan, path)
+        if style in SPLIT:  # experts [E, rows, columns], or a number for each head
+            axis = -1 if style == "rowwise" or weight.dim() == 1 else -2
+            kept = _rows(weight.shape[axis], rank, size, style == "packed_colwise")
+            _replace(
+                model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], weight, kept, axis
+            )
+    if _style(plan, _name_of(model, head)) is None:
+        return Split(partial, [(0, vocabulary), *[(0, 0)] * (size - 1)])
+    return Split(partial, [bounds(vocabulary, number, size) for number in range(size)])
+
+
+def sum_over_ranks(model: nn.Module, partial: list[str], group: Any) -> None:
+    """From now on sum the outputs of these modules, or of what took their places, over the ranks."""
+
+    def add_up(module: nn.Module, arguments: Any, output: Tensor) -> None:
+        dist.all_reduce(output, group=group)
+
+    for path in partial:
+        _find(model, path).register_forward_hook(add_up)
+
+
+@torch.no_grad()
+def fingerprint(model: PreTrainedModel) -> str:
+    """A hash of all weights: of each its name, shape, type, and the sum of its bits, read as integers."""
+    digest = blake2b(digest_size=16)
+    for path, weight in model.named_parameters():
+        bits = weight.detach().contiguous().view(-1).view(INTEGERS.get(weight.dtype.itemsize, torch.uint8))
+        total = int(bits.sum(dtype=torch.int64))
+        digest.update(f"{path} {tuple(weight.shape)} {weight.dtype} {total}".encode())
+    return digest.hexdigest()
+
+
+def _style(plan: dict[str, str], path: str) -> str | None:
+    return plan.get(".".join("*" if part.isdigit() else part for part in path.split(".")))
+
+
+def _name_of(model: nn.Module, module: nn.Module) -> str:
+    return next(path for path, other in model.named_modules() if other is module)
+
+
+def _rows(count: int, rank: int, size: int, packed: bool, unit: int = 1) -> slice | Tensor:
+    """A rank's part of `count` rows; of packed ones its part of either half (gate and up)."""
+    if not packed:
+        return slice(*bounds(count, rank, size, unit))
+    first = torch.arange(*bounds(count // 2, rank, size, unit))
+    return torch.cat((first, count // 2 + first))
+
+
+def _keep_rows(linear: nn.Linear, rows: slice | Tensor) -> None:
+    _replace(linear, "weight", linear.weight, rows, 0)
+    if linear.bias is not None:
+        _replace(linear, "bias", linear.bias, rows, 0)
+    linear.out_features = linear.weight.shape[0]
+
+
+def _keep_columns(linear: nn.Linear, columns: slice, rank: int) -> None:
+    _replace(linear, "weight", linear.weight, columns, 1)
+    linear.in_features = linear.weight.shape[1]
+    if rank > 0:
+        linear.register_parameter("bias", None)  # added once
+
+
+def _replace(module: nn.Module, name: str, weight: Tensor, kept: slice | Tensor, axis: int) -> None:
+    index: list[Any] = [slice(None)] * weight.dim()
+    index[axis] = kept
+    setattr(module, name, nn.Parameter(weight.detach()[tuple(index)].clone(), requires_grad=False))
+
+
+def _find(model: nn.Module, path: str) -> nn.Module:
+    """The module at a path of the model as it was loaded."""
+    module, parts = model, path.split(".")
+    for number, part in enumerate(parts):
+        if isinstance(module, FusedLayer):
+            return module.get_submodule(IN_FUSED_LAYER[".".join(parts[number:])])
+        module = module.get_submodule(part)
+    return module

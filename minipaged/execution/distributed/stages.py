@@ -1,0 +1,137 @@
+"""Pipeline parallelism: each stage keeps some of the layers and hands its rows on to the next.
+
+    stage 0    embedding   layers 0 to 5     Send
+    stage 1                Receive           layers 6 to 11    norm, head -> logits
+
+Stand-ins take the places of what a stage does not have, so the model's own `forward` runs on every stage.
+A step is cut into micro-batches of whole sequences: while stage 1 computes the first, stage 0 computes the
+second. Source: Y. Huang et al., GPipe, arXiv 1811.06965.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from minipaged.config import ConfigError
+from minipaged.execution.attention import UnsupportedModelError
+from minipaged.execution.distributed.group import Place
+from minipaged.execution.distributed.sharding import bounds
+from minipaged.execution.loading import text_config
+from minipaged.scheduling import ScheduledSequence
+
+PARTS_PER_STAGE = 2
+"""Micro-batches of a step for each stage: of 2 stages one idles for 1 in 5 turns."""
+
+
+class Link:
+    """From the layers of this stage to the ranks with the same shard in the stages beside it.
+
+    Sends nothing before it is open: models are probed before the ranks are connected.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.is_open = False
+        self._previous, self._next = place.rank - place.tensor_size, place.rank + place.tensor_size
+        self._sent: list[tuple[Any, Tensor]] = []  # (handle, what must live until then)
+
+    def receive(self, rows: Tensor) -> Tensor:
+        """The rows of the stage before, of the shape given."""
+        if self.is_open:
+            rows = torch.empty_like(rows)
+            dist.recv(rows, self._previous)
+        return rows
+
+    def send(self, rows: Tensor) -> Tensor:
+        """Begin to send rows to the stage behind."""
+        if self.is_open:
+            self.begin(rows, self._next)
+        return rows
+
+    def begin(self, tensor: Tensor, rank: int) -> None:
+        """Begin to send a tensor to a rank."""
+        tensor = tensor.contiguous()
+        self._sent.append((dist.isend(tensor, rank), tensor))
+
+    def finish(self) -> None:
+        """Wait until everything is sent."""
+        for handle, _ in self._sent:
+            handle.wait()
+        self._sent.clear()
+
+
+class StandIn(nn.Module):
+    """In place of a decoder layer of another stage; beside the stage's own layers it sends or receives."""
+
+    def __init__(self, move: Any = None) -> None:
+        super().__init__()
+        self._move = move
+
+    def forward(self, hidden_states: Tensor, *others: Any, **more: Any) -> Tensor:
+        """Rows [1, T, D] -> the same, or those of the stage before."""
+        return hidden_states if self._move is None else self._move(hidden_states)
+
+
+class StandInEmbedding(nn.Module):
+    """Some rows of the right shape; checks that run the model need them to differ."""
+
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        weight: Any = embedding.weight
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randn(16, weight.shape[1], generator=generator)
+        self.rows = rows.to(device=weight.device, dtype=weight.dtype)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Token ids [...] -> [..., D]."""
+        return self.rows[input_ids % len(self.rows)]
+
+
+def keep_stage(model: PreTrainedModel, place: Place, link: Link) -> range:
+    """Drop what other stages compute; returns the layers that stay.
+
+    Raises:
+        UnsupportedModelError: transformers says nothing about stages of this model.
+        ConfigError: more stages than layers.
+    """
+    name, config, size = type(model).__name__, text_config(model), place.pipeline_size
+    plan = list(getattr(config, "base_model_pp_plan", None) or ())
+    if "layers" not in plan or getattr(config, "num_kv_shared_layers", None):
+        raise UnsupportedModelError(
+            f"pipeline_parallel_size is {size}, but transformers has no plan for stages of {name} "
+            "(or its layers share K/V); use tensor_parallel_size, or 1"
+        )
+    base: Any = getattr(model, str(model.base_model_prefix))
+    count = len(base.layers)
+    if size > count:
+        raise ConfigError(f"pipeline_parallel_size is {size}, and {name} has {count} layers; give no more")
+    first, end = bounds(count, place.stage, size)
+    for number in range(count):
+        if not first <= number < end:
+            move = {first - 1: link.receive, end: link.send}.get(number)
+            base.layers[number] = StandIn(move)
+    if place.stage > 0:
+        model.set_input_embeddings(StandInEmbedding(model.get_input_embeddings()))
+    if not place.is_last_stage:
+        for part in plan[plan.index("layers") + 1 :]:
+            setattr(base, part, nn.Identity())
+        model.set_output_embeddings(nn.Identity())
+    return range(first, end)
+
+
+def micro_batches(scheduled: list[ScheduledSequence], num_parts: int) -> list[list[ScheduledSequence]]:
+    """Cut a step into at most `num_parts` runs of sequences with about as many tokens each."""
+    left = sum(item.num_tokens for item in scheduled)
+    parts: list[list[ScheduledSequence]] = []
+    part: list[ScheduledSequence] = []
+    for item in scheduled:
+        part.append(item)
+        count = sum(item.num_tokens for item in part)
+        if count * (num_parts - len(parts)) >= left:
+            parts.append(part)
+            left, part = left - count, []
+    return parts

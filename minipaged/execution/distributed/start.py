@@ -1,0 +1,127 @@
+"""From a model's name to an executor over several ranks: started here, or by torchrun."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from minipaged.config import ConfigError, EngineConfig
+from minipaged.execution.distributed import RankError
+from minipaged.execution.distributed.group import Group, Place, one_machine
+from minipaged.execution.distributed.launch import LOST_OTHERS, Workers
+from minipaged.execution.distributed.message import PlanDecoder
+from minipaged.execution.distributed.runner import RankRunner
+from minipaged.execution.loading import in_one_line
+
+
+def load(name: str, config: EngineConfig) -> RankRunner:
+    """Rank 0's executor, connected to all others.
+
+    Starts the other ranks on this machine. A process that torchrun started is a rank itself: on rank 0 this
+    returns the executor; on others it computes until rank 0 ends, and then ends the process.
+
+    Raises:
+        RankError: a rank died while it started, or the ranks differ.
+        ConfigError: more ranks than GPUs, or other ranks than torchrun started.
+        UnsupportedModelError, ModelLoadError: as `ModelRunner.load`.
+    """
+    size = config.tensor_parallel_size * config.pipeline_parallel_size
+    what = (
+        f"tensor_parallel_size {config.tensor_parallel_size} x pipeline_parallel_size "
+        f"{config.pipeline_parallel_size} is {size} ranks"
+    )
+    started = int(os.environ.get("WORLD_SIZE", 1))
+    if started > 1:
+        if started != size:
+            raise ConfigError(f"{what}, and torchrun started {started}; give both the same")
+        return _join(name, config, what)
+    device = _device(0, size, what)
+    threads = _share_threads(size)
+    workers = Workers(size - 1, {"model": name, "config": asdict(config)}, threads)
+    try:
+        runner = RankRunner(name, config, Place.of(0, config), device)
+        store = dist.FileStore(str(workers.store_file), size)
+        while not store.check([_loaded(rank) for rank in range(1, size)]):
+            workers.check()
+            time.sleep(0.02)
+        with one_machine():
+            group = Group(runner.place, store, device)
+        runner.connect(group, workers)
+    except (RankError, ValueError):
+        workers.stop()
+        raise
+    except RuntimeError as error:
+        raise workers.failure(in_one_line(error)) from error
+    except BaseException:
+        workers.stop()
+        raise
+    return runner
+
+
+def serve_local(job: dict[str, Any]) -> None:
+    """Be one of the ranks that `load` started; returns when rank 0 has ended."""
+    config, rank = EngineConfig(**job["config"]), job["rank"]
+    place = Place.of(rank, config)
+    torch.set_num_threads(job["threads"])
+    device = _device(rank, place.size, "")
+    runner = RankRunner(job["model"], config, place, device)
+    store = dist.FileStore(job["store"], place.size)
+    store.set(_loaded(rank), "")
+    with one_machine():
+        group = Group(place, store, device)
+    runner.connect(group)
+    _follow(runner)
+
+
+def _join(name: str, config: EngineConfig, what: str) -> RankRunner:
+    """Take the place among the ranks that torchrun gave this process."""
+    place = Place.of(int(os.environ["RANK"]), config)
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", place.size))
+    device = _device(int(os.environ.get("LOCAL_RANK", place.rank)), local_size, what)
+    _share_threads(local_size)
+    runner = RankRunner(name, config, place, device)
+    runner.connect(Group(place, None, device))
+    if place.rank == 0:
+        return runner
+    _follow(runner)
+    raise SystemExit(0)
+
+
+def _follow(runner: RankRunner) -> None:
+    try:
+        runner.follow(PlanDecoder(runner.block_size))
+    except RuntimeError as error:
+        if "gloo" not in str(error) and not isinstance(error, dist.DistError):
+            raise
+        print(f"lost the other ranks: {in_one_line(error)}", file=sys.stderr, flush=True)
+        os._exit(LOST_OTHERS)
+
+
+def _loaded(rank: int) -> str:
+    return f"rank {rank} has loaded"
+
+
+def _device(local_rank: int, local_size: int, what: str) -> torch.device:
+    """The device of a rank among those of its machine."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if local_size > torch.cuda.device_count():
+        raise ConfigError(
+            f"{what}, {local_size} of them on this machine, which has {torch.cuda.device_count()} GPUs; "
+            "give a rank to each GPU at most"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def _share_threads(local_size: int) -> int:
+    """Let each rank of this machine have its share of PyTorch's threads; returns how many that is."""
+    threads = max(1, torch.get_num_threads() // local_size)
+    torch.set_num_threads(threads)
+    return threads

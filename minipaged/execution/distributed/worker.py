@@ -1,0 +1,31 @@
+"""A worker process: `python -m minipaged.execution.distributed.worker`, started by `launch.Workers`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+
+
+def main() -> None:
+    """Read the job from standard input and compute steps until rank 0 ends or closes it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0
+    job = json.loads(sys.stdin.readline())
+    threading.Thread(target=_leave_with_rank_0, daemon=True).start()
+    from minipaged.environment import prepare_process
+
+    prepare_process()
+    from minipaged.execution.distributed.start import serve_local
+
+    serve_local(job)
+
+
+def _leave_with_rank_0() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

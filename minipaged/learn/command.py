@@ -1,0 +1,173 @@
+"""`minipaged learn`: what a student types."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from minipaged.learn import trials
+from minipaged.learn.lessons import LearnError, Lesson, find, read_lessons, repository
+from minipaged.learn.solutions import solution_of
+from minipaged.learn.trials import Outcome, begun, is_green, open_task
+from minipaged.learn.words import explain, sentence
+
+app = typer.Typer(
+    help="Lessons: write the components yourself, then run the engine with them.", add_completion=False
+)
+Number = Annotated[str, typer.Argument(help="The lesson, e.g. 02.")]
+
+
+@app.callback(invoke_without_command=True)
+def overview(context: typer.Context) -> None:
+    """List the lessons; every task is red or green, as its tests say now."""
+    if context.invoked_subcommand is None:
+        lessons = read_lessons(repository())
+        with shown_progress(lessons) as on_test:
+            done = trials.progress(lessons, on_test)
+        table = Table("lesson", "minutes", "tasks")
+        for lesson in lessons:
+            marks = " ".join(map(_mark, done[lesson.number]))
+            table.add_row(f"{lesson.number} {lesson.title}", str(lesson.minutes), marks or "to read and run")
+        Console().print(table)
+        tasks = [is_green(outcomes) for lesson in lessons for outcomes in done[lesson.number]]
+        print(f"{sum(tasks)} of {len(tasks)} tasks are green.")
+        print("minipaged learn next: the first that is not. Then learn check 02, learn hint 02.")
+
+
+@app.command()
+def check(
+    number: Number,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Every test, not the first red one.")
+    ] = False,
+) -> None:
+    """Run the tests of a lesson on your exercise."""
+    lesson = find(number)
+    if not lesson.tasks:
+        raise LearnError(f"lesson {lesson.number} has no tasks; read {lesson.folder / 'lesson.md'}")
+    with shown_progress([lesson]) as on_test:
+        outcomes = trials.progress([lesson], on_test)[lesson.number]
+    console = Console(highlight=False, soft_wrap=True)
+    told: set[str] = set()
+    for i, (task, outcome) in enumerate(zip(lesson.tasks, outcomes), start=1):
+        failed = [test for test, result in outcome.items() if result.failure]
+        passed = len(outcome) - len(failed)
+        console.print(f"{_mark(outcome)} task {i}: {task.name}  ({passed} of {len(outcome)} tests)")
+        for test, result in outcome.items():
+            if verbose and not result.failure:
+                console.print(f"    {_mark({test: result})} {sentence(test)}")
+            # A file that cannot be loaded fails every test, and is told once.
+            elif result.failure and (verbose or test == failed[0]) and result.failure not in told:
+                told.add(result.failure)
+                first, *others = explain(lesson, i, test, result)
+                console.print(f"    {first}", markup=False)
+                for line in others:
+                    console.print(f"        {line}", markup=False)
+    if not all(map(is_green, outcomes)):
+        raise typer.Exit(1)
+    console.print(f"Lesson {lesson.number} is green. Now compare with the real module, linked in the lesson.")
+
+
+@app.command()
+def hint(
+    number: Number,
+    level: Annotated[int, typer.Argument(min=1, max=3, help="1 a nudge, 2 the idea, 3 nearly the code.")] = 1,
+) -> None:
+    """A hint for the first task that is not green."""
+    lesson = find(number)
+    told = f"Lesson {lesson.number} is green; no hint is left."
+    if found := open_task(lesson):
+        i, task = found
+        told = f"Task {i}, {task.name}, hint {level} of 3:\n{task.hints[level - 1]}"
+        if level < 3:
+            told += f"\nMore: minipaged learn hint {lesson.number} {level + 1}"
+    Console(highlight=False, soft_wrap=True).print(told, markup=False)
+
+
+@app.command()
+def solution(
+    number: Number,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Show it before you have tried.")] = False,
+) -> None:
+    """Show a solution, task by task, and why it is so."""
+    lesson = find(number)
+    if not lesson.tasks:
+        raise LearnError(f"lesson {lesson.number} has no tasks; read {lesson.folder / 'lesson.md'}")
+    if lesson.is_untouched and not anyway:
+        raise LearnError(
+            f"nothing is written in {lesson.exercise} yet; try first, or ask with "
+            f"`minipaged learn solution {lesson.number} --anyway`"
+        )
+    console = Console(highlight=False, soft_wrap=True)
+    for i, task in enumerate(lesson.tasks, start=1):
+        console.print(f"Task {i}: {task.name}", style="bold", markup=False)
+        console.print(f"{task.solution}\n", markup=False)
+        for code in solution_of(lesson, i):
+            console.print(f"{code}\n", markup=False)
+
+
+@app.command()
+def reset(number: Number) -> None:
+    """Begin a lesson again; what you wrote is kept beside it: exercise.backup.py, exercise.backup2.py, ..."""
+    lesson = find(number)
+    if not lesson.start.exists():
+        raise LearnError(f"lesson {lesson.number} has no exercise to reset; choose another")
+    console = Console(soft_wrap=True, highlight=False)
+    if lesson.is_untouched:
+        console.print(f"{lesson.exercise} is as at the start; nothing was written in it", markup=False)
+        return
+    kept = f"; yours is {back_up(lesson.exercise)}" if lesson.exercise.exists() else ""
+    shutil.copyfile(lesson.start, lesson.exercise)
+    console.print(f"{lesson.exercise} is as at the start{kept}", markup=False)
+
+
+def back_up(exercise: Path) -> Path:
+    """Copy an exercise to exercise.backup.py, exercise.backup2.py, ...: the first that is not there yet."""
+    for number in itertools.count(1):
+        backup = exercise.with_name(f"exercise.backup{number if number > 1 else ''}.py")
+        try:
+            with backup.open("xb") as file:
+                file.write(exercise.read_bytes())
+        except FileExistsError:
+            continue
+        return backup
+    raise AssertionError("numbers do not end")
+
+
+@app.command(name="next")
+def next_lesson() -> None:
+    """Say which lesson and task come next."""
+    for lesson in read_lessons(repository()):
+        if found := open_task(lesson):
+            print(f"Lesson {lesson.number}, {lesson.title}, about {lesson.minutes} minutes.")
+            print(f"Read   {lesson.folder / 'lesson.md'}")
+            print(f"Write  {lesson.exercise}: {found[1].name} (task {found[0]})")
+            print(f"Check  minipaged learn check {lesson.number}")
+            return
+    print("All lessons are green.")
+
+
+@contextmanager
+def shown_progress(lessons: Sequence[Lesson]) -> Iterator[Callable[[], object]]:
+    """A bar on a terminal; yields what to call after each test."""
+    console = Console(stderr=True)
+    columns = (TextColumn("running the tests"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        tests = bar.add_task("", total=sum(len(lesson.tests) for lesson in begun(lessons)))
+        yield lambda: bar.advance(tests)
+
+
+def _mark(outcome: dict[str, Outcome]) -> str:
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    red, green = ("✗", "✓") if encoding.lower().startswith("utf") else ("x", "ok")
+    return f"[green]{green}[/green]" if is_green(outcome) else f"[red]{red}[/red]"

@@ -1,0 +1,94 @@
+"""Solutions of the exercises: the bodies of the project's own methods, task by task.
+
+That these bodies pass the lessons' tests, a test shows: what a solution prints is code that was run.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from minipaged.learn.contracts import CONCEPTS
+from minipaged.learn.lessons import Lesson
+
+WORKED = Path("tests/docs/worked")
+"""Solutions of the lessons whose exercise the project has no module for, in a clone."""
+
+
+def originals(lesson: Lesson) -> dict[str, Any]:
+    """Name of a class or function of the exercise -> the worked one of the project."""
+    used = [use.partition(":") for use in lesson.use]
+    worked = [(name, original) for concept, _, name in used for original in CONCEPTS[concept].originals]
+    return {name: original for name, original in worked if original.__name__ == name}
+
+
+def is_stub(node: ast.AST) -> bool:
+    """Whether a function does nothing but say that it is to be written."""
+    if not isinstance(node, ast.FunctionDef):
+        return False
+    # A GPU kernel cannot raise; its stub fails to compile.
+    return ast.unparse(node.body[-1]).startswith(("raise NotImplementedError(", "tl.static_assert(False"))
+
+
+def task_of(stub: ast.AST) -> int:
+    """The number of the task in the words of a stub."""
+    found = re.search(r"Lesson \d+, task (\d+): ", ast.unparse(stub))
+    assert found is not None, f"a stub that names no task: {ast.unparse(stub)}"
+    return int(found.group(1))
+
+
+def stubs(lesson: Lesson) -> dict[str, int]:
+    """What the exercise as it ships leaves to write, "Class.method" or "function" -> number of its task."""
+    names = {}
+    for node in ast.parse(lesson.start.read_text()).body:
+        if is_stub(node):
+            names[node.name] = task_of(node)  # type: ignore[attr-defined]
+        elif isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{n.name}": task_of(n) for n in node.body if is_stub(n)}  # type: ignore[attr-defined]
+    return names
+
+
+def solution_of(lesson: Lesson, task: int) -> list[str]:
+    """The source of what a task asks for, a function or method each.
+
+    A stub that several tasks complete belongs to its first: later tasks then have no code of their own.
+    """
+    worked = worked_file(lesson)
+    names = [name for name, number in stubs(lesson).items() if number == task]
+    if worked is not None:
+        return [source_in(worked.read_text(), name) for name in names]
+    known = originals(lesson)
+    sources = []
+    for name in names:
+        owner, _, method = name.partition(".")
+        function = inspect.getattr_static(known[owner], method) if method else known[owner]
+        source = source_of(function)
+        sources.append(f"class {owner}:\n{textwrap.indent(source, '    ')}" if method else source)
+    return sources
+
+
+def worked_file(lesson: Lesson) -> Path | None:
+    """The worked exercise, if the project has no module like it."""
+    file = lesson.folder.parents[1] / WORKED / f"{lesson.folder.name}.py"
+    return file if file.exists() else None
+
+
+def source_of(function: Any) -> str:
+    """The source of a function, method or property, its indentation taken away."""
+    return textwrap.dedent(inspect.getsource(getattr(function, "fget", function))).rstrip()
+
+
+def source_in(text: str, name: str) -> str:
+    """The source of "Class.method" or "function" in the text of a module."""
+    *owners, last = name.split(".")
+    nodes: list[Any] = ast.parse(text).body
+    for owner in owners:
+        nodes = next(n.body for n in nodes if isinstance(n, ast.ClassDef) and n.name == owner)
+    node = next(n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == last)
+    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+    source = textwrap.dedent("\n".join(text.splitlines()[first - 1 : node.end_lineno]))
+    return f"class {owners[0]}:\n{textwrap.indent(source, '    ')}" if owners else source

@@ -1,0 +1,127 @@
+"""The tests of the lessons, run on exercises: progress is what the tests say now. Nothing is stored.
+
+The tests run in a process of their own (tests/trials.py plays them): no torch here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from minipaged.learn.lessons import LearnError, Lesson, Task
+
+SECONDS_PER_TEST = 10
+"""An exercise that has not answered by then has an endless loop."""
+
+
+class Trial(NamedTuple):
+    """Tests to run on the overrides of some `--use` options."""
+
+    name: str
+    use: Sequence[str]
+    tests: Sequence[str]
+    until_red: bool = False  # the first failure is enough; the tests after it are not run
+
+
+class Outcome(NamedTuple):
+    """How a test went."""
+
+    failure: str = ""  # "" if it passed, else one line that says what went wrong
+    message: str = ""  # the same as pytest has it, with all lines
+    says: str = ""  # the test's docstring: the bug that it catches
+    test_line: tuple[str, int, str] | None = None  # where the test failed: file, line number, code
+    your_line: tuple[str, int, str] | None = None  # the same of the innermost call of the override
+
+
+def run_trials(
+    root: Path,
+    trials: Sequence[Trial],
+    environment: dict[str, str] | None = None,
+    on_test: Callable[[], object] = lambda: None,
+) -> dict[str, dict[str, Outcome]]:
+    """Run the tests of each trial in one fresh process; `on_test` is called after each.
+
+    Returns trial -> test -> outcome.
+
+    Raises:
+        LearnError: the tests could not be run.
+    """
+    if find_spec("pytest") is None:
+        raise LearnError("lessons are checked with pytest; install the extra: pip install 'minipaged[test]'")
+    files = sorted({test.partition("::")[0] for trial in trials for test in trial.tests})
+    with tempfile.TemporaryDirectory() as folder:
+        source, destination = Path(folder, "in.json"), Path(folder, "out.json")
+        source.write_text(json.dumps([trial._asdict() for trial in trials]))
+        command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider", "-m", ""]
+        command += ["-o", f"timeout={SECONDS_PER_TEST}", "--trials", str(source)]
+        command += ["--trials-out", str(destination)]
+        last = deque[str](maxlen=3)
+        with subprocess.Popen(
+            command,
+            cwd=root,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith("@ran"):
+                    on_test()
+                elif line.strip():
+                    last.append(line.strip())
+        if not destination.exists():
+            told = " / ".join(last)
+            raise LearnError(f"the tests could not be run (is the extra `test` installed?): {told}")
+        read = json.loads(destination.read_text())
+    return {
+        trial: {test: Outcome(**outcome) for test, outcome in outcomes.items()}
+        for trial, outcomes in read.items()
+    }
+
+
+def progress(
+    lessons: Sequence[Lesson], on_test: Callable[[], object] = lambda: None
+) -> dict[str, list[dict[str, Outcome]]]:
+    """Lesson number -> per task, test -> outcome.
+
+    An exercise that nobody has touched is red without running anything: every stub fails its tests.
+    """
+    not_started = Outcome("not started")
+    outcomes = {lesson.number: dict.fromkeys(lesson.tests, not_started) for lesson in lessons}
+    groups: dict[tuple[tuple[str, str], ...], list[Trial]] = {}
+    for lesson in begun(lessons):
+        trials = groups.setdefault(tuple(lesson.environment.items()), [])
+        trials.append(Trial(lesson.number, lesson.use_options(), lesson.tests))
+    for environment, trials in groups.items():
+        outcomes |= run_trials(lessons[0].folder.parents[1], trials, dict(environment), on_test)
+    return {
+        lesson.number: [{test: outcomes[lesson.number][test] for test in task.tests} for task in lesson.tasks]
+        for lesson in lessons
+    }
+
+
+def begun(lessons: Sequence[Lesson]) -> list[Lesson]:
+    """The lessons whose exercise somebody has touched."""
+    return [lesson for lesson in lessons if lesson.tasks and not lesson.is_untouched]
+
+
+def is_green(outcomes: dict[str, Outcome]) -> bool:
+    """Whether all tests of a task passed."""
+    return not any(outcome.failure for outcome in outcomes.values())
+
+
+def open_task(lesson: Lesson) -> tuple[int, Task] | None:
+    """The first task that is not green, with its number."""
+    outcomes = zip(lesson.tasks, progress([lesson])[lesson.number])
+    return next(((i, task) for i, (task, told) in enumerate(outcomes, 1) if not is_green(told)), None)

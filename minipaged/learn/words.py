@@ -1,0 +1,131 @@
+"""What a failed test says, in words: the fact, the bug, expected and got, and the student's own line."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from minipaged.learn.lessons import Lesson
+from minipaged.learn.trials import Outcome
+
+LONGEST = 160  # characters of a value or a line of code; the rest is cut
+
+BOUNDS = {"<=": "at most", "<": "less than", ">=": "at least", ">": "more than"}
+
+
+def sentence(test: str) -> str:
+    """The name of a test as a sentence: "tests/x.py::test_a_fact[case]" -> "A fact (case)."."""
+    name, _, case = test.rpartition("::")[2].partition("[")
+    words = name.removeprefix("test_").replace("_", " ")
+    told = words[:1].upper() + words[1:]
+    return f"{told} ({case.removesuffix(']')})." if case else f"{told}."
+
+
+def expected_and_got(message: str) -> str:
+    """What pytest says, as a sentence: "assert 3 == 2" -> "Expected 2, got 3."."""
+    first, *others = message.strip().splitlines() or [""]
+    kind, colon, text = first.partition(": ")
+    if not colon or not re.fullmatch(r"[\w.]+", kind):
+        kind, text = "", first
+    kind = kind.rpartition(".")[2]
+    if kind == "NotImplementedError":
+        return f"Not written yet. {text}"
+    if (missed := re.search(r"DID NOT RAISE (?:<class ')?([\w.]+)", first)) is not None:
+        return f"Expected {missed[1].rpartition('.')[2]}, got no error."
+    if kind in ("", "AssertionError"):
+        statement = text.removeprefix("assert ")
+        if statement == text:
+            return _cut(text)
+        return _comparison(statement) + _source(statement, others)
+    if kind == "Failed":
+        return _cut(text)
+    return f"Expected no error, got {_cut(f'{kind}: {text}')}"
+
+
+def _comparison(statement: str) -> str:
+    if (sides := _split(statement, " == ")) is not None:
+        return f"Expected {_cut(sides[1])}, got {_cut(sides[0])}."
+    if (sides := _split(statement, " != ")) is not None:
+        return f"Expected anything but {_cut(sides[1])}."
+    if (sides := _split(statement, " is not ")) is not None:
+        return f"Expected anything but {_cut(sides[1])}."
+    if (sides := _split(statement, " is ")) is not None:
+        return f"Expected {_cut(sides[1])}, got {_cut(sides[0])}."
+    for sign, words in BOUNDS.items():
+        if (sides := _split(statement, f" {sign} ")) is not None:
+            return f"Expected {words} {_cut(sides[1])}, got {_cut(sides[0])}."
+    if statement.startswith("not "):
+        return f"This should not hold: {_cut(statement[4:])}."
+    return f"This should hold: {_cut(statement)}."
+
+
+def _split(statement: str, sign: str) -> tuple[str, str] | None:
+    """The sides of a comparison, if it is the only one."""
+    signs = re.findall(r" (?:==|!=|<=|>=|<|>|is not|is|in|not in) ", statement)
+    left, found, right = statement.partition(sign)
+    return (left, right) if found and signs == [sign] else None
+
+
+def _source(statement: str, others: list[str]) -> str:
+    """Which call the value came from, if pytest says so: "where 3 = <BlockTable>.num_filled_blocks"."""
+    for line in others:
+        where = re.match(r"\s*\+\s+where (.+?) = (.+)$", line)
+        if where is None or not statement.startswith(where[1]):
+            continue
+        expression = re.sub(r"<[^<>]*>", "x", where[2])
+        name = re.search(r"(\w+)(?:\(.*\))?$", expression)
+        if name is not None and not name[1].isdigit():
+            return f" ({_cut(where[1], 60)} came from {name[1]})"
+    return ""
+
+
+def _cut(text: str, longest: int = LONGEST) -> str:
+    text = " ".join(re.sub(r"<(?:[\w]+\.)*(\w+) object at 0x[0-9a-f]+>", r"<\1>", text).split())
+    return text if len(text) <= longest else f"{text[: longest - 1]}\u2026"
+
+
+def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]:
+    """The lines that a student needs to mend what a failed test found."""
+    if outcome.failure == "not started":
+        return [f"Nothing is written in {lesson.exercise.name} yet."]
+    if not outcome.message:  # the file could not be loaded: no test ran
+        return [outcome.failure]
+    got = expected_and_got(outcome.message)
+    if outcome.message.startswith("NotImplementedError"):
+        return [got]
+    lines = [sentence(test), outcome.says, got]
+    mentioned = mentioned_in(lesson.exercise, outcome.message)
+    if outcome.test_line is not None:
+        file, number, code = outcome.test_line
+        lines.append(f"Test  {_cut(code)}    ({file}, line {number})")
+        mentioned = mentioned_in(lesson.exercise, code) or mentioned
+    if outcome.your_line is not None:
+        file, number, code = outcome.your_line
+        lines.append(f"Yours {_cut(code)}    ({Path(file).name}, line {number})")
+    else:
+        lines.append(
+            f"Yours {'; '.join(mentioned or names_of(lesson.start, task))}    ({lesson.exercise.name})"
+        )
+    return [line for line in lines if line]
+
+
+def mentioned_in(exercise: Path, text: str) -> list[str]:
+    """The functions of an exercise that a text names: "slot, line 42: return position" or "slot, line 42"."""
+    source = exercise.read_text()
+    words = set(re.findall(r"\w+", text))
+    told = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and node.name in words:
+            statements = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            line = statements[0].lineno if len(statements) == 1 else node.lineno
+            code = f": {source.splitlines()[line - 1].strip()}" if len(statements) == 1 else ""
+            told.append(f"{node.name}, line {line}{code}")
+    return told
+
+
+def names_of(start: Path, task: int) -> list[str]:
+    """What a task leaves to write: the functions whose stub names it."""
+    words = re.compile(rf"Lesson \d+, task {task}: ")
+    functions = [node for node in ast.walk(ast.parse(start.read_text())) if isinstance(node, ast.FunctionDef)]
+    return [node.name for node in functions if words.search(ast.unparse(node.body[-1]))]

@@ -1,0 +1,118 @@
+"""The pocket model in a page: this engine schedules, JavaScript computes (docs/play/model.js).
+
+The two talk in JSON, for a step is small:
+
+    {"copies": [[2, 5]], "swap_out": [], "swap_in": [],
+     "rows": [{"tokens": [0, 311], "start": 0, "table": [4], "candidates": 1, "temperature": 0}]}
+    [[[582], [-0.4]]]                          of each row with candidates, its tokens and log-probabilities
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from minipaged.config import EngineConfig
+from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
+from minipaged.engine import Engine
+from minipaged.scheduling import PreemptionCosts, Request, Sample, StepPlan, StepResult
+from minipaged.viewer.trace import TraceLines
+
+Compute = Callable[[str], str]
+"""A step in JSON -> its samples in JSON."""
+
+
+class PocketExecutor:
+    """An `Executor` whose model is a function that takes and gives JSON.
+
+    `model`: max_model_len, vocab_size, eos_token_ids and block_bytes, as the page knows them.
+    """
+
+    def __init__(self, compute: Compute, model: Mapping[str, Any], config: EngineConfig) -> None:
+        assert config.num_blocks is not None
+        self._compute = compute
+        self.block_size = config.block_size
+        self.num_blocks = self.num_host_blocks = config.num_blocks
+        self.block_bytes: int = model["block_bytes"]
+        self.max_model_len: int = model["max_model_len"]
+        self.vocab_size: int = model["vocab_size"]
+        self.eos_token_ids: tuple[int, ...] = tuple(model["eos_token_ids"])
+        self.preemption_costs = PreemptionCosts(0.0, 0.0, 0.0)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Have the moves made and the rows computed."""
+        rows = [
+            {
+                "tokens": list(sequence.token_ids[start : start + num_tokens]),
+                "start": start,
+                "table": list(sequence.table.blocks),
+                "candidates": num_candidates,
+                "temperature": getattr(sequence.request.params, "temperature", 0.0),
+            }
+            for sequence, start, num_tokens, num_candidates in plan.scheduled
+        ]
+        step = {name: getattr(plan, name) for name in ("swap_out", "swap_in", "copies")}
+        answers = json.loads(self._compute(json.dumps({**step, "rows": rows})))
+        return StepResult([Sample(tokens, logprobs) for tokens, logprobs in answers])
+
+
+class PocketRun:
+    """An engine over the page's model: prompts in at any time, a step at a time, token ids out.
+
+    Args:
+        compute: the model.
+        model: see `PocketExecutor`.
+        texts: of each token, for the viewer.
+        settings: fields of `EngineConfig`.
+    """
+
+    def __init__(
+        self, compute: Compute, model: Mapping[str, Any], texts: Sequence[str], settings: Mapping[str, Any]
+    ) -> None:
+        logging.getLogger("minipaged").setLevel(logging.ERROR)
+        config = EngineConfig(**{"num_blocks": 64, "disable_log_stats": True} | dict(settings))
+        self.engine = Engine(PocketExecutor(compute, model, config), config)
+        self._requests: dict[str, Request] = {}
+        self._num_requests = 0
+        self._lines: list[str] = []
+        self._trace = TraceLines(self.engine, self._lines.append, texts.__getitem__)
+
+    def add(
+        self,
+        prompt_token_ids: Sequence[int],
+        max_tokens: int,
+        temperature: float = 0.0,
+        n: int = 1,
+        beams: int = 1,
+    ) -> str:
+        """Queue a prompt; its id. With `beams` above 1 by beam search, else `n` samples."""
+        params: DecodingParams
+        if beams > 1:
+            params = BeamSearchParams(beam_width=beams, max_tokens=max_tokens)
+        else:
+            params = SamplingParams(temperature=temperature, max_tokens=max_tokens, n=n)
+        name = str(self._num_requests)
+        self._requests[name] = self.engine.add_request(name, list(prompt_token_ids), params)
+        self._num_requests += 1
+        return name
+
+    def abort(self) -> None:
+        """End all requests."""
+        for name in self._requests:
+            self.engine.abort(name)
+        self._requests.clear()
+
+    def step(self) -> str:
+        """One step, in JSON: `lines` of the trace, `outputs` of each request as token ids, `more` to do."""
+        if self.engine.has_unfinished:
+            self.engine.step()
+        lines = self._lines[:]
+        self._lines.clear()
+        outputs = {
+            name: [list(s.output_token_ids) for s in (*request.completions, *request.sequences)]
+            for name, request in self._requests.items()
+        }
+        self._requests = {name: r for name, r in self._requests.items() if not r.is_finished}
+        return json.dumps({"lines": lines, "outputs": outputs, "more": self.engine.has_unfinished})

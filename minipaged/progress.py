@@ -1,0 +1,47 @@
+"""A bar on standard error for what takes long: loading, compiling, generating, simulating."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+
+class Advance(Protocol):
+    """What a bar yields."""
+
+    def __call__(self, done: int, total: int | None = None) -> None:
+        """So many are done; `total` of how many, if that was not known before."""
+
+
+class _Count(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        """Done and total, once there is a total."""
+        return Text("" if task.total is None else f"{task.completed:.0f}/{task.total:.0f}")
+
+
+@contextmanager
+def progress_bar(text: str, total: int | None = None, enabled: bool = True) -> Iterator[Advance]:
+    """Show a bar while the block runs, and erase it. Without a total it only moves.
+
+    Nothing is shown where standard error is no terminal, whatever the environment says of colours.
+    """
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=None), _Count(), TimeElapsedColumn()
+    with Progress(
+        *columns,
+        console=Console(stderr=True),
+        disable=not (enabled and sys.stderr.isatty()),
+        transient=True,
+        redirect_stdout=False,
+    ) as bar:
+        task = bar.add_task(text, total=total)
+
+        def advance(done: int, total: int | None = None) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield advance

@@ -1,0 +1,71 @@
+"""A trace for ui.perfetto.dev and chrome://tracing (the JSON of both): a row a request, counters above.
+
+A trace has no clock, so a step lasts a millisecond: what is shown is the order of things, not their time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from minipaged.viewer.recorder import StepRecord
+from minipaged.viewer.replay import read_trace
+
+STEP = 1000  # microseconds
+COUNTERS, REQUESTS = 1, 2  # "processes": the groups of rows
+
+
+def perfetto(path: Path) -> str:
+    """A trace in the other format, as JSON. Raises `TraceError` where it is not one."""
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": COUNTERS, "args": {"name": "engine"}},
+        {"ph": "M", "name": "process_name", "pid": REQUESTS, "args": {"name": "requests"}},
+    ]
+    rows: dict[str, int] = {}
+    for record in read_trace(path):
+        for tokens in record.scheduled:
+            _row(tokens.request, rows, events)
+        for event in record.events:
+            if "request" in event:
+                _row(str(event["request"]), rows, events)
+        events += _counters(record)
+        events += _slices(record, rows)
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
+
+
+def _row(request: str, rows: dict[str, int], events: list[dict[str, Any]]) -> None:
+    if request not in rows:
+        rows[request] = len(rows) + 1
+        row = {"pid": REQUESTS, "tid": rows[request]}
+        events.append({"ph": "M", "name": "thread_name", **row, "args": {"name": f"request {request}"}})
+
+
+def _counters(record: StepRecord) -> Iterator[dict[str, Any]]:
+    view = record.planned
+    prompts = {name: table.num_prompt for name, table in view.tables.items()}
+    decodes = sum(t.num_tokens == 1 and t.start >= prompts.get(t.name, 0) for t in record.scheduled)
+    computed = sum(tokens.num_tokens for tokens in record.scheduled)
+    values = {
+        "blocks": {"in use": view.num_used, "cached": len(view.evictable)},
+        "tokens": {"decode": decodes, "prefill": computed - decodes},
+        "waiting": {"requests": record.num_waiting},
+    }
+    for name, counts in values.items():
+        yield {"ph": "C", "name": name, "pid": COUNTERS, "ts": record.step * STEP, "args": counts}
+
+
+def _slices(record: StepRecord, rows: dict[str, int]) -> Iterator[dict[str, Any]]:
+    computed: dict[str, int] = {}
+    for tokens in record.scheduled:
+        computed[tokens.request] = computed.get(tokens.request, 0) + tokens.num_tokens
+    start = record.step * STEP
+    for request, count in computed.items():
+        name = f"{count} token" + "s" * (count > 1)
+        row = {"pid": REQUESTS, "tid": rows[request]}
+        yield {"ph": "X", "name": name, **row, "ts": start, "dur": STEP, "args": {"step": record.step}}
+    for event in record.events:
+        if "request" in event:
+            row = {"pid": REQUESTS, "tid": rows[str(event["request"])]}
+            yield {"ph": "i", "s": "t", "name": str(event["kind"]), **row, "ts": start, "args": dict(event)}

@@ -1,0 +1,289 @@
+"""One picture for the idea of each lesson, made of what the real classes answer."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from array import array
+from collections.abc import Sequence
+
+from minipaged.memory import BlockAllocator, BlockTable, CachedBlock, PrefixCache
+from minipaged.viewer.pictures.scenes import SCORE, SIZE
+from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, text_width
+from minipaged.viewer.snapshot import PoolView
+
+TOP = MARGIN + 40  # below the caption
+TILE, HIGH = 52, 34
+
+
+def free_list_svg() -> Svg:
+    """Lesson 02: blocks with their reference counts, and the free list as the stack that it is."""
+    pool = BlockAllocator(8, order=(7, 1, 3))
+    blocks = pool.allocate(3)
+    moments = [(f"allocate(3) gives {', '.join(map(str, blocks))}", copy.deepcopy(pool))]
+    pool.share(blocks[1])
+    moments.append((f"share({blocks[1]}): a second table holds it", copy.deepcopy(pool)))
+    for block in blocks[:2]:
+        pool.free(block)
+    moments.append(
+        (f"free({blocks[0]}), free({blocks[1]}): one of them has a holder left", copy.deepcopy(pool))
+    )
+    row = 104
+    picture = Picture(820, TOP + len(moments) * row + 6, "Reference counts, and a free list that is a stack")
+    for i, (told, state) in enumerate(moments):
+        y = TOP + i * row
+        picture.text(MARGIN, y + 4, told, "ink mono", 13)
+        for block in range(state.num_blocks):
+            count, x = state.ref_count(block), MARGIN + block * (TILE + 4)
+            picture.block(
+                x, y + 14, TILE, HIGH, "used" if count else "free", "tint0" if count == 1 else "tint1"
+            )
+            picture.text(x + 7, y + 36, str(block), "ink" if count else "soft", 14, bold=bool(count))
+            if count:
+                picture.text(x + TILE - 6, y + 36, f"\u00d7{count}", "ink", 12, "end")
+        x = MARGIN + state.num_blocks * (TILE + 4) + 34
+        order = copy.deepcopy(state).allocate(state.num_free)  # what it would hand out, the next first
+        picture.text(x, y + 4, "free list, next first", "soft", 12.5)
+        for place, block in enumerate(order):
+            picture.rect(x + place * 34, y + 14, 30, HIGH, "free")
+            picture.text(x + place * 34 + 15, y + 36, str(block), "ink", 14, "middle", bold=place == 0)
+    words = ". ".join(told for told, _ in moments)
+    return picture.render(
+        "Reference counts and the free list", f"{words}. The block freed last is handed out next."
+    )
+
+
+def gather_svg() -> Svg:
+    """Lesson 03: keys that lie in scattered blocks are gathered through the table, then it is attention."""
+    pool = BlockAllocator(9, order=(7, 1, 3))
+    table = BlockTable(pool, SIZE)
+    table.append(len(SCORE))
+    slot, gap = 19, 8
+    wide = SIZE * slot
+    picture = Picture(2 * MARGIN + 9 * (wide + gap) - gap, 322, "Gather through the block table, then attend")
+    y_pool, y_row = TOP + 30, 236
+    picture.text(MARGIN, y_pool - 10, "key pool: physical blocks 0 to 8, 4 slots each", "soft")
+    for block in range(9):
+        x = MARGIN + block * (wide + gap)
+        picture.block(x, y_pool, wide, HIGH, "free")
+        picture.text(x + wide / 2, y_pool + HIGH + 16, str(block), "soft", 12.5, "middle")
+    start = (picture.width - len(SCORE) * 52) / 2
+    for logical, block in enumerate(table.blocks):
+        x, filled = MARGIN + block * (wide + gap), table.filled(logical)
+        letters = [word[:2] for word in SCORE[logical * SIZE :][:filled]]
+        picture.slots(x, y_pool, slot, HIGH, f"tint{logical}", [*letters, *[None] * (SIZE - filled)], size=11)
+        left = start + logical * SIZE * 52
+        ends = (x + filled * slot / 2, y_pool + HIGH + 22, left + filled * 26, y_row - 6)
+        picture.line(*ends, f"edge{logical}", 2)
+        picture.slots(left, y_row, 52, HIGH, f"tint{logical}", SCORE[logical * SIZE :][:filled], size=11)
+        told = f"table[{logical}] = {block}"
+        picture.text(left + filled * 26, y_row + HIGH + 18, told, "ink mono", 12.5, "middle")
+    picture.note("block = table[position // 4], slot = position % 4; slots past the context are never read")
+    words = f"The {len(SCORE)} keys of a sequence lie in physical blocks {', '.join(map(str, table.blocks))}"
+    return picture.render("Gather through a block table", f"{words}; gathered, they lie side by side.")
+
+
+def chain_svg() -> Svg:
+    """Lesson 08: two prompts with a common beginning, their hash chains, and who is evicted first."""
+    cache = PrefixCache(BlockAllocator(6), SIZE, hash_function=lambda key: zlib.crc32(repr(key).encode()))
+    common = ["You", "are", "a", "poet", ".", "Write", "about", "the"]
+    prompts = [
+        ("A", [*common, "sea", "and", "its", "ships"]),
+        ("B", [*common, "moon", "and", "its", "light"]),
+    ]
+    names: list[str] = []
+    picture = Picture(760, TOP + 286, "A hash names a block and all before it")
+    entry: CachedBlock | None = None
+    held = []
+    for row, (who, words) in enumerate(prompts):
+        names += [word for word in words if word not in names]
+        tokens, hashes = array("i", map(names.index, words)), list[int]()
+        cache.extend_hashes(hashes, tokens)
+        found = cache.match(hashes, tokens)
+        for block in found:
+            cache.share(block)
+        blocks = [*found, *cache.allocate(len(hashes) - len(found))]
+        y = TOP + 12 + row * 104
+        picture.text(MARGIN, y + 28, who, size=15, bold=True)
+        for i, (block, chain_hash) in enumerate(zip(blocks, hashes)):
+            x, hit = MARGIN + 34 + i * 236, i < len(found)
+            picture.slots(
+                x, y, 50, HIGH, f"tint{0 if hit or not row else 1}", words[i * SIZE :][:SIZE], size=11
+            )
+            told = f"{chain_hash:08x} \u2192 block {block}"
+            picture.text(x, y + HIGH + 18, told, "ink mono", 12)
+            picture.text(x, y + HIGH + 35, "hit: shared" if hit else "computed", "soft", 12.5, bold=hit)
+            if i:
+                picture.arrow(x - 34, y + HIGH / 2, x - 3, y + HIGH / 2, 0 if hit or not row else 1)
+            if not hit:
+                piece = tokens[i * SIZE : (i + 1) * SIZE]
+                entry = cache.register(block, chain_hash, piece, entry if i and entry else "")
+            else:
+                entry = cache.entry_of(block)
+        held.append(blocks)
+    for blocks in held:
+        for block in reversed(blocks):
+            cache.free(block)
+    y = TOP + 226
+    picture.text(MARGIN, y, "both have ended; evicted first \u2192 last:", "soft", 12.5)
+    for i, block in enumerate(cache.evictable):
+        x = MARGIN + 270 + i * 62
+        picture.block(x, y - 22, 54, HIGH, "evictable")
+        picture.rect(x + 14, y - 15, 26, 20, "paper", 8)
+        picture.text(x + 27, y, str(block), "ink", 14, "middle", bold=True)
+    picture.note("tails go before heads, so that what is left is still a prefix", above=14)
+    order = ", ".join(map(str, cache.evictable))
+    told = f"Prompt B shares the first two blocks of prompt A and computes its third. Eviction order: {order}"
+    return picture.render("Hash chains, hits and eviction", f"{told}.")
+
+
+def tiles_svg() -> Svg:
+    """Lesson 10: the grid of programs, and what one of them loops over."""
+    pool = BlockAllocator(9, order=(7, 1, 3))
+    table = BlockTable(pool, SIZE)
+    table.append(len(SCORE))
+    picture = Picture(800, 300, "One program a row and head; one block at a time")
+    picture.text(MARGIN, TOP, "grid: rows \u00d7 heads", "soft")
+    for row in range(5):
+        for head in range(4):
+            chosen = (row, head) == (2, 1)
+            x, y = MARGIN + head * 40, TOP + 12 + row * 36
+            picture.rect(x, y, 36, 32, "tint1" if chosen else "free")
+    x = MARGIN + 250
+    picture.arrow(MARGIN + 80, TOP + 100, x - 12, TOP + 100, 1)
+    picture.text(
+        x, TOP, f"program (2, 1): row at position {len(SCORE) - 1}, block table {table.blocks}", "soft"
+    )
+    for logical, block in enumerate(table.blocks):
+        y, filled = TOP + 14 + logical * 62, table.filled(logical)
+        picture.text(x, y + 22, f"block {block}", "ink", 13, bold=True)
+        picture.slots(x + 66, y, 40, HIGH, f"tint{logical}", ["", "", "", ""])
+        for masked in range(filled, SIZE):
+            picture.rect(x + 66 + masked * 40 + 1, y + 1, 38, HIGH - 2, "paper", 2)
+            picture.hatch(x + 66 + masked * 40 + 1, y + 1, 38, HIGH - 2)
+        told = "maximum, sum, mixed" if not logical else "larger maximum? shrink, then add"
+        picture.text(x + 246, y + 22, told, "ink mono", 12.5)
+    picture.note("hatched slots are masked: past the row's position, or padding; one division at the end")
+    words = "A program loops over the blocks of its sequence and keeps a running maximum, sum and mix"
+    return picture.render("Tiles of the Triton kernel", f"{words}; masked slots take no part.")
+
+
+def waste_svg(before: PoolView, after: PoolView) -> Svg:
+    """Lesson 00: every slot of one memory, reserved for the longest answers and then in blocks."""
+    picture = Picture(800, 262, "The same memory, the same requests")
+    wide = (picture.width - 2 * MARGIN) / (before.num_blocks * before.block_size)
+    rows = (
+        ("room for the longest answer is reserved", before),
+        ("a block is taken when the last is full", after),
+    )
+    said = []
+    for i, (told, view) in enumerate(rows):
+        y = TOP + 6 + i * 94
+        shares = [t.num_tokens for t in view.tables.values()]
+        percent = 100 * sum(shares) / (view.num_blocks * view.block_size)
+        said.append(f"{told}: {len(shares)} requests run, {percent:.0f} % of the memory holds tokens")
+        picture.text(MARGIN, y + 4, said[-1], "ink", 13.5)
+        for table, number in zip(view.tables.values(), range(len(view.tables))):
+            for logical, block in enumerate(table.blocks):
+                x, filled = MARGIN + block * view.block_size * wide, table.filled(logical, view.block_size)
+                whole = view.block_size * wide
+                picture.rect(x + 0.5, y + 14, whole - 1, 40, "paper", 2)
+                picture.hatch(x + 0.5, y + 14, whole - 1, 40)
+                if filled:
+                    picture.rect(x + 0.5, y + 14, filled * wide - 1, 40, f"pure{number % 6}", 2)
+        picture.draw(
+            "rect",
+            x=MARGIN,
+            y=y + 14,
+            width=picture.width - 2 * MARGIN,
+            height=40,
+            look="rule",
+            stroke_width=1.2,
+        )
+    picture.note("hatched: held, and empty; a colour a request")
+    return picture.render("Reserved memory and blocks", ". ".join(said) + ".")
+
+
+def order_svg(lengths: Sequence[int]) -> Svg:
+    """Lesson 13: a queue in order of arrival, and the same queue with the shortest prompt first."""
+    picture = Picture(640, 250, "An admission policy is an order")
+    waiting = list(enumerate(lengths))
+    for i, (told, key) in enumerate((("first come", 0), ("shortest first", 1))):
+        x, y = MARGIN, TOP + 12 + i * 88
+        picture.text(x, y, told, "soft")
+        done = 0
+        for arrival, length in sorted(waiting, key=lambda request: request[key]):
+            picture.rect(x, y + 10, length * 12, HIGH, f"tint{arrival}")
+            picture.text(x + length * 6, y + 32, "ABCDEF"[arrival], "ink", 13, "middle", bold=True)
+            x, done = x + length * 12 + 4, done + length
+        starts = [
+            sum(length for _, length in sorted(waiting, key=lambda r: r[key])[:n])
+            for n in range(len(waiting))
+        ]
+        picture.text(x + 12, y + 32, f"mean wait {sum(starts) / len(starts):.1f}", "ink", 13)
+    picture.note("the width is the length of the prompt: long prompts in front make all others wait")
+    return picture.render(
+        "Two orders of one queue", "First come, first served; and the shortest prompt first."
+    )
+
+
+def loop_svg() -> Svg:
+    """Lesson 11: what a request passes in each step of the engine."""
+    boxes = ("add_request", "schedule", "execute", "commit", "output")
+    words = ("it waits", "plan: tokens, blocks", "model and samples", "tokens go to sequences", "text")
+    picture = Picture(860, 190, "The life of a request: three calls, again and again")
+    wide, step, y = 124, 170, TOP + 24
+    for i, (name, told) in enumerate(zip(boxes, words)):
+        x = MARGIN + i * step
+        picture.rect(x, y, wide, 44, f"tint{0 if 0 < i < 4 else 4}")
+        picture.text(x + wide / 2, y + 27, name, "ink mono", 13, "middle", bold=True)
+        picture.text(x + wide / 2, y + 62, told, "soft", 12, "middle")
+        if i:
+            picture.arrow(x - step + wide + 4, y + 22, x - 4, y + 22, 0)
+    left, right = MARGIN + step + wide / 2, MARGIN + 3 * step + wide / 2
+    picture.draw("path", d=f"M{right:g} {y - 4:g}v-18H{left:g}v12", look="edge1", stroke_width=1.8)
+    picture.draw("path", d=f"M{left:g} {y - 2:g}l-4 -8h8z", look="hue1")
+    picture.text((left + right) / 2, y - 27, "until it ends: one step a token", "soft", 12.5, "middle")
+    return picture.render("The life of a request", " \u2192 ".join(boxes) + ".")
+
+
+def lessons_svg(lessons: Sequence[tuple[str, str, Sequence[str]]]) -> Svg:
+    """Which lesson needs which: (number, title, numbers of those it needs), each after what it needs."""
+    column: dict[str, int] = {}
+    for number, _, needs in lessons:
+        column[number] = max((column[need] + 1 for need in needs), default=0)
+    rows = {
+        number: list(column.values())[:i].count(column[number]) for i, (number, _, _) in enumerate(lessons)
+    }
+    wide, step, high = 156, 198, 76
+    height = max(rows.values()) + 1
+    picture = Picture(
+        2 * MARGIN + (max(column.values()) + 1) * step - 40,
+        TOP + height * high + 6,
+        "Which lesson needs which",
+    )
+    place = {number: (MARGIN + column[number] * step, TOP + rows[number] * high) for number in column}
+    for number, _, needs in lessons:
+        for need in needs:
+            (x1, y1), (x2, y2) = place[need], place[number]
+            picture.arrow(x1 + wide, y1 + 30, x2 - 3, y2 + 30, 0)
+    for number, title, _ in lessons:
+        x, y = place[number]
+        picture.rect(x, y, wide, 60, f"tint{column[number] % 6}")
+        picture.text(x + 8, y + 18, number, "ink", 13, bold=True)
+        for i, line in enumerate(title_lines(title, wide - 14)):
+            picture.text(x + (30 if not i else 8), y + 18 + 17 * i, line, "ink", 12)
+    words = "; ".join(f"{number} needs {', '.join(needs)}" for number, _, needs in lessons if needs)
+    return picture.render("Which lesson needs which", f"{words}.")
+
+
+def title_lines(title: str, width: float) -> list[str]:
+    """A title in lines; the first is shorter, for the number stands before it."""
+    lines = [""]
+    for word in title.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and text_width(longer, 12) > width - (22 if len(lines) == 1 else 0):
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines

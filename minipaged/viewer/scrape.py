@@ -1,0 +1,145 @@
+"""A server's `/metrics` (Prometheus text, vLLM's names after `minipaged:`) as a dashboard in the terminal."""
+
+from __future__ import annotations
+
+import http.client
+import math
+import re
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+PREFIX = "minipaged:"
+TIMEOUT = 5.0  # seconds
+LARGEST = 1 << 24  # bytes of an answer
+SAMPLE = re.compile(r"(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?\s*")
+BOUND = re.compile(r'(?:^|,)\s*le="([^"]+)"')
+
+
+class ServerError(ValueError):
+    """A server that does not answer, or is none of ours; the message names the address."""
+
+
+class Scrape(NamedTuple):
+    """One look at a server: every sample, summed over labels other than a bucket's bound."""
+
+    at: float  # seconds
+    values: Mapping[str, float]  # name without the prefix -> value
+    buckets: Mapping[str, Mapping[float, float]]  # histogram -> upper bound -> count up to it
+
+
+def fetch(address: str, missing_is_none: bool = False) -> tuple[str, str] | None:
+    """(content type, text) of an HTTP address; None for 404 if asked. Raises `ServerError`."""
+    if not address.startswith(("http://", "https://")):
+        raise ServerError(f"{address} is no HTTP address; give one as http://127.0.0.1:8000")
+    try:
+        with urllib.request.urlopen(address, timeout=TIMEOUT) as answer:
+            return answer.headers.get("Content-Type", ""), answer.read(LARGEST).decode(errors="replace")
+    except urllib.error.HTTPError as error:
+        if missing_is_none and error.code == 404:
+            return None
+        raise ServerError(f"{address} answers {error.code}; is it the address of minipaged serve?") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise ServerError(f"cannot reach {address}: {reason}; start one with minipaged serve") from error
+
+
+def read_metrics(text: str, url: str, at: float) -> Scrape:
+    """The samples of this project in Prometheus' text format. Raises `ServerError` if there is none."""
+    values: defaultdict[str, float] = defaultdict(float)
+    buckets: defaultdict[str, defaultdict[float, float]] = defaultdict(lambda: defaultdict(float))
+    for line in text.splitlines():
+        sample = SAMPLE.fullmatch(line)
+        if sample is None or not sample["name"].startswith(PREFIX):
+            continue
+        name = sample["name"].removeprefix(PREFIX)
+        try:
+            value = float(sample["value"])
+            bound = BOUND.search(sample["labels"] or "")
+            if name.endswith("_bucket") and bound is not None:
+                buckets[name.removesuffix("_bucket")][float(bound[1])] += value
+            else:
+                values[name] += value
+        except ValueError:
+            continue
+    if not values:
+        raise ServerError(f"{url} has no metrics of minipaged; is it the address of minipaged serve?")
+    return Scrape(at, values, buckets)
+
+
+def quantile(buckets: Mapping[float, float], share: float) -> float:
+    """The value below which this share lies, by the straight line through its bucket; nan without samples."""
+    bounds = sorted(buckets)
+    total = buckets[bounds[-1]] if bounds else 0
+    if not total:
+        return math.nan
+    low = before = 0.0
+    for bound in bounds:
+        if buckets[bound] >= share * total:
+            inside = buckets[bound] - before
+            if math.isinf(bound):
+                return low
+            return low + (bound - low) * ((share * total - before) / inside if inside else 1.0)
+        low, before = bound, buckets[bound]
+    return low
+
+
+LATENCIES = {
+    "time_to_first_token_seconds": "first token",
+    "inter_token_latency_seconds": "between tokens",
+    "e2e_request_latency_seconds": "whole request",
+}
+
+
+def dashboard(url: str, now: Scrape, last: Scrape | None = None) -> RenderableType:
+    """What a look shows; with the look before, also rates."""
+
+    def value(*names: str) -> float:
+        return next((now.values[name] for name in names if name in now.values), 0.0)
+
+    def rate(*names: str) -> str:
+        if last is None or now.at <= last.at:
+            return ""
+        before = next((last.values[name] for name in names if name in last.values), 0.0)
+        return f"{max(0.0, value(*names) - before) / (now.at - last.at):,.1f}/s"
+
+    usage = min(1.0, max(0.0, value("kv_cache_usage_perc")))
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row("KV cache", ProgressBar(total=1.0, completed=usage, width=40), f"{usage:.1%}")
+
+    counts = Table.grid(padding=(0, 2))
+    for name in ("running", "waiting", "swapped"):
+        counts.add_row(name, f"{value(f'num_requests_{name}'):,.0f}")
+    tokens = Table.grid(padding=(0, 2))
+    hits, queries = value("prefix_cache_hits_total"), value("prefix_cache_queries_total")
+    tokens.add_row("prompt tokens", f"{value('prompt_tokens_total'):,.0f}", rate("prompt_tokens_total"))
+    generated = value("generation_tokens_total")
+    tokens.add_row("generated tokens", f"{generated:,.0f}", rate("generation_tokens_total"))
+    tokens.add_row("prefix hits", f"{hits / queries:.1%}" if queries else "none", "")
+    preemptions = value("num_preemptions_total")
+    tokens.add_row("preemptions", f"{preemptions:,.0f}", rate("num_preemptions_total"))
+
+    latencies = Table(box=None, padding=(0, 2), header_style="dim")
+    for heading in ("latency", "median", "p95", "p99"):
+        latencies.add_column(heading, justify="left" if heading == "latency" else "right")
+    for name, shown in LATENCIES.items():
+        if (found := now.buckets.get(name)) and found[max(found)]:
+            latencies.add_row(shown, *(_seconds(quantile(found, share)) for share in (0.5, 0.95, 0.99)))
+    sides = Table.grid(padding=(0, 6))
+    sides.add_row(counts, tokens)
+    parts: list[RenderableType] = [bar, Text(), sides]
+    if latencies.row_count:
+        parts += [Text(), latencies]
+    return Panel(Group(*parts), title=Text(url), subtitle="counts since the server started; Ctrl-C ends")
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f} ms" if seconds < 10 else f"{seconds:,.1f} s"

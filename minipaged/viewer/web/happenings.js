@@ -1,0 +1,67 @@
+// What a step does, counted while a trace is read (for charts and jumps) and told when it is shown.
+
+export const JUMPS = ["preemptions", "copies", "hits", "evictions"];
+
+// Blocks of a table that it did not hold before: {block, logical, hit}. A hit is a block of the prefix cache
+// (or of another sequence) that has its tokens already.
+export function newBlocks(table, before, size) {
+  const held = before && before.on_host === table.on_host ? before.blocks : [];
+  const added = [];
+  for (let logical = 0; logical < table.blocks.length; logical++) {
+    if (table.blocks[logical] === held[logical]) continue;
+    added.push({ block: table.blocks[logical], logical, hit: !before && (logical + 1) * size <= table.num_computed });
+  }
+  return added;
+}
+
+export function isDecode(table, [, , start, count]) {
+  return count === 1 && table !== undefined && start >= table.num_prompt;
+}
+
+// Cached blocks that were given away; `known`: names of the tables before the step.
+export function evicted(memory, entry, known) {
+  const reused = new Set();
+  for (const name of Object.keys(entry.planned?.tables ?? {})) {
+    const table = memory.tables.get(name);
+    if (!table || table.on_host || known.has(name)) continue;
+    for (const { block, hit } of newBlocks(table, undefined, memory.header.block_size)) if (hit) reused.add(block);
+  }
+  return (entry.planned?.not_evictable ?? []).filter((block) => memory.refs[0][block] && !reused.has(block));
+}
+
+// Whether a commit gives blocks to somebody or takes them, by a fork or an end.
+function changesBlocks({ tables = {}, evictable, not_evictable } = {}) {
+  const moved = Object.values(tables ?? {}).some((table) => !table || table.blocks !== undefined || table.on_host !== undefined);
+  return moved || Boolean(evictable?.length || not_evictable?.length);
+}
+
+// Applies the plan of an entry to the memory before it and counts what it does.
+export function happenings(memory, entry, last) {
+  const stats = { step: entry.step, preemptions: 0, copies: entry.copies?.length ?? 0, hits: 0, evictions: 0 };
+  stats.swaps = (entry.swap_out?.length ?? 0) + (entry.swap_in?.length ?? 0);
+  stats.cached = 0;
+  for (const event of entry.events ?? []) {
+    if (event.kind === "preempted") stats.preemptions += 1;
+    if (event.cached_tokens > 0) {
+      stats.hits += 1;
+      stats.cached += event.cached_tokens;
+    }
+  }
+  const leaving = entry.planned?.not_evictable ?? [];
+  const known = leaving.length ? new Set(memory.tables.keys()) : null;
+  memory.plan(entry);
+  if (known) stats.evictions = evicted(memory, entry, known).length;
+  stats.commits = changesBlocks(entry.committed);
+  stats.decode = stats.prefill = 0;
+  for (const scheduled of entry.scheduled ?? [])
+    if (isDecode(memory.tables.get(`${scheduled[0]}/${scheduled[1]}`), scheduled)) stats.decode += 1;
+    else stats.prefill += scheduled[3];
+  const { held, empty } = memory.slots();
+  stats.used = memory.used[0];
+  stats.host = memory.used[1];
+  stats.evictable = memory.evictable.size;
+  stats.waste = held ? empty / held : 0;
+  stats.waiting = entry.num_waiting;
+  stats.highest = Math.max(memory.highest, last?.highest ?? -1);
+  return stats;
+}

@@ -1,0 +1,450 @@
+"""The viewer in Chromium: what it shows is what the trace says, which is what was in the engine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from minipaged.decoding.params import SamplingParams
+from minipaged.viewer.page import WEB, script, trace_page
+from minipaged.viewer.pictures import palette
+from minipaged.viewer.pictures.runs import modelless
+from minipaged.viewer.replay import read_trace
+from minipaged.viewer.snapshot import PoolView
+from minipaged.viewer.trace import TraceWriter
+from tests.docs.browser import Browser, Page, find_chromium
+from tests.docs.site import served
+from tests.engine.test_fuzz import Scenario
+from tests.engine.test_trace import TracedToyEngine
+from tests.toy import toy_scheduler
+
+MOUNT = """<!doctype html><html lang="en"><meta charset="utf-8"><title>viewer</title>
+<link rel="icon" href="data:,"><link rel="stylesheet" href="viewer.css">
+<main><h1>A run</h1><div id="viewer"></div></main>
+<script type="module">
+import { mountViewer } from "./viewer.js";
+globalThis.viewer = mountViewer(document.getElementById("viewer"), { baseUrl: "/docs" });
+</script></html>"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if find_chromium() is None:
+        pytest.skip("chromium is not installed; on Debian: apt-get install chromium")
+    with Browser(find_chromium()) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Where the modules are served as they are, with a page that mounts the viewer."""
+    folder = tmp_path_factory.mktemp("web")
+    for file in WEB.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    (folder / "index.html").write_text(MOUNT)
+    with served(folder) as address:
+        yield address
+
+
+@pytest.fixture
+def page(browser, home):
+    page = browser.open(home, 1280, dark=False)
+    page.wait_for("globalThis.viewer")
+    yield page
+    page.close()
+
+
+def load(page: Page, text: str) -> None:
+    page.value(f"viewer.load({json.dumps(text)})")
+
+
+def recorded(path: Path, engine, requests) -> str:
+    """A run of an engine as the text of its trace; `requests`: id -> (prompt, parameters)."""
+    with TraceWriter(path, engine):
+        for name, (prompt, params) in requests.items():
+            engine.add_request(name, prompt, params)
+        while engine.has_unfinished:
+            engine.step()
+    return path.read_text()
+
+
+@pytest.fixture(scope="module")
+def swapping(tmp_path_factory) -> str:
+    """Three requests outgrow 12 blocks; C is swapped out and comes back."""
+    engine = modelless(12, 6, preemption_mode="swap")
+    requests = {
+        name: (prompt, SamplingParams(max_tokens=12))
+        for name, prompt in {"A": range(9), "B": range(50, 59), "C": range(100, 109)}.items()
+    }
+    return recorded(tmp_path_factory.mktemp("run") / "swap.jsonl", engine, requests)
+
+
+def block_of(view: PoolView, on_host: bool) -> list[dict]:
+    return [
+        {
+            "id": block.block,
+            "owners": [table.name for table in block.owners],
+            "refs": block.ref_count,
+            "cached": block.state == "evictable",
+            "filled": block.filled,
+        }
+        for block in view.blocks(on_host)
+    ]
+
+
+def tables_of(view: PoolView) -> dict[str, dict]:
+    return {
+        name: {**table._asdict(), "blocks": list(table.blocks), "token_ids": list(table.token_ids)}
+        for name, table in view.tables.items()
+    }
+
+
+def waste_of(view: PoolView) -> float:
+    held = [block for block in view.blocks() if block.ref_count]
+    slots = len(held) * view.block_size
+    return 1 - sum(block.filled for block in held) / slots if slots else 0.0
+
+
+SHOWN = ("blocks", "host", "tables", "used", "free", "evictable", "waste")
+
+
+def states(page: Page, steps: list[int]) -> list[dict]:
+    """What the viewer says at these steps, in this order: while each is computed, and after its commit."""
+    return page.value(
+        f"{json.dumps(steps)}.flatMap(step => ['planned', 'committed'].map(phase => {{"
+        f"viewer.seek(step, phase); const state = viewer.state();"
+        f"return Object.fromEntries({json.dumps([*SHOWN, 'step', 'phase', 'error'])}"
+        ".map(key => [key, state[key]]));"
+        "}))"
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_memory_in_the_page_is_that_of_the_run_at_every_step(seed, page, tmp_path, caplog):
+    """Catches an owner, count, fill, table or state that differs after a fork, a swap, a preemption, an
+    eviction, an abort or a failed step; also when steps are visited in any order."""
+    caplog.set_level(logging.ERROR, "minipaged")
+    scenario = Scenario(seed)
+    engine = TracedToyEngine(toy_scheduler(**scenario.settings), tmp_path / "trace")
+    scenario.engine = engine
+    scenario.run()
+    engine.file.close()
+    load(page, (tmp_path / "trace").read_text())
+    records = {record.step: record for record in read_trace(tmp_path / "trace")}
+    there, back = sorted(records), sorted(records, reverse=True)
+    for order in (there, back[::7], there[::13] + back[::11]):
+        shown = iter(states(page, order))
+        for step in order:
+            for phase in ("planned", "committed"):
+                view = getattr(records[step], phase)
+                state = next(shown)
+                assert (state["step"], state["phase"], state["error"]) == (step, phase, "")
+                assert state["blocks"] == block_of(view, False)
+                assert state["host"] == block_of(view, True)
+                assert state["tables"] == tables_of(view)
+                assert (state["used"], state["free"]) == (view.num_used, view.num_free)
+                if phase == "planned":
+                    assert state["waste"] == pytest.approx(waste_of(view))
+    assert page.problems == []
+
+
+def test_appended_entries_show_what_a_loaded_trace_shows(page, swapping):
+    """Catches a live view that drifts from the recorded one, or that leaves the reader's place."""
+    header, *entries = swapping.splitlines()
+    load(page, swapping)
+    steps = [json.loads(entry)["step"] for entry in entries]
+    whole = states(page, steps)
+    page.value(f"viewer.start({header})")
+    assert page.value("viewer.state().step") is None
+    followed = []
+    for entry in entries:
+        page.value(f"viewer.append({entry})")
+        followed.append(page.value("viewer.state().step"))
+    assert followed == steps
+    assert states(page, steps) == whole
+    page.value("viewer.seek(2)")
+    page.value(f"viewer.append({json.dumps({'step': 99, 'num_waiting': 0})})")
+    assert page.value("viewer.state().step") == 2
+
+
+def test_a_long_live_view_forgets_its_oldest_steps_and_nothing_else(page):
+    """Catches a page that grows until the tab dies, or that shows a wrong pool after it has forgotten."""
+    header = {
+        "format": "minipaged-trace",
+        "version": 2,
+        "block_size": 4,
+        "num_blocks": 8,
+        "num_host_blocks": 0,
+    }
+    page.value(f"viewer.start({json.dumps(header)})")
+    page.value(
+        "for (let step = 0; step < 20200; step++) viewer.append({step, num_waiting: 0,"
+        "scheduled: [['A', 0, step, 1, 1]], planned: {tables: {'A/0':"
+        "{blocks: [0, [step % 8]], num_tokens: 1, token_ids: [0, [step]]}}}})"
+    )
+    state = page.value("viewer.state()")
+    assert state["step"] == 20199
+    assert state["steps"] <= 20_000
+    page.value("viewer.seek(19990)")
+    assert [b["id"] for b in page.value("viewer.state().blocks") if b["refs"]] == [19990 % 8]
+    page.value("viewer.seek(0)")
+    assert page.value("viewer.state().step") == 20200 - state["steps"]
+
+
+def test_a_preemption_by_swap_is_told_with_its_reason_and_its_blocks(page, swapping):
+    """Catches a page that shows that something moved but not why, or a link that leads nowhere."""
+    load(page, swapping)
+    preempted = next(r["step"] for r in map(json.loads, swapping.splitlines()[1:]) if r.get("swap_out"))
+    page.value("viewer.seek(0)")
+    page.value("document.querySelector('.mpv-jump-preemptions').click()")
+    state = page.value("viewer.state()")
+    assert state["step"] == preempted
+    assert state["queues"] == {"running": ["A", "B"], "swapped": ["C"], "waiting": 0, "preempted": []}
+    told = " ".join(event["text"] for event in state["events"])
+    assert "C is preempted because blocks ran out" in told
+    assert "4 blocks move to host memory" in told
+    page.wait_for("document.querySelector('.mpv-event-preemption a')")
+    assert (
+        page.value("document.querySelector('.mpv-event-preemption a').pathname")
+        == "/docs/concepts/preemption/"
+    )
+
+
+def test_the_concept_pages_that_the_viewer_links_to_exist():
+    """Catches a link to a page that was renamed."""
+    concepts = re.search(r"CONCEPTS = \{(.*?)\n\};", (WEB / "explain.js").read_text(), re.DOTALL)[1]
+    names = re.findall(r'^  "?([a-z-]+)"?: \[', concepts, re.MULTILINE)
+    assert len(names) >= 10
+    pages = {page.stem for page in (Path(__file__).parents[2] / "docs/concepts").glob("*.md")}
+    assert set(names) <= pages
+
+
+def test_the_keyboard_steps_jumps_and_chooses_blocks(page, swapping):
+    """Catches a viewer for mice only."""
+    load(page, swapping)
+    press = (
+        "((key, selector) => document.querySelector(selector).dispatchEvent("
+        "new KeyboardEvent('keydown', {key, bubbles: true, cancelable: true})))"
+    )
+
+    def pressed(key: str, selector: str = ".mpv-scrub") -> dict:
+        page.value(f"{press}({json.dumps(key)}, {json.dumps(selector)})")
+        return page.value("viewer.state()")
+
+    assert pressed("ArrowRight")["step"] == 1
+    assert pressed("ArrowLeft")["step"] == 0
+    assert pressed("p")["queues"]["swapped"] == ["C"]
+    assert pressed("End")["index"] == len(swapping.splitlines()) - 2
+    assert pressed("ArrowRight")["phase"] == "committed"
+    assert pressed("ArrowLeft")["phase"] == "planned"
+    assert pressed("P")["queues"]["swapped"] == ["C"]
+    assert pressed("Home")["step"] == 0
+    assert pressed("ArrowRight", ".mpv-pool")["selected"] == {"block": 0, "onHost": False}
+    assert pressed("ArrowRight", ".mpv-pool")["selected"] == {"block": 1, "onHost": False}
+    assert pressed(" ")["playing"] is True
+    assert pressed(" ")["playing"] is False
+
+
+def test_playing_ends_with_the_pool_empty(page, swapping):
+    """Catches a last frame in which requests that have ended still hold blocks."""
+    load(page, swapping)
+    page.value(
+        "(() => { const speed = document.querySelector('.mpv-controls select'); speed.value = 60;"
+        "speed.dispatchEvent(new Event('change')); })(); viewer.play()"
+    )
+    page.wait_for("!viewer.state().playing")
+    state = page.value("viewer.state()")
+    assert state["phase"] == "committed"
+    assert state["used"] == 0
+
+
+HEADER = {"format": "minipaged-trace", "version": 2, "block_size": 4, "num_blocks": 8, "num_host_blocks": 2}
+START = {"step": 0, "num_waiting": 0, "planned": {"tables": {"A/0": {"blocks": [0, [1]], "num_tokens": 2}}}}
+
+
+def trace_text(header: object, *entries: object) -> str:
+    return "".join(json.dumps(line) + "\n" for line in (header, *entries))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no trace of minipaged: line 1 is not JSON"),
+        ("[1]\n", "no trace of minipaged: its first line is not a trace header"),
+        ('{"traceEvents": []}\n', "no trace of minipaged"),
+        ("<script>globalThis.ran = 1</script>\n", "line 1 is not JSON"),
+        (
+            trace_text({**HEADER, "version": 3}),
+            "of version 3, this viewer reads version 2: open it with a newer",
+        ),
+        (
+            trace_text({**HEADER, "version": 1}),
+            "of version 1, this viewer reads version 2: record the run again",
+        ),
+        (trace_text({**HEADER, "num_blocks": 0}), "num_blocks is 0; it must be an integer"),
+        (trace_text({**HEADER, "num_blocks": 10**12}), "num_blocks is 1000000000000"),
+        (trace_text({**HEADER, "block_size": "16"}), 'block_size is "16"'),
+    ],
+)
+def test_what_is_no_trace_is_told_in_one_line(page, text, message):
+    """Catches a blank page, an exception in the console, or a tab that dies of a pool of 10^12 blocks."""
+    load(page, text)
+    state = page.value("viewer.state()")
+    assert message in state["error"]
+    assert "\n" not in state["error"]
+    assert len(state["error"]) < 300
+    assert page.value("document.querySelector('.mpv-error').textContent") == state["error"]
+    assert page.value("getComputedStyle(document.querySelector('.mpv-controls')).display") == "none"
+    assert page.value("globalThis.ran") is None
+    assert page.problems == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"step": -1, "num_waiting": 0}, "step is -1"),
+        ({"step": 1}, "num_waiting is undefined"),
+        ({"step": 1, "num_waiting": 0, "scheduled": [["A", 0, 1]]}, "scheduled has"),
+        ({"step": 1, "num_waiting": 0, "copies": [[1]]}, "copies has [1]"),
+        ({"step": 1, "num_waiting": 0, "events": ["x"]}, "events has"),
+        (
+            {"step": 1, "num_waiting": 0, "planned": {"tables": {"A/0": {"blocks": [5, []]}}}},
+            "5 of 1 are kept",
+        ),
+        ({"step": 1, "num_waiting": 0, "planned": {"tables": {"A/0": {"blocks": [0, [8]]}}}}, "has block 8"),
+        ({"step": 1, "num_waiting": 0, "planned": {"tables": {"A/0": {"blocks": [0, ["1"]]}}}}, 'has "1"'),
+        ({"step": 1, "num_waiting": 0, "planned": {"tables": {"B/0": None}}}, "was not there"),
+        (
+            {"step": 1, "num_waiting": 0, "planned": {"tables": {"B": {"num_tokens": 1}}}},
+            "no name of a sequence",
+        ),
+        ({"step": 1, "num_waiting": 0, "committed": {"evictable": [99]}}, "block 99 is evictable"),
+        ({"step": 1, "num_waiting": 0, "planned": 7}, "a change is 7"),
+        ({"step": 1, "num_waiting": 0, "planned": {"tables": {"A/0": {"token_ids": [0, [1.5]]}}}}, "has 1.5"),
+        (7, "not a JSON object"),
+    ],
+)
+def test_a_trace_that_breaks_is_shown_up_to_there(page, bad, message):
+    """Catches a memory that never was, and the loss of the steps before the broken one."""
+    load(page, trace_text(HEADER, START, bad, START))
+    state = page.value("viewer.state()")
+    assert "Line 3" in state["error"]
+    assert message in state["error"]
+    assert "Shown: 1 step before it." in state["error"]
+    assert state["steps"] == 1
+    assert state["blocks"][1]["owners"] == ["A/0"]
+    load(page, trace_text(HEADER, START)[:-20])
+    assert "Line 2 is not JSON (was it cut?)" in page.value("viewer.state().error")
+    assert page.problems == []
+
+
+HOSTILE = [
+    "<img src=x onerror=globalThis.ran=1>",
+    "</script><script>globalThis.ran=1</script>",
+    "__proto__",
+    "constructor",
+    "\u202egnp.exe",
+    "a\u0000b",
+    "javascript:globalThis.ran=1",
+    "x" * 5000,
+    "{{script}}",
+    "]]>",
+    "<!--",
+    "'\"`${ran=1}",
+]
+
+
+def hostile_trace() -> str:
+    entries = []
+    for step, text in enumerate(HOSTILE):
+        tables = {
+            f"{text}/0": {"blocks": [0, [0]], "num_tokens": 1, "num_prompt": 1, "token_ids": [0, [step]]}
+        }
+        entries.append(
+            {
+                "step": step,
+                "num_waiting": 1,
+                "scheduled": [[text, 0, 0, 1, 1]],
+                "events": [
+                    {"kind": text, "request": text},
+                    {"kind": "preempted", "request": text, "mode": text, "reason": text},
+                ],
+                "finished": [text],
+                "texts": {str(step): text},
+                "planned": {"tables": tables},
+                "committed": {"tables": {f"{text}/0": None}},
+            }
+        )
+    return trace_text(HEADER, *entries)
+
+
+def test_hostile_strings_are_shown_and_not_run(page, browser, tmp_path):
+    """Catches a request id, a token or a reason that becomes an element, a script or a prototype."""
+    load(page, hostile_trace())
+    (tmp_path / "trace.jsonl").write_text(hostile_trace())
+    (tmp_path / "index.html").write_text(trace_page(tmp_path / "trace.jsonl"))
+    with served(tmp_path) as address:
+        whole = browser.open(address, 400, dark=True)
+        whole.wait_for("globalThis.viewer?.state().steps")
+        for shown in (page, whole):
+            for step, text in enumerate(HOSTILE):
+                shown.value(f"viewer.seek({step})")
+                assert shown.value("viewer.state().queues.running") == [text]
+                shown.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+                assert (
+                    shown.value("document.querySelectorAll('#viewer :is(img, script, iframe)').length") == 0
+                )
+                assert shown.value("document.documentElement.scrollWidth <= innerWidth")
+            assert shown.value("globalThis.ran") is None
+            assert shown.value("({}).num_tokens") is None
+            assert shown.problems == []
+        whole.close()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_trace_is_one_page_that_asks_nobody(browser, swapping, tmp_path, dark):
+    """Catches a page that needs its neighbours or a network, too wide, or deaf to the colours asked."""
+    (tmp_path / "swap.jsonl").write_text(swapping)
+    text = trace_page(tmp_path / "swap.jsonl")
+    assert len(text.encode()) < 300_000
+    (tmp_path / "page.html").write_text(text)
+    page = browser.open((tmp_path / "page.html").as_uri(), 1280, dark)
+    page.wait_for("globalThis.viewer?.state().steps")
+    assert [url for url in page.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert page.value("viewer.state().steps") == len(swapping.splitlines()) - 1
+    theme = palette.DARK if dark else palette.LIGHT
+    paper = "getComputedStyle(document.body).getPropertyValue('--mpv-paper').trim()"
+    assert page.value(paper) == theme.paper
+    for width in (1280, 400, 320):
+        page.resize(width)
+        assert page.value("document.documentElement.scrollWidth") <= width
+    page.value("document.getElementById('theme').click()")
+    assert page.value(paper) == (palette.LIGHT if dark else palette.DARK).paper
+    assert page.problems == []
+    page.close()
+
+
+def test_the_colours_are_those_of_the_pictures():
+    """Catches a palette changed in one place: a request blue in the picture and orange in the viewer."""
+    css = (WEB / "viewer.css").read_text()
+    rules = re.findall(r"\{([^{}]*--mpv-paper: [^{}]*)\}", css)
+    found = [dict(re.findall(r"--mpv-(\w+): (#\w+);", rule)) for rule in rules]
+    themes = [
+        dict(re.findall(r"--mp-(\w+):(#\w+);", palette.variables(theme)))
+        for theme in (palette.LIGHT, palette.DARK)
+    ]
+    assert found == [*themes, *themes]
+
+
+def test_modules_share_one_script_without_sharing_names():
+    """Catches two modules with a name in common, which works as modules and fails as one script."""
+    for entry in ("trace.js", "live.js"):
+        text = script(entry)
+        names = re.findall(r"^(?:async )?(?:const|let|class|function\*?) (\w+)", text, re.MULTILINE)
+        assert len(names) == len(set(names)), sorted(name for name in names if names.count(name) > 1)
+        assert "</script" not in text
+        assert not re.search(r"^(import|export) ", text, re.MULTILINE)

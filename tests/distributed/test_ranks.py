@@ -1,0 +1,234 @@
+"""Two ranks as users start them: the tokens are those of one, and nothing is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from minipaged import LLM, SamplingParams
+from minipaged.config import ConfigError, EngineConfig
+from minipaged.execution.attention import UnsupportedModelError
+from minipaged.execution.distributed import RankError, start
+from minipaged.execution.distributed.runner import Report, check_reports
+from minipaged.execution.distributed.sharding import check_plan
+from tests.distributed.models import SIZES
+from tests.models.zoo import build
+
+PROMPTS = ["The little robot", "Once upon a time"]
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+SMALL = {"num_blocks": 64, "attention_backend": "torch", "disable_log_stats": True}
+
+
+def tokens(outputs):
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def children(of=None):
+    """Processes of ranks below a process, by their command line and parent."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes()
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+        if b"distributed.worker" in command and parent == (of or os.getpid()):
+            found.append(int(entry.name))
+    return found
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, seconds, what):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.02)
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+
+
+@needs_proc
+def test_two_ranks_give_the_tokens_of_one_and_survive_ctrl_c_but_not_a_killed_worker():
+    """Catches a wrong split, sum or message; ranks out of step after Ctrl-C; a run that hangs when a
+    worker dies, or leaves one alive. (One test, for it takes seconds to start a rank.)"""
+    alone = LLM(**SMALL)
+    expected = tokens(alone.generate(PROMPTS, GREEDY))
+    llm = LLM(**SMALL, tensor_parallel_size=2)
+    try:
+        assert tokens(llm.generate(PROMPTS, GREEDY)) == expected
+        assert llm.engine.executor.block_bytes * 2 == alone.engine.executor.block_bytes
+        with pytest.raises(ConfigError, match="runs on one rank"):
+            llm.engine.executor.use_attention(None)
+        for delay in (0.01, 0.05, 0.1):
+            threading.Timer(delay, signal.raise_signal, [signal.SIGINT]).start()
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate(PROMPTS * 8, SamplingParams(max_tokens=500, ignore_eos=True))
+        assert tokens(llm.generate(PROMPTS, GREEDY)) == expected
+        (worker,) = children()
+        os.kill(worker, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(RankError, match="rank 1 was killed by SIGKILL"):
+            llm.generate(PROMPTS, GREEDY)
+        assert time.monotonic() - began < 5
+        with pytest.raises(RankError, match="rank 1 was killed by SIGKILL"):
+            llm.generate(PROMPTS, GREEDY)
+        assert not children()
+    finally:
+        llm.engine.executor.close()
+
+
+def test_heads_that_do_not_divide_are_refused_with_the_numbers():
+    """Catches a model that fails in the middle of its first step, or far from the cause."""
+    told = "is 3, which does not divide the 8 query and 4 K/V heads of LlamaForCausalLM; give 1 or 2 or 4"
+    with pytest.raises(ConfigError, match=told):
+        check_plan(build("llama", **SIZES), 3)
+
+
+@pytest.mark.parametrize("name", ["opt", "gpt2", "phi3", "llama4"])
+def test_a_model_without_a_plan_for_its_heads_is_refused(name):
+    """Catches weights that stay whole, or are cut in a way that this code does not follow."""
+    with pytest.raises(UnsupportedModelError, match="tensor_parallel_size is 2, but"):
+        check_plan(build(name), 2)
+
+
+def report(layers=("FusedLayer",), **changes):
+    return Report({"torch": "2.13", "settings": EngineConfig(), **changes}, list(layers), 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (report(torch="2.12"), "rank 1 has other torch than rank 0: 2.12 instead of 2.13"),
+        (report(settings=EngineConfig(block_size=8)), "rank 1 has other settings than rank 0"),
+        (report(layers=["LlamaDecoderLayer"]), "rank 1 computes with other layers than rank 0"),
+    ],
+)
+def test_ranks_that_would_not_compute_the_same_are_refused(other, told):
+    """Catches sums over ranks of which one runs another version, or with other settings."""
+    with pytest.raises(RankError, match=told):
+        check_reports([report(), other], tensor_size=2)
+
+
+def test_stages_may_have_other_layers():
+    """Catches a refusal of pipelines, whose stages have layers of their own."""
+    check_reports([report(), report(layers=["StandIn"])], tensor_size=1)
+
+
+def test_other_ranks_than_torchrun_started_are_refused(monkeypatch):
+    """Catches ranks that wait for others that nobody starts."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="is 2 ranks, and torchrun started 4"):
+        start.load("nowhere", EngineConfig(tensor_parallel_size=2))
+
+
+def test_more_ranks_than_gpus_are_refused_with_the_numbers(monkeypatch):
+    """Catches two ranks that share a GPU without anybody knowing."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(ConfigError, match="4 of them on this machine, which has 2 GPUs"):
+        start.load("nowhere", EngineConfig(tensor_parallel_size=4))
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_size_below_one_is_refused(size):
+    """Catches sizes that are only multiplied."""
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        with pytest.raises(ConfigError, match=f"{name} is {size}; give at least 1"):
+            EngineConfig(**{name: size})
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "minipaged", *arguments]
+
+
+QUICK = ["--attention-backend", "torch", "--num-blocks", "64", "--disable-log-stats"]
+
+
+@pytest.mark.slow
+def test_torchrun_ranks_give_the_tokens_of_one_process_and_end_with_rank_0():
+    """Catches workers that generate on their own, or go on when rank 0 is done."""
+    arguments = ["generate", "--prompt", PROMPTS[0], "--max-tokens", "8", "--json", *QUICK]
+    alone = subprocess.run(command(*arguments), capture_output=True, timeout=60, check=True)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    together = subprocess.run(
+        [*torchrun, "-m", "minipaged", *arguments, "--tensor-parallel-size", "2"],
+        capture_output=True,
+        timeout=90,
+    )
+    assert together.returncode == 0, together.stderr.decode()[-2000:]
+    found = [json.loads(run.stdout)["outputs"][0]["completions"][0] for run in (alone, together)]
+    assert found[0]["token_ids"] == found[1]["token_ids"]
+
+
+@pytest.mark.slow
+@needs_proc
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_is_left_when_rank_0_is_ended(number, tmp_path):
+    """Catches workers that outlive Ctrl-C, a termination or a crash of rank 0."""
+    trace = tmp_path / "trace"
+    arguments = ["generate", "--max-tokens", "2000", "--n", "40", "--trace", str(trace), *QUICK]
+    process = subprocess.Popen(
+        command(*arguments, "--tensor-parallel-size", "2"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    wait_until(lambda: children(process.pid), 30, "the worker")
+    (worker,) = children(process.pid)
+    wait_until(lambda: trace.exists() and trace.stat().st_size > 1000, 60, "the first steps")
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does: to both
+    else:
+        process.send_signal(number)
+    process.wait(timeout=10)
+    assert process.returncode != 0
+    wait_until(lambda: not is_alive(worker), 10, "the end of the worker")
+
+
+@pytest.mark.slow
+def test_ranks_with_other_weights_are_refused_at_the_start(tmp_path):
+    """Catches sums over parts of two models: they look like text."""
+    for seed, folder in enumerate(("one", "other")):
+        model = build("llama", **SIZES)
+        model.lm_head.weight.data[7] += seed
+        model.save_pretrained(tmp_path / folder)
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29614"}
+    script = (
+        "import sys; from minipaged import LLM;"
+        "LLM(sys.argv[1], tensor_parallel_size=2, num_blocks=64, attention_backend='torch')"
+    )
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path / folder)],
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+        )
+        for rank, folder in enumerate(("one", "other"))
+    ]
+    told = [rank.communicate(timeout=60)[1].decode() for rank in ranks]
+    assert all(rank.returncode for rank in ranks)
+    assert "RankError: rank 1 has other weights than rank 0" in told[0]
+
+
+@pytest.mark.slow
+def test_a_worker_that_cannot_start_is_told_with_its_last_lines(tmp_path, monkeypatch):
+    """Catches a rank 0 that waits for a worker which has ended."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nif 'distributed.worker' in ' '.join(sys.orig_argv): sys.exit('no room on this disk')"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(RankError, match=r"rank 1 ended with code 1: .*no room on this disk"):
+        LLM(**SMALL, tensor_parallel_size=2)

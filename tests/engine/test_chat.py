@@ -1,0 +1,330 @@
+"""`minipaged chat`: what is said, what is computed, and what Ctrl-C ends."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import select
+import sys
+import time
+
+import pytest
+
+from minipaged import LLM, SamplingParams
+from minipaged.cli import chat as chat_module
+from minipaged.cli.conversation import PLAIN_STOP, PLAIN_TEMPLATE, Conversation
+from minipaged.cli.wrapping import WordWrap
+from minipaged.prompts import RequestError
+from tests.engine.test_cli import call
+
+FOX, TABLE = "Tell me a story about a fox.", "What is a block table?"
+ANSWER = "A block table maps the logical blocks of a sequence to physical blocks."
+GREEDY = SamplingParams(temperature=0, max_tokens=None)
+
+
+@pytest.fixture
+def llm():
+    return LLM(num_blocks=64, disable_log_stats=True)
+
+
+@pytest.fixture
+def conversation(llm):
+    return Conversation(llm, GREEDY)
+
+
+def ask(conversation: Conversation, question: str) -> str:
+    return "".join(conversation.ask(question))
+
+
+def test_an_answer_is_that_of_chat(conversation, llm):
+    """Catches a prompt of its own making: another template, or a token more."""
+    assert ask(conversation, TABLE) == ANSWER
+    assert llm.chat([{"role": "user", "content": TABLE}], GREEDY).outputs[0].text == ANSWER
+
+
+def test_a_turn_computes_only_what_the_turns_before_did_not(conversation):
+    """Catches a conversation that is computed anew at every turn, and a number that is not the cache's."""
+    ask(conversation, FOX)
+    first = conversation.last
+    assert (first.num_reused, first.finish_reason) == (0, "stop")
+    total = first.num_prompt_tokens + first.num_tokens
+    ask(conversation, TABLE)
+    second = conversation.last
+    # The last token of an answer has no slot: it was generated and never computed.
+    assert second.num_reused == (total - 1) // 16 * 16
+    assert second.num_reused > 100
+    assert second.num_prompt_tokens > total
+
+
+def test_generated_tokens_are_kept_as_they_were_generated(conversation, llm):
+    """Catches an answer that is encoded again: other tokens of the same text are not in the cache."""
+    tokenizer, sampled = (
+        llm.tokenizer,
+        SamplingParams(temperature=1.5, seed=3, max_tokens=120, ignore_eos=True),
+    )
+    conversation.params = sampled
+    said = ask(conversation, FOX)
+    own = conversation.token_ids[-conversation.last.num_tokens :]
+    assert tokenizer.decode(own) == said
+    assert tokenizer.encode(said, add_special_tokens=False) != own, "the usual tokens: nothing to tell apart"
+    total = len(conversation.token_ids)
+    ask(conversation, TABLE)
+    assert conversation.last.num_reused == (total - 1) // 16 * 16
+
+
+def test_the_text_of_a_turn_is_what_the_template_makes_of_the_messages(conversation, llm):
+    """Catches a prompt whose joined tokens spell something else than the messages."""
+    ask(conversation, FOX)
+    ask(conversation, TABLE)
+    before = conversation.messages[:-1]
+    token_ids = conversation.token_ids[: conversation.last.num_prompt_tokens]
+    template = llm.tokenizer.apply_chat_template(before, tokenize=False, add_generation_prompt=True)
+    assert llm.tokenizer.decode(token_ids) == template
+
+
+def test_an_answer_left_early_is_kept_as_far_as_it_came(conversation, llm):
+    """Catches a stopped answer that leaves its request running, or a question without its answer."""
+    pieces = conversation.ask(FOX)
+    said = next(pieces) + next(pieces) + next(pieces)
+    pieces.close()
+    assert not llm.engine.has_unfinished
+    llm.engine.check_invariants()
+    assert conversation.messages == [
+        {"role": "user", "content": FOX},
+        {"role": "assistant", "content": said},
+    ]
+    assert conversation.last.finish_reason is None
+    assert ask(conversation, TABLE) == ANSWER
+
+
+def test_a_question_that_does_not_fit_changes_nothing(conversation):
+    """Catches a conversation that can never be continued after one long question."""
+    ask(conversation, TABLE)
+    before = list(conversation.messages)
+    with pytest.raises(ValueError, match="max_model_len"):
+        ask(conversation, "word " * 3000)
+    assert conversation.messages == before
+    assert ask(conversation, TABLE) == ANSWER
+
+
+def test_reset_leaves_the_system_message(llm):
+    """Catches a system message that is lost, or questions that are not."""
+    conversation = Conversation(llm, GREEDY, system="Be brief.")
+    ask(conversation, TABLE)
+    conversation.reset()
+    assert conversation.messages == [{"role": "system", "content": "Be brief."}]
+    assert conversation.kept().blocks == ()
+
+
+def test_the_kept_blocks_are_those_of_the_cache(conversation, llm):
+    """Catches blocks that hold something else by now."""
+    ask(conversation, FOX)
+    kept = conversation.kept()
+    assert len(kept.blocks) == (len(conversation.token_ids) - 1) // 16
+    assert set(kept.blocks) == set(llm.engine.scheduler.kv.prefix_cache.evictable)
+    llm.engine.reset_prefix_cache()
+    assert conversation.kept().blocks == ()
+
+
+def test_a_model_without_a_template_gets_plain_turns(llm):
+    """Catches an answer that goes on with the user's next question, and turns that cannot be reused."""
+    llm.tokenizer.chat_template = PLAIN_TEMPLATE
+    params = SamplingParams(temperature=0, max_tokens=40, stop=PLAIN_STOP)
+    conversation = Conversation(llm, params)
+    ask(conversation, "The sun " * 12)
+    first = conversation.last
+    ask(conversation, "The moon")
+    text = llm.tokenizer.decode(conversation.token_ids[: conversation.last.num_prompt_tokens])
+    assert text.startswith("<|begin|>User: The sun The sun ")
+    assert text.endswith("\nUser: The moon\nAssistant:")
+    assert first.finish_reason == "length"
+    assert conversation.last.num_reused == (first.num_prompt_tokens + first.num_tokens - 1) // 16 * 16 > 32
+
+
+def test_a_model_without_a_tokenizer_cannot_chat(llm):
+    """Catches an AttributeError."""
+    llm.tokenizer = None
+    with pytest.raises(RequestError, match="no tokenizer"):
+        Conversation(llm, GREEDY)
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+def chat(capsys, monkeypatch, llm, *lines: str, flags: tuple[str, ...] = ()) -> tuple[int, str, str]:
+    """`minipaged chat` with these lines as its input."""
+    monkeypatch.setattr(chat_module, "load", lambda *arguments: llm)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(line + "\n" for line in lines)))
+    return call(capsys, monkeypatch, "chat", *flags)
+
+
+def test_answers_are_all_of_standard_output(capsys, monkeypatch, llm):
+    """Catches prompts and accounts among the answers of a script."""
+    code, out, err = chat(capsys, monkeypatch, llm, TABLE, "", TABLE)
+    assert (code, out) == (0, f"{ANSWER}\n{ANSWER}\n")
+    assert re.findall(r"\[(\d+) of (\d+) tokens reused; 15 generated", err) == [("0", "10"), ("16", "34")]
+
+
+def test_commands(capsys, monkeypatch, llm):
+    """Catches a command that is asked as a question, and one that ends the chat."""
+    lines = (TABLE, "/history", "/blocks", "/reset", "/history", "/help", "/frobnicate", "/exit", TABLE)
+    code, out, err = chat(capsys, monkeypatch, llm, *lines)
+    assert code == 0
+    assert f"user: {TABLE}\nassistant: {ANSWER}\n" in out
+    assert "This conversation: 16 tokens in 1 blocks" in out
+    assert "0 of 64 blocks in use, 1 cached and evictable, 63 free" in out
+    assert "/blocks" in out
+    assert out.count(ANSWER) == 2, "history after /reset, or a question after /exit"
+    assert "minipaged: /frobnicate is no command; /help lists them" in err
+
+
+def test_a_bad_question_does_not_end_the_chat(capsys, monkeypatch, llm):
+    """Catches a chat that ends with an exception, and all that was said with it."""
+    code, out, err = chat(capsys, monkeypatch, llm, "word " * 3000, "caf\udce9", TABLE)
+    assert (code, out) == (0, f"{ANSWER}\n")
+    assert "max_model_len" in err
+    assert "is no Unicode character" in err
+
+
+def test_an_answer_that_was_cut_says_so(capsys, monkeypatch, llm):
+    """Catches an answer that ends in the middle without a word."""
+    code, _, err = chat(capsys, monkeypatch, llm, FOX, flags=("--max-tokens", "5"))
+    assert code == 0
+    assert "5 generated" in err
+    assert "cut off at the limit]" in err
+
+
+def test_blocks_without_prefix_caching(capsys, monkeypatch):
+    """Catches an AttributeError of the cache that is not there."""
+    llm = LLM(num_blocks=64, enable_prefix_caching=False, disable_log_stats=True)
+    code, _, err = chat(capsys, monkeypatch, llm, TABLE, "/blocks", TABLE)
+    assert code == 0
+    assert "enable_prefix_caching is off" in err
+    assert err.count("0 of") == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--top-p", "0.5"), "temperature 0.0 is greedy"),
+        (("--chat-template", "no-such-file"), "cannot read chat template no-such-file"),
+        (("--max-tokens", "0"), "max_tokens is 0"),
+    ],
+)
+def test_mistakes_are_told_before_the_model_is_loaded(capsys, monkeypatch, flags, told):
+    """Catches a typo that costs the minutes of a large model's loading."""
+    code, _, err = chat(capsys, monkeypatch, None, flags=flags)
+    assert code == 2
+    assert told in err
+
+
+def test_a_template_of_ones_own(capsys, monkeypatch, llm, tmp_path):
+    """Catches --chat-template without an effect."""
+    path = tmp_path / "template.jinja"
+    path.write_text("{{ raise_exception('no ' + messages[0].content) }}")
+    code, _, err = chat(capsys, monkeypatch, llm, TABLE, flags=("--chat-template", str(path)))
+    assert code == 0
+    assert f"the chat template refuses the messages: no {TABLE}" in err
+
+
+class Terminal:
+    """A command on a pseudo terminal."""
+
+    def __init__(self, *command: str, **environment: str) -> None:
+        self.pid, self.file = pty.fork()
+        if self.pid == 0:
+            os.environ.update(environment)
+            os.execv(command[0], command)
+        self.shown = ""
+
+    def type(self, text: str) -> None:
+        self.shown = ""
+        os.write(self.file, text.encode())
+
+    def wait_for(self, text: str) -> None:
+        """Until the text is shown after what was typed last."""
+        deadline = time.monotonic() + 60
+        while text not in self.shown:
+            assert time.monotonic() < deadline, f"{text!r} was not shown: {self.shown!r}"
+            if select.select([self.file], [], [], 0.1)[0]:
+                self.shown += os.read(self.file, 65536).decode(errors="replace")
+
+    def end(self) -> int:
+        """The exit code, after the command has ended."""
+        with open(self.file, "rb", buffering=0) as file:
+            try:
+                while file.read(65536):
+                    pass
+            except OSError:  # its end, on Linux
+                pass
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path):
+    """Catches a chat that dies with its answer, an interrupt that is ignored, a lost history."""
+    command = (
+        sys.executable,
+        "-m",
+        "minipaged",
+        "chat",
+        "--num-blocks",
+        "64",
+        "--attention-backend",
+        "torch",
+    )
+    environment = {"XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"}
+    terminal = Terminal(*command, **environment)
+    terminal.wait_for("> ")
+    terminal.type(FOX + "\r")
+    terminal.wait_for("there was")
+    terminal.type("\x03")
+    terminal.wait_for("stopped]")
+    terminal.wait_for("> ")
+    assert "people talk about it" not in terminal.shown
+    terminal.type("\x03")
+    terminal.wait_for("Ctrl-D or /exit leaves.")
+    terminal.type("/history\r")
+    terminal.wait_for("assistant: Once upon a time")
+    terminal.type(TABLE + "\r")
+    terminal.wait_for("physical blocks.")
+    terminal.wait_for("> ")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+    assert TABLE in (tmp_path / "minipaged" / "chat").read_text()
+
+
+# -- lines ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_lines_break_between_words(size):
+    """Catches words cut at the edge of the terminal, wherever the pieces were cut."""
+    text = "Once upon a time, there was a little extraordinarily-long-eared fox.\nThe end.  Really."
+    wrap = WordWrap(12)
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    shown = "".join(map(wrap.feed, pieces)) + wrap.rest()
+    lines = shown.split("\n")
+    assert lines[:4] == ["Once upon a ", "time, there ", "was a little", "extraordinar"]
+    assert max(map(len, lines)) <= 12
+    assert shown.replace("\n", "").replace(" ", "") == text.replace("\n", "").replace(" ", "")
+    assert lines[-2:] == ["The end.  ", "Really."]
+
+
+def test_wide_characters_may_break_anywhere():
+    """Catches a line of Chinese that is held back to its end, or counted as half as wide."""
+    wrap = WordWrap(6)
+    assert wrap.feed("你好世界") == "你好世\n界"
+
+
+def test_control_characters_do_not_reach_the_terminal():
+    """Catches a model that clears the screen or sets the window's title."""
+    wrap = WordWrap(20)
+    assert wrap.feed("a\x1b[2J \x9bb ") == "a\ufffd[2J \ufffdb "
+
+
+def test_nothing_is_wrapped_in_a_pipe():
+    """Catches line breaks that the model did not write."""
+    wrap = WordWrap(None)
+    assert wrap.feed("word " * 50) + wrap.rest() == "word " * 50

@@ -1,0 +1,267 @@
+"""What people type, and what they see: on a terminal, and where standard output or standard error is none."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import redirect_stdout
+from dataclasses import fields
+
+import pytest
+
+from minipaged import LLM, __version__
+from minipaged.cli import generate as generate_module
+from minipaged.cli.simulation import print_reports
+from minipaged.simulation.serving import Report
+from tests.engine.test_cli import call
+
+STORY = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return LLM(num_blocks=64, disable_log_stats=True)
+
+
+@pytest.fixture
+def loaded(monkeypatch, llm):
+    """`generate` uses the model that is loaded already."""
+    monkeypatch.setattr(generate_module, "load", lambda *arguments: llm)
+
+
+def test_minipaged_alone_prints_help(capsys, monkeypatch):
+    """Catches help squeezed into one line of error, and exit code 2 for who only looks."""
+    code, out, err = call(capsys, monkeypatch)
+    assert code == 0
+    assert out.startswith("Usage: minipaged")
+    assert len(out.splitlines()) > 5
+    assert err == ""
+
+
+@pytest.mark.parametrize("arguments", [("-h",), ("generate", "-h"), ("simulate", "-h"), ("learn", "-h")])
+def test_the_short_flag_of_help(capsys, monkeypatch, arguments):
+    """Catches `-h` being no option."""
+    code, out, _ = call(capsys, monkeypatch, *arguments)
+    assert code == 0
+    assert out.startswith("Usage: minipaged")
+
+
+def test_the_version(capsys, monkeypatch):
+    """Catches a bug report without a version, because there is no way to ask."""
+    code, out, _ = call(capsys, monkeypatch, "--version")
+    assert (code, out) == (0, f"minipaged {__version__}\n")
+
+
+def test_the_prompt_may_stand_without_a_flag(loaded, capsys, monkeypatch):
+    """Catches `minipaged generate "Once upon a time"` as an error, and a prompt lost beside --prompt."""
+    arguments = ("generate", "The moon", "--prompt", "The sun", "--max-tokens", "2", "--json")
+    code, out, _ = call(capsys, monkeypatch, *arguments)
+    assert code == 0
+    assert [output["prompt"] for output in json.loads(out)["outputs"]] == ["The moon", "The sun"]
+
+
+def test_piped_output_is_the_text_and_nothing_else(loaded, llm, capsys, monkeypatch):
+    """Catches boxes, markup, wrapped lines or statistics in a file that should hold a story."""
+    code, out, err = call(capsys, monkeypatch, "generate", STORY, "--max-tokens", "60")
+    _, as_json, _ = call(capsys, monkeypatch, "generate", STORY, "--max-tokens", "60", "--json")
+    text = json.loads(as_json)["outputs"][0]["completions"][0]["text"]
+    assert code == 0
+    assert out == STORY + text + "\n"
+    assert max(map(len, out.splitlines())) > 80, "the story is too short to tell whether it is wrapped"
+    assert "KV blocks of 16 tokens at peak" in err
+    assert "tokens/s" in err
+
+
+def test_piped_completions_are_apart(loaded, capsys, monkeypatch):
+    """Catches several completions run together, and scores of beams in the text."""
+    code, out, err = call(
+        capsys, monkeypatch, "generate", "The sun", "--beam-width", "3", "--n", "3", "--max-tokens", "3"
+    )
+    assert code == 0
+    parts = out.removesuffix("\n").split("\n\n")
+    assert len(parts) == 3
+    assert all(part.startswith("The sun") for part in parts)
+    assert "score" not in out
+    assert len(re.findall(r"completion \d, length, score -\d", err)) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "field", "value"),
+    [
+        (("--repetition-penalty", "1.3"), "repetition_penalty", 1.3),
+        (("--presence-penalty", "0.5"), "presence_penalty", 0.5),
+        (("--frequency-penalty", "0.25"), "frequency_penalty", 0.25),
+        (("--stop-token-id", "13", "--stop-token-id", "14"), "stop_token_ids", (13, 14)),
+        (("--min-tokens", "3"), "min_tokens", 3),
+        (("--ignore-eos",), "ignore_eos", True),
+        (("--logprobs", "2"), "logprobs", 2),
+    ],
+)
+def test_a_flag_reaches_the_sampler(loaded, llm, capsys, monkeypatch, flags, field, value):
+    """Catches a flag that is read and forgotten."""
+    seen = []
+    generate = llm.generate
+    monkeypatch.setattr(
+        llm, "generate", lambda prompts, params, **other: (seen.append(params), generate(prompts, params))[1]
+    )
+    code, _, err = call(capsys, monkeypatch, "generate", STORY, "--max-tokens", "4", *flags)
+    assert (code, err.count("minipaged: ")) == (0, 0)
+    assert getattr(seen[0], field) == value
+
+
+def test_beams_take_what_they_can_follow_and_refuse_the_rest(loaded, llm, capsys, monkeypatch):
+    """Catches --min-tokens dropped in silence with beams, or a penalty that does nothing."""
+    beams = ("generate", STORY, "--beam-width", "2", "--max-tokens", "4")
+    code, _, _ = call(capsys, monkeypatch, *beams, "--min-tokens", "2", "--ignore-eos")
+    assert code == 0
+    code, _, err = call(capsys, monkeypatch, *beams, "--presence-penalty", "1")
+    assert code == 2
+    assert "beam_width is 2, which contradicts presence_penalty 1.0; drop one of them" in err
+
+
+def test_logprobs_are_shown_token_by_token(loaded, llm, capsys, monkeypatch):
+    """Catches log-probabilities asked for and not shown, or those of other tokens."""
+    arguments = ("generate", "The sun", "--max-tokens", "3", "--logprobs", "2")
+    _, as_json, _ = call(capsys, monkeypatch, *arguments, "--json")
+    code, out, _ = call(capsys, monkeypatch, *arguments)
+    completion = json.loads(as_json)["outputs"][0]["completions"][0]
+    assert code == 0
+    assert [entry["token_id"] for entry in completion["logprobs"]] == completion["token_ids"]
+    rows = [line.split("\t") for line in out.splitlines()[-3:]]
+    for row, entry in zip(rows, completion["logprobs"]):
+        assert json.loads(row[0]) == entry["token"]
+        assert float(row[1]) == pytest.approx(entry["logprob"], abs=1e-3)
+        assert int(row[2]) == entry["rank"]
+        assert len(entry["top"]) == 2
+        assert entry["top"][0]["rank"] == 1
+    total = sum(entry["logprob"] for entry in completion["logprobs"])
+    assert total == pytest.approx(completion["cumulative_logprob"], abs=1e-4)
+
+
+def on_terminal(code: str, *, columns: int = 80, until: str | None = None, environment=None) -> str:
+    """Run Python code with standard error on a terminal; returns all that was written there."""
+    leader, follower = pty.openpty()
+    import fcntl
+    import struct
+    import termios
+
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdin=follower,
+        stdout=subprocess.DEVNULL,
+        stderr=follower,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "", "NO_COLOR": "1", **(environment or {})},
+    )
+    os.close(follower)
+    shown, deadline = b"", time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if not select.select([leader], [], [], 1)[0]:
+            continue
+        try:
+            data = os.read(leader, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not data:
+            break
+        shown += data
+    os.close(leader)
+    assert child.wait(10) == 0, shown.decode()
+    return shown.decode()
+
+
+BAR = """
+    from minipaged.progress import progress_bar
+    import time
+    with progress_bar("counting sheep", 3) as advance:
+        for sheep in range(3):
+            time.sleep(0.2)
+            advance(sheep + 1)
+"""
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_bar_fits_the_terminal_and_leaves_nothing_behind(columns):
+    """Catches a bar wrapped at every refresh, and one that stays above the result."""
+    shown = on_terminal(BAR, columns=columns)
+    frames = re.split(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n", shown)
+    assert any("counting sheep" in frame and "3/3" in frame for frame in frames)
+    assert max(map(len, frames)) <= columns
+    assert shown.rstrip().endswith("\x1b[2K") or "\x1b[2K" in shown[-40:], "the last frame is not erased"
+
+
+def test_there_is_no_bar_where_standard_error_is_no_terminal():
+    """Catches escape sequences in a log file, also where FORCE_COLOR makes rich take it for a terminal."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(BAR)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "FORCE_COLOR": "1"},
+    )
+    assert done.stdout + done.stderr == ""
+
+
+def test_the_first_compile_says_what_it_does(tmp_path):
+    """Catches seconds of silence at the first start, where g++ works."""
+    code = """
+        import logging
+        logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
+        from minipaged.kernels.cpp import build
+        build.load_library()
+        build.load_library.cache_clear()
+        print("again", file=__import__("sys").stderr)
+        build.load_library()
+    """
+    compiler = tmp_path / "c++"  # (compiling takes several seconds)
+    real = tmp_path / "empty.cpp"
+    real.write_text('extern "C" void nothing() {}')
+    compiler.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = --version ]; then echo fake 1; exit; fi\n'
+        "for last; do :; done\n"
+        f'sleep 0.5; exec cc -shared -fPIC {real} -o "$last"\n'
+    )
+    compiler.chmod(0o755)
+    shown = on_terminal(code, environment={"CXX": str(compiler), "XDG_CACHE_HOME": str(tmp_path / "cache")})
+    first, again = shown.split("again")
+    assert "compiling the C++ kernels" in first
+    assert str(compiler) in first.replace("\r\n", "")
+    assert "0:00:00" in first
+    assert "compiling" not in again
+
+
+def test_loading_shows_a_bar_with_the_weights(tmp_path):
+    """Catches a large model that loads in silence, and bars of transformers beside our own."""
+    code = """
+        from minipaged import LLM
+        LLM(attention_backend="torch", num_blocks=16)
+    """
+    shown = on_terminal(code)
+    frames = re.split(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n", shown)
+    assert any("loading" in frame and "38/38" in frame for frame in frames)
+    assert "it/s" not in shown
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_a_sweep_shows_every_digit_at_every_width(monkeypatch, columns):
+    """Catches figures cut to `0.03…` where the values of a sweep do not fit side by side."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    # 0.5 is of every field; the other differs from column to column.
+    reports = [Report(**{f.name: 0.5 for f in fields(Report)} | {"seconds": 1234.5 + i}) for i in range(6)]
+    table = io.StringIO()
+    with redirect_stdout(table):
+        print_reports(reports, "block_size", [8, 16, 32, 64, 128, 256])
+    shown = table.getvalue()
+    assert "\u2026" not in shown
+    assert all(f"{1234.5 + i:,.4g}" in shown for i in range(6))
+    assert max(map(len, shown.splitlines())) <= columns
+    assert shown.count("block_size") == {40: 3, 80: 1, 200: 1}[columns]

@@ -1,0 +1,84 @@
+// Runs the C++ kernels on cases from a file, where there is no Python: under an emulator, or in another build.
+//
+//     run_cases CASES RESULTS          all in native byte order; an array is its size in bytes, then its bytes
+//
+// A case is the name of its function (an array), then what that function reads below; its result is an array.
+
+#include "paged_attention.cpp"
+#include "elementwise.cpp"
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+namespace {
+
+std::FILE *cases, *results;
+
+template <class T>
+T number() {
+    T value;
+    if (std::fread(&value, sizeof value, 1, cases) != 1) std::abort();
+    return value;
+}
+
+int64_t integer() { return number<int64_t>(); }
+
+std::vector<char> array() {
+    std::vector<char> bytes(integer());
+    if (std::fread(bytes.data(), 1, bytes.size(), cases) != bytes.size()) std::abort();
+    return bytes;
+}
+
+void give(const std::vector<char>& bytes) {
+    const int64_t size = bytes.size();
+    std::fwrite(&size, sizeof size, 1, results);
+    std::fwrite(bytes.data(), 1, bytes.size(), results);
+}
+
+template <class T>
+T* as(std::vector<char>& bytes) {
+    return bytes.empty() ? nullptr : (T*)bytes.data();
+}
+
+template <class T>
+void attention() {
+    auto query = array(), keys = array(), values = array(), output = array();
+    auto tables = array(), starts = array(), contexts = array(), sinks = array();
+    Call call = {query.data(),        keys.data(),           values.data(),         output.data(),
+                 as<int32_t>(tables), as<int32_t>(starts), as<int32_t>(contexts), as<float>(sinks)};
+    for (int64_t* field : {&call.query_token_stride, &call.query_head_stride, &call.table_stride,
+                           &call.num_sequences, &call.num_heads, &call.num_kv_heads, &call.block_size,
+                           &call.key_dim, &call.value_dim, &call.sliding_window, &call.num_threads})
+        *field = integer();
+    call.scale = number<double>();
+    call.softcap = number<double>();
+    attend_batch<T>(call);
+    give(output);
+}
+
+template <class T>
+void elementwise(const std::string& name) {
+    auto rows = array(), first = array(), second = array();
+    const int64_t tokens = integer(), heads = integer(), dim = integer(), stride = heads * dim;
+    if (name == "norm") norm(as<T>(rows), stride, as<T>(rows), stride, tokens, heads, dim, as<T>(first), 1e-5f, 1);
+    if (name == "rotate") rotate(as<T>(rows), stride, as<T>(first), as<T>(second), tokens, heads, dim, 1);
+    if (name == "gate") gate(as<T>(rows), as<T>(first), tokens, dim, 1);
+    if (name == "greedy") greedy_tokens(as<float>(rows), tokens, dim, as<int64_t>(first), as<float>(second), 1);
+    give(name == "gate" || name == "greedy" ? first : rows);
+}
+
+}  // namespace
+
+int main(int, char** files) {
+    cases = std::fopen(files[1], "rb");
+    results = std::fopen(files[2], "wb");
+    for (int64_t left = integer(); left > 0; left--) {
+        const auto bytes = array();
+        const std::string name(bytes.begin(), bytes.end());
+        const bool is_bfloat16 = integer();
+        if (name == "attention") is_bfloat16 ? attention<BFloat16>() : attention<float>();
+        else is_bfloat16 ? elementwise<BFloat16>(name) : elementwise<float>(name);
+    }
+    return std::fclose(results);
+}

@@ -1,0 +1,196 @@
+"""The C++ kernels for other processors and by other compilers: no warning, and the same numbers.
+
+Small cases go through a file to `run_cases.cpp`, compiled for the target and run there; aarch64 under qemu.
+Debian's packages: clang libomp-dev g++-aarch64-linux-gnu qemu-user.
+"""
+
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from minipaged.kernels.cpp.build import SOURCES
+from minipaged.kernels.reference import oracle
+from tests.kernels.cases import RELATIVE_ERROR, assert_close, make_case
+
+COMMON = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-Wall", "-Werror")
+WITH_OPENMP = ("-fopenmp", "-Wextra")
+WITHOUT_OPENMP = ("-Wno-unknown-pragmas",)
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+class Target(NamedTuple):
+    """A compiler, its options for a processor, and what runs the result (nothing: this machine)."""
+
+    compiler: str
+    options: tuple[str, ...]
+    emulator: tuple[str, ...] = ()
+
+
+TARGETS = {
+    "clang AVX2": Target("clang++", ("-march=x86-64-v3",)),
+    "clang SSE2": Target("clang++", ("-march=x86-64", "-Wno-psabi")),
+    "gcc AVX2": Target("g++", ("-march=x86-64-v3",)),
+    "gcc aarch64": Target("aarch64-linux-gnu-g++", ("-mcpu=neoverse-n1",), ("qemu-aarch64",)),
+    "clang aarch64": Target("clang++", ("--target=aarch64-linux-gnu", "-mcpu=apple-m1"), ("qemu-aarch64",)),
+}
+
+
+@pytest.fixture(params=TARGETS)
+def target(request) -> Target:
+    """A target whose tools are installed; skipped, with the reason, where one is missing."""
+    found = TARGETS[request.param]
+    headers = ("aarch64-linux-gnu-g++",) if found.emulator else ()  # clang brings no C++ library of its own
+    for tool in (found.compiler, *headers, *found.emulator):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{request.param}: {tool} is not installed")
+    if not found.emulator and "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip(f"{request.param}: this processor is another")
+    return found
+
+
+def check_compile(target: Target, *arguments: object) -> None:
+    command = [target.compiler, *COMMON, *target.options, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("openmp", [WITH_OPENMP, WITHOUT_OPENMP], ids=["OpenMP", "one thread"])
+def test_the_sources_compile_without_a_warning(target, openmp, tmp_path):
+    """Catches what only one compiler takes: a Mac builds these sources with clang, and without OpenMP."""
+    if openmp is WITH_OPENMP and target.emulator and target.compiler == "clang++":
+        pytest.skip("no OpenMP for another processor's clang")
+    for source in SOURCES:
+        check_compile(target, *openmp, "-c", source, "-o", tmp_path / "kernel.o")
+
+
+def packed(*parts: Tensor | str | int | float | None) -> bytes:
+    """Arrays with their sizes before them, integers, reals; None is an empty array."""
+    stream = b""
+    for part in parts:
+        if isinstance(part, int):
+            stream += struct.pack("q", part)
+        elif isinstance(part, float):
+            stream += struct.pack("d", part)
+        else:
+            if isinstance(part, Tensor):
+                data = part.contiguous().view(torch.uint8).numpy().tobytes()
+            else:
+                data = (part or "").encode()
+            stream += struct.pack("q", len(data)) + data
+    return stream
+
+
+class Run:
+    """Cases for one program, each with the check of its result."""
+
+    def __init__(self) -> None:
+        self.cases: list[bytes] = []
+        self.checks: list = []
+
+    def add(self, name: str, dtype: torch.dtype, *parts, check) -> None:
+        self.cases.append(packed(name, int(dtype is torch.bfloat16), *parts))
+        self.checks.append(check)
+
+    def add_attention(self, lengths, dtype, softcap=None, sliding_window=None, with_sinks=False, **shape):
+        case = make_case(lengths, dtype=dtype, sliding_window=sliding_window, **shape)
+        sinks = case.sinks if with_sinks else None
+        inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
+        options = {"scale": 0.3, "softcap": softcap, "sliding_window": sliding_window, "sinks": sinks}
+        expected = oracle.paged_attention(*inputs, **options)
+        num_tokens, num_heads, key_dim = case.query.shape
+        _, num_kv_heads, block_size, value_dim = case.value_cache.shape
+        metadata = case.metadata
+
+        def check(data: bytearray) -> None:
+            actual = torch.frombuffer(data, dtype=dtype).view(num_tokens, num_heads, value_dim)
+            assert_close(actual, expected, case)
+
+        self.add(
+            *("attention", dtype, case.query, case.key_cache, case.value_cache),
+            torch.zeros(num_tokens, num_heads, value_dim, dtype=dtype),
+            *(metadata.block_tables, metadata.query_start, metadata.context_len),
+            None if sinks is None else sinks.float(),
+            *(case.query.stride(0), case.query.stride(1), metadata.block_tables.stride(0), len(lengths)),
+            *(num_heads, num_kv_heads, block_size, key_dim, value_dim, sliding_window or 2**40, 1),
+            *(0.3, softcap or 0.0),
+            check=check,
+        )
+
+    def add_elementwise(self, dtype, dim: int) -> None:
+        torch.manual_seed(dim)
+        rows, weight = torch.randn(5, 3, dim).to(dtype), torch.randn(dim).to(dtype)
+        angles = torch.randn(5, 1, dim // 2).repeat(1, 1, 2)
+        cosines, sines = angles.cos().to(dtype), angles.sin().to(dtype)
+        wide = rows.double()
+        norm = (wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt()).to(
+            dtype
+        ).double() * weight.double()
+        turned = torch.cat((-wide[..., dim // 2 :], wide[..., : dim // 2]), -1)
+        both = torch.randn(5, 2 * dim).to(dtype)
+        gate = torch.nn.functional.silu(both[:, :dim].double()) * both[:, dim:].double()
+        rotated = wide * cosines.double() + turned * sines.double()
+
+        def near(expected: Tensor):
+            def check(data: bytearray) -> None:
+                actual = torch.frombuffer(data, dtype=dtype).double().view(expected.shape)
+                error = (actual - expected).norm() / expected.norm()
+                assert error < RELATIVE_ERROR[dtype], error
+
+            return check
+
+        self.add("norm", dtype, rows, weight, None, 5, 3, dim, check=near(norm))
+        self.add("rotate", dtype, rows, cosines, sines, 5, 3, dim, check=near(rotated))
+        self.add("gate", dtype, both, torch.zeros(5, dim, dtype=dtype), None, 5, 1, dim, check=near(gate))
+
+    def add_greedy(self, vocab_size: int) -> None:
+        logits = torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(vocab_size))
+
+        def check(data: bytearray) -> None:
+            assert torch.equal(torch.frombuffer(data, dtype=torch.int64), logits.argmax(-1))
+
+        empty = torch.zeros(6, dtype=torch.int64), torch.zeros(6)
+        self.add("greedy", torch.float32, logits, *empty, 6, 1, vocab_size, check=check)
+
+    def check_results(self, data: bytes) -> None:
+        for check in self.checks:
+            (size,) = struct.unpack_from("q", data)
+            check(bytearray(data[8 : 8 + size]))
+            data = data[8 + size :]
+        assert not data
+
+
+def small_cases() -> Run:
+    run = Run()
+    mixed = [(1, 9), (7, 7), (3, 12), (1, 1), (2, 140), (33, 70)]
+    for dtype in DTYPES:
+        for head_dims in ((64, 64), (80, 40), (33, 63), (8, 24)):
+            run.add_attention(mixed, dtype, head_dims=head_dims, heads=(6, 2))
+        for block_size in (1, 3, 16):
+            run.add_attention(mixed, dtype, block_size=block_size)
+        run.add_attention(mixed, dtype, softcap=0.7, sliding_window=5, with_sinks=True)
+        for dim in (6, 32, 80):
+            run.add_elementwise(dtype, dim)
+    for vocab_size in (5, 1000):
+        run.add_greedy(vocab_size)
+    return run
+
+
+@pytest.mark.slow
+def test_small_cases_equal_the_oracle_on_every_target(target, tmp_path):
+    """Catches lanes in another order, other rounding, an alignment taken for granted."""
+    run, program = small_cases(), tmp_path / "run_cases"
+    static = ("-static",) if target.emulator else ()
+    harness = Path(__file__).with_name("run_cases.cpp")
+    check_compile(target, *WITHOUT_OPENMP, *static, "-I", SOURCES[0].parent, harness, "-o", program)
+    cases, results = tmp_path / "cases", tmp_path / "results"
+    cases.write_bytes(struct.pack("q", len(run.cases)) + b"".join(run.cases))
+    subprocess.run([*target.emulator, program, cases, results], check=True, timeout=250)
+    run.check_results(results.read_bytes())

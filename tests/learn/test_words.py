@@ -1,0 +1,51 @@
+"""What a failed test says in words."""
+
+import pytest
+
+from minipaged.learn.words import expected_and_got, sentence
+
+
+def test_a_name_is_a_sentence():
+    """Catches underscores, and a case that is lost."""
+    assert sentence("tests/x.py::test_a_full_block_is_one_block") == "A full block is one block."
+    assert sentence("tests/x.py::test_a_fork[3-False]") == "A fork (3-False)."
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("AssertionError: assert 3 == 2", "Expected 2, got 3."),
+        ("assert (4,) == (3,)\n  \n  At index 0 diff: 4 != 3", "Expected (3,), got (4,)."),
+        (
+            "AssertionError: assert 3 == 2\n  +  where 3 = <m.BlockTable object at 0x7f>.num_filled_blocks",
+            "Expected 2, got 3. (3 came from num_filled_blocks)",
+        ),
+        (
+            "AssertionError: assert 6 == 4\n +  where 6 = admit_waiting(<p>, 6, False)\n",
+            "Expected 4, got 6. (6 came from admit_waiting)",
+        ),
+        ("AssertionError: assert [1] is None", "Expected None, got [1]."),
+        ("assert 9 <= 8", "Expected at most 8, got 9."),
+        ("assert 4 > 4", "Expected more than 4, got 4."),
+        ("assert 1 != 1", "Expected anything but 1."),
+        ("assert not {3}", "This should not hold: {3}."),
+        ("assert 3 in [1, 2]", "This should hold: 3 in [1, 2]."),
+        ("assert 0 <= 5 < 4", "This should hold: 0 <= 5 < 4."),
+        ("Failed: DID NOT RAISE <class 'm.OutOfBlocksError'>", "Expected OutOfBlocksError, got no error."),
+        ("Failed: DID NOT RAISE ValueError", "Expected ValueError, got no error."),
+        ("NameError: name 'x' is not defined", "Expected no error, got NameError: name 'x' is not defined"),
+        ("NotImplementedError: Lesson 2, task 1: x", "Not written yet. Lesson 2, task 1: x"),
+        ("AssertionError: Tensor-likes are not close!", "Tensor-likes are not close!"),
+        ("not done after 10 s; is there an endless loop?", "not done after 10 s; is there an endless loop?"),
+    ],
+)  # fmt: skip
+def test_expected_and_got_are_told_in_words(message, told):
+    """Catches sides that are exchanged, and a comparison that is not one."""
+    assert expected_and_got(message) == told
+
+
+def test_a_long_value_is_cut():
+    """Catches a screen full of numbers before the line that matters."""
+    told = expected_and_got(f"assert {list(range(500))} == []")
+    assert told.startswith("Expected [], got [0, 1, 2")
+    assert len(told) < 200
