@@ -19,13 +19,21 @@ if TYPE_CHECKING:
     from minipaged.viewer.profile import StepProfile
 
 
+PANEL = "Load on a server (--url)"
+
+
 def bench(
     workload: Annotated[
+<<<<<<< HEAD
         Path | None, typer.Option(help="JSON list of {prompt_token_ids, max_tokens}; or give sizes:")
     ] = None,
     prompt_tokens: Annotated[int | None, typer.Option(help="Random tokens in each prompt.")] = None,
     output_tokens: Annotated[int | None, typer.Option(help="Tokens that each request generates.")] = None,
     batch: Annotated[int | None, typer.Option(help="Requests of that size [default: 1].")] = None,
+=======
+        Path | None, typer.Option(help="JSON list of {prompt_token_ids, max_tokens}; needed without --url.")
+    ] = None,
+>>>>>>> serve18
     model: Model = None,
     threads: Annotated[int | None, typer.Option(help="Threads of the matrix products.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests arrive at this mean rate a second.")] = None,
@@ -38,10 +46,59 @@ def bench(
     ] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Show where the time of a step goes.")] = False,
     as_json: AsJson = False,
+    url: Annotated[
+        str | None, typer.Option(help="Measure a running server over HTTP instead.", rich_help_panel=PANEL)
+    ] = None,
+    users: Annotated[
+        int,
+        typer.Option(
+            help="Clients that wait for their answers; with --rate: at most.", rich_help_panel=PANEL
+        ),
+    ] = 32,
+    seconds: Annotated[
+        float | None, typer.Option(help="Go on for so long, round and round.", rich_help_panel=PANEL)
+    ] = None,
+    until_eos: Annotated[
+        bool, typer.Option("--until-eos", help="Let a text end by itself.", rich_help_panel=PANEL)
+    ] = False,
+    requests: Annotated[
+        int, typer.Option(help="Requests to make up without a workload.", rich_help_panel=PANEL)
+    ] = 100,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of their prompts.", rich_help_panel=PANEL)] = 64,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each.", rich_help_panel=PANEL)] = 64,
+    shared_prefix: Annotated[
+        int, typer.Option(help="Tokens that their prompts begin with in common.", rich_help_panel=PANEL)
+    ] = 0,
+    ttft_target: Annotated[
+        float | None, typer.Option(help="Goodput: seconds to the first token.", rich_help_panel=PANEL)
+    ] = None,
+    itl_target: Annotated[
+        float | None, typer.Option(help="Goodput: seconds between tokens.", rich_help_panel=PANEL)
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="MINIPAGED_API_KEY", help="Key of the server.", rich_help_panel=PANEL)
+    ] = None,
     use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
-    """Run a workload and report speed, latency and memory."""
+    """Run a workload and report speed, latency and memory; with --url, what clients see of a server."""
+    if url is not None:
+        if use or options or profile or tokens_out or threads:
+            raise ValueError("--url measures a server that runs; give engine settings to minipaged serve")
+        targets = {"ttft_target": ttft_target, "itl_target": itl_target}
+        sent = {
+            "users": users,
+            "rate": rate,
+            "seconds": seconds,
+            "api_key": api_key,
+            "model": model,
+            **targets,
+        }
+        made_up = (requests, prompt_tokens, max_tokens, shared_prefix)
+        _load(url, workload, made_up, {**sent, "ignore_eos": not until_eos}, as_json)
+        return
+    if workload is None:
+        raise ValueError("neither --workload nor --url is given; give a file, or a server")
     check_threads(threads)
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -85,6 +142,7 @@ def bench(
         write_text("tokens", tokens_out, json.dumps(tokens))
 
 
+<<<<<<< HEAD
 def _print(
     result: dict[str, Any],
     name: str,
@@ -92,6 +150,33 @@ def _print(
     as_json: bool,
     spread: dict[str, tuple[float, float]] | None,
 ) -> None:
+=======
+def _load(
+    url: str, workload: Path | None, made_up: tuple[int, int, int, int], sent: dict[str, Any], as_json: bool
+) -> None:
+    try:
+        from minipaged.serving.load import Load, made_up_items, run_load
+    except ImportError as error:
+        raise ValueError(f"--url needs {error.name}; pip install 'minipaged[serve]'") from error
+    from minipaged.bench import read_workload
+    from minipaged.progress import progress_bar
+
+    items = made_up_items(*made_up) if workload is None else read_workload(workload)
+    load = Load(url=url, items=items, **sent)
+    count = len(items) if load.seconds is None else None
+    with progress_bar("sending", count, enabled=not as_json) as show:
+        ended = [0]
+
+        def advance(more: int) -> None:
+            ended[0] += more
+            show(ended[0])
+
+        figures = run_load(load, advance)
+    _print(figures, url if workload is None else workload.name, None, as_json)
+
+
+def _print(result: dict[str, Any], name: str, parts: StepProfile | None, as_json: bool) -> None:
+>>>>>>> serve18
     if as_json:
         more = ({"profile": parts.seconds} if parts else {}) | ({"spread": spread} if spread else {})
         print(json.dumps(result | more, indent=2))
@@ -99,7 +184,14 @@ def _print(
     values = [Column(name, no_wrap=True) for name in (("median", "least", "most") if spread else ("value",))]
     table = Table(Column("figure", overflow="fold"), *values, title=escape(name))
     for figure, value in result.items():
+<<<<<<< HEAD
         table.add_row(figure, *map(_shown, (value, *(spread or {}).get(figure, ()))))
+=======
+        shown = (
+            f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+        )
+        table.add_row(figure, "not told" if shown is None else escape(str(shown)))
+>>>>>>> serve18
     Console().print(table)
     if parts:
         table = Table("part of a step", "CPU s", "share")
