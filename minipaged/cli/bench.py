@@ -24,16 +24,11 @@ PANEL = "Load on a server (--url)"
 
 def bench(
     workload: Annotated[
-<<<<<<< HEAD
         Path | None, typer.Option(help="JSON list of {prompt_token_ids, max_tokens}; or give sizes:")
     ] = None,
     prompt_tokens: Annotated[int | None, typer.Option(help="Random tokens in each prompt.")] = None,
     output_tokens: Annotated[int | None, typer.Option(help="Tokens that each request generates.")] = None,
     batch: Annotated[int | None, typer.Option(help="Requests of that size [default: 1].")] = None,
-=======
-        Path | None, typer.Option(help="JSON list of {prompt_token_ids, max_tokens}; needed without --url.")
-    ] = None,
->>>>>>> serve18
     model: Model = None,
     threads: Annotated[int | None, typer.Option(help="Threads of the matrix products.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests arrive at this mean rate a second.")] = None,
@@ -64,8 +59,6 @@ def bench(
     requests: Annotated[
         int, typer.Option(help="Requests to make up without a workload.", rich_help_panel=PANEL)
     ] = 100,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of their prompts.", rich_help_panel=PANEL)] = 64,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each.", rich_help_panel=PANEL)] = 64,
     shared_prefix: Annotated[
         int, typer.Option(help="Tokens that their prompts begin with in common.", rich_help_panel=PANEL)
     ] = 0,
@@ -94,11 +87,9 @@ def bench(
             "model": model,
             **targets,
         }
-        made_up = (requests, prompt_tokens, max_tokens, shared_prefix)
+        made_up = (requests, prompt_tokens or 64, output_tokens or 64, shared_prefix)
         _load(url, workload, made_up, {**sent, "ignore_eos": not until_eos}, as_json)
         return
-    if workload is None:
-        raise ValueError("neither --workload nor --url is given; give a file, or a server")
     check_threads(threads)
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -111,7 +102,7 @@ def bench(
     if workload and (given := [name for name, number in sizes.items() if number is not None]):
         raise ValueError(f"{given[0]} is {sizes[given[0]]} beside a workload file; give one or the other")
     if not workload and (prompt_tokens is None or output_tokens is None):
-        raise ValueError("no workload; give --workload FILE, or --prompt-tokens and --output-tokens")
+        raise ValueError("no workload; give --workload FILE, --prompt-tokens and --output-tokens, or --url")
     if rate is not None and not 0 < rate < float("inf"):
         raise ValueError(f"rate is {rate}; give requests a second, above 0")
     check_writable("tokens", tokens_out)
@@ -142,15 +133,6 @@ def bench(
         write_text("tokens", tokens_out, json.dumps(tokens))
 
 
-<<<<<<< HEAD
-def _print(
-    result: dict[str, Any],
-    name: str,
-    parts: StepProfile | None,
-    as_json: bool,
-    spread: dict[str, tuple[float, float]] | None,
-) -> None:
-=======
 def _load(
     url: str, workload: Path | None, made_up: tuple[int, int, int, int], sent: dict[str, Any], as_json: bool
 ) -> None:
@@ -175,8 +157,13 @@ def _load(
     _print(figures, url if workload is None else workload.name, None, as_json)
 
 
-def _print(result: dict[str, Any], name: str, parts: StepProfile | None, as_json: bool) -> None:
->>>>>>> serve18
+def _print(
+    result: dict[str, Any],
+    name: str,
+    parts: StepProfile | None,
+    as_json: bool,
+    spread: dict[str, tuple[float, float]] | None = None,
+) -> None:
     if as_json:
         more = ({"profile": parts.seconds} if parts else {}) | ({"spread": spread} if spread else {})
         print(json.dumps(result | more, indent=2))
@@ -184,14 +171,7 @@ def _print(result: dict[str, Any], name: str, parts: StepProfile | None, as_json
     values = [Column(name, no_wrap=True) for name in (("median", "least", "most") if spread else ("value",))]
     table = Table(Column("figure", overflow="fold"), *values, title=escape(name))
     for figure, value in result.items():
-<<<<<<< HEAD
         table.add_row(figure, *map(_shown, (value, *(spread or {}).get(figure, ()))))
-=======
-        shown = (
-            f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
-        )
-        table.add_row(figure, "not told" if shown is None else escape(str(shown)))
->>>>>>> serve18
     Console().print(table)
     if parts:
         table = Table("part of a step", "CPU s", "share")
@@ -201,5 +181,7 @@ def _print(result: dict[str, Any], name: str, parts: StepProfile | None, as_json
         Console().print(table)
 
 
-def _shown(value: float) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+def _shown(value: float | str | None) -> str:
+    if isinstance(value, float | int):
+        return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+    return "not told" if value is None else escape(value)

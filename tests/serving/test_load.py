@@ -68,7 +68,7 @@ def test_a_load_that_cannot_work_is_told_in_one_line():
 
 def test_the_command_prints_the_figures(server):
     """Catches an option that does not reach the load."""
-    command = ["bench", "--url", server.url, "--requests", "6", "--users", "3", "--max-tokens", "5"]
+    command = ["bench", "--url", server.url, "--requests", "6", "--users", "3", "--output-tokens", "5"]
     ran = CliRunner().invoke(app, [*command, "--prompt-tokens", "20", "--shared-prefix", "16", "--json"])
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.stdout)
