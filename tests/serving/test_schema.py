@@ -31,7 +31,7 @@ def test_no_body_that_the_schema_allows_or_forbids_is_a_500(small, method, path)
     schema = schemathesis.openapi.from_dict(small.server.config.app.openapi())
     cases = schema[path][method].as_strategy()
 
-    @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(case=cases)
     def check(case) -> None:
         answer = case.call(base_url=small.url, timeout=60)
