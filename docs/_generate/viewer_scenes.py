@@ -113,9 +113,11 @@ def play(path: Path, engine: Engine, requests: Requests, arrivals: Mapping[str, 
 
 def _words(engine: Engine) -> Engine:
     # Only the trace asks for texts here: nothing is generated as text.
-    engine.detokenizer = SimpleNamespace(  # type: ignore[assignment]
+    words = SimpleNamespace(
         tokenizer=SimpleNamespace(decode=lambda tokens: "".join(f"{WORDS[token]} " for token in tokens))
     )
+    words.skipping = lambda skip_special_tokens: words  # there are no special tokens
+    engine.detokenizer = words  # type: ignore[assignment]
     return engine
 
 
