@@ -113,10 +113,12 @@ def play(path: Path, engine: Engine, requests: Requests, arrivals: Mapping[str, 
 
 
 def _words(engine: Engine) -> Engine:
-    # What a trace takes the texts of tokens from.
-    engine.detokenizer = SimpleNamespace(  # type: ignore[assignment]
+    # Only the trace asks for texts here: nothing is generated as text.
+    words = SimpleNamespace(
         tokenizer=SimpleNamespace(decode=lambda tokens: "".join(f"{WORDS[token]} " for token in tokens))
     )
+    words.skipping = lambda skip_special_tokens: words  # there are no special tokens
+    engine.detokenizer = words  # type: ignore[assignment]
     return engine
 
 
