@@ -13,17 +13,18 @@ from __future__ import annotations
 import asyncio
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from minipaged.conversations import Message
 from minipaged.decoding.params import DecodingParams
 from minipaged.engine import Engine, RequestError
 from minipaged.engine_thread import EngineThread, QueuedEngine, Reader
 from minipaged.llm import LLM
 from minipaged.outputs import RequestOutput
-from minipaged.prompts import Prompt, check_params, split_prompt
+from minipaged.prompts import Prompt, TokensPrompt, check_params, split_prompt
 from minipaged.scheduling import Request
 
 LONG_TEXT = 4096
@@ -62,6 +63,22 @@ class AsyncLLM:
     def is_running(self) -> bool:
         """Whether requests are taken."""
         return self._thread.stopped is None
+
+    @property
+    def stopped(self) -> str | None:
+        """Why no requests are taken; None while they are."""
+        return self._thread.stopped
+
+    def between_steps(self, action: Callable[[], None]) -> None:
+        """Let the engine's thread call `action` when no step is computed; after the end it is not called.
+
+        It must be short, as it holds up every request, and must not raise: that ends the thread.
+        """
+        self._thread.between_steps(action)
+
+    def chat_prompt(self, messages: Sequence[Message], **options: Any) -> TokensPrompt:
+        """See `LLM.chat_prompt`."""
+        return self._llm.chat_prompt(messages, **options)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer; None if it has none."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypedDict
@@ -22,6 +22,7 @@ from minipaged.engine import Engine
 from minipaged.llm import LLM
 from minipaged.metrics import quantile
 from minipaged.prompts import shortened
+from minipaged.scheduling import StepPlan
 from minipaged.text_io import TextError, read_json
 from minipaged.viewer.profile import StepProfile
 
@@ -65,6 +66,73 @@ def read_workload(path: Path) -> list[WorkloadItem]:
     return items
 
 
+def random_workload(
+    prompt_tokens: int, output_tokens: int, batch: int, vocab_size: int, seed: int = 0
+) -> list[WorkloadItem]:
+    """`batch` requests of these sizes, with token ids drawn at random."""
+    sizes = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "batch": batch}
+    for name, value in sizes.items():
+        if value < 1:
+            raise WorkloadError(f"{name} is {value}; give at least 1")
+    rng = random.Random(seed)
+    return [
+        {"prompt_token_ids": rng.choices(range(vocab_size), k=prompt_tokens), "max_tokens": output_tokens}
+        for _ in range(batch)
+    ]
+
+
+class PhaseClock:
+    """Seconds and tokens of the steps that compute prompts (prefill), and of those that do not (decode)."""
+
+    def __init__(self) -> None:
+        self.seconds = {"prefill": 0.0, "decode": 0.0}
+        self.tokens = {"prefill": 0, "decode": 0}
+        self.decode_steps = 0
+        self._phase = "decode"
+
+    def plan(self, plan: StepPlan) -> None:
+        """Called before each step: decodes beside a prompt's chunk count for neither."""
+        counts = [item.num_tokens for item in plan.scheduled]
+        self._phase = "prefill" if max(counts, default=0) > 1 else "decode"
+        self.tokens[self._phase] += sum(n for n in counts if self._phase == "decode" or n > 1)
+        self.decode_steps += self._phase == "decode"
+
+    def end(self, seconds: float) -> None:
+        """Called after each step."""
+        self.seconds[self._phase] += seconds
+
+    @contextmanager
+    def watch(self, engine: Engine) -> Iterator[None]:
+        """Be told of each plan of an engine inside the `with`."""
+        engine.on_planned.append(self.plan)
+        try:
+            yield
+        finally:
+            engine.on_planned.remove(self.plan)
+
+    def rate(self, phase: str) -> float:
+        """Tokens a second; 0 if there was no such step."""
+        return self.tokens[phase] / self.seconds[phase] if self.seconds[phase] else 0.0
+
+
+def repeat_workload(
+    llm: LLM, items: list[WorkloadItem], repeat: int, **options: Any
+) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
+    """Run a workload so many times after one run that is not counted.
+
+    Returns the median of each field (nearest rank; the tokens are those of the last run), its least and most.
+    `options` are those of `run_workload`.
+    """
+    if repeat < 1:
+        raise WorkloadError(f"repeat is {repeat}; give at least 1")
+    run_workload(llm, items, **options)
+    runs = [run_workload(llm, items, **options) for _ in range(repeat)]
+    columns = {name: sorted(run[name] for run in runs) for name in runs[0] if name != "tokens"}
+    median = {name: values[len(values) // 2] for name, values in columns.items()}
+    spread = {name: (values[0], values[-1]) for name, values in columns.items()}
+    return median | {"tokens": runs[-1]["tokens"]}, spread
+
+
 def check_workload(engine: Engine, items: list[WorkloadItem]) -> None:
     """Raise `WorkloadError`, with the number of the entry, unless this engine can run all of them."""
     for number, item in enumerate(items):
@@ -101,7 +169,8 @@ def run_workload(
     gaps = (rng.expovariate(rate) if rate else 0.0 for _ in items)
     arrivals = deque(zip(accumulate(gaps), range(len(items))))
     requests = {}
-    with profile.watch(engine) if profile else nullcontext():
+    phases = PhaseClock()
+    with phases.watch(engine), profile.watch(engine) if profile else nullcontext():
         start, cpu_start = engine.clock(), time.process_time()
         while arrivals or engine.has_unfinished:
             now = engine.clock() - start
@@ -114,7 +183,9 @@ def run_workload(
             if engine.has_unfinished:
                 if profile:
                     profile.start()
+                began = engine.clock()
                 progress(sum(request.is_finished for request in engine.step()))
+                phases.end(engine.clock() - began)
             else:
                 time.sleep(max(0.0, arrivals[0][0] - now))
         wall, cpu = engine.clock() - start, time.process_time() - cpu_start
@@ -128,6 +199,9 @@ def run_workload(
         "output_tokens": count,
         "out_tok_per_s": count / wall,
         "out_tok_per_cpu_s": count / cpu,
+        "prefill_tok_per_s": phases.rate("prefill"),
+        "decode_tok_per_s": phases.rate("decode"),
+        "decode_steps_per_s": phases.decode_steps / (phases.seconds["decode"] or 1),
         "steps": metrics.steps,
         "ttft_ms_p50": 1e3 * quantile(metrics.time_to_first_token, 0.5),
         "ttft_ms_p95": 1e3 * quantile(metrics.time_to_first_token, 0.95),

@@ -16,6 +16,7 @@ PreemptionMode = Literal["auto", "recompute", "swap"]
 AttentionBackend = Literal["auto", "torch", "cpp", "triton"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8", "int4"]
 SHORT_DTYPES = {"float": "float32", "half": "float16"}
 
 COUNTS = "block_size max_num_seqs max_num_batched_tokens num_blocks kv_cache_memory max_model_len"
@@ -73,6 +74,9 @@ class EngineConfig:
     enable_cuda_graphs: bool = _option(True, "Replay decode steps as CUDA graphs; on a CPU nothing changes.")
     device: Device = _option("auto", "Where the model computes; auto: cuda if there is a GPU, else cpu.")
     dtype: DType = _option("auto", "Type of weights and KV cache; auto: what the checkpoint says.")
+    quantization: Quantization = _option(
+        "none", "Weights of the linear layers in 8 or 4 bits, made when the model is loaded (on a CPU)."
+    )
     revision: str | None = _option(None, "Branch, tag or commit of a model on the hub. Default: main.")
     generation_config: Literal["auto", "none"] = _option(
         "auto", "Whether the model's generation_config.json supplies default sampling and end tokens."

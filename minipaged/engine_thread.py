@@ -158,6 +158,10 @@ class EngineThread:
             if reader.request is None:
                 _send(reader.loop, [(reader, RequestError(f"request {request_id!r} was aborted"))])
 
+    def between_steps(self, action: Callable[[], None]) -> None:
+        """Let the thread call `action`, which must not raise."""
+        self._inbox.put(action)
+
     def stop(self) -> None:
         """End the thread; open readers get an error."""
         with self._lock:

@@ -14,7 +14,6 @@ from minipaged.config import ConfigError
 ONLY: dict[str, tuple[Any, ...]] = {
     "data_parallel_size": (1,),
     "distributed_executor_backend": (None, "uni"),
-    "quantization": (None,),
     "kv_cache_dtype": ("auto",),
     "load_format": ("auto", "hf", "safetensors"),
     "tokenizer_mode": ("auto", "hf"),
@@ -66,7 +65,7 @@ def own_settings(options: Mapping[str, Any]) -> dict[str, Any]:
             own |= {"enable_cuda_graphs": False} if value else {}
         elif name == "generation_config" and value == "vllm":
             own[name] = "none"
-        elif name == "seed" and value is None:
+        elif name in ("seed", "quantization") and value is None:
             continue
         elif name not in ANY:
             own[RENAMED.get(name, name)] = value

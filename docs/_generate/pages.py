@@ -118,7 +118,7 @@ def _type_text(hint: Any) -> str:
     if choices and all(isinstance(choice, str) for choice in choices):
         return "one of " + ", ".join(f"`{choice}`" for choice in choices)
     kinds = [kind.__name__ for kind in choices or (hint,) if kind is not type(None)]
-    return {"int": "integer", "float": "number", "bool": "switch"}[kinds[0]]
+    return {"int": "integer", "float": "number", "bool": "switch", "str": "text"}[kinds[0]]
 
 
 # -- specification --------------------------------------------------------------------------------------

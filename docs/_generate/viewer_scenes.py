@@ -101,6 +101,7 @@ def play(path: Path, engine: Engine, requests: Requests, arrivals: Mapping[str, 
     late = dict(arrivals or {})
     step = 0
     with TraceWriter(path, engine):
+        engine.detokenizer = None  # (the trace has taken its words; nothing is generated as text)
         while engine.has_unfinished or late or not step:
             for name, (prompt, params) in requests.items():
                 if (arrivals or {}).get(name, 0) == step:
@@ -112,7 +113,7 @@ def play(path: Path, engine: Engine, requests: Requests, arrivals: Mapping[str, 
 
 
 def _words(engine: Engine) -> Engine:
-    # Only the trace asks for texts here: nothing is generated as text.
+    # What a trace takes the texts of tokens from.
     engine.detokenizer = SimpleNamespace(  # type: ignore[assignment]
         tokenizer=SimpleNamespace(decode=lambda tokens: "".join(f"{WORDS[token]} " for token in tokens))
     )
@@ -270,9 +271,9 @@ def scene_html(name: str) -> str:
     view = records[scene.start].planned
     picture = tables_svg(view, lambda token: run.texts.get(token, f"{token} ")).strip()
     title = escape(scene.title)
+    sheet = f'<div class="sheet" tabindex="0" role="group" aria-label="{title}">{picture}</div>'
     return (
         f'<figure class="scene" data-scene="{name}" data-start="{scene.start}" aria-label="{title}">'
-        f'<div class="scene-stage"><div class="sheet" tabindex="0" role="group" aria-label="{title}">'
-        f"{picture}</div></div><figcaption><strong>{title}.</strong> A trace of the engine, made when "
-        "this page was built.</figcaption></figure>\n"
+        f'<div class="scene-stage">{sheet}</div><figcaption><strong>{title}.</strong> '
+        "A trace of the engine, made when this page was built.</figcaption></figure>\n"
     )

@@ -126,7 +126,7 @@ const showScene = async (figure) => {
   ]);
   if (!answer.ok) return;
   const text = await answer.text();
-  figure.viewer = mountViewer(figure.querySelector(".scene-stage"), { baseUrl: home.href });
+  figure.viewer = mountViewer(figure.querySelector(".scene-stage"), { baseUrl: home.href, label: figure.getAttribute("aria-label") });
   figure.viewer.load(text);
   figure.viewer.seek(Number(figure.dataset.start));
 };

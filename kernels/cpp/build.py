@@ -32,7 +32,8 @@ DTYPES = (torch.float32, torch.bfloat16)
 """Types of the rows that the kernels read and write."""
 
 POINTER, INTEGER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-SOURCES = [Path(__file__).with_name(name) for name in ("paged_attention.cpp", "elementwise.cpp")]
+CPP_FILES = ("paged_attention.cpp", "elementwise.cpp", "panel_product.cpp")
+SOURCES = [Path(__file__).with_name(name) for name in CPP_FILES]
 HEADER = Path(__file__).with_name("vectors.h")
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared")
 PROBE = """

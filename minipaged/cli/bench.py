@@ -19,26 +19,90 @@ if TYPE_CHECKING:
     from minipaged.viewer.profile import StepProfile
 
 
+PANEL = "Load on a server (--url)"
+
+
 def bench(
-    workload: Annotated[Path, typer.Option(help="JSON list of {prompt_token_ids, max_tokens}.")],
+    workload: Annotated[
+        Path | None, typer.Option(help="JSON list of {prompt_token_ids, max_tokens}; or give sizes:")
+    ] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(help="Random tokens in each prompt.")] = None,
+    output_tokens: Annotated[int | None, typer.Option(help="Tokens that each request generates.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Requests of that size [default: 1].")] = None,
     model: Model = None,
     threads: Annotated[int | None, typer.Option(help="Threads of the matrix products.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests arrive at this mean rate a second.")] = None,
     tokens_out: Annotated[Path | None, typer.Option(help="Write the generated ids to this file.")] = None,
+    repeat: Annotated[
+        int | None, typer.Option(help="Run so often, after a run that does not count: median and spread.")
+    ] = None,
+    limits: Annotated[
+        bool, typer.Option("--limits", help="Compare with what memory and matrix products allow (CPU).")
+    ] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Show where the time of a step goes.")] = False,
     as_json: AsJson = False,
+    url: Annotated[
+        str | None, typer.Option(help="Measure a running server over HTTP instead.", rich_help_panel=PANEL)
+    ] = None,
+    users: Annotated[
+        int,
+        typer.Option(
+            help="Clients that wait for their answers; with --rate: at most.", rich_help_panel=PANEL
+        ),
+    ] = 32,
+    seconds: Annotated[
+        float | None, typer.Option(help="Go on for so long, round and round.", rich_help_panel=PANEL)
+    ] = None,
+    until_eos: Annotated[
+        bool, typer.Option("--until-eos", help="Let a text end by itself.", rich_help_panel=PANEL)
+    ] = False,
+    requests: Annotated[
+        int, typer.Option(help="Requests to make up without a workload.", rich_help_panel=PANEL)
+    ] = 100,
+    shared_prefix: Annotated[
+        int, typer.Option(help="Tokens that their prompts begin with in common.", rich_help_panel=PANEL)
+    ] = 0,
+    ttft_target: Annotated[
+        float | None, typer.Option(help="Goodput: seconds to the first token.", rich_help_panel=PANEL)
+    ] = None,
+    itl_target: Annotated[
+        float | None, typer.Option(help="Goodput: seconds between tokens.", rich_help_panel=PANEL)
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="MINIPAGED_API_KEY", help="Key of the server.", rich_help_panel=PANEL)
+    ] = None,
     use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
-    """Run a workload and report speed, latency and memory."""
+    """Run a workload and report speed, latency and memory; with --url, what clients see of a server."""
+    if url is not None:
+        if use or options or profile or tokens_out or threads:
+            raise ValueError("--url measures a server that runs; give engine settings to minipaged serve")
+        targets = {"ttft_target": ttft_target, "itl_target": itl_target}
+        sent = {
+            "users": users,
+            "rate": rate,
+            "seconds": seconds,
+            "api_key": api_key,
+            "model": model,
+            **targets,
+        }
+        made_up = (requests, prompt_tokens or 64, output_tokens or 64, shared_prefix)
+        _load(url, workload, made_up, {**sent, "ignore_eos": not until_eos}, as_json)
+        return
     check_threads(threads)
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
-    from minipaged.bench import read_workload, run_workload
+    from minipaged.bench import random_workload, read_workload, repeat_workload, run_workload
     from minipaged.progress import progress_bar
     from minipaged.viewer.profile import StepProfile
 
-    items = read_workload(workload)
+    items = read_workload(workload) if workload else []
+    sizes = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "batch": batch}
+    if workload and (given := [name for name, number in sizes.items() if number is not None]):
+        raise ValueError(f"{given[0]} is {sizes[given[0]]} beside a workload file; give one or the other")
+    if not workload and (prompt_tokens is None or output_tokens is None):
+        raise ValueError("no workload; give --workload FILE, --prompt-tokens and --output-tokens, or --url")
     if rate is not None and not 0 < rate < float("inf"):
         raise ValueError(f"rate is {rate}; give requests a second, above 0")
     check_writable("tokens", tokens_out)
@@ -48,21 +112,66 @@ def bench(
         torch.set_num_threads(threads)
     llm = load(model, {"disable_log_stats": True, **options}, use)
     parts = StepProfile() if profile else None
+    if prompt_tokens is not None and output_tokens is not None:
+        vocab_size = llm.engine.executor.vocab_size
+        items = random_workload(prompt_tokens, output_tokens, 1 if batch is None else batch, vocab_size)
+    spread = None
     with progress_bar("generating", len(items)) as advance:
-        result = run_workload(llm, items, rate=rate, profile=parts, progress=advance)
+        if repeat is None:
+            result = run_workload(llm, items, rate=rate, profile=parts, progress=advance)
+        else:
+            result, spread = repeat_workload(llm, items, repeat, rate=rate, profile=parts, progress=advance)
     tokens = result.pop("tokens")
-    _print(result, workload.name, parts, as_json)
+    if limits:
+        from minipaged.execution.accel.limits import shares_of_limits
+
+        model_run: Any = llm.engine.executor
+        result |= shares_of_limits(model_run.model, result["decode_steps_per_s"], result["prefill_tok_per_s"])
+    name = workload.name if workload else f"{len(items)} x ({prompt_tokens} + {output_tokens}) tokens"
+    _print(result, name, parts, as_json, spread)
     if tokens_out is not None:
         write_text("tokens", tokens_out, json.dumps(tokens))
 
 
-def _print(result: dict[str, Any], name: str, parts: StepProfile | None, as_json: bool) -> None:
+def _load(
+    url: str, workload: Path | None, made_up: tuple[int, int, int, int], sent: dict[str, Any], as_json: bool
+) -> None:
+    try:
+        from minipaged.serving.load import Load, made_up_items, run_load
+    except ImportError as error:
+        raise ValueError(f"--url needs {error.name}; pip install 'minipaged[serve]'") from error
+    from minipaged.bench import read_workload
+    from minipaged.progress import progress_bar
+
+    items = made_up_items(*made_up) if workload is None else read_workload(workload)
+    load = Load(url=url, items=items, **sent)
+    count = len(items) if load.seconds is None else None
+    with progress_bar("sending", count, enabled=not as_json) as show:
+        ended = [0]
+
+        def advance(more: int) -> None:
+            ended[0] += more
+            show(ended[0])
+
+        figures = run_load(load, advance)
+    _print(figures, url if workload is None else workload.name, None, as_json)
+
+
+def _print(
+    result: dict[str, Any],
+    name: str,
+    parts: StepProfile | None,
+    as_json: bool,
+    spread: dict[str, tuple[float, float]] | None = None,
+) -> None:
     if as_json:
-        print(json.dumps(result | ({"profile": parts.seconds} if parts else {}), indent=2))
+        more = ({"profile": parts.seconds} if parts else {}) | ({"spread": spread} if spread else {})
+        print(json.dumps(result | more, indent=2))
         return
-    table = Table(Column("figure", overflow="fold"), Column("value", no_wrap=True), title=escape(name))
+    values = [Column(name, no_wrap=True) for name in (("median", "least", "most") if spread else ("value",))]
+    table = Table(Column("figure", overflow="fold"), *values, title=escape(name))
     for figure, value in result.items():
-        table.add_row(figure, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
+        table.add_row(figure, *map(_shown, (value, *(spread or {}).get(figure, ()))))
     Console().print(table)
     if parts:
         table = Table("part of a step", "CPU s", "share")
@@ -70,3 +179,9 @@ def _print(result: dict[str, Any], name: str, parts: StepProfile | None, as_json
         for part, seconds in sorted(parts.seconds.items(), key=lambda item: -item[1]):
             table.add_row(part, f"{seconds:.3f}", f"{seconds / total:.1%}")
         Console().print(table)
+
+
+def _shown(value: float | str | None) -> str:
+    if isinstance(value, float | int):
+        return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+    return "not told" if value is None else escape(value)

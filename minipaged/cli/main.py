@@ -15,6 +15,7 @@ from minipaged.cli.bench import bench
 from minipaged.cli.chat import chat
 from minipaged.cli.generate import generate
 from minipaged.cli.options import with_engine_options
+from minipaged.cli.serve import serve
 from minipaged.cli.streams import StandardErrorHandler, standard_streams, to_nowhere
 from minipaged.cli.view import top, view
 from minipaged.environment import prepare_process
@@ -49,6 +50,7 @@ def _without_command(
 app.command()(with_engine_options(generate))
 app.command()(with_engine_options(chat))
 app.command()(with_engine_options(bench))
+app.command()(with_engine_options(serve))
 app.command()(simulation.reproduce)
 app.command()(with_engine_options(simulation.simulate))
 app.command()(with_engine_options(simulation.calibrate))

@@ -70,13 +70,19 @@ def check_threads(threads: int | None) -> None:
         raise ValueError(f"threads is {threads}; give 1 to {cores}, the cores of this machine")
 
 
-def load(model: str | None, options: dict[str, Any], use: list[str] | None) -> LLM:
-    """The model with these settings and replaced parts; a mistake in them is told before torch is loaded."""
+def check_parts(options: dict[str, Any], use: list[str] | None) -> dict[str, Any]:
+    """The replaced parts; a mistake in them or in the settings is told before torch is loaded."""
     from minipaged.learn.overrides import components_from, parse_use
 
     config_from(options)
     parts = parse_use(use or ())
     components_from(parts)
+    return parts
+
+
+def load(model: str | None, options: dict[str, Any], use: list[str] | None) -> LLM:
+    """The model with these settings and replaced parts."""
+    parts = check_parts(options, use)
     with progress_bar("loading libraries"):  # transformers imports most of its own when it is first used
         from transformers.utils import logging as transformers_logging
 

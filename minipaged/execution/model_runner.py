@@ -95,16 +95,15 @@ class ModelRunner:
         """A runner for a model directory or hub id; may raise ModelLoadError or ConfigError."""
         device = loading.find_device(config.device)
         runner = cls(loading.load_model(name, config, device), config)
-        if device.type == "cpu":
-            runner.optimize()
+        runner.optimize()
         return runner
 
     def optimize(self) -> None:
-        """Rewrite the model for speed on a CPU; nobody else can use it afterwards."""
+        """Rewrite the model for speed on a CPU, quantized if asked; nobody else can use it then."""
         rows = torch.arange(min(8, self.vocab_size, self.max_model_len))
         positions = rows * (self.max_model_len // len(rows))
         run = partial(self._call, rows[None], positions[None], rows)
-        optimize(self.model, run, fuse=self.backend.name == "cpp")
+        optimize(self.model, run, self.backend.name, self._config.quantization)
 
     def use_attention(self, attention: PagedAttention) -> None:
         """Attend with this function instead of the backend's, in every step from now on."""

@@ -43,11 +43,12 @@ class TraceLines(Recorder):
         self._write_line = write
         self._scheduler = engine.scheduler
         self._text_of = text_of or tokenizer_text_of(engine)
-        self._known: set[int] = set()
+        self._texts: dict[int, str] = {}  # that were told
         now = look(self._scheduler)
         sizes = {name: getattr(now, name) for name in SIZES}
-        self._dump(FORMAT | sizes | {name: getattr(self._scheduler, name) for name in LIMITS})
-        self._last = PoolView(**sizes)
+        self.header = FORMAT | sizes | {name: getattr(self._scheduler, name) for name in LIMITS}
+        self._dump(self.header)
+        self._empty = self._last = PoolView(**sizes)
         self._next_step = 0
         super().__init__(engine, self._write)
 
@@ -62,15 +63,33 @@ class TraceLines(Recorder):
         self._last = record.committed
         self._next_step = record.step + 1
 
+    def synchronize(self, kind: str) -> None:
+        """Write what changed between two steps (a request was aborted), if anything, as an event `kind`."""
+        now = look(self._scheduler)
+        if now != self._last:
+            change = delta.difference(self._last, now)
+            self._last = now
+            texts = self._new_texts({"planned": {}, "committed": change, "completions": {}})
+            self._dump(self._between(kind, change, texts))
+
+    def state(self) -> dict[str, Any]:
+        """A line (event "snapshot") that leads from an empty memory to where the last one left it."""
+        return self._between("snapshot", delta.difference(self._empty, self._last), self._texts)
+
+    def _between(self, kind: str, change: dict[str, Any], texts: dict[int, str]) -> dict[str, Any]:
+        line: dict[str, Any] = {"step": self._next_step, "events": [{"kind": kind}]}
+        line |= {"num_waiting": len(self._scheduler.waiting), "committed": change}
+        return line | ({"texts": texts} if texts else {})
+
     def _new_texts(self, line: dict[str, Any]) -> dict[int, str]:
         if self._text_of is None:
             return {}
         changes = [c for key in ("planned", "committed") for c in line[key].get("tables", {}).values()]
         ids = {token for change in changes if change for token in change.get("token_ids", (0, ()))[1]}
         ids.update(t for outputs in line["completions"].values() for tokens in outputs for t in tokens)
-        new = sorted(ids - self._known)
-        self._known.update(new)
-        return {token: self._text_of(token) for token in new}
+        new = {token: self._text_of(token) for token in sorted(ids - self._texts.keys())}
+        self._texts |= new
+        return new
 
     def _dump(self, line: dict[str, Any]) -> None:
         self._write_line(json.dumps(line, separators=(",", ":")))
@@ -78,12 +97,7 @@ class TraceLines(Recorder):
     def close(self) -> None:
         """Stop listening, and write what changed after the last step, if anything did."""
         super().close()
-        now = look(self._scheduler)
-        if now != self._last:
-            closing = {"step": self._next_step, "events": [{"kind": "closed"}]}
-            change = delta.difference(self._last, now)
-            self._dump({**closing, "num_waiting": len(self._scheduler.waiting), "committed": change})
-            self._last = now
+        self.synchronize("closed")
 
 
 class TraceWriter(TraceLines):

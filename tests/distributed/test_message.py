@@ -107,3 +107,10 @@ def test_a_place_that_is_taken_over_tells_the_whole_table():
     params = SamplingParams(temperature=0, max_tokens=5)
     run(watcher, [(prompt, params) for prompt in prompts(20, 15)], max_num_seqs=2)
     assert len(watcher.encoder._tables) == 2
+
+
+def test_a_step_with_more_sequences_than_places_makes_places():
+    """Catches two sequences of a step in one place: both would follow the table of the second."""
+    watcher = Watcher(num_places=1)
+    run(watcher, [(prompt, SamplingParams(temperature=0, max_tokens=5)) for prompt in prompts(6, 15)])
+    assert len(watcher.encoder._tables) == 6

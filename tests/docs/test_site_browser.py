@@ -1,7 +1,11 @@
 """The built site in a browser: every page, wide and narrow, light and dark."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
+from minipaged.viewer.replay import read_trace
 from tests.docs.browser import Browser, Page, find_chromium
 from tests.docs.site import ROOT, build_once, served
 
@@ -160,6 +164,68 @@ def test_the_moving_picture_is_stepped_through_with_buttons_and_keys(address, br
     assert page.value(caption) == "4 of 5: The second generated token"
     page.value("document.querySelectorAll('.frames-bar button')[0].click()")
     assert page.value(caption) == "3 of 5: The first generated token"
+
+
+SCENES = {
+    "block-table": {"fig6": 2, "fig7": 2},
+    "parallel-sampling": {"fig8": 1},
+    "beam-search": {"fig9": 12},
+    "prefix-cache": {"prefix-hit": 7},
+    "batch-policies": {"chunked-prefill": 4},
+    "preemption": {"recompute": 8},
+    "swapping": {"swap": 8},
+    "page-growth": {"on-demand": 3, "chunked": 3, "reserve": 3},
+    "allocator": {"orca": 4, "paging": 4},
+}
+"""Concept page -> its scenes -> a step at which some sequence holds blocks."""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("name", SCENES)
+def test_the_scenes_of_a_concept_are_clicked_through(address, browser, axe, name, dark):
+    """Catches a scene that does not load, a step that shows another memory than the trace, a button that
+    does nothing, and a viewer wider than a phone or unreadable in one of the two colour schemes."""
+    home, _ = address
+    page = browser.open(f"{home}concepts/{name}/", 1280, dark)
+    for scene, busy in SCENES[name].items():
+        figure = f"document.querySelector('[data-scene={scene}]')"
+        tab = f"{figure}.closest('.tabbed-block')"
+        page.value(
+            f"{tab} && {tab}.closest('.tabbed-set').querySelectorAll(':scope > input')"
+            f"[[...{tab}.parentElement.children].indexOf({tab})].click()"
+        )
+        page.value(f"{figure}.scrollIntoView()")
+        page.wait_for(f"{figure}.viewer?.state().steps")
+        text = page.value(f"fetch(new URL('../../scenes/{scene}.jsonl', location)).then(a => a.text())")
+        (trace := Path(tempfile.mkdtemp()) / scene).write_text(text)
+        records = list(read_trace(trace))
+        press = f"[...{figure}.querySelectorAll('button')].find(b => b.ariaLabel === '%s').click()"
+        page.value(press % "Last step")
+        page.value(press % "First step")
+        for place, record in enumerate(records):
+            state = page.value(f"{figure}.viewer.state()")
+            assert (state["step"], state["phase"]) == (record.step, "planned")
+            owners = {b["id"]: b["owners"] for b in state["blocks"] if b["refs"]}
+            assert owners == {
+                b.block: [table.name for table in b.owners] for b in record.planned.blocks() if b.owners
+            }
+            if record.step == busy:
+                assert owners
+                assert state["events"]
+            page.value(press % "Step on")
+            state = page.value(f"{figure}.viewer.state()")
+            if state["phase"] == "committed":
+                assert state["used"] == record.committed.num_used
+                if place < len(records) - 1:
+                    page.value(press % "Step on")
+        assert page.value(f"{figure}.viewer.state().used") == 0
+    assert violations(page, axe) == []
+    for width in (1280, 400):
+        page.resize(width)
+        assert page.value("document.documentElement.scrollWidth") <= width
+    assert page.problems == []
+    assert [url for url in page.requests if not url.startswith((home, "data:", "blob:"))] == []
+    page.close()
 
 
 def test_the_search_finds_the_allocator(address, browser):

@@ -23,6 +23,7 @@ NOT_RUN = {
     "FILE": "a file of the reader's",
     "pytest tests/concepts": "the tests themselves",
     "reproduce": "minutes; tests/simulation runs it",
+    "minipaged serve": "tests/serving runs it",
     "learn": "tests/docs/test_tutorials.py runs it",
 }
 

@@ -8,7 +8,8 @@ from collections import deque
 
 import pytest
 
-from minipaged.bench import run_workload
+from minipaged.bench import WorkloadError, random_workload, repeat_workload, run_workload
+from minipaged.execution.accel import limits
 from minipaged.llm import LLM
 from minipaged.metrics import StatsLogger, quantile
 from minipaged.scheduling import Sample, StepPlan, StepResult
@@ -78,3 +79,67 @@ def test_the_log_line_after_a_reset_counts_from_the_reset(caplog, timed_llm):
     rates = [tuple(map(float, re.findall(r"throughput: (\S+) tokens/s", line))) for line in caplog.messages]
     assert rates[-1] == (2.4, 0.8)
     assert min(map(min, rates)) >= 0
+
+
+def test_prefill_and_decode_have_rates_of_their_own(timed_llm):
+    """One step for a prompt of 60 tokens, four for the others: 60 tokens in one step, 4 in four. Catches a
+    decode rate that the prompt's time slows down."""
+    result = run_workload(timed_llm(), [{"prompt_token_ids": [5] * 60, "max_tokens": 5}])
+    assert result["prefill_tok_per_s"] == pytest.approx(60 / STEP)
+    assert result["decode_tok_per_s"] == pytest.approx(1 / STEP)
+    assert result["decode_steps_per_s"] == pytest.approx(1 / STEP)
+
+
+def test_prompts_without_decodes_have_no_decode_rate(timed_llm):
+    """Catches a division by no time."""
+    result = run_workload(timed_llm(), [{"prompt_token_ids": [5] * 60, "max_tokens": 1}])
+    assert result["decode_tok_per_s"] == result["decode_steps_per_s"] == 0
+
+
+def test_of_repeated_runs_the_first_does_not_count_and_the_median_is_told(timed_llm):
+    """Catches a cold run in the median, and a spread that leaves a run out."""
+    llm = timed_llm()
+    seconds = iter([9.0, 0.05, 0.4, 0.1])
+    machine = llm.engine.executor
+    whole = machine.execute
+
+    def execute(plan):
+        result = whole(plan)
+        if any(item.start + item.num_tokens == 20 for item in plan.scheduled):
+            machine.now += next(seconds) - STEP
+        return result
+
+    machine.execute = execute
+    item = {"prompt_token_ids": [5] * 18, "max_tokens": 3}  # computes 20 tokens; the warm-up ends before
+    result, spread = repeat_workload(llm, [item], 3)
+    assert result["wall_s"] == pytest.approx(2 * STEP + 0.1)
+    assert spread["wall_s"] == pytest.approx((2 * STEP + 0.05, 2 * STEP + 0.4))
+    assert result["tokens"] == [[0, 0, 0]]
+
+
+def test_a_random_workload_has_the_sizes_asked_for():
+    """Catches ids outside the vocabulary, and equal prompts, which the prefix cache would not compute."""
+    items = random_workload(prompt_tokens=40, output_tokens=7, batch=3, vocab_size=50)
+    assert [(len(item["prompt_token_ids"]), item["max_tokens"]) for item in items] == [(40, 7)] * 3
+    assert all(0 <= i < 50 for item in items for i in item["prompt_token_ids"])
+    assert items[0]["prompt_token_ids"] != items[1]["prompt_token_ids"]
+    with pytest.raises(WorkloadError, match="batch is 0; give at least 1"):
+        random_workload(prompt_tokens=40, output_tokens=7, batch=0, vocab_size=50)
+
+
+def test_shares_of_the_limits_are_shares_of_what_was_measured(monkeypatch):
+    """Catches bits taken for bytes, and an output layer that every row of a prompt passes."""
+    model = LLM(quantization="none", disable_log_stats=True, num_blocks=10).engine.executor.model
+    monkeypatch.setattr(limits, "read_bandwidth", lambda: 1e9)
+    monkeypatch.setattr(limits, "matrix_rate", lambda dtype: 1e12)
+    config = model.config
+    head = config.vocab_size * config.hidden_size
+    heads = config.num_attention_heads + config.num_key_value_heads
+    layer = (
+        2 * heads * config.head_dim * config.hidden_size + 3 * config.hidden_size * config.intermediate_size
+    )
+    numbers = config.num_hidden_layers * layer
+    shares = limits.shares_of_limits(model, decode_steps_per_s=2.0, prefill_tok_per_s=5.0)
+    width = model.dtype.itemsize
+    assert shares["decode_share_of_limit"] == pytest.approx(2 * width * (numbers + head) / 1e9)
+    assert shares["prefill_share_of_limit"] == pytest.approx(5 * 2 * numbers / 1e12)

@@ -102,6 +102,9 @@ def test_bench_reports_every_documented_figure(capsys, monkeypatch, tmp_path):
         "output_tokens",
         "out_tok_per_s",
         "out_tok_per_cpu_s",
+        "prefill_tok_per_s",
+        "decode_tok_per_s",
+        "decode_steps_per_s",
         "steps",
         "ttft_ms_p50",
         "ttft_ms_p95",
@@ -134,7 +137,8 @@ def test_bench_reports_every_documented_figure(capsys, monkeypatch, tmp_path):
         (["generate", "--preemption-mode", "maybe"], "maybe"),
         (["generate", "--prompt-file", "no-such-file"], "cannot read prompt file no-such-file"),
         (["bench", "--workload", "no-such-file"], "cannot read workload no-such-file"),
-        (["bench"], "--workload"),
+        (["bench"], "no workload; give --workload FILE, or --prompt-tokens and --output-tokens"),
+        (["bench", "--prompt-tokens", "4"], "no workload; give --workload FILE"),
         (["frobnicate"], "frobnicate"),
     ],
 )
@@ -169,3 +173,15 @@ def test_bench_profile_tells_the_parts_of_a_step(capsys, monkeypatch, tmp_path):
     }  # fmt: skip
     assert all(seconds >= 0 for seconds in figures["profile"].values())
     assert 0 < sum(figures["profile"].values()) <= figures["cpu_s"]
+
+
+def test_bench_makes_a_workload_repeats_it_and_compares_with_the_limits(capsys, monkeypatch):
+    """Catches sizes that do not arrive, and a spread or limits that are left out."""
+    sizes = "--prompt-tokens", "9", "--output-tokens", "4", "--batch", "2"
+    code, out, _ = call(capsys, monkeypatch, "bench", *sizes, "--repeat", "2", "--limits", "--json")
+    result = json.loads(out)
+    assert code == 0
+    assert (result["requests"], result["prompt_tokens"], result["output_tokens"]) == (2, 18, 8)
+    assert result["spread"]["output_tokens"] == [8, 8]
+    assert result["decode_share_of_limit"] > 0
+    assert result["prefill_share_of_limit"] > 0

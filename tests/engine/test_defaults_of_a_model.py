@@ -114,7 +114,7 @@ def test_settings_of_vllm_that_ask_for_nothing_pass():
         for value in harmless:
             assert own_settings({name: value}) == {}, name
     assert own_settings(dict.fromkeys(ANY, 5)) == {}
-    assert own_settings({"seed": None, "enforce_eager": False}) == {}
+    assert own_settings({"seed": None, "quantization": None, "enforce_eager": False}) == {}
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,6 @@ def test_settings_of_vllm_that_ask_for_nothing_pass():
     [
         ("data_parallel_size", 2),
         ("data_parallel_size", True),
-        ("quantization", "awq"),
         ("kv_cache_dtype", "fp8"),
         ("enable_lora", True),
         ("speculative_config", {"model": "x"}),

@@ -7,6 +7,7 @@ bfloat16 weights anew at each call. Packed at load time they gave 180-240 GFLOP/
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeGuard
 
 import torch
@@ -17,6 +18,8 @@ SMALL = 1 << 20
 against 16 us at 256 x 512) and the memory is nothing."""
 
 ROWS_TO_PACK_FOR = 32
+FEW_ROWS = 8
+"""Rows for which the weights take longer to arrive than to be multiplied."""
 
 
 class PackedLinear(nn.Module):
@@ -27,19 +30,26 @@ class PackedLinear(nn.Module):
         weight = linear.weight.detach()
         self.out_features, self.in_features = weight.shape
         self.bias = linear.bias
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_TO_PACK_FOR)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_TO_PACK_FOR)
         self._plain = weight if weight.numel() < SMALL else None
+        self._few_rows: Callable[[Tensor], Tensor] | None = None
+
+    def multiply_few_rows_with(self, product: Callable[[Tensor], Tensor]) -> None:
+        """Leave up to `FEW_ROWS` rows to this function; no unpacked weight is kept for them."""
+        self._few_rows, self._plain = product, None
 
     @property
     def weight(self) -> Tensor:
         """[out_features, in_features], unpacked: routers and adapters read the weights of others' layers."""
-        return self._packed.to_dense() if self._plain is None else self._plain
+        return self.packed.to_dense() if self._plain is None else self._plain
 
     def forward(self, rows: Tensor) -> Tensor:
         """rows [..., in_features] -> [..., out_features]."""
+        if self._few_rows is not None and rows.numel() <= FEW_ROWS * self.in_features:
+            return self._few_rows(rows)
         if self._plain is not None and rows.numel() == self.in_features:
             return nn.functional.linear(rows, self._plain, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
 
 
 def stack_linears(*linears: nn.Linear) -> nn.Linear:
@@ -61,7 +71,10 @@ def can_pack() -> bool:
 def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether the module is a linear layer and nothing more, with a weight that can be packed."""
     # Subclasses may do more than multiply; weights in other types have other kernels.
-    return type(module) is nn.Linear and module.weight.dtype in (torch.float32, torch.bfloat16)
+    dtypes = (
+        [torch.float32, torch.bfloat16] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [torch.float32]
+    )
+    return type(module) is nn.Linear and module.weight.dtype in dtypes
 
 
 def pack_linears(model: nn.Module) -> int:

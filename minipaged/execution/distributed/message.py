@@ -28,7 +28,7 @@ HEAD = 6
 
 
 class PlanEncoder:
-    """Plans -> messages. `num_places` is at least the sequences of a step."""
+    """Plans -> messages. There are `num_places`, or as many as the largest step has sequences."""
 
     def __init__(self, num_places: int) -> None:
         self._num_places = num_places
@@ -39,6 +39,7 @@ class PlanEncoder:
         """The message of the next plan, int32."""
         columns, tokens, tables, prompts = (array("i") for _ in range(4))
         num_tables = 0
+        self._num_places = max(self._num_places, len(plan.scheduled))
         for number, item in enumerate(plan.scheduled):
             sequence, start, num_tokens, num_candidates = item
             place = self._place(id(sequence))

@@ -7,8 +7,8 @@
         a partial sum -- all_reduce --> rows, whole on every rank
 
 What is split how says the model's own plan in transformers (`tp_plan`). It is applied here to plain tensors:
-transformers' own way replaces `forward` by code over DTensors, which fused and packed layers would silently
-drop. Source: M. Shoeybi et al., Megatron-LM, arXiv 1909.08053.
+transformers' own way replaces `forward` by code over DTensors, which fused and packed layers do not
+call. Source: M. Shoeybi et al., Megatron-LM, arXiv 1909.08053.
 """
 
 from __future__ import annotations

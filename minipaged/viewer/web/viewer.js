@@ -1,6 +1,6 @@
 // The viewer: a run of the engine, step by step, from its trace and nothing else.
 //
-//   const viewer = mountViewer(element, {baseUrl});    baseUrl: where the documentation lies; without it the
+//   const viewer = mountViewer(element, {baseUrl, label});  baseUrl: where the documentation lies; without it the
 //   viewer.load(text)                                  concepts are explained in the page itself
 //   viewer.start(header); viewer.append(entry)         live; follows the end as long as the user is there
 //   viewer.seek(step, "planned" or "committed"); viewer.play(); viewer.pause()
@@ -39,7 +39,8 @@ const number = (value) => value.toLocaleString("en");
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
 
 class Viewer {
-  constructor(element, { baseUrl } = {}) {
+  constructor(element, { baseUrl, label = "Viewer of a run" } = {}) {
+    this.label = label;
     this.baseUrl = baseUrl === undefined ? undefined : baseUrl.replace(/\/*$/, "/");
     this.timeline = null;
     this.index = -1;
@@ -319,8 +320,8 @@ class Viewer {
     parts.stage = h(
       "div",
       { className: "mpv-stage" },
-      h("section", { className: "mpv-tables-part", ariaLabel: "Block tables" }, h("h3", {}, "Block tables"), parts.tables),
-      h("section", { ariaLabel: "Pool of blocks" }, h("h3", {}, "Pool"), parts.usage, parts.pool, parts.legend, parts.detail),
+      h("section", { className: "mpv-tables-part" }, h("h3", {}, "Block tables"), parts.tables),
+      h("section", {}, h("h3", {}, "Pool"), parts.usage, parts.pool, parts.legend, parts.detail),
       parts.overlay,
     );
     parts.events = h("ol", { className: "mpv-events" });
@@ -331,7 +332,7 @@ class Viewer {
     const keys = "Keys: space plays and pauses, ← and → go a step, Home and End to the first and last, p c h e to the next preemption, copy, prefix hit, eviction (with shift: the one before). In the pool, arrow keys choose a block.";
     this.root = h(
       "div",
-      { className: "mpv", role: "region", ariaLabel: "Viewer of a run" },
+      { className: "mpv", role: "region", ariaLabel: this.label },
       parts.error,
       h("div", { className: "mpv-controls" },
         h("div", { className: "mpv-buttons" }, parts.first, parts.back, parts.play, parts.next, parts.last),
@@ -340,9 +341,9 @@ class Viewer {
       h("div", { className: "mpv-main" },
         parts.stage,
         h("div", { className: "mpv-side" },
-          h("section", { ariaLabel: "What happens" }, h("h3", {}, "What happens, and why"), parts.events),
-          h("section", { ariaLabel: "Token budget" }, h("h3", {}, "Tokens of this step"), parts.budget),
-          h("section", { ariaLabel: "Queues" }, h("h3", {}, "Queues"), parts.queues))),
+          h("section", {}, h("h3", {}, "What happens, and why"), parts.events),
+          h("section", {}, h("h3", {}, "Tokens of this step"), parts.budget),
+          h("section", {}, h("h3", {}, "Queues"), parts.queues))),
       parts.concepts,
       h("p", { className: "mpv-help" }, keys),
       parts.live,

@@ -1,0 +1,325 @@
+// rows x weights^T for few rows, at the speed at which memory delivers the weights.
+//
+//     weights [N, K]  ->  panels of 64 outputs, k after k:   | w(0..63, k=0) | w(0..63, k=1) | ...
+//
+// A panel is read once, in one direction, and each of its vectors meets one element of every row: 64 sums a row
+// stay in registers. oneDNN packs float32 and bfloat16 weights in the same order, so one copy serves both.
+// Bytes and nibbles carry a scale for each output and 64 k; `panels.py` puts each in its place.
+
+#include "vectors.h"
+
+#include <type_traits>
+#include <vector>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int WIDTH = 64;              // outputs of a panel
+constexpr int VECTORS = WIDTH / LANES;
+constexpr int GROUP = 64;              // k that are multiplied at a time, and share a scale
+constexpr int AHEAD = 8192;            // bytes from what is multiplied to the line that is asked for: the
+                                       // processor fetches its neighbours, but not from the next page
+constexpr int MOST_ROWS = LANES == 16 ? 6 : 4;  // that one pass over a panel multiplies
+constexpr int64_t ROW_BLOCK = 96;      // rows whose sums stay in the nearest caches
+constexpr int64_t MOST_TO_DECODE = 12; // rows; for more, the codes of a group become numbers first
+constexpr int64_t PARALLEL_BYTES = 1 << 19;  // below that, waking threads costs more than it saves
+
+// ---- Formats: `STEP` elements of one output in a lane of a vector ----------------------------------------
+
+struct Float32 {
+    static constexpr int STEP = 1;
+    static constexpr float OFFSET = 0;
+    static Vec value(Int raw, int) { return (Vec)raw; }
+};
+
+struct Bfloat16 {  // two k in a lane, the lower half first
+    static constexpr int STEP = 2;
+    static constexpr float OFFSET = 0;
+    static Vec value(Int raw, int i) { return (Vec)(i ? raw & (int32_t)0xffff0000 : raw << 16); }
+};
+
+struct Float16 {  // likewise
+    static constexpr int STEP = 2;
+    static constexpr float OFFSET = 0;
+    static Vec value(Int raw, int i) {
+        const Int half = i ? raw >> 16 : raw;
+        const Int size = (half & 0x7fff) << 13;
+        const Vec finite = (Vec)size * 0x1p112f;  // subnormal numbers too; only the last exponent is special
+        const Int bits = size >= 0x0f800000 ? size | 0x7f800000 : (Int)finite;
+        return (Vec)(bits | (half & 0x8000) << 16);
+    }
+};
+
+// Codes 0 to 255 stand for -128 to 127. As the upper bits of a mantissa a code is 256 + code, with no
+// conversion; what that adds, 384 times the sum of a row's elements, is taken off after each group.
+struct Int8 {
+    static constexpr int STEP = 4;
+    static constexpr float OFFSET = 256 + 128;
+    static Vec value(Int raw, int i) {
+        const Int moved = i < 2 ? raw << (15 - 8 * i) : raw >> (8 * i - 15);
+        return (Vec)((moved & 0x7f8000) | 0x43800000);
+    }
+};
+
+struct Int4 {  // codes 0 to 15 stand for -8 to 7, in the same way
+    static constexpr int STEP = 8;
+    static constexpr float OFFSET = 16 + 8;
+    static Vec value(Int raw, int i) {
+        const Int moved = i < 5 ? raw << (19 - 4 * i) : raw >> (4 * i - 19);
+        return (Vec)((moved & 0x780000) | 0x41800000);
+    }
+};
+
+// The weights as they are, with rows in bfloat16: one instruction for both k of a lane, where there is one.
+struct Pairs {
+    static constexpr int STEP = 2;
+    static constexpr float OFFSET = 0;
+};
+
+// sum += the products of the STEP elements in each lane of `raw` with those of a row.
+template <class Format>
+inline __attribute__((always_inline)) Vec add_product(Vec sum, Int raw, const float* row, int i) {
+    return sum + Format::value(raw, i) * row[i];
+}
+
+#if defined(__AVX512BF16__)
+constexpr bool HAS_PAIRS = true;
+template <>
+inline __attribute__((always_inline)) Vec add_product<Pairs>(Vec sum, Int raw, const float* row, int i) {
+    if (i) return sum;
+    int32_t pair;
+    std::memcpy(&pair, row, sizeof pair);
+    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)(__m512i)raw);
+}
+#else
+constexpr bool HAS_PAIRS = false;
+#endif
+
+// ---- One group of a panel --------------------------------------------------------------------------------
+
+struct Group {
+    const char* weights;     // [GROUP / STEP][WIDTH] lanes
+    const BFloat16* scales;  // [WIDTH], or null for 1
+    int count;               // k in the group
+};
+
+// totals[row][output] += scale[output] * the products of R rows. A row is `stride` floats long, with the sums
+// of its groups in row_sums; in the format Pairs a float holds two elements.
+template <class Format, int R>
+void add_group(const Group& group, const float* rows, int64_t stride, const float* row_sums, int64_t num_sums,
+               float* totals) {
+    constexpr bool IN_PAIRS = std::is_same_v<Format, Pairs>;
+    constexpr int N = LANES == 16 ? VECTORS : R == 1 ? 8 : R == 2 ? 4 : 2;  // what the registers hold
+    for (int first = 0; first < VECTORS; first += N) {
+        Vec sums[R][N] = {};
+        const char* source = group.weights + first * sizeof(Vec);
+        for (int k = 0; k < group.count; k += Format::STEP, source += 4 * WIDTH) {
+            Int raw[N];
+            for (int v = 0; v < N; v++) std::memcpy(&raw[v], source + v * sizeof(Vec), sizeof(Vec));
+            __builtin_prefetch(source + AHEAD, 0, 2);
+#pragma GCC unroll 8
+            for (int i = 0; i < Format::STEP; i++)
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+                    for (int v = 0; v < N; v++)
+                        sums[r][v] = add_product<Format>(
+                            sums[r][v], raw[v], rows + r * stride + (IN_PAIRS ? k / 2 : k), i);
+        }
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < N; v++) {
+                float* total = totals + r * WIDTH + (first + v) * LANES;
+                Vec sum = sums[r][v];
+                if (Format::OFFSET) sum -= Format::OFFSET * row_sums[r * num_sums];
+                if (group.scales) sum *= load(group.scales + (first + v) * LANES);
+                store(total, load(total) + sum);
+            }
+    }
+}
+
+template <class Format, int R = MOST_ROWS>
+void add_some(int num_rows, const Group& group, const float* rows, int64_t stride, const float* row_sums,
+              int64_t num_sums, float* totals) {
+    if constexpr (R > 1)
+        if (num_rows < R) return add_some<Format, R - 1>(num_rows, group, rows, stride, row_sums, num_sums, totals);
+    add_group<Format, R>(group, rows, stride, row_sums, num_sums, totals);
+}
+
+// The codes of a group as numbers, in the order of Float32 or Pairs: for many rows that is quicker.
+template <class Format>
+void expand(const char* group, bool in_pairs, char* numbers) {
+    for (int k = 0; k < GROUP; k += Format::STEP, group += 4 * WIDTH)
+        for (int v = 0; v < VECTORS; v++) {
+            Int raw;
+            std::memcpy(&raw, group + v * sizeof(Vec), sizeof raw);
+            Vec values[Format::STEP];
+#pragma GCC unroll 8
+            for (int i = 0; i < Format::STEP; i++) values[i] = Format::value(raw, i) - Format::OFFSET;
+            for (int i = 0; i < Format::STEP; i += 1 + in_pairs) {
+                float* place = (float*)numbers + (k + i) / (1 + in_pairs) * WIDTH + v * LANES;
+                if (in_pairs)  // whole numbers up to 256 are exact in bfloat16
+                    store(place, (Vec)(((Int)values[i + 1] & (int32_t)0xffff0000) | ((Int)values[i] >> 16 & 0xffff)));
+                else
+                    store(place, values[i]);
+            }
+        }
+}
+
+// ---- All panels ------------------------------------------------------------------------------------------
+
+struct Half {
+    uint16_t bits;
+};
+
+float as_float(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+uint32_t bits_of(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+float widened(float value) { return value; }
+float widened(BFloat16 value) { return as_float((uint32_t)value.bits << 16); }
+float widened(Half value) {
+    const uint32_t size = (value.bits & 0x7fffu) << 13, sign = (value.bits & 0x8000u) << 16;
+    return as_float((size >= 0x0f800000u ? size | 0x7f800000u : bits_of(as_float(size) * 0x1p112f)) | sign);
+}
+
+void narrow(float value, float& result) { result = value; }
+void narrow(float value, BFloat16& result) {
+    const uint32_t bits = bits_of(value);
+    result.bits = value == value ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fc0;
+}
+void narrow(float value, Half& result) {
+    const uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+    if (size > 0x7f800000) result.bits = 0x7e00;
+    else if (size >= 0x477ff000) result.bits = sign | 0x7c00;  // 65520 and more round to infinity
+    else if (size < 0x38800000) result.bits = sign | (bits_of(as_float(size) + 0.5f) - 0x3f000000);
+    else result.bits = sign | (size + 0xfff + (size >> 13 & 1) - (112u << 23)) >> 13;
+}
+
+struct Product {  // as `panels.py` packs it
+    const char* panels;
+    const void *rows, *bias;
+    void* output;
+    int64_t num_rows, row_stride, num_outputs, size, panel_bytes, num_threads;
+};
+
+template <class T>
+struct Rows {  // the rows as the kernel reads them, and the sums of their groups
+    std::vector<float> elements, sums;
+    int64_t stride, num_groups;
+
+    Rows(const Product& call, bool in_pairs) {
+        num_groups = (call.size + GROUP - 1) / GROUP;
+        stride = num_groups * GROUP >> in_pairs;
+        elements.resize(call.num_rows * stride);  // (zeros behind the end)
+        sums.resize(call.num_rows * num_groups);
+        for (int64_t r = 0; r < call.num_rows; r++) {
+            const T* row = (const T*)call.rows + r * call.row_stride;
+            float* own = &elements[r * stride];
+            if (in_pairs) {
+                std::memcpy(own, row, call.size * sizeof(T));
+                continue;
+            }
+            for (int64_t k = 0; k < call.size; k++) own[k] = widened(row[k]);
+            for (int64_t k = 0; k < call.size; k++) sums[r * num_groups + k / GROUP] += own[k];
+        }
+    }
+};
+
+template <class Format, class T>
+class Multiplication {
+    static constexpr bool IS_CODED = Format::OFFSET != 0;
+    static constexpr int64_t SCALE_BYTES = IS_CODED ? WIDTH * sizeof(BFloat16) : 0;
+    static constexpr int64_t GROUP_BYTES = 4 * WIDTH * GROUP / Format::STEP + SCALE_BYTES;
+    static constexpr bool CAN_PAIR = HAS_PAIRS && std::is_same_v<T, BFloat16>;
+    static constexpr bool IS_NATIVE =
+        std::is_same_v<Format, Float32> || (CAN_PAIR && std::is_same_v<Format, Bfloat16>);
+
+    const Product& call;
+    const bool expands = !IS_NATIVE && call.num_rows > MOST_TO_DECODE;
+    const bool in_pairs = CAN_PAIR && (expands || IS_NATIVE);
+    const Rows<T> rows{call, in_pairs};
+
+    // totals [rows, WIDTH] += the products of rows first to last with a group; `numbers` is where it expands.
+    void add(const char* weights, int64_t g, int64_t first, int64_t last, char* numbers, float* totals) const {
+        const int64_t num_passes = (last - first + MOST_ROWS - 1) / MOST_ROWS;
+        const int64_t rows_at_once = (last - first + num_passes - 1) / num_passes;
+        Group group{weights + SCALE_BYTES, IS_CODED ? (const BFloat16*)weights : nullptr,
+                    (int)std::min<int64_t>(GROUP, call.size - g * GROUP)};
+        if (expands) {
+            expand<Format>(group.weights, in_pairs, numbers);
+            group.weights = numbers;
+        }
+        for (int64_t r = first; r < last; r += rows_at_once) {
+            const int num = (int)std::min(rows_at_once, last - r);
+            const float* elements = &rows.elements[r * rows.stride + (g * GROUP >> in_pairs)];
+            const float* sums = &rows.sums[r * rows.num_groups + g];
+            float* own = totals + (r - first) * WIDTH;
+            const auto add_as = [&](auto format) {
+                add_some<decltype(format)>(num, group, elements, rows.stride, sums, rows.num_groups, own);
+            };
+            if (in_pairs) {
+                if constexpr (CAN_PAIR) add_as(Pairs{});
+            } else if (expands) {
+                add_as(Float32{});
+            } else {
+                add_as(Format{});
+            }
+        }
+    }
+
+    void write(int64_t panel, int64_t first, int64_t last, const float* totals) const {
+        const int64_t start = panel * WIDTH, width = std::min<int64_t>(WIDTH, call.num_outputs - start);
+        const T* bias = call.bias ? (const T*)call.bias + start : nullptr;
+        for (int64_t r = first; r < last; r++, totals += WIDTH) {
+            T* output = (T*)call.output + r * call.num_outputs + start;
+            for (int64_t o = 0; o < width; o++) narrow(totals[o] + (bias ? widened(bias[o]) : 0.f), output[o]);
+        }
+    }
+
+public:
+    explicit Multiplication(const Product& call) : call(call) {}
+
+    void run() const {
+        const int64_t num_panels = (call.num_outputs + WIDTH - 1) / WIDTH;
+        const bool is_small = call.num_rows * num_panels * call.panel_bytes < PARALLEL_BYTES;
+#pragma omp parallel for num_threads(is_small ? 1 : (int)call.num_threads) schedule(static)
+        for (int64_t panel = 0; panel < num_panels; panel++) {
+            alignas(64) float totals[ROW_BLOCK * WIDTH];
+            alignas(64) char numbers[4 * WIDTH * GROUP];
+            for (int64_t first = 0; first < call.num_rows; first += ROW_BLOCK) {
+                const int64_t last = std::min(first + ROW_BLOCK, call.num_rows);
+                std::fill(totals, totals + (last - first) * WIDTH, 0.f);
+                for (int64_t g = 0; g < rows.num_groups; g++)
+                    add(call.panels + panel * call.panel_bytes + g * GROUP_BYTES, g, first, last, numbers, totals);
+                write(panel, first, last, totals);
+            }
+        }
+    }
+};
+
+}  // namespace
+
+extern "C" {
+
+#define FOR_ROWS(FORMAT, NAME, T, TYPE) \
+    void multiply_##NAME##_##TYPE(const Product* call) { Multiplication<FORMAT, T>(*call).run(); }
+#define FOR_FORMAT(FORMAT, NAME)              \
+    FOR_ROWS(FORMAT, NAME, float, float32)    \
+    FOR_ROWS(FORMAT, NAME, BFloat16, bfloat16)\
+    FOR_ROWS(FORMAT, NAME, Half, float16)
+FOR_ROWS(Float32, float32, float, float32)
+FOR_ROWS(Bfloat16, bfloat16, BFloat16, bfloat16)
+FOR_ROWS(Float16, float16, Half, float16)
+FOR_FORMAT(Int8, int8)
+FOR_FORMAT(Int4, int4)
+}

@@ -1,0 +1,124 @@
+"""Products of rows with weights that lie in panels of 64 outputs; the source is `panel_product.cpp`.
+
+    weights [N, K] -> panels [N / 64], each [K / S, 64, S]     S elements of an output share 32 bits
+
+A panel is read front to back, as fast as memory delivers it; a matrix row by row is not. Two formats are
+quantized: to each 64 outputs and 64 k belong 64 scales in bfloat16, before the codes (a code of 0 stands for
+-128 or -8). Formats: float32, bfloat16, float16, int8, int4. Rows have a float type.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from minipaged.kernels.cpp.build import declare
+
+WIDTH = 64
+GROUP = 64
+"""Elements along k that share a scale."""
+
+CODES = {"int8": 128, "int4": 8}
+"""Quantized formats, and the code of zero in each."""
+
+_CALL = struct.Struct("4P 6q")  # the struct `Product` of panel_product.cpp
+_ROW_TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_FORMATS = {f"{name}_{name}" for name in _ROW_TYPES.values()} | {
+    f"{code}_{name}" for code in CODES for name in _ROW_TYPES.values()
+}
+_multiply = {name: declare(f"multiply_{name}", ctypes.c_char_p) for name in sorted(_FORMATS)}
+
+
+class Panels(NamedTuple):
+    """Where the panels of a weight [num_outputs, size] lie."""
+
+    address: int
+    panel_bytes: int
+    num_outputs: int
+    size: int
+    format: str
+
+
+def panel_product(rows: Tensor, panels: Panels, bias: Tensor | None = None) -> Tensor:
+    """rows [..., size] -> rows x weights^T + bias [..., num_outputs], of the rows' type; sums are float32."""
+    flat = rows.reshape(-1, panels.size)
+    if flat.stride(-1) != 1:
+        flat = flat.contiguous()
+    output = rows.new_empty(*rows.shape[:-1], panels.num_outputs)
+    call = _CALL.pack(
+        *(panels.address, flat.data_ptr(), 0 if bias is None else bias.data_ptr(), output.data_ptr()),
+        *(flat.shape[0], flat.stride(0), panels.num_outputs, panels.size, panels.panel_bytes),
+        torch.get_num_threads(),
+    )
+    _multiply[f"{panels.format}_{_ROW_TYPES[rows.dtype]}"](call)
+    return output
+
+
+def pack(weight: Tensor) -> Tensor:
+    """The panels of a weight [N, K] in bfloat16 or float16, as bytes [N / 64, bytes of a panel]."""
+    return _pairs(_padded(weight, 64)).view(torch.uint8).flatten(1)
+
+
+def quantize(weight: Tensor, format: str) -> Tensor:
+    """The same for the quantized formats; each scale is the one of a few that errs least."""
+    rows_at_once = 16 * WIDTH
+    parts = [_quantize(part, format) for part in weight.split(rows_at_once)]
+    return torch.cat(parts)
+
+
+def _quantize(weight: Tensor, format: str) -> Tensor:
+    zero = CODES[format]
+    groups = _padded(weight.float(), GROUP).unflatten(1, (-1, GROUP))  # [N, K / 64, 64]
+    furthest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    best_scale = torch.full_like(furthest, torch.nan)  # stays where a weight is not finite
+    least_error = torch.full_like(furthest, torch.inf)
+    # The furthest is -8 steps away, or less if that serves the others: there is no step 8.
+    for steps in (128, 127) if format == "int8" else (8, 7.6, 7.2, 6.8, -7, -7.5):
+        scale = (furthest / -steps).bfloat16().float()
+        error = (_codes(groups, scale, zero) - zero).mul_(scale).sub_(groups).square_().sum(2, keepdim=True)
+        best_scale = torch.where(error < least_error, scale, best_scale)
+        least_error = torch.minimum(error, least_error)
+    codes = _codes(groups, best_scale, zero).to(torch.uint8)  # [N, groups, 64]
+    codes = codes.unflatten(0, (-1, WIDTH)).transpose(1, 2)  # [panels, groups, 64 outputs, 64 k]
+    if format == "int4":
+        codes = codes[..., ::2] | codes[..., 1::2] << 4
+    lanes = codes.unflatten(3, (-1, 4)).transpose(2, 3)  # [panels, groups, lanes, 64 outputs, 4 bytes]
+    scales = best_scale.squeeze(2).unflatten(0, (-1, WIDTH)).transpose(1, 2)  # [panels, groups, 64]
+    scale_bytes = scales.bfloat16().contiguous().view(torch.uint8)
+    return torch.cat([scale_bytes, lanes.flatten(2)], dim=2).flatten(1)
+
+
+def _codes(groups: Tensor, scale: Tensor, zero: int) -> Tensor:
+    safe = torch.where(scale == 0, 1.0, scale)
+    return (groups / safe).round_().add_(zero).clamp_(0, 2 * zero - 1)
+
+
+def dequantize(panels: Tensor, format: str, num_outputs: int, size: int) -> Tensor:
+    """The weight [num_outputs, size] that the panels of a quantized format stand for, in float32."""
+    zero, scale_bytes = CODES[format], 2 * WIDTH
+    groups = panels.unflatten(1, (-1, scale_bytes + GROUP * WIDTH // (1 if format == "int8" else 2)))
+    scales = groups[..., :scale_bytes].contiguous().view(torch.bfloat16).float()  # [panels, groups, 64]
+    codes = groups[..., scale_bytes:].unflatten(2, (-1, WIDTH, 4)).transpose(2, 3).flatten(3)
+    if format == "int4":
+        codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(3)
+    weight = (codes.float() - zero) * scales[..., None]  # [panels, groups, 64 outputs, 64 k]
+    return weight.transpose(1, 2).flatten(2).flatten(0, 1)[:num_outputs, :size]
+
+
+def unpack(panels: Tensor, dtype: torch.dtype, num_outputs: int, size: int) -> Tensor:
+    """The weight [num_outputs, size] whose panels `pack` made."""
+    lanes = panels.view(dtype).unflatten(1, (-1, WIDTH, 2))
+    return lanes.transpose(1, 2).flatten(2).flatten(0, 1)[:num_outputs, :size]
+
+
+def _pairs(weight: Tensor) -> Tensor:
+    return weight.unflatten(0, (-1, WIDTH)).unflatten(2, (-1, 2)).transpose(1, 2).contiguous()
+
+
+def _padded(weight: Tensor, multiple: int) -> Tensor:
+    """With zeros below and at the right, so that panels and groups are whole."""
+    return nn.functional.pad(weight, (0, -weight.shape[1] % multiple, 0, -weight.shape[0] % WIDTH))

@@ -1,0 +1,77 @@
+"""`minipaged serve`: a model behind OpenAI's HTTP interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from minipaged.cli.options import Model, Use, check_parts
+
+PANEL = "Server"
+
+
+def serve(
+    model: Model = None,
+    host: Annotated[str, Option(help="Address to listen on.", rich_help_panel=PANEL)] = "127.0.0.1",
+    port: Annotated[int, Option(help="Port to listen on; 0: any.", rich_help_panel=PANEL)] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        Option(
+            envvar="MINIPAGED_API_KEY",
+            help="A key that requests must have; may be repeated. Each key has a prefix cache of its own.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        str | None,
+        Option(help="What clients call the model. [default: as given; else pocket]", rich_help_panel=PANEL),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        Option(help="Pages from this origin may use the server (CORS).", rich_help_panel=PANEL),
+    ] = None,
+    max_waiting: Annotated[
+        int, Option(help="Requests that may wait; more get 429.", rich_help_panel=PANEL)
+    ] = 256,
+    max_body_bytes: Annotated[int, Option(help="Bytes of a request's body.", rich_help_panel=PANEL)] = 4
+    << 20,
+    request_timeout: Annotated[
+        float, Option(help="Seconds that a request may take.", rich_help_panel=PANEL)
+    ] = 600.0,
+    shutdown_timeout: Annotated[
+        float,
+        Option(help="Seconds that running requests have once the server is to end.", rich_help_panel=PANEL),
+    ] = 30.0,
+    use: Use = None,
+    options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
+) -> None:
+    """Serve a model over HTTP, as OpenAI does."""
+    try:
+        from minipaged.serving.server import bind, make_server
+        from minipaged.serving.settings import ServerSettings
+    except ImportError as error:
+        raise ValueError(
+            f"serve needs {error.name}; install the extra: pip install 'minipaged[serve]'"
+        ) from error
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        api_keys=tuple(api_key or ()),
+        allowed_origins=tuple(allow_origin or ()),
+        max_waiting=max_waiting,
+        max_body_bytes=max_body_bytes,
+        request_timeout=request_timeout,
+        shutdown_timeout=shutdown_timeout,
+    )
+    parts = check_parts(options, use)
+    listener = bind(settings)
+    from minipaged.async_llm import AsyncLLM
+
+    name = served_model_name or ("pocket" if model is None else str(Path(model)))
+    with listener, AsyncLLM(model, max_waiting=max_waiting, use=parts, **options) as llm:
+        server = make_server(llm, name, settings)
+        address = f"[{host}]" if ":" in host else host
+        print(f"Serving {name} at http://{address}:{listener.getsockname()[1]}", flush=True)
+        server.run(sockets=[listener])

@@ -1,0 +1,80 @@
+"""What the machine allows: how fast memory is read, how fast matrices are multiplied (`bench --limits`).
+
+A step of few rows reads every weight once, so bytes of weights x steps a second stays below the first; a
+prompt takes two operations for each weight and token, so their rate stays below the second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from minipaged.execution.accel.packed_linear import PackedLinear, can_pack, is_plain
+
+READ_BYTES = 1 << 28
+"""Well above any cache."""
+
+
+def read_bandwidth() -> float:
+    """Bytes a second at which this process reads memory with the threads that it has: the best of ten."""
+    numbers = torch.ones(READ_BYTES // 4)
+    return READ_BYTES / _best(lambda: numbers.sum(), 10)
+
+
+def matrix_rate(dtype: torch.dtype) -> float:
+    """Operations a second of a product of 256 rows with a packed weight [1024, 1024]: the best of ten."""
+    with torch.inference_mode():
+        linear: nn.Module = nn.Linear(1024, 1024, bias=False, dtype=dtype)
+        if can_pack() and is_plain(linear):
+            linear = PackedLinear(linear)
+        rows = torch.ones(256, 1024, dtype=dtype)
+        return 2 * 256 * 1024**2 / _best(lambda: linear(rows), 10)
+
+
+def shares_of_limits(
+    model: PreTrainedModel, decode_steps_per_s: float, prefill_tok_per_s: float
+) -> dict[str, float]:
+    """The limits, and how much of them decode steps and prompts use, counting linear layers only.
+
+    The output layer counts for decodes; of a prompt only the last row passes it.
+    """
+    layers: list[Any] = [
+        m for m in model.modules() if hasattr(m, "in_features") and hasattr(m, "out_features")
+    ]
+    head = model.get_output_embeddings()
+    read = sum(map(weight_bytes, layers)) * decode_steps_per_s
+    operations = 2 * sum(m.in_features * m.out_features for m in layers if m is not head) * prefill_tok_per_s
+    bandwidth, rate = read_bandwidth(), matrix_rate(model.dtype)
+    return {
+        "limit_read_gb_per_s": bandwidth / 1e9,
+        "decode_read_gb_per_s": read / 1e9,
+        "decode_share_of_limit": read / bandwidth,
+        "limit_gflop_per_s": rate / 1e9,
+        "prefill_gflop_per_s": operations / 1e9,
+        "prefill_share_of_limit": operations / rate,
+    }
+
+
+def weight_bytes(layer: Any) -> int:
+    """Bytes that a product of one row reads of a linear layer's weight."""
+    stored = getattr(layer, "num_bytes", None)
+    if stored is not None:
+        return int(stored)
+    weight = layer.packed if isinstance(layer, PackedLinear) else layer.weight
+    return layer.in_features * layer.out_features * weight.element_size()
+
+
+def _best(work: Callable[[], Tensor], times: int) -> float:
+    """Seconds of the quickest of so many calls, after one that is not counted."""
+    work()
+    taken = []
+    for _ in range(times):
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return min(taken)

@@ -1,0 +1,124 @@
+"""Linear layers that read their weights panel by panel (`kernels/cpp/panels.py`): few rows, and quantized.
+
+A step of few rows takes as long as its weights take to arrive. oneDNN packs float32 and bfloat16 weights in
+panels, too, but reads them at two thirds of the memory's speed for one row: `read_panels` lets our product
+read the same bytes. `PanelLinear` has panels of its own, for what oneDNN does not multiply on this processor.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from minipaged.config import ConfigError
+from minipaged.execution.accel.packed_linear import PackedLinear
+from minipaged.kernels.cpp.panels import (
+    CODES,
+    WIDTH,
+    Panels,
+    dequantize,
+    pack,
+    panel_product,
+    quantize,
+    unpack,
+)
+
+logger = logging.getLogger(__name__)
+
+MOST_LEFT = 0.1
+"""Share of a model's matrices, embeddings aside, that may stay as they are when it is quantized."""
+
+
+class PanelLinear(nn.Module):
+    """`nn.Linear` on a CPU for any number of rows; `format` is float16, bfloat16, int8 or int4."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, format: str) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.bias = bias
+        self._dtype, self._format = weight.dtype, format
+        self._panels = quantize(weight, format) if format in CODES else pack(weight)
+
+    @property
+    def weight(self) -> Tensor:
+        """[out_features, in_features], as it is multiplied."""
+        shape = self.out_features, self.in_features
+        if self._format in CODES:
+            return dequantize(self._panels, self._format, *shape).to(self._dtype)
+        return unpack(self._panels, self._dtype, *shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the panels, scales included."""
+        return self._panels.nbytes
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """rows [..., in_features] -> [..., out_features]."""
+        address, size = self._panels.data_ptr(), self._panels.shape[1]
+        panels = Panels(address, size, self.out_features, self.in_features, self._format)
+        return panel_product(rows, panels, self.bias)
+
+
+def use_panels(model: nn.Module) -> None:
+    """Let the packed layers of a model read panels, and give those panels that oneDNN cannot multiply."""
+    for module in list(model.modules()):
+        if isinstance(module, PackedLinear):
+            read_panels(module)
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear and child.weight.dtype in (torch.float16, torch.bfloat16):
+                format = str(child.weight.dtype).removeprefix("torch.")
+                setattr(module, name, PanelLinear(child.weight.detach(), child.bias, format))
+
+
+def read_panels(layer: PackedLinear) -> bool:
+    """Let a packed layer multiply few rows by panels, if oneDNN packed the weight so; whether it did."""
+    dtype, address = layer.packed.dtype, torch.ops.mkldnn.data_ptr(layer.packed)
+    num_bytes = torch.ops.mkldnn._nbytes(layer.packed)
+    num_panels = -(-layer.out_features // WIDTH)
+    panel_bytes = num_bytes // num_panels
+    least = -(-layer.in_features // 2) * 2 * WIDTH * dtype.itemsize  # (oneDNN rounds to 16 or 32 elements)
+    if num_bytes % num_panels or panel_bytes < least or panel_bytes % (WIDTH * dtype.itemsize):
+        return False
+    format = str(dtype).removeprefix("torch.")
+    panels = Panels(address, panel_bytes, layer.out_features, layer.in_features, format)
+    # The order of the bytes is oneDNN's own affair: so we look whether both compute the same.
+    row = torch.linspace(-9, 9, layer.in_features).sin().to(dtype)[None]
+    expected, actual = layer(row).float(), panel_product(row, panels, layer.bias).float()
+    tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+    if not (actual - expected).abs().max() <= tolerance * expected.abs().max():
+        return False
+    layer.multiply_few_rows_with(partial(panel_product, panels=panels, bias=layer.bias))
+    return True
+
+
+def quantize_linears(model: PreTrainedModel, format: str) -> None:
+    """Quantize the linear layers of a model, int4's output layer to int8; embeddings and norms stay.
+
+    Raises:
+        ConfigError: most of the model is no linear layer, so that little would be won.
+    """
+    heads = {model.get_output_embeddings()}
+    num_quantized = 0
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, PackedLinear) or type(child) is nn.Linear:
+                own = "int8" if child in heads else format
+                setattr(module, name, PanelLinear(child.weight.detach(), child.bias, own))
+                num_quantized += child.in_features * child.out_features
+    left = {
+        name: parameter
+        for parent in model.modules()
+        if not isinstance(parent, nn.Embedding)
+        for name, parameter in parent.named_parameters(type(parent).__name__, recurse=False)
+        if parameter.ndim > 1
+    }
+    if sum(map(torch.numel, left.values())) > MOST_LEFT * num_quantized:
+        name, largest = max(left.items(), key=lambda item: item[1].numel())
+        raise ConfigError(
+            f"quantization is {format}, but {name} of {type(model).__name__}, {list(largest.shape)}, is no "
+            "linear layer and stays as it is; take quantization out"
+        )

@@ -1,0 +1,153 @@
+"""The application: which path is answered by what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import HTMLResponse, Response
+
+import minipaged
+from minipaged.async_llm import AsyncLLM
+from minipaged.serving.chat import chat, plain_messages
+from minipaged.serving.completions import complete
+from minipaged.serving.errors import ApiError, api_error, install_handlers, json_response
+from minipaged.serving.gate import Gate
+from minipaged.serving.generation import EventStream
+from minipaged.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from minipaged.serving.service import Service
+from minipaged.serving.settings import ServerSettings
+from minipaged.viewer.page import live_page
+
+PAGE = Path(__file__).parent / "page.html"
+"""A prompt box alone."""
+
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def create_app(llm: AsyncLLM, model_name: str, settings: ServerSettings | None = None) -> FastAPI:
+    """An ASGI application that serves a model; `app.state.service` is its `Service`.
+
+    Args:
+        llm: the engine; it is shut down by who made it.
+        model_name: what clients call the model.
+        settings: default `ServerSettings()`.
+    """
+    service = Service(llm, model_name, settings or ServerSettings())
+    app = FastAPI(
+        title="minipaged",
+        version=minipaged.__version__,
+        docs_url=None,  # (they load scripts from elsewhere)
+        redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
+    app.state.service = service
+    install_handlers(app)
+    _add_generation(app, service)
+    _add_tokens(app, service)
+    _add_state(app, service)
+    _add_views(app, service)
+    app.add_middleware(Gate, service=service)
+    if service.settings.allowed_origins:
+        origins, anything = list(service.settings.allowed_origins), ["*"]
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=anything, allow_headers=anything
+        )
+    return app
+
+
+def _add_generation(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/completions")
+    async def completions(request: Request, body: CompletionBody) -> Response:
+        return await complete(service, request, body)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request, body: ChatBody) -> Response:
+        return await chat(service, request, body)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [_model(service)]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        service.check_model(name)
+        return json_response(_model(service))
+
+
+def _model(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.model_name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "minipaged",
+        "max_model_len": service.llm.engine.executor.max_model_len,
+    }
+
+
+def _add_tokens(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> Response:
+        service.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            given = "neither" if body.prompt is None else "both"
+            raise ApiError(400, f"of prompt and messages {given} is given; give one", "prompt")
+        try:
+            if body.prompt is not None:
+                tokens = await service.encode(body.prompt, body.add_special_tokens)
+            else:
+                tokens = await service.encode_chat(plain_messages(body.messages or []))
+        except ValueError as error:
+            field = "messages" if body.prompt is None else "prompt"
+            raise api_error(error, (), field) from error
+        length = service.llm.engine.executor.max_model_len
+        return json_response({"count": len(tokens), "max_model_len": length, "tokens": tokens})
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> Response:
+        service.check_model(body.model)
+        size = service.llm.engine.executor.vocab_size
+        for token in body.tokens:
+            if not 0 <= token < size:
+                raise ApiError(400, f"tokens has {token}; give ids from 0 to {size - 1}", "tokens")
+        try:
+            text = service.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        except ValueError as error:
+            raise api_error(error, (), "tokens") from error
+        return json_response({"prompt": text})
+
+
+def _add_state(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        if service.ailment is not None:
+            raise ApiError(503, service.ailment, code="unhealthy")
+        return json_response({"status": "ok"})
+
+    @app.get("/version")
+    async def version() -> Response:
+        return json_response({"version": minipaged.__version__})
+
+
+def _add_views(app: FastAPI, service: Service) -> None:
+    @app.get("/")
+    async def page() -> Response:
+        # (The viewer's page sends no key, so a server with keys has a plain one.)
+        text = PAGE.read_text(encoding="utf-8") if service.settings.api_keys else live_page()
+        headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
+        return HTMLResponse(text, headers=headers)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/trace/live")
+    async def trace() -> Response:
+        events = service.live.listen()
+        return EventStream(events)

@@ -1,0 +1,146 @@
+"""A request's body as decoding parameters: `SamplingParams` or `BeamSearchParams`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from minipaged.decoding.checks import ParamsError
+from minipaged.decoding.params import BeamSearchParams, DecodingParams, RequestOutputKind, SamplingParams
+from minipaged.decoding.structured import StructuredOutputsParams
+from minipaged.serving.errors import ApiError, api_error
+from minipaged.serving.schemas import MOST_LOGPROBS, ChatBody, GenerationBody, ResponseFormat
+from minipaged.serving.service import Service
+
+COMMON = ("ignore_eos", "min_tokens", "max_tokens", "stop_token_ids")
+OF_SAMPLES = (
+    *("n", "best_of", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "bad_words"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "allowed_token_ids"),
+    *("include_stop_str_in_output", "prompt_logprobs", "typical_p", "no_repeat_ngram_size"),
+    *("skip_special_tokens", "spaces_between_special_tokens"),
+)
+OF_BEAMS = ("beam_width", "length_penalty", "early_stopping")
+
+
+async def read_params(
+    service: Service, body: GenerationBody, logprobs: int | None, **defaults: Any
+) -> DecodingParams:
+    """What a body asks of decoding; `defaults` are for fields that it leaves out.
+
+    Raises:
+        ApiError: a value that cannot work, or two that contradict each other.
+    """
+    try:
+        params = _params(body, logprobs, defaults)
+    except ParamsError as error:
+        raise api_error(error, type(body).model_fields) from error
+    engine = service.llm.engine
+    if params.min_tokens >= engine.executor.max_model_len:
+        message = f"min_tokens is {params.min_tokens}; the model's length is {engine.executor.max_model_len}"
+        raise ApiError(400, message, "min_tokens")
+    width = params.num_samples if isinstance(params, SamplingParams) else params.beam_width
+    most = min(engine.config.max_num_seqs, engine.config.max_num_batched_tokens)
+    if width > most:
+        name = next(name for name in ("beam_width", "best_of", "n") if getattr(body, name) == width)
+        raise ApiError(400, f"{name} is {width}; the server computes {most} sequences at once", name)
+    if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+        try:
+            # A grammar may take long to compile, and is remembered.
+            eos = engine.executor.eos_token_ids
+            await asyncio.to_thread(params.structured_outputs.compile, service.tokenizer, eos)
+        except ValueError as error:
+            raise _structured_error(body, error) from error
+    return params
+
+
+def _params(body: GenerationBody, logprobs: int | None, defaults: dict[str, Any]) -> DecodingParams:
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options is given without stream; set stream to true", "stream_options")
+    if body.use_beam_search:
+        return _beam_params(body, logprobs, defaults)
+    for name in OF_BEAMS:
+        if getattr(body, name) is not None:
+            raise ApiError(400, f"{name} is given without use_beam_search; set it to true", name)
+    for name, count in (("logprobs", logprobs), ("prompt_logprobs", body.prompt_logprobs)):
+        if count is not None and not 0 <= count <= MOST_LOGPROBS:
+            raise ApiError(400, f"{name} is {count}; give 0 to {MOST_LOGPROBS}", name)
+    values = defaults | _given(body, (*COMMON, *OF_SAMPLES))
+    if body.logit_bias is not None:
+        values["logit_bias"] = _logit_bias(body.logit_bias)
+    is_known = (values.get("best_of") or 0) <= values.get("n", 1)  # which samples are returned
+    kind = RequestOutputKind.DELTA if body.stream and is_known else RequestOutputKind.FINAL_ONLY
+    return SamplingParams(**values, logprobs=logprobs, structured_outputs=_structured(body), output_kind=kind)
+
+
+def _beam_params(body: GenerationBody, logprobs: int | None, defaults: dict[str, Any]) -> BeamSearchParams:
+    for name in (*OF_SAMPLES, "logit_bias", "structured_outputs", "response_format"):
+        if (
+            getattr(body, name) is not None
+            and name != "n"
+            and not (name == "temperature" and not body.temperature)
+        ):
+            raise ApiError(400, f"{name} is given, which beam search does not have; leave it out", name)
+    if logprobs is not None:
+        raise ApiError(400, "logprobs is given, which beam search does not report; leave it out", "logprobs")
+    num_returned = 1 if body.n is None else body.n
+    width = num_returned if body.beam_width is None else body.beam_width
+    if not 1 <= num_returned <= max(1, width):
+        raise ApiError(400, f"n is {num_returned}; give 1 to beam_width, which is {width}", "n")
+    values = defaults | _given(body, (*COMMON, "length_penalty", "early_stopping"))
+    return BeamSearchParams(beam_width=width, num_return_sequences=num_returned, **values)
+
+
+def chat_logprobs(body: ChatBody) -> int | None:
+    """How many likeliest tokens a chat reports; None: none, not even the chosen one."""
+    if body.top_logprobs is None:
+        return 0 if body.logprobs else None
+    if not body.logprobs:
+        raise ApiError(400, "top_logprobs is given without logprobs; set logprobs to true", "top_logprobs")
+    if not 0 <= body.top_logprobs <= MOST_LOGPROBS:
+        message = f"top_logprobs is {body.top_logprobs}; give 0 to {MOST_LOGPROBS}"
+        raise ApiError(400, message, "top_logprobs")
+    return body.top_logprobs
+
+
+def _given(body: GenerationBody, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(body, name)) is not None}
+
+
+def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
+    for token in biases:
+        if not (token.isascii() and token.isdigit() and len(token) < 20):
+            raise ApiError(400, f"logit_bias has {token[:40]!r}; give token ids as keys", "logit_bias")
+    return {int(token): bias for token, bias in biases.items()}
+
+
+def _structured(body: GenerationBody) -> StructuredOutputsParams | None:
+    given: dict[str, Any] | None = None
+    if body.structured_outputs is not None:
+        if body.response_format is not None:
+            message = "structured_outputs and response_format are both given; give one"
+            raise ApiError(400, message, "structured_outputs")
+        given = body.structured_outputs.model_dump(by_alias=True)
+    elif body.response_format is not None and (schema := _schema(body.response_format)) is not None:
+        given = {"json": schema}
+    try:
+        return None if given is None else StructuredOutputsParams(**given)
+    except ParamsError as error:
+        raise _structured_error(body, error) from error
+
+
+def _structured_error(body: GenerationBody, error: Exception) -> ApiError:
+    """Of a schema or a grammar, under the name of the field that it came in."""
+    if body.response_format is not None:
+        message = str(error).replace("json of structured_outputs", "schema")
+        return ApiError(400, f"response_format: {message}", "response_format")
+    message = str(error)
+    is_named = "structured_outputs" in message
+    return ApiError(400, message if is_named else f"structured_outputs.{message}", "structured_outputs")
+
+
+def _schema(wanted: ResponseFormat) -> dict[str, Any] | None:
+    if wanted.type == "json_schema":
+        if wanted.json_schema is None:
+            raise ApiError(400, "response_format.json_schema is missing; give it", "response_format")
+        return wanted.json_schema.schema_
+    return {"type": "object"} if wanted.type == "json_object" else None

@@ -1,0 +1,117 @@
+"""`/v1/chat/completions`: a conversation through the model's chat template."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from minipaged.outputs import CompletionOutput, RequestOutput
+from minipaged.serving.body_params import chat_logprobs, read_params
+from minipaged.serving.errors import ApiError, api_error
+from minipaged.serving.formats import chat_logprobs as logprobs_object
+from minipaged.serving.formats import prompt_logprobs
+from minipaged.serving.generation import Generation, event_of, respond
+from minipaged.serving.schemas import ChatBody, Message
+from minipaged.serving.service import Service
+
+
+async def chat(service: Service, request: Request, body: ChatBody) -> Response:
+    """Answer a body."""
+    service.check_model(body.model)
+    if body.max_completion_tokens is not None:
+        if body.max_tokens is not None:
+            raise ApiError(400, "max_tokens and max_completion_tokens are both given; give one", "max_tokens")
+        if body.max_completion_tokens < 1:
+            message = f"max_completion_tokens is {body.max_completion_tokens}; give at least 1"
+            raise ApiError(400, message, "max_completion_tokens")
+        body.max_tokens = body.max_completion_tokens
+    # (An answer ends by itself, or where the model's length does.)
+    params = await read_params(service, body, chat_logprobs(body), max_tokens=None)
+    try:
+        tools = None if body.tool_choice == "none" else body.tools
+        prompt = await service.encode_chat(plain_messages(body.messages), tools)
+    except ValueError as error:
+        raise api_error(error, ("tools",), "messages") from error
+    state = request.state
+    salt = state.tenant + (body.cache_salt or "")
+    generation = Generation(service, f"chatcmpl-{state.request_id}", [prompt], params, salt, "messages")
+    writer = _Writer(service, body, generation)
+    return await respond(request, generation, body, writer.whole, writer.events)
+
+
+def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """Messages as chat templates want them: the parts of a content joined, fields that are null left out."""
+    plain = []
+    for number, message in enumerate(messages):
+        values = {key: value for key, value in message.model_dump().items() if value is not None}
+        content = values.get("content", "")
+        if isinstance(content, list):
+            content = "".join(_text(part, f"messages.{number}.content.{i}") for i, part in enumerate(content))
+        plain.append({**values, "content": content})
+    return plain
+
+
+def _text(part: dict[str, Any], name: str) -> str:
+    kind, text = part.get("type"), part.get("text")
+    if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
+        raise ApiError(
+            400, f'{name} has type {str(kind)[:40]!r}; give {{"type": "text", "text": TEXT}}', name
+        )
+    return text
+
+
+class _Writer:
+    """Outputs in OpenAI's form."""
+
+    def __init__(self, service: Service, body: ChatBody, generation: Generation) -> None:
+        self._body = body
+        self._generation = generation
+        self._head = {
+            "id": generation.request_id,
+            "created": int(time.time()),
+            "model": service.model_name,
+        }
+
+    def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """The response."""
+        (output,) = outputs
+        choices = []
+        for completion in output.outputs:
+            message = {"role": "assistant", "content": completion.text, "refusal": None}
+            choices.append({"message": message, **self._choice(completion)})
+        response = {**self._head, "object": "chat.completion", "choices": choices}
+        if output.prompt_logprobs is not None:
+            response["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        return {**response, **self._generation.usage.fields()}
+
+    async def events(self) -> AsyncGenerator[str]:
+        """The stream, without its end: of each choice first the role, then pieces of text."""
+        wants_usage = self._body.stream_options is not None and bool(self._body.stream_options.include_usage)
+        usage: dict[str, Any] = {"usage": None} if wants_usage else {}
+        head = {**self._head, "object": "chat.completion.chunk"}
+        begun: set[int] = set()
+        async for _, output in self._generation.outputs():
+            for completion in output.outputs:
+                if completion.index not in begun:
+                    begun.add(completion.index)
+                    delta = {"role": "assistant", "content": ""}
+                    choice = {"index": completion.index, "delta": delta, "finish_reason": None}
+                    yield event_of({**head, "choices": [choice], **usage})
+                choice = {"delta": {"content": completion.text}, **self._choice(completion)}
+                yield event_of({**head, "choices": [choice], **usage})
+        if wants_usage:
+            yield event_of({**head, "choices": [], **self._generation.usage.fields()})
+
+    def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
+        tops = completion.logprobs
+        count = self._body.top_logprobs or 0
+        return {
+            "index": completion.index,
+            "logprobs": None if tops is None else logprobs_object(tops, completion.token_ids, count),
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }

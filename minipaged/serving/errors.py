@@ -1,0 +1,144 @@
+"""What a client is told when a request cannot be served: a status, and OpenAI's error object."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from minipaged.decoding.checks import ParamsError
+from minipaged.engine_thread import EngineStoppedError, QueueFullError
+from minipaged.prompts import shortened
+from minipaged.scheduling import RequestTooLongError
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER = {"Retry-After": "1"}
+"""Seconds; for whoever finds the queue full or the server on its way down."""
+
+
+class ApiError(Exception):
+    """A request that ends here.
+
+    Args:
+        status: the HTTP status.
+        message: one line: the value, and the fix.
+        param: the field of the body; None if it is none of them.
+        code: OpenAI's word for it, if there is one.
+        headers: of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """As an HTTP response."""
+        return json_response(self.body(), self.status, self.headers)
+
+
+def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A value as JSON, in ASCII: whatever a string has in it can be sent."""
+    return Response(json.dumps(value), status, dict(headers or {}), "application/json")
+
+
+def api_error(error: BaseException, fields: Collection[str] = (), default: str | None = None) -> ApiError:
+    """How an error of the engine is told.
+
+    Args:
+        error: what was raised.
+        fields: of the body; the one that the message is about is its `param`.
+        default: the `param` if that is none of them.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFullError):
+        return ApiError(429, str(error), code="queue_full", headers=RETRY_AFTER)
+    if isinstance(error, EngineStoppedError):
+        return ApiError(503, str(error), code="engine_stopped", headers=RETRY_AFTER)
+    if isinstance(error, TimeoutError):
+        return ApiError(504, "the request took longer than the server allows; ask for less", code="timeout")
+    if isinstance(error, ValueError):
+        code = "context_length_exceeded" if isinstance(error, RequestTooLongError) else None
+        words = re.findall(r"[a-z_]+", str(error))
+        named = [word for word in words[: None if isinstance(error, ParamsError) else 1] if word in fields]
+        if named or default is None:
+            return ApiError(400, str(error), named[0] if named else None, code)
+        message = str(error) if default in words else f"{default}: {error}"
+        return ApiError(400, message, default, code)
+    logger.error("A request failed", exc_info=error)
+    return ApiError(500, "the server failed; its log has the reason", code="internal_error")
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Every error leaves in OpenAI's shape."""
+
+    @app.exception_handler(ApiError)
+    async def told(request: Request, error: ApiError) -> Response:
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return _invalid(error).response()
+
+    @app.exception_handler(HTTPException)
+    async def other(request: Request, error: HTTPException) -> Response:
+        messages = {
+            404: f"there is no {request.url.path} here; see /openapi.json for what there is",
+            405: f"{request.url.path} does not take {request.method}; see /openapi.json for what it takes",
+            413: "the body is larger than the server takes; send less, or raise --max-body-bytes",
+        }
+        message = messages.get(error.status_code, str(error.detail))
+        return ApiError(error.status_code, message, headers=error.headers).response()
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return api_error(error).response()
+
+
+def _invalid(error: RequestValidationError) -> ApiError:
+    """The first thing that is wrong with a body, in one line."""
+    errors = error.errors()
+    # A field of several types has an error for each of them; the deepest knows most.
+    first = errors[0]["loc"][:2]
+    found = max((e for e in errors if e["loc"][:2] == first), key=lambda e: len(e["loc"]))
+    if found["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {found['ctx']['error']}", code="invalid_json")
+    loc = [str(part) for part in found["loc"][1:] if not _is_type(str(part))]
+    if found["type"] == "unknown_field":
+        loc.append(found["ctx"]["field"])
+        name = ".".join(loc)
+        return ApiError(400, f"there is no field {name}; {found['ctx']['hint']}", name, "unknown_parameter")
+    if not loc:
+        return ApiError(400, "the body is not a JSON object; send one as application/json")
+    name = ".".join(loc)
+    if found["type"] == "missing":
+        return ApiError(400, f"{name} is missing; give it", name, "missing_required_parameter")
+    told = found["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return ApiError(400, f"{name} is {shortened(found['input'])}; give {told}", name, "invalid_value")
+
+
+def _is_type(part: str) -> bool:
+    """Whether a part of a location is the name of a type, as in a union, and no field."""
+    return part in ("str", "int", "float", "bool") or "[" in part or part[:1].isupper()

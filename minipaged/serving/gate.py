@@ -1,0 +1,81 @@
+"""What every request passes first: its id, the server's end, the key, the limits of its body.
+
+A plain ASGI middleware: it neither buffers a stream nor hides that a client has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+
+from minipaged.serving.errors import ApiError
+from minipaged.serving.service import Service, shutting_down
+
+OPEN = ("/", "/health", "/version")
+"""Paths that need no key: they tell nothing of anybody's requests."""
+
+
+class Gate:
+    """Around the application."""
+
+    def __init__(self, app: Any, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """As ASGI wants it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            self._admit(scope)
+        except ApiError as error:
+            await error.response()(scope, receive, send_with_id)
+            return
+        await self._app(scope, self._limited(receive), send_with_id)
+
+    def _limited(self, receive: Any) -> Any:
+        """`receive` for a body that is neither too long nor too slow."""
+        settings = self._service.settings
+        num_bytes, is_whole = 0, False
+
+        async def limited() -> Any:
+            nonlocal num_bytes, is_whole
+            if is_whole:
+                return await receive()
+            try:
+                async with asyncio.timeout(settings.request_timeout):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, "the body did not arrive in time; send it faster") from None
+            num_bytes += len(message.get("body", b""))
+            is_whole = not message.get("more_body", False)
+            if num_bytes > settings.max_body_bytes:
+                raise HTTPException(413)
+            return message
+
+        return limited
+
+    def _admit(self, scope: Any) -> None:
+        path, method = scope["path"], scope["method"]
+        scope["state"]["tenant"] = ""
+        if path in OPEN or method == "OPTIONS":
+            return
+        if self._service.is_draining and path != "/metrics":
+            raise shutting_down()
+        given = Headers(scope=scope).get("authorization")
+        bearer = re.fullmatch(r"(?i:bearer) +(\S+)", given or "")
+        scope["state"]["tenant"] = self._service.tenant(bearer[1] if bearer else given)

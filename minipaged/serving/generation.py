@@ -1,0 +1,286 @@
+"""From a body's prompts to outputs, and from outputs to a response that ends when its client leaves.
+
+Who goes away is noticed at once, in the queue too: his task is cancelled, the iterators of his outputs are
+closed, and the engine frees his blocks before its next step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import replace
+from time import monotonic
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from minipaged.async_llm import AsyncOutputs
+from minipaged.decoding.params import DecodingParams, RequestOutputKind
+from minipaged.outputs import RequestOutput
+from minipaged.serving.errors import ApiError, api_error
+from minipaged.serving.schemas import GenerationBody
+from minipaged.serving.service import Service, shutting_down
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+DONE = "data: [DONE]\n\n"
+
+
+class Generation:
+    """The answers to the prompts of one body.
+
+    Args:
+        service: where.
+        request_id: of the response; the engine's requests have it and a number.
+        prompts: token ids of each.
+        params: for all of them.
+        salt: who may share cached prefixes with it.
+        prompt_field: the field of the body that the prompts are from.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        request_id: str,
+        prompts: list[list[int]],
+        params: DecodingParams,
+        salt: str,
+        prompt_field: str = "prompt",
+    ) -> None:
+        self.service = service
+        self.request_id = request_id
+        self.prompts = prompts
+        self.params = params
+        self.prompt_field = prompt_field
+        self.ids = [f"{request_id}-{i}" for i in range(len(prompts))]
+        self.usage = Usage()
+        self.end = "the client has gone"  # how it ended, for the log
+        self._salt = salt
+        self._start = monotonic()
+        self._streams: list[AsyncOutputs] = []
+
+    async def start(self) -> None:
+        """Hand all prompts to the engine, or none; then `close` must be called.
+
+        Raises:
+            ValueError, QueueFullError, EngineStoppedError: as `AsyncLLM.generate`.
+            ApiError: the server shuts down.
+        """
+        self.service.enter(self.ids)
+        for request_id, token_ids in zip(self.ids, self.prompts):
+            self.service.check_length(len(token_ids))
+            prompt = {"prompt_token_ids": token_ids, "cache_salt": self._salt}
+            self._streams.append(self.service.llm.generate(prompt, self.params, request_id))
+
+    async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput]]:
+        """(position of the prompt, output), as they come; completions are numbered in their order.
+
+        Raises:
+            ApiError: a request failed, or the server shuts down.
+        """
+        async for position, output in _merged(self._streams):
+            self.usage.count(position, output)
+            if output.error is not None:
+                status = 400 if "forbid every token" in output.error else 500
+                raise ApiError(status, output.error, code="request_failed")
+            if any(completion.finish_reason == "abort" for completion in output.outputs):
+                raise shutting_down()
+            if self.params.output_kind == RequestOutputKind.FINAL_ONLY:
+                ranked = [replace(completion, index=rank) for rank, completion in enumerate(output.outputs)]
+                output = replace(output, outputs=ranked)
+            yield position, output
+
+    async def close(self) -> None:
+        """End what is still running of it, and log one line, without any of its text."""
+        self.service.leave(self.ids)
+        for stream in self._streams:
+            await stream.aclose()
+        logger.info(
+            "%s: %d prompts of %d tokens (%d cached), %d tokens generated in %.3f s, %s",
+            self.request_id,
+            len(self.prompts),
+            sum(map(len, self.prompts)),
+            self.usage.cached_tokens,
+            self.usage.completion_tokens,
+            monotonic() - self._start,
+            self.end,
+        )
+
+
+class Usage:
+    """Tokens of a body, counted as outputs come."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[int, tuple[int, int]] = {}  # position -> tokens, cached ones
+        self._timing: dict[str, float] | None = None
+        self.completion_tokens = 0
+
+    def count(self, position: int, output: RequestOutput) -> None:
+        """Take an output into account; each token comes once."""
+        self._prompts[position] = len(output.prompt_token_ids), output.num_cached_tokens
+        self.completion_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        times = output.metrics
+        if output.finished and times is not None and times.finished_time is not None:
+            total, queue = times.finished_time - times.arrival_time, times.time_in_queue or 0.0
+            self._timing = {"queue_seconds": queue, "inference_seconds": total - queue}
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(tokens for tokens, _ in self._prompts.values())
+
+    @property
+    def cached_tokens(self) -> int:
+        """Those of them that the prefix cache had."""
+        return sum(cached for _, cached in self._prompts.values())
+
+    def fields(self) -> dict[str, Any]:
+        """OpenAI's object, and how long it took, if there is one prompt."""
+        return {"usage": self._tokens(), **({} if self._timing is None else {"timing": self._timing})}
+
+    def _tokens(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+async def collect(generation: Generation, timeout: float) -> list[RequestOutput]:
+    """All outputs, complete, in the order of the prompts; TimeoutError after `timeout` seconds."""
+    async with asyncio.timeout(timeout):
+        found = {position: output async for position, output in generation.outputs() if output.finished}
+    return [found[position] for position in range(len(generation.prompts))]
+
+
+async def respond(
+    request: Request,
+    generation: Generation,
+    body: GenerationBody,
+    whole: Callable[[list[RequestOutput]], dict[str, Any]],
+    events: Callable[[], AsyncGenerator[str]],
+) -> Response:
+    """Run a generation: `whole` makes the response of its outputs, or `events` its stream.
+
+    Raises:
+        ApiError: it could not start, or failed before anything was sent.
+    """
+    timeout = generation.service.settings.request_timeout
+    is_handed_on = False
+    try:
+        await generation.start()
+        if body.stream:
+            is_handed_on = True
+            return EventStream(_guarded(generation, events, timeout), generation.close)
+        outputs = await unless_gone(request.receive, collect(generation, timeout))
+        if outputs is None:
+            return Response(status_code=499)
+        generation.end = "done"
+        return Response(json.dumps(whole(outputs)), media_type="application/json")
+    except Exception as error:
+        told = api_error(error, type(body).model_fields, generation.prompt_field)
+        generation.end = told.message
+        raise told from error
+    finally:
+        if not is_handed_on:
+            await generation.close()
+
+
+async def _guarded(
+    generation: Generation, events: Callable[[], AsyncGenerator[str]], timeout: float
+) -> AsyncGenerator[str]:
+    """A stream that ends with [DONE]; an error is its last event before that."""
+    try:
+        async with asyncio.timeout(timeout):
+            async for event in events():
+                yield event
+        generation.end = "done"
+    except Exception as error:
+        told = api_error(error)
+        generation.end = told.message
+        yield event_of(told.body())
+    yield DONE
+
+
+def event_of(value: Any, name: str | None = None) -> str:
+    """A server-sent event."""
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {json.dumps(value)}\n\n"
+
+
+class EventStream(Response):
+    """Server-sent events, until they end or nobody listens."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncGenerator[str], close: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._close = close
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """As ASGI wants it."""
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await unless_gone(receive, self._send(send))
+        finally:
+            await self._events.aclose()
+            if self._close is not None:
+                await self._close()
+
+    async def _send(self, send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+        async for event in self._events:
+            await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`, or None if the client disconnects first: then it is cancelled."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnect(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _merged(streams: list[AsyncOutputs]) -> AsyncIterator[tuple[int, RequestOutput]]:
+    if len(streams) == 1:
+        async for output in streams[0]:
+            yield 0, output
+        return
+    waiting: dict[asyncio.Future[RequestOutput], int] = {
+        asyncio.ensure_future(_next(stream)): position for position, stream in enumerate(streams)
+    }
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for future in done:
+                position, output = waiting.pop(future), future.result()
+                if not output.finished:
+                    waiting[asyncio.ensure_future(_next(streams[position]))] = position
+                yield position, output
+    finally:
+        for future in waiting:
+            future.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def _next(stream: AsyncOutputs) -> RequestOutput:
+    return await anext(stream)

@@ -1,0 +1,152 @@
+"""The memory as it changes, for whoever watches: the lines of a trace as server-sent events.
+
+A stream is a trace (`viewer/trace.py`) from the moment of joining: a header, a line with all that the memory
+holds (event "snapshot"), then a line a step; "idle" tells what changed without a step. A header within the
+stream begins anew: its listener was too slow, and what he missed is gone. The engine waits for nobody, and
+does nothing for the trace while nobody listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any
+
+from minipaged.async_llm import AsyncLLM
+from minipaged.serving.errors import RETRY_AFTER, ApiError
+from minipaged.viewer.trace import TraceLines
+
+MOST_LISTENERS = 32
+MOST_LINES = 256
+"""That wait for a listener before he begins anew."""
+
+QUIET = 0.25
+"""Seconds without a line after which a listener asks what changed without a step."""
+
+
+class LiveTrace:
+    """Everybody who watches an engine.
+
+    Args:
+        llm: the engine.
+        with_tokens: whether token ids and texts are told, or only who has which blocks.
+    """
+
+    def __init__(self, llm: AsyncLLM, with_tokens: bool) -> None:
+        self._llm = llm
+        self._with_tokens = with_tokens
+        self._num_listeners = 0
+        self._lines: TraceLines | None = None  # these two: of the engine's thread
+        self._listeners: list[_Listener] = []
+        self.is_closed = False
+
+    def listen(self) -> AsyncGenerator[str]:
+        """Events for one listener, until the server or the engine ends. Raises ApiError for too many."""
+        if self._num_listeners >= MOST_LISTENERS:
+            message = f"{MOST_LISTENERS} listeners are here already; close one"
+            raise ApiError(429, message, code="too_many_listeners", headers=RETRY_AFTER)
+        return self._events()
+
+    async def _events(self) -> AsyncGenerator[str]:
+        self._num_listeners += 1
+        listener = _Listener(self)
+        self._llm.between_steps(partial(self._join, listener))
+        try:
+            while not self.is_closed and self._llm.is_running:
+                while listener.lines:
+                    yield f"data: {listener.lines.popleft()}\n\n"
+                listener.news.clear()
+                try:
+                    async with asyncio.timeout(QUIET):
+                        await listener.news.wait()
+                except TimeoutError:
+                    self._llm.between_steps(self._synchronize)
+        finally:
+            self._num_listeners -= 1
+            self._llm.between_steps(partial(self._leave, listener))
+
+    def restart(self, listener: _Listener) -> None:
+        """Let a listener begin anew."""
+        self._llm.between_steps(partial(self._join, listener))
+
+    # -- the engine's thread, between two steps or at the end of one -----------------------------
+
+    def _join(self, listener: _Listener) -> None:
+        if self._lines is None:
+            self._lines = TraceLines(self._llm.engine, self._tell)
+            self._lines.synchronize("snapshot")
+        if listener not in self._listeners:
+            self._listeners.append(listener)
+        state = json.dumps(self._hidden(self._lines.state()))
+        listener.send(listener.begin, [json.dumps(self._lines.header), state])
+
+    def _leave(self, listener: _Listener) -> None:
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+        if not self._listeners and self._lines is not None:
+            self._lines.close()
+            self._lines = None
+
+    def _synchronize(self) -> None:
+        if self._lines is not None:
+            self._lines.synchronize("idle")
+
+    def _tell(self, text: str) -> None:
+        if not self._with_tokens:
+            text = json.dumps(self._hidden(json.loads(text)))
+        for listener in self._listeners:
+            listener.send(listener.put, text)
+
+    def _hidden(self, line: dict[str, Any]) -> dict[str, Any]:
+        """A line without tokens, if they are not told."""
+        if self._with_tokens:
+            return line
+        shown = {key: value for key, value in line.items() if key not in ("texts", "completions")}
+        for key in ("planned", "committed"):
+            tables = shown.get(key, {}).get("tables", {})
+            plain = {
+                name: table and {field: value for field, value in table.items() if field != "token_ids"}
+                for name, table in tables.items()
+            }
+            if plain:
+                shown[key] = {**shown[key], "tables": plain}
+        return shown
+
+
+class _Listener:
+    """Lines for one, bounded. Its methods but `send` run in its event loop."""
+
+    def __init__(self, trace: LiveTrace) -> None:
+        self._trace = trace
+        self._loop = asyncio.get_running_loop()
+        self._is_behind = True  # a new beginning is on its way
+        self.lines: deque[str] = deque()
+        self.news = asyncio.Event()
+
+    def send(self, method: Any, value: Any) -> None:
+        """Call a method in its event loop, unless that has ended."""
+        try:
+            self._loop.call_soon_threadsafe(method, value)
+        except RuntimeError:
+            return
+
+    def begin(self, lines: list[str]) -> None:
+        """Start with these."""
+        self.lines = deque(lines)
+        self._is_behind = False
+        self.news.set()
+
+    def put(self, line: str) -> None:
+        """One more; with too many, all are dropped and it begins anew."""
+        if self._is_behind:
+            return
+        if len(self.lines) >= MOST_LINES:
+            self.lines.clear()
+            self._is_behind = True
+            self._trace.restart(self)
+            return
+        self.lines.append(line)
+        self.news.set()

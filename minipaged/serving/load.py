@@ -1,0 +1,278 @@
+"""A load on a server over HTTP, and what its clients saw: `minipaged bench --url`.
+
+    closed loop   `users` clients, each sends its next request when the last one is answered
+    open loop     arrivals at a mean rate, Poisson; who finds `users` others in the system is turned away
+
+Any server with OpenAI's `/v1/completions` will do. Times are the clients' own (time to first token, between
+two tokens, a request's whole); queue and inference time are told by a minipaged server in the last event
+("timing") and missing elsewhere. Percentiles are the nearest rank.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Any
+
+import httpx
+
+from minipaged.bench import WorkloadItem
+from minipaged.metrics import quantile
+
+
+class LoadError(ValueError):
+    """The server cannot be reached, or a setting of the load cannot work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What is sent, and how.
+
+    Attributes:
+        url: of the server, without `/v1`.
+        items: requests, taken in turn.
+        users: clients of a closed loop; in an open loop, the most that may be in the system.
+        rate: arrivals a second; None: closed loop.
+        seconds: arrivals end then; None: after each item was sent once.
+        ignore_eos: generate `max_tokens` each; else a text may end by itself.
+        model: None: the first that the server names.
+        api_key: None: none.
+        ttft_target, itl_target: seconds; a request is good if its first token and its mean time between
+            tokens are within them.
+        timeout: seconds that a client waits for the next event.
+        seed: of the arrivals.
+    """
+
+    url: str
+    items: list[WorkloadItem]
+    users: int = 32
+    rate: float | None = None
+    seconds: float | None = None
+    ignore_eos: bool = True
+    model: str | None = None
+    api_key: str | None = None
+    ttft_target: float | None = None
+    itl_target: float | None = None
+    timeout: float = 600.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.users < 1:
+            raise LoadError(f"users is {self.users}; give at least 1")
+        for name in ("rate", "seconds", "ttft_target", "itl_target", "timeout"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise LoadError(f"{name} is {value}; give a number above 0")
+
+
+@dataclass(slots=True)
+class Record:
+    """One request as its client saw it; seconds."""
+
+    sent: float  # on a clock of its own
+    ttft: float | None = None
+    gaps: list[float] = field(default_factory=list)  # between two events
+    total: float = 0.0
+    num_tokens: int = 0
+    num_cached: int = 0
+    queue: float | None = None
+    inference: float | None = None
+    error: str | None = None
+
+
+def run_load(load: Load, progress: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
+    """Send a load and measure; `progress` is told how many requests have ended.
+
+    Raises:
+        LoadError: the server cannot be reached, or answers no request.
+    """
+    return asyncio.run(_Clients(load, progress).run())
+
+
+class _Clients:
+    def __init__(self, load: Load, progress: Callable[[int], None]) -> None:
+        self._load = load
+        self._progress = progress
+        self._records: list[Record] = []
+        self._num_dropped = 0
+        self._num_inside = 0
+
+    async def run(self) -> dict[str, Any]:
+        load = self._load
+        headers = {} if load.api_key is None else {"Authorization": f"Bearer {load.api_key}"}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=load.users)
+        async with httpx.AsyncClient(
+            base_url=load.url, headers=headers, limits=limits, timeout=load.timeout
+        ) as self._http:
+            self._model = load.model or await self._first_model()
+            start = time.monotonic()
+            await (self._closed() if load.rate is None else self._open(load.rate))
+            wall = time.monotonic() - start
+        return _summary(load, self._records, self._num_dropped, wall)
+
+    async def _first_model(self) -> str:
+        try:
+            answer = await self._http.get("/v1/models")
+            answer.raise_for_status()
+            return str(answer.json()["data"][0]["id"])
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, IndexError) as error:
+            reason = str(error).split("\n")[0] or type(error).__name__
+            raise LoadError(
+                f"url is {self._load.url}, which names no model: {reason}; start the server"
+            ) from error
+
+    async def _closed(self) -> None:
+        items, start = self._items(), time.monotonic()
+
+        async def user() -> None:
+            for item in items:
+                await self._send(item)
+                if self._load.seconds is not None and time.monotonic() - start >= self._load.seconds:
+                    return
+
+        await asyncio.gather(*(user() for _ in range(self._load.users)))
+
+    async def _open(self, rate: float) -> None:
+        draw, due, start = random.Random(self._load.seed), 0.0, time.monotonic()
+        tasks: list[asyncio.Task[None]] = []
+        for item in self._items():
+            due += draw.expovariate(rate)
+            if self._load.seconds is not None and due >= self._load.seconds:
+                break
+            await asyncio.sleep(start + due - time.monotonic())
+            if self._num_inside >= self._load.users:
+                self._num_dropped += 1
+            else:
+                self._num_inside += 1
+                tasks.append(asyncio.create_task(self._send(item)))
+        if self._load.seconds is None:
+            await asyncio.gather(*tasks)
+        else:  # (as the load generator of the source: what is open at the end does not count)
+            await asyncio.sleep(max(0.0, start + self._load.seconds - time.monotonic()))
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _items(self) -> Iterator[WorkloadItem]:
+        return iter(self._load.items) if self._load.seconds is None else cycle(self._load.items)
+
+    async def _send(self, item: WorkloadItem) -> None:
+        record = Record(time.monotonic())
+        try:
+            await self._receive(item, record)
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            record.error = f"{type(error).__name__}: {error}"
+        self._num_inside -= 1
+        self._records.append(record)
+        self._progress(1)
+
+    async def _receive(self, item: WorkloadItem, record: Record) -> None:
+        body = {
+            "model": self._model,
+            "prompt": item["prompt_token_ids"],
+            "max_tokens": item["max_tokens"],
+            "temperature": 0,
+            "ignore_eos": self._load.ignore_eos,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        last = record.sent
+        async with self._http.stream("POST", "/v1/completions", json=body) as answer:
+            if answer.status_code != 200:
+                record.error = f"{answer.status_code}: {(await answer.aread()).decode()[:200]}"
+                return
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                now, event = time.monotonic(), json.loads(line[6:])
+                if "error" in event:
+                    record.error = str(event["error"])
+                    return
+                if event["choices"]:
+                    if record.ttft is None:
+                        record.ttft = now - record.sent
+                    else:
+                        record.gaps.append(now - last)
+                    last = now
+                if usage := event.get("usage"):
+                    record.num_tokens = usage["completion_tokens"]
+                    record.num_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+                timing = event.get("timing") or {}
+                record.queue = timing.get("queue_seconds", record.queue)
+                record.inference = timing.get("inference_seconds", record.inference)
+        record.total = last - record.sent
+        if not record.num_tokens:
+            record.error = "the answer ended without its usage"
+
+
+def _summary(load: Load, records: list[Record], num_dropped: int, wall: float) -> dict[str, Any]:
+    done = [record for record in records if record.error is None]
+    if not done:
+        reason = records[0].error if records else "none was sent"
+        raise LoadError(f"no request was answered; the first: {reason}")
+    tokens = sum(record.num_tokens for record in done)
+    first = [record.ttft for record in done if record.ttft is not None]
+    gaps = [gap for record in done for gap in record.gaps]
+    queue = [record.queue for record in done if record.queue is not None]
+    inference = [record.inference for record in done if record.inference is not None]
+    good = sum(_is_good(record, load) for record in done)
+    figures: dict[str, Any] = {
+        "wall_s": wall,
+        "requests": len(done),
+        "failed": len(records) - len(done),
+        "turned_away": num_dropped,
+        "requests_per_s": len(done) / wall,
+        "output_tokens": tokens,
+        "out_tok_per_s": tokens / wall,
+        "cached_tokens": sum(record.num_cached for record in done),
+        "queue_s_mean": sum(queue) / len(queue) if queue else None,
+        "queue_s_p95": quantile(queue, 0.95) if queue else None,
+        "inference_s_mean": sum(inference) / len(inference) if inference else None,
+        "inference_s_p95": quantile(inference, 0.95) if inference else None,
+        "s_per_token_mean": sum(r.total / r.num_tokens for r in done) / len(done),
+    }
+    for name, values in (("ttft", first), ("itl", gaps), ("e2e", [record.total for record in done])):
+        for percent in (50, 95, 99):
+            figures[f"{name}_ms_p{percent}"] = 1e3 * quantile(values, percent / 100)
+    if load.ttft_target is not None or load.itl_target is not None:
+        figures["good_requests"] = good
+        figures["goodput_per_s"] = good / wall
+    if len(records) > len(done):
+        figures["first_error"] = next(record.error for record in records if record.error is not None)
+    return figures
+
+
+def _is_good(record: Record, load: Load) -> bool:
+    """Whether a request met its targets."""
+    if record.ttft is None or (load.ttft_target is not None and record.ttft > load.ttft_target):
+        return False
+    mean = (record.total - record.ttft) / max(1, record.num_tokens - 1)
+    return load.itl_target is None or mean <= load.itl_target
+
+
+def made_up_items(
+    count: int, prompt_tokens: int, max_tokens: int, shared_tokens: int = 0, seed: int = 0
+) -> list[WorkloadItem]:
+    """Requests of random tokens below 256, which all vocabularies have; `shared_tokens` begin each."""
+    for name, value in (("requests", count), ("prompt_tokens", prompt_tokens), ("max_tokens", max_tokens)):
+        if value < 1:
+            raise LoadError(f"{name} is {value}; give at least 1")
+    if not 0 <= shared_tokens <= prompt_tokens:
+        raise LoadError(f"shared_prefix is {shared_tokens}; give 0 to {prompt_tokens}, the prompt's tokens")
+    draw = random.Random(seed)
+    shared = [draw.randrange(3, 256) for _ in range(shared_tokens)]
+    return [
+        {
+            "prompt_token_ids": [
+                *shared,
+                *(draw.randrange(3, 256) for _ in range(prompt_tokens - shared_tokens)),
+            ],
+            "max_tokens": max_tokens,
+        }
+        for _ in range(count)
+    ]

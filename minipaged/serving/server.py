@@ -1,0 +1,79 @@
+"""uvicorn around the application, and an end that loses nothing.
+
+SIGTERM or Ctrl-C: the server still answers, new requests get 503, those that run finish or, after
+`shutdown_timeout`, are ended with a reason. A second signal ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from minipaged.async_llm import AsyncLLM
+from minipaged.serving.app import create_app
+from minipaged.serving.service import Service
+from minipaged.serving.settings import ServerSettings, ServerSettingsError
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that drains before it closes its sockets."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._drained: asyncio.Task[None] | None = None
+        self._num_signals = 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal drains, the second ends."""
+        self._num_signals += 1
+        if self._num_signals > 1 or not self.started:
+            self.should_exit = self.force_exit = True
+        self._service.is_draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to end."""
+        if self._service.is_draining and self._drained is None:
+            self._drained = asyncio.create_task(self._service.drain())
+        if self._drained is not None and self._drained.done():
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def make_server(llm: AsyncLLM, model_name: str, settings: ServerSettings, **options: Any) -> Server:
+    """A server that is not started; `options` are uvicorn's."""
+    app = create_app(llm, model_name, settings)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        timeout_keep_alive=65,  # longer than clients do: else one is closed as it is reused
+        timeout_graceful_shutdown=5,  # for what no request of the engine waits for
+        server_header=False,
+        **options,
+    )
+    return Server(config, app.state.service)
+
+
+def bind(settings: ServerSettings) -> socket.socket:
+    """A socket at the settings' address, so that a taken port is told before the model is loaded.
+
+    Raises:
+        ServerSettingsError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        where = f"{settings.host}, port {settings.port}"
+        raise ServerSettingsError(
+            f"cannot listen on {where}: {error.strerror or error}; give another"
+        ) from error
+    return listener

@@ -1,0 +1,163 @@
+"""What all endpoints share: the engine, the settings, who is being served, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+from functools import partial
+from typing import Any
+
+from minipaged.async_llm import LONG_TEXT, AsyncLLM
+from minipaged.prompts import RequestError, split_prompt
+from minipaged.scheduling import RequestTooLongError, StepPlan
+from minipaged.serving.errors import RETRY_AFTER, ApiError
+from minipaged.serving.live import LiveTrace
+from minipaged.serving.prometheus import PrometheusMetrics
+from minipaged.serving.settings import ServerSettings
+
+logger = logging.getLogger(__name__)
+
+UNHEALTHY_AFTER = 10
+"""Failed steps in a row: more than one bad request can cause, as it is given up after three."""
+
+
+class Service:
+    """A model that is served.
+
+    Args:
+        llm: the engine.
+        model_name: what clients call the model.
+        settings: of the server.
+    """
+
+    def __init__(self, llm: AsyncLLM, model_name: str, settings: ServerSettings) -> None:
+        self.llm = llm
+        self.model_name = model_name
+        self.settings = settings
+        self.created = int(time.time())
+        self.is_draining = False
+        self._active: set[str] = set()  # ids of the engine's requests
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._keys = {hashlib.sha256(key.encode()).hexdigest() for key in settings.api_keys}
+        self._failed_steps = 0  # in a row
+        self.metrics = PrometheusMetrics(llm.engine, model_name)
+        self.live = LiveTrace(llm, with_tokens=len(settings.api_keys) < 2)
+        llm.engine.on_planned.insert(0, self._note_plan)
+        llm.engine.on_committed.append(self._note_commit)
+
+    # -- who may, and whether it works ----------------------------------------------------------
+
+    def tenant(self, key: str | None) -> str:
+        """The name of a key's owner, which salts his cache; "" if the server needs no key.
+
+        Raises:
+            ApiError: it is none of the keys. Each comparison takes the same time, whatever is given.
+        """
+        if not self._keys:
+            return ""
+        given = hashlib.sha256((key or "").encode()).hexdigest()
+        matches = [hmac.compare_digest(given, known) for known in self._keys]
+        if key is None or not any(matches):
+            told = "no API key is given" if key is None else "the API key is not known"
+            message = f"{told}; send the header Authorization: Bearer KEY"
+            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        return given
+
+    @property
+    def ailment(self) -> str | None:
+        """Why the server cannot serve; None: it can."""
+        if self.llm.stopped is not None:
+            return self.llm.stopped
+        if self._failed_steps >= UNHEALTHY_AFTER:
+            return f"the last {self._failed_steps} steps failed; see the log"
+        return "the server is shutting down" if self.is_draining else None
+
+    def _note_plan(self, plan: StepPlan) -> None:
+        self._failed_steps += 1  # until it is committed
+
+    def _note_commit(self, *step: Any) -> None:
+        self._failed_steps = 0
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ApiError if a body asks for another model."""
+        if name is not None and name != self.model_name:
+            message = f"there is no model {name[:80]!r} here; ask for {self.model_name!r}, or leave model out"
+            raise ApiError(404, message, "model", "model_not_found")
+
+    # -- prompts --------------------------------------------------------------------------------
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a text; in another thread if it is long."""
+        tokenizer = self.tokenizer
+        split_prompt(text)  # (checks it)
+        if len(text) <= LONG_TEXT:
+            return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    async def encode_chat(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> list[int]:
+        """The tokens of a conversation, in another thread: a template is a program."""
+        if tools and "tools" not in self.tokenizer.get_chat_template(tools=tools):
+            raise RequestError("tools are given, but the model's chat template has no place for them")
+        chat_prompt: Any = partial(self.llm.chat_prompt, tools=tools)
+        return (await asyncio.to_thread(chat_prompt, messages))["prompt_token_ids"]
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer. Raises RequestError if it has none."""
+        if (tokenizer := self.llm.get_tokenizer()) is None:
+            raise RequestError("the model has no tokenizer; give the prompt as token ids")
+        return tokenizer
+
+    def check_length(self, num_tokens: int) -> None:
+        """Raise RequestTooLongError for a prompt that leaves no room for a token."""
+        limit = self.llm.engine.executor.max_model_len
+        if num_tokens >= limit:
+            raise RequestTooLongError(
+                f"the prompt has {num_tokens} tokens; at most {limit - 1} leave room for an answer"
+            )
+
+    # -- shutting down --------------------------------------------------------------------------
+
+    def enter(self, request_ids: list[str]) -> None:
+        """These requests of the engine are being served. Raises ApiError if nothing new is."""
+        if self.is_draining:
+            raise shutting_down()
+        self._active.update(request_ids)
+        self._idle.clear()
+
+    def leave(self, request_ids: list[str]) -> None:
+        """They are not any more."""
+        self._active.difference_update(request_ids)
+        if not self._active:
+            self._idle.set()
+
+    async def drain(self) -> None:
+        """Take nothing new, and wait for what runs; what is not done in time is ended."""
+        self.is_draining = self.live.is_closed = True
+        timeout = self.settings.shutdown_timeout
+        logger.info("Shutting down: %d requests have %g s to finish", len(self._active), timeout)
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except TimeoutError:
+            logger.warning("Ending %d requests that are not done", len(self._active))
+            for request_id in list(self._active):
+                await self.llm.abort(request_id)
+            # (Their clients are told; who does not read is left.)
+            await asyncio.wait({asyncio.ensure_future(self._idle.wait())}, timeout=5)
+
+
+def shutting_down() -> ApiError:
+    """What new requests are told, and those that are ended."""
+    return ApiError(
+        503,
+        "the server is shutting down; send the request again elsewhere",
+        None,
+        "shutting_down",
+        RETRY_AFTER,
+    )

@@ -1,0 +1,142 @@
+"""The server's page against a server that only replays: a header, a snapshot, steps, and streamed text."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from minipaged.viewer.page import live_page
+from tests.docs.browser import Browser, find_chromium
+
+HEADER = {"format": "minipaged-trace", "version": 2, "block_size": 4, "num_blocks": 8, "num_host_blocks": 0}
+PREFIX = "/behind/a/proxy"
+
+
+class Replay(BaseHTTPRequestHandler):
+    lines: queue.Queue
+    asked: list
+
+    def do_GET(self):
+        if self.path == f"{PREFIX}/live":
+            self.answer(200, "text/html; charset=utf-8", live_page().encode())
+        elif self.path == f"{PREFIX}/trace/live":
+            self.answer(200, "text/event-stream")
+            while (line := self.lines.get()) is not None:
+                self.wfile.write(f"data: {json.dumps(line)}\n\n".encode())
+                self.wfile.flush()
+        else:
+            self.answer(404, "text/plain")
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append((self.path, body))
+        if "refuse" in body["prompt"]:
+            error = {"error": {"message": "prompt is <b>refused</b>"}}
+            self.answer(400, "application/json", json.dumps(error).encode())
+            return
+        self.answer(200, "text/event-stream")
+        for text in (" there", " was <img src=x onerror=globalThis.ran=1>", " \u00e9nd"):
+            for index in range(body["n"]):
+                data = json.dumps({"choices": [{"index": index, "text": text}]}, ensure_ascii=False)
+                piece = f"data: {data}\n\n".encode()
+                for part in (piece[:-4], piece[-4:]):  # a piece may arrive in parts
+                    self.wfile.write(part)
+                    self.wfile.flush()
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def answer(self, code: int, kind: str, body: bytes = b"") -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def live():
+    """(page, queue of trace lines to send, list of what was asked)."""
+    if find_chromium() is None:
+        pytest.skip("chromium is not installed; on Debian: apt-get install chromium")
+    lines, asked = queue.Queue(), []
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), type("Handler", (Replay,), {"lines": lines, "asked": asked})
+    )
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    with Browser(find_chromium()) as browser:
+        page = browser.open(f"http://127.0.0.1:{server.server_address[1]}{PREFIX}/live", 1280, dark=False)
+        page.wait_for("globalThis.viewer")
+        yield page, lines, asked
+    lines.put(None)
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def entry(step: int, *blocks: int) -> dict:
+    table = {"blocks": [0, list(blocks)], "num_tokens": 4 * len(blocks)}
+    return {"step": step, "num_waiting": 0, "planned": {"tables": {"A/0": table}}}
+
+
+def test_the_pool_follows_the_server_from_the_middle_of_a_run(live):
+    """Catches a page that waits for step 0, or that stays where it was when the server went on."""
+    page, lines, _ = live
+    lines.put(HEADER)
+    lines.put(entry(41, 3))
+    lines.put(entry(42, 3, 5))
+    page.wait_for("viewer.state().step === 42")
+    assert [block["id"] for block in page.value("viewer.state().blocks") if block["refs"]] == [3, 5]
+    lines.put(HEADER)
+    lines.put(entry(77, 1))
+    page.wait_for("viewer.state().step === 77")
+    assert page.value("viewer.state().steps") == 1
+    assert page.problems == []
+
+
+def test_text_streams_in_as_text(live):
+    """Catches an answer that becomes elements, completions that mix, a character cut in two."""
+    page, _, asked = live
+    page.value(
+        "(() => { document.getElementById('prompt').value = 'Once'; document.getElementById('n').value = 2;"
+        "document.getElementById('ask').requestSubmit(); })()"
+    )
+    answers = "[...document.querySelectorAll('#answers p')].map(p => p.textContent)"
+    page.wait_for(f"{answers}.length === 2 && {answers}.every(text => text.endsWith('\u00e9nd'))")
+    wanted = "Once there was <img src=x onerror=globalThis.ran=1> \u00e9nd"
+    assert page.value(answers) == [wanted, wanted]
+    assert page.value("document.querySelectorAll('img').length") == 0
+    assert page.value("globalThis.ran") is None
+    path, body = asked[0]
+    assert path == f"{PREFIX}/v1/completions"
+    assert body == {"prompt": "Once", "max_tokens": 64, "n": 2, "stream": True}
+    assert page.problems == []
+
+
+def test_a_refusal_is_shown_where_the_answer_would_be(live):
+    """Catches a prompt that is refused and nothing to be seen of it."""
+    page, _, _ = live
+    page.value(
+        "(() => { document.getElementById('prompt').value = 'refuse';"
+        "document.getElementById('ask').requestSubmit(); })()"
+    )
+    page.wait_for("document.querySelector('#answers p')?.dataset.state === 'failed'")
+    text = page.value("document.querySelector('#answers p').textContent")
+    assert text == "refuse [prompt is <b>refused</b>]"
+
+
+def test_the_live_page_fits_a_phone(live):
+    """Catches a page that scrolls sideways with or without a run."""
+    page, lines, _ = live
+    lines.put(HEADER)
+    lines.put(entry(1, 0, 1, 2))
+    page.wait_for("viewer.state().steps === 1")
+    for width in (1280, 400, 320):
+        page.resize(width)
+        assert page.value("document.documentElement.scrollWidth") <= width

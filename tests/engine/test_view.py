@@ -1,0 +1,249 @@
+"""`minipaged view` and `minipaged top`: what they write and show, and what they say when they cannot."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from rich.console import Console
+
+from minipaged.decoding.params import SamplingParams
+from minipaged.viewer.page import live_page, trace_page
+from minipaged.viewer.perfetto import perfetto
+from minipaged.viewer.pictures.runs import modelless
+from minipaged.viewer.replay import TraceError, read_trace
+from minipaged.viewer.scrape import ServerError, dashboard, quantile, read_metrics
+from minipaged.viewer.trace import TraceWriter
+from tests.engine.test_cli import call
+
+METRICS = """# HELP minipaged:num_requests_running Running.
+# TYPE minipaged:num_requests_running gauge
+minipaged:num_requests_running{model_name="pocket",engine="0"} 3.0
+minipaged:num_requests_running{model_name="pocket",engine="1"} 2.0
+minipaged:num_requests_waiting{model_name="a,b=\\"c\\" }"} 7
+minipaged:kv_cache_usage_perc 0.25
+minipaged:num_preemptions_total 4
+minipaged:prompt_tokens_total 1200
+minipaged:generation_tokens_total 5000 1700000000000
+minipaged:prefix_cache_queries_total 200
+minipaged:prefix_cache_hits_total 50
+minipaged:time_to_first_token_seconds_bucket{le="0.1"} 50
+minipaged:time_to_first_token_seconds_bucket{le="0.2"} 100
+minipaged:time_to_first_token_seconds_bucket{le="+Inf"} 100
+minipaged:time_to_first_token_seconds_sum 10
+minipaged:time_to_first_token_seconds_count 100
+python_gc_objects_collected_total 5
+"""
+
+
+class Server(BaseHTTPRequestHandler):
+    pages: ClassVar[dict[str, tuple[str, str]]] = {}
+
+    def do_GET(self):
+        kind, text = self.pages.get(self.path, ("", ""))
+        self.send_response(200 if kind else 404)
+        self.send_header("Content-Type", kind or "text/plain")
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def server():
+    """An HTTP server with pages that the test sets: path -> (type, text)."""
+    handler = type("Handler", (Server,), {"pages": {}})
+    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{http.server_address[1]}", handler.pages
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+@pytest.fixture
+def trace(tmp_path) -> Path:
+    engine = modelless(12, 6, preemption_mode="swap")
+    path = tmp_path / "run.jsonl"
+    with TraceWriter(path, engine):
+        for number, name in enumerate("ABC"):
+            engine.add_request(name, range(50 * number, 50 * number + 9), SamplingParams(max_tokens=12))
+        while engine.has_unfinished:
+            engine.step()
+    return path
+
+
+def test_view_writes_one_page(capsys, monkeypatch, trace, tmp_path):
+    """Catches a page that is not written, that is large, or that asks another file or host."""
+    page = tmp_path / "page.html"
+    code, out, err = call(capsys, monkeypatch, "view", str(trace), "-o", str(page))
+    assert (code, err) == (0, "")
+    text = page.read_text()
+    assert f"{len(text.encode()):,} bytes" in out
+    assert len(text.encode()) < 300_000
+    assert "http://" not in text.replace("http://www.w3.org", "")
+    assert "https://" not in text
+    assert "{{" not in text.split("<script")[0]
+
+
+def test_a_page_depends_on_its_trace_alone(trace):
+    """Catches a time or a path in the page: two writings of a trace that differ."""
+    assert trace_page(trace) == trace_page(trace)
+    assert str(trace.parent) not in trace_page(trace)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "view needs a trace"),
+        (("{trace}",), "view needs a place to write to"),
+        (("{trace}", "-o", "{trace}"), "is the trace itself"),
+        (("{folder}/none", "-o", "{folder}/p.html"), "cannot read trace"),
+        (("{trace}", "-o", "{folder}/no/p.html"), "cannot write page"),
+        (("{foreign}", "-o", "{folder}/p.html"), "no trace of version 2"),
+        (("{trace}", "--live", "http://127.0.0.1:1"), "opens the server's own page, without a trace"),
+        (("--live", "http://127.0.0.1:1"), "cannot reach http://127.0.0.1:1/live"),
+        (("--live", "file:///etc/passwd"), "is no HTTP address"),
+    ],
+)
+def test_view_says_in_one_line_what_is_missing(capsys, monkeypatch, trace, tmp_path, arguments, message):
+    """Catches a traceback, a page of something that is no trace, a trace that is overwritten."""
+    (tmp_path / "foreign").write_text('{"traceEvents": []}\n')
+    before = trace.read_text()
+    places = {"trace": trace, "folder": tmp_path, "foreign": tmp_path / "foreign"}
+    code, out, err = call(capsys, monkeypatch, "view", *(text.format(**places) for text in arguments))
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert trace.read_text() == before
+    assert not (tmp_path / "p.html").exists()
+
+
+def test_a_cut_trace_is_written_with_a_word_of_warning(capsys, monkeypatch, trace, tmp_path):
+    """Catches a crash whose trace cannot be looked at, or a page that hides that it is not whole."""
+    trace.write_text(trace.read_text()[:-30])
+    lines = len(trace.read_text().splitlines())
+    page = tmp_path / "page.html"
+    code, _, err = call(capsys, monkeypatch, "view", str(trace), "-o", str(page))
+    assert code == 0
+    assert f"line {lines} is not JSON (was it cut?)" in err
+    assert err.count("\n") == 1
+    assert page.exists()
+
+
+def test_perfetto_has_a_slice_for_every_step_of_a_request(trace, capsys, monkeypatch, tmp_path):
+    """Catches a timeline with gaps, rows without names, or events that Perfetto does not read."""
+    file = tmp_path / "run.json"
+    assert call(capsys, monkeypatch, "view", str(trace), "--perfetto", str(file))[0] == 0
+    events = json.loads(file.read_text())["traceEvents"]
+    assert all({"ph", "name", "pid"} <= event.keys() for event in events)
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert list(names.values()) == ["request A", "request B", "request C"]
+    slices = {(names[e["tid"]], e["ts"] // 1000) for e in events if e["ph"] == "X"}
+    records = list(read_trace(trace))
+    assert slices == {(f"request {t.request}", r.step) for r in records for t in r.scheduled}
+    used = [e["args"]["in use"] for e in events if e["name"] == "blocks"]
+    assert used == [record.planned.num_used for record in records]
+    marks = [(names[e["tid"]], e["name"]) for e in events if e["ph"] == "i"]
+    assert ("request C", "preempted") in marks
+    assert ("request C", "resumed") in marks
+
+
+def test_perfetto_refuses_what_is_no_trace(tmp_path):
+    """Catches an empty timeline for a wrong file."""
+    (tmp_path / "x").write_text("{}\n")
+    with pytest.raises(TraceError):
+        perfetto(tmp_path / "x")
+
+
+def test_live_opens_the_page_that_the_server_has(server, capsys, monkeypatch):
+    """Catches an address that is a server's, but not of ours, or a page looked for in one place only."""
+    url, pages = server
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    code, _, err = call(capsys, monkeypatch, "view", "--live", url)
+    assert code == 2
+    assert "has no live page" in err
+    pages["/"] = ("text/html; charset=utf-8", "<h1>another server</h1>")
+    assert call(capsys, monkeypatch, "view", "--live", url)[0] == 2
+    pages["/"] = ("text/html; charset=utf-8", live_page())
+    code, out, _ = call(capsys, monkeypatch, "view", "--live", url + "/")
+    assert (code, opened) == (0, [f"{url}/"])
+    assert f"{url}/" in out
+    pages["/live"] = pages["/"]
+    call(capsys, monkeypatch, "view", "--live", url)
+    assert opened[-1] == f"{url}/live"
+
+
+def test_metrics_are_summed_over_labels():
+    """Catches one engine of two, a label with a comma or a brace in it, a time stamp taken for a value."""
+    scrape = read_metrics(METRICS, "here", 1.0)
+    assert scrape.values["num_requests_running"] == 5
+    assert scrape.values["num_requests_waiting"] == 7
+    assert scrape.values["generation_tokens_total"] == 5000
+    assert "python_gc_objects_collected_total" not in scrape.values
+    assert scrape.buckets["time_to_first_token_seconds"] == {0.1: 50, 0.2: 100, math.inf: 100}
+
+
+def test_quantiles_lie_on_the_line_through_their_bucket():
+    """Catches the bucket's bound in place of what lies inside it; a division by an empty histogram."""
+    buckets = {0.1: 50.0, 0.2: 100.0, math.inf: 100.0}
+    assert quantile(buckets, 0.5) == pytest.approx(0.1)
+    assert quantile(buckets, 0.75) == pytest.approx(0.15)
+    assert quantile({0.1: 0.0, math.inf: 4.0}, 0.5) == 0.1
+    assert math.isnan(quantile({0.1: 0.0, math.inf: 0.0}, 0.5))
+    assert math.isnan(quantile({}, 0.5))
+
+
+def shown(*looks: str) -> str:
+    scrapes = [read_metrics(text, "here", 2.0 * number) for number, text in enumerate(looks)]
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(dashboard("http://here", scrapes[-1], scrapes[-2] if len(scrapes) > 1 else None))
+    return console.export_text()
+
+
+def test_the_dashboard_has_counts_and_rates_since_the_last_look():
+    """Catches rates since the server started, a share of hits of nothing, a crash without histograms."""
+    text = shown(METRICS)
+    assert "25.0%" in text
+    assert "/s" not in text
+    later = METRICS.replace("generation_tokens_total 5000", "generation_tokens_total 5300")
+    assert "150.0/s" in shown(METRICS, later)
+    restarted = METRICS.replace("generation_tokens_total 5000", "generation_tokens_total 10")
+    assert "-" not in shown(METRICS, restarted).split("generated tokens")[1].splitlines()[0]
+    assert "none" in shown("minipaged:num_requests_running 0\n")
+
+
+def test_top_shows_a_server_once(server, capsys, monkeypatch):
+    """Catches a command that only works on a terminal, or that shows nothing of the server."""
+    url, pages = server
+    pages["/metrics"] = ("text/plain; version=0.0.4", METRICS)
+    code, out, err = call(capsys, monkeypatch, "top", url, "--once")
+    assert (code, err) == (0, "")
+    for part in (url, "running", "5", "5,000", "25.0%", "first token"):
+        assert part in out
+
+
+@pytest.mark.parametrize("text", ["", "up 1\n", "<html>"])
+def test_top_says_that_a_server_is_none_of_ours(text):
+    """Catches a dashboard of zeros for the wrong port."""
+    with pytest.raises(ServerError, match="has no metrics of minipaged"):
+        read_metrics(text, "http://there", 0.0)
+
+
+def test_top_says_that_nothing_answers(capsys, monkeypatch):
+    """Catches a traceback where no server is started, and an interval that makes it spin."""
+    code, _, err = call(capsys, monkeypatch, "top", "http://127.0.0.1:1", "--once")
+    assert code == 2
+    assert "cannot reach http://127.0.0.1:1/metrics" in err
+    assert err.count("\n") == 1
+    code, _, err = call(capsys, monkeypatch, "top", "http://127.0.0.1:1", "--interval", "0")
+    assert "interval is 0.0; give 0.1 to 3600 seconds" in err

@@ -1,0 +1,174 @@
+"""Products by panels against float64, in every format, for every way the source compiles."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import subprocess
+
+import pytest
+import torch
+from torch import nn
+
+from minipaged.kernels.cpp import build
+from minipaged.kernels.cpp.build import BuildError, find_compiler, load_library
+
+try:
+    load_library()
+except BuildError as reason:
+    pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
+
+from minipaged.execution.accel.packed_linear import FEW_ROWS, PackedLinear, can_pack, is_plain
+from minipaged.execution.accel.panel_linear import PanelLinear, read_panels
+from minipaged.kernels.cpp import panels
+
+FLOATS = [torch.float32, torch.bfloat16, torch.float16]
+NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of the largest result
+SHAPES = [(1, 1), (40, 96), (64, 64), (130, 65), (200, 331)]  # outputs and inputs
+OTHER_PROCESSORS = {"avx2": ["-mavx2", "-mfma"], "avx512 without bfloat16": ["-mavx512f"], "any": []}
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    """Functions of the source compiled for other processors: name -> {function: it}."""
+    if platform.machine() != "x86_64":
+        pytest.skip("the other instruction sets are those of x86-64")
+    built = {}
+    for name, flags in OTHER_PROCESSORS.items():
+        path = tmp_path_factory.mktemp("panels") / "library.so"
+        own = [flag for flag in build.FLAGS if not flag.startswith(("-march", "-O"))] + ["-O1"]
+        source = str(next(source for source in build.SOURCES if source.stem == "panel_product"))
+        subprocess.run([*find_compiler(), *own, *flags, source, "-o", str(path)], check=True)
+        library = ctypes.CDLL(str(path))
+        built[name] = {function: getattr(library, f"multiply_{function}") for function in panels._FORMATS}
+    return built
+
+
+@pytest.fixture(
+    params=["this processor", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_PROCESSORS)]
+)
+def processor(request, monkeypatch):
+    """Multiply as compiled for this processor, or with fewer instructions."""
+    if request.param != "this processor":
+        if "avx512" in request.param and "AVX512" not in torch.backends.cpu.get_cpu_capability():
+            pytest.skip("this processor has no AVX-512")
+        monkeypatch.setattr(panels, "_multiply", request.getfixturevalue("libraries")[request.param])
+    return request.param
+
+
+def random(*shape, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def assert_near(actual, exact):
+    largest = exact.abs().max()
+    assert (actual.double() - exact).abs().max() <= TOLERANCES[actual.dtype] * largest
+
+
+def check_layer(layer, dtype, row_counts, bias):
+    """The layer computes what float64 computes with the weights that it says it has."""
+    for num_rows in row_counts:
+        rows = random(num_rows, layer.in_features, dtype=dtype)
+        exact = rows.double() @ layer.weight.double().T + (0 if bias is None else bias.double())
+        actual = layer(rows)
+        assert actual.dtype == dtype
+        assert_near(actual, exact)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("format", ["own", "int8", "int4"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=NAMES.get)
+def test_a_layer_of_panels_multiplies(processor, dtype, format, shape):
+    """Catches a wrong lane, half of a pair, the end of a row or panel, a lost bias, codes without zero."""
+    if format == "own" and dtype == torch.float32:
+        pytest.skip("float32 panels are oneDNN's")
+    bias = random(shape[0], dtype=dtype)
+    layer = PanelLinear(random(*shape, dtype=dtype), bias, NAMES[dtype] if format == "own" else format)
+    check_layer(layer, dtype, [*range(1, 9), 13, 100], bias)
+
+
+@pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN products")
+@pytest.mark.parametrize("shape", SHAPES[1:])
+@pytest.mark.parametrize("dtype", FLOATS[:2], ids=NAMES.get)
+def test_few_rows_read_what_onednn_packed(processor, dtype, shape, monkeypatch):
+    """Catches oneDNN's padding read as weights. Where its order differs there are no panels to test."""
+    linear = nn.Linear(shape[1], shape[0], dtype=dtype).requires_grad_(False)
+    if not is_plain(linear):
+        pytest.skip(f"oneDNN packs no {dtype} on this processor")
+    layer = PackedLinear(linear)
+    if not read_panels(layer):
+        pytest.skip(f"oneDNN packs {dtype} in another order on this processor")
+    calls = []
+    real = panels._multiply
+    monkeypatch.setattr(
+        panels, "_multiply", {k: lambda c, f=f: (calls.append(1), f(c)) for k, f in real.items()}
+    )
+    check_layer(layer, dtype, range(1, 9), linear.bias)
+    assert len(calls) == FEW_ROWS
+    check_layer(layer, dtype, [9, 40], linear.bias)
+    assert len(calls) == FEW_ROWS
+
+
+@pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN products")
+def test_another_order_of_packed_weights_is_noticed(monkeypatch):
+    """Catches wrong tokens in silence after an update of PyTorch."""
+    layer = PackedLinear(nn.Linear(128, 128).requires_grad_(False))
+    with torch.inference_mode():
+        other = torch.ops.mkldnn._reorder_linear_weight(random(128, 128) * 2, 32)
+    monkeypatch.setattr(torch.ops.mkldnn, "data_ptr", lambda _, real=torch.ops.mkldnn.data_ptr: real(other))
+    assert not read_panels(layer)
+    rows = random(3, 128)
+    assert_near(layer(rows), rows.double() @ layer.weight.double().T + layer.bias.double())
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("format", ["float16", "int8", "int4"])
+@pytest.mark.parametrize("num_rows", [2, 8, 20])
+def test_a_row_that_is_not_finite_spoils_only_itself(processor, format, bad, num_rows):
+    """Catches a NaN that reaches the other requests of a step, or one that is lost."""
+    layer = PanelLinear(random(70, 100, dtype=torch.float16), None, format)
+    rows = random(num_rows, 100, dtype=torch.float16)
+    clean = layer(rows)
+    rows[1, 99] = bad
+    spoiled = layer(rows)
+    assert not spoiled[1].isfinite().any()
+    others = [row for row in range(num_rows) if row != 1]
+    assert torch.equal(spoiled[others], clean[others])
+
+
+@pytest.mark.parametrize("format", ["int8", "int4"])
+def test_weights_that_are_not_finite_stay_so(format):
+    """Catches a damaged checkpoint that is quantized to zeros."""
+    weight = random(64, 128)
+    weight[3, 70] = torch.nan
+    assert PanelLinear(weight, None, format)(torch.ones(1, 128))[0, 3].isnan()
+
+
+def test_float16_is_exact_at_its_edges(processor):
+    """Catches subnormal numbers flushed, and infinities that become numbers."""
+    edges = torch.tensor([6e-8, -6e-8, 6.1e-5, 65504, -65504, torch.inf, 0.0, 1.0], dtype=torch.float16)
+    layer = PanelLinear(edges[:, None], None, "float16")
+    torch.testing.assert_close(layer(torch.ones(1, 1, dtype=torch.float16))[0], edges, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(("format", "error"), [("int8", 0.0075), ("int4", 0.11)])
+def test_quantized_weights_are_near(format, error):
+    """Catches scales by the wrong group: errors of the size of the weights. Zeros stay zeros."""
+    weight = random(200, 300)
+    weight[5] = 0
+    weight[:, 128:192] *= 100
+    layer = PanelLinear(weight, None, format)
+    groups = (layer.weight - weight)[:, :256].unflatten(1, (-1, 64)).square().mean((0, 2)).sqrt()
+    sizes = weight[:, :256].unflatten(1, (-1, 64)).square().mean((0, 2)).sqrt()
+    assert (groups / sizes).max() < error
+    assert layer.weight[5].eq(0).all()
+
+
+def test_rows_that_do_not_lie_side_by_side(processor):
+    """Catches every second row taken for the next, and columns taken for rows."""
+    layer = PanelLinear(random(64, 64), None, "int8")
+    rows = random(8, 128)
+    assert torch.equal(layer(rows[::2, :64]), layer(rows[::2, :64].contiguous()))
+    assert torch.equal(layer(rows[:, ::2]), layer(rows[:, ::2].contiguous()))
+    assert layer(rows[:, :64].view(2, 4, 64)).shape == (2, 4, 64)

@@ -1,0 +1,78 @@
+"""`quantization`: the same model in fewer bits, or one line that says why not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from minipaged import LLM, SamplingParams
+from minipaged.config import ConfigError, config_from
+from minipaged.execution.model_runner import ModelRunner
+from minipaged.kernels.cpp.build import BuildError, load_library
+from tests.models.zoo import build
+
+try:
+    load_library()
+except BuildError as reason:
+    pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
+
+from minipaged.execution.accel.panel_linear import PanelLinear
+
+TEXT = "Once upon a time there was a little dog. He liked to play in the garden with his friend."
+
+
+def perplexity(**options):
+    llm = LLM(disable_log_stats=True, num_blocks=50, **options)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    (output,) = llm.generate([TEXT], params)
+    logprobs = [next(iter(entry.values())).logprob for entry in output.prompt_logprobs if entry]
+    return math.exp(-sum(logprobs) / len(logprobs))
+
+
+@pytest.mark.parametrize(("quantization", "most"), [("int8", 1.01), ("int4", 1.15)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_embedded_model_is_as_good_in_fewer_bits(quantization, most, dtype):
+    """Catches a layer whose scales or order are wrong: every later one makes noise of it."""
+    plain, quantized = perplexity(dtype=dtype), perplexity(dtype=dtype, quantization=quantization)
+    assert plain / most < quantized < plain * most
+    assert quantized != plain
+
+
+def quantized(name, quantization="int8", **options):
+    config = config_from({"num_blocks": 20, "quantization": quantization, **options})
+    runner = ModelRunner(build(name), config)
+    runner.optimize()
+    return runner.model
+
+
+def test_linear_layers_are_quantized_and_nothing_else():
+    """Catches a layer left out, and embeddings or norms taken along; the output layer keeps 8 bits."""
+    model = quantized("llama", "int4")
+    formats = {name: m._format for name, m in model.named_modules() if isinstance(m, PanelLinear)}
+    assert formats.pop("lm_head") == "int8"
+    assert set(formats.values()) == {"int4"}
+    assert len(formats) == 4 * model.config.num_hidden_layers  # query-key-value, output, gate-up, down
+    assert isinstance(model.model.embed_tokens, torch.nn.Embedding)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mixtral"])
+def test_a_model_whose_layers_are_not_linear_is_refused(name):
+    """Catches a flag that changes nothing in silence."""
+    with pytest.raises(
+        ConfigError, match=r"quantization is int8, but .* is no linear layer .* take quantization out"
+    ):
+        quantized(name)
+
+
+def test_without_the_kernels_it_is_refused():
+    """Catches a setting that another backend ignores."""
+    with pytest.raises(ConfigError, match="quantization is int4, which needs the C\\+\\+ kernels"):
+        quantized("llama", "int4", attention_backend="torch")
+
+
+def test_a_format_that_is_not_here_is_refused():
+    """Catches a model that runs unquantized where a script asked for another library's format."""
+    with pytest.raises(ConfigError, match="quantization is 'awq'; choose one of none, int8, int4"):
+        LLM(quantization="awq")

@@ -1,0 +1,90 @@
+"""A server in a thread of the test's process, so that a test can look into its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from minipaged import LLM, AsyncLLM
+from minipaged.serving.server import Server, make_server
+from minipaged.serving.settings import ServerSettings
+
+OPTIONS = {"num_blocks": 512, "disable_log_stats": True}
+
+
+class Running:
+    """A server that runs, and ways to reach it."""
+
+    def __init__(self, server: Server, llm: AsyncLLM, port: int) -> None:
+        self.server, self.llm = server, llm
+        self.service = server._service
+        self.url = f"http://127.0.0.1:{port}"
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+
+    def openai(self, key: str = "none") -> openai.OpenAI:
+        """The official client; it retries nothing, so that each error is seen."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+
+    def assert_released(self, seconds: float = 10) -> None:
+        """Nobody is served and no block is held, or soon is."""
+        engine, deadline = self.llm.engine, time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if not engine.has_unfinished and not engine.scheduler.kv.num_used and not self.service._active:
+                return
+            time.sleep(0.005)
+        pytest.fail(f"{engine.scheduler.kv.num_used} blocks are held, {self.service._active} are served")
+
+
+@contextmanager
+def running(llm: AsyncLLM, **settings: Any) -> Iterator[Running]:
+    """Serve `llm` on a free port until the end of the block."""
+    server = make_server(llm, "pocket", ServerSettings(port=0, **settings), log_config=None)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), name="test-server")
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            time.sleep(0.005)
+        one = Running(server, llm, server.servers[0].sockets[0].getsockname()[1])
+        yield one
+        one.http.close()
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        llm.shutdown()
+    assert not thread.is_alive(), "the server did not end"
+
+
+@pytest.fixture(scope="session")
+def offline() -> LLM:
+    """What the answers must equal."""
+    return LLM(**OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    """The embedded model."""
+    with running(AsyncLLM(**OPTIONS, max_waiting=64), max_waiting=64) as one:
+        one.llm.engine.on_committed.append(lambda *step: one.llm.engine.check_invariants())
+        yield one
+
+
+@pytest.fixture
+def client(server: Running) -> openai.OpenAI:
+    """The official client of `server`."""
+    return server.openai()
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    """Thousands of preemptions, and failures on purpose."""
+    logging.getLogger("minipaged").setLevel(logging.CRITICAL)

@@ -1,0 +1,242 @@
+"""What cannot be served gets a 4xx, OpenAI's error object and the field's name; never a 500."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+C, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+PROMPT = {"prompt": "Once"}
+DEEP = "[" * 100_000
+
+# Field -> bad values, for both endpoints: types, ranges, what JSON allows and numbers do not.
+BOTH = {
+    "temperature": ["hot", -1, 1001, [0], True],
+    "top_p": [0, -0.1, 1.5, "1"],
+    "top_k": [-2, 1.5, "5", 2**70],
+    "min_p": [-0.1, 1.1, {}],
+    "n": [0, -1, 1.5, "2", True, 20_000, 300, 2**70],
+    "best_of": [0, "2", 100_000],
+    "presence_penalty": [-2.1, 2.1, "0"],
+    "frequency_penalty": [-3, 3, []],
+    "repetition_penalty": [0, 101, "1"],
+    "logit_bias": [[], {"a": 1}, {"1": 101}, {"1": "2"}, {"99999": 1}, {"-1": 1}, {"²": 1}],
+    "bad_words": ["the", [""], [1]],
+    "allowed_token_ids": [[], [99_999], [-1], ["1"], 5],
+    "seed": ["1", 1.5, True],
+    "stop": [5, [""], "", [1], {"a": "b"}],
+    "stop_token_ids": [[-1], [2048], ["1"], 7],
+    "include_stop_str_in_output": ["yes", 1],
+    "ignore_eos": ["yes", 1],
+    "min_tokens": [-1, "3", 17_000],
+    "max_tokens": [0, -5, "10", 1.5, 2**70],
+    "prompt_logprobs": [-1, 21, "1", True],
+    "stream": ["true", 1],
+    "stream_options": [{"include_usage": True}, "all", 5],
+    "response_format": [
+        "json",
+        {"type": "xml"},
+        {},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"name": "a"}},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nothing"}}},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}},
+    ],
+    "structured_outputs": [
+        {},
+        {"regex": "("},
+        {"choice": []},
+        {"choice": [1]},
+        {"regex": "a", "choice": ["b"]},
+        {"grammar": "start: nothing"},
+        {"regexp": "a"},
+        "a",
+    ],
+    "use_beam_search": ["yes", 4],
+    "beam_width": [4],
+    "length_penalty": [1.0],
+    "early_stopping": [True],
+    "cache_salt": [5, []],
+    "model": [5, ["pocket"]],
+    "metadata": ["a", {"a": 1}],
+}
+ONE = {
+    C: {
+        "prompt": [
+            5,
+            None,
+            "",
+            [],
+            [[]],
+            ["a", ""],
+            [1.5],
+            [True],
+            [99_999],
+            [-1],
+            [[1], [99_999]],
+            {},
+            [None],
+            ["a", 5],
+            "\ud800",
+            [5] * 5000,
+            "word " * 5000,
+            ["a"] * 257,
+        ],
+        "logprobs": [-1, 21, True, "2"],
+        "echo": ["yes", 1],
+        "suffix": ["the end"],
+    },
+    CHAT: {
+        "messages": [
+            None,
+            "Hello",
+            [],
+            [{}],
+            [{"role": "user", "content": 5}],
+            [{"role": 5, "content": "a"}],
+            [{"content": "a"}],
+            [{"role": "nobody", "content": "a"}],
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}],
+            [{"role": "user", "content": [{"type": "text"}]}],
+            [{"role": "user", "content": ["a"]}],
+            [{"role": "user", "content": "\ud800"}],
+            [{"role": "user", "content": "word " * 5000}],
+            ["a"],
+        ],
+        "logprobs": [5, "true"],
+        "top_logprobs": [2, "2", -1, 21],
+        "max_completion_tokens": [0, "5"],
+        "tools": ["a", [5], [{"type": "function", "function": {"name": "f"}}]],
+        "tool_choice": ["required", {"type": "function"}],
+    },
+}
+BASE = {C: PROMPT, CHAT: {"messages": HELLO}}
+TABLE = [
+    (path, {**BASE[path], field: value}, field)
+    for path in (C, CHAT)
+    for field, values in (BOTH | ONE[path]).items()
+    for value in values
+]
+# Combinations, and the field that is to be named.
+BEAM = {"use_beam_search": True, "n": 2}
+TABLE += [
+    (C, {**PROMPT, "temperature": 0, "n": 2}, "temperature"),
+    (C, {**PROMPT, "n": 3, "best_of": 2, "temperature": 1}, "best_of"),
+    (C, {**PROMPT, "min_tokens": 5, "max_tokens": 2}, "min_tokens"),
+    (C, {**PROMPT, **BEAM, "temperature": 0.5}, "temperature"),
+    (C, {**PROMPT, **BEAM, "logprobs": 2}, "logprobs"),
+    (C, {**PROMPT, **BEAM, "stop": ["a"]}, "stop"),
+    (C, {**PROMPT, **BEAM, "beam_width": 1}, "n"),
+    (C, {**PROMPT, **BEAM, "beam_width": 5000}, "beam_width"),
+    (C, {**PROMPT, **BEAM, "length_penalty": 90}, "length_penalty"),
+    (C, {**PROMPT, **BEAM, "early_stopping": "now"}, "early_stopping"),
+    (C, {**PROMPT, "logprobs": 1, "echo": True, "stream": True}, "echo"),
+    (C, {**PROMPT, "temprature": 1}, "temprature"),
+    (C, {**PROMPT, "a": None}, "a"),
+    (C, {**PROMPT, "stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+    (
+        C,
+        {**PROMPT, "structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}},
+        "structured_outputs",
+    ),
+    (C, {**PROMPT, "structured_outputs": {"regex": "a"}, "allowed_token_ids": [900], "min_tokens": 1}, None),
+    (CHAT, {"messages": HELLO, "max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
+    (CHAT, {"messages": HELLO, "prompt": "Once"}, "prompt"),
+    (C, {}, "prompt"),
+    (CHAT, {}, "messages"),
+    ("/tokenize", {}, "prompt"),
+    ("/tokenize", {"prompt": "a", "messages": HELLO}, "prompt"),
+    ("/tokenize", {"prompt": ""}, "prompt"),
+    ("/tokenize", {"prompt": 5}, "prompt"),
+    ("/tokenize", {"messages": []}, "messages"),
+    ("/tokenize", {"prompt": "a", "add_special_tokens": 5}, "add_special_tokens"),
+    ("/detokenize", {}, "tokens"),
+    ("/detokenize", {"tokens": [-1]}, "tokens"),
+    ("/detokenize", {"tokens": [2**40]}, "tokens"),
+    ("/detokenize", {"tokens": "a"}, "tokens"),
+]
+
+
+def test_the_table_is_long_enough():
+    """Catches a table that lost its rows."""
+    assert len(TABLE) > 240
+
+
+def check_refused(answer, field) -> None:
+    """A 4xx in OpenAI's shape that names the field."""
+    assert 400 <= answer.status_code < 500, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "\n" not in error["message"]
+    assert 10 < len(error["message"]) < 400
+    if field is not None:
+        assert error["param"] is not None, error
+        assert error["param"].split(".")[0] == field.split(".")[0], error
+        assert field.split(".")[0] in error["message"], error
+
+
+def test_bad_bodies_are_refused_by_name_and_nothing_is_held(server):
+    """Catches a 500, a value taken silently, a message without the field, blocks or requests left behind."""
+    wrong = []
+    for path, body, field in TABLE:
+        answer = server.http.post(
+            path, content=json.dumps(body), headers={"content-type": "application/json"}
+        )
+        try:
+            check_refused(answer, field)
+        except AssertionError as error:
+            wrong.append(f"{path} {json.dumps(body)[:120]}: {answer.status_code} {str(error)[:300]}")
+    assert not wrong, f"{len(wrong)} of {len(TABLE)}\n" + "\n".join(wrong)
+    server.assert_released()
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status", "told"),
+    [
+        (b"", "application/json", 400, "body"),
+        (b"{", "application/json", 400, "not JSON"),
+        (b"null", "application/json", 400, "JSON object"),
+        (b"[]", "application/json", 400, "JSON object"),
+        (b"5", "application/json", 400, "JSON object"),
+        (DEEP.encode(), "application/json", 400, ""),
+        (b'{"prompt": "a", "temperature": NaN}', "application/json", 400, "temperature"),
+        (b'{"prompt": "a", "temperature": Infinity}', "application/json", 400, "temperature"),
+        (b'{"prompt": "a", "n": 1' + b"0" * 5000 + b"}", "application/json", 400, ""),
+        (b'{"prompt": "\xff"}', "application/json", 400, ""),
+        (b'{"prompt": "a"}', "text/plain", 400, "application/json"),
+        (b'{"prompt": "a"}', "application/x-www-form-urlencoded", 400, "application/json"),
+        (b'{"prompt": "' + b"a" * (5 << 20) + b'"}', "application/json", 413, "--max-body-bytes"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bodies_that_are_no_json_are_refused(server, content, kind, status, told):
+    """Catches a parser's exception that becomes a 500, and a body without end."""
+    answer = server.http.post(C, content=content, headers={"content-type": kind})
+    assert answer.status_code == status, answer.text
+    assert told in answer.json()["error"]["message"]
+
+
+def test_a_body_without_a_length_is_cut_off_too(server):
+    """Catches a limit that only Content-Length has."""
+    chunks = (b"a" * 65536 for _ in range(100))
+    answer = server.http.post(C, content=chunks, headers={"content-type": "application/json"})
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v2", 404),
+        ("GET", C, 405),
+        ("DELETE", CHAT, 405),
+        ("POST", "/health", 405),
+        ("GET", "/docs", 404),
+    ],
+)
+def test_unknown_paths_and_methods_have_openais_shape(server, method, path, status):
+    """Catches the framework's own error format."""
+    answer = server.http.request(method, path)
+    assert answer.status_code == status
+    assert path in answer.json()["error"]["message"]

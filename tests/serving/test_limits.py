@@ -1,0 +1,392 @@
+"""Who may use the server and how much of it; who leaves; what fails; how it ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from types import SimpleNamespace
+
+import httpx
+import openai
+import pytest
+
+from minipaged import SamplingParams
+from minipaged.serving.settings import ServerSettings, ServerSettingsError
+from tests.serving.conftest import running
+from tests.serving.toys import IDS, toy
+
+C = "/v1/completions"
+
+
+def wait_for(condition, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.002)
+
+
+# -- keys ----------------------------------------------------------------------------------------
+
+
+def test_every_path_that_tells_of_requests_demands_the_key():
+    """Catches an endpoint that was forgotten, a key compared by its beginning, BEARER refused."""
+    with running(toy(), api_keys=("key-1", "key-2")) as server:
+        paths = set(server.server.config.app.openapi()["paths"]) - {"/", "/health", "/version"}
+        assert len(paths) >= 8
+        for path in paths:
+            for headers in ({}, {"Authorization": "Bearer key-"}, {"Authorization": "Bearer key-12"}):
+                for method in ("GET", "POST"):
+                    answer = server.http.request(method, path, headers=headers)
+                    assert answer.status_code == 401, f"{method} {path}"
+                    assert answer.json()["error"]["code"] == "invalid_api_key"
+                    assert answer.headers["WWW-Authenticate"] == "Bearer"
+        assert [server.http.get(path).status_code for path in ("/", "/health", "/version")] == [200] * 3
+        for given in ("Bearer key-2", "bearer key-1", "BEARER  key-1"):
+            assert server.http.get("/v1/models", headers={"Authorization": given}).status_code == 200
+        with pytest.raises(openai.AuthenticationError):
+            server.openai("wrong").models.list()
+
+
+def test_keys_and_salts_never_share_a_cache():
+    """Catches a tenant who learns from a hit, or its time, what another has asked."""
+    with running(toy(), api_keys=("a", "b")) as server:
+
+        def cached(key: str, **extra) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            body = {**IDS, "prompt": list(range(40)), "max_tokens": 2, **extra}
+            answer = server.http.post(C, json=body, headers=headers).json()
+            return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        assert [cached("a"), cached("a"), cached("b"), cached("b")] == [0, 39, 0, 39]
+        assert [cached("a", cache_salt="x"), cached("a", cache_salt="x")] == [0, 39]
+
+
+def test_an_address_that_others_reach_needs_a_key():
+    """Catches a server that is open to the network by default."""
+    for host in ("0.0.0.0", "::", "192.168.1.5", "example.com"):
+        with pytest.raises(ServerSettingsError, match=re.escape(f"host is {host!r}")):
+            ServerSettings(host=host)
+        ServerSettings(host=host, api_keys=("a",))
+    for host in ("127.0.0.1", "::1", "localhost"):
+        ServerSettings(host=host)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", 70000),
+        ("port", -1),
+        ("max_waiting", 0),
+        ("request_timeout", 0),
+        ("request_timeout", float("nan")),
+        ("shutdown_timeout", -1.0),
+        ("max_body_bytes", 0),
+        ("api_keys", ("a b",)),
+        ("api_keys", ("",)),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused(name, value):
+    """Catches a server that starts and then refuses everybody."""
+    with pytest.raises(ServerSettingsError, match=r"; give|API key"):
+        ServerSettings(**{name: value})
+
+
+def test_other_origins_are_refused_unless_they_are_allowed():
+    """Catches CORS headers by default: any page could use a server on the visitor's machine."""
+    page = {"Origin": "http://page.example"}
+    with running(toy()) as server:
+        answer = server.http.get("/v1/models", headers=page)
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+    with running(toy(), allowed_origins=("http://page.example",), api_keys=("a",)) as server:
+        asks = {
+            **page,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization",
+        }
+        answer = server.http.options(C, headers=asks)
+        assert answer.headers["access-control-allow-origin"] == "http://page.example"
+        assert (
+            "access-control-allow-origin"
+            not in server.http.get("/", headers={"Origin": "http://b.example"}).headers
+        )
+
+
+# -- how much ------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_says_when_to_come_back():
+    """Catches a queue without end, a 500, a request that is lost behind the refused one."""
+    llm = toy(max_waiting=2, max_num_seqs=1)
+    llm.engine.executor.seconds = 0.02
+    with running(llm) as server, ThreadPoolExecutor(8) as pool:
+        body = {**IDS, "max_tokens": 20}
+        answers = list(pool.map(lambda _: server.http.post(C, json=body), range(8)))
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert refused
+        assert all(answer.headers["Retry-After"] for answer in refused)
+        assert refused[0].json()["error"]["type"] == "rate_limit_error"
+        done = [
+            answer.json()["usage"]["completion_tokens"] for answer in answers if answer.status_code == 200
+        ]
+        assert done == [20] * (8 - len(refused))
+        many = server.http.post(C, json={**body, "prompt": [[1]] * 5})
+        assert many.status_code == 429, "some prompts of one body were taken"
+        server.assert_released()
+
+
+def test_a_request_that_takes_too_long_is_told_so_and_freed():
+    """Catches a request that holds its blocks for ever."""
+    llm = toy()
+    llm.engine.executor.seconds = 0.05
+    with running(llm, request_timeout=0.3) as server:
+        answer = server.http.post(C, json={**IDS, "max_tokens": 100})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+        text = server.http.post(C, json={**IDS, "max_tokens": 100, "stream": True}).text
+        assert '"code": "timeout"' in text
+        assert text.endswith("data: [DONE]\n\n")
+        server.assert_released()
+        with socket.create_connection(("127.0.0.1", server.http.base_url.port)) as slow:
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n")
+            slow.sendall(b"Content-Length: 100\r\n\r\n{")
+            assert b" 408 " in slow.recv(4096).splitlines()[0]
+
+
+def test_ids_cannot_collide():
+    """Catches ids that a client chooses, and that end another's request."""
+    with running(toy()) as server:
+        answers = [server.http.post(C, json=IDS, headers={"X-Request-Id": "same"}) for _ in range(5)]
+        ids = {answer.json()["id"] for answer in answers}
+        assert len(ids) == 5
+        assert ids == {f"cmpl-{answer.headers['X-Request-Id']}" for answer in answers}
+
+
+# -- leaving -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_blocks_within_a_step(stream):
+    """Catches a text that is generated for nobody, also while it waits behind others."""
+    llm = toy(max_num_seqs=1)
+    llm.engine.executor.seconds = 0.02
+    with running(llm) as server:
+        body = json.dumps({**IDS, "max_tokens": 150, "stream": stream}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        head += b"Content-Length: %d\r\n\r\n" % len(body)
+        clients = []
+        for count in (1, 2):  # one runs, one waits
+            clients.append(socket.create_connection(("127.0.0.1", server.http.base_url.port)))
+            clients[-1].sendall(head + body)
+            wait_for(lambda count=count: len(server.service._active) == count)
+        wait_for(lambda: llm.engine.metrics.steps > 3)
+        clients[1].close()
+        wait_for(lambda: not llm.engine.scheduler.waiting)
+        steps = llm.engine.metrics.steps
+        clients[0].close()
+        server.assert_released()
+        assert llm.engine.metrics.steps <= steps + 4
+        assert llm.engine.metrics.request_success == {"abort": 2}
+
+
+# -- failing -------------------------------------------------------------------------------------
+
+
+def test_a_step_that_fails_once_fails_nobody():
+    """Catches a request lost to a fault that computing again would have mended."""
+    llm = toy()
+    with running(llm) as server:
+        right = server.http.post(C, json={**IDS, "max_tokens": 10, "logprobs": 0}).json()["choices"]
+        llm.engine.executor.num_broken = 2
+        assert server.http.post(C, json={**IDS, "max_tokens": 10, "logprobs": 0}).json()["choices"] == right
+
+
+@pytest.mark.parametrize("where", ["step", "swap", "sampling"])
+def test_a_fault_fails_the_requests_of_its_step_alone(where, monkeypatch):
+    """Catches a fault that kills the server, neighbours that fail along, and a reason that nobody hears."""
+    from minipaged import AsyncLLM
+
+    options = {"num_blocks": 8, "preemption_mode": "swap"} if where == "swap" else {"num_blocks": 64}
+    llm = AsyncLLM(**options, max_num_seqs=2, disable_log_stats=True, seed=1)
+    runner = llm.engine.executor
+    owner, name = {
+        "step": (runner, "forward"),
+        "swap": (runner.cache, "swap_out"),
+        "sampling": (runner, "sampler"),
+    }[where]
+    original, count = getattr(owner, name), [0]
+
+    def faulty(*args):
+        if where != "swap" or args[0]:
+            count[0] += 1
+            if 3 <= count[0] < 6:
+                raise RuntimeError("injected fault")
+        return original(*args)
+
+    monkeypatch.setattr(owner, name, faulty)
+    with running(llm) as server, ThreadPoolExecutor(6) as pool:
+        body = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
+        prompts = [f"Once upon a time there were {i} foxes" for i in range(6)]
+
+        def ask(i: int):
+            return server.http.post(C, json={**body, "prompt": prompts[i], "stream": i % 2 == 1})
+
+        answers = list(pool.map(ask, range(6)))
+        assert count[0] >= 3, "the fault never came"
+        failed = [i for i, answer in enumerate(answers) if "injected fault" in answer.text]
+        # (After a failed swap its requests are computed anew, without one: none is lost.)
+        assert len(failed) in ((0,) if where == "swap" else (1, 2)), "another number than one step has"
+        for i, answer in enumerate(answers):
+            if i in failed:
+                assert answer.status_code == (200 if i % 2 else 500)
+                assert '"type": "server_error"' in answer.text
+            else:
+                assert answer.status_code == 200
+                assert "error" not in answer.text
+        server.assert_released()
+        assert server.http.get("/health").status_code == 200
+        right = server.http.post(C, json={**body, "prompt": prompts[0]}).json()["choices"][0]["text"]
+    with running(AsyncLLM(num_blocks=64, disable_log_stats=True)) as server:
+        assert server.http.post(C, json={**body, "prompt": prompts[0]}).json()["choices"][0]["text"] == right
+
+
+def test_a_failing_engine_turns_health_red():
+    """Catches a server that takes requests no step will ever answer, and one that stays red when mended."""
+    llm = toy()
+    with running(llm) as server:
+        assert server.http.get("/health").json() == {"status": "ok"}
+        llm.engine.executor.num_broken = 10**6
+        for _ in range(4):
+            answer = server.http.post(C, json=IDS)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (500, "request_failed")
+            assert "on fire" in answer.json()["error"]["message"]
+        red = server.http.get("/health")
+        assert (red.status_code, red.json()["error"]["code"]) == (503, "unhealthy")
+        llm.engine.executor.num_broken = 0
+        assert server.http.post(C, json=IDS).status_code == 200
+        assert server.http.get("/health").status_code == 200
+
+
+def test_a_dead_engine_turns_health_red_and_refuses():
+    """Catches clients that wait for ever for a thread that has died."""
+    llm = toy()
+    with running(llm) as server:
+
+        def die() -> None:
+            raise SystemError("worn out")
+
+        llm.between_steps(die)
+        wait_for(lambda: not llm.is_running)
+        assert "worn out" in server.http.get("/health").json()["error"]["message"]
+        answer = server.http.post(C, json=IDS)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_stopped")
+
+
+def test_log_lines_have_no_prompt(caplog):
+    """Catches a prompt in a log, of a good request, a bad one or one that fails."""
+    llm = toy()
+    logging.getLogger("minipaged").setLevel(logging.DEBUG)
+    with caplog.at_level(logging.DEBUG), running(llm) as server:
+        secret = [41, 42, 43]
+        for body in ({}, {"temperature": -1}, {"stream": True}, {"max_tokens": 5000}):
+            server.http.post(C, json={**IDS, "prompt": secret, **body})
+        server.http.post(C, json={**IDS, "prompt": "a secret"})
+        llm.engine.executor.num_broken = 3
+        server.http.post(C, json={**IDS, "prompt": secret})
+    ours = [record for record in caplog.records if record.name.startswith(("minipaged", "uvicorn"))]
+    told = "\n".join(record.getMessage() + str(record.exc_text or "") for record in ours)
+    assert "cmpl-" in told
+    assert "on fire" in told
+    assert "41, 42" not in told
+    assert "secret" not in told
+
+
+# -- the end -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_patient", [True, False])
+def test_a_server_that_ends_refuses_what_is_new_and_finishes_what_runs(is_patient):
+    """Catches a text that is cut without a word, and a server that never ends."""
+    llm = toy()
+    llm.engine.executor.seconds = 0.03
+    with running(llm, shutdown_timeout=30 if is_patient else 0.3) as server, ThreadPoolExecutor(2) as pool:
+        body = {**IDS, "max_tokens": 40}
+        whole = pool.submit(server.http.post, C, json=body)
+        stream = pool.submit(server.http.post, C, json={**body, "stream": True})
+        wait_for(lambda: len(server.service._active) == 2 and llm.engine.metrics.steps > 2)
+        server.server.handle_exit(signal.SIGTERM, None)
+        refused = server.http.post(C, json=body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+        assert refused.headers["Retry-After"]
+        assert server.http.get("/health").status_code == 503
+        if is_patient:
+            assert whole.result().json()["usage"]["completion_tokens"] == 40
+            assert '"finish_reason": "length"' in stream.result().text
+        else:
+            assert whole.result().status_code == 503
+            assert '"code": "shutting_down"' in stream.result().text
+        assert stream.result().text.endswith("data: [DONE]\n\n")
+        wait_for(lambda: server.server.should_exit)
+
+
+def test_the_command_serves_and_ends_on_sigterm(tmp_path):
+    """Catches a command that does not start, ignores SIGTERM, or ends with a traceback."""
+    command = [sys.executable, "-m", "minipaged", "serve", "--port", "0", "--num-blocks", "64"]
+    environment = {**os.environ, "MINIPAGED_API_KEY": "from-the-environment"}
+    with (
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        ) as process,
+        closing(SimpleNamespace(close=process.kill)),
+    ):
+        line = process.stdout.readline()
+        found = re.fullmatch(r"Serving pocket at (http://127\.0\.0\.1:\d+)\n", line)
+        assert found, line + process.stderr.read()
+        url, headers = found[1], {"Authorization": "Bearer from-the-environment"}
+        for _ in range(200):  # (it listens before the model is loaded)
+            try:
+                answer = httpx.post(url + C, json={"prompt": "Once", "max_tokens": 5}, headers=headers)
+                break
+            except httpx.HTTPError:
+                time.sleep(0.1)
+        assert answer.status_code == 200, answer.text
+        body = {"prompt": "Once", "stream": True, "max_tokens": 200, "ignore_eos": True}
+        with httpx.stream("POST", url + C, headers=headers, json=body, timeout=60) as stream:
+            pieces = stream.iter_text()
+            text = next(pieces)
+            process.send_signal(signal.SIGTERM)
+            text += "".join(pieces)
+        assert '"finish_reason": "length"' in text
+        assert text.endswith("data: [DONE]\n\n")
+        assert process.wait(30) in (0, -signal.SIGTERM)
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_a_taken_port_and_an_open_address_are_told_in_one_line():
+    """Catches a traceback, and a model loaded for nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for arguments, told in ((["--port", port], f"port {port}"), (["--host", "0.0.0.0"], "--api-key")):
+            command = [sys.executable, "-m", "minipaged", "serve", *arguments]
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            assert ran.returncode == 2
+            assert told in ran.stderr
+            assert len(ran.stderr.splitlines()) == 1
+
+
+def test_params_of_the_engine_reach_it(offline):
+    """Catches a table of fields that lacks one of `SamplingParams`."""
+    from dataclasses import fields
+
+    from minipaged.serving.body_params import COMMON, OF_SAMPLES
+
+    elsewhere = {"logit_bias", "logprobs", "output_kind", "structured_outputs"}
+    elsewhere |= {"logits_processors", "detokenize", "truncate_prompt_tokens"}  # of Python, not of HTTP
+    assert {*COMMON, *OF_SAMPLES, *elsewhere} == {field.name for field in fields(SamplingParams)}

@@ -1,0 +1,184 @@
+"""The load tool, the commands of the guide, and many clients at once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import random
+import re
+import shlex
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from minipaged import AsyncLLM, SamplingParams
+from minipaged.cli.main import app
+from minipaged.serving.load import Load, LoadError, made_up_items, run_load
+from tests.serving.conftest import running
+from tests.serving.toys import toy
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_closed_loop_counts_every_request_once():
+    """Catches tokens of events counted for tokens of requests, and figures that nobody measured."""
+    with running(toy()) as server:
+        items = made_up_items(24, 12, 9, shared_tokens=8)
+        items = [{**item, "prompt_token_ids": [t % 50 for t in item["prompt_token_ids"]]} for item in items]
+        found = run_load(Load(url=server.url, items=items, users=6, ttft_target=30, itl_target=30))
+        assert (found["requests"], found["failed"], found["output_tokens"]) == (24, 0, 24 * 9)
+        assert found["good_requests"] == 24
+        assert found["cached_tokens"] > 20 * 8 - 1
+        assert 0 <= found["queue_s_mean"] < found["inference_s_mean"]
+        assert found["ttft_ms_p50"] <= found["e2e_ms_p50"]
+        assert server.llm.engine.metrics.request_success == {"length": 24}
+        server.assert_released()
+
+
+def test_an_open_loop_turns_away_whom_the_system_has_no_place_for():
+    """Catches a load generator that waits for the server before it sends the next."""
+    llm = toy()
+    llm.engine.executor.seconds = 0.02
+    with running(llm) as server:
+        items = [{"prompt_token_ids": [1, 2], "max_tokens": 20}]
+        found = run_load(Load(url=server.url, items=items, users=3, rate=40, seconds=1.5))
+        assert found["turned_away"] > 5
+        assert found["wall_s"] == pytest.approx(1.5, abs=0.5)
+        server.assert_released()
+
+
+def test_a_load_that_cannot_work_is_told_in_one_line():
+    """Catches figures of nothing, and a traceback."""
+    items = made_up_items(1, 4, 4)
+    for values in ({"users": 0}, {"rate": 0}, {"seconds": float("nan")}):
+        with pytest.raises(LoadError, match=r"; give"):
+            Load(url="http://127.0.0.1:1", items=items, **values)
+    with pytest.raises(LoadError, match="start the server"):
+        run_load(Load(url="http://127.0.0.1:1", items=items))
+    with running(toy()) as server, pytest.raises(LoadError, match=r"no request was answered.*99"):
+        run_load(Load(url=server.url, items=[{"prompt_token_ids": [99], "max_tokens": 1}]))
+
+
+def test_the_command_prints_the_figures(server):
+    """Catches an option that does not reach the load."""
+    command = ["bench", "--url", server.url, "--requests", "6", "--users", "3", "--output-tokens", "5"]
+    ran = CliRunner().invoke(app, [*command, "--prompt-tokens", "20", "--shared-prefix", "16", "--json"])
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout)
+    assert (found["requests"], found["output_tokens"]) == (6, 30)
+
+
+def test_the_curl_lines_of_the_guide_work(server):
+    """Catches a line that readers copy and that fails."""
+    text = (ROOT / "docs/guides/serving.md").read_text()
+    block = re.search(r"<!-- curl -->\n```bash\n(.*?)```", text, re.DOTALL)[1]
+    lines = block.strip().splitlines()
+    assert len(lines) > 8
+    for line in lines:
+        command = shlex.split(line.replace("http://127.0.0.1:8000", server.url))
+        ran = subprocess.run([*command, "-w", "\n%{http_code}"], capture_output=True, text=True, timeout=60)
+        assert ran.stdout.endswith("\n200"), f"{line}\n{ran.stdout}{ran.stderr}"
+
+
+def test_the_guide_lists_every_endpoint():
+    """Catches a path that only the code knows."""
+    text = (ROOT / "docs/guides/serving.md").read_text()
+    with running(toy()) as server:
+        paths = set(server.server.config.app.openapi()["paths"])
+    assert {path for path in paths if f"`{path.split('/{')[0]}`" not in text} == set()
+
+
+@pytest.mark.slow
+def test_two_hundred_clients_of_whom_a_third_leave(offline):
+    """Catches an answer lost, cut or mixed up, blocks, tasks, threads or memory that are left.
+
+    60 s, or the seconds in MINIPAGED_SOAK_SECONDS.
+    """
+    seconds = float(os.environ.get("MINIPAGED_SOAK_SECONDS", "60"))
+    starts = ["Once upon a time", "The little robot", "One day Tom", "The fox", "Mia saw a bird"]
+    bodies = [
+        {"prompt": f"{starts[i % 5]} {i}", "temperature": 0, "max_tokens": 8 + i % 40, "stream": i % 2 == 0}
+        for i in range(40)
+    ]
+    params = [SamplingParams(temperature=0, max_tokens=body["max_tokens"]) for body in bodies]
+    rights = [o.outputs[0].text for o in offline.generate([body["prompt"] for body in bodies], params)]
+    bad = [{"prompt": ""}, {"prompt": "a", "temperature": -1}, {"prompt": "a", "max_tokens": 0}, {}]
+    llm = AsyncLLM(num_blocks=40, max_waiting=400, disable_log_stats=True)
+    counts = {"whole": 0, "left": 0, "refused": 0}
+    sizes = []
+    with running(llm, max_waiting=400) as server:
+        num_threads = threading.active_count()
+
+        async def client(number: int, http: httpx.AsyncClient, end: float) -> None:
+            draw = random.Random(number)
+            while time.monotonic() < end:
+                if draw.random() < 0.1:
+                    answer = await http.post("/v1/completions", json=draw.choice(bad))
+                    assert answer.status_code == 400
+                    assert answer.json()["error"]["message"]
+                    counts["refused"] += 1
+                    continue
+                i = draw.randrange(40)
+                work = asyncio.ensure_future(ask(http, bodies[i]))
+                if number % 3 == 0:
+                    done, _ = await asyncio.wait((work,), timeout=draw.random() * 2)
+                    if not done:
+                        work.cancel()
+                        counts["left"] += 1
+                        continue
+                assert await work == rights[i], bodies[i]
+                counts["whole"] += 1
+
+        async def watch(end: float) -> None:
+            while time.monotonic() < end:
+                await asyncio.sleep(seconds / 20)
+                gc.collect()
+                sizes.append(resident_bytes())
+
+        async def main() -> None:
+            end = time.monotonic() + seconds
+            limits = httpx.Limits(max_connections=None)
+            async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as http:
+                await asyncio.gather(watch(end), *(client(i, http, end) for i in range(200)))
+
+        asyncio.run(main())
+        server.assert_released(60)
+        llm.between_steps(llm.engine.check_invariants)
+        assert llm.engine.metrics.num_preemptions > 20
+        assert llm.is_running
+        assert threading.active_count() <= num_threads + 12  # (of the pool for long texts and templates)
+    print(counts, "preemptions", llm.engine.metrics.num_preemptions, "MiB", [size >> 20 for size in sizes])
+    assert min(counts.values()) > 20, counts
+    assert sizes[-1] < 1.05 * sizes[len(sizes) // 3], [size >> 20 for size in sizes]
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def ask(http: httpx.AsyncClient, body: dict) -> str:
+    """The text of an answer, which is complete."""
+    if not body["stream"]:
+        answer = await http.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["text"]
+    text, reason, is_done = "", None, False
+    async with http.stream("POST", "/v1/completions", json=body) as answer:
+        async for line in answer.aiter_lines():
+            if line == "data: [DONE]":
+                is_done = True
+            elif line.startswith("data: "):
+                choice = json.loads(line[6:])["choices"][0]
+                text += choice["text"]
+                reason = choice["finish_reason"] or reason
+    assert is_done
+    assert reason in ("stop", "length")
+    return text

@@ -1,0 +1,232 @@
+"""The official `openai` client against the running server: every answer equals `LLM.generate`'s."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import openai
+import pytest
+
+from minipaged import BeamSearchParams, SamplingParams, StructuredOutputsParams
+
+PROMPT = "Once upon a time"
+GREEDY = {"temperature": 0, "max_tokens": 24}
+
+
+def assert_same(choices, output) -> None:
+    """Choices of a response are the completions of an output."""
+    assert [choice.text for choice in choices] == [completion.text for completion in output.outputs]
+    reasons = [choice.finish_reason for choice in choices]
+    assert reasons == [completion.finish_reason for completion in output.outputs]
+
+
+def test_a_completion_is_that_of_generate(client, offline):
+    """Catches a parameter that is lost on its way to the engine."""
+    [right] = offline.generate(PROMPT, SamplingParams(**GREEDY))
+    answer = client.completions.create(model="pocket", prompt=PROMPT, **GREEDY)
+    assert_same(answer.choices, right)
+    assert answer.usage.prompt_tokens == len(right.prompt_token_ids)
+    assert answer.usage.completion_tokens == len(right.outputs[0].token_ids) == 24
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 24
+    again = client.completions.create(model="pocket", prompt=PROMPT * 8, **GREEDY)
+    again = client.completions.create(model="pocket", prompt=PROMPT * 8, **GREEDY)
+    assert again.usage.prompt_tokens_details.cached_tokens > 16
+
+
+PARAMS = [
+    {"temperature": 0.9, "seed": 4, "n": 3, "max_tokens": 12},
+    {"temperature": 0.7, "seed": 1, "top_p": 0.8, "max_tokens": 12, "presence_penalty": 0.5},
+    {"temperature": 0, "frequency_penalty": 1.5, "max_tokens": 20, "logit_bias": {"300": 5}},
+    {"temperature": 0, "max_tokens": 40, "stop": [" the ", "was"]},
+    {"temperature": 1.0, "seed": 2, "n": 2, "best_of": 4, "max_tokens": 8},
+]
+
+
+@pytest.mark.parametrize("values", PARAMS, ids=str)
+@pytest.mark.parametrize("stream", [False, True])
+def test_parameters_change_a_completion_as_they_do_offline(client, offline, values, stream):
+    """Catches a field that the server reads and drops; streamed pieces that do not join to the text."""
+    bias = {"logit_bias": {300: 5}} if "logit_bias" in values else {}
+    [right] = offline.generate(PROMPT, SamplingParams(**values | bias))
+    if not stream:
+        assert_same(client.completions.create(model="pocket", prompt=PROMPT, **values).choices, right)
+        return
+    texts, reasons = {}, {}
+    for event in client.completions.create(model="pocket", prompt=PROMPT, stream=True, **values):
+        for choice in event.choices:
+            texts[choice.index] = texts.get(choice.index, "") + choice.text
+            reasons[choice.index] = choice.finish_reason or reasons.get(choice.index)
+    assert [texts[i] for i in sorted(texts)] == [completion.text for completion in right.outputs]
+    assert [reasons[i] for i in sorted(texts)] == [completion.finish_reason for completion in right.outputs]
+
+
+def test_the_engines_own_parameters_are_extra_fields(client, offline):
+    """Catches vLLM's names refused or ignored: top_k, ignore_eos, beam search, structured outputs."""
+
+    def ask(values, **extra):
+        return client.completions.create(model="pocket", prompt=PROMPT, **values, extra_body=extra).choices
+
+    values = {"temperature": 1.0, "seed": 5, "max_tokens": 10}
+    extra = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.3, "min_tokens": 4, "ignore_eos": True}
+    [right] = offline.generate(PROMPT, SamplingParams(**values, **extra))
+    assert_same(ask(values, **extra), right)
+    beams = BeamSearchParams(beam_width=4, num_return_sequences=2, max_tokens=10, length_penalty=0.5)
+    [right] = offline.generate(PROMPT, beams)
+    found = ask({"n": 2, "max_tokens": 10}, use_beam_search=True, beam_width=4, length_penalty=0.5)
+    assert_same(found, right)
+    followed = SamplingParams(**GREEDY, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
+    [right] = offline.generate(PROMPT, followed)
+    assert_same(ask(GREEDY, structured_outputs={"choice": ["yes", "no"]}), right)
+    assert right.outputs[0].text in ("yes", "no")
+
+
+def test_several_prompts_and_token_ids_are_answered_in_their_order(client, offline):
+    """Catches choices of one prompt given to another."""
+    prompts = ["Once upon a time", "The little robot", "One day Tom"]
+    rights = offline.generate(prompts, SamplingParams(**GREEDY))
+    answer = client.completions.create(model="pocket", prompt=prompts, **GREEDY)
+    assert [choice.text for choice in answer.choices] == [right.outputs[0].text for right in rights]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    texts = {}
+    for event in client.completions.create(model="pocket", prompt=prompts, stream=True, **GREEDY):
+        for choice in event.choices:
+            texts[choice.index] = texts.get(choice.index, "") + choice.text
+    assert texts == {i: right.outputs[0].text for i, right in enumerate(rights)}
+    ids = [right.prompt_token_ids for right in rights]
+    answer = client.completions.create(model="pocket", prompt=ids, **GREEDY)
+    assert [choice.text for choice in answer.choices] == [right.outputs[0].text for right in rights]
+    answer = client.completions.create(model="pocket", prompt=ids[1], **GREEDY)
+    assert answer.choices[0].text == rights[1].outputs[0].text
+
+
+def test_logprobs_and_echo_have_openais_form(client, offline):
+    """Catches offsets, tokens and values that do not belong together."""
+    params = SamplingParams(**GREEDY, logprobs=3, prompt_logprobs=3)
+    [right] = offline.generate(PROMPT, params)
+    answer = client.completions.create(model="pocket", prompt=PROMPT, logprobs=3, echo=True, **GREEDY)
+    choice, found = answer.choices[0], answer.choices[0].logprobs
+    assert choice.text == PROMPT + right.outputs[0].text
+    tokens = len(right.prompt_token_ids) + 24
+    assert {len(found.tokens), len(found.token_logprobs), len(found.text_offset)} == {tokens}
+    assert found.token_logprobs[0] is None
+    chosen = [top[i].logprob for i, top in zip(right.outputs[0].token_ids, right.outputs[0].logprobs)]
+    assert found.token_logprobs[-24:] == pytest.approx(chosen, abs=1e-4)
+    assert all(len(top) >= 3 for top in found.top_logprobs[1:])
+    assert found.text_offset[0] == 0  # (its token starts the text and is none of it)
+    for token, offset in zip(found.tokens[1:], found.text_offset[1:], strict=True):
+        assert choice.text[offset : offset + len(token)] == token
+
+
+MESSAGES = [{"role": "user", "content": "Tell me a story about a fox."}]
+
+
+def test_a_chat_is_that_of_llm_chat(client, offline):
+    """Catches a template applied otherwise, whole and streamed, with usage at the end."""
+    [right] = offline.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=60))
+    values = {"model": "pocket", "messages": MESSAGES, "temperature": 0, "max_tokens": 60}
+    answer = client.chat.completions.create(**values)
+    assert answer.choices[0].message.content == right.outputs[0].text
+    assert answer.choices[0].message.role == "assistant"
+    stream = client.chat.completions.create(**values, stream=True, stream_options={"include_usage": True})
+    events = list(stream)
+    assert events[0].choices[0].delta.role == "assistant"
+    text = "".join(event.choices[0].delta.content or "" for event in events if event.choices)
+    assert text == right.outputs[0].text
+    assert [event.usage is None for event in events] == [True] * (len(events) - 1) + [False]
+    assert events[-1].usage.completion_tokens == len(right.outputs[0].token_ids)
+    assert len(events) > 20, "the text came in one piece"
+    parts = [{"role": "user", "content": [{"type": "text", "text": MESSAGES[0]["content"]}]}]
+    assert client.chat.completions.create(**values | {"messages": parts}).choices == answer.choices
+
+
+def test_a_chat_goes_on_until_it_ends_by_itself(client, offline):
+    """Catches completions' limit of 16 tokens on an answer that nobody limited."""
+    [right] = offline.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=None))
+    answer = client.chat.completions.create(model="pocket", messages=MESSAGES, temperature=0)
+    assert answer.choices[0].message.content == right.outputs[0].text
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.completion_tokens > 16
+    short = client.chat.completions.create(
+        model="pocket", messages=MESSAGES, temperature=0, max_completion_tokens=5
+    )
+    assert short.usage.completion_tokens == 5
+
+
+def test_chat_logprobs_have_openais_form(client):
+    """Catches a token without its bytes, or alternatives that are not the likeliest."""
+    answer = client.chat.completions.create(
+        model="pocket", messages=MESSAGES, temperature=0, max_tokens=6, logprobs=True, top_logprobs=2
+    )
+    content = answer.choices[0].logprobs.content
+    assert len(content) == 6
+    for token in content:
+        assert bytes(token.bytes).decode() == token.token
+        assert len(token.top_logprobs) == 2
+        assert token.top_logprobs[0].logprob == token.logprob >= token.top_logprobs[1].logprob
+    assert "".join(token.token for token in content) == answer.choices[0].message.content
+
+
+def test_a_response_format_is_followed(client):
+    """Catches a JSON schema that the engine never hears of."""
+    schema = {
+        "type": "object",
+        "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["age"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema, "strict": True}}
+    for stream in (False, True):
+        answer = client.chat.completions.create(
+            model="pocket", messages=MESSAGES, max_tokens=40, seed=1, response_format=wanted, stream=stream
+        )
+        if stream:
+            text = "".join(event.choices[0].delta.content or "" for event in answer)
+        else:
+            text = answer.choices[0].message.content
+        assert list(json.loads(text)) == ["age"]
+
+
+def test_errors_raise_the_clients_exceptions(client):
+    """Catches statuses and bodies that the client does not understand."""
+    with pytest.raises(openai.BadRequestError, match="temperature is 2000") as told:
+        client.completions.create(model="pocket", prompt=PROMPT, temperature=2000)
+    assert told.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError, match="no model 'gpt-4'") as missing:
+        client.completions.create(model="gpt-4", prompt=PROMPT)
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match="2047 leave room") as long:
+        client.completions.create(model="pocket", prompt=[5] * 5000)
+    assert long.value.code == "context_length_exceeded"
+
+
+def test_models_are_listed(client):
+    """Catches a client that looks for the model before it asks."""
+    assert [model.id for model in client.models.list()] == ["pocket"]
+    assert client.models.retrieve("pocket").id == "pocket"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("another")
+
+
+def test_tokens_and_texts_convert_both_ways(server, offline):
+    """Catches special tokens that only one way has."""
+    tokens = server.http.post("/tokenize", json={"prompt": PROMPT}).json()["tokens"]
+    assert tokens == offline.tokenizer.encode(PROMPT)
+    assert server.http.post("/detokenize", json={"tokens": tokens}).json()["prompt"].endswith(PROMPT)
+    chat = server.http.post("/tokenize", json={"messages": MESSAGES}).json()
+    assert chat["tokens"] == offline.chat_prompt(MESSAGES)["prompt_token_ids"]
+    assert chat["count"] == len(chat["tokens"])
+    assert chat["max_model_len"] == 2048
+
+
+def test_a_prompt_logprob_of_nothing_is_json(server):
+    """Catches NaN and -Infinity, which no JSON parser but Python's takes."""
+    body = {"prompt": PROMPT, "max_tokens": 3, "temperature": 0, "prompt_logprobs": 1, "logprobs": 2}
+    text = server.http.post("/v1/completions", json=body).text
+
+    def refuse(name: str) -> float:
+        raise AssertionError(name)
+
+    found = json.loads(text, parse_constant=refuse)["choices"][0]["prompt_logprobs"]
+    assert found[0] is None
+    assert all(math.isfinite(one["logprob"]) for top in found[1:] for one in top.values())

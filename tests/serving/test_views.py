@@ -1,0 +1,225 @@
+"""What can be seen of a server: metrics, the live trace, the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from minipaged import AsyncLLM
+from minipaged.serving import live
+from minipaged.serving.prometheus import HISTOGRAMS
+from minipaged.viewer.replay import Trace
+from minipaged.viewer.snapshot import look
+from tests.serving.conftest import running
+from tests.serving.toys import IDS, toy
+
+C = "/v1/completions"
+ROOT = Path(__file__).parents[2]
+
+
+def samples(server) -> dict[str, float]:
+    """Name and labels -> value."""
+    text = server.http.get("/metrics").text
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k != "model_name"}
+            found[sample.name + (str(labels) if labels else "")] = sample.value
+    return found
+
+
+def test_metrics_count_what_happened_under_vllms_names():
+    """Catches a counter that does not move, a bucket that no dashboard knows, requests counted twice."""
+    llm = AsyncLLM(num_blocks=12, max_num_seqs=8, preemption_mode="swap", disable_log_stats=True)
+    with running(llm) as server, ThreadPoolExecutor(6) as pool:
+        before = samples(server)
+        assert before["minipaged:num_preemptions_total"] == 0
+        body = {"prompt": "The little robot", "temperature": 0, "max_tokens": 60, "ignore_eos": True}
+        answers = list(pool.map(lambda _: server.http.post(C, json=body).json(), range(6)))
+        server.assert_released()
+        found = samples(server)
+        tokens = sum(answer["usage"]["completion_tokens"] for answer in answers)
+        assert tokens == 360
+        assert found["minipaged:generation_tokens_total"] == tokens
+        assert found["minipaged:prompt_tokens_total"] == sum(a["usage"]["prompt_tokens"] for a in answers)
+        assert found["minipaged:request_success_total{'finished_reason': 'length'}"] == 6
+        preempted = found["minipaged:num_preemptions_total"]
+        assert preempted > 0
+        modes = [
+            found[f"minipaged:preemptions_by_mode_total{{'mode': '{m}'}}"] for m in ("swap", "recompute")
+        ]
+        assert sum(modes) == preempted
+        assert found["minipaged:swapped_blocks_total{'direction': 'out'}"] > 0
+        assert found["minipaged:num_requests_running"] == found["minipaged:kv_cache_usage_perc"] == 0
+        assert found["minipaged:time_to_first_token_seconds_count"] == 6
+        assert found["minipaged:inter_token_latency_seconds_count"] == tokens - 6
+        for name in (
+            "e2e_request_latency_seconds",
+            "request_queue_time_seconds",
+            "request_generation_tokens",
+        ):
+            assert found[f"minipaged:{name}_count"] == 6
+        assert found["minipaged:request_generation_tokens_sum"] == tokens
+        text = server.http.get("/metrics").text
+        assert 'minipaged:time_to_first_token_seconds_bucket{le="0.001",model_name="pocket"}' in text
+
+
+def test_the_dashboard_asks_for_metrics_that_exist():
+    """Catches a panel that stays empty: a metric renamed, a histogram asked without its suffix."""
+    dashboard = json.loads((ROOT / "docs/assets/grafana.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    assert len(queries) > 12
+    with running(toy()) as server:
+        known = {re.split(r"[{ ]", line)[0] for line in server.http.get("/metrics").text.splitlines()}
+    asked = {name for query in queries for name in re.findall(r"minipaged:\w+", query)}
+    assert asked <= known, asked - known
+    for name in HISTOGRAMS:
+        assert name.endswith(("_seconds", "_tokens", "_total"))
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+def lines_of(response) -> list[dict]:
+    """Lines of a live trace as they come."""
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            yield json.loads(line[6:])
+
+
+def test_a_late_joiner_rebuilds_the_memory(tmp_path):
+    """Catches a snapshot that lacks a table, a text or a block, and a line against another memory."""
+    llm = AsyncLLM(num_blocks=64, disable_log_stats=True)
+    with running(llm) as server, ThreadPoolExecutor(2) as pool:
+        body = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 300, "ignore_eos": True}
+        compute = llm.engine.executor.execute
+        llm.engine.executor.execute = lambda plan: (time.sleep(0.004), compute(plan))[1]
+        pool.submit(server.http.post, C, json=body)
+        while llm.engine.metrics.steps < 20:
+            time.sleep(0.005)
+        seen, ended = [], []
+        with server.http.stream("GET", "/trace/live") as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            for line in lines_of(response):
+                if not seen:
+                    pool.submit(server.http.post, C, json={**body, "max_tokens": 40})
+                seen.append(line)
+                ended += line.get("finished", [])
+                if len(ended) == 2:
+                    break
+        assert seen[0]["format"] == "minipaged-trace"
+        assert seen[1]["events"] == [{"kind": "snapshot"}]
+        assert seen[1]["committed"]["tables"], "the running request is not in the snapshot"
+        path = tmp_path / "live.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in seen))
+        trace = Trace(path)
+        records = list(trace)
+        final = look(llm.engine.scheduler)
+        assert records[-1].committed == final
+        known = set(trace.texts)
+        assert {t for r in records for table in r.committed.tables.values() for t in table.token_ids} <= known
+        wait_until_unwatched(llm)
+
+
+def wait_until_unwatched(llm) -> None:
+    """After the last listener nothing more is recorded."""
+    deadline = time.monotonic() + 10
+    while any("TraceLines" in repr(hook) for hook in llm.engine.on_committed):
+        assert time.monotonic() < deadline, "the engine still records"
+        time.sleep(0.01)
+
+
+def test_a_slow_listener_begins_anew_and_holds_nobody_up(monkeypatch):
+    """Catches lines that pile up without end, and a stream with a gap in it."""
+    monkeypatch.setattr(live, "MOST_LINES", 5)
+    monkeypatch.setattr(live, "QUIET", 3.0)
+    llm = toy(num_blocks=64)
+    with running(llm) as server:
+        with server.http.stream("GET", "/trace/live") as response:
+            incoming = lines_of(response)
+            assert next(incoming)["format"]
+            stuck = server.service.live._listeners[0]
+            heard, stuck.news = stuck.news, threading.Event()  # it is told of nothing
+            stuck.news.wait = heard.wait
+            for _ in range(4):
+                assert server.http.post(C, json={**IDS, "max_tokens": 30}).status_code == 200
+            assert len(stuck.lines) <= 5
+            stuck.news = heard
+            seen = []
+            for line in incoming:
+                seen.append(line)
+                if "format" in line:
+                    break
+            assert len(seen) <= 7
+            assert next(incoming)["events"] == [{"kind": "snapshot"}]
+        wait_until_unwatched(llm)
+
+
+def test_a_request_that_was_aborted_vanishes_without_a_step():
+    """Catches blocks that a picture shows as held for ever, since no step follows."""
+    llm = toy()
+    llm.engine.executor.seconds = 0.01
+    with running(llm) as server, server.http.stream("GET", "/trace/live") as response:
+        incoming = lines_of(response)
+        next(incoming)
+        with server.http.stream("POST", C, json={**IDS, "max_tokens": 150, "stream": True}) as answer:
+            next(answer.iter_bytes())
+        kinds = []
+        for line in incoming:
+            kinds += [event["kind"] for event in line.get("events", [])]
+            if "idle" in kinds:
+                assert None in line["committed"]["tables"].values()
+                break
+
+
+def test_with_several_keys_the_trace_tells_no_tokens():
+    """Catches a tenant who reads another's prompt as it is computed."""
+    headers = {"Authorization": "Bearer a"}
+    with running(toy(), api_keys=("a", "b")) as server:
+        with server.http.stream("GET", "/trace/live", headers=headers) as response:
+            incoming = lines_of(response)
+            next(incoming)
+            body = {**IDS, "prompt": [41, 42, 43, 44, 45], "max_tokens": 3}
+            server.http.post(C, json=body, headers={"Authorization": "Bearer b"})
+            seen = []
+            for line in incoming:
+                seen.append(line)
+                if line.get("finished"):
+                    break
+        text = json.dumps(seen)
+        assert '"blocks"' in text
+        assert "41, 42" not in text
+        assert "token_ids" not in text
+
+
+def test_listeners_are_counted(monkeypatch):
+    """Catches watchers without end, and one who is counted after he left."""
+    monkeypatch.setattr(live, "MOST_LISTENERS", 1)
+    with running(toy()) as server:
+        for _ in range(3):
+            with server.http.stream("GET", "/trace/live") as response:
+                incoming = lines_of(response)  # (kept: when it goes, so does the connection)
+                next(incoming)
+                assert server.http.get("/trace/live").status_code == 429
+            while server.service.live._num_listeners:
+                time.sleep(0.01)
+
+
+def test_the_page_needs_nothing_from_elsewhere():
+    """Catches a script or a style that a machine without network does not get, and text put in as markup."""
+    with running(toy()) as server:
+        answer = server.http.get("/")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "innerHTML" not in (ROOT / "minipaged/serving/page.html").read_text()
+    assert not re.findall(r"(?:src|href)\s*=\s*[\"']?https?:", answer.text)
+
+
+@pytest.fixture(autouse=True)
+def quiet_httpx(caplog):
+    caplog.set_level("WARNING", logger="httpx")
