@@ -57,8 +57,8 @@ class Load:
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
         """The requests, in the order of time."""
-        lengths = (Lognormal(mean, 0.5, LONGEST) for mean in (self.prompt, self.output))
-        return poisson(Independent(*lengths, prefix_tokens=self.prefix), self.rate, self.requests, seed)
+        prompt, output = (Lognormal(mean, 0.5, LONGEST) for mean in (self.prompt, self.output))
+        return poisson(Independent(prompt, output, self.prefix), self.rate, self.requests, seed)
 
     def method_of(self, arrival: Arrival) -> DecodingMethod:
         """As many samples as were asked for, all as long as the output drawn."""
@@ -119,10 +119,12 @@ class SimulatedRun:
         simulation, scheduler = self.simulation, self.simulation.scheduler
         for arrival in arrivals:
             while scheduler.has_unfinished and simulation.executor.now < arrival.time:
-                yield self._step()
+                self._step()
+                yield
             simulation.add(arrival)
         while scheduler.has_unfinished:
-            yield self._step()
+            self._step()
+            yield
         self._trace.close()
 
     def _step(self) -> None:
