@@ -21,13 +21,23 @@ if TYPE_CHECKING:
     from minipaged.decoding.structured import StructuredOutputsParams
     from minipaged.engine_thread import EngineStoppedError, QueueFullError
     from minipaged.llm import LLM
-    from minipaged.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from minipaged.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        Logprob,
+        RequestMetrics,
+        RequestOutput,
+    )
+    from minipaged.prompts import TextPrompt, TokensPrompt
 
 __version__ = "0.1.0"
 
 _HOME = {
     "AsyncLLM": "minipaged.async_llm",
+    "BeamSearchOutput": "minipaged.outputs",
     "BeamSearchParams": "minipaged.decoding.params",
+    "BeamSearchSequence": "minipaged.outputs",
     "CompletionOutput": "minipaged.outputs",
     "EngineConfig": "minipaged.config",
     "EngineStoppedError": "minipaged.engine_thread",
@@ -39,12 +49,16 @@ _HOME = {
     "RequestOutputKind": "minipaged.decoding.params",
     "SamplingParams": "minipaged.decoding.params",
     "StructuredOutputsParams": "minipaged.decoding.structured",
+    "TextPrompt": "minipaged.prompts",
+    "TokensPrompt": "minipaged.prompts",
 }
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
     "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EngineConfig",
     "EngineStoppedError",
@@ -55,6 +69,8 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
 ]
 
 # `minipaged/kernels` is a link to the kernels/ beside the package. In a clone without links (on Windows) it

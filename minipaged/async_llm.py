@@ -18,11 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
+from minipaged.decoding.params import DecodingParams
 from minipaged.engine import Engine, RequestError
 from minipaged.engine_thread import EngineThread, QueuedEngine, Reader
-from minipaged.llm import LLM, Prompt
+from minipaged.llm import LLM
 from minipaged.outputs import RequestOutput
+from minipaged.prompts import Prompt, check_params, split_prompt
 from minipaged.scheduling import Request
 
 LONG_TEXT = 4096
@@ -80,7 +81,8 @@ class AsyncLLM:
 
         Args:
             prompt: see `Prompt`.
-            sampling_params: the decoding method and its settings; default `SamplingParams()`.
+            sampling_params: the decoding method and its settings; default: what
+                `get_default_sampling_params` of `LLM` says.
             request_id: unique among unfinished requests; default: one is made.
 
         Raises:
@@ -89,17 +91,18 @@ class AsyncLLM:
             QueueFullError: `max_waiting` requests wait.
             EngineStoppedError: after `shutdown`; also from an iterator that is still open then.
         """
-        params = SamplingParams() if sampling_params is None else sampling_params
-        if not isinstance(params, SamplingParams | BeamSearchParams):
-            raise RequestError(f"the parameters are {params!r}; give SamplingParams or BeamSearchParams")
+        if sampling_params is None:
+            sampling_params = self._llm.get_default_sampling_params()
+        params = check_params(sampling_params)
         if not isinstance(request_id, str | None):
             raise RequestError(f"request_id is {request_id!r}; give a string")
-        reader = Reader(request_id or uuid.uuid4().hex, prompt if isinstance(prompt, str) else None)
-        is_long = isinstance(prompt, str) and len(prompt) > LONG_TEXT
+        text, token_ids, _ = split_prompt(prompt)
+        reader = Reader(request_id or uuid.uuid4().hex, text)
+        is_long = text is not None and token_ids is None and len(text) > LONG_TEXT
         self._thread.register(reader, self.max_waiting)
         try:
             # Of a long text the beginning, which shows at once whether the parameters work.
-            request = self._build(reader.request_id, str(prompt)[:64] if is_long else prompt, params)
+            request = self._build(reader.request_id, str(text)[:64] if is_long else prompt, params)
         except BaseException:
             self._thread.close(reader)
             raise

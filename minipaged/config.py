@@ -16,6 +16,7 @@ PreemptionMode = Literal["auto", "recompute", "swap"]
 AttentionBackend = Literal["auto", "torch", "cpp", "triton"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+SHORT_DTYPES = {"float": "float32", "half": "float16"}
 
 COUNTS = "block_size max_num_seqs max_num_batched_tokens num_blocks kv_cache_memory max_model_len"
 COUNTS += " tensor_parallel_size pipeline_parallel_size"
@@ -72,11 +73,20 @@ class EngineConfig:
     enable_cuda_graphs: bool = _option(True, "Replay decode steps as CUDA graphs; on a CPU nothing changes.")
     device: Device = _option("auto", "Where the model computes; auto: cuda if there is a GPU, else cpu.")
     dtype: DType = _option("auto", "Type of weights and KV cache; auto: what the checkpoint says.")
+    revision: str | None = _option(None, "Branch, tag or commit of a model on the hub. Default: main.")
+    generation_config: Literal["auto", "none"] = _option(
+        "auto", "Whether the model's generation_config.json supplies default sampling and end tokens."
+    )
     trust_remote_code: bool = _option(False, "Run the code that comes with the model's files, if any.")
     seed: int = _option(0, "Seed of requests that bring none of their own.")
     disable_log_stats: bool = _option(False, "No periodic log line.")
 
     def __post_init__(self) -> None:
+        dtype: Any = (
+            str(self.dtype).removeprefix("torch.") if type(self.dtype).__name__ == "dtype" else self.dtype
+        )
+        if isinstance(dtype, str):
+            object.__setattr__(self, "dtype", SHORT_DTYPES.get(dtype, dtype))
         for name, hint in get_type_hints(type(self)).items():
             value = getattr(self, name)
             if isinstance(value, Real) and not isinstance(value, bool | int | float):  # NumPy's numbers

@@ -20,7 +20,7 @@ from minipaged.execution.executor import Executor
 from minipaged.interrupts import DeferredInterrupts
 from minipaged.metrics import Metrics, StatsLogger
 from minipaged.outputs import RequestOutput, make_output
-from minipaged.prompts import RequestError, check_token_ids
+from minipaged.prompts import RequestError, check_params, check_token_ids
 from minipaged.scheduling import FCFSScheduler, Request, StepPlan, StepResult
 
 PlannedHook = Callable[[StepPlan], None]
@@ -89,7 +89,7 @@ class Engine:
         if request_id in self._requests:
             raise RequestError(f"request_id {request_id!r} is in use; give each request its own")
         prompt_token_ids = check_token_ids(prompt_token_ids, vocab_size := self.executor.vocab_size)
-        params.check_vocabulary(vocab_size)
+        check_params(params).check_vocabulary(vocab_size)
         stop = StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
         method = self.components.decoding_method(params, stop)
         if params.prompt_logprobs is not None:
@@ -171,7 +171,7 @@ class Engine:
 
     def text_rules(self, params: DecodingParams) -> StopChecker | None:
         """How the tokens of a request with these parameters become text; None without a tokenizer."""
-        if self.detokenizer is None:
+        if self.detokenizer is None or not params.detokenize:
             return None
         return StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
 

@@ -1,32 +1,43 @@
-"""Text in, text out: a model, its tokenizer and the engine behind three methods.
+"""Text in, text out: a model, its tokenizer and the engine behind four methods.
 
 `generate` runs a batch to its end, `stream` yields one request's text as it comes, `chat` applies the
-tokenizer's chat template first. Everything below this module works with token ids.
+tokenizer's chat template first, `beam_search` returns every beam. Names and arguments are vLLM's, so that
+scripts carry over. Everything below this module works with token ids.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from minipaged import pocket_model
 from minipaged.components import Components
-from minipaged.config import config_from
+from minipaged.config import ConfigError, config_from
+from minipaged.conversations import Message, Tool, as_prompt, conversations_of
+from minipaged.decoding.checks import ParamsError
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.decoding.stopping import OutputText
 from minipaged.engine import Engine
 from minipaged.execution.executor import Executor
 from minipaged.learn.overrides import components_from
-from minipaged.outputs import RequestOutput
+from minipaged.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from minipaged.progress import progress_bar
-from minipaged.prompts import FailedRequestError, RequestError, check_prompt, shortened
-from minipaged.text_io import lone_surrogate
+from minipaged.prompts import (
+    FailedRequestError,
+    Prompt,
+    RequestError,
+    TokensPrompt,
+    check_params,
+    check_token_ids,
+    read_prompts,
+    shortened,
+    split_prompt,
+)
 from minipaged.viewer.displays import register_displays
-
-Prompt = str | Mapping[str, Any]
-"""A text, or `{"prompt_token_ids": [...]}`, optionally with "cache_salt"."""
+from minipaged.vllm_settings import own_settings
 
 
 class LLM:
@@ -36,12 +47,13 @@ class LLM:
 
     Args:
         model: model directory or hub id; None: the embedded pocket model.
+        tokenizer: a transformers tokenizer, or the directory or hub id of one; default: the model's own, if
+            it has one.
         executor: computes the steps instead of the model's own runner (an already built model, say).
-        tokenizer: a transformers tokenizer; default: the model's own, if it has one.
         use: concept -> class or "FILE.py:Class" that plays it, e.g. `{"allocator": MyAllocator}`; it is
             watched, and a breach of its contract is told in one line (see `minipaged.learn.contracts`).
         components: the same as one object, unwatched (see `minipaged.components`).
-        options: fields of `EngineConfig`.
+        options: fields of `EngineConfig`, and vLLM's settings (see `minipaged.vllm_settings`).
 
     Raises:
         ConfigError, ModelLoadError, UnsupportedModelError, OverrideError, ContractError: one clear line each.
@@ -53,51 +65,63 @@ class LLM:
         self,
         model: str | Path | None = None,
         *,
-        executor: Executor | None = None,
         tokenizer: Any = None,
+        executor: Executor | None = None,
         use: Mapping[str, Any] | None = None,
         components: Components | None = None,
         **options: Any,
     ) -> None:
         register_displays()
-        self.config = config_from(options)
+        self.config = config_from(own_settings(options))
         components = components_from(use) if use else components or Components()
         name = str(model if model is not None else pocket_model.PATH)
+        defaults: dict[str, Any] = {}
+        if isinstance(tokenizer, str | Path):
+            from minipaged.execution import loading
+
+            # (It is not the model's own, so `revision` says nothing of it.)
+            own = replace(self.config, revision=None)
+            tokenizer = loading.load_tokenizer(str(tokenizer), own, must_exist=True)
         if executor is None:
+            from minipaged.execution import loading
+            from minipaged.execution.model_runner import ModelRunner
+
             if self.config.num_ranks > 1:
                 from minipaged.execution.distributed import start
 
-                executor = start.load(name, self.config)
+                runner: ModelRunner = start.load(name, self.config)
             else:
-                from minipaged.execution.model_runner import ModelRunner
-
-                executor = ModelRunner.load(name, self.config)
+                runner = ModelRunner.load(name, self.config)
+            executor = runner
             if tokenizer is None:
-                from minipaged.execution.loading import load_tokenizer
-
-                tokenizer = load_tokenizer(name, self.config.trust_remote_code)
+                tokenizer = loading.load_tokenizer(name, self.config)
+            sampler: Any = runner.sampler
+            sampler.eos_token_ids = runner.eos_token_ids = loading.end_of_text(runner.model, tokenizer)
+            defaults = loading.recommended_sampling(runner.model)
         if components.paged_attention is not None:
             # Only an executor with kernels has one; the simulation's has no attention to replace.
-            runner: Any = executor
-            runner.use_attention(components.paged_attention)
+            attending: Any = executor
+            attending.use_attention(components.paged_attention)
         self.tokenizer = tokenizer
         self.engine = self.engine_class(executor, self.config, tokenizer, components)
+        self._default_sampling_params = default_params(defaults, name)
         self._num_requests = 0
         self._lock = threading.Lock()
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: DecodingParams | Sequence[DecodingParams] | None = None,
+        sampling_params: DecodingParams | Sequence[DecodingParams] | None = None,
         *,
-        progress: bool = False,
+        use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Complete all prompts in one continuous batch.
 
         Args:
-            prompts: one or several; see `Prompt`.
-            params: one for all, or one per prompt (methods may differ); default `SamplingParams()`.
-            progress: show a progress bar on standard error.
+            prompts: one or several; see `Prompt`. A list of integers is one.
+            sampling_params: one for all, or one per prompt (methods may differ); default: what
+                `get_default_sampling_params` says.
+            use_tqdm: show a progress bar on standard error, if that is a terminal.
 
         Returns:
             One output per prompt, in their order.
@@ -105,22 +129,21 @@ class LLM:
         Raises:
             ValueError: a prompt or a parameter that cannot work; then nothing was started.
         """
-        if isinstance(prompts, str | Mapping):
-            prompts = [prompts]
-        if not isinstance(prompts, Iterable) or isinstance(prompts, bytes):
-            raise RequestError(f"prompts is {shortened(prompts)}; give a string or a list of prompts")
-        prompts = list(prompts)
-        if params is None:
-            params = SamplingParams()
+        prompts = read_prompts(prompts)
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         if isinstance(params, str) or not isinstance(params, Sequence):
             params = [params] * len(prompts)
         if len(params) != len(prompts):
-            raise RequestError(f"{len(params)} params for {len(prompts)} prompts; give one, or as many")
+            raise RequestError(
+                f"{len(params)} sampling_params for {len(prompts)} prompts; give one, or as many"
+            )
+        if not isinstance(use_tqdm, bool):
+            raise RequestError(f"use_tqdm is {shortened(use_tqdm)}; give True or False")
         requests = []
         try:
             for prompt, own in zip(prompts, params):
                 requests.append(self._add(prompt, own))
-            with progress_bar("generating", len(requests), enabled=progress) as show:
+            with progress_bar("generating", len(requests), enabled=use_tqdm) as show:
                 while not all(request.is_finished for request in requests):
                     self._step()
                     show(sum(request.is_finished for request in requests))
@@ -130,23 +153,37 @@ class LLM:
                     self.engine.abort(request.request_id)
             raise
         return [
-            self.engine.output(request, prompt if isinstance(prompt, str) else None)
-            for request, prompt in zip(requests, prompts)
+            self.engine.output(request, split_prompt(prompt)[0]) for request, prompt in zip(requests, prompts)
         ]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
+    ) -> list[BeamSearchOutput]:
+        """All `beam_width` hypotheses of each prompt, with their prompt; `generate` gives the best alone.
+
+        Raises:
+            ValueError: as `generate`.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"params is {shortened(params)}; give BeamSearchParams")
+        params = replace(params, num_return_sequences=params.beam_width)
+        outputs = self.generate(prompts, params, use_tqdm=use_tqdm)
+        return [beam_search_output(output, self.engine.detokenizer) for output in outputs]
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Yield the text of one completion as it becomes certain: never half a character, never a part of
         a stop string. The pieces join to the text that `generate` returns.
 
         Raises:
             ValueError: as `generate`; also more than one completion, or a model without a tokenizer.
         """
-        params = params or SamplingParams()
+        params = sampling_params or self.get_default_sampling_params()
         if not isinstance(params, SamplingParams) or params.num_samples != 1:
             raise RequestError("stream yields one completion; use SamplingParams with n = 1, or generate")
         rules = self.engine.text_rules(params)
         if rules is None:
-            raise RequestError("the model has no tokenizer, so there is no text to stream; use generate")
+            reason = "detokenize is False" if not params.detokenize else "the model has no tokenizer"
+            raise RequestError(f"{reason}, so there is no text to stream; use generate")
         request = self._add(prompt, params)
         text = OutputText(rules)
         try:
@@ -172,37 +209,60 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, str]],
-        params: DecodingParams | None = None,
-    ) -> RequestOutput:
-        """Complete a conversation: messages like `{"role": "user", "content": "..."}`.
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: DecodingParams | Sequence[DecodingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Tool] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several: messages like `{"role": "user", "content": "..."}`.
+
+        Args:
+            messages: a list of messages, or a list of such lists; see `Message`.
+            sampling_params: as in `generate`.
+            use_tqdm: as in `generate`.
+            chat_template: the text of a Jinja template, in place of the tokenizer's.
+            add_generation_prompt: begin an answer; default: unless a message is continued.
+            continue_final_message: go on with the last message, say an answer that you have begun.
+            tools: what the model may call, for the template: JSON schemas or Python functions.
+            chat_template_kwargs: more variables for the template, such as `enable_thinking`.
+
+        Returns:
+            One output per conversation, in their order.
 
         Raises:
-            RequestError: the tokenizer has no chat template.
+            RequestError: no chat template, a message without content, or a template that refuses one.
+            ValueError: as `generate`.
         """
-        return self.generate(self.chat_prompt(messages), params)[0]
-
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
-        """The tokens of a conversation up to where the assistant answers."""
-        if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
-            raise RequestError("the model's tokenizer has no chat template; use generate with a plain prompt")
-        if not isinstance(messages, list | tuple) or not messages:
-            raise RequestError(f"messages is {shortened(messages)}; give a list of at least one message")
-        for message in messages:
-            keys = ("role", "content")
-            if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in keys):
-                raise RequestError(
-                    f'messages has {shortened(message)}; give {{"role": TEXT, "content": TEXT}}'
-                )
-            if wrong := lone_surrogate(message["role"] + message["content"]):
-                raise RequestError(f"a message {wrong}")
-        try:
-            text = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
+        prompts = [
+            self.chat_prompt(
+                conversation,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                chat_template_kwargs=chat_template_kwargs,
             )
-        except Exception as error:  # a template raises what its author and Jinja like
-            raise RequestError(f"the chat template refuses the messages: {error}; give others") from error
-        return {"prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
+            for conversation in conversations_of(messages)
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def chat_prompt(self, messages: Sequence[Message], **options: Any) -> TokensPrompt:
+        """One conversation as text and tokens; `options` are `chat`'s for the template."""
+        return as_prompt(self.tokenizer, messages, **options)
+
+    def get_tokenizer(self) -> Any:
+        """The tokenizer; None if the model has none."""
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request without parameters gets: `SamplingParams()` with what the model's
+        generation_config.json recommends, unless `generation_config` is "none"."""
+        return self._default_sampling_params
 
     def _step(self) -> None:
         """A step for whoever has requests: what it yields is at the requests, where each caller finds his."""
@@ -218,17 +278,29 @@ class LLM:
 
     def tokenize(self, prompt: Prompt, params: DecodingParams) -> tuple[list[int], DecodingParams, str]:
         """A prompt's token ids, the parameters with their words as token ids, and the cache salt."""
-        check_prompt(prompt)
-        cache_salt = ""
-        if isinstance(prompt, str):
+        text, token_ids, cache_salt = split_prompt(prompt)
+        executor = self.engine.executor
+        if token_ids is None:
             if self.tokenizer is None:
                 raise RequestError('the model has no tokenizer; give {"prompt_token_ids": [...]}')
-            token_ids = self.tokenizer.encode(prompt)
-        else:
-            token_ids, cache_salt = prompt["prompt_token_ids"], prompt.get("cache_salt", "")
-        if not isinstance(params, SamplingParams | BeamSearchParams):
-            raise RequestError(f"params is {shortened(params)}; give SamplingParams or BeamSearchParams")
-        if isinstance(params, SamplingParams) and self.tokenizer is not None:
-            params = params.resolve(lambda text: self.tokenizer.encode(text, add_special_tokens=False))
-            params = params.compile(self.tokenizer, self.engine.executor.eos_token_ids)
+            token_ids = self.tokenizer.encode(text)
+        params = check_params(params)
+        if isinstance(params, SamplingParams):
+            if self.tokenizer is not None:
+                params = params.resolve(lambda text: self.tokenizer.encode(text, add_special_tokens=False))
+                params = params.compile(self.tokenizer, executor.eos_token_ids)
+            if params.truncate_prompt_tokens is not None:
+                token_ids = check_token_ids(token_ids, executor.vocab_size)
+                token_ids = params.truncate(token_ids, executor.max_model_len)
         return token_ids, params, cache_salt
+
+
+def default_params(recommended: Mapping[str, Any], model: str) -> SamplingParams:
+    """`SamplingParams` with what the model's generation_config.json recommends; may raise ConfigError."""
+    try:
+        return SamplingParams(**recommended)
+    except ParamsError as error:
+        raise ConfigError(
+            f"generation_config.json of {model} recommends what cannot be: {error}; or set "
+            'generation_config="none"'
+        ) from error

@@ -120,6 +120,55 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """A hypothesis with its prompt.
+
+    Attributes:
+        tokens: prompt and generated tokens.
+        text: their text; None without a tokenizer.
+        cum_logprob: sum of the log-probabilities of the generated tokens.
+        score: what hypotheses are ranked by.
+        logprobs, finish_reason, stop_reason: as in `CompletionOutput`.
+    """
+
+    tokens: list[int]
+    text: str | None
+    cum_logprob: float
+    score: float | None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """The hypotheses of a prompt, the best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+def beam_search_output(output: RequestOutput, detokenizer: Detokenizer | None) -> BeamSearchOutput:
+    """The output of a beam search as `LLM.beam_search` returns it."""
+    prompt = output.prompt
+    if prompt is None and detokenizer is not None:
+        prompt = detokenizer.decode(output.prompt_token_ids)
+    return BeamSearchOutput(
+        [
+            BeamSearchSequence(
+                output.prompt_token_ids + done.token_ids,
+                None if prompt is None else prompt + done.text,
+                done.cumulative_logprob,
+                done.score,
+                done.logprobs,
+                done.finish_reason,
+                done.stop_reason,
+            )
+            for done in output.outputs
+        ]
+    )
+
+
 def make_output(request: Request, prompt: str | None, rules: StopChecker | None) -> RequestOutput:
     """What the user gets for a request, finished or not; without `rules` texts are empty."""
     ended = request.method.rank(request)

@@ -1,16 +1,38 @@
-"""What a prompt may be."""
+"""What a prompt may be: a text, token ids, or a mapping with either."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.text_io import lone_surrogate
 
-KEYS = ("prompt_token_ids", "cache_salt")
+
+class TextPrompt(TypedDict):
+    """A text; `cache_salt`: cached prefixes are shared only among prompts with the same one."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """Token ids; `prompt` is their text, if known, for the output."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
+"""Token ids may also be a NumPy array or a torch tensor with one dimension."""
+
+KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 """Of a prompt that is a mapping."""
+
+TAKEN = 'give a string, a list of token ids, {"prompt": TEXT} or {"prompt_token_ids": [...]}'
 
 
 class RequestError(ValueError):
@@ -21,48 +43,85 @@ class FailedRequestError(RequestError):
     """A request that ended with finish reason "error" while it was streamed; the message is the reason."""
 
 
-def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> list[int]:
-    """The token ids as Python's integers (NumPy's are taken, too).
+def read_prompts(prompts: Any) -> list[Any]:
+    """One prompt or several, as a list; a list or array of integers is one. Raises RequestError."""
+    prompts = _plain(prompts)
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes):
+        raise RequestError(f"prompts is {shortened(prompts)}; give a string or a list of prompts")
+    prompts = list(prompts)
+    is_one = bool(prompts) and isinstance(_plain(prompts[0]), Integral)
+    return [prompts] if is_one else prompts
+
+
+def split_prompt(prompt: Any) -> tuple[str | None, Any, str]:
+    """A prompt's text, its token ids (each None if not given) and its cache salt.
+
+    Raises:
+        RequestError: it is nothing that `Prompt` names. The token ids are not looked at.
+    """
+    prompt = _plain(prompt)
+    if isinstance(prompt, str):
+        prompt = {"prompt": prompt}
+    elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
+        prompt = {"prompt_token_ids": prompt}
+    if not isinstance(prompt, Mapping) or not ("prompt" in prompt or "prompt_token_ids" in prompt):
+        raise RequestError(f"the prompt is {shortened(prompt)}; {TAKEN}")
+    for key in prompt:
+        if key not in KEYS:
+            near = difflib.get_close_matches(str(key), KEYS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"give {', '.join(KEYS)}"
+            raise RequestError(f"the prompt has the key {key!r}; {hint}")
+    text, token_ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt", "")
+    if "prompt" in prompt and not isinstance(text, str) and not (text is None and token_ids is not None):
+        raise RequestError(f"the prompt's text is {shortened(text)}; give a string")
+    if "prompt_token_ids" in prompt and token_ids is None:
+        raise RequestError("the prompt's token ids are None; give a list of integers")
+    if text == "" and token_ids is None:
+        raise RequestError("the prompt is empty; give at least one character")
+    if wrong := lone_surrogate(text or ""):
+        raise RequestError(f"the prompt {wrong}")
+    if not isinstance(salt, str):
+        raise RequestError(f"cache_salt is {shortened(salt)}; give a string")
+    return text, token_ids, salt
+
+
+def check_token_ids(token_ids: Any, vocab_size: int) -> list[int]:
+    """The token ids as Python's integers (NumPy's and torch's are taken, too).
 
     Raises:
         RequestError: there is none, or one is not of the model's vocabulary.
     """
-    if isinstance(token_ids, str | bytes | Mapping) or not hasattr(token_ids, "__iter__"):
+    token_ids = _plain(token_ids)
+    if isinstance(token_ids, str | bytes | Mapping) or not hasattr(token_ids, "__len__"):
         raise RequestError(f"the prompt's token ids are {shortened(token_ids)}; give a list of integers")
     if not len(token_ids):
         raise RequestError("the prompt is empty; give at least one token")
+    token_ids = [_plain(token_id) for token_id in token_ids]
     for token_id in token_ids:
         if isinstance(token_id, bool) or not isinstance(token_id, Integral):
             raise RequestError(f"the prompt has {shortened(token_id)} as a token id; give integers")
-        if not 0 <= token_id < vocab_size:
+        if not 0 <= int(token_id) < vocab_size:
             raise RequestError(
                 f"the prompt has token id {token_id}; give one of the model's, 0 to {vocab_size - 1}"
             )
     return [int(token_id) for token_id in token_ids]
 
 
-def check_prompt(prompt: Any) -> None:
-    """Raise RequestError unless it is a text, or a mapping with token ids and known keys."""
-    if isinstance(prompt, str):
-        if not prompt:
-            raise RequestError("the prompt is empty; give at least one character")
-        if wrong := lone_surrogate(prompt):
-            raise RequestError(f"the prompt {wrong}")
-        return
-    if not isinstance(prompt, Mapping) or "prompt_token_ids" not in prompt:
-        shown = shortened(prompt)
-        raise RequestError(f'the prompt is {shown}; give a string or {{"prompt_token_ids": [...]}}')
-    for key in prompt:
-        if key not in KEYS:
-            near = difflib.get_close_matches(str(key), KEYS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"give {' and '.join(KEYS)}"
-            raise RequestError(f"the prompt has the key {key!r}; {hint}")
-    salt = prompt.get("cache_salt", "")
-    if not isinstance(salt, str):
-        raise RequestError(f"cache_salt is {shortened(salt)}; give a string")
+def check_params(params: Any) -> DecodingParams:
+    """The parameters themselves. Raises RequestError for anything else."""
+    if not isinstance(params, SamplingParams | BeamSearchParams):
+        raise RequestError(f"sampling_params is {shortened(params)}; give SamplingParams or BeamSearchParams")
+    return params
 
 
 def shortened(value: Any) -> str:
-    """How a value looks, in at most 80 characters."""
-    text = repr(value)
+    """How a value looks, in at most 80 characters and one line."""
+    text = " ".join(repr(value).split())
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's arrays and numbers and torch's tensors as Python's lists and numbers."""
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -119,8 +119,7 @@ class Conversation:
     def _encode(self, messages: list[dict[str, str]]) -> list[int]:
         """The tokens of a conversation, those of the turn before first wherever the text allows it."""
         prompt = self.llm.chat_prompt(messages)
-        assert not isinstance(prompt, str)
-        token_ids: list[int] = prompt["prompt_token_ids"]
+        token_ids: list[int] = list(prompt["prompt_token_ids"])
         text, before = self._decode(token_ids), self._decode(self.token_ids)
         if not self.token_ids or not text.startswith(before):
             return token_ids

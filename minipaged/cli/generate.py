@@ -33,7 +33,7 @@ from minipaged.cli.sampling import (
 from minipaged.cli.streams import read_standard_input
 from minipaged.cli.wrapping import wrap_for_output
 from minipaged.decoding.params import ParamsError, SamplingParams
-from minipaged.prompts import check_prompt
+from minipaged.prompts import split_prompt
 from minipaged.text_io import check_writable, read_text
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def generate(
         prompts += _read_prompts(prompt_file)
     prompts = prompts or [DEFAULT_PROMPT]
     for text in prompts:
-        check_prompt(text)
+        split_prompt(text)
     given = set_values(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -140,7 +140,7 @@ def generate(
             print(wrap.feed(piece), end="", flush=True)
         print(wrap.rest())
     else:
-        outputs = llm.generate(prompts, params, progress=True)
+        outputs = llm.generate(prompts, params)
         if as_json:
             print(json.dumps(outputs_json(outputs, llm.engine), indent=2))
         else:

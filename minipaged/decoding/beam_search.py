@@ -37,20 +37,22 @@ class BeamSearch:
         width = self.params.beam_width
         # Equal scores: the better beam first, then the smaller token, so that a run can be repeated.
         candidates = sorted(
-            (-(sequence.cumulative_logprob + logprob), beam, token_id, logprob)
+            (-(sequence.cumulative_logprob + logprob), beam, token_id, logprob, number)
             for beam, (sequence, sample) in enumerate(zip(request.sequences, samples))
-            for token_id, logprob in zip(sample.token_ids, sample.logprobs)
+            for number, (token_id, logprob) in enumerate(zip(sample.token_ids, sample.logprobs))
             if logprob > -math.inf
         )[: self.num_candidates(request)]
         num_generated_tokens = request.sequences[0].num_generated_tokens + 1
         best_scores = self.best_scores(request)
         finished: list[Branch] = []
         live: list[Branch] = []
-        for place, (negative_total, beam, token_id, logprob) in enumerate(candidates):
+        for place, (negative_total, beam, token_id, logprob, number) in enumerate(candidates):
             if len(live) == width:
                 break
             parent, total = request.sequences[beam], -negative_total
-            branch = Branch(parent, token_id, logprob, self.stop.check(parent, token_id))
+            reason, reports = self.stop.check(parent, token_id), samples[beam].top_logprobs
+            report = None if reports is None else reports[number]
+            branch = Branch(parent, token_id, logprob, reason, None, report)
             if branch.finish_reason is None:
                 live.append(branch)
             # The candidates past the first W are there to replace the ends among these, not to end.

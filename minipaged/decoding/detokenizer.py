@@ -34,6 +34,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer
         self.skip_special_tokens = skip_special_tokens
+        self._other: Detokenizer | None = None
         self._tokens: dict[int, str] = {}
         added = tokenizer.added_tokens_decoder
         special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
@@ -43,6 +44,13 @@ class Detokenizer:
         names = [f"<0x{byte:02X}>" for byte in range(256)]
         vocabulary = tokenizer.get_vocab()
         self._bytes = frozenset(vocabulary[name] for name in names if name in vocabulary)
+
+    def skipping(self, skip_special_tokens: bool) -> Detokenizer:
+        """The same with special tokens left out of texts, or shown."""
+        if skip_special_tokens == self.skip_special_tokens:
+            return self
+        self._other = self._other or Detokenizer(self.tokenizer, skip_special_tokens)
+        return self._other
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of all tokens at once."""

@@ -1,4 +1,4 @@
-"""What parameters do to logits: masks, bias and penalties; then temperature, top-k, top-p and min-p.
+"""What parameters do to logits: masks, bias and penalties; then temperature and what is dropped.
 
 Every row of a batch may ask for something else, and one call serves them all: edits become flat lists
 of (row, token) pairs, and the three filters become one threshold a row, since each of them keeps the
@@ -15,9 +15,12 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 import torch
 
+from minipaged.decoding.ngrams import repeating_tokens
 from minipaged.decoding.params import SamplingParams
+from minipaged.decoding.processors import process
 from minipaged.decoding.stopping import end_token_ids
 from minipaged.decoding.structured import allowed_tokens
+from minipaged.decoding.typical import keep_typical
 from minipaged.scheduling.request import Sequence
 
 SHORTLIST = 64
@@ -31,13 +34,15 @@ def edit_logits(
 
     A copy, or `logits` itself when no row asks for an edit. EOS is forbidden before `min_tokens`.
     """
-    structured, allowed, biases, penalized = [], [], [], []
+    processed, structured, allowed, biases, penalized = [], [], [], [], []
     for row, sequence in enumerate(sequences):
         params = sequence.request.params
         if sequence.num_generated_tokens < params.min_tokens:
             biases += [(row, token_id, -math.inf) for token_id in end_token_ids(params, eos_token_ids)]
         if not isinstance(params, SamplingParams):
             continue
+        if params.logits_processors:
+            processed.append(row)
         if params.structured_outputs is not None:
             structured.append(row)
         if params.allowed_token_ids is not None:
@@ -45,13 +50,18 @@ def edit_logits(
         if params.bad_words:
             ends = _ends_of_bad_words(params.bad_words, sequence)
             biases += [(row, token_id, -math.inf) for token_id in ends]
+        if params.no_repeat_ngram_size:
+            repeating = repeating_tokens(sequence.token_ids, params.no_repeat_ngram_size)
+            biases += [(row, token_id, -math.inf) for token_id in repeating]
         if params.logit_bias:
             biases += [(row, token_id, bias) for token_id, bias in params.logit_bias.items()]
         if params.has_penalties:
             penalized.append(row)
-    if not (structured or allowed or biases or penalized):
+    if not (processed or structured or allowed or biases or penalized):
         return logits
     logits = logits.clone()
+    for row in processed:
+        logits[row] = process(sequences[row], logits[row])
     if structured:
         mask = torch.from_numpy(allowed_tokens([sequences[row] for row in structured], logits.shape[1]))
         rows = torch.tensor(structured, device=logits.device)
@@ -70,7 +80,9 @@ def edit_logits(
 
 
 def filter_logits(logits: torch.Tensor, params: SequenceOf[SamplingParams]) -> torch.Tensor:
-    """Temperature (above 0), then top-k, top-p and min-p of each row of logits [rows, vocab_size] float32.
+    """Temperature (above 0), then top-k, top-p, min-p and typical_p of each row.
+
+    Logits are [rows, vocab_size] float32.
 
     The softmax of the new logits is to be sampled; dropped tokens are -inf.
     """
@@ -93,9 +105,13 @@ def filter_logits(logits: torch.Tensor, params: SequenceOf[SamplingParams]) -> t
         threshold[index] = torch.maximum(threshold[index], lowest)
         rows = [row for row, done in zip(rows, enough.tolist()) if not done]
         size = vocab_size
-    if not torch.isfinite(threshold).any():
-        return scaled
-    return scaled.masked_fill_(scaled < threshold, -math.inf)
+    if torch.isfinite(threshold).any():
+        scaled.masked_fill_(scaled < threshold, -math.inf)
+    typical = [row for row, p in enumerate(params) if p.typical_p < 1]
+    if typical:
+        index = torch.tensor(typical, device=logits.device)
+        scaled[index] = keep_typical(scaled[index], column([p.typical_p for p in params])[index])
+    return scaled
 
 
 def _lowest_kept(

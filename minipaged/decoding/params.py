@@ -25,6 +25,10 @@ MOST_SAMPLES = 16384
 """Of one prompt, as in vLLM: each is an object of its own before the first token is computed."""
 
 
+LogitsProcessor = Callable[..., Any]
+"""See `SamplingParams.logits_processors`."""
+
+
 class RequestOutputKind(Enum):
     """What each output of `AsyncLLM.generate` tells."""
 
@@ -37,9 +41,10 @@ class RequestOutputKind(Enum):
 class SamplingParams:
     """Greedy decoding and random sampling, one or several samples of a prompt.
 
-    Logits are edited in this order: masks (`structured_outputs`, `allowed_token_ids`, `bad_words`,
-    `min_tokens`), `logit_bias`, `repetition_penalty` (prompt and output), `frequency_penalty` and
-    `presence_penalty` (output only), `temperature`, `top_k`, `top_p`, `min_p`.
+    Logits are edited in this order: `logits_processors`, masks (`structured_outputs`, `allowed_token_ids`,
+    `bad_words`, `min_tokens`, `no_repeat_ngram_size`), `logit_bias`, `repetition_penalty` (prompt and
+    output), `frequency_penalty` and `presence_penalty` (output only), `temperature`, `top_k`, `top_p`,
+    `min_p`, `typical_p`.
 
     Attributes:
         n: samples to return; above 1 they need a temperature above 0.
@@ -48,23 +53,33 @@ class SamplingParams:
         top_p: sample from the likeliest tokens that hold this share of the probability.
         top_k: sample from so many likeliest tokens; 0 or -1: all.
         min_p: drop tokens less likely than this share of the likeliest.
+        typical_p: sample from the tokens whose information is nearest to the expected one, that hold this
+            share of the probability.
         repetition_penalty: above 1 discourages tokens of prompt and output, below 1 encourages them.
         presence_penalty: subtracted from the logit of a token that the output has.
         frequency_penalty: subtracted once per occurrence in the output.
         logit_bias: token id -> number added to its logit, from -100 to 100; -inf forbids it.
         bad_words: forbidden token id sequences, or strings, which `resolve` turns into ids.
+        no_repeat_ngram_size: no n-gram of so many tokens occurs twice in prompt and output; 0 is off.
         allowed_token_ids: if given, no other token can be sampled.
+        logits_processors: functions (generated token ids, logits) -> logits, or (prompt token ids, generated
+            token ids, logits) -> logits; the logits are a float32 tensor [vocabulary] that they may change.
         seed: sample i draws the random stream `seed + i`: the same seed gives the same text in any
             batch, and sample i of n equals a lone sample with that seed. None: a stream of its own.
         logprobs: report this many likeliest tokens and the sampled one, of the model's own
-            distribution (before any of the above); None: none.
+            distribution (before any of the above); -1: the whole vocabulary; None: none.
         prompt_logprobs: the same for the tokens of the prompt.
+        truncate_prompt_tokens: keep so many tokens at the end of the prompt; -1: as many as leave room for
+            `max_tokens` in the model's length.
         stop: strings that end the text; they are cut off it.
         stop_token_ids: tokens that end it like EOS.
         include_stop_str_in_output: keep the stop string (or token) in the text.
         ignore_eos: go on after EOS.
         min_tokens: tokens before the first that may end the text.
         max_tokens: tokens after which it ends; None: when the model's length is reached.
+        detokenize: False: no texts, token ids alone.
+        skip_special_tokens: leave tokens like EOS out of the text.
+        spaces_between_special_tokens: for vLLM's scripts; today's tokenizers put none there in any case.
         output_kind: what each output of `AsyncLLM.generate` tells; others tell everything at the end.
         structured_outputs: what the text must follow. With ignore_eos, EOS comes (and ends it) only where
             nothing else may follow.
@@ -79,27 +94,35 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     bad_words: tuple[str | tuple[int, ...], ...] = ()
+    no_repeat_ngram_size: int = 0
     allowed_token_ids: tuple[int, ...] | None = None
+    logits_processors: tuple[LogitsProcessor, ...] = ()
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int = 0
     max_tokens: int | None = 16
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
-        _set(self, "stop", check.stop_strings(self.stop))
         _set(self, "bad_words", check.bad_words(self.bad_words))
+        processors = check.items("logits_processors", self.logits_processors, callable, "functions")
+        _set(self, "logits_processors", processors)
         if self.allowed_token_ids is not None:
             _set(self, "allowed_token_ids", check.token_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
@@ -117,13 +140,17 @@ class SamplingParams:
         check.number(self, "top_p", math.ulp(0.0), 1, "above 0 and at most 1 (1 keeps every token)")
         check.integer(self, "top_k", -1, "at least 1, or 0 for every token")
         check.number(self, "min_p", 0, 1, "from 0 (off) to 1")
+        check.number(self, "typical_p", math.ulp(0.0), 1, "above 0 and at most 1 (1 is off)")
+        check.integer(self, "no_repeat_ngram_size", 0, "at least 1, or 0 (off)")
         check.number(self, "repetition_penalty", 0.01, 100, "from 0.01 to 100 (1 is off)")
         check.number(self, "presence_penalty", -2, 2, "from -2 to 2 (0 is off)")
         check.number(self, "frequency_penalty", -2, 2, "from -2 to 2 (0 is off)")
         check.integer(self, "seed", optional=True)
-        check.integer(self, "logprobs", 0, optional=True)
-        check.integer(self, "prompt_logprobs", 0, optional=True)
-        check.boolean(self, "include_stop_str_in_output")
+        check.integer(self, "prompt_logprobs", -1, "at least 0, or -1 for every token", optional=True)
+        if self.truncate_prompt_tokens != -1:
+            check.integer(self, "truncate_prompt_tokens", 1, "at least 1, or -1 for what fits", optional=True)
+        for name in ("detokenize", "skip_special_tokens", "spaces_between_special_tokens"):
+            check.boolean(self, name)
         if not isinstance(self.output_kind, RequestOutputKind):
             check.refuse("output_kind", self.output_kind, "a RequestOutputKind")
         if self.output_kind == RequestOutputKind.DELTA and self.num_samples > self.n:
@@ -134,6 +161,8 @@ class SamplingParams:
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             check.refuse("structured_outputs", self.structured_outputs, "StructuredOutputsParams(...)")
         _common(self)
+        if self.stop and not self.detokenize:
+            raise ParamsError(f"stop is {self.stop!r}, but detokenize is False; set it to True, or drop stop")
         if self.is_greedy and self.num_samples > 1:
             raise ParamsError(
                 f"temperature is {self.temperature} with {self.num_samples} samples; greedy samples are all "
@@ -159,8 +188,20 @@ class SamplingParams:
     def is_plain_greedy(self) -> bool:
         """Greedy with nothing that edits logits or reports more than the token."""
         edits = self.has_penalties or self.logit_bias or self.bad_words or self.min_tokens
+        rules = self.no_repeat_ngram_size or self.logits_processors or self.structured_outputs is not None
         asks = self.allowed_token_ids is not None or self.logprobs is not None
-        return self.is_greedy and not edits and not asks and self.structured_outputs is None
+        return self.is_greedy and not edits and not rules and not asks
+
+    def clone(self, **changes: Any) -> SamplingParams:
+        """A copy, with the changes that are named. May raise ParamsError."""
+        return replace(self, **changes)
+
+    def truncate(self, prompt_token_ids: list[int], max_model_len: int) -> list[int]:
+        """The end of a prompt that `truncate_prompt_tokens` leaves."""
+        count = self.truncate_prompt_tokens
+        if count == -1:
+            count = max(1, max_model_len - (self.max_tokens or 1))
+        return prompt_token_ids if count is None else prompt_token_ids[-count:]
 
     def resolve(self, encode: Callable[[str], list[int]]) -> SamplingParams:
         """Turn strings in `bad_words` into token ids, as at a line's start and as after a space.
@@ -222,7 +263,11 @@ class BeamSearchParams:
         early_stopping: True ends with the beam_width-th hypothesis; False when the best live beam, at
             its present length, beats none of them; "never" when it could not at any length.
         num_return_sequences: hypotheses to return, the best first.
-        max_tokens, min_tokens, stop_token_ids, ignore_eos: as in `SamplingParams`.
+        temperature: divides the logits before beams are compared; scores and `cumulative_logprob` are then of
+            that distribution. 0, vLLM's default, is 1.
+        logprobs: as in `SamplingParams`, for the tokens of the hypotheses.
+        max_tokens, min_tokens, stop, stop_token_ids, include_stop_str_in_output, ignore_eos: as in
+            `SamplingParams`.
         structured_outputs: None; anything else is refused.
 
     Raises:
@@ -234,13 +279,19 @@ class BeamSearchParams:
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
     num_return_sequences: int = 1
+    temperature: float = 1.0
+    logprobs: int | None = None
     ignore_eos: bool = False
     min_tokens: int = 0
+    stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
     structured_outputs: None = None
     # Of samples only:
-    stop: ClassVar[tuple[str, ...]] = ()
-    include_stop_str_in_output: ClassVar[bool] = False
+    no_repeat_ngram_size: ClassVar[int] = 0
+    logits_processors: ClassVar[tuple[LogitsProcessor, ...]] = ()
+    detokenize: ClassVar[bool] = True
+    skip_special_tokens: ClassVar[bool] = True
     prompt_logprobs: ClassVar[None] = None
     output_kind: ClassVar[RequestOutputKind] = RequestOutputKind.FINAL_ONLY
     allowed_token_ids: ClassVar[None] = None
@@ -258,6 +309,8 @@ class BeamSearchParams:
                 f"num_return_sequences is {self.num_return_sequences}, above beam_width = {self.beam_width}; "
                 "widen the beam or return fewer"
             )
+        check.number(self, "temperature", 0, 1000, "from 0 (which is 1) to 1000")
+        _set(self, "temperature", self.temperature or 1.0)
         if self.structured_outputs is not None:
             raise ParamsError(
                 "structured_outputs is given; beam search does not follow it, use SamplingParams"
@@ -267,6 +320,7 @@ class BeamSearchParams:
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise ParamsError for a beam wider than the vocabulary, or a token id past it."""
         check.at_most_vocabulary(self, "beam_width", vocab_size)
+        check.at_most_vocabulary(self, "logprobs", vocab_size)
         check.in_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
 
     def permitted(self, vocab_size: int) -> set[int]:
@@ -282,6 +336,9 @@ def _set(params: object, name: str, value: object) -> None:
 
 
 def _common(params: DecodingParams) -> None:
+    _set(params, "stop", check.stop_strings(params.stop))
+    check.boolean(params, "include_stop_str_in_output")
+    check.integer(params, "logprobs", -1, "at least 0, or -1 for every token", optional=True)
     _set(params, "stop_token_ids", check.token_ids("stop_token_ids", params.stop_token_ids))
     check.boolean(params, "ignore_eos")
     check.integer(params, "min_tokens", 0)

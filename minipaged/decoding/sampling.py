@@ -3,8 +3,8 @@
 A greedy row takes its largest logit, a random row its largest logit + Gumbel noise, a beam row its best
 log-probabilities (paper, section 5.2: the decoding methods differ only in what they take from a step).
 A row's result depends on its own logits, settings, seed and tokens alone. Log-probabilities are those of
-the model's own distribution, before masks, penalties and temperature; for beams, with forbidden tokens at
--inf.
+the model's own distribution, before masks, penalties and temperature; those that beams are compared by have
+forbidden tokens at -inf, and follow the beams' temperature.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from minipaged.decoding.logits import edit_logits, filter_logits
 from minipaged.decoding.noise import gumbel_noise, mix, noise_key
 from minipaged.decoding.params import BeamSearchParams, SamplingParams
+from minipaged.decoding.processors import failure
 from minipaged.kernels.dispatch import greedy_tokens
 from minipaged.scheduling import Sample, ScheduledSequence
 from minipaged.scheduling.request import TopLogprobs
@@ -60,9 +61,15 @@ class Sampler:
         beams = [row for row, p in enumerate(params) if isinstance(p, BeamSearchParams)]
         if beams:
             counts = [min(scheduled[row].num_candidates, logits.shape[1]) for row in beams]
-            best = (_take(edited, beams) - _take(total, beams)[:, None]).topk(max(counts))
+            heat = torch.tensor([[params[row].temperature] for row in beams], device=logits.device)
+            divisor = total[beams, None] if (heat == 1).all() else (logits[beams] / heat).logsumexp(-1, True)
+            best = (_take(edited, beams) / heat - divisor).topk(max(counts))
             for row, count, *found in zip(beams, counts, best.indices.tolist(), best.values.tolist()):
                 samples[row] = Sample(*(values[:count] for values in found))
+                if (asked := params[row].logprobs) is not None:
+                    ids = best.indices[beams.index(row), :count]
+                    reports = _report(logits, total, [row] * count, ids, [asked] * count)
+                    samples[row] = samples[row]._replace(top_logprobs=reports)
         rows = [row for row, p in enumerate(params) if p.is_greedy]
         picks = [_take(edited, rows).argmax(-1)] if rows else []
         random = [row for row, p in enumerate(params) if row not in samples and not p.is_greedy]
@@ -99,9 +106,10 @@ def find_errors(
     for row, (sample, (sequence, *_)) in enumerate(zip(samples, scheduled)):
         if sample.logprobs[0] != sample.logprobs[0]:  # NaN
             masks = "allowed_token_ids, bad_words, min_tokens and logit_bias"
-            if sequence.request.params.structured_outputs is not None:
-                masks = f"structured_outputs, {masks}"
-            errors[sequence.request.request_id] = (
+            for name in ("structured_outputs", "no_repeat_ngram_size", "logits_processors"):
+                if getattr(sequence.request.params, name):
+                    masks = f"{name}, {masks}"
+            errors[sequence.request.request_id] = failure(sequence) or (
                 f"{masks} together forbid every token"
                 if logits[row].isfinite().any() and not (logits[row].isnan() | logits[row].isposinf()).any()
                 else "the model's logits are not finite: its weights may have NaN, or its dtype overflows"
@@ -157,6 +165,7 @@ def _report(
     The likeliest token has rank 1. Of equally likely ones those that are reported for being so come first.
     """
     logprobs = _take(logits, rows) - _take(total, rows)[:, None]
+    counts = [logits.shape[1] if count == -1 else count for count in counts]
     own = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
     best = logprobs.topk(max(counts))
     likelier = (logprobs > own.unsqueeze(1)).sum(-1)

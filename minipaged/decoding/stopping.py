@@ -40,6 +40,8 @@ class StopChecker:
     ) -> None:
         if params.stop and detokenizer is None:
             raise ParamsError(f"stop is {params.stop!r}; the model has no tokenizer, use stop_token_ids")
+        if detokenizer is not None:
+            detokenizer = detokenizer.skipping(params.skip_special_tokens)
         self.detokenizer = cast(Detokenizer, detokenizer)  # (without one, nobody asks for text)
         self.end_ids = end_token_ids(params, eos_token_ids)
         if params.min_tokens and params.allowed_token_ids and not params.permitted(0) - self.end_ids:

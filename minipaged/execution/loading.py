@@ -32,7 +32,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import is_peft_available
 from transformers.utils import logging as transformers_logging
 
-from minipaged.config import ConfigError, Device, DType
+from minipaged.config import ConfigError, Device, EngineConfig
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.progress import progress_bar
 
@@ -64,9 +64,7 @@ def find_device(name: Device) -> torch.device:
     return torch.device(name)
 
 
-def load_model(
-    name: str, dtype: DType, device: torch.device, trust_remote_code: bool = False
-) -> PreTrainedModel:
+def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrainedModel:
     """The decoder in the directory `name`, or of that id on the Hugging Face hub, ready for inference.
 
     Code that comes with the model's files runs only with `trust_remote_code`.
@@ -76,11 +74,11 @@ def load_model(
     """
 
     def load(source: str, **options: Any) -> Any:
-        options["trust_remote_code"] = trust_remote_code
+        options |= {"trust_remote_code": config.trust_remote_code, "revision": config.revision or "main"}
         auto = auto_class(AutoConfig.from_pretrained(source, **options))
         with _weights_counted(enabled="local_files_only" in options):  # a download has the hub's own bars
             return auto.from_pretrained(
-                source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+                source, dtype=config.dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
             )
 
     path = Path(name).expanduser()
@@ -91,7 +89,7 @@ def load_model(
     elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelLoadError(f"there is no directory {name}; give a model directory or a hub id (org/name)")
     try:
-        model, info = _local_first(path, name, load)
+        model, info = _local_first(path, name, load, config.revision)
     except Exception as error:  # transformers, the hub and safetensors raise all kinds; one line for all
         if "trust_remote_code" in str(error):
             raise ModelLoadError(
@@ -110,6 +108,8 @@ def load_model(
             f"{name} has {tensor} of shape {list(found)}, its config.json asks for {list(expected)}; "
             "the checkpoint is damaged or of another architecture"
         )
+    if config.generation_config == "none":
+        model.generation_config = None
     return model.to(device).eval()
 
 
@@ -135,14 +135,16 @@ def _weights_counted(enabled: bool) -> Iterator[None]:
             transformers_logging.set_tqdm_hook(before)
 
 
-def _local_first(path: Path, name: str, load: Callable[..., Any]) -> Any:
+def _local_first(path: Path, name: str, load: Callable[..., Any], revision: str | None) -> Any:
     """What `load` makes of a directory; of a hub id from the local cache, or else from the hub."""
     if path.is_dir():
         return load(str(path), local_files_only=True)
     try:
         return load(name, local_files_only=True)
     except OSError:
-        model_info(name, timeout=HUB_TIMEOUT)  # fails at once where transformers would ask again and again
+        model_info(
+            name, revision=revision, timeout=HUB_TIMEOUT
+        )  # fails at once where transformers would ask again and again
         return load(name)
 
 
@@ -183,20 +185,29 @@ def why_forward_failed(error: Exception, config: Any) -> str:
     return f"it fails without mask and cache of its own, in {place}: {in_one_line(error)}"
 
 
-def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
-    """The tokenizer beside the model, or None if it cannot be built (then prompts are token ids)."""
-    load = partial(AutoTokenizer.from_pretrained, trust_remote_code=trust_remote_code)
+def load_tokenizer(name: str, config: EngineConfig, must_exist: bool = False) -> Any:
+    """The tokenizer of a directory or hub id, or None if it cannot be built (then prompts are token ids).
+
+    Raises:
+        ModelLoadError: it cannot be built and `must_exist`.
+    """
+    options = {"trust_remote_code": config.trust_remote_code, "revision": config.revision or "main"}
+    load = partial(AutoTokenizer.from_pretrained, **options)
     path = Path(name).expanduser()
     try:
         if path.is_dir() and not any(_TOKENIZER_FILE.search(file.name) for file in path.iterdir()):
             raise FileNotFoundError("it has no tokenizer.json, vocabulary or the like")
-        tokenizer = _local_first(path, name, load)
+        tokenizer = _local_first(path, name, load, config.revision)
         if not len(tokenizer):
             raise ValueError("its vocabulary is empty")
     except Exception as error:  # of all kinds, as for models
         reason = in_one_line(error)
         if importlib.util.find_spec("sentencepiece") is None and (path / "tokenizer.model").is_file():
             reason = "tokenizer.model needs a package that is missing; pip install sentencepiece protobuf"
+        if must_exist:
+            raise ModelLoadError(
+                f"tokenizer is {name}, which cannot be loaded: {reason}; give a directory or a hub id"
+            ) from error
         logger.warning("no tokenizer for %s, so prompts are token ids: %s", name, reason)
         return None
     return tokenizer
@@ -207,12 +218,33 @@ def text_config(model: PreTrainedModel) -> Any:
     return model.config.get_text_config(decoder=True)
 
 
-def end_of_text(model: PreTrainedModel) -> tuple[int, ...]:
-    """Token ids that end a text, as `generate` of transformers sees them."""
+def end_of_text(model: PreTrainedModel, tokenizer: Any = None) -> tuple[int, ...]:
+    """Token ids that end a text, as `generate` of transformers sees them, and the tokenizer's EOS."""
+    ends: list[int] = []
     for config in (getattr(model, "generation_config", None), text_config(model)):
-        if (eos := getattr(config, "eos_token_id", None)) is not None:
-            return (eos,) if isinstance(eos, int) else tuple(eos)
-    return ()
+        if not ends and (eos := getattr(config, "eos_token_id", None)) is not None:
+            ends += [eos] if isinstance(eos, int) else eos
+    eos = getattr(tokenizer, "eos_token_id", None)
+    if eos is not None and eos not in ends:
+        ends.append(eos)
+    return tuple(ends)
+
+
+SAMPLING_DEFAULTS = {
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")},
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "max_new_tokens": "max_tokens",
+}
+"""Field of generation_config.json -> field of `SamplingParams`."""
+
+
+def recommended_sampling(model: PreTrainedModel) -> dict[str, Any]:
+    """What the model's generation_config.json recommends, as fields of `SamplingParams`."""
+    config = getattr(model, "generation_config", None)
+    if config is None:
+        return {}
+    said = config.to_diff_dict()
+    return {own: said[name] for name, own in SAMPLING_DEFAULTS.items() if said.get(name) is not None}
 
 
 def longest_sequence(config: Any, max_model_len: int | None) -> int:

@@ -94,7 +94,7 @@ class ModelRunner:
     def load(cls, name: str, config: EngineConfig) -> ModelRunner:
         """A runner for a model directory or hub id; may raise ModelLoadError or ConfigError."""
         device = loading.find_device(config.device)
-        runner = cls(loading.load_model(name, config.dtype, device, config.trust_remote_code), config)
+        runner = cls(loading.load_model(name, config, device), config)
         if device.type == "cpu":
             runner.optimize()
         return runner

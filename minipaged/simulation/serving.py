@@ -28,7 +28,8 @@ MOST_VALUES = 1000
 """Of a sweep."""
 
 WITHOUT_EFFECT = (
-    *("attention_backend", "enable_cuda_graphs", "dtype", "disable_log_stats"),
+    *("attention_backend", "enable_cuda_graphs", "dtype", "revision"),
+    *("generation_config", "disable_log_stats"),
     *("tensor_parallel_size", "pipeline_parallel_size"),  # --chips says how many there are
 )
 

@@ -42,6 +42,8 @@ def filtered_by_transformers(row, params):
         row = hf.TopPLogitsWarper(params.top_p)(ids, row)
     if params.min_p > 0:
         row = hf.MinPLogitsWarper(params.min_p)(ids, row)
+    if params.typical_p < 1:
+        row = hf.TypicalLogitsWarper(params.typical_p)(ids, row)
     return row[0]
 
 
@@ -54,6 +56,7 @@ def test_filters_equal_those_of_transformers_with_other_settings_in_every_row():
             top_k=rng.choice([0, 0, -1, 1, 2, 7, 50, 199, 200, 1000]),
             top_p=rng.choice([1.0, 1.0, 0.999, 0.9, 0.5, 0.1, 1e-6]),
             min_p=rng.choice([0.0, 0.0, 0.01, 0.2, 1.0]),
+            typical_p=rng.choice([1.0, 1.0, 0.999, 0.7, 0.2, 1e-6]),
         )
         for _ in range(300)
     ]
@@ -167,6 +170,16 @@ def test_bad_words_equal_those_of_transformers():
         lambda ids, row, s: hf.NoBadWordsLogitsProcessor([list(w) for w in s.request.params.bad_words])(
             ids, row
         ),
+    )
+
+
+def test_ngrams_that_must_not_repeat_equal_those_of_transformers():
+    """Catches an n-gram over the end of the prompt that is missed, and an off-by-one in its length."""
+    sequences = sequences_with(lambda rng: SamplingParams(no_repeat_ngram_size=rng.choice([1, 2, 3, 4, 60])))
+
+    check_edits(
+        sequences,
+        lambda ids, row, s: hf.NoRepeatNGramLogitsProcessor(s.request.params.no_repeat_ngram_size)(ids, row),
     )
 
 

@@ -38,8 +38,15 @@ BAD_SAMPLING = {
     "bad_words": ["word", [""], [[]], [[1, -2]], [[1.5]], [3], 7],
     "allowed_token_ids": [[], [-1], [1.0], "12", 3, [True]],
     "seed": [1.5, "1", True, NAN, [1]],
-    "logprobs": [-1, 1.0, True, "5"],
-    "prompt_logprobs": [-1, 1.0, True, "5"],
+    "logprobs": [-2, 1.0, True, "5"],
+    "prompt_logprobs": [-2, 1.0, True, "5"],
+    "typical_p": [0, -0.1, 1.1, NAN, None, "1"],
+    "no_repeat_ngram_size": [-1, 1.5, True, None, "2"],
+    "logits_processors": [5, "f", [5], [None]],
+    "truncate_prompt_tokens": [0, -2, 1.5, True, "5"],
+    "detokenize": [1, None],
+    "skip_special_tokens": [0, "no", None],
+    "spaces_between_special_tokens": [0, None],
     "stop": ["", [""], ["a", ""], [1], 5, [None]],
     "stop_token_ids": [[-1], [1.5], ["a"], 7, "7", [True]],
     "include_stop_str_in_output": [1, "yes", None],
@@ -59,6 +66,10 @@ BAD_BEAM = {
     "stop_token_ids": [[-1], 7],
     "max_tokens": [0, 1.5],
     "structured_outputs": [StructuredOutputsParams(regex="a"), "a"],
+    "temperature": [-1, NAN, None, "1"],
+    "logprobs": [-2, 1.0, True],
+    "stop": ["", [1], 5],
+    "include_stop_str_in_output": [1, None],
 }
 
 

@@ -97,7 +97,7 @@ def main(folder, rank, tensor_size, pipeline_size):
     store = dist.FileStore(str(folder / f"store-{tensor_size}x{pipeline_size}"), place.size)
     with one_machine():
         group = Group(place, store, torch.device("cpu"))
-    tokenizer = load_tokenizer(str(pocket_model.PATH))
+    tokenizer = load_tokenizer(str(pocket_model.PATH), EngineConfig())
     results = {}
     for model in MODELS:
         runner = RankRunner(str(folder / model), config, place, torch.device("cpu"))

@@ -338,8 +338,8 @@ CALLS: list[Call] = [
     *bad(sampling, "best_of", 0, 16385),
     *bad(sampling, "max_tokens", 0, -1),
     *bad(sampling, "min_tokens", -1, 3),
-    *bad(sampling, "logprobs", -1, VOCABULARY + 1),
-    *bad(sampling, "prompt_logprobs", -1, VOCABULARY + 1),
+    *bad(sampling, "logprobs", -2, VOCABULARY + 1),
+    *bad(sampling, "prompt_logprobs", -2, VOCABULARY + 1),
     *bad(sampling, "top_k", -2),
     *(row for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
       for row in bad(sampling, name, *NO_NUMBERS, INF, -5)),
@@ -394,7 +394,11 @@ CALLS: list[Call] = [
     Call(LLM, {"use": {"allocator": 5}}, "5"),
     *(Call(generate, {"prompts": value}, f"prompts is {value!r}") for value in (5, None, b"x", 1.5)),
     *(Call(generate, {"prompts": [value]}, f"the prompt is {value!r}")
-      for value in (5, None, b"x", [], {}, {"prompt": "x"})),
+      for value in (None, b"x", {}, {"text": "x"})),
+    Call(generate, {"prompts": [1.5]}, "the prompt is 1.5"),
+    Call(generate, {"prompts": [[]]}, "the prompt is empty"),
+    Call(generate, {"prompts": [5, "a"]}, "has 'a' as a token id"),
+    Call(generate, {"prompts": ["a", 5]}, "the prompt is 5"),
     Call(generate, {"prompts": ""}, "the prompt is empty"),
     Call(generate, {"prompts": ["a", ""]}, "the prompt is empty"),
     Call(generate, {"prompts": "a\udc80"}, "the prompt has '\\udc80' at position 1"),
@@ -428,16 +432,16 @@ CALLS: list[Call] = [
     ]),
     *(Call(generate, {"prompts": "a", "params": value}, f"params is {value!r}")
       for value in ("x", 5, {}, print)),
-    Call(generate, {"prompts": ["a", "b"], "params": [SamplingParams()]}, "1 params for 2 prompts"),
+    Call(generate, {"prompts": ["a", "b"], "params": [SamplingParams()]}, "1 sampling_params for 2 prompts"),
     Call(generate, {"prompts": ["a"], "params": [None]}, "params is None"),
     *(Call(chat, {"messages": value}, f"messages is {value!r}") for value in ("hi", [], None, 5, {})),
     *(Call(chat, {"messages": [value]}, "messages has")
       for value in ("hi", {}, {"role": "user"}, {"role": "user", "content": 5}, {"role": 5, "content": "x"})),
     Call(chat, {"messages": [{"role": "zzz", "content": "x"}]}, "zzz"),
     Call(chat, {"messages": [{"role": "user", "content": "\udc80"}]}, "\\udc80"),
-    Call(stream, {"params": SamplingParams(n=2)}, "n = 1"),
-    Call(stream, {"params": BeamSearchParams(beam_width=2)}, "n = 1"),
-    Call(stream, {"params": "x"}, "n = 1"),
+    Call(stream, {"sampling_params": SamplingParams(n=2)}, "n = 1"),
+    Call(stream, {"sampling_params": BeamSearchParams(beam_width=2)}, "n = 1"),
+    Call(stream, {"sampling_params": "x"}, "n = 1"),
 ]  # fmt: skip
 
 ROWS = [*COMMAND_LINES, *WORKLOADS, *WORKLOADS_OF_A_MODEL, *TRACES, *CALLS]

@@ -55,7 +55,7 @@ def test_chat_uses_the_template(llm):
     text = llm.tokenizer.decode(prompt["prompt_token_ids"])
     assert "Tell me a story." in text
     assert len(prompt["prompt_token_ids"]) > len(llm.tokenizer.encode("Tell me a story."))
-    output = llm.chat([{"role": "user", "content": "Tell me a story."}], SamplingParams(max_tokens=8))
+    [output] = llm.chat([{"role": "user", "content": "Tell me a story."}], SamplingParams(max_tokens=8))
     assert output.outputs[0].token_ids
 
 

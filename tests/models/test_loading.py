@@ -30,7 +30,7 @@ def directory(tmp_path: Path) -> Path:
 
 def refusal(name: str | Path) -> str:
     with pytest.raises(ModelLoadError) as error:
-        load_model(str(name), "auto", CPU)
+        load_model(str(name), EngineConfig(), CPU)
     message = str(error.value)
     assert "\n" not in message
     assert str(name) in message
@@ -42,7 +42,10 @@ def test_a_saved_model_computes_what_it_did_before(directory: Path) -> None:
     token_ids = random_tokens(9, VOCAB_SIZE, seed=1)
     logits = [
         driver.logits([(driver.add(token_ids), 9)])[0]
-        for driver in (Driver(build("llama")), Driver(load_model(str(directory), "float32", CPU)))
+        for driver in (
+            Driver(build("llama")),
+            Driver(load_model(str(directory), EngineConfig(dtype="float32"), CPU)),
+        )
     ]
     assert torch.equal(*logits)
 
@@ -148,7 +151,7 @@ def own_code(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_code_in_a_model_folder_never_runs_unasked(own_code: Path) -> None:
     """transformers asks on standard input, and whatever is piped in there may begin with a `y`."""
     assert "brings its own code; read it, then give trust_remote_code=True" in refusal(own_code)
-    assert load_tokenizer(str(own_code)) is None
+    assert load_tokenizer(str(own_code), EngineConfig()) is None
     assert not (own_code / "ran").exists()
 
 
@@ -182,7 +185,7 @@ def test_a_missing_sentencepiece_is_named_with_its_command(
     (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "sentencepiece" else found(n))
-    assert load_tokenizer(str(directory)) is None
+    assert load_tokenizer(str(directory), EngineConfig()) is None
     assert caplog.messages[-1].endswith(
         "tokenizer.model needs a package that is missing; pip install sentencepiece protobuf"
     )
@@ -191,7 +194,7 @@ def test_a_missing_sentencepiece_is_named_with_its_command(
 def test_a_directory_without_a_vocabulary_has_no_tokenizer(tmp_path: Path) -> None:
     """GPT-2's is built from nothing: a vocabulary of one token, and every text is empty."""
     build("gpt2").save_pretrained(tmp_path)
-    assert load_tokenizer(str(tmp_path)) is None
+    assert load_tokenizer(str(tmp_path), EngineConfig()) is None
 
 
 def test_a_tensor_of_another_shape_is_named(directory: Path) -> None:

@@ -72,7 +72,7 @@ class RankRunner(ModelRunner):
     """Computes a rank's part of every step; on rank 0 it is the engine's executor."""
 
     def __init__(self, name: str, config: EngineConfig, place: Place, device: torch.device) -> None:
-        model = loading.load_model(name, config.dtype, torch.device("cpu"), config.trust_remote_code)
+        model = loading.load_model(name, config, torch.device("cpu"))
         self.place = place
         self._weights = fingerprint(model)
         self._split = Split([], [(0, model.get_output_embeddings().out_features)])

@@ -1,0 +1,97 @@
+"""Conversations as prompts: messages are checked, then written out by the tokenizer's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from minipaged.prompts import RequestError, TokensPrompt, shortened
+from minipaged.text_io import lone_surrogate
+
+Message = Mapping[str, Any]
+"""`{"role": ..., "content": ...}`: a text or a list of `{"type": "text", "text": ...}`; and what else the
+chat template reads: "name", "tool_calls" (then the content may be missing), "tool_call_id"."""
+
+Tool = Mapping[str, Any] | Callable[..., Any]
+"""A JSON schema of a function, or a Python function with types and a docstring."""
+
+SHAPE = 'give {"role": TEXT, "content": TEXT}'
+
+
+def conversations_of(messages: Any) -> list[Any]:
+    """One conversation or several, as a list."""
+    several = isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple)
+    return list(messages) if several else [messages]
+
+
+def as_prompt(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    *,
+    chat_template: str | None = None,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool = False,
+    tools: Sequence[Tool] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> TokensPrompt:
+    """The text and tokens of a conversation, up to where the assistant answers; see `LLM.chat`.
+
+    Raises:
+        RequestError: no template, a message without content, or a template that refuses the messages.
+    """
+    if tokenizer is None:
+        raise RequestError("the model has no tokenizer and so no chat template; use generate with token ids")
+    if chat_template is None and not getattr(tokenizer, "chat_template", None):
+        raise RequestError(
+            "the model's tokenizer has no chat template; give chat_template, or use generate with a text"
+        )
+    if not isinstance(chat_template, str | None):
+        raise RequestError(f"chat_template is {shortened(chat_template)}; give the text of a Jinja template")
+    if add_generation_prompt is None:
+        add_generation_prompt = not continue_final_message
+    if add_generation_prompt and continue_final_message:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt are both True; drop one: an answer is either "
+            "continued or begun"
+        )
+    if not isinstance(tools, list | tuple | None):
+        raise RequestError(f"tools is {shortened(tools)}; give a list of JSON schemas or functions")
+    if not isinstance(chat_template_kwargs, Mapping | None):
+        raise RequestError(f"chat_template_kwargs is {shortened(chat_template_kwargs)}; give a mapping")
+    if not isinstance(messages, list | tuple) or not messages:
+        raise RequestError(f"messages is {shortened(messages)}; give a list of at least one message")
+    conversation = [_checked(message) for message in messages]
+    try:
+        text = tokenizer.apply_chat_template(
+            conversation,
+            tokenize=False,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=None if tools is None else list(tools),
+            **(chat_template_kwargs or {}),
+        )
+    except Exception as error:  # a template raises what its author and Jinja like
+        reason = " ".join(str(error).split())
+        raise RequestError(f"the chat template refuses the messages: {reason}; give others") from error
+    return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+
+
+def _checked(message: Any) -> dict[str, Any]:
+    """A message with its content as a text. Raises RequestError."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise RequestError(f"messages has {shortened(message)}; {SHAPE}")
+    content = message.get("content")
+    if isinstance(content, list | tuple) and content:
+        if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+            raise RequestError(
+                f'messages has {shortened(message)}; give parts {{"type": "text", "text": TEXT}}'
+            )
+        content = "\n".join(part["text"] for part in content)
+    if content is None and message.get("tool_calls"):
+        content = ""
+    if not isinstance(content, str):
+        raise RequestError(f"messages has {shortened(message)}; {SHAPE}")
+    if wrong := lone_surrogate(message["role"] + content):
+        raise RequestError(f"a message {wrong}")
+    return {**message, "content": content}

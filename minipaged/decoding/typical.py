@@ -1,0 +1,20 @@
+"""Locally typical sampling: keep the tokens whose information is nearest to the expected one.
+
+-log p of a token is its information; its expectation is the entropy of the distribution. A token that is far
+likelier than that says nothing, one that is far less likely says nonsense. (C. Meister et al., *Locally
+Typical Sampling*, arXiv 2202.00666.)
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def keep_typical(logits: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
+    """Logits [rows, vocab_size] with -inf for all but the most typical tokens that hold `mass` [rows, 1]."""
+    logprobs = logits.log_softmax(-1)
+    entropy = -(logprobs.exp() * logprobs).nansum(-1, keepdim=True)
+    distance, order = (-logprobs - entropy).abs().sort(-1)
+    held = logprobs.exp().gather(1, order).cumsum(-1)
+    last = (held < mass).sum(-1, keepdim=True).clamp_(max=logits.shape[1] - 1)
+    return logits.masked_fill((-logprobs - entropy).abs() > distance.gather(1, last), -torch.inf)

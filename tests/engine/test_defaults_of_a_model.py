@@ -1,0 +1,152 @@
+"""What a model's files recommend, and vLLM's settings: defaults, end tokens, another tokenizer, revision."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from minipaged import LLM, EngineConfig, SamplingParams, pocket_model
+from minipaged.config import ConfigError
+from minipaged.execution import loading
+from minipaged.execution.loading import ModelLoadError
+from minipaged.vllm_settings import ANY, ONLY, own_settings
+
+SMALL = {"num_blocks": 32, "max_model_len": 128, "disable_log_stats": True}
+
+
+@pytest.fixture
+def copy(tmp_path) -> Path:
+    """A copy of the embedded model, whose files a test may change."""
+    return Path(shutil.copytree(pocket_model.PATH, tmp_path / "model"))
+
+
+def edit(path: Path, **changes) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_generation_config_supplies_the_defaults_unless_it_is_turned_off(copy):
+    """Catches defaults of the engine where the model names its own, and a switch without effect."""
+    edit(
+        copy / "generation_config.json",
+        do_sample=True,
+        temperature=0.6,
+        top_k=20,
+        top_p=0.95,
+        max_new_tokens=5,
+    )
+    llm = LLM(copy, **SMALL)
+    expected = SamplingParams(temperature=0.6, top_k=20, top_p=0.95, max_tokens=5)
+    assert llm.get_default_sampling_params() == expected
+    assert len(llm.generate("The sun")[0].outputs[0].token_ids) <= 5
+    assert llm.engine.metrics.generation_tokens <= 5
+    for off in ("none", "vllm"):
+        assert LLM(copy, generation_config=off, **SMALL).get_default_sampling_params() == SamplingParams()
+
+
+def test_a_recommendation_that_cannot_be_is_told_with_its_file(copy):
+    """Catches an error about a parameter that nobody gave."""
+    edit(copy / "generation_config.json", do_sample=True, repetition_penalty=1000.0)
+    with pytest.raises(ConfigError, match=r'generation_config.json of .*repetition_penalty is 1000.*"none"'):
+        LLM(copy, **SMALL)
+
+
+def test_end_tokens_are_those_of_generation_config_and_tokenizer(copy):
+    """Catches a chat model that talks on, because its files disagree about what ends a turn."""
+    edit(copy / "generation_config.json", eos_token_id=[5, 6])
+    runner = LLM(copy, **SMALL).engine.executor
+    assert set(runner.eos_token_ids) == {5, 6, 1}
+    assert set(runner.sampler.eos_token_ids) == {5, 6, 1}
+    assert set(LLM(copy, generation_config="none", **SMALL).engine.executor.eos_token_ids) == {1}
+
+
+def test_the_tokenizers_eos_ends_a_text_and_waits_for_min_tokens(copy):
+    """Catches an EOS that the engine stops at and the sampler does not know."""
+    for name in ("generation_config.json", "config.json"):
+        edit(copy / name, eos_token_id=5)
+    llm = LLM(copy, **SMALL)
+    eager = SamplingParams(temperature=0, max_tokens=9, logit_bias={1: 100})
+    assert llm.generate("The sun", eager)[0].outputs[0].token_ids == [1]
+    waited = llm.generate("The sun", eager.clone(min_tokens=4))[0].outputs[0]
+    assert waited.token_ids.index(1) == 4
+    assert waited.finish_reason == "stop"
+
+
+def test_another_tokenizer_may_be_named(copy, tmp_path):
+    """Catches a path taken for a tokenizer, and a missing one that is only warned of."""
+    edit(copy / "tokenizer_config.json", eos_token="<|user|>")
+    llm = LLM(tokenizer=str(copy), **SMALL)
+    assert llm.get_tokenizer().eos_token == "<|user|>"
+    assert llm.get_tokenizer().eos_token_id in llm.engine.executor.eos_token_ids
+    with pytest.raises(ModelLoadError, match=r"tokenizer is .*nowhere.*; give"):
+        LLM(tokenizer=tmp_path / "nowhere", **SMALL)
+
+
+def test_a_revision_reaches_every_file_of_the_hub(monkeypatch):
+    """Catches weights of one commit with the tokenizer of another."""
+    asked = []
+
+    def record(name, **options):
+        asked.append(options["revision"])
+        raise OSError("not here")
+
+    monkeypatch.setattr(loading.AutoConfig, "from_pretrained", record)
+    monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", record)
+    monkeypatch.setattr(loading, "model_info", lambda name, revision, timeout: asked.append(revision))
+    config = EngineConfig(revision="abc123")
+    with pytest.raises(ModelLoadError):
+        loading.load_model("org/model", config, torch.device("cpu"))
+    assert loading.load_tokenizer("org/model", config) is None
+    assert asked == ["abc123"] * 6
+
+
+@pytest.mark.parametrize("given", ["float", "float32", torch.float32])
+def test_a_dtype_has_its_short_names(given):
+    """Catches names of PyTorch that are refused."""
+    assert EngineConfig(dtype=given).dtype == "float32"
+    assert EngineConfig(dtype="half").dtype == EngineConfig(dtype=torch.float16).dtype == "float16"
+
+
+def test_settings_of_vllm_that_ask_for_nothing_pass():
+    """Catches a script that fails for a default which it spells out."""
+    for name, harmless in ONLY.items():
+        for value in harmless:
+            assert own_settings({name: value}) == {}, name
+    assert own_settings(dict.fromkeys(ANY, 5)) == {}
+    assert own_settings({"seed": None, "enforce_eager": False}) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("data_parallel_size", 2),
+        ("data_parallel_size", True),
+        ("quantization", "awq"),
+        ("kv_cache_dtype", "fp8"),
+        ("enable_lora", True),
+        ("speculative_config", {"model": "x"}),
+        ("cpu_offload_gb", 4),
+    ],
+)
+def test_settings_of_vllm_that_would_be_ignored_are_refused(name, value):
+    """Catches a model that runs unquantized, on one device, where the script asked for something else."""
+    with pytest.raises(
+        ConfigError, match=f"{name} is {value!r}".replace("{", ".").replace("}", ".")
+    ) as error:
+        LLM(**{name: value})
+    assert "; give" in str(error.value)
+
+
+def test_settings_of_vllm_with_a_counterpart_are_translated():
+    """Catches a pool of another size, and graphs that were turned off."""
+    assert own_settings(
+        {"num_gpu_blocks_override": 7, "enforce_eager": True, "seed": 3, "block_size": 8}
+    ) == {
+        "num_blocks": 7,
+        "enable_cuda_graphs": False,
+        "seed": 3,
+        "block_size": 8,
+    }
+    with pytest.raises(ConfigError, match="unknown setting 'blok_size'; did you mean block_size"):
+        LLM(blok_size=8)

@@ -1,0 +1,266 @@
+"""What users give to `generate` and `chat`: every kind of prompt, conversations, parameters."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from minipaged import LLM, BeamSearchParams, SamplingParams, TextPrompt, TokensPrompt
+from minipaged.engine import RequestError
+from tests.engine.conftest import make_llm
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6)
+IDS = [468, 304, 378]
+HELLO = [{"role": "user", "content": "Tell me a story."}]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    llm = LLM(num_blocks=128, max_model_len=256, disable_log_stats=True)
+    llm.engine.on_committed.append(lambda *step: llm.engine.check_invariants())
+    return llm
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        IDS,
+        tuple(IDS),
+        np.array(IDS),
+        np.array(IDS, np.uint8 if max(IDS) < 256 else np.int32),
+        torch.tensor(IDS),
+        [np.int64(i) for i in IDS],
+        [torch.tensor(i) for i in IDS],
+        {"prompt_token_ids": torch.tensor(IDS)},
+        TokensPrompt(prompt_token_ids=IDS),
+        torch.tensor([IDS]),
+        np.array([IDS]),
+        [IDS],
+    ],
+    ids=lambda prompt: type(prompt).__name__,
+)
+def test_token_ids_of_every_kind_are_one_prompt(llm, prompt):
+    """Catches a list of ids taken for several prompts, and tensors that are refused."""
+    [output] = llm.generate(prompt, GREEDY)
+    assert output.prompt_token_ids == IDS
+    assert all(type(token) is int for token in output.prompt_token_ids)
+    assert output.prompt is None
+
+
+def test_texts_ids_and_mappings_mix_and_keep_their_order(llm):
+    """Catches a kind that is decided for all prompts by the first."""
+    mixed = [
+        "The sun",
+        {"prompt": "The sun"},
+        IDS,
+        np.array(IDS),
+        TextPrompt(prompt="The moon"),
+        {"prompt": "The sun", "prompt_token_ids": IDS},
+    ]
+    outputs = llm.generate(mixed, sampling_params=GREEDY, use_tqdm=True)
+    assert [o.prompt for o in outputs] == ["The sun", "The sun", None, None, "The moon", "The sun"]
+    assert outputs[0].prompt_token_ids == outputs[1].prompt_token_ids != IDS
+    assert outputs[2].prompt_token_ids == outputs[3].prompt_token_ids == outputs[5].prompt_token_ids == IDS
+    assert len(llm.generate(torch.tensor([IDS, IDS]), GREEDY)) == 2
+    assert llm.generate([], GREEDY) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "told"),
+    [
+        (torch.tensor([1.5, 2.5]), "the prompt is 1.5"),
+        ([torch.tensor([1.5])], "1.5"),
+        ([True], "has True as a token id"),
+        ({"prompt": 5}, "the prompt's text is 5; give a string"),
+        ({"prompt": None}, "the prompt's text is None; give a string"),
+        ({"prompt": "a", "prompt_token_ids": None}, "token ids are None; give"),
+        ({"input_ids": IDS}, "prompt_token_ids"),
+        ({"prompt": "a", "promt_token_ids": IDS}, "did you mean prompt_token_ids"),
+        ([IDS, [IDS]], "has [468, 304, 378] as a token id"),
+        (torch.tensor(5), "prompts is 5"),
+    ],
+    ids=str,
+)
+def test_what_is_no_prompt_is_refused_in_one_line(llm, prompts, told):
+    """Catches a stack trace from deep inside, or a message without what is taken."""
+    with pytest.raises(RequestError) as error:
+        llm.generate(prompts, GREEDY)
+    assert told in str(error.value)
+    assert "give" in str(error.value) or "did you mean" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not llm.engine.has_unfinished
+
+
+def test_an_engine_refuses_what_is_no_parameters(llm):
+    """Catches an AttributeError of the engine's own."""
+    for wrong in (None, "x", {"temperature": 0}, SamplingParams):
+        with pytest.raises(
+            RequestError, match=r"sampling_params is .*; give SamplingParams or BeamSearchParams"
+        ):
+            llm.engine.add_request("x", IDS, wrong)
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, 1), (5, 5), (1000, 40), (-1, 40)])
+def test_a_prompt_is_cut_to_its_end(llm, keep, left):
+    """Catches the beginning kept in place of the end, for texts or for ids."""
+    ids = list(range(100, 140))
+    params = SamplingParams(temperature=0, max_tokens=1, truncate_prompt_tokens=keep)
+    assert llm.generate(ids, params)[0].prompt_token_ids == ids[-left:]
+    text = llm.tokenizer.decode(ids)
+    whole = llm.tokenizer.encode(text)
+    assert llm.generate(text, params)[0].prompt_token_ids == whole[-keep if keep > 0 else 0 :]
+
+
+def test_a_prompt_is_cut_to_what_the_model_has_room_for(llm):
+    """Catches a prompt as long as the model, which leaves no room for a token."""
+    params = SamplingParams(temperature=0, max_tokens=10, truncate_prompt_tokens=-1, ignore_eos=True)
+    [output] = llm.generate([5] * 2000, params)
+    assert len(output.prompt_token_ids) == 246
+    assert len(output.outputs[0].token_ids) == 10
+
+
+def test_special_tokens_are_shown_on_request(llm):
+    """Catches a setting that is taken and ignored, or that changes what other requests see."""
+    forced = {"max_tokens": 3, "temperature": 0, "allowed_token_ids": [llm.tokenizer.pad_token_id]}
+    shown, hidden = llm.generate(
+        ["The sun", "The sun"], [SamplingParams(**forced, skip_special_tokens=skip) for skip in (False, True)]
+    )
+    assert shown.outputs[0].text == "<|pad|>" * 3
+    assert hidden.outputs[0].text == ""
+    assert (
+        "".join(llm.stream("The sun", SamplingParams(**forced, skip_special_tokens=False))) == "<|pad|>" * 3
+    )
+    assert shown.outputs[0].token_ids == hidden.outputs[0].token_ids
+
+
+def test_without_detokenize_there_are_tokens_and_no_text(llm):
+    """Catches text that is made although nobody wants it, and stop strings that never come."""
+    [plain] = llm.generate("The sun", GREEDY)
+    [bare] = llm.generate("The sun", GREEDY.clone(detokenize=False, logprobs=0))
+    assert bare.outputs[0].text == ""
+    assert bare.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert {entry.decoded_token for top in bare.outputs[0].logprobs for entry in top.values()} == {None}
+    with pytest.raises(ValueError, match=r"stop is .*detokenize is False"):
+        SamplingParams(stop=["x"], detokenize=False)
+    with pytest.raises(RequestError, match="detokenize is False"):
+        next(llm.stream("The sun", SamplingParams(detokenize=False)))
+
+
+def test_all_log_probabilities_are_reported_on_request(llm):
+    """Catches -1 taken for a count."""
+    [output] = llm.generate("The sun", SamplingParams(max_tokens=2, logprobs=-1, prompt_logprobs=-1))
+    for top in [*output.outputs[0].logprobs, *output.prompt_logprobs[1:]]:
+        assert len(top) == llm.engine.executor.vocab_size
+        assert sorted(entry.rank for entry in top.values()) == list(range(1, len(top) + 1))
+        assert sum(np.exp(entry.logprob) for entry in top.values()) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_clone_is_equal_and_may_change():
+    """Catches a copy that loses a setting, and a change without its check."""
+    params = SamplingParams(temperature=0.5, stop=["x"], logit_bias={3: 1.0}, seed=4)
+    assert params.clone() == params
+    assert params.clone(seed=5) == SamplingParams(temperature=0.5, stop=["x"], logit_bias={3: 1.0}, seed=5)
+    with pytest.raises(ValueError, match="temperature is -1"):
+        params.clone(temperature=-1)
+
+
+# -- chat ----------------------------------------------------------------------------------------------------
+
+
+def test_one_or_several_conversations_are_answered_in_their_order(llm):
+    """Catches a list of conversations taken for one, and answers out of order."""
+    other = [*HELLO, {"role": "assistant", "content": "Why?"}, {"role": "user", "content": "I am sad."}]
+    alone = [llm.chat(messages, GREEDY)[0].outputs[0].token_ids for messages in (HELLO, other)]
+    together = llm.chat([HELLO, other], GREEDY, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in together] == alone
+    assert together[0].prompt == "<|begin|><|user|>Tell me a story.<|end|><|assistant|>"
+
+
+def test_a_message_may_come_in_parts_or_with_tool_calls(llm):
+    """Catches parts written out as Python's lists, and tool calls refused for want of a text."""
+    parts = [
+        {"role": "user", "content": [{"type": "text", "text": "Tell me"}, {"type": "text", "text": "more."}]}
+    ]
+    assert llm.chat_prompt(parts)["prompt"] == "<|begin|><|user|>Tell me\nmore.<|end|><|assistant|>"
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"type": "function", "function": {"name": "f"}}],
+    }
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content }}:{{ m.tool_calls | length }};{% endfor %}"
+    prompt = llm.chat_prompt([{**HELLO[0], "tool_calls": []}, call], chat_template=template)
+    assert prompt["prompt"] == "user:Tell me a story.:0;assistant::1;"
+
+
+def test_the_template_may_be_another_and_gets_tools_and_variables(llm):
+    """Catches arguments that never reach the template."""
+
+    def weather(city: str) -> str:
+        """How the weather is.
+
+        Args:
+            city: where.
+        """
+        return city
+
+    schema = {"type": "function", "function": {"name": "time", "description": "now", "parameters": {}}}
+    template = (
+        "{{ tools | tojson }}|{{ mood }}|{{ messages[0].content }}{% if add_generation_prompt %}>{% endif %}"
+    )
+    [output] = llm.chat(
+        HELLO, GREEDY, chat_template=template, tools=[schema, weather], chat_template_kwargs={"mood": "calm"}
+    )
+    tools, mood, rest = output.prompt.split("|")
+    assert [tool["function"]["name"] for tool in json.loads(tools)] == ["time", "weather"]
+    assert (mood, rest) == ("calm", "Tell me a story.>")
+    assert llm.chat_prompt(HELLO, chat_template=template, add_generation_prompt=False)["prompt"].endswith(
+        "story."
+    )
+
+
+def test_a_final_message_is_continued_where_it_stops(llm):
+    """Catches an answer that begins anew, or after an end token."""
+    begun = [*HELLO, {"role": "assistant", "content": "Once upon a"}]
+    [output] = llm.chat(begun, GREEDY, continue_final_message=True)
+    assert output.prompt.endswith("<|assistant|>Once upon a")
+    assert output.outputs[0].text.startswith(" ")
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "told"),
+    [
+        ([{"role": "user"}], {}, "messages has {'role': 'user'}"),
+        ([{"role": "user", "content": None}], {}, "'content': None"),
+        ([{"role": "user", "content": []}], {}, "'content': []"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], {}, "give parts"),
+        ([[]], {}, "messages is []"),
+        ([HELLO, "hi"], {}, "messages is 'hi'"),
+        (HELLO, {"tools": "x"}, "tools is 'x'"),
+        (HELLO, {"chat_template": 5}, "chat_template is 5"),
+        (HELLO, {"chat_template": "{% if"}, "the chat template refuses"),
+        (HELLO, {"chat_template_kwargs": 5}, "chat_template_kwargs is 5"),
+        (HELLO, {"add_generation_prompt": True, "continue_final_message": True}, "both True"),
+        (HELLO, {"use_tqdm": 5}, "use_tqdm is 5"),
+    ],
+    ids=str,
+)
+def test_a_conversation_that_cannot_be_is_refused_in_one_line(llm, messages, options, told):
+    """Catches an error of the template's language in place of the message that is wrong."""
+    with pytest.raises(RequestError) as error:
+        llm.chat(messages, GREEDY, **options)
+    assert told in str(error.value)
+    assert "; " in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_without_a_tokenizer_a_chat_says_so(model):
+    """Catches an AttributeError about None."""
+    with pytest.raises(RequestError, match="no chat template"):
+        make_llm(model).chat(HELLO)
+
+
+def test_beams_answer_a_chat(llm):
+    """Catches a decoding method that only `generate` takes."""
+    [output] = llm.chat(HELLO, BeamSearchParams(beam_width=2, max_tokens=4))
+    assert output.outputs[0].score is not None

@@ -1,0 +1,202 @@
+"""What scripts written for vLLM do, with the import changed and the embedded model: every call carries over.
+
+Written anew after what vLLM's examples for offline inference show: basic, chat, structured outputs, prefix
+caching, n and beams. A name that is missing or an argument that is refused fails here.
+"""
+
+import json
+from enum import StrEnum
+
+import pytest
+
+from minipaged import (
+    LLM,
+    AsyncLLM,
+    BeamSearchParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+    TokensPrompt,
+    pocket_model,
+)
+
+MODEL = str(pocket_model.PATH)
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return LLM(model=MODEL, max_model_len=512, enforce_eager=True, gpu_memory_utilization=0.9, dtype="auto")
+
+
+def test_basic(llm):
+    """Prompts and SamplingParams in, `output.prompt` and `output.outputs[0].text` out."""
+    prompts = ["Once upon a time", "The little robot", "The sun", "One day Tom"]
+    sampling_params = SamplingParams(temperature=0.8, top_p=0.95, seed=1)
+    outputs = llm.generate(prompts, sampling_params)
+    assert [output.prompt for output in outputs] == prompts
+    assert all(output.outputs[0].text for output in outputs)
+    assert all(output.finished for output in outputs)
+
+
+def test_default_sampling_params_are_taken_and_changed(llm):
+    """The model's defaults, a copy with a change, one request and a list of parameters."""
+    sampling_params = llm.get_default_sampling_params().clone(max_tokens=4)
+    first, second = llm.generate(
+        ["The sun", "The moon"], [sampling_params, SamplingParams(temperature=0.0, max_tokens=3)]
+    )
+    assert len(first.outputs[0].token_ids) <= 4
+    assert len(second.outputs[0].token_ids) <= 3
+
+
+def test_generation_flags(llm):
+    """What a script on the command line sets one by one."""
+    values = {"max_tokens": 8, "temperature": 0.5, "top_p": 0.9, "top_k": 20}
+    sampling_params = SamplingParams(
+        **values, min_p=0.05, repetition_penalty=1.1, stop=["\n"], stop_token_ids=[1]
+    )
+    [output] = llm.generate("The sun", sampling_params=sampling_params, use_tqdm=False)
+    assert output.outputs[0].finish_reason in ("stop", "length")
+
+
+def test_chat(llm):
+    """One conversation, then a batch of them with a progress bar, then another template."""
+    conversation = [
+        {"role": "system", "content": "You are a helpful assistant"},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hello! How can I assist you today?"},
+        {"role": "user", "content": "Tell me a story."},
+    ]
+    sampling_params = llm.get_default_sampling_params()
+    outputs = llm.chat(conversation, sampling_params, use_tqdm=False)
+    assert outputs[0].outputs[0].text
+    assert "Hello! How can I assist" in outputs[0].prompt
+    outputs = llm.chat(messages=[conversation] * 3, sampling_params=sampling_params, use_tqdm=True)
+    assert len(outputs) == 3
+    template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    outputs = llm.chat(conversation, sampling_params, use_tqdm=False, chat_template=template)
+    assert outputs[0].prompt.startswith("You are a helpful assistant Hello ")
+
+
+def test_chat_with_tools(llm):
+    """Tools reach the template; the answer and the tool's result go back as messages."""
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    messages = [{"role": "user", "content": "How is the weather?"}]
+    output = llm.chat(messages, SamplingParams(max_tokens=8, temperature=0), tools=tools)[0].outputs[0].text
+    messages.append({"role": "assistant", "content": output})
+    assert llm.chat(messages, SamplingParams(max_tokens=8), tools=tools)[0].outputs
+
+
+class Colour(StrEnum):
+    """A choice in a schema."""
+
+    red = "red"
+    blue = "blue"
+
+
+def test_structured_outputs(llm):
+    """Choice, regular expression, JSON of a pydantic model and grammar, each in SamplingParams."""
+    pydantic = pytest.importorskip("pydantic", reason="the JSON schema comes from a pydantic model")
+    strict = pydantic.ConfigDict(extra="forbid")
+    brand = (str, pydantic.Field(max_length=8))
+    car = pydantic.create_model("Car", __config__=strict, brand=brand, colour=(Colour, ...))
+
+    def follow(**what):
+        structured_outputs_params = StructuredOutputsParams(**what)
+        return SamplingParams(structured_outputs=structured_outputs_params, max_tokens=60, temperature=0)
+
+    prompts = "Classify: the sun is wonderful!"
+    text = (
+        llm.generate(prompts=prompts, sampling_params=follow(choice=["Positive", "Negative"]))[0]
+        .outputs[0]
+        .text
+    )
+    assert text in ("Positive", "Negative")
+    text = llm.generate(prompts, follow(regex=r"[a-z]{1,8}@[a-z]{1,8}\.com"))[0].outputs[0].text
+    assert text.endswith(".com")
+    text = llm.generate(prompts, follow(json=car.model_json_schema()))[0].outputs[0].text
+    assert json.loads(text)["colour"] in ("red", "blue")
+    grammar = 'root ::= "SELECT " column " FROM cars"\ncolumn ::= "brand" | "colour"'
+    text = llm.generate(prompts, follow(grammar=grammar))[0].outputs[0].text
+    assert text in ("SELECT brand FROM cars", "SELECT colour FROM cars")
+
+
+def test_prefix_caching():
+    """The same texts with and without the cache, which is warmed by the first prompt."""
+    prefix = (
+        "Once upon a time, there was a little boy named Otto. He lived in a valley between two mountains. "
+    )
+    prompts = [prefix + end for end in ("He had a dog.", "One day", "His friend")]
+    sampling_params = SamplingParams(temperature=0.0)
+    options = {"model": MODEL, "max_model_len": 512, "num_blocks": 64}
+    regular = LLM(enable_prefix_caching=False, **options)
+    caching = LLM(enable_prefix_caching=True, **options)
+    expected = [output.outputs[0].text for output in regular.generate(prompts, sampling_params)]
+    caching.generate(prompts[0], sampling_params)
+    outputs = caching.generate(prompts, sampling_params)
+    assert [output.outputs[0].text for output in outputs] == expected
+    assert all(output.num_cached_tokens >= 16 for output in outputs)
+
+
+def test_several_samples_and_their_log_probabilities(llm):
+    """`n`, `logprobs`, `prompt_logprobs`, and the fields of what comes back."""
+    sampling_params = SamplingParams(n=3, temperature=0.8, top_p=0.95, logprobs=2, prompt_logprobs=1, seed=3)
+    [output] = llm.generate("Once upon a time", sampling_params)
+    assert [completion.index for completion in output.outputs] == [0, 1, 2]
+    for completion in output.outputs:
+        for token_id, entries in zip(completion.token_ids, completion.logprobs, strict=True):
+            assert entries[token_id].decoded_token is not None
+            assert entries[token_id].rank >= 1
+            assert entries[token_id].logprob <= 0
+        assert completion.finish_reason in ("stop", "length")
+        assert isinstance(completion.stop_reason, int | str | None)
+    assert output.prompt_logprobs[0] is None
+
+
+def test_beam_search(llm):
+    """`beam_search` with its parameters; sequences have tokens, text and cum_logprob."""
+    params = BeamSearchParams(
+        beam_width=4, max_tokens=12, temperature=0.0, length_penalty=1.0, ignore_eos=False
+    )
+    outputs = llm.beam_search([{"prompt": "Once upon a time"}, TokensPrompt(prompt_token_ids=[5, 6])], params)
+    assert [len(output.sequences) for output in outputs] == [4, 4]
+    best = outputs[0].sequences[0]
+    assert best.text.startswith("Once upon a time")
+    assert llm.get_tokenizer().decode(best.tokens, skip_special_tokens=True) == best.text
+    assert best.cum_logprob == max(beam.cum_logprob for beam in outputs[0].sequences)
+
+
+def test_token_prompts_and_a_logits_processor(llm):
+    """`prompt_token_ids` of the tokenizer, and a function that edits the logits of one request."""
+    tokenizer = llm.get_tokenizer()
+    banned = tokenizer.encode(" rises", add_special_tokens=False)[0]
+
+    def ban(token_ids, logits):
+        logits[banned] = float("-inf")
+        return logits
+
+    ids = tokenizer.encode("The sun")
+    greedy = SamplingParams(temperature=0, max_tokens=8)
+    both = [greedy, SamplingParams(temperature=0, max_tokens=8, logits_processors=[ban])]
+    plain, banning = llm.generate([{"prompt_token_ids": ids}, ids], both)
+    assert banned in plain.outputs[0].token_ids
+    assert banned not in banning.outputs[0].token_ids
+
+
+def test_async_streaming():
+    """`async for output in engine.generate(request_id=..., prompt=..., sampling_params=...)`, deltas."""
+    import asyncio
+
+    async def stream() -> str:
+        async with AsyncLLM(model=MODEL, enforce_eager=True, num_blocks=64) as engine:
+            sampling_params = SamplingParams(
+                max_tokens=12, temperature=0, output_kind=RequestOutputKind.DELTA
+            )
+            text = ""
+            async for output in engine.generate(
+                request_id="stream-1", prompt="The sun", sampling_params=sampling_params
+            ):
+                text += output.outputs[0].text
+            assert output.finished
+            return text
+
+    assert asyncio.run(stream()).startswith(" rises")
