@@ -68,17 +68,17 @@ def is_for(concept: str, variant: object) -> bool:
     return not isinstance(variant, type) or issubclass(variant, original)
 
 
-def is_blind(lesson: Lesson, variant: str) -> bool:
-    """Whether it was drawn up from the exercise alone, without a look at the tests: it names no test."""
+def is_from_text(lesson: Lesson, variant: str) -> bool:
+    """Whether it was drawn from the exercise's text: it names no test, any test of its task may catch it."""
     return len(wrong_variants(lesson)[variant][1]) > 1
 
 
-def trials_of(lesson: Lesson, blind: bool) -> list[Trial]:
-    """The wrong variants of a lesson: those drawn up blind, or those for which a test is named."""
+def trials_of(lesson: Lesson, from_text: bool) -> list[Trial]:
+    """The wrong variants of a lesson: those drawn from its text, or those for which a test is named."""
     return [
         Trial(f"{lesson.number} {variant}", [use], tests, until_red=True)
         for variant, (use, tests) in wrong_variants(lesson).items()
-        if is_blind(lesson, variant) == blind
+        if is_from_text(lesson, variant) == from_text
     ]
 
 
@@ -104,7 +104,7 @@ def outcomes(tmp_path_factory) -> dict[str, dict[str, Outcome]]:
             (lesson, Trial(f"{lesson.number} stub", lesson.use_options(lesson.start), lesson.tests))
         )
         trials.append((lesson, Trial(f"{lesson.number} solved", solved, lesson.tests)))
-        trials += [(lesson, trial) for trial in trials_of(lesson, blind=False)]
+        trials += [(lesson, trial) for trial in trials_of(lesson, from_text=False)]
     return run_by_environment(trials)
 
 
@@ -133,7 +133,7 @@ def assert_red(told: dict[str, Outcome], variant: str) -> None:
     assert not any("NotImplementedError" in failure for failure in failures)
 
 
-@pytest.mark.parametrize(("lesson", "variant"), [w for w in WRONG if not is_blind(*w)], ids=name)
+@pytest.mark.parametrize(("lesson", "variant"), [w for w in WRONG if not is_from_text(*w)], ids=name)
 def test_a_wrong_variant_is_caught_by_the_test_named_for_it(outcomes, lesson, variant):
     """Catches a specification that a plausible mistake passes."""
     assert_red(outcomes[f"{lesson.number} {variant}"], variant)
@@ -141,16 +141,16 @@ def test_a_wrong_variant_is_caught_by_the_test_named_for_it(outcomes, lesson, va
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
-def test_each_variant_drawn_up_blind_reddens_its_own_task(lesson):
+def test_each_variant_drawn_from_the_text_reddens_its_own_task(lesson):
     """Catches tests that were made for the mistakes they catch, and a mistake told in a later task only."""
-    for variant, told in run_trials(ROOT, trials_of(lesson, blind=True), lesson.environment).items():
+    for variant, told in run_trials(ROOT, trials_of(lesson, from_text=True), lesson.environment).items():
         assert_red(told, variant)
 
 
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
-def test_a_lesson_has_at_least_eight_variants_drawn_up_blind(lesson):
+def test_a_lesson_has_at_least_eight_variants_drawn_from_its_text(lesson):
     """Catches a lesson whose tests were tried on the mistakes they were made for, and on no other."""
-    assert sum(is_blind(lesson, variant) for variant in wrong_variants(lesson)) >= 8
+    assert sum(is_from_text(lesson, variant) for variant in wrong_variants(lesson)) >= 8
 
 
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
