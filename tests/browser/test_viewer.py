@@ -491,40 +491,45 @@ def long_trace(num_steps: int, num_blocks: int, num_sequences: int) -> str:
 
 
 @pytest.mark.slow
-def test_10_000_steps_of_4_096_blocks_open_and_scrub_smoothly(browser, tmp_path):
+def test_10_000_steps_of_4_096_blocks_scrub_nearly_as_smoothly_as_100(browser, tmp_path, capsys):
     """Catches work in every frame that grows with the length of the run, a page that freezes."""
     for file in WEB.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "index.html").write_text(MOUNT)
-    (tmp_path / "long.jsonl").write_text(long_trace(10_000, 4096, 64))
+    for steps in (100, 10_000):
+        (tmp_path / f"{steps}.jsonl").write_text(long_trace(steps, 4096, 64))
+    measured = {}
     with served(tmp_path) as address:
-        page = browser.open(address, 1280, dark=False)
-        page.wait_for("globalThis.viewer")
-        measured = page.value(
-            """(async () => {
-            const text = await (await fetch("long.jsonl")).text();
-            const frame = () => new Promise(requestAnimationFrame);
-            const start = performance.now();
-            viewer.load(text);
-            await frame(); await frame();
-            const opened = performance.now() - start;
-            while (document.querySelector(".mpv-title").textContent.includes("read")) await frame();
-            const input = document.querySelector(".mpv-scrub");
-            const orders = [i => 4000 + 3 * i, i => 9000 - 3 * i, i => (i * 9973) % 10000];
-            const rates = [];
-            for (const order of orders) {
-                const begin = performance.now();
-                for (let i = 0; i < 60; i++) {
-                    input.value = order(i);
-                    input.dispatchEvent(new Event("input"));
-                    await frame();
+        for steps in (100, 10_000):
+            page = browser.open(address, 1280, dark=False)
+            page.wait_for("globalThis.viewer")
+            measured[steps] = page.value(
+                """(async () => {
+                const steps = STEPS;
+                const text = await (await fetch(`${steps}.jsonl`)).text();
+                const frame = () => new Promise(requestAnimationFrame);
+                const start = performance.now();
+                viewer.load(text);
+                await frame(); await frame();
+                const opened = performance.now() - start;
+                while (document.querySelector(".mpv-title").textContent.includes("read")) await frame();
+                const input = document.querySelector(".mpv-scrub");
+                const orders = [i => 3 * i, i => 9000 - 3 * i, i => i * 9973];
+                const rates = [];
+                for (const order of orders) {
+                    const begin = performance.now();
+                    for (let i = 0; i < 60; i++) {
+                        input.value = order(i) % steps;
+                        input.dispatchEvent(new Event("input"));
+                        await frame();
+                    }
+                    rates.push(60000 / (performance.now() - begin));
                 }
-                rates.push(60000 / (performance.now() - begin));
-            }
-            return { opened, rates, steps: viewer.state().steps, error: viewer.state().error };
-            })()"""
-        )
-    assert (measured["steps"], measured["error"]) == (10_000, "")
-    assert measured["opened"] < 2000, measured
-    # Two cores busy with other work showed 25 to 35 frames a second; less than half of that is a defect.
-    assert min(measured["rates"]) > 12, measured
+                return { opened, rates, steps: viewer.state().steps, error: viewer.state().error };
+                })()""".replace("STEPS", str(steps))
+            )
+            assert (measured[steps]["steps"], measured[steps]["error"]) == (steps, "")
+    with capsys.disabled():
+        print(f"\n10,000 steps: opened in {measured[10_000]['opened']:.0f} ms, frames a second", end=" ")
+        print(*(f"{rate:.0f}" for rate in measured[10_000]["rates"]))
+    assert min(measured[10_000]["rates"]) > 0.2 * min(measured[100]["rates"]), measured

@@ -82,7 +82,7 @@ def test_two_ranks_give_the_tokens_of_one_and_survive_ctrl_c_but_not_a_killed_wo
         began = time.monotonic()
         with pytest.raises(RankError, match="rank 1 was killed by SIGKILL"):
             llm.generate(PROMPTS, GREEDY)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20  # and not minutes, when the collective gives up
         with pytest.raises(RankError, match="rank 1 was killed by SIGKILL"):
             llm.generate(PROMPTS, GREEDY)
         assert not children()
