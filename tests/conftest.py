@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,10 @@ settings.register_profile("trials", derandomize=True, phases=[Phase.explicit, Ph
 # a process, hence here. With TRITON_INTERPRET=0 they are compiled, for chips that need not be there.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell that starts a job in the background lets it ignore Ctrl-C; tests send it, to themselves and to children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LESSONS = read_lessons(Path(__file__).parent.parent)
 

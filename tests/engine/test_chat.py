@@ -41,7 +41,7 @@ def ask(conversation: Conversation, question: str) -> str:
 def test_an_answer_is_that_of_chat(conversation, llm):
     """Catches a prompt of its own making: another template, or a token more."""
     assert ask(conversation, TABLE) == ANSWER
-    assert llm.chat([{"role": "user", "content": TABLE}], GREEDY).outputs[0].text == ANSWER
+    assert llm.chat([{"role": "user", "content": TABLE}], GREEDY)[0].outputs[0].text == ANSWER
 
 
 def test_a_turn_computes_only_what_the_turns_before_did_not(conversation):
