@@ -7,8 +7,10 @@ import os
 import pty
 import re
 import select
+import signal
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -251,6 +253,11 @@ class Terminal:
             if select.select([self.file], [], [], 0.1)[0]:
                 self.shown += os.read(self.file, 65536).decode(errors="replace")
 
+    def kill(self) -> None:
+        """Leave no process, however the test ended."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
     def end(self) -> int:
         """The exit code, after the command has ended."""
         with open(self.file, "rb", buffering=0) as file:
@@ -262,7 +269,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path):
+def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path, request):
     """Catches a chat that dies with its answer, an interrupt that is ignored, a lost history."""
     command = (
         sys.executable,
@@ -276,6 +283,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path):
     )
     environment = {"XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"}
     terminal = Terminal(*command, **environment)
+    request.addfinalizer(terminal.kill)
     terminal.wait_for("> ")
     terminal.type(FOX + "\r")
     terminal.wait_for("there was")
