@@ -74,8 +74,8 @@ struct Int4 {  // codes 0 to 15 stand for -8 to 7, in the same way
 
 // The weights as they are, with rows in bfloat16: one instruction for both k of a lane, where there is one.
 struct Pairs {
-    static constexpr int STEP = 2;
-    static constexpr float OFFSET = 0;
+    [[maybe_unused]] static constexpr int STEP = 2;
+    [[maybe_unused]] static constexpr float OFFSET = 0;
 };
 
 // sum += the products of the STEP elements in each lane of `raw` with those of a row.
@@ -291,7 +291,7 @@ public:
 
     void run() const {
         const int64_t num_panels = (call.num_outputs + WIDTH - 1) / WIDTH;
-        const bool is_small = call.num_rows * num_panels * call.panel_bytes < PARALLEL_BYTES;
+        [[maybe_unused]] const bool is_small = call.num_rows * num_panels * call.panel_bytes < PARALLEL_BYTES;
 #pragma omp parallel for num_threads(is_small ? 1 : (int)call.num_threads) schedule(static)
         for (int64_t panel = 0; panel < num_panels; panel++) {
             alignas(64) float totals[ROW_BLOCK * WIDTH];
