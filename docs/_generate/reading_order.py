@@ -39,7 +39,7 @@ def table(links: bool) -> str:
     Args:
         links: to the files; they work in the README, not on the site.
     """
-    lines = ["| | file | lines | what it adds |", "|---:|---|---:|---|"]
+    lines = ["| # | file | lines | what it adds |", "|---:|---|---:|---|"]
     for number, (file, adds) in enumerate(CORE.items(), start=1):
         name = f"`{file.removeprefix('minipaged/')}`"
         shown = f"[{name}]({file})" if links else name
