@@ -28,7 +28,7 @@ settings.register_profile("trials", derandomize=True, phases=[Phase.explicit, Ph
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# A shell that starts a job in the background lets it ignore Ctrl-C; tests send it, to themselves and to children.
+# A shell lets background jobs ignore Ctrl-C; tests send it, to themselves and to children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
