@@ -245,13 +245,15 @@ class Terminal:
         self.shown = ""
         os.write(self.file, text.encode())
 
-    def wait_for(self, text: str) -> None:
-        """Until the text is shown after what was typed last."""
+    def wait_for(self, text: str) -> str:
+        """Until the text is shown after what was typed or waited for last; returns all up to it."""
         deadline = time.monotonic() + 60
         while text not in self.shown:
             assert time.monotonic() < deadline, f"{text!r} was not shown: {self.shown!r}"
             if select.select([self.file], [], [], 0.1)[0]:
                 self.shown += os.read(self.file, 65536).decode(errors="replace")
+        before, text, self.shown = self.shown.partition(text)
+        return before + text
 
     def kill(self) -> None:
         """Leave no process, however the test ended."""
@@ -288,13 +290,14 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path, request):
     terminal.type(FOX + "\r")
     terminal.wait_for("there was")
     terminal.type("\x03")
-    terminal.wait_for("stopped]")
+    assert "people talk about it" not in terminal.wait_for("stopped]")
     terminal.wait_for("> ")
-    assert "people talk about it" not in terminal.shown
     terminal.type("\x03")
     terminal.wait_for("Ctrl-D or /exit leaves.")
+    terminal.wait_for("> ")
     terminal.type("/history\r")
     terminal.wait_for("assistant: Once upon a time")
+    terminal.wait_for("> ")
     terminal.type(TABLE + "\r")
     terminal.wait_for("physical blocks.")
     terminal.wait_for("> ")
