@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -21,9 +20,6 @@ from minipaged.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, 
 from minipaged.serving.service import Service
 from minipaged.serving.settings import ServerSettings
 from minipaged.viewer.page import live_page
-
-PAGE = Path(__file__).parent / "page.html"
-"""A prompt box alone."""
 
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
@@ -138,10 +134,8 @@ def _add_state(app: FastAPI, service: Service) -> None:
 def _add_views(app: FastAPI, service: Service) -> None:
     @app.get("/")
     async def page() -> Response:
-        # (The viewer's page sends no key, so a server with keys has a plain one.)
-        text = PAGE.read_text(encoding="utf-8") if service.settings.api_keys else live_page()
         headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
-        return HTMLResponse(text, headers=headers)
+        return HTMLResponse(live_page(), headers=headers)
 
     @app.get("/metrics")
     async def metrics() -> Response:
