@@ -16,7 +16,8 @@ from minipaged.serving.completions import complete
 from minipaged.serving.errors import ApiError, api_error, install_handlers, json_response
 from minipaged.serving.gate import Gate
 from minipaged.serving.generation import EventStream
-from minipaged.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from minipaged.serving.responses import respond_to
+from minipaged.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
 from minipaged.serving.service import Service
 from minipaged.serving.settings import ServerSettings
 from minipaged.viewer.page import live_page
@@ -66,6 +67,10 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request, body: ChatBody) -> Response:
         return await chat(service, request, body)
+
+    @app.post("/v1/responses")
+    async def responses(request: Request, body: ResponsesBody) -> Response:
+        return await respond_to(service, request, body)
 
     @app.get("/v1/models")
     async def models() -> Response:

@@ -43,14 +43,14 @@ async def chat(service: Service, request: Request, body: ChatBody) -> Response:
     return await respond(request, generation, body, writer.whole, writer.events)
 
 
-def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
+def plain_messages(messages: list[Message], field: str = "messages") -> list[dict[str, Any]]:
     """Messages as chat templates want them: the parts of a content joined, fields that are null left out."""
     plain = []
     for number, message in enumerate(messages):
         values = {key: value for key, value in message.model_dump().items() if value is not None}
         content = values.get("content", "")
         if isinstance(content, list):
-            content = "".join(_text(part, f"messages.{number}.content.{i}") for i, part in enumerate(content))
+            content = "".join(_text(part, f"{field}.{number}.content.{i}") for i, part in enumerate(content))
         plain.append({**values, "content": content})
     return plain
 

@@ -48,7 +48,7 @@ const numberOf = (name) => {
 };
 
 function show(data) {
-  const line = JSON.parse(data.replace(/\b(?:chat)?cmpl-[0-9a-f]{32}-\d+\b/g, numberOf));
+  const line = JSON.parse(data.replace(/\b(?:cmpl-|chatcmpl-|resp_)[0-9a-f]{32}-\d+\b/g, numberOf));
   if (line?.format !== undefined) viewer.start(line, "committed");
   else viewer.append(line);
 }
