@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -118,7 +120,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             if not 0 <= token < size:
                 raise ApiError(400, f"tokens has {token}; give ids from 0 to {size - 1}", "tokens")
         try:
-            text = service.tokenizer.decode(body.tokens, skip_special_tokens=False)
+            decode = partial(service.tokenizer.decode, skip_special_tokens=False)
+            text = await asyncio.to_thread(decode, body.tokens)
         except ValueError as error:
             raise api_error(error, (), "tokens") from error
         return json_response({"prompt": text})

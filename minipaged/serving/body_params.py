@@ -19,6 +19,9 @@ OF_SAMPLES = (
     *("include_stop_str_in_output", "prompt_logprobs", "typical_p", "no_repeat_ngram_size"),
     *("skip_special_tokens", "spaces_between_special_tokens"),
 )
+MOST = {"stop": 64, "bad_words": 512, "logit_bias": 1024, "stop_token_ids": 1024, "allowed_token_ids": 65536}
+"""Entries of fields that every step goes through: more would hold up everybody's next token."""
+
 OF_BEAMS = ("beam_width", "length_penalty", "early_stopping")
 
 
@@ -30,6 +33,10 @@ async def read_params(
     Raises:
         ApiError: a value that cannot work, or two that contradict each other.
     """
+    for name, most in MOST.items():
+        value = getattr(body, name)
+        if isinstance(value, list | dict) and len(value) > most:
+            raise ApiError(400, f"{name} has {len(value)} entries; give at most {most}", name)
     try:
         params = _params(body, logprobs, defaults)
     except ParamsError as error:

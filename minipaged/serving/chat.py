@@ -38,11 +38,7 @@ async def chat(service: Service, request: Request, body: ChatBody) -> Response:
         prompt = await service.encode_chat(plain_messages(body.messages), tools)
     except ValueError as error:
         raise api_error(error, ("tools",), "messages") from error
-    state = request.state
-    salt = state.tenant + (body.cache_salt or "")
-    generation = Generation(service, f"chatcmpl-{state.request_id}", [prompt], params, salt, "messages")
-    writer = _Writer(service, body, generation)
-    return await respond(request, generation, body, writer.whole, writer.events)
+    return await respond(service, request, body, [prompt], params, "chatcmpl-", "messages", _Writer)
 
 
 def plain_messages(messages: list[Message], field: str = "messages") -> list[dict[str, Any]]:
@@ -98,7 +94,7 @@ class _Writer:
         (output,) = outputs
         choices = []
         for completion in output.outputs:
-            message = {"role": "assistant", "content": completion.text, "refusal": None}
+            message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
             choice = self._choice(completion)
             if self._has_tools:
                 content, calls = ToolCallReader().read(completion.text, is_last=True)
@@ -113,8 +109,7 @@ class _Writer:
 
     async def events(self) -> AsyncGenerator[str]:
         """The stream, without its end: of each choice first the role, then pieces of text."""
-        wants_usage = self._body.stream_options is not None and bool(self._body.stream_options.include_usage)
-        usage: dict[str, Any] = {"usage": None} if wants_usage else {}
+        usage: dict[str, Any] = {"usage": None} if self._body.wants_usage else {}
         head = {**self._head, "object": "chat.completion.chunk"}
         readers: dict[int, ToolCallReader] = {}
         async for _, output in self._generation.outputs():
@@ -128,7 +123,7 @@ class _Writer:
                 if self._has_tools:
                     _divide(choice, readers[completion.index], completion)
                 yield event_of({**head, "choices": [choice], **usage})
-        if wants_usage:
+        if self._body.wants_usage:
             yield event_of({**head, "choices": [], **self._generation.usage.fields()})
 
     def _choice(self, completion: CompletionOutput) -> dict[str, Any]:

@@ -34,11 +34,7 @@ async def complete(service: Service, request: Request, body: CompletionBody) -> 
         if body.stream:
             raise ApiError(400, "echo with logprobs does not stream; set stream to false", "echo")
         params = replace(params, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
-    state = request.state
-    salt = state.tenant + (body.cache_salt or "")
-    generation = Generation(service, f"cmpl-{state.request_id}", prompts, params, salt)
-    writer = _Writer(service, body, generation)
-    return await respond(request, generation, body, writer.whole, writer.events)
+    return await respond(service, request, body, prompts, params, "cmpl-", "prompt", _Writer)
 
 
 async def _prompts(service: Service, body: CompletionBody) -> list[list[int]]:
@@ -77,8 +73,7 @@ class _Writer:
 
     async def events(self) -> AsyncGenerator[str]:
         """The stream, without its end."""
-        wants_usage = self._body.stream_options is not None and bool(self._body.stream_options.include_usage)
-        usage: dict[str, Any] = {"usage": None} if wants_usage else {}
+        usage: dict[str, Any] = {"usage": None} if self._body.wants_usage else {}
         offsets: dict[int, int] = {}  # choice -> characters told
         async for position, output in self._generation.outputs():
             for completion in output.outputs:
@@ -87,7 +82,7 @@ class _Writer:
                 choice = self._choice(position, output, completion, is_first, offsets.get(index, 0))
                 offsets[index] = offsets.get(index, 0) + len(choice["text"])
                 yield event_of({**self._head, "choices": [choice], **usage})
-        if wants_usage:
+        if self._body.wants_usage:
             yield event_of({**self._head, "choices": [], **self._generation.usage.fields()})
 
     def _choice(

@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -49,7 +49,7 @@ class Generation:
         prompts: list[list[int]],
         params: DecodingParams,
         salt: str,
-        prompt_field: str = "prompt",
+        prompt_field: str,
     ) -> None:
         self.service = service
         self.request_id = request_id
@@ -158,30 +158,49 @@ async def collect(generation: Generation, timeout: float) -> list[RequestOutput]
     return [found[position] for position in range(len(generation.prompts))]
 
 
+class Writer(Protocol):
+    """Outputs in the form of an endpoint."""
+
+    def __init__(self, service: Service, body: Any, generation: Generation) -> None: ...
+
+    def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """The response."""
+
+    def events(self) -> AsyncGenerator[str]:
+        """The stream, without its end."""
+
+
 async def respond(
+    service: Service,
     request: Request,
-    generation: Generation,
     body: GenerationBody,
-    whole: Callable[[list[RequestOutput]], dict[str, Any]],
-    events: Callable[[], AsyncGenerator[str]],
+    prompts: list[list[int]],
+    params: DecodingParams,
+    kind: str,
+    prompt_field: str,
+    make_writer: type[Writer],
 ) -> Response:
-    """Run a generation: `whole` makes the response of its outputs, or `events` its stream.
+    """Generate, and answer as `make_writer` writes; the response's id begins with `kind`.
 
     Raises:
         ApiError: it could not start, or failed before anything was sent.
     """
-    timeout = generation.service.settings.request_timeout
+    salt = request.state.tenant + (body.cache_salt or "")
+    request_id = kind + request.state.request_id
+    generation = Generation(service, request_id, prompts, params, salt, prompt_field)
+    writer = make_writer(service, body, generation)
+    timeout = service.settings.request_timeout
     is_handed_on = False
     try:
         await generation.start()
         if body.stream:
             is_handed_on = True
-            return EventStream(_guarded(generation, events, timeout), generation.close)
+            return EventStream(_guarded(generation, writer, timeout), generation.close)
         outputs = await unless_gone(request.receive, collect(generation, timeout))
         if outputs is None:
             return Response(status_code=499)
         generation.end = "done"
-        return Response(json.dumps(whole(outputs)), media_type="application/json")
+        return Response(json.dumps(writer.whole(outputs)), media_type="application/json")
     except Exception as error:
         told = api_error(error, type(body).model_fields, generation.prompt_field)
         generation.end = told.message
@@ -191,13 +210,11 @@ async def respond(
             await generation.close()
 
 
-async def _guarded(
-    generation: Generation, events: Callable[[], AsyncGenerator[str]], timeout: float
-) -> AsyncGenerator[str]:
+async def _guarded(generation: Generation, writer: Writer, timeout: float) -> AsyncGenerator[str]:
     """A stream that ends with [DONE]; an error is its last event before that."""
     try:
         async with asyncio.timeout(timeout):
-            async for event in events():
+            async for event in writer.events():
                 yield event
         generation.end = "done"
     except Exception as error:

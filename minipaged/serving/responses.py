@@ -47,11 +47,7 @@ async def respond_to(service: Service, request: Request, body: ResponsesBody) ->
         prompt = await service.encode_chat(_messages(body))
     except ValueError as error:
         raise api_error(error, (), "input") from error
-    state = request.state
-    salt = state.tenant + (body.cache_salt or "")
-    generation = Generation(service, f"resp_{state.request_id}", [prompt], params, salt, "input")
-    writer = _Writer(service, body, generation)
-    return await respond(request, generation, body, writer.whole, writer.events)
+    return await respond(service, request, body, [prompt], params, "resp_", "input", _Writer)
 
 
 def _response_format(body: ResponsesBody) -> ResponseFormat | None:

@@ -64,7 +64,7 @@ class StructuredOutputs(Body):
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: list[str] | None = Field(None, max_length=1024)
     grammar: str | None = None
 
 
@@ -113,6 +113,11 @@ class GenerationBody(Body):
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream tells its usage, in a last event of its own."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 class CompletionBody(GenerationBody):
