@@ -61,6 +61,10 @@ class Gate:
                     message = await receive()
             except TimeoutError:
                 raise HTTPException(408, "the body did not arrive in time; send it faster") from None
+            except asyncio.CancelledError:
+                if not self._service.is_draining:
+                    raise
+                raise HTTPException(503, shutting_down().message) from None
             num_bytes += len(message.get("body", b""))
             is_whole = not message.get("more_body", False)
             if num_bytes > settings.max_body_bytes:

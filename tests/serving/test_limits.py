@@ -336,6 +336,19 @@ def test_a_server_that_ends_refuses_what_is_new_and_finishes_what_runs(is_patien
         wait_for(lambda: server.server.should_exit)
 
 
+def test_who_never_sends_his_body_does_not_spoil_the_end(caplog):
+    """Catches a traceback in the log for a connection that merely hangs when the server ends."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    with caplog.at_level(logging.INFO), running(toy()) as server:
+        server.server.config.timeout_graceful_shutdown = 0.2
+        with socket.create_connection(("127.0.0.1", server.http.base_url.port)) as client:
+            client.sendall(head + b"Content-Length: 99\r\n\r\n{")
+            wait_for(lambda: server.server.server_state.tasks)
+            server.server.handle_exit(signal.SIGTERM, None)
+            assert client.recv(1000).startswith(b"HTTP/1.1 503")
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
 def test_the_command_serves_and_ends_on_sigterm(tmp_path):
     """Catches a command that does not start, ignores SIGTERM, or ends with a traceback."""
     command = [sys.executable, "-m", "minipaged", "serve", "--port", "0", "--num-blocks", "64"]
