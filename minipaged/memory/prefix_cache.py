@@ -98,8 +98,6 @@ class PrefixCache:
         """Append the chain hashes of the full blocks of `token_ids` that `hashes` does not have yet."""
         width = self.block_size * token_ids.itemsize
         start, stop = len(hashes) * self.block_size, len(token_ids) - len(token_ids) % self.block_size
-        if start >= stop:
-            return
         parent = hashes[-1] if hashes else self._hash((0, salt.encode()))
         content = token_ids[start:stop].tobytes()
         for offset in range(0, len(content), width):
