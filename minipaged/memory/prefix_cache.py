@@ -166,10 +166,7 @@ class PrefixCache:
     def roll_back(self) -> None:
         """The step failed: forget what it registered, so that nobody attends to garbage."""
         for block in list(self.pending):
-            self.forget(block)
-            if block in self.evictable:
-                del self.evictable[block]
-                self.allocator.reclaim(block)
+            (self._evict if block in self.evictable else self.forget)(block)
 
     def clear(self) -> None:
         """Forget every evictable block (blocks in use stay findable)."""

@@ -57,11 +57,9 @@ class FCFSScheduler:
 
     def abort(self, request: Request) -> None:
         """End a request now, whatever its state; one that is being computed ends with that step's commit."""
-        if request.is_finished:
-            return
         if self.in_flight is not None and request.state is not RequestState.WAITING:
             self._ending.append(request)
-        else:
+        elif not request.is_finished:
             self.end(request, "abort")
 
     def end(self, request: Request, reason: str) -> None:
@@ -105,8 +103,9 @@ class FCFSScheduler:
 
     def schedule(self) -> StepPlan:
         """Decide what the next step computes and moves; then `commit` or `roll_back`, even if this fails."""
-        # (What the last step was to end or roll back, had that not failed, is done first.)
-        ended = self._end_others() if self.in_flight is None else self.roll_back(self.in_flight)
+        left = self.in_flight  # ... if its roll-back failed: then that is done again
+        assert left is None or left.is_rolled_back, "commit or roll back the last plan first"
+        ended = self._end_others() if left is None else self.roll_back(left)
         self.in_flight = plan = StepPlan(self.num_steps, finished=ended)
         self.num_steps += 1
         self.policy.fill(plan, self)
@@ -181,6 +180,7 @@ class FCFSScheduler:
     def roll_back(self, plan: StepPlan) -> list[Request]:
         """The step failed: forget what it registered, and queue every request it touched, to be recomputed.
         Returns the requests that ended all the same."""
+        plan.is_rolled_back = True
         self.kv.roll_back_registered()
         for request in plan.touched:
             self._requeue(request)

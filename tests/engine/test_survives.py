@@ -389,6 +389,19 @@ def test_requests_of_a_failed_commit_end_even_if_ending_them_fails(place, after,
     assert check_end(engine, requests) > 0
 
 
+def test_a_step_inside_a_step_is_refused_and_spoils_nothing():
+    """Catches a hook that steps the engine: the plan that is being computed would be rolled back."""
+    engine = tight_engine()
+    requests = add_all(engine)
+    engine.on_planned.append(lambda plan: engine.step())
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="commit or roll back the last plan first"):
+            engine.step()
+    engine.on_planned.pop()
+    errors_until_the_end(engine)
+    assert check_end(engine, requests) == 0
+
+
 def test_a_table_of_ones_own_keeps_its_class_when_it_forks():
     """Catches a fork that falls back to the project's own table."""
 
