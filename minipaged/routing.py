@@ -2,8 +2,8 @@
 
     prompt --> keys of its beginnings --> PrefixAware(keys, loads) --> replica 0 | replica 1 | ...
 
-The router keeps no tokens and asks no cache: it remembers where it sent each beginning. Fleets in the simulator
-and `minipaged serve --replicas` route by this code.
+The router keeps no tokens and asks no cache: it remembers where it sent each beginning. The simulator's
+fleets and `minipaged serve --replicas` route by this code.
 """
 
 from collections.abc import Hashable, Sequence
