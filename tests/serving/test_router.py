@@ -144,14 +144,14 @@ def test_a_prompt_goes_where_its_beginning_is_cached():
     with routed() as fleet:
         where: dict[int, set] = {}
         for turn in range(3):
-            for prefix in range(4):
+            for prefix in range(3):  # (an odd number: in turn they would change places)
                 prompt = [prefix + 1] * 32 + [10 + turn] * 8
                 answer = fleet.ask(prompt=prompt, max_tokens=2)
                 cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
                 assert cached == (32 if turn else 0)
                 where.setdefault(prefix, set()).add(answer.headers["X-Replica"])
         assert all(len(found) == 1 for found in where.values())
-        assert sorted(found.pop() for found in where.values()) == ["0", "0", "1", "1"]
+        assert sorted(found.pop() for found in where.values()) == ["0", "0", "1"]
 
 
 def test_a_home_that_is_busy_is_left():
