@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -114,6 +115,45 @@ def solution(
         console.print(f"{task.solution}\n", markup=False)
         for code in solution_of(lesson, i):
             console.print(f"{code}\n", markup=False)
+
+
+@app.command()
+def report(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for a script that grades.")] = False,
+) -> None:
+    """Say which tasks are green and which tests are red, for all lessons."""
+    lessons = read_lessons(repository())
+    with shown_progress(lessons) as on_test:
+        done = trials.progress(lessons, on_test)
+    told = [
+        {
+            "number": lesson.number,
+            "title": lesson.title,
+            "begun": not lesson.is_untouched,
+            "tasks": [
+                {
+                    "name": task.name,
+                    "green": is_green(outcome),
+                    "passed": sum(not result.failure for result in outcome.values()),
+                    "tests": len(outcome),
+                    "red": [sentence(test) for test, result in outcome.items() if result.failure],
+                }
+                for task, outcome in zip(lesson.tasks, done[lesson.number])
+            ],
+        }
+        for lesson in lessons
+        if lesson.tasks
+    ]
+    outcomes = [outcome for lesson in lessons for outcome in done[lesson.number]]
+    green = sum(map(is_green, outcomes))
+    if as_json:
+        print(json.dumps({"green": green, "tasks": len(outcomes), "lessons": told}, indent=2))
+        return
+    for lesson in lessons:
+        if lesson.tasks:
+            count = sum(map(is_green, done[lesson.number]))
+            print(f"{lesson.number} {lesson.title}: {count} of {len(lesson.tasks)} tasks are green")
+    print(f"{green} of {len(outcomes)} tasks are green.")
 
 
 @app.command()
