@@ -81,6 +81,7 @@ class TrialRunner:
         lines = [
             (Path(entry.path), entry.lineno + 1, str(entry.statement).strip().splitlines()[0])
             for entry in call.excinfo.traceback
+            if entry.frame.code.fullsource is not None  # made by exec, as in a dataclass
         ]
         of_test = [line for line in lines if line[0] == node.path]
         of_override = [line for line in lines if line[0].resolve() in self._files]
