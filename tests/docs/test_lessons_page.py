@@ -102,7 +102,7 @@ def test_an_untouched_exercise_is_red_without_running_anything(clone):
 
 
 def test_a_mistake_is_told_as_learn_check_tells_it(clone, tmp_path):
-    """Catches messages that are others in the page than in the terminal; and one check that spoils the next."""
+    """Catches other words in the page than in the terminal, and one check that spoils the next."""
     source = wrong("01", "CountsLogicalBlocks", "BlockTable")
     told, good = in_page(clone, call("check", "01", source), call("check", "01", solved("01", tmp_path)))
     lesson = next(lesson for lesson in read_lessons(clone) if lesson.number == "01")
