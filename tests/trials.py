@@ -123,7 +123,7 @@ def at_most(seconds: int) -> Iterator[None]:
     def stop(*args: object) -> None:
         raise TimeoutError(f"not done after {seconds} s; is there an endless loop?")
 
-    if not hasattr(signal, "SIGALRM"):
+    if not hasattr(signal, "alarm"):
         yield
         return
     before = signal.signal(signal.SIGALRM, stop)
