@@ -133,6 +133,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_kept():
     with routed(max_body_bytes=1000) as fleet:
         answer = fleet.ask(prompt=[1] * 1000)
         assert answer.status_code == 413
+        assert "X-Replica" not in answer.headers, "a replica was sent it"
         assert "--max-body-bytes" in answer.json()["error"]["message"]
 
 
