@@ -3,7 +3,7 @@
     python -m minipaged.simulation.links        prints the table of docs/guides/distributed.md
 
 A pipeline of p stages cuts a step into m micro-batches of whole sequences, at most p. Each stage has 1/p of
-the layers; a step takes as long as m + p - 1 micro-batches on one stage, for at its begin and end stages wait.
+the layers; a step takes as long as m + p - 1 micro-batches on one stage: at its begin and end stages wait.
 Steps do not overlap: the engine needs the tokens of one to plan the next.
 """
 
