@@ -16,11 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from minipaged.learn import trials
+from minipaged.learn import trials, words
 from minipaged.learn.lessons import LearnError, Lesson, find, read_lessons, repository
 from minipaged.learn.solutions import solution_of
 from minipaged.learn.trials import begun, is_green, open_task
-from minipaged.learn.words import report
 
 app = typer.Typer(
     help="Lessons: write the components yourself, then run the engine with them.", add_completion=False
@@ -59,7 +58,7 @@ def check(
     with shown_progress([lesson]) as on_test:
         outcomes = trials.progress([lesson], on_test)[lesson.number]
     console = Console(highlight=False, soft_wrap=True)
-    for task in report(lesson, outcomes, verbose):
+    for task in words.report(lesson, outcomes, verbose):
         console.print(f"{_mark(task.is_green)} {task.head}")
         for test in task.tests:
             first, *others = test.lines
@@ -131,7 +130,7 @@ def report(
                     "green": is_green(outcome),
                     "passed": sum(not result.failure for result in outcome.values()),
                     "tests": len(outcome),
-                    "red": [sentence(test) for test, result in outcome.items() if result.failure],
+                    "red": [words.sentence(test) for test, result in outcome.items() if result.failure],
                 }
                 for task, outcome in zip(lesson.tasks, done[lesson.number])
             ],
