@@ -32,7 +32,7 @@ from minipaged.serving.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
-GENERATES = ("/v1/completions", "/v1/chat/completions")
+GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 KEY_TOKENS, KEY_CHARACTERS = 16, 64
 """A key of a prompt for each 16 token ids, a block, or 64 characters, about as much text."""
@@ -272,11 +272,12 @@ def look_at(body: bytes, authorization: str | None) -> tuple[list[int], int]:
     """
     try:
         fields = json.loads(body)
-        prompt, messages = fields.get("prompt"), fields.get("messages")
+        prompt, messages = fields.get("prompt"), fields.get("messages", fields.get("input"))
         root = (authorization, *(json.dumps(fields.get(name)) for name in ("cache_salt", "model", "tools")))
         size = 1
-        if isinstance(messages, list):
-            prompt = "".join(json.dumps(message) for message in messages)
+        if messages is not None:
+            said = messages if isinstance(messages, list) else [messages]
+            prompt = "".join(json.dumps(message) for message in (fields.get("instructions"), *said))
         elif isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             prompt, size = prompt[0], len(prompt)
         if isinstance(prompt, str):

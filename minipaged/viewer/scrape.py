@@ -29,7 +29,7 @@ class ServerError(ValueError):
 
 
 class Scrape(NamedTuple):
-    """One look at a server: every sample, summed over labels other than a bucket's bound; of shares the mean."""
+    """One look at a server: every sample, summed over labels other than a bucket's bound; mean shares."""
 
     at: float  # seconds
     values: Mapping[str, float]  # name without the prefix -> value

@@ -133,6 +133,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_kept():
     with routed(max_body_bytes=1000) as fleet:
         answer = fleet.ask(prompt=[1] * 1000)
         assert answer.status_code == 413
+        assert "X-Replica" not in answer.headers, "a replica was sent it"
         assert "--max-body-bytes" in answer.json()["error"]["message"]
 
 
@@ -180,6 +181,11 @@ def test_keys_of_a_body_are_those_of_its_first_prompt_and_of_its_cache():
     first = [{"role": "user", "content": text}]
     more = [*first, {"role": "assistant", "content": text}]
     assert keys(messages=more)[0][:3] == keys(messages=first)[0][:3] != []
+    told = keys(input=text, instructions="b" * 64)
+    assert len(told[0]) >= 3
+    assert keys(input=text, instructions="b" * 64) == told
+    assert not set(keys(input=text, instructions="c" * 64)[0]) & set(told[0])
+    assert keys(input=more)[0][:3] == keys(input=first)[0][:3] != []
     for body in (
         b"",
         b"{",

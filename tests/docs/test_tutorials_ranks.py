@@ -1,0 +1,208 @@
+"""The ranks of lesson 14: the worked ones, or those of `--use paged_attention=...`."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from minipaged.kernels.reference import oracle
+from minipaged.kernels.reference.attention import paged_attention
+from minipaged.learn.overrides import load_override
+from tests.kernels.cases import assert_close, make_case
+
+WORKED = Path(__file__).parent / "worked/14_two_ranks.py"
+
+
+def attention_on_two_ranks():
+    """The function of the exercise; the project's own, which knows no ranks, stands for the worked one."""
+    if paged_attention.__module__.startswith("minipaged."):
+        return load_override(f"{WORKED}:paged_attention")
+    return paged_attention
+
+
+@pytest.fixture
+def rank_class():
+    return sys.modules[attention_on_two_ranks().__module__].Rank
+
+
+def bare(rank_class, number, size):
+    """A rank without pools."""
+    rank = rank_class.__new__(rank_class)
+    rank.number, rank.size = number, size
+    return rank
+
+
+def pools(num_blocks=4, heads=4, block_size=4, head_dim=3):
+    """Keys and values, every number another."""
+    count = num_blocks * heads * block_size * head_dim
+    keys = torch.arange(count, dtype=torch.float32).view(num_blocks, heads, block_size, head_dim)
+    return keys, keys + 10_000
+
+
+def ranks_over(rank_class, size, **shape):
+    keys, values = pools(**shape)
+    return [rank_class(number, size, keys, values) for number in range(size)], keys, values
+
+
+def assert_pools(ranks, keys, values):
+    """The ranks' pools, side by side, are these; else say which (block, head, place) differ."""
+    for name, expected in (("key_pool", keys), ("value_pool", values)):
+        found = torch.cat([getattr(rank, name) for rank in ranks], 1)
+        assert found.shape == expected.shape
+        wrong = (found != expected).any(-1).nonzero().tolist()
+        assert not wrong, f"{name}: (block, head, place) {wrong[:4]} are not what the plan says"
+
+
+def assert_sum(parts, whole):
+    """The parts of the ranks add up to this."""
+    difference = (sum(parts) - whole).abs().max().item()
+    assert difference < 1e-3, f"the sum over {len(parts)} ranks differs by {difference:.3g}"
+
+
+# -- task 1 --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("heads", "size"), [(8, 1), (8, 2), (8, 4), (8, 8), (6, 3)])
+def test_every_head_has_one_rank_and_all_ranks_have_as_many(rank_class, heads, size):
+    """Catches heads that two ranks hold, or none."""
+    held = [list(range(heads))[bare(rank_class, number, size).own(heads)] for number in range(size)]
+    assert sorted([head for mine in held for head in mine]) == list(range(heads))
+    assert {len(mine) for mine in held} == {heads // size}
+
+
+def test_heads_go_to_ranks_in_their_order(rank_class):
+    """Catches heads dealt out like cards: query head h must meet its K/V head on the same rank."""
+    held = [list(range(8))[bare(rank_class, number, 4).own(8)] for number in range(4)]
+    assert held == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+@pytest.mark.parametrize(("heads", "size"), [(6, 4), (9, 2), (2, 4)])
+def test_heads_that_cannot_be_shared_out_are_refused_with_both_numbers(rank_class, heads, size):
+    """Catches a head that is lost in silence."""
+    with pytest.raises(ValueError, match=rf"\b{heads}\b.*\b{size}\b|\b{size}\b.*\b{heads}\b"):
+        bare(rank_class, 0, size).own(heads)
+
+
+# -- task 2 --------------------------------------------------------------------------------------
+
+
+def test_a_rank_holds_its_heads_of_every_block(rank_class):
+    """Catches a rank that keeps whole pools: the memory is what tensor parallelism is for."""
+    ranks, keys, values = ranks_over(rank_class, 2)
+    assert [list(rank.key_pool.shape) for rank in ranks] == [[4, 2, 4, 3]] * 2
+    ranks[0].follow([], [0], torch.zeros(1, 4, 3), torch.zeros(1, 4, 3))
+    keys[0, :2, 0] = values[0, :2, 0] = 0
+    assert_pools(ranks, keys, values)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_new_tokens_go_to_the_same_slots_on_every_rank(rank_class, size):
+    """Catches slots counted anew on each rank, heads of another, and a token that is left out."""
+    ranks, keys, values = ranks_over(rank_class, size)
+    new = torch.randn(2, 3, 4, 3)
+    slots = [6, 7, 13]  # places 2 and 3 of block 1, place 1 of block 3
+    for rank in ranks:
+        rank.follow([], slots, *new)
+    for pool, written in zip((keys, values), new):
+        for token, (block, place) in enumerate([(1, 2), (1, 3), (3, 1)]):
+            pool[block, :, place] = written[token]
+    assert_pools(ranks, keys, values)
+
+
+def test_every_rank_copies_every_block_of_the_plan_in_its_order(rank_class):
+    """Catches a copy that rank 0 alone makes, keys without values, and copies made all at once."""
+    ranks, keys, values = ranks_over(rank_class, 2)
+    nothing = torch.zeros(0, 4, 3)
+    for rank in ranks:
+        rank.follow([(0, 2), (2, 3)], [], nothing, nothing)
+    assert_pools(ranks, keys[[0, 1, 0, 0]], values[[0, 1, 0, 0]])
+
+
+def test_a_block_is_copied_before_its_copy_is_written(rank_class):
+    """Catches a copy that overwrites the new token, or takes it along into the source."""
+    ranks, keys, values = ranks_over(rank_class, 2)
+    new = torch.randn(2, 1, 4, 3)
+    for rank in ranks:
+        rank.follow([(1, 3)], [14], *new)
+    for whole, written in zip((keys, values), new):
+        whole[3] = whole[1]
+        whole[3, :, 2] = written[0]
+    assert_pools(ranks, keys, values)
+
+
+def attended(rank_class, size, case, **parameters):
+    ranks = [rank_class(number, size, case.key_cache, case.value_cache) for number in range(size)]
+    parts = [rank.attend(case.query, case.metadata, **parameters) for rank in ranks]
+    return torch.cat(parts, 1)
+
+
+@pytest.mark.parametrize(("heads", "size"), [((4, 4), 2), ((8, 4), 2), ((8, 4), 4), ((6, 2), 2), ((4, 2), 1)])
+def test_a_rank_attends_with_its_query_heads(rank_class, heads, size):
+    """Catches queries picked by the number of K/V heads, and the first ones for everybody."""
+    case = make_case([(1, 7), (5, 5), (2, 9)], block_size=4, heads=heads)
+    whole = oracle.paged_attention(case.query, case.key_cache, case.value_cache, case.metadata, scale=0.3)
+    assert_close(attended(rank_class, size, case, scale=0.3), whole, case)
+
+
+def test_what_all_heads_share_reaches_every_rank(rank_class):
+    """Catches a window or a cap that is dropped."""
+    case = make_case([(1, 11), (3, 6)], block_size=4, heads=(4, 2))
+    options = {"scale": 0.3, "sliding_window": 4, "softcap": 5.0}
+    whole = oracle.paged_attention(case.query, case.key_cache, case.value_cache, case.metadata, **options)
+    assert_close(attended(rank_class, 2, case, **options), whole, case)
+
+
+def test_a_sink_belongs_to_its_query_head(rank_class):
+    """Catches sinks that are dropped, or the first ones for everybody."""
+    case = make_case([(1, 7), (2, 9)], block_size=4, heads=(4, 2))
+    sinks = torch.tensor([-1.0, 0.5, 2.0, 4.0])
+    whole = oracle.paged_attention(
+        case.query, case.key_cache, case.value_cache, case.metadata, scale=0.3, sinks=sinks
+    )
+    assert_close(attended(rank_class, 2, case, scale=0.3, sinks=sinks), whole, case)
+
+
+# -- task 3 --------------------------------------------------------------------------------------
+
+
+def parts_of(rank_class, size, weight, bias=None, heads=4, head_dim=3):
+    """What each rank adds, and what one rank alone would give."""
+    torch.manual_seed(0)
+    whole = torch.randn(5, heads, head_dim)
+    share = heads // size
+    parts = [
+        bare(rank_class, number, size).project(whole[:, number * share : (number + 1) * share], weight, bias)
+        for number in range(size)
+    ]
+    return parts, torch.nn.functional.linear(whole.flatten(1), weight, bias)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("out", [7, 12])
+def test_the_sum_over_ranks_is_what_one_rank_gets(rank_class, size, out):
+    """Catches columns of another's heads, rows for columns, and a mean for the sum."""
+    parts, whole = parts_of(rank_class, size, torch.randn(out, 12))
+    assert_sum(parts, whole)
+
+
+def test_no_rank_has_it_alone(rank_class):
+    """Catches a rank that multiplies with heads it does not hold."""
+    parts, whole = parts_of(rank_class, 2, torch.ones(7, 12))
+    assert not any(torch.allclose(part, whole, atol=1e-5) for part in parts)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_bias_is_in_the_sum_once(rank_class, size):
+    """Catches a bias that every rank adds: the sum has it as often as there are ranks."""
+    parts, whole = parts_of(rank_class, size, torch.randn(7, 12), torch.full((7,), 100.0))
+    assert_sum(parts, whole)
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (8, 4)])
+def test_attention_on_two_ranks_is_attention(heads):
+    """Catches parts that fit each other, and no model."""
+    case = make_case([(1, 7), (5, 5), (2, 9)], block_size=4, heads=heads)
+    inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
+    attend = attention_on_two_ranks()
+    assert_close(attend(*inputs, scale=0.3), oracle.paged_attention(*inputs, scale=0.3), case)

@@ -1,0 +1,105 @@
+"""Lesson 14, done wrong: the worked ranks with one mistake each.
+
+`caught_by` names the test that must notice, `task` the task whose tests must.
+"""
+
+import tempfile
+from pathlib import Path
+
+from minipaged.learn.overrides import load_override
+
+WORKED = Path(__file__).parents[1] / "worked/14_two_ranks.py"
+FOLDER = tempfile.TemporaryDirectory()
+
+
+def mistake(name, caught_by, *changes):
+    """The worked file with each (right, wrong) replaced; `caught_by`: the name of a test, or a task."""
+    source = WORKED.read_text()
+    for right, wrong in changes:
+        assert source.count(right) == 1, right
+        source = source.replace(right, wrong)
+    file = Path(FOLDER.name, f"ranks_{name}.py")
+    file.write_text(source)
+    variant = load_override(f"{file}:paged_attention")
+    setattr(variant, "task" if isinstance(caught_by, int) else "caught_by", caught_by)
+    return variant
+
+
+# -- from the exercise's text alone --------------------------------------------------------------------------
+
+SLICE = "slice(self.number * share, (self.number + 1) * share)"
+KEYS, VALUES = "keys[token, self.own(keys.shape[1])]", "values[token, self.own(values.shape[1])]"
+COPY = "self.value_pool[destination] = self.value_pool[source]"
+WRITES = "        block_size = self.key_pool.shape[2]\n"
+COPIES = "        for source, destination in copies:\n"
+
+deals_heads_like_cards = mistake("cards", 1, (SLICE, "slice(self.number, num_heads, self.size)"))
+never_refuses = mistake("refuses", 1, ("if num_heads % self.size:", "if False:"))
+refuses_only_too_few = mistake("few", 1, ("if num_heads % self.size:", "if num_heads < self.size:"))
+counts_from_the_last_rank = mistake(
+    "last", 1, (SLICE, "slice((self.size - 1 - self.number) * share, (self.size - self.number) * share)")
+)
+tells_one_number = mistake("one", 1, ("{num_heads} heads do not go to", "the heads do not go to"))
+copies_keys_alone = mistake("keys", 2, (COPY, "pass"))
+copies_on_rank_0_alone = mistake(
+    "zero", 2, (COPIES, "        for source, destination in copies[: None if self.number == 0 else 0]:\n")
+)
+copies_all_at_once = mistake(
+    "once",
+    2,
+    (
+        COPIES,
+        "        before = self.key_pool.clone(), self.value_pool.clone()\n" + COPIES,
+    ),
+    ("= self.key_pool[source]", "= before[0][source]"),
+    ("= self.value_pool[source]", "= before[1][source]"),
+)
+copies_the_other_way = mistake("way", 2, ("for source, destination in", "for destination, source in"))
+writes_the_first_heads = mistake("first", 2, (KEYS, "keys[token, : self.key_pool.shape[1]]"))
+writes_the_values_of_the_first_heads = mistake(
+    "valued", 2, (VALUES, "values[token, : self.key_pool.shape[1]]")
+)
+takes_slots_for_blocks = mistake("slots", 2, ("slot // block_size, slot %", "slot % block_size, slot //"))
+counts_slots_of_its_own = mistake(
+    "share", 2, (WRITES, "        block_size = self.key_pool.shape[2] // self.size\n")
+)
+forgets_the_last_token = mistake("token", 2, ("in enumerate(slots):", "in enumerate(slots[:-1] or slots):"))
+attends_with_the_first_queries = mistake(
+    "queries", 2, ("query[:, own], self", "query[:, : query.shape[1] // self.size], self")
+)
+picks_queries_by_kv_heads = mistake(
+    "kv", 2, ("own = self.own(query.shape[1])\n", "own = self.own(self.key_pool.shape[1] * self.size)\n")
+)
+gives_everybody_the_first_sinks = mistake("sinks", 2, ("sinks[own]", "sinks[: own.stop - own.start]"))
+drops_the_sinks = mistake("no_sinks", 2, ("sinks=mine", "sinks=None"))
+adds_the_bias_on_every_rank = mistake("bias", 3, ("bias is None or self.number", "bias is None"))
+never_adds_the_bias = mistake("no_bias", 3, ("bias is None or self.number", "True"))
+adds_the_bias_on_the_second_rank = mistake(
+    "second", 3, ("bias is None or self.number", "bias is None or self.number != 1")
+)
+multiplies_with_the_first_columns = mistake(
+    "columns",
+    3,
+    ("weight[:, own.start * head_dim : own.stop * head_dim]", "weight[:, : attended[0].numel()]"),
+)
+takes_rows_for_columns = mistake(
+    "rows",
+    3,
+    (
+        "weight[:, own.start * head_dim : own.stop * head_dim]",
+        "weight.T[:, own.start * head_dim : own.stop * head_dim]",
+    ),
+)
+counts_columns_as_heads = mistake(
+    "head",
+    3,
+    (
+        "weight[:, own.start * head_dim : own.stop * head_dim]",
+        "weight.unflatten(1, (head_dim, -1))[:, :, own].flatten(1)",
+    ),
+)
+averages = mistake(
+    "mean",
+    3,
+    ("part = attended.flatten(1) @ columns.T", "part = attended.flatten(1) @ columns.T / self.size"),
+)

@@ -1,0 +1,110 @@
+"""Lesson 14: the same plan on two ranks. Write the methods that raise; the lesson is in lesson.md.
+
+Check with    minipaged learn check 14
+Stuck?        minipaged learn hint 14
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from minipaged.kernels.metadata import AttentionMetadata
+from minipaged.kernels.reference.attention import paged_attention as given_attention
+
+
+class Rank:
+    """One of `size` ranks. It holds its heads of every block, and nothing of the others.
+
+    Attributes:
+        number: 0 to size - 1.
+        key_pool, value_pool: [num_blocks, own KV heads, block_size, head_dim].
+    """
+
+    def __init__(self, number: int, size: int, key_pool: Tensor, value_pool: Tensor) -> None:
+        """`key_pool` and `value_pool` [num_blocks, KV heads, block_size, head_dim] are of one rank alone."""
+        self.number, self.size = number, size
+        self.key_pool = key_pool[:, self.own(key_pool.shape[1])].contiguous()
+        self.value_pool = value_pool[:, self.own(value_pool.shape[1])].contiguous()
+
+    # -- task 1: whose heads ----------------------------------------------------------------------
+
+    def own(self, num_heads: int) -> slice:
+        """Which of `num_heads` heads are this rank's: rank 0 has the first ones, and all have as many.
+
+        Raises:
+            ValueError: they cannot be shared out evenly; the message has both numbers.
+        """
+        raise NotImplementedError("Lesson 14, task 1: say which heads are this rank's")
+
+    # -- task 2: the same plan --------------------------------------------------------------------
+
+    def follow(
+        self, copies: Sequence[tuple[int, int]], slots: Sequence[int], keys: Tensor, values: Tensor
+    ) -> None:
+        """What the plan of a step does to the own pools.
+
+        Args:
+            copies: (source block, destination block), one after the other, before anything is written.
+            slots: where the T new tokens go: slot s is place s % block_size of block s // block_size.
+            keys, values: [T, KV heads, head_dim], of all heads of the model.
+        """
+        raise NotImplementedError("Lesson 14, task 2: copy blocks, then write the own heads of the new tokens")
+
+    def attend(
+        self, query: Tensor, metadata: AttentionMetadata, sinks: Tensor | None = None, **parameters
+    ) -> Tensor:
+        """Attention of the own query heads over the own pools.
+
+        Args:
+            query: [T, Hq, head_dim], of all heads of the model.
+            metadata: block tables and lengths, the same on every rank.
+            sinks: [Hq], one number a query head; None for most models.
+            parameters: `scale` and others that all heads share, for `given_attention`.
+
+        Returns:
+            [T, own query heads, head_dim]
+        """
+        raise NotImplementedError("Lesson 14, task 2: attend with the own query heads over the own pools")
+
+    # -- task 3: the sum --------------------------------------------------------------------------
+
+    def project(self, attended: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """What this rank adds to the output of the layer: the sum over all ranks is the output.
+
+        Args:
+            attended: [T, own query heads, head_dim].
+            weight: [out, Hq * head_dim], the whole output projection: head h has the columns from
+                h * head_dim on.
+            bias: [out], added to the output once.
+
+        Returns:
+            [T, out]
+        """
+        raise NotImplementedError("Lesson 14, task 3: multiply with the own columns")
+
+
+# -- given: your ranks in the engine ------------------------------------------------------------
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention on two ranks, [T, Hq, Dv].
+
+    The engine projects the result itself, so the weight here is the identity.
+    """
+    parameters = {"scale": scale, "sliding_window": sliding_window, "softcap": softcap}
+    heads, head_dim = query.shape[1], value_cache.shape[-1]
+    identity = torch.eye(heads * head_dim, dtype=query.dtype, device=query.device)
+    ranks = [Rank(number, 2, key_cache, value_cache) for number in range(2)]
+    parts = [rank.project(rank.attend(query, metadata, sinks, **parameters), identity) for rank in ranks]
+    return (parts[0] + parts[1]).unflatten(1, (heads, head_dim))
