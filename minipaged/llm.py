@@ -285,8 +285,8 @@ class LLM:
         """The engine for this thread alone."""
         if self._holder == threading.get_ident():
             raise RequestError(
-                "this LLM is called from inside a step of its own, by a logits processor or a hook, and would "
-                "wait for ever; use another LLM there"
+                "this LLM is called from inside a step of its own, by a logits processor or a hook, and "
+                "would wait for ever; use another LLM there"
             )
         try:
             with self._lock:
