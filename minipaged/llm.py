@@ -268,6 +268,12 @@ class LLM:
         generation_config.json recommends, unless `generation_config` is "none"."""
         return self._default_sampling_params
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget the prefixes that no running request uses, so that a measurement starts cold. True: done."""
+        with self._turn():
+            self.engine.reset_prefix_cache()
+        return True
+
     def _step(self) -> None:
         """A step for whoever has requests: what it yields is at the requests, where each caller finds his."""
         with self._turn():
