@@ -26,7 +26,8 @@ from minipaged.engine import Engine
 from minipaged.execution.executor import Executor
 from minipaged.interrupts import DeferredInterrupts
 from minipaged.learn.overrides import components_from
-from minipaged.outputs import BeamSearchOutput, RequestOutput, beam_search_output
+from minipaged.output_processor import beam_search_output
+from minipaged.outputs import BeamSearchOutput, RequestOutput
 from minipaged.progress import progress_bar
 from minipaged.prompts import (
     FailedRequestError,

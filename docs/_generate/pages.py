@@ -9,12 +9,14 @@ import tomllib
 import typing
 from collections.abc import Callable
 from dataclasses import fields
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from reading import ROOT, Fact, Outcome, read_facts, read_messages
 
 from minipaged.config import EngineConfig
+from minipaged.playground.lessons import DEMOS
 from minipaged.simulation.reproduce import number_text, published_text
 from minipaged.viewer.pictures import ideas, palette
 
@@ -198,6 +200,7 @@ def lessons() -> dict[str, str]:
         source = folder / "lesson.md"
         text = PICTURE.sub(lambda found: picture(found[1]), source.read_text())
         text = rewrite_links(text, source.parent, Path("learn"))
+        text = with_editor(folder, text)
         written[f"learn/{name}"] = (
             front_matter(source=str(source.relative_to(ROOT))) + text + files_of(folder)
         )
@@ -207,8 +210,9 @@ def lessons() -> dict[str, str]:
             front_matter(source="tutorials"),
             "# Learn\n",
             "In each lesson you write a class of the engine, the project's own tests check it, and then the",
-            "whole engine runs with your class in place of its own. The lessons need a clone of the",
-            "repository.",
+            "whole engine runs with your class in place of its own. Lessons 01, 02, 04 to 09 and 13 have an",
+            "editor in their pages: nothing is installed, and what you write stays in your browser. All of",
+            "them work in a clone of the repository, where you can go on with a downloaded `exercise.py`.",
             "",
             "```bash",
             "minipaged learn            # which lesson is red, which is green",
@@ -233,7 +237,7 @@ def lessons() -> dict[str, str]:
 
 def tour() -> str:
     """The notebook of the tour with the pictures that lie in it."""
-    lines = [front_matter(source="tutorials/tour.ipynb")]
+    lines = [front_matter(source="tutorials/tour.ipynb"), run_elsewhere("tutorials/tour.ipynb")]
     for cell in json.loads((ROOT / "tutorials/tour.ipynb").read_text())["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
@@ -251,21 +255,82 @@ def tour() -> str:
     return "\n".join(lines)
 
 
+def run_elsewhere(notebook: str) -> str:
+    """Links that open a notebook of the repository in Colab and Binder, if it is known to be on GitHub."""
+    address = os.environ.get("MINIPAGED_REPO_URL", "").rstrip("/")
+    found = re.fullmatch(r"https://github\.com/([^/]+/[^/]+)", address)
+    if found is None:
+        return ""
+    return (
+        f"[Open in Colab](https://colab.research.google.com/github/{found[1]}/blob/main/{notebook}) (install "
+        f"first: `%pip install git+{address}`) · "
+        f"[Open in Binder](https://mybinder.org/v2/gh/{found[1]}/main?labpath={notebook})\n"
+    )
+
+
+ABBREVIATIONS = {
+    "KV cache": "KV cache",
+    "Prefill": "Prefill",
+    "prefill": "Prefill",
+    "Copy-on-write": "Copy-on-write",
+    "copy-on-write": "Copy-on-write",
+    "watermark": "Watermark",
+    "evictable": "Evictable block",
+    "TTFT": "TTFT",
+    "ITL": "ITL",
+    "CUDA graph": "CUDA graph",
+    "GQA": "GQA",
+    "MLA": "MLA",
+}
+"""What is explained on hover, and the entry of the glossary that says it."""
+
+
+def abbreviations() -> str:
+    """The definitions that every page is given: the first sentence of an entry of the glossary."""
+    text = (ROOT / "docs/glossary.md").read_text()
+    lines = []
+    for word, entry in ABBREVIATIONS.items():
+        found = re.search(rf"^{re.escape(entry)}\n:   (.*?)(?:\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+        assert found is not None, f"{entry} is not in the glossary"
+        said = " ".join(re.sub(r"`[^`]*`", "", found[1]).split())
+        lines.append(f"*[{word}]: {said.split('. ')[0].rstrip('.')}.")
+    return "\n".join(lines) + "\n"
+
+
 PICTURE = re.compile(r"^!\[[^\]]*\]\(\.\./\.\./docs/assets/([\w-]+)\.svg\)$", re.MULTILINE)
 """A picture of a lesson: on its page it stands in the page itself."""
+
+
+def with_editor(folder: Path, text: str) -> str:
+    """The text of a lesson; if it needs no torch, with an editor after its tasks (docs/play/lesson.js)."""
+    if (number := folder.name[:2]) not in DEMOS:
+        return text
+    looks = escape(json.dumps([demo.look for demo in DEMOS[number]]))
+    before, tasks, rest = text.partition("\n## Tasks\n")
+    body, heading, after = rest.partition("\n## ")
+    return (
+        f"{before}{tasks}{body}\n## Write it here\n\n"
+        "The editor, the tests and the engine run in this page; nothing is installed.\n\n"
+        f'<link rel="stylesheet" href="../../play/lesson.css">\n'
+        f'<div class="lesson" data-number="{number}" data-name="{folder.name}" data-demos="{looks}">\n'
+        '<button type="button" class="md-button md-button--primary">Open the editor</button>\n'
+        '<p role="status"></p>\n<noscript>The editor needs JavaScript.</noscript>\n</div>\n'
+        f'<script type="module" src="../../play/lesson.js"></script>\n{heading}{after}'
+    )
 
 
 def files_of(folder: Path) -> str:
     """The exercise as it ships, folded up, and where the tests of the lesson are."""
     start = folder.parent / ".start" / f"{folder.name}.py"
+    notebook = f"[This lesson as a notebook]({folder.name}.ipynb)."
     if not start.exists():
-        return ""
+        return f"\n{notebook}\n"
     about = tomllib.loads((folder / "tasks.toml").read_text())
     files = sorted({test.partition("::")[0] for task in about["task"] for test in task["tests"]})
     code = "\n".join(f"    {line}".rstrip() for line in start.read_text().splitlines())
     return (
         f"\n## The files\n\nYou write in `tutorials/{folder.name}/exercise.py`; its tests are in "
-        f"{', '.join(f'`{file}`' for file in files)}.\n\n"
+        f"{', '.join(f'`{file}`' for file in files)}. {notebook}\n\n"
         f'??? example "exercise.py"\n\n    ```{{ .python }}\n{code}\n    ```\n'
     )
 
