@@ -46,7 +46,7 @@ class AsyncLLM:
     def __init__(
         self, model: str | Path | None = None, *, max_waiting: int | None = None, **options: Any
     ) -> None:
-        if max_waiting is not None and (not isinstance(max_waiting, int) or max_waiting < 1):
+        if max_waiting is not None and (type(max_waiting) is not int or max_waiting < 1):
             raise RequestError(f"max_waiting is {max_waiting!r}; give at least 1, or None for no limit")
         self.max_waiting = max_waiting
         self._llm = _LLM(model, **options)
@@ -150,7 +150,7 @@ class AsyncLLM:
         await asyncio.to_thread(self.shutdown)
 
     def _build(self, request_id: str, prompt: Any, params: DecodingParams) -> Request:
-        return self._llm.engine.build(request_id, *self._llm.tokenize(prompt, params))
+        return self._llm.engine.add_request(request_id, *self._llm.tokenize(prompt, params))
 
 
 class AsyncOutputs:

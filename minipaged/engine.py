@@ -7,6 +7,7 @@ It validates requests; all it knows of the model are the attributes of the `Exec
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -94,8 +95,8 @@ class Engine:
         stop = StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
         method = self.components.decoding_method(params, stop)
         if params.prompt_logprobs is not None:
-            # Every prompt token must go through the model: a private salt prevents cache hits.
-            cache_salt = f"{cache_salt}/{self.scheduler.num_arrived}"
+            # Every prompt token must go through the model: a salt that nobody else has prevents cache hits.
+            cache_salt = secrets.token_hex()
         room = self.executor.max_model_len - len(prompt_token_ids)
         max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
         request = Request(

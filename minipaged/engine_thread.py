@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import queue
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
-from minipaged.decoding.params import DecodingParams, RequestOutputKind, SamplingParams
+from minipaged.decoding.params import RequestOutputKind
 from minipaged.engine import Engine
 from minipaged.output_processor import OutputProgress
 from minipaged.outputs import RequestOutput
@@ -71,18 +69,8 @@ class Reader:
 class QueuedEngine(Engine):
     """An engine whose requests are built by one thread and queued by another."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._salts = itertools.count()
-
-    def build(self, request_id: str, token_ids: list[int], params: DecodingParams, salt: str) -> Request:
-        """A request that is checked completely, and not queued."""
-        if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
-            salt = f"{salt}/{next(self._salts)}"  # (the same `num_arrived` for all that are not queued yet)
-        return self.add_request(request_id, token_ids, params, salt)
-
     def submit(self, request: Request) -> None:
-        """Only the check: `enqueue` does the rest."""
+        """Only the check, so that `add_request` builds a request: `enqueue` does the rest."""
         check_can_ever_run(request, self.scheduler)
 
     def enqueue(self, request: Request) -> None:

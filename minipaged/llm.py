@@ -269,6 +269,12 @@ class LLM:
         generation_config.json recommends, unless `generation_config` is "none"."""
         return self._default_sampling_params
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget the prefixes that no running request uses, so that a measurement starts cold. True: done."""
+        with self._turn():
+            self.engine.reset_prefix_cache()
+        return True
+
     def _step(self) -> None:
         """A step for whoever has requests: what it yields is at the requests, where each caller finds his."""
         with self._turn():
@@ -286,8 +292,8 @@ class LLM:
         """The engine for this thread alone."""
         if self._holder == threading.get_ident():
             raise RequestError(
-                "this LLM is called from inside a step of its own, by a logits processor or a hook, and would "
-                "wait for ever; use another LLM there"
+                "this LLM is called from inside a step of its own, by a logits processor or a hook, and "
+                "would wait for ever; use another LLM there"
             )
         try:
             with self._lock:

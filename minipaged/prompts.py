@@ -48,7 +48,7 @@ def read_prompts(prompts: Any) -> list[Any]:
     prompts = _plain(prompts)
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes):
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray):
         raise RequestError(f"prompts is {shortened(prompts)}; give a string or a list of prompts")
     prompts = list(prompts)
     is_one = bool(prompts) and isinstance(_plain(prompts[0]), Integral)
@@ -64,7 +64,7 @@ def split_prompt(prompt: Any) -> tuple[str | None, Any, str]:
     prompt = _plain(prompt)
     if isinstance(prompt, str):
         prompt = {"prompt": prompt}
-    elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
+    elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
         prompt = {"prompt_token_ids": prompt}
     if not isinstance(prompt, Mapping) or not ("prompt" in prompt or "prompt_token_ids" in prompt):
         raise RequestError(f"the prompt is {shortened(prompt)}; {TAKEN}")
@@ -84,6 +84,8 @@ def split_prompt(prompt: Any) -> tuple[str | None, Any, str]:
         raise RequestError(f"the prompt {wrong}")
     if not isinstance(salt, str):
         raise RequestError(f"cache_salt is {shortened(salt)}; give a string")
+    if wrong := lone_surrogate(salt):
+        raise RequestError(f"cache_salt {wrong}")
     return text, token_ids, salt
 
 

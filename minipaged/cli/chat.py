@@ -76,6 +76,8 @@ def chat(
     given["max_tokens"] = max_tokens  # (None is a value)
     samples(given)
     template = None if chat_template is None else read_text("chat template", chat_template)
+    if template is not None and not template.strip():
+        raise ValueError(f"chat template {chat_template} is empty; give a Jinja template, or drop it")
     llm = load(model, {"disable_log_stats": True, **options}, use)
     notes = Console(stderr=True, highlight=False, markup=False, emoji=False)
     if llm.tokenizer is not None and template is not None:

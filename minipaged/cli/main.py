@@ -94,7 +94,8 @@ def _told(error: BaseException) -> int:
         return 130
     if isinstance(error, UsageError):
         where: Any = getattr(error, "ctx", None)
-        _say(f"{error.format_message()}{_given(error)}; see {where.command_path if where else NAME} --help")
+        told = error.format_message().rstrip(".") + _given(error)
+        _say(f"{told}; see {where.command_path if where else NAME} --help")
     elif isinstance(error, BrokenPipeError):
         raise error
     elif isinstance(error, OSError):

@@ -47,6 +47,8 @@ def view(
         check_writable(what, path)
         if path is not None and path.exists() and trace.exists() and path.samefile(trace):
             raise ValueError(f"{what} {path} is the trace itself; give another file")
+    if output is not None and export is not None and output.resolve() == export.resolve():
+        raise ValueError(f"page and Perfetto trace are both {output}; give each a file of its own")
     if output is not None:
         text = trace_page(trace)
         if (problem := breaks_off(trace)) is not None:

@@ -241,10 +241,9 @@ class SamplingParams:
             raise ParamsError("structured_outputs is not compiled; LLM does it, if the model has a tokenizer")
         forbids = self.allowed_token_ids is not None or self.bad_words or self.logit_bias
         if forbids and not self.permitted(vocab_size):
-            name = "logit_bias" if self.allowed_token_ids is None else "allowed_token_ids"
-            raise ParamsError(
-                f"{name} leaves no token that bad_words and logit_bias allow; permit at least one"
-            )
+            names = ("allowed_token_ids", "bad_words", "logit_bias")
+            given = " with ".join(name for name in names if getattr(self, name))
+            raise ParamsError(f"{given} leaves no token of the vocabulary; permit at least one")
 
     def permitted(self, vocab_size: int) -> set[int]:
         """Tokens that neither `allowed_token_ids`, `bad_words` nor `logit_bias` forbid at every position."""

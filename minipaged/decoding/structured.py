@@ -34,6 +34,9 @@ KINDS = ("json", "regex", "choice", "grammar")
 JSON_DEFAULTS = {"whitespace_pattern": " ?"}
 """At most one space between JSON tokens: without a limit, a model may write nothing but spaces."""
 
+MOST_ALTERNATIVES = 100_000
+"""Ways to go on at one place that are followed: of thousands of choices many begin alike."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
@@ -164,14 +167,15 @@ class _Vocabulary:
         self.compile = lru_cache(maxsize=64)(self._compile)
 
     def _compile(self, kind: str, source: str) -> Grammar:
-        from llguidance import LLMatcher, grammar_from
+        from llguidance import LLMatcher, LLParserLimits, grammar_from
 
         try:
             if kind == "json":
                 grammar = LLMatcher.grammar_from_json_schema(source, defaults=JSON_DEFAULTS)  # type: ignore[arg-type]
             else:
                 grammar = grammar_from(kind, source)  # type: ignore[arg-type]
-            matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+            limits = LLParserLimits(max_items_in_row=MOST_ALTERNATIVES)
+            matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
             reason = matcher.get_error()
         except ValueError as error:
             reason = str(error)

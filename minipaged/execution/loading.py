@@ -171,9 +171,10 @@ def auto_class(config: PreTrainedConfig) -> Any:
 
 
 def in_one_line(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says."""
-    lines = (line for line in str(error).splitlines() if line.strip())
-    return f"{type(error).__name__}: {next(lines, 'no reason given')}"
+    """The kind of an error and the first line of what it says; the second, too, if that ends in a colon."""
+    first, second, *_ = (*(line.strip() for line in str(error).splitlines() if line.strip()), "", "")
+    told = f"{first} {second}" if first.endswith(":") else first
+    return f"{type(error).__name__}: {told.strip() or 'no reason given'}"
 
 
 def why_forward_failed(error: Exception, config: Any) -> str:

@@ -183,7 +183,8 @@ class FCFSScheduler:
         plan.is_rolled_back = True
         self.kv.roll_back_registered()
         for request in plan.touched:
-            self._requeue(request)
+            if not request.is_finished:
+                self._requeue(request)
         self.in_flight = None
         return plan.finished + self._end_others()
 

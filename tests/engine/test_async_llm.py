@@ -192,6 +192,22 @@ def test_prompt_logprobs_of_equal_prompts_that_come_together_are_complete():
     asyncio.run(main())
 
 
+def test_no_salt_of_a_prompt_is_that_of_a_request_for_prompt_logprobs():
+    """Catches a prefix hit on the blocks of somebody who chose a salt that the engine would choose."""
+
+    async def main():
+        text = "Once upon a time. " * 8
+        params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0, output_kind=FINAL)
+        async with AsyncLLM(**OPTIONS) as llm:
+            for number in range(1, 5):
+                await read(llm.generate({"prompt": text, "cache_salt": f"/0/{number}"}))
+            (output,) = await read(llm.generate(text, params))
+            assert output.num_cached_tokens == 0
+            assert all(output.prompt_logprobs[1:])
+
+    asyncio.run(main())
+
+
 # -- leaving -------------------------------------------------------------------------------------
 
 
@@ -302,6 +318,9 @@ def test_sixty_tasks_a_third_of_them_cancelled_at_random(seed):
         ("hi", SamplingParams(logprobs=10**6), ParamsError, "logprobs is 1000000"),
         ("hi " * 10_000, SamplingParams(logprobs=10**6), ParamsError, "logprobs is 1000000"),
         ("hi", SamplingParams(n=300), RequestTooLongError, "300 sequences"),
+        # (Planned with it, every step failed, and with that all other requests.)
+        ({"prompt": "hi", "cache_salt": "\ud800"}, None, RequestError, "cache_salt has"),
+        (bytearray(b"hi"), None, RequestError, "the prompt is bytearray"),
     ],
 )
 def test_a_bad_request_is_refused_at_the_call(prompt, params, error, message):

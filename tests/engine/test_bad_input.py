@@ -270,6 +270,9 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("frobnicate", "frobnicate"),
     ("simulate frobnicate", "frobnicate"),
     ("generate --blok-size 3", "--blok-size"),
+    ("generate --temperature", "requires an argument; see"),
+    ("help", "No such command 'help'; see"),
+    ("chat --chat-template blank", "chat template blank is empty; give a Jinja template"),
     ("generate --prompt", "--prompt"),
     ("generate --stream=yes", "--stream"),
     ("learn frobnicate", "frobnicate"),
@@ -426,6 +429,7 @@ CALLS: list[Call] = [
         ({5: 1}, "the key 5"),
         ({"cache_salt": 5}, "cache_salt is 5"),
         ({"cache_salt": None}, "cache_salt is None"),
+        ({"cache_salt": "a\ud800"}, "cache_salt has '\\ud800' at position 1"),
     ]),
     *(Call(generate, {"prompts": "a", "params": value}, f"params is {value!r}")
       for value in ("x", 5, {}, print)),

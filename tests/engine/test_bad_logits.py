@@ -7,7 +7,7 @@ import pytest
 from minipaged import BeamSearchParams, SamplingParams
 from minipaged.decoding.params import ParamsError
 from tests.engine.conftest import make_llm
-from tests.models.zoo import build
+from tests.models.zoo import VOCAB_SIZE, build
 
 PROMPTS = [{"prompt_token_ids": [5, 6, 7]}, {"prompt_token_ids": [8, 9]}]
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -54,7 +54,8 @@ def test_logits_that_are_not_finite_fail_their_request_alone(params, bad, caplog
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"allowed_token_ids": [7], "bad_words": [[7]]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [7], "bad_words": [[7]]}, "allowed_token_ids with bad_words leaves no token"),
+        ({"bad_words": [[i] for i in range(VOCAB_SIZE)]}, "bad_words leaves no token of the vocabulary"),
         ({"allowed_token_ids": [7], "logit_bias": {7: float("-inf")}}, "allowed_token_ids"),
         ({"allowed_token_ids": [7], "stop_token_ids": [7], "min_tokens": 3}, "min_tokens is 3"),
     ],

@@ -251,6 +251,14 @@ def allowed(llm, sequence) -> list[str]:
     return [llm.tokenizer.decode([token]) for token in row.nonzero()[0]]
 
 
+def test_thousands_of_choices_that_begin_alike_are_followed(llm):
+    """Catches the library's limit of 2,000 ways to go on, after which nothing was allowed."""
+    choices = [f"c{number}" for number in range(5000)]
+    [output] = llm.generate(STORY, follow(choice=choices))
+    assert output.error is None
+    assert output.outputs[0].text in choices
+
+
 def test_what_may_follow_depends_on_the_tokens_alone(llm):
     """A matcher that is only ever driven forward: tokens taken back or replaced leave it where it was."""
     params = follow(choice=["yes", "no"]).compile(llm.tokenizer, [1])

@@ -375,6 +375,25 @@ def test_a_roll_back_that_fails_is_done_again(step, place, after, monkeypatch):
     assert check_end(engine, requests) == 0
 
 
+def test_a_request_that_ends_before_its_roll_back_is_done_again_stays_ended(monkeypatch):
+    """Catches a finished request that waits again, without a sequence."""
+    engine = tight_engine()
+    requests = add_all(engine)
+    broken(engine.executor, "execute", 5, monkeypatch)
+    second_fault(engine, "all blocks of a request", 2, monkeypatch)
+    for _ in range(4):
+        engine.step()
+    with pytest.raises(InjectedError):
+        engine.step()
+    assert engine.scheduler.in_flight is not None
+    for request in engine.scheduler.in_flight.touched:
+        engine.scheduler.end(request, "error")  # as the thread of `AsyncLLM` does after three failures
+        engine._forget(request)
+    while engine.has_unfinished:
+        engine.step()
+    assert check_end(engine, requests) > 0
+
+
 @pytest.mark.parametrize("after", [1, 2, 3])
 @pytest.mark.parametrize("place", ["all blocks of a request", "one block"])
 def test_requests_of_a_failed_commit_end_even_if_ending_them_fails(place, after, monkeypatch):

@@ -107,6 +107,7 @@ def test_a_page_depends_on_its_trace_alone(trace):
         ((), "view needs a trace"),
         (("{trace}",), "view needs a place to write to"),
         (("{trace}", "-o", "{trace}"), "is the trace itself"),
+        (("{trace}", "-o", "{folder}/p", "--perfetto", "{folder}/p"), "give each a file of its own"),
         (("{folder}/none", "-o", "{folder}/p.html"), "cannot read trace"),
         (("{trace}", "-o", "{folder}/no/p.html"), "cannot write page"),
         (("{foreign}", "-o", "{folder}/p.html"), "no trace of version 2"),

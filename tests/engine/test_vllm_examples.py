@@ -135,6 +135,8 @@ def test_prefix_caching():
     outputs = caching.generate(prompts, sampling_params)
     assert [output.outputs[0].text for output in outputs] == expected
     assert all(output.num_cached_tokens >= 16 for output in outputs)
+    assert caching.reset_prefix_cache()
+    assert caching.generate(prompts[0], sampling_params)[0].num_cached_tokens == 0
 
 
 def test_several_samples_and_their_log_probabilities(llm):

@@ -459,6 +459,32 @@ def test_a_branch_from_nowhere_is_told():
         ).num_candidates(request)
 
 
+@pytest.mark.parametrize("answer", [None, [None], "x", 5, [("parent", 1)]])
+def test_what_is_no_list_of_branches_is_told(answer):
+    """Catches an AttributeError of None in the engine's own files."""
+    mute = type("Mute", (SamplingMethod,), {"advance": lambda self, request, samples: answer})
+    method = watched("parallel_sampling", mute)(SamplingParams(), None)
+    request = SimpleNamespace(request_id="r", sequences=["parent"], completions=[])
+    with pytest.raises(ContractError, match=r"parallel_sampling: advance.r. returned .*give a list of Bran"):
+        method.advance(request, [Sample([1], [-0.5])])
+
+
+def test_a_rank_that_returns_nothing_is_told():
+    """Catches a command that ends well and prints no text."""
+    mute = type("Mute", (SamplingMethod,), {"rank": lambda self, request: []})
+    method = watched("parallel_sampling", mute)(SamplingParams(), None)
+    assert method.rank(SimpleNamespace(request_id="r", completions=[])) == []
+    with pytest.raises(ContractError, match=r"rank.r. returned none of 1 completions"):
+        method.rank(SimpleNamespace(request_id="r", completions=["done"]))
+
+
+def test_a_class_that_cannot_be_made_is_told():
+    """Catches a TypeError out of the middle of the project's files."""
+    mine = type("Mine", (memory.BlockAllocator,), {"__init__": lambda self: None})
+    with pytest.raises(ContractError, match=r"allocator: Mine\(7\) is what the engine calls, but .* takes 1"):
+        watched("allocator", mine)(7)
+
+
 # -- the interface, before anything runs -------------------------------------------------------------------
 
 

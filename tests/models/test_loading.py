@@ -212,6 +212,13 @@ def test_a_configuration_without_weights(directory: Path) -> None:
     assert refusal(directory).startswith("cannot load")
 
 
+def test_the_reason_is_told_where_it_is_the_second_line(directory: Path) -> None:
+    """Catches "Validation error for field 'num_attention_heads':" and nothing more."""
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_attention_heads": "four"}))
+    assert re.search(r"field 'num_attention_heads': \S.*four", refusal(directory))
+
+
 def test_unreadable_weights(directory: Path) -> None:
     """A truncated file."""
     (directory / "model.safetensors").write_bytes(b"\x07\x00\x00")

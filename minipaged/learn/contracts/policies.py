@@ -94,7 +94,7 @@ class DecodingMethodContract(Watcher):
     1. `num_sequences` is at least 1, and never more sequences are alive.
     2. Every live sequence is asked for at least one candidate.
     3. A branch continues a live sequence with one of the candidates of that very sequence.
-    4. `rank` returns some of the request's completions, each once.
+    4. `rank` returns some of the request's completions, at least one, each once.
     """
 
     def __init__(self, concept: str, make: Callable[..., Any], params: Any, stop: Any) -> None:
@@ -112,6 +112,9 @@ class DecodingMethodContract(Watcher):
         """Rules 1 and 3."""
         live = list(request.sequences)
         branches = self._call("advance", request, samples)
+        told = f"advance({request.request_id}) returned {short(branches)}; give a list of Branch"
+        self.require(isinstance(branches, list | tuple), told)
+        self.require(all(isinstance(branch, Branch) for branch in branches), told)
         for branch in branches:
             what = f"advance({request.request_id}) continues {short(branch.parent)} with {branch.token_id}"
             offered = [sample for sequence, sample in zip(live, samples) if sequence is branch.parent]
@@ -130,4 +133,6 @@ class DecodingMethodContract(Watcher):
         places = {i for s in ranked for i, done in enumerate(request.completions) if done is s}
         told = f"rank({request.request_id}) returned {len(ranked)} sequences of which {len(places)} are"
         self.require(len(places) == len(ranked), f"{told} completions of the request")
+        told = f"rank({request.request_id}) returned none of {len(request.completions)} completions"
+        self.require(bool(ranked or not request.completions), told)
         return ranked

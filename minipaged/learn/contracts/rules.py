@@ -58,7 +58,11 @@ class Watcher:
     def __init__(self, concept: str, make: Callable[..., Any], *args: Any) -> None:
         self.rules = Rules(concept)
         self.require = self.rules.require
-        self._inner = self.rules.call(make, *args)
+        try:
+            self._inner = self.rules.call(make, *args)
+        except TypeError as error:  # (one from inside is told by `call`)
+            made = call_text(getattr(make, "__name__", str(make)), args)
+            self.rules.fail(f"{made} is what the engine calls, but {error}", cause=error)
 
     @classmethod
     def watch(cls, concept: str, override: Callable[..., Any]) -> Callable[..., Any]:
