@@ -44,7 +44,7 @@ unexplained.
 
 FITTED = """\
 Six values were fitted, by hand, to figures that this page scores: agreement with those is not evidence.
-Sentence lengths were chosen with Fig. 16 in view, machine and lengths of the page growth with the source's
+Sentence lengths were chosen with Fig. 16 in view; the machine and the lengths for page growth, with the source's
 table. Nothing was fitted to Fig. 17, 18 b and 19, chunked prefill and prefix-caching-aware scheduling.
 
 To see how much depends on them, each was moved by 20 % while the others stayed. The second table gives the
