@@ -81,6 +81,7 @@ class TrialRunner:
         lines = [
             (Path(entry.path), entry.lineno + 1, str(entry.statement).strip().splitlines()[0])
             for entry in call.excinfo.traceback
+            if entry.frame.code.fullsource is not None  # made by exec, as in a dataclass
         ]
         of_test = [line for line in lines if line[0] == node.path]
         of_override = [line for line in lines if line[0].resolve() in self._files]
@@ -122,7 +123,7 @@ def at_most(seconds: int) -> Iterator[None]:
     def stop(*args: object) -> None:
         raise TimeoutError(f"not done after {seconds} s; is there an endless loop?")
 
-    if not hasattr(signal, "SIGALRM"):
+    if not hasattr(signal, "alarm"):
         yield
         return
     before = signal.signal(signal.SIGALRM, stop)

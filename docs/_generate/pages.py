@@ -9,12 +9,14 @@ import tomllib
 import typing
 from collections.abc import Callable
 from dataclasses import fields
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from reading import ROOT, Fact, Outcome, read_facts, read_messages
 
 from minipaged.config import EngineConfig
+from minipaged.playground.lessons import DEMOS
 from minipaged.simulation.reproduce import number_text, published_text
 from minipaged.viewer.pictures import ideas, palette
 
@@ -198,6 +200,7 @@ def lessons() -> dict[str, str]:
         source = folder / "lesson.md"
         text = PICTURE.sub(lambda found: picture(found[1]), source.read_text())
         text = rewrite_links(text, source.parent, Path("learn"))
+        text = with_editor(folder, text)
         written[f"learn/{name}"] = (
             front_matter(source=str(source.relative_to(ROOT))) + text + files_of(folder)
         )
@@ -207,8 +210,9 @@ def lessons() -> dict[str, str]:
             front_matter(source="tutorials"),
             "# Learn\n",
             "In each lesson you write a class of the engine, the project's own tests check it, and then the",
-            "whole engine runs with your class in place of its own. The lessons need a clone of the",
-            "repository.",
+            "whole engine runs with your class in place of its own. Lessons 01, 02, 04 to 09 and 13 have an",
+            "editor in their pages: nothing is installed, and what you write stays in your browser. All of",
+            "them work in a clone of the repository, where you can go on with a downloaded `exercise.py`.",
             "",
             "```bash",
             "minipaged learn            # which lesson is red, which is green",
@@ -295,6 +299,24 @@ def abbreviations() -> str:
 
 PICTURE = re.compile(r"^!\[[^\]]*\]\(\.\./\.\./docs/assets/([\w-]+)\.svg\)$", re.MULTILINE)
 """A picture of a lesson: on its page it stands in the page itself."""
+
+
+def with_editor(folder: Path, text: str) -> str:
+    """The text of a lesson; if it needs no torch, with an editor after its tasks (docs/play/lesson.js)."""
+    if (number := folder.name[:2]) not in DEMOS:
+        return text
+    looks = escape(json.dumps([demo.look for demo in DEMOS[number]]))
+    before, tasks, rest = text.partition("\n## Tasks\n")
+    body, heading, after = rest.partition("\n## ")
+    return (
+        f"{before}{tasks}{body}\n## Write it here\n\n"
+        "The editor, the tests and the engine run in this page; nothing is installed.\n\n"
+        f'<link rel="stylesheet" href="../../play/lesson.css">\n'
+        f'<div class="lesson" data-number="{number}" data-name="{folder.name}" data-demos="{looks}">\n'
+        '<button type="button" class="md-button md-button--primary">Open the editor</button>\n'
+        '<p role="status"></p>\n<noscript>The editor needs JavaScript.</noscript>\n</div>\n'
+        f'<script type="module" src="../../play/lesson.js"></script>\n{heading}{after}'
+    )
 
 
 def files_of(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""What the pages of docs/play load: the engine as a zip file, Pyodide, the pocket model.
+"""What the pages of docs/play load: the engine as a zip file, Pyodide, the pocket model, the lessons.
 
 Pyodide (WebAssembly, 13 MB) comes from npm in the pinned version and is kept in the user's cache directory.
 Where it cannot be had, the site is built all the same, and those pages say what is missing.
@@ -14,6 +14,8 @@ import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
+
+from lesson_files import write_lessons
 
 PYODIDE = "314.0.7"
 PYODIDE_FILES = (
@@ -37,21 +39,33 @@ LEFT_OUT = (
 
 def write_play(root: Path, folder: Path) -> None:
     """Fill `folder` (docs/play) from the repository at `root`; manifest.json says what is missing."""
-    for name in ("engine", "pyodide", "weights"):
+    for name in ("engine", "pyodide", "weights", "lessons"):
         shutil.rmtree(folder / name, ignore_errors=True)
     write_engine(root / "minipaged", folder / "engine" / "minipaged.zip")
     checkpoint = root / "minipaged/pocket_model/checkpoint"
     (folder / "weights").mkdir()
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         shutil.copy(checkpoint / name, folder / "weights" / name)
-    missing = write_pyodide(folder / "pyodide")
+    cache = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "minipaged"
+    missing = write_pyodide(folder / "pyodide", cache)
     if missing:
         print(f"the playground stays empty: {missing}")
+    (folder / "lessons").mkdir()
+    missing_lessons = write_lessons(root, folder / "lessons", cache)
+    if missing_lessons:
+        print(f"the lessons have no editor: {missing_lessons}")
     files = [folder / "engine/minipaged.zip", *(folder / "pyodide" / name for name in PYODIDE_FILES)]
     manifest = {
         "version": PYODIDE,
         "missing": missing,
         "files": {str(file.relative_to(folder)): file.stat().st_size for file in files if file.exists()},
+        "lessons": {
+            "missing": missing or missing_lessons,
+            "files": {
+                f"lessons/{file.name}": file.stat().st_size
+                for file in (*folder.glob("lessons/*.js"), *folder.glob("lessons/*.zip"))
+            },
+        },
         "weights": (folder / "weights/model.safetensors").stat().st_size,
     }
     (folder / "engine/manifest.json").write_text(json.dumps(manifest, indent=1))
@@ -69,9 +83,8 @@ def write_engine(package: Path, target: Path) -> None:
                 )
 
 
-def write_pyodide(folder: Path) -> str | None:
+def write_pyodide(folder: Path, cache: Path) -> str | None:
     """Unpack Pyodide; None, or why there is none."""
-    cache = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "minipaged"
     archive = cache / f"pyodide-{PYODIDE}.tgz"
     if not archive.exists():
         if shutil.which("npm") is None:

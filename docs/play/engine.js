@@ -1,4 +1,4 @@
-// What both pages share: the worker, the button that loads it with its progress, small helpers for the DOM.
+// What the pages share: the worker, the button that loads it with its progress, small helpers for the DOM.
 
 export const at = (id) => document.getElementById(id);
 
@@ -14,43 +14,51 @@ export function tell(text, failed = false) {
 }
 
 export class EngineWorker {
-  // onmessage gets every message but those about loading.
-  constructor(onmessage) {
-    this.onmessage = onmessage;
-    at("load").addEventListener("click", () => this.load().catch(() => {}));
+  // onmessage gets every message but those about loading. `lessons`: with their tests. The button, if there is one,
+  // loads, and goes away when that is done.
+  constructor(onmessage, { button = at("load"), progress = at("progress"), say = tell, lessons = false } = {}) {
+    Object.assign(this, { onmessage, button, progress, say, lessons });
+    button?.addEventListener("click", () => this.load().catch(() => {}));
   }
 
   // Resolves once the engine is ready; a second call waits for the first.
   load() {
     return (this.loading ??= new Promise((done, failed) => {
-      at("load").disabled = true;
-      at("progress").hidden = false;
-      tell("Loading the engine ...");
+      if (this.button) this.button.disabled = true;
+      this.progress.hidden = false;
+      this.say("Loading the engine ...");
       this.worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
       const fail = (text) => {
-        tell(text, true);
-        at("progress").hidden = true;
-        at("load").disabled = false;
-        this.worker.terminate();
-        this.loading = undefined;
+        this.say(text, true);
+        if (this.button) this.button.disabled = false;
+        this.stop();
         failed(new Error(text));
       };
       this.worker.onerror = (event) => fail(event.message ?? "The worker cannot be started.");
       this.worker.onmessage = ({ data }) => {
-        if (data.total) Object.assign(at("progress"), { max: data.total, value: data.loaded });
+        if (data.total) Object.assign(this.progress, { max: data.total, value: data.loaded });
         else if (data.ready) {
-          at("load").parentElement.hidden = true;
+          if (this.button) this.button.parentElement.hidden = true;
+          this.progress.hidden = true;
           this.ready = true;
           done();
         } else if (data.error && !this.ready) fail(data.error);
         else this.onmessage(data);
       };
-      this.worker.postMessage({ call: "load" });
+      this.worker.postMessage({ call: "load", lessons: this.lessons });
     }));
   }
 
   async send(message) {
     await this.load();
     this.worker.postMessage(message);
+  }
+
+  // Ends the worker, whatever it does; the next call loads another.
+  stop() {
+    this.worker?.terminate();
+    this.progress.hidden = true;
+    this.loading = undefined;
+    this.ready = false;
   }
 }

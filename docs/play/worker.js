@@ -4,6 +4,10 @@
 //           {call: "simulate", id, settings}            {id, lines, steps}... {id, counts}
 //           {call: "open", settings}                    {opened: true}
 //           {call: "prompt", ...}                       {id: "0"}, then {step} for every step
+//           {call: "check", id, number, source}         {id, test}... {id, report}
+//           {call: "run", id, number, source, demo}     {id, run}
+//
+// {call: "load", lessons: true} loads the lessons' tests, too.
 //
 // What goes wrong comes back as {id, error}: one line.
 
@@ -12,7 +16,7 @@ import { Tokenizer } from "./tokenizer.js";
 
 const here = new URL(".", import.meta.url);
 const at = (name) => new URL(name, here).href;
-let python, simulated, run, current;
+let python, simulated, lessons, run, current;
 let tokenizer, pocket, opening;
 
 // Every download is counted for the progress bar and kept for the next visit, by version.
@@ -37,28 +41,33 @@ async function countedFetch(version, tell) {
   };
 }
 
-async function load() {
+async function load(withLessons) {
   const manifest = await (await fetch(at("engine/manifest.json"), { cache: "no-cache" })).json();
   if (manifest.missing) throw new Error(`This copy of the site was built without Pyodide: ${manifest.missing}.`);
-  const total = Object.values(manifest.files).reduce((a, b) => a + b, 0);
+  if (withLessons && manifest.lessons.missing) throw new Error(`This copy of the site was built without the lessons' tests: ${manifest.lessons.missing}.`);
+  const archives = ["engine/minipaged.zip", ...(withLessons ? ["lessons/lessons.zip"] : [])];
+  const sizes = { ...manifest.files, ...manifest.lessons.files };
+  const total = [...Object.keys(manifest.files), ...archives.slice(1)].reduce((sum, name) => sum + sizes[name], 0);
   let loaded = 0;
   const tell = (bytes) => postMessage({ loaded: (loaded += bytes), total });
   const plain = self.fetch;
-  // The engine's own file changes with every build: it is asked for by its size, too.
-  const zipAddress = `${at("engine/minipaged.zip")}?${manifest.files["engine/minipaged.zip"]}`;
   self.fetch = await countedFetch(manifest.version, tell);
   try {
-    const [{ loadPyodide }, archive] = await Promise.all([
+    const [{ loadPyodide }, ...buffers] = await Promise.all([
       import(at("pyodide/pyodide.mjs")),
-      self.fetch(zipAddress).then((response) => response.arrayBuffer()),
+      // The project's own files change with every build: they are asked for by their size, too.
+      ...archives.map((name) => self.fetch(`${at(name)}?${sizes[name]}`).then((response) => response.arrayBuffer())),
     ]);
     python = await loadPyodide({ indexURL: at("pyodide/") });
-    python.unpackArchive(archive, "zip", { extractDir: "/engine" });
+    for (const buffer of buffers) python.unpackArchive(buffer, "zip", { extractDir: "/engine" });
   } finally {
     self.fetch = plain;
   }
   python.runPython("import sys; sys.path.insert(0, '/engine')");
-  simulated = python.pyimport("minipaged.playground.simulated");
+  if (withLessons) {
+    python.pyimport("pytest");
+    lessons = python.pyimport("minipaged.playground.lessons");
+  } else simulated = python.pyimport("minipaged.playground.simulated");
   postMessage({ loaded: total, total });
   postMessage({ ready: true });
 }
@@ -95,6 +104,19 @@ async function simulate(id, settings) {
     given.destroy();
   }
 }
+
+// ---- the lessons ------------------------------------------------------------------------------------------
+
+function check({ id, number, source }) {
+  python.setStdout({ batched: () => {} }); // pytest reports there what the page says in other words
+  try {
+    postMessage({ id, report: JSON.parse(lessons.check(number, source, (test) => postMessage({ id, test }))) });
+  } finally {
+    python.setStdout();
+  }
+}
+
+const demonstrate = ({ id, number, source, demo }) => postMessage({ id, run: JSON.parse(lessons.run(number, source, demo)) });
 
 // ---- the pocket model -------------------------------------------------------------------------------------
 
@@ -150,7 +172,9 @@ async function steps() {
 
 onmessage = async ({ data }) => {
   try {
-    if (data.call === "load") await load();
+    if (data.call === "load") await load(data.lessons);
+    else if (data.call === "check") check(data);
+    else if (data.call === "run") demonstrate(data);
     else if (data.call === "simulate") await simulate(data.id, data.settings);
     else if (data.call === "open") await (opening = open(data.settings ?? {}));
     else if (data.call === "prompt") await opening.then(() => prompt(data));

@@ -16,11 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from minipaged.learn import trials
+from minipaged.learn import trials, words
 from minipaged.learn.lessons import LearnError, Lesson, find, read_lessons, repository
 from minipaged.learn.solutions import solution_of
-from minipaged.learn.trials import Outcome, begun, is_green, open_task
-from minipaged.learn.words import explain, sentence
+from minipaged.learn.trials import begun, is_green, open_task
 
 app = typer.Typer(
     help="Lessons: write the components yourself, then run the engine with them.", add_completion=False
@@ -37,7 +36,7 @@ def overview(context: typer.Context) -> None:
             done = trials.progress(lessons, on_test)
         table = Table("lesson", "minutes", "tasks")
         for lesson in lessons:
-            marks = " ".join(map(_mark, done[lesson.number]))
+            marks = " ".join(_mark(is_green(outcomes)) for outcomes in done[lesson.number])
             table.add_row(f"{lesson.number} {lesson.title}", str(lesson.minutes), marks or "to read and run")
         Console().print(table)
         tasks = [is_green(outcomes) for lesson in lessons for outcomes in done[lesson.number]]
@@ -59,21 +58,16 @@ def check(
     with shown_progress([lesson]) as on_test:
         outcomes = trials.progress([lesson], on_test)[lesson.number]
     console = Console(highlight=False, soft_wrap=True)
-    told: set[str] = set()
-    for i, (task, outcome) in enumerate(zip(lesson.tasks, outcomes), start=1):
-        failed = [test for test, result in outcome.items() if result.failure]
-        passed = len(outcome) - len(failed)
-        console.print(f"{_mark(outcome)} task {i}: {task.name}  ({passed} of {len(outcome)} tests)")
-        for test, result in outcome.items():
-            if verbose and not result.failure:
-                console.print(f"    {_mark({test: result})} {sentence(test)}")
-            # A file that cannot be loaded fails every test, and is told once.
-            elif result.failure and (verbose or test == failed[0]) and result.failure not in told:
-                told.add(result.failure)
-                first, *others = explain(lesson, i, test, result)
+    for task in words.report(lesson, outcomes, verbose):
+        console.print(f"{_mark(task.is_green)} {task.head}")
+        for test in task.tests:
+            first, *others = test.lines
+            if test.is_green:
+                console.print(f"    {_mark(True)} {first}")
+            else:
                 console.print(f"    {first}", markup=False)
-                for line in others:
-                    console.print(f"        {line}", markup=False)
+            for line in others:
+                console.print(f"        {line}", markup=False)
     if not all(map(is_green, outcomes)):
         raise typer.Exit(1)
     console.print(f"Lesson {lesson.number} is green. Now compare with the real module, linked in the lesson.")
@@ -136,7 +130,7 @@ def report(
                     "green": is_green(outcome),
                     "passed": sum(not result.failure for result in outcome.values()),
                     "tests": len(outcome),
-                    "red": [sentence(test) for test, result in outcome.items() if result.failure],
+                    "red": [words.sentence(test) for test, result in outcome.items() if result.failure],
                 }
                 for task, outcome in zip(lesson.tasks, done[lesson.number])
             ],
@@ -207,7 +201,7 @@ def shown_progress(lessons: Sequence[Lesson]) -> Iterator[Callable[[], object]]:
         yield lambda: bar.advance(tests)
 
 
-def _mark(outcome: dict[str, Outcome]) -> str:
+def _mark(is_green: bool) -> str:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     red, green = ("✗", "✓") if encoding.lower().startswith("utf") else ("x", "ok")
-    return f"[green]{green}[/green]" if is_green(outcome) else f"[red]{red}[/red]"
+    return f"[green]{green}[/green]" if is_green else f"[red]{red}[/red]"

@@ -56,13 +56,10 @@ def run_trials(
     """
     if find_spec("pytest") is None:
         raise LearnError("lessons are checked with pytest; install the extra: pip install 'minipaged[test]'")
-    files = sorted({test.partition("::")[0] for trial in trials for test in trial.tests})
     with tempfile.TemporaryDirectory() as folder:
-        source, destination = Path(folder, "in.json"), Path(folder, "out.json")
-        source.write_text(json.dumps([trial._asdict() for trial in trials]))
-        command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider", "-m", ""]
-        command += ["-o", f"timeout={SECONDS_PER_TEST}", "--trials", str(source)]
-        command += ["--trials-out", str(destination)]
+        destination = Path(folder, "out.json")
+        command = [sys.executable, "-m", "pytest", *pytest_arguments(trials, Path(folder), destination)]
+        command += ["-o", f"timeout={SECONDS_PER_TEST}"]
         last = deque[str](maxlen=3)
         with subprocess.Popen(
             command,
@@ -83,10 +80,23 @@ def run_trials(
         if not destination.exists():
             told = " / ".join(last)
             raise LearnError(f"the tests could not be run (is the extra `test` installed?): {told}")
-        read = json.loads(destination.read_text())
+        return read_outcomes(destination)
+
+
+def pytest_arguments(trials: Sequence[Trial], folder: Path, destination: Path) -> list[str]:
+    """What pytest runs trials with: they are written into `folder`, their outcomes to `destination`."""
+    source = folder / "in.json"
+    source.write_text(json.dumps([trial._asdict() for trial in trials]))
+    files = sorted({test.partition("::")[0] for trial in trials for test in trial.tests})
+    options = ["-q", "-p", "no:cacheprovider", "-m", ""]
+    return [*files, *options, "--trials", str(source), "--trials-out", str(destination)]
+
+
+def read_outcomes(destination: Path) -> dict[str, dict[str, Outcome]]:
+    """Trial -> test -> outcome, as pytest has written them."""
     return {
         trial: {test: Outcome(**outcome) for test, outcome in outcomes.items()}
-        for trial, outcomes in read.items()
+        for trial, outcomes in json.loads(destination.read_text()).items()
     }
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from minipaged.learn.lessons import Lesson
-from minipaged.learn.trials import Outcome
+from minipaged.learn.trials import Outcome, is_green
 
 LONGEST = 160  # characters of a value or a line of code; the rest is cut
 
@@ -83,6 +85,40 @@ def _source(statement: str, others: list[str]) -> str:
 def _cut(text: str, longest: int = LONGEST) -> str:
     text = " ".join(re.sub(r"<(?:[\w]+\.)*(\w+) object at 0x[0-9a-f]+>", r"<\1>", text).split())
     return text if len(text) <= longest else f"{text[: longest - 1]}\u2026"
+
+
+class TestReport(NamedTuple):
+    """A test as a student reads it: its fact, then what it found."""
+
+    is_green: bool
+    lines: list[str]
+
+
+class TaskReport(NamedTuple):
+    """A task as a student reads it."""
+
+    is_green: bool
+    head: str
+    tests: list[TestReport]  # the first red one; all of them if asked for
+
+
+def report(lesson: Lesson, outcomes: Iterable[dict[str, Outcome]], verbose: bool = False) -> list[TaskReport]:
+    """What `minipaged learn check` tells of a lesson's tasks: task -> test -> outcome, in words."""
+    tasks = []
+    told: set[str] = set()
+    for i, (task, outcome) in enumerate(zip(lesson.tasks, outcomes), start=1):
+        failed = [test for test, result in outcome.items() if result.failure]
+        tests = []
+        for test, result in outcome.items():
+            if verbose and not result.failure:
+                tests.append(TestReport(True, [sentence(test)]))
+            # A file that cannot be loaded fails every test, and is told once.
+            elif result.failure and (verbose or test == failed[0]) and result.failure not in told:
+                told.add(result.failure)
+                tests.append(TestReport(False, explain(lesson, i, test, result)))
+        passed = f"{len(outcome) - len(failed)} of {len(outcome)} tests"
+        tasks.append(TaskReport(is_green(outcome), f"task {i}: {task.name}  ({passed})", tests))
+    return tasks
 
 
 def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]:

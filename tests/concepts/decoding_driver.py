@@ -1,13 +1,18 @@
-"""Decoding methods without an engine: the loop that a scheduler would run, with nothing paged."""
+"""Decoding methods without an engine: the loop that a scheduler would run, with nothing paged. No torch."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
-
-from minipaged.decoding.sampling import Sampler
 from minipaged.memory import BlockAllocator, BlockTable
 from minipaged.scheduling import ScheduledSequence
 from minipaged.scheduling.request import Branch, Request, Sequence
+
+if TYPE_CHECKING:
+    import torch
+
+    from minipaged.decoding.sampling import Sampler
 
 
 def make_request(prompt, method, params, max_num_tokens=10_000, arrival=0) -> Request:

@@ -3,12 +3,8 @@
 import random
 
 import pytest
-import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
-from transformers.generation import GenerationMode
 
 from minipaged.decoding import BeamSearch, BeamSearchParams, StopChecker
-from minipaged.decoding.sampling import Sampler
 from minipaged.scheduling import Sample
 from tests.concepts.decoding_driver import apply, decode, make_request
 from tests.toy import ToyEngine, beams, ranked, run_alone, samples, toy_scheduler
@@ -165,70 +161,13 @@ def test_hypotheses_survive_a_neighbour_that_fails():
     assert any(completion.finish_reason == "stop" for completion in request.completions)
 
 
-def tiny_llama(seed, vocab_size):
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(8)
-        model.lm_head.weight.mul_(1.5)
-    return model
-
-
-@torch.no_grad()
-def logits_of(model, token_lists):
-    """[sequences, vocab]; equal lengths go together, for speed."""
-    out = torch.empty(len(token_lists), model.config.vocab_size)
-    for length in {len(tokens) for tokens in token_lists}:
-        rows = [row for row, tokens in enumerate(token_lists) if len(tokens) == length]
-        ids = torch.tensor([token_lists[row] for row in rows])
-        out[rows] = model(ids, use_cache=False).logits[:, -1]
-    return out
-
-
-def likely_tokens(model):
-    """Tokens that beams will meet: EOS must be reachable."""
-    vocab_size = model.config.vocab_size
-    ids = torch.arange(vocab_size).repeat(2, 1).T
-    mean = logits_of(model, ids.tolist()).softmax(-1).mean(0)
-    return mean.argsort(descending=True).tolist()
-
-
-def hf_beam_search(model, prompt, eos, monkeypatch, **options):
-    """[(output token ids, score)], the best first."""
-    config = GenerationConfig(
-        do_sample=False,
-        eos_token_id=eos or None,
-        pad_token_id=0,
-        return_dict_in_generate=True,
-        output_scores=True,
-        **options,
-    )
-    # With one beam, transformers would run its greedy search, which knows no scores.
-    monkeypatch.setattr(GenerationConfig, "get_generation_mode", lambda *_: GenerationMode.BEAM_SEARCH)
-    ids = torch.tensor([prompt])
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-    results = []
-    for sequence, indices, score in zip(out.sequences, out.beam_indices, out.sequences_scores):
-        length = int((indices >= 0).sum())
-        results.append((sequence[len(prompt) :][:length].tolist(), score.item()))
-    return results
-
-
 @pytest.mark.parametrize("group", range(8))
 def test_ids_and_scores_are_those_of_transformers(group, monkeypatch):
     """Catches any deviation from `generate(num_beams=W)`; 40 random cases in one batch, 8 groups."""
+    # Here, so that the other tests of this file run where torch is not installed.
+    from minipaged.decoding.sampling import Sampler
+    from tests.concepts.beam_oracle import hf_beam_search, likely_tokens, logits_of, tiny_llama
+
     rng = random.Random(group)
     model = tiny_llama(group, vocab_size=rng.choice([24, 40]))
     requests, expected, ends = [], [], []

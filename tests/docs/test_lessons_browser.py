@@ -1,0 +1,177 @@
+"""Lessons written in their pages, in Chromium: red before, green after, and the engine runs with them."""
+
+import json
+
+import pytest
+
+from minipaged.learn.lessons import read_lessons
+from minipaged.playground.lessons import DEMOS
+from tests.docs.browser import Browser, find_chromium
+from tests.docs.site import ROOT, build_once, served
+from tests.docs.solutions import solve
+
+pytestmark = pytest.mark.slow
+
+LESSONS = {lesson.number: lesson for lesson in read_lessons(ROOT) if lesson.number in DEMOS}
+EDITOR = "document.querySelector('.lesson-panel')"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site, in a folder below that from which it is served."""
+    if find_chromium() is None:
+        pytest.skip("chromium is not installed; on Debian: apt-get install chromium")
+    site = build_once(tmp_path_factory)
+    manifest = json.loads((site / "play/engine/manifest.json").read_text())
+    if missing := manifest["lessons"]["missing"]:
+        pytest.skip(f"the site is built without the lessons' editor: {missing}")
+    return site
+
+
+@pytest.fixture(scope="module")
+def address(site, tmp_path_factory):
+    root = tmp_path_factory.mktemp("served")
+    (root / "below").mkdir()
+    (root / "below/here").symlink_to(site)
+    with served(root) as address:
+        yield f"{address}below/here/"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser(find_chromium()) as browser:
+        yield browser
+
+
+def opened(browser, address, number, width=1280, dark=False):
+    page = browser.open(f"{address}learn/{LESSONS[number].folder.name}/", width, dark)
+    page.value("lesson.show()")
+    page.value("lesson.load().then(() => true)")
+    return page
+
+
+@pytest.fixture(scope="module")
+def first(browser, address):
+    """Lesson 01, opened; its engine is loaded once."""
+    page = opened(browser, address, "01")
+    yield page
+    page.close()
+
+
+def checked(page, source=None):
+    if source is not None:
+        page.value(f"lesson.set({json.dumps(source)})")
+    return page.value("lesson.check()")
+
+
+def status(page):
+    return page.value("document.querySelector('.lesson-status').textContent")
+
+
+def test_nothing_is_loaded_before_the_click(browser, address, site):
+    """Catches an editor and 13 MB for everyone who only reads."""
+    for name in ("learn/01_block_table/", "learn/03_paged_attention/"):
+        page = browser.open(address + name, 1280, dark=False)
+        assert not [url for url in page.requests if "pyodide" in url or "/lessons/" in url or ".zip" in url]
+        assert page.value("!!document.querySelector('.lesson')") == ("01" in name)
+        page.close()
+    manifest = json.loads((site / "play/engine/manifest.json").read_text())
+    assert sum((manifest["files"] | manifest["lessons"]["files"]).values()) < 15.5e6
+
+
+@pytest.mark.parametrize("number", ["01", "04"])
+def test_a_lesson_is_red_before_and_green_after(browser, address, first, tmp_path, number):
+    """Catches a check that runs nothing, one whose tests are others than `learn check`'s, and errors."""
+    page = first if number == "01" else opened(browser, address, number)
+    lesson = LESSONS[number]
+    page.value("lesson.reset()")
+    before = checked(page)
+    assert not before["green"]
+    assert before["tasks"][0]["tests"] == [["Nothing is written in exercise.py yet."]]
+    after = checked(page, solve(lesson, tmp_path).read_text())
+    assert after["green"]
+    assert [task["head"] for task in after["tasks"]] == [
+        f"task {i}: {task.name}  ({len(task.tests)} of {len(task.tests)} tests)"
+        for i, task in enumerate(lesson.tasks, start=1)
+    ]
+    assert f"Lesson {number} is green." in status(page)
+    state = page.value("lesson.run()")
+    assert state["steps"] > 5
+    assert "The engine runs with your classes." in status(page)
+    assert page.problems == []
+    assert [url for url in page.requests if not url.startswith((address, "data:", "blob:"))] == []
+    if number != "01":
+        page.close()
+
+
+def test_a_mistake_is_told_in_words(first):
+    """Catches a red mark that does not say what is wrong."""
+    source = (ROOT / "tests/docs/wrong/lesson_01.py").read_text() + "\n\nBlockTable = CountsLogicalBlocks\n"
+    report = checked(first, source)
+    assert report["tasks"][0]["tests"][0][0] == "The slot of a token is found through the table."
+    shown = first.value("document.querySelector('.lesson-results').innerText")
+    assert "The slot of a token is found through the table." in shown
+    assert "slot, line " in shown
+    assert "1 of 3 tasks are red." in status(first)
+
+
+def test_a_class_that_breaks_a_rule_stops_the_run(first):
+    """Catches a run that silently takes the project's own class."""
+    source = "from minipaged.memory import BlockTable as Given\n\n\nclass BlockTable(Given):\n"
+    source += "    def append(self, count=1):\n        self.num_tokens += count\n"
+    first.value(f"lesson.set({json.dumps(source)})")
+    assert first.value("lesson.run()") is None
+    assert "append" in status(first)
+
+
+def test_what_was_written_survives_a_reload_and_a_reset_asks_first(browser, address, first):
+    """Catches an hour of work that is gone."""
+    first.value("lesson.set('# mine\\n')")
+    first.value("new Promise(done => setTimeout(done, 500))")
+    first.loaded = False
+    first.value("location.reload()")
+    first.wait_for("globalThis.lesson && document.readyState === 'complete'")
+    assert (
+        first.value("document.querySelector('.lesson > button').textContent")
+        == "Go on with what you have written"
+    )
+    first.value("lesson.show()")
+    assert first.value("lesson.text()") == "# mine\n"
+    press = f"[...{EDITOR}.querySelectorAll('button')].find(b => b.textContent === '%s').click()"
+    first.value(press % "Reset")
+    assert first.value("lesson.text()") == "# mine\n"
+    first.value(press % "Begin anew")
+    assert first.value("lesson.text()") == LESSONS["01"].start.read_text()
+    assert first.value("Object.keys(localStorage).filter(key => key.includes('01_block_table'))") == []
+
+
+def test_an_endless_loop_is_stopped_and_told(first):
+    """Catches a page that has to be closed; and an engine that is lost with the loop."""
+    start = LESSONS["01"].start.read_text()
+    stub = 'raise NotImplementedError("Lesson 1, task 1: tokens that fit in self.blocks")'
+    assert stub in start
+    assert checked(first, start.replace(stub, "while True: pass")) is None
+    assert status(first).endswith("Not done after 10 s; is there an endless loop?")
+    assert status(first).startswith("Seven tokens fill a block")
+    assert checked(first, start)["tasks"][0]["green"] is False
+    assert first.problems == []
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (400, False), (400, True)])
+def test_the_editor_can_be_read_and_fits(browser, address, width, dark):
+    """Catches pale letters, nameless controls, and sideways scrolling."""
+    script = ROOT / "node_modules/axe-core/axe.min.js"
+    if not script.exists():
+        pytest.skip("axe-core is not installed; in the repository: npm install --no-save axe-core")
+    page = opened(browser, address, "05", width, dark)
+    page.value("lesson.run()")
+    checked(page, LESSONS["05"].start.read_text().replace("Lesson 5, task 1", "Mine"))
+    page.value(f"{script.read_text()};undefined")
+    found = page.value(
+        "axe.run(document, {resultTypes: ['violations']}).then(found => found.violations.map("
+        "rule => `${rule.impact} ${rule.id}: ${rule.nodes.slice(0, 3).map(node => node.html)}`))"
+    )
+    assert found == []
+    assert page.value("document.documentElement.scrollWidth") <= width
+    assert page.problems == []
+    page.close()
