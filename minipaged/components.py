@@ -54,6 +54,7 @@ class Components:
     allocator: Callable[[int], BlockAllocator] = BlockAllocator
     block_table: Callable[[BlockPool, int], BlockTable] = BlockTable
     prefix_cache: Callable[[BlockAllocator, int], PrefixCache] = PrefixCache
+    kv_manager: Callable[..., KVManager] = KVManager
     page_growth: Callable[[], PageGrowth] | None = None
     prefill_first: Callable[[], BatchPolicy] = PrefillFirst
     chunked_prefill: Callable[[], BatchPolicy] = ChunkedPrefill
@@ -84,7 +85,7 @@ def build_scheduler(
         )
     components = components or Components()
     allocator = components.allocator(limits.num_blocks)
-    kv = KVManager(
+    kv = components.kv_manager(
         allocator,
         config.block_size,
         (components.page_growth or PAGE_GROWTH[config.page_growth])(),

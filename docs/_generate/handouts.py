@@ -32,7 +32,8 @@ SLIDES_CSS = f"""
 html{{scroll-snap-type:y mandatory;font:24px/1.45 {SYSTEM};
   color:var(--mp-ink);background:var(--mp-paper)}}
 body{{margin:0;counter-reset:slide}}
-section{{box-sizing:border-box;min-height:100vh;padding:5vh 7vw;scroll-snap-align:start;counter-increment:slide;
+section{{box-sizing:border-box;min-height:100vh;padding:5vh 7vw;scroll-snap-align:start;
+  counter-increment:slide;
   display:flex;flex-direction:column;justify-content:center;position:relative;break-after:page}}
 section::after{{content:counter(slide);position:absolute;right:3vw;bottom:3vh;font-size:14px;
   color:var(--mp-soft)}}

@@ -26,21 +26,23 @@ def bench(
     workload: Annotated[
         Path | None, typer.Option(help="JSON list of {prompt_token_ids, max_tokens}; or give sizes:")
     ] = None,
-    prompt_tokens: Annotated[int | None, typer.Option(help="Random tokens in each prompt.")] = None,
-    output_tokens: Annotated[int | None, typer.Option(help="Tokens that each request generates.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(help="Random tokens per prompt.")] = None,
+    output_tokens: Annotated[int | None, typer.Option(help="Tokens to generate per request.")] = None,
     requests: Annotated[
         int | None,
         typer.Option("--requests", "--batch", help="Requests of that size [default: 1; 100 with --url]."),
     ] = None,
     shared_prefix: Annotated[
-        int | None, typer.Option(help="Tokens that their prompts begin with in common.")
+        int | None, typer.Option(help="Length of the prefix that their prompts share.")
     ] = None,
     model: Model = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of the matrix products.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests arrive at this mean rate a second.")] = None,
-    tokens_out: Annotated[Path | None, typer.Option(help="Write the generated ids to this file.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads for matrix products.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Mean arrival rate, in requests a second.")] = None,
+    tokens_out: Annotated[
+        Path | None, typer.Option(help="Write the generated token ids to this file.")
+    ] = None,
     repeat: Annotated[
-        int | None, typer.Option(help="Run so often, after a run that does not count: median and spread.")
+        int | None, typer.Option(help="Timed runs, after one warm-up; shows median and spread.")
     ] = None,
     limits: Annotated[
         bool, typer.Option("--limits", help="Compare with what memory and matrix products allow (CPU).")
@@ -53,14 +55,14 @@ def bench(
     users: Annotated[
         int,
         typer.Option(
-            help="Clients that wait for their answers; with --rate: at most.", rich_help_panel=PANEL
+            help="Concurrent clients, one request each; with --rate, the most at once.", rich_help_panel=PANEL
         ),
     ] = 32,
     seconds: Annotated[
-        float | None, typer.Option(help="Go on for so long, round and round.", rich_help_panel=PANEL)
+        float | None, typer.Option(help="Repeat the workload for this many seconds.", rich_help_panel=PANEL)
     ] = None,
     until_eos: Annotated[
-        bool, typer.Option("--until-eos", help="Let a text end by itself.", rich_help_panel=PANEL)
+        bool, typer.Option("--until-eos", help="Let each text end at its end token.", rich_help_panel=PANEL)
     ] = False,
     ttft_target: Annotated[
         float | None, typer.Option(help="Goodput: seconds to the first token.", rich_help_panel=PANEL)

@@ -49,7 +49,7 @@ def chat(
         Path | None, Option(help="Jinja file that takes the place of the model's chat template.")
     ] = None,
     max_tokens: Annotated[
-        int | None, Option(help="Tokens of an answer at most. [default: as many as fit]")
+        int | None, Option(help="Most tokens per answer. [default: as many as fit]")
     ] = None,
     temperature: Annotated[float, Option(help="0 is greedy.")] = 0.0,
     top_p: TopP = 1.0,

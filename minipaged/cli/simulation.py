@@ -79,7 +79,7 @@ def simulate(
     options: dict[str, Any],
     model: Annotated[str, typer.Option(help="Model; a wrong name lists them.")] = "llama-3-8b",
     hardware: Annotated[str, typer.Option(help="Chip; a wrong name lists them.")] = "a100-80gb",
-    chips: Annotated[int, typer.Option(help="Chips of a replica, tensor parallel.")] = 1,
+    chips: Annotated[int, typer.Option(help="Chips per replica (tensor parallel).")] = 1,
     rate: Annotated[float, typer.Option(help="Arrivals a second on average; inf: all at once.")] = 1.0,
     workload: Annotated[
         str,

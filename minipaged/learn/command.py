@@ -48,7 +48,7 @@ def overview(context: typer.Context) -> None:
 def check(
     number: Number,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Every test, not the first red one.")
+        bool, typer.Option("--verbose", "-v", help="Show every test, not only the first red one.")
     ] = False,
 ) -> None:
     """Run the tests of a lesson on your exercise."""

@@ -1,5 +1,7 @@
 """First steps of the lessons: what an override must do before the concept tests can be run on it at all."""
 
+from array import array
+
 import pytest
 
 from minipaged.decoding import BeamSearch, BeamSearchParams, SamplingMethod, SamplingParams, StopChecker
@@ -750,3 +752,48 @@ def test_a_block_without_computed_tokens_does_not_move():
     victim = victim_of(kv, 9)
     victim.sequences[0].table.preallocate(3)
     assert "2 blocks" in Auto(PreemptionCosts(0.0, 1.0, 1.0)).choose_mode(victim, kv).reason
+
+
+def cached_manager(num_blocks=20):
+    """A manager whose cache knows three blocks: 0 held by two tables, 1 by one, 2 by none."""
+    allocator = BlockAllocator(num_blocks)
+    cache = PrefixCache(allocator, 4)
+    kv = KVManager(allocator, 4, OnDemand(), cache)
+    hashes, entry = [], ""
+    cache.extend_hashes(hashes, array("i", range(12)))
+    blocks = cache.allocate(3)
+    for i, block in enumerate(blocks):
+        entry = cache.register(block, hashes[i], array("i", range(4 * i, 4 * i + 4)), entry)
+    cache.commit()
+    cache.share(blocks[0])
+    cache.free(blocks[2])
+    return kv, blocks
+
+
+def test_an_admission_pays_for_evictable_hits_alone():
+    """Catches held blocks that are charged, and evictable ones that are not: they are counted as free."""
+    kv, blocks = cached_manager()
+    free = kv.num_free
+    charged = [kv.admission_charge(set(blocks[:n]), 20, 4 * n)[0] for n in range(4)]
+    assert charged == [0, 0, 0, 1]
+    assert kv.num_free == free
+
+
+def test_cached_tokens_are_not_charged():
+    """Catches a budget that is spent on tokens which nobody computes."""
+    kv, blocks = cached_manager()
+    assert [kv.admission_charge(set(blocks), 20, cached)[1] for cached in (0, 4, 12, 19)] == [20, 16, 8, 1]
+
+
+def test_without_a_cache_every_token_is_charged():
+    """Catches an engine that stops when prefix caching is off."""
+    kv = KVManager(BlockAllocator(20), 4, OnDemand())
+    assert kv.admission_charge(set(), 20, 0) == (0, 20)
+
+
+def test_a_block_that_somebody_still_holds_is_not_evictable():
+    """Catches the first of two releases taken for the last: the block would be evicted under a reader."""
+    kv, blocks = cached_manager()
+    kv.prefix_cache.free(blocks[0])
+    assert kv.prefix_cache.allocator.ref_count(blocks[0]) == 1
+    assert list(kv.prefix_cache.evictable) == [blocks[2]]

@@ -41,7 +41,7 @@ def watched_engine(rng):
     block_size, num_blocks = rng.choice([1, 3, 4]), rng.randint(8, 24)
     allocator = watched("allocator", subclass(memory.BlockAllocator))(num_blocks)
     cache = watched("prefix_cache", subclass(memory.PrefixCache))(allocator, block_size)
-    kv = memory.KVManager(
+    kv = watched("kv_manager", subclass(memory.KVManager))(
         allocator,
         block_size,
         watched("page_growth", subclass(rng.choice([memory.OnDemand, memory.Chunked, memory.Reserve])))(),
@@ -515,3 +515,24 @@ def test_a_scheduler_must_be_a_subclass():
     alien = type("Alien", (), {k: v for k, v in vars(FCFSScheduler).items() if k[0] != "_"})
     with pytest.raises(ContractError, match="scheduler: Alien must be a subclass of FCFSScheduler"):
         watched("scheduler", alien)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ((4, 8), "charge 0 to 3 blocks"),
+        ((-1, 8), "charge 0 to 3 blocks"),
+        ((0, 21), "charge 0 to 20 tokens"),
+        (8, "give two counts"),
+    ],
+)
+def test_an_admission_that_is_charged_wrongly_is_told(answer, told):
+    """Catches a request that is never admitted, or admitted for less than nothing, with no word why."""
+
+    class Wrong(memory.KVManager):
+        def admission_charge(self, cached, num_tokens, num_cached):
+            return answer
+
+    kv = watched("kv_manager", Wrong)(memory.BlockAllocator(8), 4, memory.OnDemand())
+    with pytest.raises(ContractError, match=f"kv_manager: admission_charge of 3 cached blocks .*{told}"):
+        kv.admission_charge({1, 2, 3}, 20, 12)

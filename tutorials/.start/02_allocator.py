@@ -101,7 +101,13 @@ class BlockAllocator:
 
 
 class BlockTable(GivenBlockTable):
-    """The block table of lesson 01, whose blocks may belong to several tables."""
+    """The block table of lesson 01, whose blocks may belong to several tables.
+
+    Inherited from the project's table, all as in lesson 01: `slot`, `slots`, `filled`, `num_filled_blocks`,
+    `capacity`, `preallocate`, `truncate`, `free`; and `share(blocks)`, which fills an empty table with full
+    blocks, a reference more each, and `writes_to_shared_block()`: does the next token go to a block that
+    another table holds, too?
+    """
 
     __slots__ = ()
 

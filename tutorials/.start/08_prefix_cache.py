@@ -15,12 +15,14 @@ Given by the base class:
     self.pending           set of blocks registered by the step that is being planned
     self.evictable         OrderedDict whose keys are the evictable blocks, the least recently used first
     self.forget(block)     the block can no longer be found (all but `evictable` forget it)
+    self.count_evictable(blocks)    how many of some blocks are evictable
 """
 
 from array import array
 from collections.abc import Sequence
 
 from minipaged.memory import CachedBlock, OutOfBlocksError
+from minipaged.memory import KVManager as GivenKVManager
 from minipaged.memory import PrefixCache as GivenPrefixCache
 
 
@@ -85,3 +87,27 @@ class PrefixCache(GivenPrefixCache):
             OutOfBlocksError: not enough even with eviction (self.num_free counts both); nothing was evicted.
         """
         raise NotImplementedError("Lesson 8, task 4: free blocks first, then evict the oldest evictable ones")
+
+
+class KVManager(GivenKVManager):
+    """Says whether a waiting request may have blocks. Everything but the price of an admission is given.
+
+    `self.prefix_cache` is the cache, or None if there is none.
+    """
+
+    # -- task 5: a scheduler that knows of the cache --------------------------------------------
+
+    def admission_charge(self, cached: set[int], num_tokens: int, num_cached: int) -> tuple[int, int]:
+        """What an admission costs, besides the blocks for what is not cached.
+
+        Args:
+            cached: the cached blocks that the request will share.
+            num_tokens: the tokens of its prompt.
+            num_cached: those of them that need not be computed.
+
+        Returns:
+            (blocks, tokens): how many blocks fewer can be allocated once `cached` is shared (a block that
+            somebody holds already costs nothing; an evictable one cannot be evicted any more), and how many
+            tokens of the step's budget it takes.
+        """
+        raise NotImplementedError("Lesson 8, task 5: charge only what is not cached")

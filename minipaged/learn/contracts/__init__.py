@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from minipaged.learn.contracts.allocator import AllocatorContract
 from minipaged.learn.contracts.block_table import BlockTableContract
+from minipaged.learn.contracts.kv_manager import watch_kv_manager
 from minipaged.learn.contracts.paged_attention import check_paged_attention, watch_paged_attention
 from minipaged.learn.contracts.policies import (
     BatchPolicyContract,
@@ -21,7 +22,7 @@ from minipaged.learn.contracts.policies import (
 from minipaged.learn.contracts.prefix_cache import PrefixCacheContract
 from minipaged.learn.contracts.rules import ContractError, Rules, check_interface
 from minipaged.learn.contracts.scheduler import watch_scheduler
-from minipaged.memory import BlockAllocator, BlockTable, PageGrowth, PrefixCache
+from minipaged.memory import BlockAllocator, BlockTable, KVManager, PageGrowth, PrefixCache
 from minipaged.scheduling import BatchPolicy, DecodingMethod, FCFSScheduler, PreemptionPolicy
 
 __all__ = ["CONCEPTS", "Concept", "ContractError", "Rules"]
@@ -46,8 +47,10 @@ class Concept(NamedTuple):
         if self.interface is None:
             return check_paged_attention(self.name, override)
         check_interface(self.name, self.interface, override)
-        if self.interface is FCFSScheduler and not issubclass(override, FCFSScheduler):
-            raise ContractError(f"{self.name}: {override.__name__} must be a subclass of FCFSScheduler")
+        # Of these two a student writes a method or two; no contract could watch all the others.
+        for base in (FCFSScheduler, KVManager):
+            if self.interface is base and not issubclass(override, base):
+                raise ContractError(f"{self.name}: {override.__name__} must be a subclass of {base.__name__}")
 
     def watch(self, override: Any) -> Callable[..., Any]:
         """What makes watched objects of the override."""
@@ -61,6 +64,7 @@ CONCEPTS = {
         ("block_table", "memory.block_table:BlockTable", BlockTable, BlockTableContract),
         ("page_growth", "memory.page_growth:OnDemand Chunked Reserve", PageGrowth, PageGrowthContract),
         ("prefix_cache", "memory.prefix_cache:PrefixCache", PrefixCache, PrefixCacheContract),
+        ("kv_manager", "memory.kv_manager:KVManager", KVManager, watch_kv_manager),
         ("scheduler", "scheduling.scheduler:FCFSScheduler", FCFSScheduler, watch_scheduler),
         ("prefill_first", "scheduling.policies:PrefillFirst", BatchPolicy, BatchPolicyContract),
         ("chunked_prefill", "scheduling.policies:ChunkedPrefill", BatchPolicy, BatchPolicyContract),

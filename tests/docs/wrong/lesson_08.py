@@ -1,6 +1,6 @@
 """Lesson 08, done wrong; `caught_by` names the test that must notice, `task` the task whose tests must."""
 
-from minipaged.memory import CachedBlock, OutOfBlocksError, PrefixCache
+from minipaged.memory import CachedBlock, KVManager, OutOfBlocksError, PrefixCache
 
 
 class HashesABlockAlone(PrefixCache):
@@ -375,3 +375,69 @@ class EvictsWithoutReclaiming(PrefixCache):
             block, _ = self.evictable.popitem(last=False)
             self.forget(block)
         return self.allocator.allocate(count)
+
+
+class ChargesNoBlock(KVManager):
+    """Cached blocks are free of charge, evictable or not."""
+
+    task = 5
+
+    def admission_charge(self, cached, num_tokens, num_cached):
+        return 0, num_tokens - num_cached
+
+
+class ChargesEveryCachedBlock(KVManager):
+    """Held blocks are charged, too."""
+
+    task = 5
+
+    def admission_charge(self, cached, num_tokens, num_cached):
+        return len(cached), num_tokens - num_cached
+
+
+class ChargesTheHeldBlocks(KVManager):
+    """The other way round: those that somebody holds."""
+
+    task = 5
+
+    def admission_charge(self, cached, num_tokens, num_cached):
+        evictable = self.prefix_cache.count_evictable(cached) if self.prefix_cache else 0
+        return len(cached) - evictable, num_tokens - num_cached
+
+
+class ChargesAllEvictableBlocks(KVManager):
+    """Every evictable block of the cache, whether this request shares it or not."""
+
+    task = 5
+
+    def admission_charge(self, cached, num_tokens, num_cached):
+        evictable = len(self.prefix_cache.evictable) if self.prefix_cache else 0
+        return evictable, num_tokens - num_cached
+
+
+class ChargesCachedTokens(KVManager):
+    """The budget pays for the whole prompt."""
+
+    task = 5
+
+    def admission_charge(self, cached, num_tokens, num_cached):
+        return (self.prefix_cache.count_evictable(cached) if self.prefix_cache else 0), num_tokens
+
+
+class ChargesWholeBlocks(KVManager):
+    """Tokens that are cached, counted in blocks: the last token of a full hit is computed all the same."""
+
+    task = 5
+
+    def admission_charge(self, cached, num_tokens, num_cached):
+        evictable = self.prefix_cache.count_evictable(cached) if self.prefix_cache else 0
+        return evictable, num_tokens - len(cached) * self.block_size
+
+
+class NeedsACache(KVManager):
+    """Asks a cache that is not there."""
+
+    task = 5
+
+    def admission_charge(self, cached, num_tokens, num_cached):
+        return self.prefix_cache.count_evictable(cached), num_tokens - num_cached
