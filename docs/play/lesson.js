@@ -88,11 +88,10 @@ async function show() {
   open.disabled = false;
 }
 
-// The text makes room on a wide screen; what is too wide for it now (site.js looks) can be scrolled.
+// On a wide screen the text makes room.
 function squeeze(narrow) {
   panel.hidden = !narrow;
   document.documentElement.classList.toggle("lesson-open", narrow);
-  dispatchEvent(new Event("resize"));
 }
 
 function close() {
