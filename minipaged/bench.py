@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypedDict
@@ -67,17 +68,34 @@ def read_workload(path: Path) -> list[WorkloadItem]:
 
 
 def random_workload(
-    prompt_tokens: int, output_tokens: int, batch: int, vocab_size: int, seed: int = 0
+    requests: int,
+    prompt_tokens: int,
+    output_tokens: int,
+    vocab_size: int = 256,
+    shared_prefix: int = 0,
+    seed: int = 0,
 ) -> list[WorkloadItem]:
-    """`batch` requests of these sizes, with token ids drawn at random."""
-    sizes = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "batch": batch}
+    """Requests of these sizes, with token ids drawn at random.
+
+    Args:
+        requests, prompt_tokens, output_tokens: at least 1.
+        vocab_size: token ids are below; every model's vocabulary has 256.
+        shared_prefix: tokens that all prompts begin with.
+        seed: of the draws.
+    """
+    sizes = {"requests": requests, "prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
     for name, value in sizes.items():
         if value < 1:
             raise WorkloadError(f"{name} is {value}; give at least 1")
-    rng = random.Random(seed)
+    if not 0 <= shared_prefix <= prompt_tokens:
+        raise WorkloadError(
+            f"shared_prefix is {shared_prefix}; give 0 to {prompt_tokens}, the prompt's tokens"
+        )
+    draw = partial(random.Random(seed).choices, range(vocab_size))
+    prefix = draw(k=shared_prefix)
     return [
-        {"prompt_token_ids": rng.choices(range(vocab_size), k=prompt_tokens), "max_tokens": output_tokens}
-        for _ in range(batch)
+        {"prompt_token_ids": prefix + draw(k=prompt_tokens - shared_prefix), "max_tokens": output_tokens}
+        for _ in range(requests)
     ]
 
 

@@ -19,7 +19,8 @@ from minipaged.decoding.stopping import StopChecker
 from minipaged.execution.executor import Executor
 from minipaged.interrupts import DeferredInterrupts
 from minipaged.metrics import Metrics, StatsLogger
-from minipaged.outputs import RequestOutput, make_output
+from minipaged.output_processor import make_output
+from minipaged.outputs import RequestOutput
 from minipaged.prompts import RequestError, check_params, check_token_ids
 from minipaged.scheduling import FCFSScheduler, Request, StepPlan, StepResult
 
@@ -171,9 +172,8 @@ class Engine:
 
     def text_rules(self, params: DecodingParams) -> StopChecker | None:
         """How the tokens of a request with these parameters become text; None without a tokenizer."""
-        if self.detokenizer is None or not params.detokenize:
-            return None
-        return StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
+        has_text = self.detokenizer is not None and params.detokenize
+        return StopChecker(params, self.executor.eos_token_ids, self.detokenizer) if has_text else None
 
     def output(self, request: Request, prompt: str | None = None) -> RequestOutput:
         """What the user gets for a request, finished or not."""

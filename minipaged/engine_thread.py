@@ -20,7 +20,8 @@ from typing import Any
 
 from minipaged.decoding.params import DecodingParams, RequestOutputKind, SamplingParams
 from minipaged.engine import Engine
-from minipaged.outputs import OutputProgress, RequestOutput
+from minipaged.output_processor import OutputProgress
+from minipaged.outputs import RequestOutput
 from minipaged.prompts import RequestError
 from minipaged.scheduling import Request, RequestState, StepPlan
 from minipaged.scheduling.limits import check_can_ever_run

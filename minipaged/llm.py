@@ -8,7 +8,9 @@ scripts carry over. Everything below this module works with token ids.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,10 @@ from minipaged.decoding.params import BeamSearchParams, DecodingParams, Sampling
 from minipaged.decoding.stopping import OutputText
 from minipaged.engine import Engine
 from minipaged.execution.executor import Executor
+from minipaged.interrupts import DeferredInterrupts
 from minipaged.learn.overrides import components_from
-from minipaged.outputs import BeamSearchOutput, RequestOutput, beam_search_output
+from minipaged.output_processor import beam_search_output
+from minipaged.outputs import BeamSearchOutput, RequestOutput
 from minipaged.progress import progress_bar
 from minipaged.prompts import (
     FailedRequestError,
@@ -36,6 +40,7 @@ from minipaged.prompts import (
     shortened,
     split_prompt,
 )
+from minipaged.scheduling import Request
 from minipaged.viewer.displays import register_displays
 from minipaged.vllm_settings import own_settings
 
@@ -107,6 +112,8 @@ class LLM:
         self._default_sampling_params = default_params(defaults, name)
         self._num_requests = 0
         self._lock = threading.Lock()
+        self._holder: int | None = None  # the thread that has it
+        self._left: deque[str] = deque()  # requests to abort when nobody has it
 
     def generate(
         self,
@@ -142,15 +149,14 @@ class LLM:
         requests = []
         try:
             for prompt, own in zip(prompts, params):
-                requests.append(self._add(prompt, own))
+                with DeferredInterrupts():
+                    requests.append(self._add(prompt, own))
             with progress_bar("generating", len(requests), enabled=use_tqdm) as show:
                 while not all(request.is_finished for request in requests):
                     self._step()
                     show(sum(request.is_finished for request in requests))
         except BaseException:
-            with self._lock:
-                for request in requests:
-                    self.engine.abort(request.request_id)
+            self._leave(requests)
             raise
         return [
             self.engine.output(request, split_prompt(prompt)[0]) for request, prompt in zip(requests, prompts)
@@ -184,8 +190,8 @@ class LLM:
         if rules is None:
             reason = "detokenize is False" if not params.detokenize else "the model has no tokenizer"
             raise RequestError(f"{reason}, so there is no text to stream; use generate")
-        request = self._add(prompt, params)
         text = OutputText(rules)
+        request = self._add(prompt, params)
         try:
             is_last = False
             while not is_last:
@@ -204,8 +210,7 @@ class LLM:
             if rest := text.rest():
                 yield rest
         finally:
-            with self._lock:
-                self.engine.abort(request.request_id)
+            self._leave([request])
 
     def chat(
         self,
@@ -266,15 +271,48 @@ class LLM:
 
     def _step(self) -> None:
         """A step for whoever has requests: what it yields is at the requests, where each caller finds his."""
-        with self._lock:
+        with self._turn():
             if self.engine.has_unfinished:
                 self.engine.step()
 
-    def _add(self, prompt: Prompt, params: DecodingParams) -> Any:
+    def _add(self, prompt: Prompt, params: DecodingParams) -> Request:
         request = self.tokenize(prompt, params)
-        with self._lock:
+        with self._turn():
             self._num_requests += 1
             return self.engine.add_request(str(self._num_requests - 1), *request)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The engine for this thread alone."""
+        if self._holder == threading.get_ident():
+            raise RequestError(
+                "this LLM is called from inside a step of its own, by a logits processor or a hook, and would "
+                "wait for ever; use another LLM there"
+            )
+        try:
+            with self._lock:
+                self._holder = threading.get_ident()
+                try:
+                    yield
+                finally:
+                    self._holder = None
+        finally:
+            self._leave(())
+
+    def _leave(self, requests: Iterable[Request]) -> None:
+        """Abort requests that nobody reads any more: now, or as soon as whoever has the engine is done.
+
+        It never waits: the garbage collector may drop a stream inside a step of the same thread.
+        """
+        with DeferredInterrupts():
+            self._left.extend(request.request_id for request in requests)
+            while self._left and self._lock.acquire(blocking=False):
+                try:
+                    while self._left:
+                        self.engine.abort(self._left[0])
+                        self._left.popleft()
+                finally:
+                    self._lock.release()
 
     def tokenize(self, prompt: Prompt, params: DecodingParams) -> tuple[list[int], DecodingParams, str]:
         """A prompt's token ids, the parameters with their words as token ids, and the cache salt."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import handouts
 import moving
 import pages
 import play
@@ -45,9 +46,14 @@ def main() -> None:
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
         **pages.lessons(),
         "learn/tour.md": pages.tour(),
+        "teach/slides.html": handouts.slides(),
+        "teach/cheat-sheet.html": handouts.cheat_sheet(),
     }
     for name, text in written.items():
         write(DOCS / name, text)
+    for folder in sorted(file.parent for file in ROOT.glob("tutorials/*/lesson.md")):
+        write(DOCS / "learn" / f"{folder.name}.ipynb", handouts.notebook(folder))
+    write(FRAGMENTS / "abbreviations.md", pages.abbreviations())
     write(FRAGMENTS / "commands.md", pages.commands())
     write(FRAGMENTS / "headlines.md", pages.headlines())
     write(DOCS / "stylesheets/palette.css", pages.palette_css())

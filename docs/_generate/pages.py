@@ -237,7 +237,7 @@ def lessons() -> dict[str, str]:
 
 def tour() -> str:
     """The notebook of the tour with the pictures that lie in it."""
-    lines = [front_matter(source="tutorials/tour.ipynb")]
+    lines = [front_matter(source="tutorials/tour.ipynb"), run_elsewhere("tutorials/tour.ipynb")]
     for cell in json.loads((ROOT / "tutorials/tour.ipynb").read_text())["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
@@ -253,6 +253,48 @@ def tour() -> str:
                 text = "".join(output.get("text", data.get("text/plain", ""))).rstrip()
                 lines.append(f"```text\n{text}\n```\n")
     return "\n".join(lines)
+
+
+def run_elsewhere(notebook: str) -> str:
+    """Links that open a notebook of the repository in Colab and Binder, if it is known to be on GitHub."""
+    address = os.environ.get("MINIPAGED_REPO_URL", "").rstrip("/")
+    found = re.fullmatch(r"https://github\.com/([^/]+/[^/]+)", address)
+    if found is None:
+        return ""
+    return (
+        f"[Open in Colab](https://colab.research.google.com/github/{found[1]}/blob/main/{notebook}) (install "
+        f"first: `%pip install git+{address}`) · "
+        f"[Open in Binder](https://mybinder.org/v2/gh/{found[1]}/main?labpath={notebook})\n"
+    )
+
+
+ABBREVIATIONS = {
+    "KV cache": "KV cache",
+    "Prefill": "Prefill",
+    "prefill": "Prefill",
+    "Copy-on-write": "Copy-on-write",
+    "copy-on-write": "Copy-on-write",
+    "watermark": "Watermark",
+    "evictable": "Evictable block",
+    "TTFT": "TTFT",
+    "ITL": "ITL",
+    "CUDA graph": "CUDA graph",
+    "GQA": "GQA",
+    "MLA": "MLA",
+}
+"""What is explained on hover, and the entry of the glossary that says it."""
+
+
+def abbreviations() -> str:
+    """The definitions that every page is given: the first sentence of an entry of the glossary."""
+    text = (ROOT / "docs/glossary.md").read_text()
+    lines = []
+    for word, entry in ABBREVIATIONS.items():
+        found = re.search(rf"^{re.escape(entry)}\n:   (.*?)(?:\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+        assert found is not None, f"{entry} is not in the glossary"
+        said = " ".join(re.sub(r"`[^`]*`", "", found[1]).split())
+        lines.append(f"*[{word}]: {said.split('. ')[0].rstrip('.')}.")
+    return "\n".join(lines) + "\n"
 
 
 PICTURE = re.compile(r"^!\[[^\]]*\]\(\.\./\.\./docs/assets/([\w-]+)\.svg\)$", re.MULTILINE)
@@ -280,14 +322,15 @@ def with_editor(folder: Path, text: str) -> str:
 def files_of(folder: Path) -> str:
     """The exercise as it ships, folded up, and where the tests of the lesson are."""
     start = folder.parent / ".start" / f"{folder.name}.py"
+    notebook = f"[This lesson as a notebook]({folder.name}.ipynb)."
     if not start.exists():
-        return ""
+        return f"\n{notebook}\n"
     about = tomllib.loads((folder / "tasks.toml").read_text())
     files = sorted({test.partition("::")[0] for task in about["task"] for test in task["tests"]})
     code = "\n".join(f"    {line}".rstrip() for line in start.read_text().splitlines())
     return (
         f"\n## The files\n\nYou write in `tutorials/{folder.name}/exercise.py`; its tests are in "
-        f"{', '.join(f'`{file}`' for file in files)}.\n\n"
+        f"{', '.join(f'`{file}`' for file in files)}. {notebook}\n\n"
         f'??? example "exercise.py"\n\n    ```{{ .python }}\n{code}\n    ```\n'
     )
 

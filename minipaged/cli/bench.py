@@ -28,7 +28,13 @@ def bench(
     ] = None,
     prompt_tokens: Annotated[int | None, typer.Option(help="Random tokens in each prompt.")] = None,
     output_tokens: Annotated[int | None, typer.Option(help="Tokens that each request generates.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Requests of that size [default: 1].")] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option("--requests", "--batch", help="Requests of that size [default: 1; 100 with --url]."),
+    ] = None,
+    shared_prefix: Annotated[
+        int | None, typer.Option(help="Tokens that their prompts begin with in common.")
+    ] = None,
     model: Model = None,
     threads: Annotated[int | None, typer.Option(help="Threads of the matrix products.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests arrive at this mean rate a second.")] = None,
@@ -56,12 +62,6 @@ def bench(
     until_eos: Annotated[
         bool, typer.Option("--until-eos", help="Let a text end by itself.", rich_help_panel=PANEL)
     ] = False,
-    requests: Annotated[
-        int, typer.Option(help="Requests to make up without a workload.", rich_help_panel=PANEL)
-    ] = 100,
-    shared_prefix: Annotated[
-        int, typer.Option(help="Tokens that their prompts begin with in common.", rich_help_panel=PANEL)
-    ] = 0,
     ttft_target: Annotated[
         float | None, typer.Option(help="Goodput: seconds to the first token.", rich_help_panel=PANEL)
     ] = None,
@@ -75,6 +75,16 @@ def bench(
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
     """Run a workload and report speed, latency and memory; with --url, what clients see of a server."""
+    asked = {
+        "requests": requests,
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "shared_prefix": shared_prefix,
+    }
+    sizes = {name: number for name, number in asked.items() if number is not None}
+    if workload and sizes:
+        name, number = next(iter(sizes.items()))
+        raise ValueError(f"{name} is {number} beside a workload file; give one or the other")
     if url is not None:
         if use or options or profile or tokens_out or threads:
             raise ValueError("--url measures a server that runs; give engine settings to minipaged serve")
@@ -87,8 +97,8 @@ def bench(
             "model": model,
             **targets,
         }
-        made_up = (requests, prompt_tokens or 64, output_tokens or 64, shared_prefix)
-        _load(url, workload, made_up, {**sent, "ignore_eos": not until_eos}, as_json)
+        sizes = {"requests": 100, "prompt_tokens": 64, "output_tokens": 64} | sizes
+        _load(url, workload, sizes, {**sent, "ignore_eos": not until_eos}, as_json)
         return
     check_threads(threads)
     if threads is not None:
@@ -98,9 +108,6 @@ def bench(
     from minipaged.viewer.profile import StepProfile
 
     items = read_workload(workload) if workload else []
-    sizes = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "batch": batch}
-    if workload and (given := [name for name, number in sizes.items() if number is not None]):
-        raise ValueError(f"{given[0]} is {sizes[given[0]]} beside a workload file; give one or the other")
     if not workload and (prompt_tokens is None or output_tokens is None):
         raise ValueError("no workload; give --workload FILE, --prompt-tokens and --output-tokens, or --url")
     if rate is not None and not 0 < rate < float("inf"):
@@ -112,9 +119,8 @@ def bench(
         torch.set_num_threads(threads)
     llm = load(model, {"disable_log_stats": True, **options}, use)
     parts = StepProfile() if profile else None
-    if prompt_tokens is not None and output_tokens is not None:
-        vocab_size = llm.engine.executor.vocab_size
-        items = random_workload(prompt_tokens, output_tokens, 1 if batch is None else batch, vocab_size)
+    if not workload:
+        items = random_workload(**{"requests": 1} | sizes, vocab_size=llm.engine.executor.vocab_size)
     spread = None
     with progress_bar("generating", len(items)) as advance:
         if repeat is None:
@@ -134,16 +140,16 @@ def bench(
 
 
 def _load(
-    url: str, workload: Path | None, made_up: tuple[int, int, int, int], sent: dict[str, Any], as_json: bool
+    url: str, workload: Path | None, sizes: dict[str, int], sent: dict[str, Any], as_json: bool
 ) -> None:
     try:
-        from minipaged.serving.load import Load, made_up_items, run_load
+        from minipaged.serving.load import Load, run_load
     except ImportError as error:
         raise ValueError(f"--url needs {error.name}; pip install 'minipaged[serve]'") from error
-    from minipaged.bench import read_workload
+    from minipaged.bench import random_workload, read_workload
     from minipaged.progress import progress_bar
 
-    items = made_up_items(*made_up) if workload is None else read_workload(workload)
+    items = random_workload(**sizes) if workload is None else read_workload(workload)
     load = Load(url=url, items=items, **sent)
     count = len(items) if load.seconds is None else None
     with progress_bar("sending", count, enabled=not as_json) as show:

@@ -13,6 +13,7 @@ from minipaged import __version__
 from minipaged.cli import simulation
 from minipaged.cli.bench import bench
 from minipaged.cli.chat import chat
+from minipaged.cli.course import score
 from minipaged.cli.generate import generate
 from minipaged.cli.options import with_engine_options
 from minipaged.cli.serve import serve
@@ -56,6 +57,7 @@ app.command()(with_engine_options(simulation.simulate))
 app.command()(with_engine_options(simulation.calibrate))
 app.command()(view)
 app.command()(top)
+learn.app.command()(score)  # on the simulator, which stands above `learn`
 app.add_typer(learn.app, name="learn")
 
 # Some versions of typer bring their own copy of click: this is the exception base of whichever is in use.

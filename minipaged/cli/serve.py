@@ -10,6 +10,7 @@ from typer import Option
 from minipaged.cli.options import Model, Use, check_parts
 
 PANEL = "Server"
+MOST_REPLICAS = 64
 
 
 def serve(
@@ -44,12 +45,20 @@ def serve(
         float,
         Option(help="Seconds that running requests have once the server is to end.", rich_help_panel=PANEL),
     ] = 30.0,
+    replicas: Annotated[
+        int,
+        Option(help="Servers that share the requests, each with the whole model.", rich_help_panel=PANEL),
+    ] = 1,
     use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
     """Serve a model over HTTP, as OpenAI does."""
+    if not 1 <= replicas <= MOST_REPLICAS:
+        raise ValueError(f"replicas is {replicas}; give 1 to {MOST_REPLICAS}")
     try:
-        from minipaged.serving.server import bind, make_server
+        from minipaged.serving.fleet import Fleet
+        from minipaged.serving.router import Router
+        from minipaged.serving.server import bind, make_server, serve_app
         from minipaged.serving.settings import ServerSettings
     except ImportError as error:
         raise ValueError(
@@ -67,11 +76,20 @@ def serve(
     )
     parts = check_parts(options, use)
     listener = bind(settings)
+    name = served_model_name or ("pocket" if model is None else str(Path(model)))
+    address = f"[{host}]" if ":" in host else host
+    told = f"Serving {name} at http://{address}:{listener.getsockname()[1]}"
+    if replicas > 1:
+        with listener, Fleet(replicas, model, name, options, use or (), settings) as fleet:
+            router = Router(fleet.replicas, settings)
+            listener.listen()  # (who reads the line may connect at once)
+            print(f"{told} with {replicas} replicas", flush=True)
+            serve_app(router.app, router, settings).run(sockets=[listener])
+        return
     from minipaged.async_llm import AsyncLLM
 
-    name = served_model_name or ("pocket" if model is None else str(Path(model)))
     with listener, AsyncLLM(model, max_waiting=max_waiting, use=parts, **options) as llm:
         server = make_server(llm, name, settings)
-        address = f"[{host}]" if ":" in host else host
-        print(f"Serving {name} at http://{address}:{listener.getsockname()[1]}", flush=True)
+        listener.listen()
+        print(told, flush=True)
         server.run(sockets=[listener])

@@ -17,7 +17,7 @@ import torch
 
 from minipaged.decoding.logits import edit_logits, filter_logits
 from minipaged.decoding.noise import gumbel_noise, mix, noise_key
-from minipaged.decoding.params import BeamSearchParams, SamplingParams
+from minipaged.decoding.params import BeamSearchParams, DecodingParams
 from minipaged.decoding.processors import failure
 from minipaged.kernels.dispatch import greedy_tokens
 from minipaged.scheduling import Sample, ScheduledSequence
@@ -66,10 +66,6 @@ class Sampler:
             best = (_take(edited, beams) / heat - divisor).topk(max(counts))
             for row, count, *found in zip(beams, counts, best.indices.tolist(), best.values.tolist()):
                 samples[row] = Sample(*(values[:count] for values in found))
-                if (asked := params[row].logprobs) is not None:
-                    ids = best.indices[beams.index(row), :count]
-                    reports = _report(logits, total, [row] * count, ids, [asked] * count)
-                    samples[row] = samples[row]._replace(top_logprobs=reports)
         rows = [row for row, p in enumerate(params) if p.is_greedy]
         picks = [_take(edited, rows).argmax(-1)] if rows else []
         random = [row for row, p in enumerate(params) if row not in samples and not p.is_greedy]
@@ -79,8 +75,10 @@ class Sampler:
             picks.append(self._draw(_take(edited, part), [scheduled[row] for row in part]))
         rows += [row for row in random for _ in range(scheduled[row].num_candidates)]
         if rows:
-            samples |= _as_samples(logits, total, rows, torch.cat(picks), params)
-        for row in edited.amax(-1).isfinite().logical_not_().nonzero().flatten().tolist():
+            samples |= _as_samples(logits, total, rows, torch.cat(picks))
+        _report_asked(samples, params, logits, total)
+        largest = total if edited is logits else edited.amax(-1)
+        for row in largest.isfinite().logical_not_().nonzero().flatten().tolist():
             samples[row] = Sample([0], [math.nan])
         return [samples[row] for row in range(len(scheduled))]
 
@@ -129,26 +127,33 @@ def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], count: int
 
 
 def _as_samples(
-    logits: torch.Tensor,
-    total: torch.Tensor,
-    rows: list[int],
-    tokens: torch.Tensor,
-    params: SequenceOf[SamplingParams],
+    logits: torch.Tensor, total: torch.Tensor, rows: list[int], tokens: torch.Tensor
 ) -> dict[int, Sample]:
     """Samples by row; `rows` names the row of each token, the tokens of a row stand together."""
     index = torch.tensor(rows, device=logits.device)
     logprobs = logits[index, tokens] - total[index]
-    samples = {row: Sample([], [], None if params[row].logprobs is None else []) for row in rows}
+    samples = {row: Sample([], []) for row in rows}
     for row, token, logprob in zip(rows, *_on_host(tokens, logprobs)):
         samples[row].token_ids.append(token)
         samples[row].logprobs.append(logprob)
-    asked = [place for place, row in enumerate(rows) if params[row].logprobs is not None]
-    if asked:
-        asked_rows = [rows[place] for place in asked]
-        counts = [params[row].logprobs or 0 for row in asked_rows]
-        for row, report in zip(asked_rows, _report(logits, total, asked_rows, tokens[asked], counts)):
-            samples[row].top_logprobs.append(report)  # type: ignore[union-attr]
     return samples
+
+
+def _report_asked(
+    samples: dict[int, Sample],
+    params: SequenceOf[DecodingParams],
+    logits: torch.Tensor,
+    total: torch.Tensor,
+) -> None:
+    """Add the likeliest tokens to the samples of the rows that ask for them."""
+    asked = [row for row in samples if params[row].logprobs is not None]
+    if asked:
+        rows = [row for row in asked for _ in samples[row].token_ids]
+        tokens = torch.tensor([t for row in asked for t in samples[row].token_ids], device=logits.device)
+        reports = iter(_report(logits, total, rows, tokens, [params[row].logprobs or 0 for row in rows]))
+        for row in asked:
+            found = [next(reports) for _ in samples[row].token_ids]
+            samples[row] = samples[row]._replace(top_logprobs=found)
 
 
 def _on_host(tokens: torch.Tensor, logprobs: torch.Tensor) -> tuple[list[int], list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from minipaged.learn import trials
+from minipaged.learn import trials, words
 from minipaged.learn.lessons import LearnError, Lesson, find, read_lessons, repository
 from minipaged.learn.solutions import solution_of
 from minipaged.learn.trials import begun, is_green, open_task
-from minipaged.learn.words import report
 
 app = typer.Typer(
     help="Lessons: write the components yourself, then run the engine with them.", add_completion=False
@@ -58,7 +58,7 @@ def check(
     with shown_progress([lesson]) as on_test:
         outcomes = trials.progress([lesson], on_test)[lesson.number]
     console = Console(highlight=False, soft_wrap=True)
-    for task in report(lesson, outcomes, verbose):
+    for task in words.report(lesson, outcomes, verbose):
         console.print(f"{_mark(task.is_green)} {task.head}")
         for test in task.tests:
             first, *others = test.lines
@@ -109,6 +109,45 @@ def solution(
         console.print(f"{task.solution}\n", markup=False)
         for code in solution_of(lesson, i):
             console.print(f"{code}\n", markup=False)
+
+
+@app.command()
+def report(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for a script that grades.")] = False,
+) -> None:
+    """Say which tasks are green and which tests are red, for all lessons."""
+    lessons = read_lessons(repository())
+    with shown_progress(lessons) as on_test:
+        done = trials.progress(lessons, on_test)
+    told = [
+        {
+            "number": lesson.number,
+            "title": lesson.title,
+            "begun": not lesson.is_untouched,
+            "tasks": [
+                {
+                    "name": task.name,
+                    "green": is_green(outcome),
+                    "passed": sum(not result.failure for result in outcome.values()),
+                    "tests": len(outcome),
+                    "red": [words.sentence(test) for test, result in outcome.items() if result.failure],
+                }
+                for task, outcome in zip(lesson.tasks, done[lesson.number])
+            ],
+        }
+        for lesson in lessons
+        if lesson.tasks
+    ]
+    outcomes = [outcome for lesson in lessons for outcome in done[lesson.number]]
+    green = sum(map(is_green, outcomes))
+    if as_json:
+        print(json.dumps({"green": green, "tasks": len(outcomes), "lessons": told}, indent=2))
+        return
+    for lesson in lessons:
+        if lesson.tasks:
+            count = sum(map(is_green, done[lesson.number]))
+            print(f"{lesson.number} {lesson.title}: {count} of {len(lesson.tasks)} tasks are green")
+    print(f"{green} of {len(outcomes)} tasks are green.")
 
 
 @app.command()

@@ -25,7 +25,7 @@ class Task(NamedTuple):
 class Lesson:
     """One folder of `tutorials/`."""
 
-    folder: Path  # its name begins with the number, "00" to "13"
+    folder: Path  # its name begins with the number: "00", "01", ...
     title: str
     minutes: int
     use: tuple[str, ...]  # "concept:class of the exercise"

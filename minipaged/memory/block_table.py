@@ -81,9 +81,10 @@ class BlockTable:
             OutOfBlocksError: the pool cannot give the blocks; nothing was changed.
         """
         needed = self.blocks_to_append(count)
+        is_shared = count > 0 and self.writes_to_shared_block()
         fresh = self.pool.allocate(needed) if needed else []
         copy = None
-        if count > 0 and self.writes_to_shared_block():
+        if is_shared:
             # Fig. 8: the first writer moves to a fresh block; the last holder left writes in place.
             last = self.num_tokens // self.block_size
             copy = BlockCopy(self.blocks[last], fresh.pop())
@@ -105,7 +106,7 @@ class BlockTable:
         """Start with full blocks that somebody else computed (a shared prefix). The table is empty."""
         for block in blocks:
             self.pool.share(block)
-        self.blocks = list(blocks)
+            self.blocks.append(block)
         self.num_tokens = len(blocks) * self.block_size
 
     def fork(self) -> Self:
@@ -123,11 +124,10 @@ class BlockTable:
 
     def truncate(self, num_tokens: int) -> None:
         """Keep the slots of the first `num_tokens` tokens; give all other blocks back, the tail first."""
-        keep = -(-num_tokens // self.block_size)
-        for block in reversed(self.blocks[keep:]):
-            self.pool.free(block)
-        del self.blocks[keep:]
         self.num_tokens = num_tokens
+        while len(self.blocks) > self.num_filled_blocks:
+            self.pool.free(self.blocks[-1])
+            del self.blocks[-1]  # (only now: if that fails, the table still holds the block)
 
     def free(self) -> None:
         """Give every block back, the tail first, and be empty."""

@@ -177,10 +177,10 @@ class KVManager:
     def free(self, sequences: Iterable[KVSequence]) -> None:
         """Give back all blocks of the sequences; nothing of them is computed any more."""
         for sequence in sequences:
-            sequence.table.free()
-            sequence.table.move_to(self.pool, [])  # (a swapped-out table was over host blocks)
             sequence.num_computed_tokens = sequence.num_registered_blocks = 0
             sequence.last_registered = None
+            sequence.table.free()
+            sequence.table.move_to(self.pool, [])  # (a swapped-out table was over host blocks)
 
     # -- prefix caching -------------------------------------------------------------------------
 

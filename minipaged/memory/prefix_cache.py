@@ -98,8 +98,6 @@ class PrefixCache:
         """Append the chain hashes of the full blocks of `token_ids` that `hashes` does not have yet."""
         width = self.block_size * token_ids.itemsize
         start, stop = len(hashes) * self.block_size, len(token_ids) - len(token_ids) % self.block_size
-        if start >= stop:
-            return
         parent = hashes[-1] if hashes else self._hash((0, salt.encode()))
         content = token_ids[start:stop].tobytes()
         for offset in range(0, len(content), width):
@@ -168,10 +166,7 @@ class PrefixCache:
     def roll_back(self) -> None:
         """The step failed: forget what it registered, so that nobody attends to garbage."""
         for block in list(self.pending):
-            self.forget(block)
-            if block in self.evictable:
-                del self.evictable[block]
-                self.allocator.reclaim(block)
+            (self._evict if block in self.evictable else self.forget)(block)
 
     def clear(self) -> None:
         """Forget every evictable block (blocks in use stay findable)."""

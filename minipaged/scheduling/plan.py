@@ -49,6 +49,7 @@ class StepPlan:
     finished: list[Request] = field(default_factory=list)  # ended while planning: outgrew the pool
     events: list[Event] = field(default_factory=list)  # what was decided, and why
     num_preempted: int = 0  # nobody is admitted or resumed in a step that preempts
+    is_rolled_back: bool = False  # or was to be: it failed
 
     @property
     def num_tokens(self) -> int:

@@ -44,7 +44,7 @@ class FCFSScheduler:
         self.swapped: deque[Request] = deque()
         self.in_flight: StepPlan | None = None  # neither committed nor rolled back yet
         self.num_preemptions = self.num_generated_tokens = self.num_arrived = self.num_steps = 0
-        self._aborted: list[Request] = []  # while a step was in flight
+        self._ending: list[Request] = []  # aborted while a step was in flight, or lost in its commit
 
     # -- requests come and go -------------------------------------------------------------------
 
@@ -57,11 +57,9 @@ class FCFSScheduler:
 
     def abort(self, request: Request) -> None:
         """End a request now, whatever its state; one that is being computed ends with that step's commit."""
-        if request.is_finished:
-            return
         if self.in_flight is not None and request.state is not RequestState.WAITING:
-            self._aborted.append(request)
-        else:
+            self._ending.append(request)
+        elif not request.is_finished:
             self.end(request, "abort")
 
     def end(self, request: Request, reason: str) -> None:
@@ -84,11 +82,11 @@ class FCFSScheduler:
         if request in queue:
             queue.remove(request)
 
-    def _end_aborted(self) -> list[Request]:
-        ended = [request for request in dict.fromkeys(self._aborted) if not request.is_finished]
-        self._aborted = []
+    def _end_others(self) -> list[Request]:
+        ended = [request for request in dict.fromkeys(self._ending) if not request.is_finished]
         for request in ended:
-            self.end(request, "abort")
+            self.end(request, "abort" if request.error is None else "error")
+        self._ending = []
         return ended
 
     @property
@@ -105,8 +103,10 @@ class FCFSScheduler:
 
     def schedule(self) -> StepPlan:
         """Decide what the next step computes and moves; then `commit` or `roll_back`, even if this fails."""
-        assert self.in_flight is None, "commit or roll back the last plan first"
-        self.in_flight = plan = StepPlan(self.num_steps)
+        left = self.in_flight  # ... if its roll-back failed: then that is done again
+        assert left is None or left.is_rolled_back, "commit or roll back the last plan first"
+        ended = self._end_others() if left is None else self.roll_back(left)
+        self.in_flight = plan = StepPlan(self.num_steps, finished=ended)
         self.num_steps += 1
         self.policy.fill(plan, self)
         return plan
@@ -137,11 +137,12 @@ class FCFSScheduler:
             for request in plan.touched:
                 if not request.is_finished:
                     request.error = f"{type(failure).__name__}: {failure}"
-                    self.end(request, "error")
+                    self._ending.append(request)
+            self._end_others()
             raise
         finally:
             self.running = [request for request in self.running if request.sequences]
-        return list(dict.fromkeys((*plan.sampling, *plan.finished, *self._end_aborted())))
+        return list(dict.fromkeys((*plan.sampling, *plan.finished, *self._end_others())))
 
     def apply_branches(self, request: Request, branches: list[Branch]) -> None:
         """Continue a request with the branches its decoding method chose (paper, section 4.4).
@@ -179,11 +180,12 @@ class FCFSScheduler:
     def roll_back(self, plan: StepPlan) -> list[Request]:
         """The step failed: forget what it registered, and queue every request it touched, to be recomputed.
         Returns the requests that ended all the same."""
-        self.in_flight = None
+        plan.is_rolled_back = True
         self.kv.roll_back_registered()
         for request in plan.touched:
             self._requeue(request)
-        return plan.finished + self._end_aborted()
+        self.in_flight = None
+        return plan.finished + self._end_others()
 
     def _requeue(self, request: Request) -> None:
         self.kv.free(request.sequences)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,13 +16,11 @@ from minipaged.serving.completions import complete
 from minipaged.serving.errors import ApiError, api_error, install_handlers, json_response
 from minipaged.serving.gate import Gate
 from minipaged.serving.generation import EventStream
-from minipaged.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from minipaged.serving.responses import respond_to
+from minipaged.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
 from minipaged.serving.service import Service
 from minipaged.serving.settings import ServerSettings
 from minipaged.viewer.page import live_page
-
-PAGE = Path(__file__).parent / "page.html"
-"""A prompt box alone."""
 
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
@@ -70,6 +67,10 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request, body: ChatBody) -> Response:
         return await chat(service, request, body)
+
+    @app.post("/v1/responses")
+    async def responses(request: Request, body: ResponsesBody) -> Response:
+        return await respond_to(service, request, body)
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -138,10 +139,8 @@ def _add_state(app: FastAPI, service: Service) -> None:
 def _add_views(app: FastAPI, service: Service) -> None:
     @app.get("/")
     async def page() -> Response:
-        # (The viewer's page sends no key, so a server with keys has a plain one.)
-        text = PAGE.read_text(encoding="utf-8") if service.settings.api_keys else live_page()
         headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
-        return HTMLResponse(text, headers=headers)
+        return HTMLResponse(live_page(), headers=headers)
 
     @app.get("/metrics")
     async def metrics() -> Response:

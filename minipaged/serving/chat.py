@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -17,6 +18,7 @@ from minipaged.serving.formats import prompt_logprobs
 from minipaged.serving.generation import Generation, event_of, respond
 from minipaged.serving.schemas import ChatBody, Message
 from minipaged.serving.service import Service
+from minipaged.serving.tool_calls import ToolCallReader
 
 
 async def chat(service: Service, request: Request, body: ChatBody) -> Response:
@@ -43,16 +45,30 @@ async def chat(service: Service, request: Request, body: ChatBody) -> Response:
     return await respond(request, generation, body, writer.whole, writer.events)
 
 
-def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
+def plain_messages(messages: list[Message], field: str = "messages") -> list[dict[str, Any]]:
     """Messages as chat templates want them: the parts of a content joined, fields that are null left out."""
     plain = []
     for number, message in enumerate(messages):
         values = {key: value for key, value in message.model_dump().items() if value is not None}
         content = values.get("content", "")
         if isinstance(content, list):
-            content = "".join(_text(part, f"messages.{number}.content.{i}") for i, part in enumerate(content))
+            content = "".join(_text(part, f"{field}.{number}.content.{i}") for i, part in enumerate(content))
+        if calls := values.get("tool_calls"):
+            values["tool_calls"] = _with_objects(calls, f"{field}.{number}.tool_calls")
         plain.append({**values, "content": content})
     return plain
+
+
+def _with_objects(calls: Any, name: str) -> list[dict[str, Any]]:
+    """Tool calls whose arguments are objects, as templates want them; OpenAI's are JSON in a string."""
+    try:
+        return [
+            {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+            for call in calls
+        ]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        message = f'{name} has a call whose arguments are no JSON; give {{"function": {{"arguments": JSON}}}}'
+        raise ApiError(400, message, name) from error
 
 
 def _text(part: dict[str, Any], name: str) -> str:
@@ -70,6 +86,7 @@ class _Writer:
     def __init__(self, service: Service, body: ChatBody, generation: Generation) -> None:
         self._body = body
         self._generation = generation
+        self._has_tools = bool(body.tools) and body.tool_choice != "none"
         self._head = {
             "id": generation.request_id,
             "created": int(time.time()),
@@ -82,7 +99,13 @@ class _Writer:
         choices = []
         for completion in output.outputs:
             message = {"role": "assistant", "content": completion.text, "refusal": None}
-            choices.append({"message": message, **self._choice(completion)})
+            choice = self._choice(completion)
+            if self._has_tools:
+                content, calls = ToolCallReader().read(completion.text, is_last=True)
+                if calls:
+                    message |= {"content": content or None, "tool_calls": calls}
+                    choice["finish_reason"] = _reason(completion, len(calls))
+            choices.append({"message": message, **choice})
         response = {**self._head, "object": "chat.completion", "choices": choices}
         if output.prompt_logprobs is not None:
             response["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
@@ -93,15 +116,17 @@ class _Writer:
         wants_usage = self._body.stream_options is not None and bool(self._body.stream_options.include_usage)
         usage: dict[str, Any] = {"usage": None} if wants_usage else {}
         head = {**self._head, "object": "chat.completion.chunk"}
-        begun: set[int] = set()
+        readers: dict[int, ToolCallReader] = {}
         async for _, output in self._generation.outputs():
             for completion in output.outputs:
-                if completion.index not in begun:
-                    begun.add(completion.index)
+                if completion.index not in readers:
+                    readers[completion.index] = ToolCallReader()
                     delta = {"role": "assistant", "content": ""}
                     choice = {"index": completion.index, "delta": delta, "finish_reason": None}
                     yield event_of({**head, "choices": [choice], **usage})
                 choice = {"delta": {"content": completion.text}, **self._choice(completion)}
+                if self._has_tools:
+                    _divide(choice, readers[completion.index], completion)
                 yield event_of({**head, "choices": [choice], **usage})
         if wants_usage:
             yield event_of({**head, "choices": [], **self._generation.usage.fields()})
@@ -115,3 +140,18 @@ class _Writer:
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
         }
+
+
+def _divide(choice: dict[str, Any], reader: ToolCallReader, completion: CompletionOutput) -> None:
+    """Put the calls of a streamed piece beside its content."""
+    first = reader.num_calls
+    content, calls = reader.read(completion.text, completion.finish_reason is not None)
+    choice["delta"] = {"content": content}
+    if calls:
+        choice["delta"]["tool_calls"] = [{"index": first + i, **call} for i, call in enumerate(calls)]
+    choice["finish_reason"] = _reason(completion, reader.num_calls)
+
+
+def _reason(completion: CompletionOutput, num_calls: int) -> str | None:
+    """Why an answer ended: for the sake of its calls, if it has some and is complete."""
+    return "tool_calls" if num_calls and completion.finish_reason == "stop" else completion.finish_reason

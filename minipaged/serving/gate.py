@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from minipaged.serving.errors import ApiError
 from minipaged.serving.service import Service, shutting_down
+from minipaged.serving.settings import ServerSettings
 
 OPEN = ("/", "/health", "/version")
 """Paths that need no key: they tell nothing of anybody's requests."""
@@ -45,29 +46,7 @@ class Gate:
         except ApiError as error:
             await error.response()(scope, receive, send_with_id)
             return
-        await self._app(scope, self._limited(receive), send_with_id)
-
-    def _limited(self, receive: Any) -> Any:
-        """`receive` for a body that is neither too long nor too slow."""
-        settings = self._service.settings
-        num_bytes, is_whole = 0, False
-
-        async def limited() -> Any:
-            nonlocal num_bytes, is_whole
-            if is_whole:
-                return await receive()
-            try:
-                async with asyncio.timeout(settings.request_timeout):
-                    message = await receive()
-            except TimeoutError:
-                raise HTTPException(408, "the body did not arrive in time; send it faster") from None
-            num_bytes += len(message.get("body", b""))
-            is_whole = not message.get("more_body", False)
-            if num_bytes > settings.max_body_bytes:
-                raise HTTPException(413)
-            return message
-
-        return limited
+        await self._app(scope, limited(receive, self._service.settings), send_with_id)
 
     def _admit(self, scope: Any) -> None:
         path, method = scope["path"], scope["method"]
@@ -79,3 +58,25 @@ class Gate:
         given = Headers(scope=scope).get("authorization")
         bearer = re.fullmatch(r"(?i:bearer) +(\S+)", given or "")
         scope["state"]["tenant"] = self._service.tenant(bearer[1] if bearer else given)
+
+
+def limited(receive: Any, settings: ServerSettings) -> Any:
+    """`receive` for a body that is neither too long nor too slow: HTTPException 413, 408."""
+    num_bytes, is_whole = 0, False
+
+    async def receive_some() -> Any:
+        nonlocal num_bytes, is_whole
+        if is_whole:
+            return await receive()
+        try:
+            async with asyncio.timeout(settings.request_timeout):
+                message = await receive()
+        except TimeoutError:
+            raise HTTPException(408, "the body did not arrive in time; send it faster") from None
+        num_bytes += len(message.get("body", b""))
+        is_whole = not message.get("more_body", False)
+        if num_bytes > settings.max_body_bytes:
+            raise HTTPException(413)
+        return message
+
+    return receive_some

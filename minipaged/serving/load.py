@@ -253,26 +253,3 @@ def _is_good(record: Record, load: Load) -> bool:
         return False
     mean = (record.total - record.ttft) / max(1, record.num_tokens - 1)
     return load.itl_target is None or mean <= load.itl_target
-
-
-def made_up_items(
-    count: int, prompt_tokens: int, max_tokens: int, shared_tokens: int = 0, seed: int = 0
-) -> list[WorkloadItem]:
-    """Requests of random tokens below 256, which all vocabularies have; `shared_tokens` begin each."""
-    for name, value in (("requests", count), ("prompt_tokens", prompt_tokens), ("max_tokens", max_tokens)):
-        if value < 1:
-            raise LoadError(f"{name} is {value}; give at least 1")
-    if not 0 <= shared_tokens <= prompt_tokens:
-        raise LoadError(f"shared_prefix is {shared_tokens}; give 0 to {prompt_tokens}, the prompt's tokens")
-    draw = random.Random(seed)
-    shared = [draw.randrange(3, 256) for _ in range(shared_tokens)]
-    return [
-        {
-            "prompt_token_ids": [
-                *shared,
-                *(draw.randrange(3, 256) for _ in range(prompt_tokens - shared_tokens)),
-            ],
-            "max_tokens": max_tokens,
-        }
-        for _ in range(count)
-    ]

@@ -144,6 +144,31 @@ class ChatBody(GenerationBody):
     parallel_tool_calls: bool | None = None
 
 
+class TextFormat(Body):
+    """What the text of a response must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Body):
+    """Of a response's text."""
+
+    format: TextFormat | None = None
+
+
+class ResponsesBody(GenerationBody):
+    """`/v1/responses`."""
+
+    input: str | list[Message] = Field(min_length=1)
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    text: TextOptions | None = None
+
+
 class TokenizeBody(Body):
     """`/tokenize`: a text, or a conversation."""
 

@@ -9,20 +9,28 @@ from __future__ import annotations
 import asyncio
 import socket
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 
 from minipaged.async_llm import AsyncLLM
 from minipaged.serving.app import create_app
-from minipaged.serving.service import Service
 from minipaged.serving.settings import ServerSettings, ServerSettingsError
+
+
+class Drained(Protocol):
+    """What a server serves."""
+
+    is_draining: bool
+
+    async def drain(self) -> None:
+        """Let what runs finish; called once `is_draining` is set."""
 
 
 class Server(uvicorn.Server):
     """A uvicorn server that drains before it closes its sockets."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Drained) -> None:
         super().__init__(config)
         self._service = service
         self._drained: asyncio.Task[None] | None = None
@@ -47,6 +55,11 @@ class Server(uvicorn.Server):
 def make_server(llm: AsyncLLM, model_name: str, settings: ServerSettings, **options: Any) -> Server:
     """A server that is not started; `options` are uvicorn's."""
     app = create_app(llm, model_name, settings)
+    return serve_app(app, app.state.service, settings, **options)
+
+
+def serve_app(app: Any, service: Drained, settings: ServerSettings, **options: Any) -> Server:
+    """As `make_server`, for an application that is there."""
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -56,7 +69,7 @@ def make_server(llm: AsyncLLM, model_name: str, settings: ServerSettings, **opti
         server_header=False,
         **options,
     )
-    return Server(config, app.state.service)
+    return Server(config, service)
 
 
 def bind(settings: ServerSettings) -> socket.socket:

@@ -8,52 +8,35 @@ would: how many requests each replica has. Time and memory grow linearly with th
 
 from collections.abc import Callable, Iterable, Sequence
 
+from minipaged.routing import PrefixAware, least_loaded, prefix_keys
 from minipaged.simulation.hardware import find
 from minipaged.simulation.records import Run
 from minipaged.simulation.run import Simulation
-from minipaged.simulation.workloads import Arrival
+from minipaged.simulation.workloads import Arrival, prompt_tokens
 
-Router = Callable[[Arrival, Sequence[Simulation]], int]
-"""Picks the replica of a request: its index."""
+Router = Callable[[Sequence[int], Sequence[float]], int]
+"""Picks the replica of a request, by the keys of its prompt and the requests that each replica has."""
+
+KEY_TOKENS = 16
+"""Tokens a key, as many as a block has."""
 
 
-def round_robin(arrival: Arrival, replicas: Sequence[Simulation]) -> int:
+class RoundRobin:
     """One after the other."""
-    return arrival.number % len(replicas)
 
+    def __init__(self) -> None:
+        self._next = 0
 
-def least_loaded(arrival: Arrival, replicas: Sequence[Simulation]) -> int:
-    """Where the fewest requests are."""
-    return min(range(len(replicas)), key=lambda i: replicas[i].num_present)
-
-
-class PrefixAware:
-    """Where the prefix was last sent, unless that one is much busier than the others.
-
-    Args:
-        slack: requests that a replica may have beyond twice the least loaded.
-    """
-
-    def __init__(self, slack: int = 8) -> None:
-        self.slack = slack
-        self._home: dict[int, int] = {}
-
-    def __call__(self, arrival: Arrival, replicas: Sequence[Simulation]) -> int:
-        """The prefix's home, or a new one."""
-        least = least_loaded(arrival, replicas)
-        if not arrival.lengths.prefix_tokens:
-            return least
-        home = self._home.get(arrival.lengths.prefix_id, least)
-        if replicas[home].num_present > 2 * replicas[least].num_present + self.slack:
-            home = least
-        self._home[arrival.lengths.prefix_id] = home
-        return home
+    def __call__(self, keys: Sequence[int], loads: Sequence[float]) -> int:
+        """The replica after the last one."""
+        self._next += 1
+        return (self._next - 1) % len(loads)
 
 
 def find_router(name: str) -> Router:
     """A router by name, or `UnknownNameError`."""
     routers: dict[str, Router] = {
-        "round-robin": round_robin,
+        "round-robin": RoundRobin(),
         "least-loaded": least_loaded,
         "prefix-aware": PrefixAware(),
     }
@@ -65,7 +48,8 @@ def simulate_fleet(replicas: Sequence[Simulation], arrivals: Iterable[Arrival], 
     for arrival in arrivals:
         for replica in replicas:
             replica.advance(arrival.time)
-        replicas[router(arrival, replicas)].add(arrival)
+        keys = prefix_keys(prompt_tokens(arrival), KEY_TOKENS)
+        replicas[router(keys, [replica.num_present for replica in replicas])].add(arrival)
     for replica in replicas:
         replica.advance()
     return [replica.finish() for replica in replicas]

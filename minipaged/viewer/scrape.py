@@ -29,7 +29,7 @@ class ServerError(ValueError):
 
 
 class Scrape(NamedTuple):
-    """One look at a server: every sample, summed over labels other than a bucket's bound."""
+    """One look at a server: every sample, summed over labels other than a bucket's bound; of shares the mean."""
 
     at: float  # seconds
     values: Mapping[str, float]  # name without the prefix -> value
@@ -55,6 +55,7 @@ def fetch(address: str, missing_is_none: bool = False) -> tuple[str, str] | None
 def read_metrics(text: str, url: str, at: float) -> Scrape:
     """The samples of this project in Prometheus' text format. Raises `ServerError` if there is none."""
     values: defaultdict[str, float] = defaultdict(float)
+    shares: defaultdict[str, list[float]] = defaultdict(list)  # of each replica
     buckets: defaultdict[str, defaultdict[float, float]] = defaultdict(lambda: defaultdict(float))
     for line in text.splitlines():
         sample = SAMPLE.fullmatch(line)
@@ -66,10 +67,13 @@ def read_metrics(text: str, url: str, at: float) -> Scrape:
             bound = BOUND.search(sample["labels"] or "")
             if name.endswith("_bucket") and bound is not None:
                 buckets[name.removesuffix("_bucket")][float(bound[1])] += value
+            elif name.endswith("_perc"):
+                shares[name].append(value)
             else:
                 values[name] += value
         except ValueError:
             continue
+    values |= {name: sum(found) / len(found) for name, found in shares.items()}
     if not values:
         raise ServerError(f"{url} has no metrics of minipaged; is it the address of minipaged serve?")
     return Scrape(at, values, buckets)

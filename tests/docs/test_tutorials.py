@@ -305,6 +305,8 @@ def test_all_solved_exercises_in_one_engine_change_nothing(clone, monkeypatch):
     for lesson in WITH_TASKS:
         for option in lesson.use_options(clone / "tutorials" / lesson.folder.name / "exercise.py"):
             concept, _, where = option.partition("=")
+            if concept == "block_table" and lesson.number > "02":
+                continue  # the engine calls neither method of lesson 15
             if concept != "paged_attention" or not lesson.environment:
                 use[concept] = where  # the later lesson's: the table of lesson 02, the scheduler of 07
     prompts = [f"{'The fox said. ' * i}One day {who}" for i, who in enumerate(("Tom", "Mia", "Ada", "Otto"))]

@@ -1,5 +1,6 @@
 """`minipaged learn`: what a student sees before, while and after lesson 05, in a copy of the repository."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -195,3 +196,45 @@ def test_marks_are_readable_on_an_ascii_terminal(clone, monkeypatch):
     result = CliRunner(charset="ascii").invoke(app, ["learn", "check", "05"])
     assert "ok task 1" in result.output
     assert "x task 2" in result.output
+
+
+def test_a_report_is_what_the_tests_say(clone):
+    """Catches grades that differ from `learn check`, and a report that a script cannot read."""
+    do_task_one(clone)
+    code, output = learn("report", "--json")
+    report = json.loads(output)
+    [lesson] = report["lessons"]
+    assert code == 0
+    assert (report["green"], report["tasks"]) == (1, 3)
+    assert (lesson["number"], lesson["begun"]) == ("05", True)
+    assert [task["green"] for task in lesson["tasks"]] == [True, False, False]
+    assert [task["passed"] for task in lesson["tasks"]] == [3, 0, 0]
+    assert lesson["tasks"][0]["red"] == []
+    assert all(fact.endswith(".") for fact in lesson["tasks"][1]["red"])
+    assert "05 Dynamic page growth: 1 of 3" in learn("report")[1]
+
+
+def test_a_score_asks_for_a_policy_first(clone, monkeypatch):
+    """Catches a run of many seconds that ends in `NotImplementedError`."""
+    for folder in ("tutorials/13_your_policy",):
+        shutil.copytree(ROOT / folder, clone.parents[2] / folder)
+    shutil.copyfile(
+        clone.parents[1] / ".start/13_your_policy.py", clone.parents[1] / "13_your_policy/exercise.py"
+    )
+    asked = CliRunner().invoke(app, ["learn", "score"])
+    assert isinstance(asked.exception, LearnError)
+    assert "solve lesson 13 first" in str(asked.exception)
+
+
+def test_a_score_is_told_beside_the_own_engine_and_kept(clone, monkeypatch):
+    """Catches a score without anything to compare it with, and a board that forgets."""
+    monkeypatch.setattr("minipaged.simulation.score.REQUESTS", 30)
+    use = f"scheduler={ROOT}/tests/docs/worked/13_your_policy.py:ShortestFirst"
+    code, output = learn("score", "--use", use, "--name", "Ada", "--key", "k")
+    assert code == 0
+    assert "questions" in output
+    assert "Ada: " in output
+    told = json.loads(learn("score", "--use", use, "--name", "Bob", "--key", "k", "--json")[1])
+    assert list(told["leaderboard"]) == ["Ada", "Bob"]
+    assert set(told["marks"]) == {"questions", "chat", "documents"}
+    assert (clone.parents[1] / ".leaderboard.json").exists()

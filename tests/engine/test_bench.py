@@ -119,12 +119,22 @@ def test_of_repeated_runs_the_first_does_not_count_and_the_median_is_told(timed_
 
 def test_a_random_workload_has_the_sizes_asked_for():
     """Catches ids outside the vocabulary, and equal prompts, which the prefix cache would not compute."""
-    items = random_workload(prompt_tokens=40, output_tokens=7, batch=3, vocab_size=50)
+    items = random_workload(3, prompt_tokens=40, output_tokens=7, vocab_size=50)
     assert [(len(item["prompt_token_ids"]), item["max_tokens"]) for item in items] == [(40, 7)] * 3
     assert all(0 <= i < 50 for item in items for i in item["prompt_token_ids"])
     assert items[0]["prompt_token_ids"] != items[1]["prompt_token_ids"]
-    with pytest.raises(WorkloadError, match="batch is 0; give at least 1"):
-        random_workload(prompt_tokens=40, output_tokens=7, batch=0, vocab_size=50)
+    with pytest.raises(WorkloadError, match="requests is 0; give at least 1"):
+        random_workload(0, prompt_tokens=40, output_tokens=7, vocab_size=50)
+
+
+def test_the_prompts_of_a_random_workload_begin_with_the_shared_prefix():
+    """Catches prefixes that differ, and prompts that are longer by them."""
+    first, second = (item["prompt_token_ids"] for item in random_workload(2, 40, 7, shared_prefix=16))
+    assert first[:16] == second[:16]
+    assert first[16:] != second[16:]
+    assert len(first) == len(second) == 40
+    with pytest.raises(WorkloadError, match=r"shared_prefix is 41; give 0 to 40, the prompt's tokens"):
+        random_workload(2, 40, 7, shared_prefix=41)
 
 
 def test_shares_of_the_limits_are_shares_of_what_was_measured(monkeypatch):

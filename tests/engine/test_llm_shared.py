@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import random
+import signal
 import threading
 
 import pytest
@@ -61,3 +64,72 @@ def test_threads_may_call_generate_at_the_same_time(llm, texts):
         thread.join(timeout=120)
     assert results == dict.fromkeys(range(4), texts)
     assert llm.engine.scheduler.kv.num_used == 0
+
+
+def test_a_stream_that_is_dropped_while_a_step_runs_is_aborted_after_it(llm, texts):
+    """Catches a deadlock: the garbage collector ends a stream inside a step of the same thread, and the abort
+    waits for the lock that this step holds."""
+
+    def drop_and_collect(plan):
+        if dropped:
+            dropped.clear()
+            gc.collect()
+
+    stream = llm.stream(PROMPTS[0], PARAMS)
+    next(stream)
+    cycle: list = [stream]
+    cycle.append(cycle)
+    dropped = [True]
+    del stream, cycle
+    llm.engine.on_planned.append(drop_and_collect)
+    results: list = []
+    thread = threading.Thread(target=lambda: results.append(llm.generate(PROMPTS[1], PARAMS)), daemon=True)
+    try:
+        thread.start()
+        thread.join(20)
+    finally:
+        llm.engine.on_planned.remove(drop_and_collect)
+    assert results, "it waits for itself"
+    assert results[0][0].outputs[0].text == texts[1]
+    assert not llm.engine.has_unfinished
+    assert not dropped
+
+
+@pytest.mark.parametrize("call", ["generate", "stream"])
+def test_a_call_from_inside_a_step_is_refused(llm, texts, call):
+    """Catches a logits processor that uses its own LLM: it waited for ever for the step to end."""
+
+    def ask(token_ids, logits):
+        list(getattr(llm, call)(PROMPTS[0], PARAMS))
+        return logits
+
+    params = PARAMS.clone(logits_processors=[ask], max_tokens=2)
+    outputs: list = []
+    thread = threading.Thread(target=lambda: outputs.extend(llm.generate(PROMPTS[1], params)), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert outputs, "it waits for itself"
+    assert "inside a step" in outputs[0].error
+    assert not llm.engine.has_unfinished
+    assert llm.generate(PROMPTS[0], PARAMS)[0].outputs[0].text == texts[0]
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer signal (not on Windows)")
+def test_ctrl_c_while_requests_are_added_leaves_none_behind(llm, no_gc_callbacks):
+    """Catches a request that the engine has and `generate` does not know yet: it ran with the next call."""
+    rng = random.Random(0)
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    hits = 0
+    try:
+        for _ in range(100):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + rng.random() * 0.004)
+                llm.generate(PROMPTS * 8, PARAMS, use_tqdm=False)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                hits += 1
+            assert not llm.engine.has_unfinished
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert hits > 30

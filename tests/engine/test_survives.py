@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import random
@@ -323,6 +324,82 @@ def test_blocks_that_cannot_be_freed_while_planning_stay_with_their_request(afte
     for request, right in zip(requests, expected()):
         outgrown = request.completions[0].finish_reason == "length" and num_blocks == 8
         assert outgrown or outputs(request) == right
+
+
+def second_fault(engine: Engine, place: str, after: int, monkeypatch) -> None:
+    """Let freeing blocks fail once more while the engine takes care of an error: at call number `after`."""
+    scheduler, kv = engine.scheduler, engine.scheduler.kv
+    owner, name = {"all blocks of a request": (kv, "free"), "one block": (kv.pool, "free")}[place]
+    free, calls, cares = getattr(owner, name), 0, False
+
+    def caring(method):
+        def wrapped(*args):
+            nonlocal cares
+            cares = True
+            try:
+                return method(*args)
+            finally:
+                cares = False
+
+        return wrapped
+
+    def fragile_free(blocks):
+        nonlocal calls
+        calls += cares
+        if cares and calls == after:
+            raise InjectedError("second")
+        free(blocks)
+
+    monkeypatch.setattr(owner, name, fragile_free)
+    monkeypatch.setattr(scheduler, "roll_back", caring(scheduler.roll_back))
+    monkeypatch.setattr(scheduler, "end", caring(scheduler.end))
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 6])
+@pytest.mark.parametrize("place", ["all blocks of a request", "one block"])
+@pytest.mark.parametrize("step", [2, 5, 9])
+def test_a_roll_back_that_fails_is_done_again(step, place, after, monkeypatch):
+    """Catches requests that go on as if a step had run that never did: K/V of others are read in silence,
+    and blocks that were freed before the error are freed twice."""
+    engine = tight_engine()
+    requests = add_all(engine)
+    broken(engine.executor, "execute", step, monkeypatch)
+    second_fault(engine, place, after, monkeypatch)
+    raised = 0
+    while engine.has_unfinished:
+        try:
+            engine.step()
+        except InjectedError:
+            raised += 1
+    assert raised == 1, "the second error is that of the same step"
+    assert check_end(engine, requests) == 0
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+@pytest.mark.parametrize("place", ["all blocks of a request", "one block"])
+def test_requests_of_a_failed_commit_end_even_if_ending_them_fails(place, after, monkeypatch):
+    """Catches a request that goes on with half of its samples."""
+    engine = tight_engine()
+    requests = add_all(engine)
+    broken(engine.scheduler.kv, "fork", 2, monkeypatch)
+    second_fault(engine, place, after, monkeypatch)
+    while engine.has_unfinished:
+        with contextlib.suppress(InjectedError):
+            engine.step()
+    assert check_end(engine, requests) > 0
+
+
+def test_a_step_inside_a_step_is_refused_and_spoils_nothing():
+    """Catches a hook that steps the engine: the plan that is being computed would be rolled back."""
+    engine = tight_engine()
+    requests = add_all(engine)
+    engine.on_planned.append(lambda plan: engine.step())
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="commit or roll back the last plan first"):
+            engine.step()
+    engine.on_planned.pop()
+    errors_until_the_end(engine)
+    assert check_end(engine, requests) == 0
 
 
 def test_a_table_of_ones_own_keeps_its_class_when_it_forks():

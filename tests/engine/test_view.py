@@ -27,7 +27,8 @@ METRICS = """# HELP minipaged:num_requests_running Running.
 minipaged:num_requests_running{model_name="pocket",engine="0"} 3.0
 minipaged:num_requests_running{model_name="pocket",engine="1"} 2.0
 minipaged:num_requests_waiting{model_name="a,b=\\"c\\" }"} 7
-minipaged:kv_cache_usage_perc 0.25
+minipaged:kv_cache_usage_perc{engine="0"} 0.3
+minipaged:kv_cache_usage_perc{engine="1"} 0.2
 minipaged:num_preemptions_total 4
 minipaged:prompt_tokens_total 1200
 minipaged:generation_tokens_total 5000 1700000000000

@@ -19,8 +19,9 @@ import pytest
 from typer.testing import CliRunner
 
 from minipaged import AsyncLLM, SamplingParams
+from minipaged.bench import random_workload
 from minipaged.cli.main import app
-from minipaged.serving.load import Load, LoadError, made_up_items, run_load
+from minipaged.serving.load import Load, LoadError, run_load
 from tests.serving.conftest import running
 from tests.serving.toys import toy
 
@@ -30,8 +31,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_closed_loop_counts_every_request_once():
     """Catches tokens of events counted for tokens of requests, and figures that nobody measured."""
     with running(toy()) as server:
-        items = made_up_items(24, 12, 9, shared_tokens=8)
-        items = [{**item, "prompt_token_ids": [t % 50 for t in item["prompt_token_ids"]]} for item in items]
+        items = random_workload(24, 12, 9, vocab_size=50, shared_prefix=8)
         found = run_load(Load(url=server.url, items=items, users=6, ttft_target=30, itl_target=30))
         assert (found["requests"], found["failed"], found["output_tokens"]) == (24, 0, 24 * 9)
         assert found["good_requests"] == 24
@@ -56,7 +56,7 @@ def test_an_open_loop_turns_away_whom_the_system_has_no_place_for():
 
 def test_a_load_that_cannot_work_is_told_in_one_line():
     """Catches figures of nothing, and a traceback."""
-    items = made_up_items(1, 4, 4)
+    items = random_workload(1, 4, 4)
     for values in ({"users": 0}, {"rate": 0}, {"seconds": float("nan")}):
         with pytest.raises(LoadError, match=r"; give"):
             Load(url="http://127.0.0.1:1", items=items, **values)

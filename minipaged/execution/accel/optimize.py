@@ -38,7 +38,8 @@ def optimize(
                 from minipaged.execution.accel.layer_fusion import fuse_layers  # loads the C++ kernels
 
                 fuse_layers(model, run)
-            pack_linears(model)
+            if quantization == "none":
+                pack_linears(model)
         if backend == "cpp":
             from minipaged.execution.accel.panel_linear import quantize_linears, use_panels
 

@@ -11,7 +11,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from minipaged.viewer.pictures import ideas, runs, scenes
+from minipaged.viewer.pictures import ideas, later, runs, scenes
 from minipaged.viewer.pictures.logo import card_svg, logo_svg
 from minipaged.viewer.pictures.plan import plan_svg
 from minipaged.viewer.pictures.pool import pool_svg
@@ -48,6 +48,13 @@ def pictures() -> dict[str, str]:
     made["tiles.svg"] = ideas.tiles_svg()
     made["queue.svg"] = ideas.order_svg((14, 3, 8, 2, 5))
     made["loop.svg"] = ideas.loop_svg()
+    made["after-radix.svg"] = later.radix_svg()
+    made["after-window.svg"] = later.window_svg()
+    made["after-latent.svg"] = later.latent_svg()
+    made["after-quantised.svg"] = later.quantised_svg()
+    made["after-tiers.svg"] = later.tiers_svg()
+    made["after-disaggregated.svg"] = later.disaggregated_svg()
+    made["after-draft.svg"] = later.draft_svg()
     return made
 
 

@@ -62,6 +62,10 @@ export function explain({ entry, before, memory }, committed) {
       tell("admission", "swapping", `${who} is back from host memory: its blocks fit again, and it goes on where it was.`);
     } else if (event.kind === "outgrown") {
       tell("end", "preemption", `${who} ends here: it is alone and needs more blocks than the whole pool has.`);
+    } else if (event.kind === "snapshot") {
+      tell("other", "block-table", "This is the memory as it was when this page came.");
+    } else if (event.kind === "idle") {
+      tell("end", "allocator", "No step: a request was aborted.");
     } else if (event.kind !== "closed") {
       tell("other", "scheduler", `${who}: ${short(event.kind)}.`);
     }

@@ -6,29 +6,21 @@ import { themeButton } from "./theme.js";
 
 const at = (id) => document.getElementById(id);
 const KEPT_ANSWERS = 6;
+const AGAIN = 2000; // milliseconds until the server is asked again
 
 themeButton(at("theme"));
 const viewer = (globalThis.viewer = mountViewer(at("viewer")));
 
-// -- the memory ---------------------------------------------------------------------------------------------
+// -- the server ---------------------------------------------------------------------------------------------
 
-const source = new EventSource("trace/live");
-source.onopen = () => (at("status").textContent = "connected");
-source.onerror = () =>
-  (at("status").textContent = source.readyState === EventSource.CLOSED ? "the server sends no steps; is it minipaged serve?" : "connecting again");
-source.onmessage = ({ data }) => {
-  let line;
-  try {
-    line = JSON.parse(data);
-  } catch {
-    at("status").textContent = "the server sent a step that is not JSON";
-    return;
-  }
-  if (line?.format !== undefined) viewer.start(line);
-  else viewer.append(line);
-};
+const authorization = () => (at("key").value ? { Authorization: `Bearer ${at("key").value}` } : {});
 
-// -- a prompt -----------------------------------------------------------------------------------------------
+// Why a request was refused; a server that wants a key gets the field for it shown.
+async function told(response) {
+  at("key-part").hidden &&= response.status !== 401;
+  const answer = await response.json().catch(() => null);
+  return answer?.error?.message ?? `the server answers ${response.status}`;
+}
 
 // The data of server-sent events as they arrive.
 async function* events(response) {
@@ -46,34 +38,78 @@ async function* events(response) {
   }
 }
 
+// -- the memory ---------------------------------------------------------------------------------------------
+
+// A server's names of requests are long; here they are numbers, in the order in which they appear.
+const numbers = new Map();
+const numberOf = (name) => {
+  if (!numbers.has(name)) numbers.set(name, String(numbers.size + 1));
+  return numbers.get(name);
+};
+
+function show(data) {
+  const line = JSON.parse(data.replace(/\b(?:cmpl-|chatcmpl-|resp_)[0-9a-f]{32}-\d+\b/g, numberOf));
+  if (line?.format !== undefined) viewer.start(line, "committed");
+  else viewer.append(line);
+}
+
+const after = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
+const keyChange = () => new Promise((done) => at("key").addEventListener("change", done, { once: true }));
+
+// Again and again: until the key is right, after a server that ends, after a network that breaks.
+async function watch() {
+  for (;;) {
+    let again = () => after(AGAIN);
+    try {
+      const response = await fetch("trace/live", { headers: authorization() });
+      if (response.status === 401) again = keyChange;
+      if (!response.ok) throw Error(await told(response));
+      if (!response.headers.get("Content-Type")?.startsWith("text/event-stream")) throw Error("it sends no steps; is it minipaged serve?");
+      at("status").textContent = "connected";
+      for await (const data of events(response)) show(data);
+      at("status").textContent = "the server has ended; connecting again";
+    } catch (error) {
+      at("status").textContent = `not connected: ${error.message}`;
+    }
+    await again();
+  }
+}
+
+// -- a prompt -----------------------------------------------------------------------------------------------
+
 async function ask(prompt, maxTokens, completions) {
   const texts = Array.from({ length: completions }, () => {
     const answer = document.createElement("p");
+    const number = document.createElement("span");
     const asked = document.createElement("b");
+    number.className = "mpv-chip";
+    number.hidden = true;
     asked.textContent = prompt;
-    answer.append(asked, document.createTextNode(""));
+    answer.append(number, asked, document.createTextNode(""));
     return answer;
   });
   at("answers").prepend(...texts);
   while (at("answers").children.length > Math.max(KEPT_ANSWERS, completions)) at("answers").lastChild.remove();
+  // The number is that of its table, as the viewer names it.
+  const write = (answer, id, { index, text }) => {
+    answer.firstChild.hidden = id === undefined;
+    if (id !== undefined) answer.firstChild.textContent = `${numberOf(`${id}-0`)}${completions > 1 ? `.${index + 1}` : ""}`;
+    answer.lastChild.data += text ?? "";
+  };
   const fail = (message) => {
     texts[0].lastChild.data += ` [${message}]`;
     texts[0].dataset.state = "failed";
   };
   try {
     const body = { prompt, max_tokens: maxTokens, n: completions, stream: true };
-    const request = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+    const request = { method: "POST", headers: { "Content-Type": "application/json", ...authorization() }, body: JSON.stringify(body) };
     const response = await fetch("v1/completions", request);
-    if (!response.ok) {
-      const told = await response.json().catch(() => null);
-      fail(told?.error?.message ?? `the server answers ${response.status}`);
-      return;
-    }
+    if (!response.ok) throw Error(await told(response));
     for await (const data of events(response)) {
       if (data === "[DONE]") break;
       const piece = JSON.parse(data);
       if (piece.error) fail(piece.error.message ?? "the server reports an error");
-      for (const choice of piece.choices ?? []) if (texts[choice.index]) texts[choice.index].lastChild.data += choice.text ?? "";
+      for (const choice of piece.choices ?? []) if (texts[choice.index]) write(texts[choice.index], piece.id, choice);
     }
   } catch (error) {
     fail(error.message);
@@ -87,3 +123,5 @@ at("ask").addEventListener("submit", (event) => {
 at("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) at("ask").requestSubmit();
 });
+
+watch();

@@ -183,7 +183,8 @@ export class Pool {
     context.textAlign = "center";
     context.font = refs ? `bold 13px ${FONT}` : `11px ${FONT}`;
     const most = Math.max(2, Math.floor(side / 8.5));
-    context.fillText(text.length > most ? `${text.slice(0, most - 1)}…` : text, x + side / 2, y + side / 2 - 4);
+    const cut = refs && text.length > most ? `${text.slice(0, most - 1)}…` : text;
+    if (refs || context.measureText(cut).width < side - 4) context.fillText(cut, x + side / 2, y + side / 2 - 4);
   }
 
   hatched({ shade, line }) {

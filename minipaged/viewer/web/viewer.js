@@ -2,7 +2,7 @@
 //
 //   const viewer = mountViewer(element, {baseUrl, label});  baseUrl: where the documentation lies; without it the
 //   viewer.load(text)                                  concepts are explained in the page itself
-//   viewer.start(header); viewer.append(entry)         live; follows the end as long as the user is there
+//   viewer.start(header, phase); viewer.append(entry)  live; follows the end as long as the user is there
 //   viewer.seek(step, "planned" or "committed"); viewer.play(); viewer.pause()
 //   viewer.state()                                     what is shown, as plain data
 //
@@ -91,8 +91,9 @@ class Viewer {
     this.later();
   }
 
-  start(header) {
+  start(header, phase = "planned") {
     this.reset();
+    this.phase = phase;
     try {
       this.timeline = new Timeline(header);
     } catch (error) {

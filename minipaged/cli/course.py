@@ -1,0 +1,70 @@
+"""`minipaged learn score`: what a policy of your own is worth, on a leaderboard of your own."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from minipaged.components import Components
+from minipaged.learn.lessons import LearnError, find, repository
+from minipaged.learn.overrides import components_from, parse_use
+
+CAPSTONE = "13"
+
+
+def score(
+    use: Annotated[
+        list[str] | None,
+        typer.Option(help="CONCEPT=FILE.py:Class, as in `generate`; without it your class of lesson 13."),
+    ] = None,
+    name: Annotated[str, typer.Option(help="What the leaderboard calls you.")] = "you",
+    key: Annotated[
+        str, typer.Option(help="A word that the seeds are made of, the same for everybody who competes.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON, for a script.")] = False,
+) -> None:
+    """Run three workloads on your classes and on the project's own, and compare."""
+    from minipaged.simulation.score import CONTESTS, Leaderboard, points, run_contest
+
+    root = repository()
+    if not use:
+        lesson = find(CAPSTONE)
+        if lesson.is_untouched:
+            raise LearnError(
+                f"nothing is written in {lesson.exercise} yet; solve lesson {CAPSTONE} first, or name "
+                "classes with --use CONCEPT=FILE.py:Class"
+            )
+        use = lesson.use_options()
+    leaderboard = Leaderboard(root / "tutorials" / ".leaderboard.json")
+    key = key or leaderboard.key
+    # Thousands of preemptions are part of the game.
+    logging.getLogger("minipaged").setLevel(logging.ERROR)
+    components = components_from(parse_use(use))
+    own = {contest: run_contest(contest, key, Components()) for contest in CONTESTS}
+    yours = {contest: run_contest(contest, key, components) for contest in CONTESTS}
+    scored = points(yours, own)
+    leaderboard.enter(key, name, scored)
+    rows = leaderboard.rows(key)
+    if as_json:
+        marks = {contest: yours[contest]._asdict() for contest in CONTESTS}
+        print(json.dumps({"name": name, "points": scored, "marks": marks, "leaderboard": dict(rows)}))
+        return
+    table = Table("workload", "throughput", "wait, 95 %", "waste", title="yours (the project's own)")
+    for contest in CONTESTS:
+        mine, theirs = yours[contest], own[contest]
+        table.add_row(
+            contest,
+            f"{mine.throughput:.2f}/s ({theirs.throughput:.2f})",
+            f"{mine.wait:.2f} s ({theirs.wait:.2f})",
+            f"{mine.waste:.1%} ({theirs.waste:.1%})",
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"{name}: {scored:.1f} points; the project's own engine has 100.", markup=False)
+    for place, (who, best) in enumerate(rows, start=1):
+        console.print(f"{place:3}. {who:20} {best:6.1f}", markup=False)

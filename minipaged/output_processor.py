@@ -1,0 +1,193 @@
+"""Make the outputs of requests: all at the end, or each step what is new."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from operator import attrgetter
+
+from minipaged.decoding.detokenizer import Detokenizer
+from minipaged.decoding.params import RequestOutputKind
+from minipaged.decoding.stopping import OutputText, StopChecker, final_text
+from minipaged.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+)
+from minipaged.scheduling import Request, Sequence
+from minipaged.scheduling.request import TopLogprobs
+
+
+def beam_search_output(output: RequestOutput, detokenizer: Detokenizer | None) -> BeamSearchOutput:
+    """The output of a beam search as `LLM.beam_search` returns it."""
+    prompt = output.prompt
+    if prompt is None and detokenizer is not None:
+        prompt = detokenizer.decode(output.prompt_token_ids)
+    return BeamSearchOutput(
+        [
+            BeamSearchSequence(
+                output.prompt_token_ids + done.token_ids,
+                None if prompt is None else prompt + done.text,
+                done.cumulative_logprob,
+                done.score,
+                done.logprobs,
+                done.finish_reason,
+                done.stop_reason,
+            )
+            for done in output.outputs
+        ]
+    )
+
+
+def make_output(request: Request, prompt: str | None, rules: StopChecker | None) -> RequestOutput:
+    """What the user gets for a request, finished or not; without `rules` texts are empty."""
+    ended = request.method.rank(request)
+    ranked = ended if request.is_finished else sorted((*ended, *request.sequences), key=attrgetter("index"))
+    outputs = []
+    for rank, sequence in enumerate(ranked):
+        token_ids, score = sequence.output_token_ids, request.method.score(sequence)
+        text = "" if rules is None or not token_ids else final_text(rules, token_ids)
+        completion = _completion(sequence, text, rules)
+        outputs.append(completion if score is None else replace(completion, index=rank, score=score))
+    return _around(request, prompt, outputs, _prompt_logprobs(request, rules))
+
+
+class OutputProgress:
+    """The outputs of a request while it is generated, each after the tokens of a step.
+
+    Texts grow as `LLM.stream` yields them: never half a character, never a part of a stop string. With the
+    tokens of a step, not of the whole text, is the work done.
+
+    Args:
+        request: not finished yet.
+        prompt: its text, to be repeated.
+        rules: see `make_output`.
+    """
+
+    def __init__(self, request: Request, prompt: str | None, rules: StopChecker | None) -> None:
+        self._request = request
+        self._prompt = prompt
+        self._rules = rules
+        self._kind: RequestOutputKind = request.params.output_kind
+        self._told: dict[int, tuple[int, bool]] = {}  # index -> tokens told, and whether its end was
+        self._whole: dict[int, CompletionOutput] = {}  # index -> all that was told, if outputs are cumulative
+        self._texts: dict[int, OutputText] = {}
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+    def next(self) -> RequestOutput | None:
+        """What is to be told now; None: nothing, as there is no new token, or the end is waited for."""
+        request = self._request
+        if request.is_finished and self._kind != RequestOutputKind.DELTA:
+            return make_output(request, self._prompt, self._rules)
+        if self._kind == RequestOutputKind.FINAL_ONLY:
+            return None
+        sequences = sorted((*request.completions, *request.sequences), key=attrgetter("index"))
+        deltas = [delta for sequence in sequences if (delta := self._advance(sequence)) is not None]
+        if not deltas and not request.is_finished:
+            return None
+        if self._prompt_logprobs is None:
+            self._prompt_logprobs = _prompt_logprobs(request, self._rules)
+        outputs = deltas if self._kind == RequestOutputKind.DELTA else self._grown(deltas)
+        return _around(request, self._prompt, outputs, self._prompt_logprobs)
+
+    def _advance(self, sequence: Sequence) -> CompletionOutput | None:
+        """What is new of a sequence; None: nothing."""
+        told = self._told.get(sequence.index, (0, False))
+        now = (sequence.num_generated_tokens, sequence.finish_reason is not None)
+        if told == now:
+            return None
+        self._told[sequence.index] = now
+        return _completion(sequence, self._new_text(sequence), self._rules, told[0])
+
+    def _grown(self, deltas: list[CompletionOutput]) -> list[CompletionOutput]:
+        """All that was told of every sequence, these included."""
+        for delta in deltas:
+            told = self._whole.get(delta.index)
+            self._whole[delta.index] = delta if told is None else _joined(told, delta)
+        return list(self._whole.values())
+
+    def _new_text(self, sequence: Sequence) -> str:
+        if self._rules is None:
+            return ""
+        text, pieces = self._texts.get(sequence.index) or OutputText(self._rules), []
+        for token_id in sequence.token_ids[sequence.num_prompt_tokens + text.num_tokens :]:
+            text = text.after(token_id)
+            pieces.append(text.delta)
+            if text.stopped:
+                break
+        self._texts[sequence.index] = text
+        return "".join(pieces) + (text.rest() if sequence.finish_reason is not None else "")
+
+
+def _joined(told: CompletionOutput, new: CompletionOutput) -> CompletionOutput:
+    return replace(
+        new,
+        text=told.text + new.text,
+        token_ids=told.token_ids + new.token_ids,
+        logprobs=None if new.logprobs is None else (told.logprobs or []) + new.logprobs,
+    )
+
+
+def _completion(sequence: Sequence, text: str, rules: StopChecker | None, first: int = 0) -> CompletionOutput:
+    """A sequence from its generated token number `first` on, with the text of these."""
+    logprobs = sequence.logprobs
+    return CompletionOutput(
+        sequence.index,
+        text,
+        list(sequence.token_ids[sequence.num_prompt_tokens + first :]),
+        sequence.cumulative_logprob,
+        sequence.finish_reason,
+        None if logprobs is None else [_with_tokens(top, rules) for top in logprobs[first:]],
+        stop_reason=_stop_reason(sequence, rules) if sequence.finish_reason == "stop" else None,
+    )
+
+
+def _stop_reason(sequence: Sequence, rules: StopChecker | None) -> int | str | None:
+    params, last = sequence.request.params, sequence.token_ids[-1]
+    if last in params.stop_token_ids:
+        return last
+    return rules.text(sequence).stop_string if params.stop and rules is not None else None
+
+
+def _with_tokens(top: TopLogprobs, rules: StopChecker | None) -> dict[int, Logprob]:
+    detokenizer: Detokenizer | None = None if rules is None else rules.detokenizer
+    return {
+        token_id: Logprob(logprob, rank, None if detokenizer is None else detokenizer.token(token_id))
+        for token_id, (logprob, rank) in top.items()
+    }
+
+
+def _prompt_logprobs(request: Request, rules: StopChecker | None) -> list[dict[int, Logprob] | None] | None:
+    if request.params.prompt_logprobs is None:
+        return None
+    found = map(request.prompt_logprobs.get, range(len(request.prompt_token_ids)))
+    return [None if top is None else _with_tokens(top, rules) for top in found]
+
+
+def _around(
+    request: Request,
+    prompt: str | None,
+    outputs: list[CompletionOutput],
+    prompt_logprobs: list[dict[int, Logprob] | None] | None,
+) -> RequestOutput:
+    times = request.times
+    return RequestOutput(
+        request.request_id,
+        prompt,
+        request.prompt_token_ids,
+        outputs,
+        request.is_finished,
+        request.num_cached_tokens,
+        prompt_logprobs,
+        request.error,
+        RequestMetrics(
+            request.arrival_time,
+            times.get("scheduled"),
+            times.get("first_token"),
+            times.get("last_token"),
+            times.get("finished"),
+            sum(s.num_generated_tokens for s in (*request.completions, *request.sequences)),
+        ),
+    )

@@ -1,0 +1,108 @@
+"""One request at one replica: bytes to it, bytes from it, and how its end is noticed.
+
+What passes is not read, but for where an event of a stream ends: a client never gets half of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import httpx
+
+ONE_CONNECTION = {
+    *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
+    *("transfer-encoding", "upgrade", "host", "content-length", "date"),
+}
+"""Headers of one connection (RFC 9110, section 7.6.1), and what each hop writes itself."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(eq=False)
+class Replica:
+    """A server that answers requests; whoever keeps it alive sets its address."""
+
+    number: int
+    url: str = ""
+    is_up: bool = True
+    num_requests: int = 0  # prompts that it has now
+    num_starts: int = 1
+
+    async def tend(self) -> None:
+        """Called again and again, between two looks at its health."""
+
+    async def end(self, seconds: float) -> None:
+        """Let it finish what runs, for so long at most."""
+
+
+class Outgoing(NamedTuple):
+    """A request as it is sent to any replica."""
+
+    method: str
+    target: str  # path and query
+    headers: Headers
+    body: bytes
+    size: int  # prompts in it, for the load; 0: it generates nothing
+
+
+class Exchange:
+    """A request sent to a replica. After `begin`, `status`, `headers` and `body` are there, and `events` if
+    the answer is a stream. `close` must be called, also if `begin` failed."""
+
+    def __init__(self, http: httpx.AsyncClient, replica: Replica, outgoing: Outgoing) -> None:
+        self.replica = replica
+        self.outgoing = outgoing
+        self._http = http
+        self._answer: httpx.Response | None = None
+        self._chunks: AsyncGenerator[bytes] | None = None
+        self.status = 0
+        self.headers: Headers = []
+        self.body = b""  # of a stream: its first events
+        self.is_stream = False
+        replica.num_requests += outgoing.size
+
+    async def begin(self) -> None:
+        """Send, and wait for the whole answer, or for the first event of a stream.
+
+        Raises:
+            httpx.ConnectError, httpx.ConnectTimeout: the replica cannot be reached: nothing was sent.
+            httpx.TransportError: it went away.
+        """
+        out = self.outgoing
+        url = httpx.URL(self.replica.url, raw_path=out.target.encode())
+        request = httpx.Request(out.method, url, headers=out.headers, content=out.body or None)
+        self._answer = await self._http.send(request, stream=True)
+        self.status = self._answer.status_code
+        kept = self._answer.headers.raw
+        self.headers = [(name, value) for name, value in kept if name.decode().lower() not in ONE_CONNECTION]
+        kind = self._answer.headers.get("content-type", "")
+        self.is_stream = self.status == 200 and kind.startswith("text/event-stream")
+        chunks = self._answer.aiter_raw()
+        if self.is_stream:
+            self._chunks = self._whole_events(chunks)
+            self.body = await anext(self._chunks, b"")
+        else:
+            self.body = b"".join([chunk async for chunk in chunks])
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """The rest of a stream, in pieces that end where an event ends; raises as `begin`."""
+        assert self._chunks is not None
+        async for piece in self._chunks:
+            yield piece
+
+    async def close(self) -> None:
+        """Give the connection up: a replica that still computes notices it and frees the blocks."""
+        self.replica.num_requests -= self.outgoing.size
+        if self._answer is not None:
+            await self._answer.aclose()
+
+    async def _whole_events(self, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+        held = b""
+        async for chunk in chunks:
+            whole, end, held = (held + chunk).rpartition(b"\n\n")
+            if end:
+                yield whole + end
+        if held:
+            yield held

@@ -1,0 +1,206 @@
+"""Replicas as processes of this machine: started, watched, started again when they die, ended.
+
+A replica lives as long as its standard input is open: however the router ends, the system closes it, and the
+replica leaves (as ranks do, `execution/distributed/launch.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+from minipaged.serving.exchange import Replica
+from minipaged.serving.settings import ServerSettings
+
+logger = logging.getLogger(__name__)
+
+PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
+"""Seconds before a replica is started again, by how often in a row it died before it could serve."""
+
+ILL_FOR = 30.0
+"""Seconds a living process may be unable to serve before it is killed, to be started anew."""
+
+TO_LEAVE = 10.0
+"""Seconds from the end of its last request to the end of a replica's process."""
+
+
+class ReplicaError(ValueError):
+    """A replica cannot start; one line that names it and the cause."""
+
+
+class ReplicaProcess(Replica):
+    """A replica that this process starts.
+
+    Args:
+        number: among the others, from 0.
+        job: what `replica.main` reads.
+        folder: where it reports its address.
+        threads: for PyTorch.
+    """
+
+    def __init__(self, number: int, job: dict[str, Any], folder: Path, threads: int) -> None:
+        super().__init__(number, is_up=False, num_starts=0)
+        self._report = folder / f"replica{number}.json"
+        self._job = {**job, "number": number, "report": str(self._report)}
+        root = str(Path(__file__).parents[2])
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        self._environment = {"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONPATH": path}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._num_failures = 0  # in a row
+        self._ill_since: float | None = None
+
+    def start(self) -> None:
+        """Start the process; it reports when it can serve."""
+        self._report.unlink(missing_ok=True)
+        self.num_starts += 1
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "minipaged.serving.replica"],
+            stdin=subprocess.PIPE,
+            env=self._environment,
+            start_new_session=True,  # Ctrl-C is for the router
+        )
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it is dead, which is noticed
+            self._process.stdin.write(json.dumps(self._job).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def has_reported(self) -> bool:
+        """Whether it serves, at `url`. Raises ReplicaError if it never will."""
+        assert self._process is not None
+        code = self._process.poll()
+        if self._report.exists():
+            told = json.loads(self._report.read_text())
+            if "error" in told:
+                raise ReplicaError(f"replica {self.number} cannot start: {told['error']}")
+            self.url = f"http://127.0.0.1:{told['port']}"
+        if code is not None:
+            raise ReplicaError(
+                f"replica {self.number} {_ended(code)} before it could serve; see its log above"
+            )
+        return bool(self._report.exists())
+
+    async def tend(self) -> None:
+        """Start it anew if it has died, or kill it if it has been unable to serve for too long."""
+        assert self._process is not None
+        code, now = self._process.poll(), time.monotonic()
+        if code is None and self._ill_since is None and not self.is_up:
+            self._ill_since = now
+        if self.is_up:
+            self._ill_since = None
+        elif code is None and self._ill_since is not None and now - self._ill_since > ILL_FOR:
+            logger.error("Replica %d lives, but cannot serve; it is killed", self.number)
+            self._process.kill()
+            code = self._process.wait()
+        if code is not None:
+            self.is_up = False
+            await self._start_again(code)
+
+    async def _start_again(self, code: int) -> None:
+        pause = PAUSES[min(self._num_failures, len(PAUSES) - 1)]
+        logger.error("Replica %d %s; started anew in %g s", self.number, _ended(code), pause)
+        await asyncio.sleep(pause)
+        try:
+            self.start()
+            while not self.has_reported():
+                await asyncio.sleep(0.05)
+            self._num_failures, self._ill_since = 0, None
+        except (ReplicaError, OSError) as error:
+            self._num_failures += 1
+            logger.error("%s", error)
+
+    async def end(self, seconds: float) -> None:
+        """SIGTERM: it finishes what runs. Killed if it is not gone `seconds` and a little later."""
+        assert self._process is not None
+        self._process.terminate()
+        deadline = time.monotonic() + seconds + TO_LEAVE
+        while self._process.poll() is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        self.kill()
+
+    def leave(self) -> None:
+        """Tell it to end at once."""
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def kill(self, patience: float = 0.0) -> None:
+        """End it, now or after so many seconds; returns when it is gone."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self.leave()
+
+
+class Fleet:
+    """Replicas that serve within the block, and are gone behind it.
+
+    Args:
+        count: how many.
+        model: as for `AsyncLLM`.
+        name: what clients call the model.
+        options: fields of `EngineConfig`.
+        use: replaced parts, as on the command line.
+        settings: of the server; replicas listen on addresses of their own.
+
+    Raises:
+        ReplicaError: on entering the block: one of them cannot start.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        model: str | None,
+        name: str,
+        options: dict[str, Any],
+        use: Sequence[str],
+        settings: ServerSettings,
+    ) -> None:
+        own = asdict(settings) | {"host": "127.0.0.1", "port": 0}
+        job = {"model": model, "name": name, "options": options, "use": list(use), "settings": own}
+        self._folder = tempfile.TemporaryDirectory(prefix="minipaged-replicas-")
+        threads = max(1, (os.cpu_count() or 1) // count)
+        self.replicas = [ReplicaProcess(i, job, Path(self._folder.name), threads) for i in range(count)]
+
+    def __enter__(self) -> Self:
+        try:
+            for replica in self.replicas:
+                replica.start()
+            while sum(replica.has_reported() for replica in self.replicas) < len(self.replicas):
+                time.sleep(0.02)
+        except BaseException:
+            self.stop()
+            raise
+        for replica in self.replicas:
+            replica.is_up = True
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End them all at once."""
+        for replica in self.replicas:
+            replica.leave()
+        for replica in self.replicas:
+            replica.kill(patience=5.0)
+        self._folder.cleanup()
+
+
+def _ended(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"

@@ -1,0 +1,83 @@
+"""A replica's process: `python -m minipaged.serving.replica`, started by `fleet.ReplicaProcess`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    """Read the job from standard input and serve until SIGTERM, or until the router ends."""
+    job = json.loads(sys.stdin.readline())
+    threading.Thread(target=_leave_with_the_router, daemon=True).start()
+    from minipaged.environment import prepare_process
+
+    prepare_process()
+    logging.basicConfig(format=f"replica {job['number']}: %(levelname)s %(message)s", level=logging.WARNING)
+    logging.getLogger("minipaged").setLevel(logging.INFO)
+    try:
+        _serve(job)
+    except ValueError as error:  # as the command line: what a user can mend, in one line
+        _report(job, {"error": " ".join(str(error).split())})
+        raise SystemExit(2) from None
+
+
+def _serve(job: dict[str, Any]) -> None:
+    options = job["options"]
+    _take_gpus(job["number"], options)
+    from minipaged.async_llm import AsyncLLM
+    from minipaged.learn.overrides import parse_use
+    from minipaged.serving.server import bind, make_server
+    from minipaged.serving.settings import ServerSettings
+
+    given = job["settings"]
+    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    settings = ServerSettings(**given | lists)
+    listener = bind(settings)
+    parts = parse_use(job["use"])
+    with listener, AsyncLLM(job["model"], max_waiting=settings.max_waiting, use=parts, **options) as llm:
+        server = make_server(llm, job["name"], settings, access_log=False, log_config=None)
+        listener.listen()
+        _report(job, {"port": listener.getsockname()[1]})
+        server.run(sockets=[listener])
+
+
+def _take_gpus(number: int, options: dict[str, Any]) -> None:
+    """Let this process see its own GPUs alone: as many as it has ranks. Raises ConfigError for too few."""
+    import torch
+
+    from minipaged.config import ConfigError, config_from
+
+    count, ranks = torch.cuda.device_count(), config_from(options).num_ranks
+    if not count or options.get("device") == "cpu":
+        return
+    first = number * ranks
+    if first + ranks > count:
+        raise ConfigError(
+            f"replica {number} needs {ranks} of its own, and this machine has {count} GPUs; "
+            "give fewer --replicas, or --device cpu"
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[first : first + ranks])
+
+
+def _report(job: dict[str, Any], told: dict[str, Any]) -> None:
+    """Written beside and renamed: who reads it finds all of it."""
+    report = Path(job["report"])
+    draft = report.with_suffix(".draft")
+    draft.write_text(json.dumps(told))
+    draft.replace(report)
+
+
+def _leave_with_the_router() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

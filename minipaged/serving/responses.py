@@ -1,0 +1,156 @@
+"""`/v1/responses`: OpenAI's newer form of a chat, without what would need a memory or tools on the server.
+
+Nothing is kept between two requests: who goes on with a conversation sends its earlier items as `input`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from minipaged.outputs import RequestOutput
+from minipaged.serving.body_params import read_params
+from minipaged.serving.chat import plain_messages
+from minipaged.serving.errors import ApiError, api_error
+from minipaged.serving.generation import Generation, event_of, respond
+from minipaged.serving.schemas import JsonSchema, Message, ResponseFormat, ResponsesBody
+from minipaged.serving.service import Service
+
+NOT_HERE = (
+    *("n", "best_of", "use_beam_search", "max_tokens", "response_format", "structured_outputs"),
+    *("prompt_logprobs", "stream_options"),
+)
+"""Fields of other endpoints; `max_output_tokens` and `text` stand for two of them."""
+
+
+async def respond_to(service: Service, request: Request, body: ResponsesBody) -> Response:
+    """Answer a body."""
+    service.check_model(body.model)
+    for name in NOT_HERE:
+        if getattr(body, name) is not None:
+            raise ApiError(400, f"{name} is given, which /v1/responses does not have; leave it out", name)
+    body.max_tokens = body.max_output_tokens
+    body.response_format = _response_format(body)
+    try:
+        params = await read_params(service, body, None, max_tokens=None)
+    except ApiError as error:
+        if error.param == "response_format":
+            message = error.message.replace("response_format", "text.format")
+            raise ApiError(400, message, "text.format") from error
+        raise
+    try:
+        prompt = await service.encode_chat(_messages(body))
+    except ValueError as error:
+        raise api_error(error, (), "input") from error
+    state = request.state
+    salt = state.tenant + (body.cache_salt or "")
+    generation = Generation(service, f"resp_{state.request_id}", [prompt], params, salt, "input")
+    writer = _Writer(service, body, generation)
+    return await respond(request, generation, body, writer.whole, writer.events)
+
+
+def _response_format(body: ResponsesBody) -> ResponseFormat | None:
+    wanted = None if body.text is None else body.text.format
+    if wanted is None or wanted.type != "json_schema":
+        return None if wanted is None else ResponseFormat(type=wanted.type)
+    if wanted.schema_ is None:
+        raise ApiError(400, "text.format.schema is missing; give it", "text.format")
+    return ResponseFormat(type="json_schema", json_schema=JsonSchema(name="text", schema=wanted.schema_))
+
+
+def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
+    """Instructions and items as a conversation."""
+    given = [Message(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    messages = []
+    for number, item in enumerate(given):
+        if (kind := (item.model_extra or {}).get("type", "message")) != "message":
+            name = f"input.{number}"
+            raise ApiError(400, f"{name} has type {str(kind)[:40]!r}; give messages", name)
+        role = "system" if item.role == "developer" else item.role
+        messages.append(Message(role=role, content=item.content))
+    if body.instructions is not None:
+        messages.insert(0, Message(role="system", content=body.instructions))
+    return plain_messages(messages, "input")
+
+
+class _Writer:
+    """Outputs in OpenAI's form."""
+
+    def __init__(self, service: Service, body: ResponsesBody, generation: Generation) -> None:
+        self._generation = generation
+        self._item_id = generation.request_id.replace("resp_", "msg_")
+        self._head = {
+            "id": generation.request_id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": service.model_name,
+            "error": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": False,
+            "tool_choice": "none",
+            "tools": [],
+        }
+
+    def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """The response."""
+        (completion,) = outputs[0].outputs
+        return self._response(completion.text, completion.finish_reason)
+
+    async def events(self) -> AsyncGenerator[str]:
+        """The stream: the response begins, its one text grows, both end."""
+        numbers = itertools.count()
+
+        def event(kind: str, **values: Any) -> str:
+            return event_of({"type": kind, "sequence_number": next(numbers), **values}, kind)
+
+        at = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        begun = {**self._head, "status": "in_progress", "output": [], "incomplete_details": None}
+        yield event("response.created", response=begun)
+        yield event("response.in_progress", response=begun)
+        yield event("response.output_item.added", output_index=0, item=self._item(None, "in_progress"))
+        yield event("response.content_part.added", **at, part=_part(""))
+        text, reason = "", None
+        async for _, output in self._generation.outputs():
+            for completion in output.outputs:
+                text, reason = text + completion.text, completion.finish_reason
+                yield event("response.output_text.delta", **at, delta=completion.text, logprobs=[])
+        response = self._response(text, reason)
+        yield event("response.output_text.done", **at, text=text, logprobs=[])
+        yield event("response.content_part.done", **at, part=_part(text))
+        yield event("response.output_item.done", output_index=0, item=response["output"][0])
+        yield event(f"response.{response['status']}", response=response)
+
+    def _response(self, text: str, finish_reason: str | None) -> dict[str, Any]:
+        status = "incomplete" if finish_reason == "length" else "completed"
+        usage = self._generation.usage
+        return {
+            **self._head,
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "output": [self._item(text, status)],
+            "usage": {
+                "input_tokens": usage.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+                "output_tokens": usage.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            },
+        }
+
+    def _item(self, text: str | None, status: str) -> dict[str, Any]:
+        content = [] if text is None else [_part(text)]
+        item = {"type": "message", "id": self._item_id, "role": "assistant"}
+        return {**item, "status": status, "content": content}
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -1,0 +1,286 @@
+"""Several replicas behind one address: each request goes where the beginning of its prompt is in the cache.
+
+    client --> router --> replica 0 | replica 1 | ...     the policy is the simulator's: minipaged/routing.py
+
+The router loads no model and looks at a prompt only to find its beginnings. It sends a request again if its
+replica is lost before the client has got anything; after that, the stream ends with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from fastapi import FastAPI, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from minipaged.routing import PrefixAware, prefix_keys
+from minipaged.serving.errors import RETRY_AFTER, ApiError, install_handlers, json_response
+from minipaged.serving.exchange import ONE_CONNECTION, Exchange, Outgoing, Replica
+from minipaged.serving.gate import limited
+from minipaged.serving.generation import DONE, event_of, unless_gone
+from minipaged.serving.router_metrics import merged
+from minipaged.serving.service import shutting_down
+from minipaged.serving.settings import ServerSettings
+
+logger = logging.getLogger(__name__)
+
+GENERATES = ("/v1/completions", "/v1/chat/completions")
+
+KEY_TOKENS, KEY_CHARACTERS = 16, 64
+"""A key of a prompt for each 16 token ids, a block, or 64 characters, about as much text."""
+
+BETWEEN_LOOKS = 1.0
+"""Seconds between two looks at a replica's health."""
+
+PATIENCE = 30.0
+"""Seconds a replica has for an answer about its health."""
+
+MOST_LOST = 2
+"""Replicas that one request may be lost with: it may be what kills them."""
+
+
+class Router:
+    """An ASGI application in front of replicas.
+
+    Args:
+        replicas: all of them, in the order of their numbers.
+        settings: of the server; the replicas check keys and origins.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], settings: ServerSettings) -> None:
+        self.replicas = replicas
+        self.settings = settings
+        self.is_draining = False
+        self.num_retries = 0
+        self._policy = PrefixAware()
+        self._tasks: list[asyncio.Task[None]] = []
+        timeout = httpx.Timeout(None, connect=PATIENCE)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+        self._http = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
+        app = FastAPI(
+            openapi_url=None,
+            telemetry={"tracing": False, "metrics": False, "logs": False},
+            lifespan=self._alive,
+        )
+        install_handlers(app)
+        app.get("/health")(self._health)
+        app.get("/metrics")(self._metrics)
+        methods = ["GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"]
+        app.api_route("/{path:path}", methods=methods)(self._pass_on)
+        self.app = app
+
+    @asynccontextmanager
+    async def _alive(self, app: FastAPI) -> AsyncIterator[None]:
+        self._tasks = [asyncio.create_task(self._watch(replica)) for replica in self.replicas]
+        try:
+            yield
+        finally:
+            await self._unwatch()
+            await self._http.aclose()
+
+    async def _watch(self, replica: Replica) -> None:
+        while True:
+            try:
+                await replica.tend()
+                answer = await self._http.get(f"{replica.url}/health", timeout=PATIENCE)
+                is_up = answer.status_code == 200
+            except httpx.HTTPError:
+                is_up = False
+            if is_up != replica.is_up:
+                logger.warning(
+                    "Replica %d %s", replica.number, "is back" if is_up else "is taken out: it is ill"
+                )
+            replica.is_up = is_up
+            await asyncio.sleep(BETWEEN_LOOKS)
+
+    async def _unwatch(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def drain(self) -> None:
+        """End all replicas; each finishes what runs, within the time that the settings give."""
+        await self._unwatch()
+        await asyncio.gather(*(replica.end(self.settings.shutdown_timeout) for replica in self.replicas))
+
+    # -- what it answers itself -------------------------------------------------------------------
+
+    async def _health(self) -> Response:
+        if self.is_draining:
+            raise ApiError(503, "the server is shutting down", code="unhealthy")
+        num_up = sum(replica.is_up for replica in self.replicas)
+        if not num_up:
+            raise nobody_left()
+        return json_response({"status": "ok", "replicas": len(self.replicas), "up": num_up})
+
+    async def _metrics(self, request: Request) -> Response:
+        headers = _kept(request)
+        outgoing = Outgoing("GET", "/metrics", headers, b"", 0)
+        texts: dict[int, str] = {}
+        for replica in self.replicas:
+            if not replica.is_up:
+                continue
+            exchange = Exchange(self._http, replica, outgoing)
+            try:
+                await exchange.begin()
+            except httpx.TransportError:
+                continue
+            finally:
+                await exchange.close()
+            if exchange.status != 200:
+                return _whole(exchange)  # (a key is missing)
+            texts[replica.number] = exchange.body.decode()
+        return Response(merged(texts, self.replicas, self.num_retries), media_type=CONTENT_TYPE_LATEST)
+
+    # -- what replicas answer ---------------------------------------------------------------------
+
+    async def _pass_on(self, request: Request) -> Response:
+        if self.is_draining:
+            raise shutting_down()
+        receive = limited(request.receive, self.settings)
+        body = await Request(request.scope, receive).body()
+        path, query = request.scope["raw_path"].decode(), request.scope["query_string"].decode()
+        target = f"{path}?{query}" if query else path
+        keys: list[int] = []
+        size = 0
+        if request.method == "POST" and request.url.path in GENERATES:
+            keys, size = look_at(body, request.headers.get("authorization"))
+        outgoing = Outgoing(request.method, target, _kept(request), body, size)
+        exchange = await unless_gone(receive, self._exchange(outgoing, keys))
+        if exchange is None:
+            return Response(status_code=499)
+        return Stream(exchange) if exchange.is_stream else _whole(exchange)
+
+    async def _exchange(self, outgoing: Outgoing, keys: Sequence[int]) -> Exchange:
+        """The first answer of a replica that is worth passing on; of a stream, it is open.
+
+        Raises:
+            ApiError: no replica is left, or the request was lost with two.
+        """
+        tried: list[Replica] = []
+        lost = 0
+        refusal: Exchange | None = None
+        while (replica := self._choose(outgoing, keys, tried)) is not None:
+            tried.append(replica)
+            exchange = Exchange(self._http, replica, outgoing)
+            try:
+                await exchange.begin()
+            except httpx.TransportError as error:
+                await exchange.close()
+                replica.is_up = False
+                lost += not isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
+                logger.warning("Replica %d is taken out: %s", replica.number, type(error).__name__)
+                if lost == MOST_LOST:
+                    message = f"{lost} replicas were lost with this request; it is not tried again"
+                    raise ApiError(503, message, code="replica_lost") from error
+                continue
+            except BaseException:
+                await exchange.close()
+                raise
+            if exchange.is_stream:
+                return exchange
+            await exchange.close()
+            if exchange.status not in (429, 503) or not outgoing.size:
+                return exchange
+            refusal = exchange
+        if refusal is not None:
+            return refusal
+        raise nobody_left()
+
+    def _choose(self, outgoing: Outgoing, keys: Sequence[int], tried: Sequence[Replica]) -> Replica | None:
+        """The next to be asked; None if all have been. What generates nothing goes to the first."""
+        able = [replica for replica in self.replicas if replica.is_up and replica not in tried]
+        if not able:
+            return None
+        self.num_retries += bool(tried)
+        if not outgoing.size:
+            return able[0]
+        loads = [replica.num_requests if replica in able else math.inf for replica in self.replicas]
+        return self.replicas[self._policy(keys, loads)]
+
+
+class Stream(Response):
+    """The events of a replica, until they end or nobody listens."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(status_code=exchange.status)
+        self.raw_headers = exchange.headers + _which(exchange)
+        self._exchange = exchange
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """As ASGI wants it."""
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await unless_gone(receive, self._send(send))
+        finally:
+            await self._exchange.close()
+
+    async def _send(self, send: Any) -> None:
+        async def put(piece: bytes) -> None:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+        exchange = self._exchange
+        await put(exchange.body)
+        try:
+            async for piece in exchange.events():
+                await put(piece)
+        except httpx.TransportError:
+            number = exchange.replica.number
+            exchange.replica.is_up = False
+            logger.warning("Replica %d is taken out: it was lost in the middle of an answer", number)
+            if exchange.outgoing.size:
+                message = f"replica {number} was lost in the middle of the answer; send the request again"
+                await put((event_of(ApiError(503, message, code="replica_lost").body()) + DONE).encode())
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _whole(exchange: Exchange) -> Response:
+    """An answer that is there as a whole."""
+    response = Response(exchange.body, exchange.status)
+    length = (b"content-length", str(len(exchange.body)).encode())
+    response.raw_headers = [*exchange.headers, *_which(exchange), length]
+    return response
+
+
+def _which(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+    return [(b"x-replica", str(exchange.replica.number).encode())]
+
+
+def _kept(request: Request) -> list[tuple[bytes, bytes]]:
+    """The headers that are passed on."""
+    return [(name, value) for name, value in request.headers.raw if name.decode() not in ONE_CONNECTION]
+
+
+def nobody_left() -> ApiError:
+    """What clients are told when no replica can be asked."""
+    message = "no replica can serve; those that died are being started, come back in some seconds"
+    return ApiError(503, message, code="no_replica", headers=RETRY_AFTER)
+
+
+def look_at(body: bytes, authorization: str | None) -> tuple[list[int], int]:
+    """(keys of the first prompt, number of prompts) of a body; of one that is none, ([], 1).
+
+    Keys differ where caches differ: by API key, `cache_salt`, model and tools.
+    """
+    try:
+        fields = json.loads(body)
+        prompt, messages = fields.get("prompt"), fields.get("messages")
+        root = (authorization, *(json.dumps(fields.get(name)) for name in ("cache_salt", "model", "tools")))
+        size = 1
+        if isinstance(messages, list):
+            prompt = "".join(json.dumps(message) for message in messages)
+        elif isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            prompt, size = prompt[0], len(prompt)
+        if isinstance(prompt, str):
+            return prefix_keys(prompt, KEY_CHARACTERS, root), size
+        return prefix_keys(prompt, KEY_TOKENS, root), size
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return [], 1

@@ -1,0 +1,113 @@
+"""A leaderboard for components of your own (lesson 13): three workloads whose seeds come from a secret key.
+
+Scores are relative to the project's own engine on the same requests, which has 100 points:
+
+    throughput   finished requests a second
+    wait         seconds to the first token that 95 % of the requests do not exceed
+    waste        share of the held slots that hold no token, over time
+
+    points = 100 x geometric mean, over workloads, of throughput / own, own wait / wait and full / own full,
+             where full = 1 - waste
+"""
+
+import hashlib
+import json
+import math
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from minipaged.components import Components
+from minipaged.simulation.records import time_to_first_token
+from minipaged.simulation.run import simulate
+from minipaged.simulation.systems import OPT_13B, paged
+from minipaged.simulation.workloads import SHAREGPT, Independent, Lognormal, Workload, poisson
+
+
+class Marks(NamedTuple):
+    """How a run went."""
+
+    throughput: float  # requests/s
+    wait: float  # s
+    waste: float  # 0 to 1
+
+    def relative_to(self, own: "Marks") -> float:
+        """The product of the three ratios; above 1 is better."""
+        return (
+            (self.throughput / own.throughput) * (own.wait / self.wait) * (1 - self.waste) / (1 - own.waste)
+        )
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One workload, and the settings of the engine that runs it."""
+
+    about: str
+    workload: Workload
+    rate: float  # requests/s, on average
+    options: dict[str, Any]
+
+
+CONTESTS = {
+    "questions": Contest(
+        "prompts of very different lengths, short answers, 16 at once",
+        Independent(Lognormal(300, 1.2, 1500), Lognormal(60, 0.6, 300)),
+        6.4,
+        {"max_num_seqs": 16, "max_num_batched_tokens": 1024, "enable_chunked_prefill": True},
+    ),
+    "chat": Contest("long answers: memory is short and requests are preempted", SHAREGPT, 2.4, {}),
+    "documents": Contest(
+        "long prompts, eight shared beginnings",
+        Independent(Lognormal(700, 0.8, 1400), Lognormal(50, 0.6, 200), prefix_tokens=256, num_prefixes=8),
+        5.0,
+        {"enable_prefix_caching": True, "enable_chunked_prefill": True},
+    ),
+}
+
+REQUESTS = 600
+
+
+def seed_of(key: str, contest: str) -> int:
+    """The seed of a contest; nobody can tell it without the key."""
+    return int.from_bytes(hashlib.sha256(f"{key} {contest}".encode()).digest()[:6], "big")
+
+
+def run_contest(contest: str, key: str, components: Components, count: int | None = None) -> Marks:
+    """Run `count` requests (`REQUESTS`) on the simulated clock, and look at the memory after every step."""
+    asked = CONTESTS[contest]
+    simulation = paged(OPT_13B, components=components, usage_every=1, **asked.options)
+    run = simulate(simulation, poisson(asked.workload, asked.rate, count or REQUESTS, seed_of(key, contest)))
+    waste = 1 - run.usage.tokens / run.usage.held
+    return Marks(run.throughput, run.quantile(time_to_first_token, 0.95), waste)
+
+
+def points(marks: dict[str, Marks], own: dict[str, Marks]) -> float:
+    """100 for the project's own engine, more for a better one."""
+    ratios = [marks[contest].relative_to(own[contest]) for contest in marks]
+    return 100 * math.prod(ratios) ** (1 / (3 * len(ratios)))
+
+
+class Leaderboard:
+    """The best points of each name, by key, in a JSON file. The key of a new file is drawn at random."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        data = json.loads(file.read_text()) if file.exists() else {"key": secrets.token_hex(8), "points": {}}
+        self.key: str = data["key"]
+        self._points: dict[str, dict[str, float]] = data["points"]
+
+    def rows(self, key: str) -> list[tuple[str, float]]:
+        """Name and points, the best first. Only scores of one key can be compared."""
+        return sorted(self._points.get(board(key), {}).items(), key=lambda row: -row[1])
+
+    def enter(self, key: str, name: str, scored: float) -> None:
+        """Remember a score, if it is the best of its name."""
+        scores = self._points.setdefault(board(key), {})
+        scores[name] = max(scored, scores.get(name, 0.0))
+        self.file.write_text(json.dumps({"key": self.key, "points": self._points}, indent=1) + "\n")
+
+
+def board(key: str) -> str:
+    """What a key is called in the file, which does not tell the key."""
+    return hashlib.sha256(key.encode()).hexdigest()[:12]

@@ -1,0 +1,239 @@
+"""Lesson 15, done wrong, from the exercise's text alone; `task` names the task whose tests must notice."""
+
+from minipaged.memory import BlockTable
+
+
+class Worked(BlockTable):
+    """Both methods done right, to be spoilt one at a time."""
+
+    __slots__ = ()
+
+    def slide(self, window, null):
+        replaced = 0
+        for logical in range(self.num_hidden(window)):
+            block = self.blocks[logical]
+            if block != null:
+                self.pool.share(null)
+                self.pool.free(block)
+                self.blocks[logical] = null
+                replaced += 1
+        return replaced
+
+    def num_hidden(self, window):
+        return max(0, self.num_tokens + 1 - window) // self.block_size
+
+    def settle(self, drafted, chosen):
+        if len(chosen) != len(drafted) + 1 or len(drafted) > self.num_tokens:
+            raise ValueError("lengths")
+        kept = self.num_kept(drafted, chosen)
+        if kept < len(drafted):
+            self.truncate(self.num_tokens - len(drafted) + kept)
+        return list(chosen[: kept + 1])
+
+    def num_kept(self, drafted, chosen):
+        kept = 0
+        while kept < len(drafted) and drafted[kept] == chosen[kept]:
+            kept += 1
+        return kept
+
+
+class ForgetsTheNextTokensOwnPosition(Worked):
+    """The window of the last token, not of the next: a block stays for one token too long."""
+
+    task = 1
+
+    def num_hidden(self, window):
+        return max(0, self.num_tokens - window) // self.block_size
+
+
+class RoundsUp(Worked):
+    """A block that is still half visible goes, too."""
+
+    task = 1
+
+    def num_hidden(self, window):
+        return min(len(self.blocks), -(-max(0, self.num_tokens + 1 - window) // self.block_size))
+
+
+class CountsBlocksBehindTheWindow(Worked):
+    """All but the blocks that a window fills: wrong unless the window begins at a block's first slot."""
+
+    task = 1
+
+    def num_hidden(self, window):
+        return max(0, len(self.blocks) - -(-window // self.block_size))
+
+
+class PointsWithoutAReference(Worked):
+    """An entry that holds no reference: the end of the table frees the null block once too often."""
+
+    task = 1
+
+    def slide(self, window, null):
+        replaced = 0
+        for logical in range(self.num_hidden(window)):
+            if self.blocks[logical] != null:
+                self.pool.free(self.blocks[logical])
+                self.blocks[logical] = null
+                replaced += 1
+        return replaced
+
+
+class CutsTheTable(Worked):
+    """The entries go: every later position is a block off."""
+
+    task = 1
+
+    def slide(self, window, null):
+        hidden = self.blocks[: self.num_hidden(window)]
+        for block in hidden:
+            self.pool.free(block)
+        del self.blocks[: len(hidden)]
+        return len(hidden)
+
+
+class CountsTheOldOnes(Worked):
+    """Answers how many entries are null by now, not how many became so."""
+
+    task = 1
+
+    def slide(self, window, null):
+        super().slide(window, null)
+        return self.num_hidden(window)
+
+
+class OneACall(Worked):
+    """Only the block that left the window last: a prompt leaves many at once."""
+
+    task = 1
+
+    def slide(self, window, null):
+        last = self.num_hidden(window) - 1
+        if last < 0 or self.blocks[last] == null:
+            return 0
+        self.pool.share(null)
+        self.pool.free(self.blocks[last])
+        self.blocks[last] = null
+        return 1
+
+
+class SparesSharedBlocks(Worked):
+    """A block that another table holds, too, is kept: the reference stays until the end."""
+
+    task = 1
+
+    def slide(self, window, null):
+        replaced = 0
+        for logical in range(self.num_hidden(window)):
+            block = self.blocks[logical]
+            if block != null and self.pool.ref_count(block) == 1:
+                self.pool.share(null)
+                self.pool.free(block)
+                self.blocks[logical] = null
+                replaced += 1
+        return replaced
+
+
+class KeepsEveryMatch(Worked):
+    """Counts the positions that agree, also those after a wrong token."""
+
+    task = 2
+
+    def num_kept(self, drafted, chosen):
+        return sum(a == b for a, b in zip(drafted, chosen))
+
+
+class ComparesOneOff(Worked):
+    """Compares with the model's choice after the drafted token."""
+
+    task = 2
+
+    def num_kept(self, drafted, chosen):
+        return super().num_kept(drafted, chosen[1:])
+
+
+class WithoutTheModelsToken(Worked):
+    """The model's own next token is dropped: a draft that fails yields nothing."""
+
+    task = 2
+
+    def settle(self, drafted, chosen):
+        return super().settle(drafted, chosen)[:-1]
+
+
+class ReturnsTheRejectedToken(Worked):
+    """The drafted token in place of the model's."""
+
+    task = 2
+
+    def settle(self, drafted, chosen):
+        tokens = super().settle(drafted, chosen)
+        return [*tokens[:-1], (*drafted, tokens[-1])[len(tokens) - 1]]
+
+
+class KeepsASlotForTheNextToken(Worked):
+    """One slot too many, with the keys of a rejected token in it."""
+
+    task = 2
+
+    def settle(self, drafted, chosen):
+        before = self.num_tokens
+        tokens = super().settle(drafted, chosen)
+        if self.num_tokens < before:
+            self.append()
+        return tokens
+
+
+class KeepsTheBlocks(Worked):
+    """Counts back and leaves the blocks with the table."""
+
+    task = 2
+
+    def truncate(self, num_tokens):
+        if num_tokens:
+            self.num_tokens = num_tokens
+        else:
+            super().truncate(0)
+
+
+class GivesBackWhatWasPreallocated(Worked):
+    """Truncates even if the whole draft is kept."""
+
+    task = 2
+
+    def settle(self, drafted, chosen):
+        tokens = super().settle(drafted, chosen)
+        self.truncate(self.num_tokens)
+        return tokens
+
+
+class ChecksNothing(Worked):
+    """A choice too few is taken as it is."""
+
+    task = 2
+
+    def settle(self, drafted, chosen):
+        drafted = drafted[: max(0, len(chosen) - 1)]
+        return super().settle(drafted, chosen)
+
+
+class ChecksTooLate(Worked):
+    """The table is cut before the lengths are compared."""
+
+    task = 2
+
+    def settle(self, drafted, chosen):
+        kept = self.num_kept(drafted, [*chosen, *drafted])
+        self.truncate(max(0, self.num_tokens - len(drafted) + kept))
+        if len(chosen) != len(drafted) + 1 or len(drafted) > self.num_tokens + len(drafted) - kept:
+            raise ValueError("lengths")
+        return list(chosen[: kept + 1])
+
+
+class OnlyTheFirst(Worked):
+    """Keeps one drafted token at most."""
+
+    task = 2
+
+    def num_kept(self, drafted, chosen):
+        return min(1, super().num_kept(drafted, chosen))

@@ -1,0 +1,226 @@
+"""`minipaged serve --replicas` as users start it: real processes, killed in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from minipaged import SamplingParams
+from minipaged.config import ConfigError
+from minipaged.serving import fleet as fleets
+from minipaged.serving import replica as replicas
+from minipaged.serving.fleet import Fleet, ReplicaError
+from minipaged.serving.settings import ServerSettings
+from tests.distributed.test_ranks import is_alive, needs_proc, wait_until
+
+C = "/v1/completions"
+PROMPTS = ["The little robot", "Once upon a time", "A fox"]
+
+
+def children(of: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes()
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+        if b"serving.replica" in command and parent == of:
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+@contextmanager
+def served(*arguments: str):
+    """The command, its first line (the URL) and its replicas' process ids."""
+    command = [sys.executable, "-m", "minipaged", "serve", "--port", "0", "--num-blocks", "128"]
+    command += ["--disable-log-stats", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline()
+        found = re.fullmatch(r"Serving pocket at (http://127\.0\.0\.1:\d+) with 2 replicas\n", line)
+        assert found, line
+        yield process, found[1], children(process.pid)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+@needs_proc
+def test_two_replicas_give_the_tokens_of_one_process_and_survive_the_death_of_one(offline):
+    """Catches another model, other settings, a request lost with a process, a replica that stays dead,
+    and processes that outlive the server. (One test, for replicas take seconds to start.)"""
+    params = SamplingParams(temperature=0, max_tokens=24)
+    expected = [output.outputs[0].text for output in offline.generate(PROMPTS, params)]
+    with served("--replicas", "2") as (process, url, before), httpx.Client(base_url=url, timeout=60) as http:
+        assert len(before) == 2
+
+        def texts(**fields) -> list[tuple[str, str]]:
+            body = {"temperature": 0, "max_tokens": 24, **fields}
+            answers = [http.post(C, json={**body, "prompt": prompt}) for prompt in PROMPTS]
+            return [(a.json()["choices"][0]["text"], a.headers["X-Replica"]) for a in answers]
+
+        first = texts()
+        assert [text for text, _ in first] == expected
+        assert {where for _, where in first} == {"0", "1"}
+
+        body = {"prompt": PROMPTS[0], "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with http.stream("POST", C, json=body) as answer:
+            number = int(answer.headers["X-Replica"])
+            pieces = answer.iter_text()
+            text = next(pieces)
+            victims = children(process.pid)
+            # (Process ids grow with the order of the starts, unless they wrap around.)
+            os.kill(victims[number], signal.SIGKILL)
+            text += "".join(pieces)
+        assert '"code": "replica_lost"' in text
+        assert text.endswith("data: [DONE]\n\n")
+        assert [text for text, _ in texts()] == expected
+        wait_until(lambda: http.get("/health").json()["up"] == 2, 60, "the replica that was started anew")
+        assert f'minipaged:replica_starts_total{{replica="{number}"}} 2.0' in http.get("/metrics").text
+        assert [text for text, _ in texts()] == expected
+
+        last = children(process.pid)
+        assert len(last) == 2
+        with http.stream("POST", C, json=body) as answer:
+            pieces = answer.iter_text()
+            text = next(pieces)
+            process.send_signal(signal.SIGTERM)
+            text += "".join(pieces)
+        assert '"finish_reason": "length"' in text, "what ran was not finished"
+        assert process.wait(30) in (0, -signal.SIGTERM)
+        assert not [pid for pid in last if is_alive(pid)]
+        told = process.stderr.read()
+        assert "Traceback" not in told
+        assert f"Replica {number} was killed by SIGKILL; started anew" in told
+
+
+@pytest.mark.slow
+@needs_proc
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_replica_is_left_when_the_server_is_ended(number):
+    """Catches replicas that outlive Ctrl-C or a crash of the router."""
+    with served("--replicas", "2") as (process, _, pids):
+        process.send_signal(number)
+        process.wait(30)
+        wait_until(lambda: not any(map(is_alive, pids)), 10, "the end of the replicas")
+
+
+def fleet(count: int = 1, **options) -> Fleet:
+    return Fleet(count, None, "pocket", {"num_blocks": 64, **options}, (), ServerSettings())
+
+
+@pytest.mark.slow
+def test_a_replica_that_cannot_start_is_told_with_the_reason():
+    """Catches a server that waits for ever, or leaves the others running."""
+    one = fleet(2, max_model_len=10**9)
+    with pytest.raises(ReplicaError, match=r"replica \d cannot start: .*max_model_len"), one:
+        pass
+    assert all(replica._process.poll() is not None for replica in one.replicas)
+
+
+class Process:
+    """In the place of a `Popen`: ends at once, or when it is killed."""
+
+    stdin = None
+
+    def __init__(self, code: int | None) -> None:
+        self.code = code
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def wait(self, seconds: float = 0.0) -> int | None:
+        return self.code
+
+    def kill(self) -> None:
+        self.code = -signal.SIGKILL
+
+
+def test_a_replica_that_dies_again_and_again_is_started_ever_less_often(monkeypatch):
+    """Catches a machine that does nothing but start processes."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(fleets.asyncio, "sleep", sleep)
+    (one,) = (whole := fleet()).replicas
+
+    def start() -> None:
+        one._process = Process(1)
+
+    monkeypatch.setattr(one, "start", start)
+    start()
+    for _ in range(10):
+        asyncio.run(one.tend())
+    assert slept == [0, 1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert not one.is_up
+    whole.stop()
+
+
+def test_a_replica_that_lives_but_cannot_serve_is_killed_and_started_anew(monkeypatch):
+    """Catches one that is left out for ever, and one that is killed for one bad moment."""
+    now = [0.0]
+    monkeypatch.setattr(fleets.time, "monotonic", lambda: now[0])
+    (one,) = (whole := fleet()).replicas
+    first = one._process = Process(None)
+    started = []
+
+    def start() -> None:
+        one._process = Process(None)
+        one._report.write_text(json.dumps({"port": 1234}))
+        started.append(now[0])
+
+    monkeypatch.setattr(one, "start", start)
+    for moment, is_up in ((0, False), (20, False), (25, True), (26, False), (50, False), (57, False)):
+        now[0], one.is_up = moment, is_up
+        asyncio.run(one.tend())
+    assert first.code == -signal.SIGKILL
+    assert started == [57]
+    assert one.url == "http://127.0.0.1:1234"
+    whole.stop()
+
+
+@pytest.mark.parametrize(
+    ("visible", "ranks", "number", "expected"),
+    [(None, 1, 1, "1"), (None, 2, 1, "2,3"), ("4,5,6,7", 2, 0, "4,5"), ("GPU-a,GPU-b,c,d", 1, 2, "c")],
+)
+def test_each_replica_sees_gpus_of_its_own(visible, ranks, number, expected, monkeypatch):
+    """Catches two replicas that fill the memory of the same GPU."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    replicas._take_gpus(number, {"tensor_parallel_size": ranks})
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+
+
+def test_more_replicas_than_gpus_are_refused(monkeypatch):
+    """Catches a replica that computes on the CPU in silence."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    with pytest.raises(ConfigError, match="replica 1 needs 2 of its own, and this machine has 3 GPUs"):
+        replicas._take_gpus(1, {"tensor_parallel_size": 2})
+
+
+@pytest.mark.parametrize("count", ["0", "65", "-1"])
+def test_a_number_of_replicas_that_cannot_be_is_refused(count):
+    """Catches a server of none."""
+    command = [sys.executable, "-m", "minipaged", "serve", "--replicas", count]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (2, f"minipaged: replicas is {count}; give 1 to 64\n")
+
+
+def test_the_router_loads_no_model():
+    """Catches an import that makes the router as large as a replica."""
+    code = "import minipaged.serving.router, minipaged.serving.fleet, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

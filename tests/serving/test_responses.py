@@ -1,0 +1,117 @@
+"""`/v1/responses` with the official client: create, stream, instructions, earlier turns, a schema."""
+
+from __future__ import annotations
+
+import openai
+import pydantic
+import pytest
+
+from minipaged import SamplingParams
+
+MODEL = {"model": "pocket"}
+ASKED = [{"role": "user", "content": "What is a block table?"}]
+GREEDY = {"temperature": 0, "max_output_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def right(offline):
+    """What a chat says to `ASKED`."""
+    return offline.chat(ASKED, SamplingParams(temperature=0, max_tokens=12))[0]
+
+
+def test_a_response_is_what_a_chat_answers(client, right):
+    """Catches a prompt without its template, and counts of another request."""
+    response = client.responses.create(**MODEL, input=ASKED[0]["content"], **GREEDY)
+    assert response.output_text == right.outputs[0].text
+    assert (response.status, response.object, response.model) == ("incomplete", "response", "pocket")
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.usage.input_tokens == len(right.prompt_token_ids)
+    assert response.usage.output_tokens == 12
+    assert response.usage.total_tokens == response.usage.input_tokens + 12
+    again = client.responses.create(**MODEL, input=ASKED[0]["content"] * 8, **GREEDY)
+    again = client.responses.create(**MODEL, input=ASKED[0]["content"] * 8, **GREEDY)
+    assert again.usage.input_tokens_details.cached_tokens > 16
+
+
+def test_instructions_and_earlier_turns_come_before_the_input(client, offline):
+    """Catches instructions that are dropped, and an output that cannot be given back as input."""
+    first = client.responses.create(**MODEL, input=ASKED, instructions="Be brief.", **GREEDY)
+    begun = [{"role": "system", "content": "Be brief."}, *ASKED]
+    params = SamplingParams(temperature=0, max_tokens=12)
+    assert first.output_text == offline.chat(begun, params)[0].outputs[0].text
+    then = {"role": "user", "content": [{"type": "input_text", "text": "And then?"}]}
+    more = [*ASKED, *first.output, then]
+    second = client.responses.create(**MODEL, input=more, instructions="Be brief.", **GREEDY)
+    told = [
+        *begun,
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "And then?"},
+    ]
+    assert second.output_text == offline.chat(told, params)[0].outputs[0].text
+
+
+def test_a_stream_has_the_clients_events(client, right):
+    """Catches an event that the client does not know, pieces that do not join, a stream without its end."""
+    events = list(client.responses.create(**MODEL, input=ASKED, stream=True, **GREEDY))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        *("response.created", "response.in_progress"),
+        *("response.output_item.added", "response.content_part.added"),
+    ]
+    assert kinds[-4:] == [
+        *("response.output_text.done", "response.content_part.done"),
+        *("response.output_item.done", "response.incomplete"),
+    ]
+    assert set(kinds[4:-4]) == {"response.output_text.delta"}
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events[4:-4]) == right.outputs[0].text
+    assert events[-1].response.output_text == events[-4].text == right.outputs[0].text
+    assert events[-1].response.usage.output_tokens == 12
+    with client.responses.stream(**MODEL, input=ASKED, **GREEDY) as stream:
+        assert (
+            "".join(e.delta for e in stream if e.type == "response.output_text.delta")
+            == right.outputs[0].text
+        )
+
+
+def test_an_answer_that_ends_by_itself_is_completed(client):
+    """Catches every answer told as cut off."""
+    values = {"temperature": 0, "extra_body": {"stop": [" "]}}
+    response = client.responses.create(**MODEL, input=ASKED, **values)
+    assert (response.status, response.incomplete_details) == ("completed", None)
+    *_, last = client.responses.create(**MODEL, input=ASKED, stream=True, **values)
+    assert last.type == "response.completed"
+
+
+def test_a_text_format_is_followed(client):
+    """Catches a schema that is read and dropped."""
+
+    class Answer(pydantic.BaseModel):
+        sure: bool
+
+    response = client.responses.parse(**MODEL, input=ASKED, text_format=Answer, temperature=0)
+    assert response.output_parsed in (Answer(sure=True), Answer(sure=False))
+
+
+BAD = [
+    ({"input": []}, "input"),
+    ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+    ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"input": "a", "tools": [{"type": "web_search"}]}, "tools"),
+    ({"input": "a", "background": True}, "background"),
+    ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
+    ({"input": "a", "text": {"format": {"type": "json_schema", "name": "a"}}}, "text"),
+    ({"input": "a", "extra_body": {"n": 2}}, "n"),
+    ({"input": "a", "extra_body": {"max_tokens": 2}}, "max_tokens"),
+    ({}, "input"),
+]
+
+
+@pytest.mark.parametrize(("values", "name"), BAD, ids=str)
+def test_what_cannot_be_done_is_refused_by_name(client, values, name):
+    """Catches a field that is ignored, and so another answer than was asked for."""
+    with pytest.raises(openai.BadRequestError) as told:
+        client.responses.create(**MODEL, **values)
+    assert told.value.param is not None
+    assert told.value.param.split(".")[0] == name

@@ -1,0 +1,377 @@
+"""A router over servers in threads: where requests go, what passes, what happens when one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from minipaged import AsyncLLM, SamplingParams
+from minipaged.serving import router as routers
+from minipaged.serving.exchange import Exchange, Outgoing, Replica
+from minipaged.serving.router import Router, look_at
+from minipaged.serving.server import serve_app
+from minipaged.serving.settings import ServerSettings
+from tests.serving.conftest import OPTIONS, running
+from tests.serving.test_limits import wait_for
+from tests.serving.toys import IDS, toy
+
+C = "/v1/completions"
+
+
+class Routed:
+    """Servers, the router before them, and a client."""
+
+    def __init__(self, servers, router, url) -> None:
+        self.servers, self.router, self.url = servers, router, url
+        self.http = httpx.Client(base_url=url, timeout=60)
+
+    def ask(self, **fields) -> httpx.Response:
+        return self.http.post(C, json={**IDS, **fields})
+
+    def die(self, number: int) -> None:
+        """Close a server's sockets as the end of its process does."""
+        server = self.servers[number].server
+
+        def cut() -> None:
+            for listener in server.servers:
+                listener.close()
+            for connection in list(server.server_state.connections):
+                connection.transport.abort()
+
+        server.servers[0].get_loop().call_soon_threadsafe(cut)
+
+    def slow_down(self, seconds: float) -> None:
+        for server in self.servers:
+            server.llm.engine.executor.seconds = seconds
+
+    def running_on(self) -> list[int]:
+        return [server.llm.engine.metrics.steps for server in self.servers]
+
+
+@contextmanager
+def routed(count: int = 2, make=toy, options=None, **settings):
+    """`count` servers over toy models behind a router on a free port."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(running(make(**(options or {})), **settings)) for _ in range(count)]
+        router = Router(
+            [Replica(i, server.url) for i, server in enumerate(servers)], ServerSettings(port=0, **settings)
+        )
+        front = serve_app(router.app, router, router.settings, log_config=None)
+        thread = threading.Thread(target=lambda: asyncio.run(front.serve()), name="test-router")
+        thread.start()
+        wait_for(lambda: front.started)
+        one = Routed(servers, router, f"http://127.0.0.1:{front.servers[0].sockets[0].getsockname()[1]}")
+        try:
+            yield one
+        finally:
+            one.http.close()
+            front.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive(), "the router did not end"
+
+
+def events(text: str) -> list:
+    """A stream's events, without what differs from one answer to the next."""
+    found = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert found.pop() == "[DONE]"
+    return [{k: v for k, v in json.loads(line).items() if k not in ("id", "created")} for line in found]
+
+
+# -- what passes ---------------------------------------------------------------------------------
+
+
+def test_answers_are_those_of_a_server(offline):
+    """Catches a body, a status, a header or an event that the router changes or loses."""
+    with routed(make=AsyncLLM, options=OPTIONS) as fleet:
+        direct = fleet.servers[0].http
+        for prompt in ("The little robot", "Once upon a time"):  # (one for each)
+            body = {"prompt": prompt, "temperature": 0, "max_tokens": 9}
+            (expected,) = offline.generate(prompt, SamplingParams(temperature=0, max_tokens=9))
+            assert fleet.http.post(C, json=body).json()["choices"][0]["text"] == expected.outputs[0].text
+            stream = {**body, "stream": True, "logprobs": 1}
+            through, straight = (http.post(C, json=stream) for http in (fleet.http, direct))
+            assert through.headers["content-type"] == straight.headers["content-type"]
+            assert len(through.headers.get_list("date")) == 1
+            assert events(through.text) == events(straight.text)
+            assert len(events(through.text)) >= 9
+        for method, path, given in (
+            ("POST", C, {"content": b"{"}),
+            ("POST", C, {"json": {**IDS, "temperature": -1}}),
+            ("GET", "/v1/models", {}),
+            ("GET", "/v1/models/nothing?a=%2F&b", {}),
+            ("DELETE", C, {}),
+            ("GET", "/openapi.json", {}),
+        ):
+            through, straight = (http.request(method, path, **given) for http in (fleet.http, direct))
+            assert (through.status_code, through.content) == (straight.status_code, straight.content), path
+            assert through.headers["X-Request-Id"]
+        client = openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0)
+        assert [model.id for model in client.models.list()] == ["pocket"]
+
+
+def test_keys_are_the_servers_business():
+    """Catches a router that lets in whom the servers refuse, or keeps the key to itself."""
+    with routed(api_keys=("a",)) as fleet:
+        for path in ("/metrics", "/v1/models"):
+            assert fleet.http.get(path).status_code == 401
+            assert fleet.http.get(path, headers={"Authorization": "Bearer a"}).status_code == 200
+        assert fleet.ask().status_code == 401
+        assert fleet.http.get("/health").status_code == 200
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_kept():
+    """Catches a router that holds whatever it is sent."""
+    with routed(max_body_bytes=1000) as fleet:
+        answer = fleet.ask(prompt=[1] * 1000)
+        assert answer.status_code == 413
+        assert "--max-body-bytes" in answer.json()["error"]["message"]
+
+
+# -- where it goes -------------------------------------------------------------------------------
+
+
+def test_a_prompt_goes_where_its_beginning_is_cached():
+    """Catches requests spread at random: each prefix would be computed on every replica."""
+    with routed() as fleet:
+        where: dict[int, set] = {}
+        for turn in range(3):
+            for prefix in range(3):  # (an odd number: in turn they would change places)
+                prompt = [prefix + 1] * 32 + [10 + turn] * 8
+                answer = fleet.ask(prompt=prompt, max_tokens=2)
+                cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+                assert cached == (32 if turn else 0)
+                where.setdefault(prefix, set()).add(answer.headers["X-Replica"])
+        assert all(len(found) == 1 for found in where.values())
+        assert sorted(found.pop() for found in where.values()) == ["0", "0", "1"]
+
+
+def test_a_home_that_is_busy_is_left():
+    """Catches a load that is never counted, or never given back."""
+    with routed(options={"max_num_seqs": 64}) as fleet, ThreadPoolExecutor(24) as pool:
+        fleet.slow_down(0.01)
+        answers = list(pool.map(lambda _: fleet.ask(prompt=[1] * 32, max_tokens=20), range(24)))
+        assert {answer.headers["X-Replica"] for answer in answers} == {"0", "1"}
+        assert [replica.num_requests for replica in fleet.router.replicas] == [0, 0]
+
+
+def test_keys_of_a_body_are_those_of_its_first_prompt_and_of_its_cache():
+    """Catches conversations, salts and tenants that look alike, and bodies that no router can read."""
+
+    def keys(authorization=None, **fields):
+        return look_at(json.dumps(fields).encode(), authorization)
+
+    text = "a" * 200
+    assert len(keys(prompt=text)[0]) == 3
+    assert keys(prompt=text) == keys(prompt=[text])
+    assert keys(prompt=[text, "b"]) == (keys(prompt=text)[0], 2)
+    assert len(keys(prompt=list(range(40)))[0]) == 2
+    assert keys(prompt=[[1] * 16, [2]]) == (keys(prompt=[1] * 16)[0], 2)
+    for other in (keys("key", prompt=text), keys(prompt=text, cache_salt="s"), keys(prompt=text, model="m")):
+        assert not set(other[0]) & set(keys(prompt=text)[0])
+    first = [{"role": "user", "content": text}]
+    more = [*first, {"role": "assistant", "content": text}]
+    assert keys(messages=more)[0][:3] == keys(messages=first)[0][:3] != []
+    for body in (
+        b"",
+        b"{",
+        b"[]",
+        b"3",
+        b"\xff",
+        b'{"prompt": 3}',
+        b'{"prompt": [[[]]]}',
+        b"[" * 10**5,
+        b'{"prompt": [{}]}',
+        b'{"prompt": []}',
+    ):
+        assert look_at(body, None)[0] == []
+
+
+# -- who leaves ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_the_blocks_of_its_replica(stream):
+    """Catches a router that goes on listening to an answer that nobody wants."""
+    with routed() as fleet:
+        fleet.slow_down(0.02)
+        body = json.dumps({**IDS, "max_tokens": 150, "stream": stream}).encode()
+        head = f"POST {C} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", fleet.http.base_url.port)) as client:
+            client.sendall(head.encode() + body)
+            wait_for(lambda: fleet.servers[0].llm.engine.metrics.steps > 3)
+        fleet.servers[0].assert_released(5)
+        assert fleet.servers[0].llm.engine.metrics.request_success == {"abort": 1}
+        wait_for(lambda: fleet.router.replicas[0].num_requests == 0)
+
+
+# -- who dies ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_whose_replica_dies_before_the_first_token_is_computed_elsewhere(stream):
+    """Catches an error for a request that nothing was told of yet."""
+    with routed() as fleet, ThreadPoolExecutor(1) as pool:
+        expected = fleet.ask(max_tokens=5, stream=stream).text
+        victim = fleet.servers[1]  # (the second request goes there: the first replica was sent one more)
+        victim.llm.engine.executor.seconds = 1.0
+        answer = pool.submit(fleet.ask, max_tokens=5, stream=stream)
+        wait_for(lambda: victim.service._active)
+        fleet.die(1)
+        got = answer.result()
+        assert got.status_code == 200
+        assert got.headers["X-Replica"] == "0"
+        if stream:
+            assert events(got.text) == events(expected)
+        else:
+            assert got.json()["choices"] == json.loads(expected)["choices"]
+        assert fleet.router.num_retries == 1
+        assert [replica.is_up for replica in fleet.router.replicas] == [True, False]
+        for _ in range(4):
+            assert fleet.ask(max_tokens=2).headers["X-Replica"] == "0"
+        assert fleet.router.num_retries == 1, "the dead one was asked again"
+        assert fleet.http.get("/health").json() == {"status": "ok", "replicas": 2, "up": 1}
+
+
+def test_a_stream_whose_replica_dies_ends_with_an_error():
+    """Catches a stream that looks complete, hangs, or goes on with the tokens of another run."""
+    with routed() as fleet:
+        fleet.slow_down(0.05)
+        with fleet.http.stream("POST", C, json={**IDS, "max_tokens": 100, "stream": True}) as answer:
+            pieces = answer.iter_text()
+            text = next(pieces)
+            fleet.die(0)
+            text += "".join(pieces)
+        last = events(text)[-1]["error"]
+        assert last["code"] == "replica_lost"
+        assert last["message"] == "replica 0 was lost in the middle of the answer; send the request again"
+        assert fleet.ask(max_tokens=2).headers["X-Replica"] == "1"
+
+
+def test_a_request_that_two_replicas_were_lost_with_is_not_sent_to_a_third():
+    """Catches one request that kills every replica in turn."""
+    with routed(3) as fleet, ThreadPoolExecutor(1) as pool:
+        fleet.slow_down(1.0)
+        answer = pool.submit(fleet.ask, max_tokens=5)
+        for number in (0, 1):
+            wait_for(lambda number=number: fleet.servers[number].service._active)
+            fleet.die(number)
+        error = answer.result()
+        assert (error.status_code, error.json()["error"]["code"]) == (503, "replica_lost")
+        assert not fleet.servers[2].service._active
+        fleet.slow_down(0.0)
+        assert fleet.ask(max_tokens=2).status_code == 200
+
+
+def test_without_a_replica_clients_are_told_to_come_back():
+    """Catches a router that hangs, or says that it is well."""
+    with routed(1) as fleet:
+        fleet.die(0)
+        answer = fleet.ask()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replica")
+        assert answer.headers["Retry-After"]
+        assert fleet.http.get("/health").status_code == 503
+        assert "minipaged:replica_up" in fleet.http.get("/metrics").text
+
+
+def test_an_ill_replica_is_left_out_until_it_is_well(monkeypatch):
+    """Catches a replica that answers every request with 503, and one that never comes back."""
+    monkeypatch.setattr(routers, "BETWEEN_LOOKS", 0.02)
+    with routed() as fleet:
+        service, replica = fleet.servers[0].service, fleet.router.replicas[0]
+        service._failed_steps = 10**6
+        wait_for(lambda: not replica.is_up)
+        assert {fleet.ask(max_tokens=1).headers["X-Replica"] for _ in range(4)} == {"1"}
+        service._failed_steps = 0
+        wait_for(lambda: replica.is_up)
+
+
+def test_who_is_refused_by_a_full_replica_is_sent_to_another():
+    """Catches a 429 while another replica is idle; and one that is lost when all are full."""
+    with routed(options={"max_waiting": 1, "max_num_seqs": 1}) as fleet, ThreadPoolExecutor(12) as pool:
+        fleet.slow_down(0.03)
+        answers = list(pool.map(lambda _: fleet.ask(prompt=[1] * 32, max_tokens=20), range(12)))
+        done = [answer.headers["X-Replica"] for answer in answers if answer.status_code == 200]
+        assert set(done) == {"0", "1"}
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert len(refused) + len(done) == 12
+        assert refused
+        assert refused[0].headers["Retry-After"]
+
+
+def test_half_an_event_is_never_passed_on():
+    """Catches an error that is glued to the beginning of an event that was cut."""
+
+    class Cut(httpx.AsyncByteStream):
+        async def __aiter__(self):
+            for piece in (b"data: 1\n\ndata", b": 2\n", b"\ndata: 3", b"\n\ndata: {"):
+                yield piece
+            raise httpx.ReadError("cut")
+
+    async def passed() -> tuple[list[bytes], bool]:
+        def answer(request):
+            return httpx.Response(200, headers={"Content-Type": "text/event-stream"}, stream=Cut())
+
+        replica = Replica(0, "http://replica")
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+            exchange = Exchange(http, replica, Outgoing("POST", C, [], b"{}", 1))
+            await exchange.begin()
+            assert replica.num_requests == 1
+            pieces, is_cut = [exchange.body], False
+            try:
+                async for piece in exchange.events():
+                    pieces.append(piece)
+            except httpx.ReadError:
+                is_cut = True
+            await exchange.close()
+            assert replica.num_requests == 0
+            return pieces, is_cut
+
+    assert asyncio.run(passed()) == ([b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n"], True)
+
+
+# -- what it tells, and its end ------------------------------------------------------------------
+
+
+def test_metrics_of_all_replicas_are_on_one_page():
+    """Catches a family that is told twice, samples of two replicas under one name, counts that are lost."""
+    with routed() as fleet:
+        for i in range(4):
+            fleet.ask(prompt=[i] * 20, max_tokens=3)
+        text = fleet.http.get("/metrics").text
+        families = list(text_string_to_metric_families(text))
+        names = [family.name for family in families]
+        assert len(names) == len(set(names))
+        samples = {
+            (sample.name, sample.labels.get("replica")): sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name.endswith(("_total", "_up", "_count"))
+        }
+        for number in ("0", "1"):
+            assert samples["minipaged:generation_tokens_total", number] == 6
+            assert samples["minipaged:time_to_first_token_seconds_count", number] == 2
+            assert samples["minipaged:replica_up", number] == 1
+        assert samples["minipaged:router_retries_total", None] == 0
+
+
+def test_a_router_that_ends_refuses_what_is_new_and_finishes_what_runs():
+    """Catches a stream that is cut by the end of the server."""
+    with routed() as fleet, ThreadPoolExecutor(1) as pool:
+        fleet.slow_down(0.03)
+        stream = pool.submit(fleet.ask, max_tokens=20, stream=True)
+        wait_for(lambda: fleet.servers[0].service._active)
+        fleet.router.is_draining = True
+        refused = fleet.ask()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+        assert fleet.http.get("/health").status_code == 503
+        assert events(stream.result().text)[-1]["choices"][0]["finish_reason"] == "length"
