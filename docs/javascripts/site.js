@@ -40,7 +40,8 @@ new MutationObserver(unlandmark).observe(document.body, { childList: true, subtr
 const reach = () => {
   for (const code of document.querySelectorAll("pre > code")) if (code.scrollWidth > code.clientWidth) code.tabIndex = 0;
 };
-addEventListener("resize", reach);
+// Later than the theme, which takes the focus away again where there is no mouse.
+new ResizeObserver(() => setTimeout(reach)).observe(document.querySelector(".md-content") ?? document.body);
 addEventListener("load", () => {
   reach();
   for (const wrap of document.querySelectorAll(".md-typeset__scrollwrap")) wrap.tabIndex = 0;

@@ -80,8 +80,7 @@ async function show() {
       editor = openEditor(editorBox, { text: kept.read() ?? start, label: "exercise.py", onchange, keys });
       say("What you write is kept in this browser and sent nowhere. Tab indents; Esc, then Tab leaves the editor.");
     }
-    panel.hidden = false;
-    document.documentElement.classList.add("lesson-open");
+    squeeze(true);
     editor.focus();
   } catch (error) {
     box.querySelector("p[role=status]").textContent = error.message;
@@ -89,9 +88,14 @@ async function show() {
   open.disabled = false;
 }
 
+// On a wide screen the text makes room.
+function squeeze(narrow) {
+  panel.hidden = !narrow;
+  document.documentElement.classList.toggle("lesson-open", narrow);
+}
+
 function close() {
-  panel.hidden = true;
-  document.documentElement.classList.remove("lesson-open");
+  squeeze(false);
   open.focus();
 }
 

@@ -29,7 +29,7 @@ async function countedFetch(version, tell) {
     if (!response) {
       response = await plain(request, options);
       if (!response.ok) throw new Error(`${response.status} for ${address}`);
-      await cache?.put(address, response.clone()).catch(() => {});
+      cache?.put(address, response.clone()).catch(() => {}); // beside, so that WebAssembly compiles as it arrives
     }
     const count = new TransformStream({
       transform(piece, out) {
@@ -53,8 +53,9 @@ async function load(withLessons) {
   const plain = self.fetch;
   self.fetch = await countedFetch(manifest.version, tell);
   try {
-    const [{ loadPyodide }, ...buffers] = await Promise.all([
+    const [{ loadPyodide }, , ...buffers] = await Promise.all([
       import(at("pyodide/pyodide.mjs")),
+      import(at("pyodide/pyodide.asm.mjs")),
       // The project's own files change with every build: they are asked for by their size, too.
       ...archives.map((name) => self.fetch(`${at(name)}?${sizes[name]}`).then((response) => response.arrayBuffer())),
     ]);

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from statistics import fmean
 from typing import Any
 
 from minipaged.components import Components, build_scheduler
@@ -151,7 +150,7 @@ class SimulatedRun:
             "cached_tokens": run.num_cached_tokens,
             "peak_blocks": self.peak_blocks,
             "seconds": run.seconds,
-            "ttft": fmean(waits) if waits else 0.0,
+            "ttft": sum(waits) / len(waits) if waits else 0.0,
             "waste": 1 - run.usage.tokens / run.usage.held if run.usage.held else 0.0,
             "shared": run.usage.shared,
         }

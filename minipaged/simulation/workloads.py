@@ -12,10 +12,14 @@ import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import NormalDist
 from typing import NamedTuple, Protocol
 
 from minipaged.simulation.hardware import find
+
+
+def normal_cdf(x: float) -> float:
+    """Of the standard normal distribution. (`statistics` takes long to load in a browser.)"""
+    return 0.5 * (1.0 + math.erf(x / math.sqrt(2.0)))
 
 
 class WorkloadError(ValueError):
@@ -63,7 +67,7 @@ class Lognormal:
 
     def _cut_mean(self, mu: float) -> float:
         """E[max(1, min(X, most))] in closed form."""
-        cdf, s = NormalDist().cdf, self.sigma
+        cdf, s = normal_cdf, self.sigma
         a, b = (0 - mu) / s, (math.log(self.most) - mu) / s
         inside = math.exp(mu + s * s / 2) * (cdf(b - s) - cdf(a - s))
         return cdf(a) + inside + self.most * (1 - cdf(b))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,23 @@ from minipaged.viewer.pictures.plan import plan_svg
 from minipaged.viewer.pictures.pool import manager_svg, pool_svg
 from minipaged.viewer.pictures.tables import table_svg
 from minipaged.viewer.recorder import StepRecord
+from minipaged.viewer.replay import Trace
 from minipaged.viewer.snapshot import PoolView
+
+
+def trace_frame(trace: Trace) -> str:
+    """The viewer in a frame that holds all of it and reaches nothing outside."""
+    from minipaged.viewer.page import trace_page  # not by everyone who imports minipaged
+
+    properties = {
+        "title": f"The run of {trace.path.name}",
+        "sandbox": "allow-scripts allow-popups",
+        "style": "width: 100%; height: 46rem; border: 0",
+        "srcdoc": trace_page(trace.path),
+    }
+    written = " ".join(f'{name}="{html.escape(value)}"' for name, value in properties.items())
+    return f"<iframe {written}></iframe>"
+
 
 DISPLAYS: dict[type, Callable[[Any], str]] = {
     BlockTable: table_svg,
@@ -25,6 +42,7 @@ DISPLAYS: dict[type, Callable[[Any], str]] = {
     RequestOutput: output_html,
     StepPlan: plan_svg,
     StepRecord: plan_svg,
+    Trace: trace_frame,
 }
 """Type -> its picture as HTML."""
 

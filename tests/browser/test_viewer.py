@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from minipaged.decoding.params import SamplingParams
+from minipaged.viewer.displays import html_of
 from minipaged.viewer.page import WEB, script, trace_page
 from minipaged.viewer.pictures import palette
 from minipaged.viewer.pictures.runs import modelless
@@ -417,27 +418,47 @@ def test_a_trace_is_one_page_that_asks_nobody(browser, swapping, tmp_path, dark)
     assert [url for url in page.requests if not url.startswith(("file:", "data:", "blob:"))] == []
     assert page.value("viewer.state().steps") == len(swapping.splitlines()) - 1
     theme = palette.DARK if dark else palette.LIGHT
-    paper = "getComputedStyle(document.body).getPropertyValue('--mpv-paper').trim()"
-    assert page.value(paper) == theme.paper
+    paper = "getComputedStyle(document.body).backgroundColor"
+    assert page.value(paper) == f"rgb{palette.rgb(theme.paper)}"
     for width in (1280, 400, 320):
         page.resize(width)
         assert page.value("document.documentElement.scrollWidth") <= width
     page.value("document.getElementById('theme').click()")
-    assert page.value(paper) == (palette.LIGHT if dark else palette.DARK).paper
+    other = palette.LIGHT if dark else palette.DARK
+    assert page.value(paper) == f"rgb{palette.rgb(other.paper)}"
+    assert page.value("getComputedStyle(document.documentElement).backgroundColor") == page.value(paper)
     assert page.problems == []
     page.close()
+
+
+def test_a_trace_in_a_notebook_is_the_viewer(browser, swapping, tmp_path):
+    """Catches a frame that stays empty, and one that reaches beyond itself."""
+    (tmp_path / "swap.jsonl").write_text(swapping)
+    frame = html_of(read_trace(tmp_path / "swap.jsonl"))
+    for text in (frame, re.sub(r' sandbox="[^"]*"', "", frame)):  # the second lets the test look inside
+        (tmp_path / "notebook.html").write_text(f'<meta charset="utf-8"><title>n</title>{text}')
+        page = browser.open((tmp_path / "notebook.html").as_uri(), 1280, dark=False)
+        page.wait_for("document.querySelector('iframe').clientHeight > 400")
+        if text != frame:
+            page.wait_for("frames[0].viewer?.state().steps")
+            assert page.value("frames[0].viewer.state().steps") == len(swapping.splitlines()) - 1
+        assert [
+            url for url in page.requests if not url.startswith(("file:", "data:", "blob:", "about:"))
+        ] == []
+        assert page.problems == []
+        page.close()
 
 
 def test_the_colours_are_those_of_the_pictures():
     """Catches a palette changed in one place: a request blue in the picture and orange in the viewer."""
     css = (WEB / "viewer.css").read_text()
-    rules = re.findall(r"\{([^{}]*--mpv-paper: [^{}]*)\}", css)
-    found = [dict(re.findall(r"--mpv-(\w+): (#\w+);", rule)) for rule in rules]
-    themes = [
+    colours = re.findall(r"--mpv-(\w+): light-dark\((#\w+), (#\w+)\);", css)
+    light, dark = (
         dict(re.findall(r"--mp-(\w+):(#\w+);", palette.variables(theme)))
         for theme in (palette.LIGHT, palette.DARK)
-    ]
-    assert found == [*themes, *themes]
+    )
+    assert colours == [(name, light[name], dark[name]) for name in light]
+    assert css.count("#") == 2 * len(light), "a colour is written somewhere else, too"
 
 
 def test_modules_share_one_script_without_sharing_names():

@@ -83,6 +83,12 @@ class Page:
         for kind in ("keyDown", "keyUp"):
             self.browser.call("Input.dispatchKeyEvent", {"type": kind, **event}, self.session)
 
+    def reload(self) -> None:
+        """Load the page again, and wait until it is loaded."""
+        self.loaded = False
+        self.browser.call("Page.reload", {}, self.session)
+        self.browser.wait_until_loaded(self)
+
     def close(self) -> None:
         """Close the page and forget its context."""
         self.browser.call("Target.disposeBrowserContext", {"browserContextId": self.context})
@@ -147,10 +153,14 @@ class Browser:
         ]
         self.call("Emulation.setEmulatedMedia", {"features": features}, session)
         self.call("Page.navigate", {"url": url}, session)
+        self.wait_until_loaded(page)
+        return page
+
+    def wait_until_loaded(self, page: Page) -> None:
+        """Wait for the event that says so."""
         deadline = time.monotonic() + LIMIT
         while not page.loaded:
             self._receive(deadline)
-        return page
 
     def call(self, method: str, parameters: dict[str, Any], session: str = "") -> dict[str, Any]:
         """Send a command and wait for its answer."""

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -20,6 +21,7 @@ from minipaged.memory import BlockAllocator, BlockTable
 from minipaged.outputs import CompletionOutput, RequestOutput
 from minipaged.viewer.displays import html_of, register_displays
 from minipaged.viewer.highlights import PlacedOutput
+from minipaged.viewer.page import trace_page
 from minipaged.viewer.pictures import build as drawing
 from minipaged.viewer.pictures import runs, scenes
 from minipaged.viewer.pictures.names import colours, holders, label
@@ -30,8 +32,10 @@ from minipaged.viewer.pictures.svg import SLOT_TEXT, fit
 from minipaged.viewer.pictures.tables import tables_svg
 from minipaged.viewer.pictures.tree import tree_svg
 from minipaged.viewer.recorder import recording
+from minipaged.viewer.replay import read_trace
 from minipaged.viewer.snapshot import PoolView, TableView, view_of
 from minipaged.viewer.terminal import Pool, Table
+from minipaged.viewer.trace import TraceWriter
 from tests.toy import ToyEngine, samples, toy_scheduler
 
 ASSETS = Path(__file__).parents[2] / "docs" / "assets"
@@ -402,6 +406,20 @@ class TestDisplays:
 
         assert "logical" in html_of(Mine(BlockAllocator(4), 4))
         assert html_of(object()) is None
+
+    def test_a_trace_is_the_viewer_in_a_frame(self, tmp_path):
+        """An address for a run; a frame that a name in the trace could break out of."""
+        path = tmp_path / 'a "quoted" <name>.jsonl'
+        engine = runs.modelless(8)
+        with TraceWriter(path, engine):
+            engine.add_request("</iframe><script>", range(5), SamplingParams(max_tokens=3))
+            while engine.has_unfinished:
+                engine.step()
+        html = html_of(read_trace(path))
+        (frame,) = re.findall(r'^<iframe [^<>"]*(?:"[^"<>]*"[^<>"]*)*></iframe>$', html)
+        (srcdoc,) = re.findall(r'srcdoc="([^"]*)"', frame)
+        assert unescape(srcdoc) == trace_page(path)
+        assert 'sandbox="allow-scripts allow-popups"' in frame
 
 
 class TestTerminal:

@@ -22,7 +22,7 @@ export function openEditor(parent, { text, label, onchange, keys }) {
       python(),
       syntaxHighlighting(classHighlighter),
       keymap.of([...keys, indentWithTab, ...defaultKeymap, ...historyKeymap]),
-      EditorView.contentAttributes.of({ "aria-label": label }),
+      EditorView.contentAttributes.of({ "aria-label": label, tabindex: "0" }),
       EditorView.updateListener.of((update) => update.docChanged && onchange()),
     ],
   });

@@ -6,14 +6,20 @@ const GAP_BETWEEN_POOLS = 30;
 const TALLEST = 460;
 export const HUES = 6;
 
+// The colours of an element's theme, which only a property that uses them tells.
 export function palette(element) {
-  const style = getComputedStyle(element);
-  const value = (name) => style.getPropertyValue(`--mpv-${name}`).trim() || "#888888";
+  const probe = element.appendChild(document.createElement("i"));
+  const value = (name) => {
+    probe.style.color = `var(--mpv-${name})`;
+    return getComputedStyle(probe).color;
+  };
   const several = (name) => Array.from({ length: HUES }, (_, i) => value(`${name}${i}`));
-  return {
+  const colours = {
     paper: value("paper"), ink: value("ink"), soft: value("soft"), line: value("line"), shade: value("shade"),
     tints: several("tint"), hues: several("hue"),
   };
+  probe.remove();
+  return colours;
 }
 
 function cellSize(width, height, count) {
