@@ -34,7 +34,8 @@ def table(verdicts: dict[str, Verdict]) -> str:
     return (
         f"\nWith transformers {transformers.__version__}: {runs} of {len(outcomes)} types run, {refused} are "
         f"refused, {not_built} were not tried, because no small model of theirs could be built.\n\n"
-        "| model type | |\n|---|---|\n" + "".join(row(name, verdict) for name, verdict in verdicts.items())
+        "| model type | verdict |\n|---|---|\n"
+        + "".join(row(name, verdict) for name, verdict in verdicts.items())
     )
 
 
