@@ -45,7 +45,8 @@ unexplained.
 FITTED = """\
 Six values were fitted, by hand, to figures that this page scores: agreement with those is not evidence.
 Sentence lengths were chosen with Fig. 16 in view; the machine and the lengths for page growth, with
-the table of its source. Nothing was fitted to Fig. 17, 18 b and 19, chunked prefill and prefix-caching-aware scheduling.
+the table of its source. Nothing was fitted to Fig. 17, 18 b and 19, chunked prefill and prefix-caching-aware
+scheduling.
 
 To see how much depends on them, each was moved by 20 % while the others stayed. The second table gives the
 change of each figure in percent (value lower / higher), some from shorter runs than those of the claims; an
