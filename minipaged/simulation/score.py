@@ -93,9 +93,9 @@ class Leaderboard:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        data = json.loads(file.read_text()) if file.exists() else {"key": secrets.token_hex(8), "points": {}}
-        self.key: str = data["key"]
-        self._points: dict[str, dict[str, float]] = data["points"]
+        data: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        self.key: str = data.get("key") or secrets.token_hex(8)
+        self._points: dict[str, dict[str, float]] = data.get("points", {})
 
     def rows(self, key: str) -> list[tuple[str, float]]:
         """Name and points, the best first. Only scores of one key can be compared."""

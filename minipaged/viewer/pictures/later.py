@@ -151,9 +151,9 @@ def tiers_svg() -> Svg:
             picture.rect(x + 5, y + 7, TILE - 10, 20, "paper", 6)
             picture.text(x + TILE / 2, y + 21, names[(i + 2 * row) % len(names)], "ink mono", 11.5, "middle")
         if row:
-            x = MARGIN + 166 + 3 * STEP + TILE / 2
-            picture.line(x, y - 38, x, y - 8, "edge1", 1.8)
-            picture.text(x + 8, y - 18, "evicted: moved down, found again: moved up", "soft", 12)
+            middle = MARGIN + 166 + 3 * STEP + TILE / 2
+            picture.line(middle, y - 38, middle, y - 8, "edge1", 1.8)
+            picture.text(middle + 8, y - 18, "evicted: moved down, found again: moved up", "soft", 12)
     picture.note("blue: held by a table; hatched: kept for its content")
     return picture.render(
         "Tiers of a prefix cache",
