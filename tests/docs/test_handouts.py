@@ -13,6 +13,7 @@ from tests.docs.browser import find_chromium
 from tests.docs.site import ROOT, build_once
 
 sys.path.insert(0, str(ROOT / "docs/_generate"))
+pytest.importorskip("markdown", reason="mkdocs is not installed; pip install -c constraints.txt -e '.[docs]'")
 
 import handouts
 import pages

@@ -110,7 +110,9 @@ def test_calls_stream_with_their_text(server):
     assert set(reasons[:-1]) == {None}
 
 
-@pytest.mark.parametrize("values", [{"tools": openai.omit}, {"tool_choice": "none"}], ids=str)
+@pytest.mark.parametrize(
+    "values", [{"tools": openai.omit}, {"tool_choice": "none"}], ids=["no tools", "no choice"]
+)
 def test_who_gives_no_tools_gets_the_text(server, values):
     """Catches a text about tool calls that is taken for one."""
     (choice,) = ask(server, CALL, **values).choices
