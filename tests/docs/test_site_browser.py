@@ -195,12 +195,14 @@ def test_the_scenes_of_a_concept_are_clicked_through(address, browser, axe, name
             f"[[...{tab}.parentElement.children].indexOf({tab})].click()"
         )
         page.value(f"{figure}.scrollIntoView()")
-        page.wait_for(f"{figure}.viewer?.state().steps")
+        page.wait_for(f"{figure}.viewer?.state().steps && !{figure}.viewer.state().loading")
         text = page.value(f"fetch(new URL('../../scenes/{scene}.jsonl', location)).then(a => a.text())")
         (trace := Path(tempfile.mkdtemp()) / scene).write_text(text)
         records = list(read_trace(trace))
-        press = f"[...{figure}.querySelectorAll('button')].find(b => b.ariaLabel === '%s').click()"
+        button = f"[...{figure}.querySelectorAll('button')].find(b => b.ariaLabel === '%s')"
+        press = f"{button}.click()"
         page.value(press % "Last step")
+        page.wait_for(f"!{button % 'First step'}.disabled")
         page.value(press % "First step")
         for place, record in enumerate(records):
             state = page.value(f"{figure}.viewer.state()")
