@@ -92,9 +92,8 @@ def frames_html(
     """
     figures = []
     for number, (heading, sentence, view) in enumerate(frames, 1):
-        picture = tables_svg(view, text_of).strip()
-        if number > 1:  # one style sheet serves all frames
-            picture = re.sub(r"<style>.*?</style>", "", picture, flags=re.DOTALL)
+        wide, narrow = (tables_svg(view, text_of, stacked=stacked).strip() for stacked in (False, True))
+        picture = f'<div class="on-wide">{wide}</div><div class="on-phone">{narrow}</div>'
         count = f"{number} of {len(frames)}: " if len(frames) > 1 else ""
         caption = f"<strong>{count}{escape(heading)}</strong> {escape(sentence)}".strip()
         figures.append(
@@ -102,4 +101,6 @@ def frames_html(
             f'aria-label="{escape(heading)}">{picture}</div><figcaption>{caption}</figcaption></figure>'
         )
     play = ' data-plays="true" data-start="1"' if plays else ""
-    return f'<div class="frames" role="group" aria-label="{escape(label)}"{play}>{"".join(figures)}</div>\n'
+    first, end, others = "".join(figures).partition("</style>")  # one style sheet serves all pictures
+    shown = first + end + re.sub(r"<style>.*?</style>", "", others, flags=re.DOTALL)
+    return f'<div class="frames" role="group" aria-label="{escape(label)}"{play}>{shown}</div>\n'

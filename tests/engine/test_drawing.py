@@ -240,6 +240,14 @@ class TestTables:
             )
             assert end + 4 < number - 0.62 * 13
 
+    def test_stacked_the_picture_fits_a_phone_and_says_where_each_block_is(self):
+        """Half a picture on a narrow screen, and tables that point nowhere."""
+        drawn = tables_svg(scenes.fig6()[-1].view, scenes.text_of, stacked=True)
+        assert float(ElementTree.fromstring(drawn).get("width")) <= 368
+        blocks = [b for t in scenes.fig6()[-1].view.on_device() for b in t.blocks]
+        assert [word for word in texts(drawn) if word.startswith("\u2192")] == [f"\u2192 {b}" for b in blocks]
+        assert blocks
+
     def test_the_description_has_every_table(self):
         """An alt text that says "a diagram"."""
         description = ElementTree.fromstring(tables_svg(self.view))[1].text

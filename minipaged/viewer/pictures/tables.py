@@ -12,27 +12,35 @@ ROW, BLOCK, GAP = 35, 28, 128
 MOST_BLOCKS = 24  # of a larger pool free blocks are not drawn
 
 
-def tables_svg(view: PoolView, text_of: TextOf | None = None, caption: str = "") -> Svg:
-    """The picture of all device tables and the pool; without `text_of` slots show token ids."""
+def tables_svg(
+    view: PoolView, text_of: TextOf | None = None, caption: str = "", stacked: bool = False
+) -> Svg:
+    """The picture of all device tables and the pool; without `text_of` slots show token ids.
+
+    `stacked`: for narrow screens, the pool below the tables, and numbers in the place of arrows.
+    """
     tables, size, colour = view.on_device(), view.block_size, colours(view)
-    slot = max(9.0, min(58.0, 236 / size))
+    slot = max(9.0, min(50.0 if stacked else 58.0, 236 / size))
     width = slot * size
     shown = [b for b in view.blocks() if view.num_blocks <= MOST_BLOCKS or b.state != "free"]
     top = MARGIN + (26 if caption else 0) + 24
     left_height = sum(max(1, len(table.blocks)) * ROW + 20 for table in tables) - 20 * bool(tables)
     right_height = len(shown) * ROW
-    body = max(left_height, right_height, ROW)
+    above = max(left_height, ROW) + 44
+    body = above + right_height if stacked else max(left_height, right_height, ROW)
     x = MARGIN + 32 + max((text_width(label(table, view), 14, bold=True) for table in tables), default=0)
-    x_pool = x + width + GAP + 34
+    x_pool = x if stacked else x + width + GAP + 34
+    top_pool = top + (above if stacked else (body - right_height) / 2)
     picture = Picture(x_pool + width + 96, top + body + 40, caption)
+    head = (top_pool if stacked else top) - 9
     picture.text(x, top - 9, "logical blocks of each sequence", "soft")
-    picture.text(x_pool, top - 9, "physical blocks of the pool", "soft")
-    picture.text(x_pool + width + 10, top - 9, "held by", "soft")
-    place = {block.block: top + i * ROW + (body - right_height) / 2 for i, block in enumerate(shown)}
+    picture.text(x_pool, head, "physical blocks of the pool", "soft")
+    picture.text(x_pool + width + 10, head, "held by", "soft")
+    place = {block.block: top_pool + i * ROW for i, block in enumerate(shown)}
     # The tables stand where their blocks lie, so that arrows are short.
     ends = [place[block] for table in tables for block in table.blocks] or [top]
     middle = sum(ends) / len(ends) + BLOCK / 2
-    y = max(top, min(middle - left_height / 2, top + body - left_height))
+    y = top if stacked else max(top, min(middle - left_height / 2, top + body - left_height))
     for table in tables:
         number = colour[table.name]
         picture.text(MARGIN, y + 19, label(table, view), bold=True, size=14)
@@ -42,7 +50,10 @@ def tables_svg(view: PoolView, text_of: TextOf | None = None, caption: str = "")
             picture.slots(x, y, slot, BLOCK, f"tint{number}", words, table.computed(logical, size))
             picture.text(x + width + 8, y + 19, filled, "soft", 12)
             start = x + width + 12 + 7 * len(filled)
-            picture.arrow(start, y + BLOCK / 2, x_pool - 30, place[block] + BLOCK / 2, number)
+            if stacked:
+                picture.text(start + 4, y + 19, f"\u2192 {block}", bold=True)
+            else:
+                picture.arrow(start, y + BLOCK / 2, x_pool - 30, place[block] + BLOCK / 2, number)
             y += ROW
         y += (0 if table.blocks else ROW) + 20
     for physical in shown:
