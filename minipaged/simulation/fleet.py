@@ -8,17 +8,14 @@ would: how many requests each replica has. Time and memory grow linearly with th
 
 from collections.abc import Callable, Iterable, Sequence
 
-from minipaged.routing import PrefixAware, least_loaded, prefix_keys
+from minipaged.routing import PrefixAware, least_loaded
 from minipaged.simulation.hardware import find
 from minipaged.simulation.records import Run
 from minipaged.simulation.run import Simulation
-from minipaged.simulation.workloads import Arrival, prompt_tokens
+from minipaged.simulation.workloads import Arrival
 
 Router = Callable[[Sequence[int], Sequence[float]], int]
 """Picks the replica of a request, by the keys of its prompt and the requests that each replica has."""
-
-KEY_TOKENS = 16
-"""Tokens a key, as many as a block has."""
 
 
 class RoundRobin:
@@ -48,7 +45,8 @@ def simulate_fleet(replicas: Sequence[Simulation], arrivals: Iterable[Arrival], 
     for arrival in arrivals:
         for replica in replicas:
             replica.advance(arrival.time)
-        keys = prefix_keys(prompt_tokens(arrival), KEY_TOKENS)
+        lengths = arrival.lengths
+        keys = [lengths.prefix_id] if lengths.prefix_tokens else []  # (nobody shares what is behind it)
         replicas[router(keys, [replica.num_present for replica in replicas])].add(arrival)
     for replica in replicas:
         replica.advance()
