@@ -303,7 +303,8 @@ class LLM:
                 finally:
                     self._holder = None
         finally:
-            self._leave(())
+            if self._left:
+                self._leave(())
 
     def _leave(self, requests: Iterable[Request]) -> None:
         """Abort requests that nobody reads any more: now, or as soon as whoever has the engine is done.

@@ -117,7 +117,8 @@ class _Writer:
         text, reason = "", None
         async for _, output in self._generation.outputs():
             for completion in output.outputs:
-                text, reason = text + completion.text, completion.finish_reason
+                text += completion.text
+                reason = completion.finish_reason
                 yield event("response.output_text.delta", **at, delta=completion.text, logprobs=[])
         response = self._response(text, reason)
         yield event("response.output_text.done", **at, text=text, logprobs=[])

@@ -186,5 +186,7 @@ def test_the_page_comes_back_when_the_server_does(browser):
     with slowed(0.0, port=port) as server:
         page.wait_for("document.getElementById('status').textContent === 'connected'")
         ask(page, "The fox", max_tokens=10)
-        page.wait_for(f"{ANSWERS}[0]?.length > 5")
+        page.wait_for(f"{ANSWERS}[0]?.length > 5 && {USED} === 0")
+        assert len(page.value(ANSWERS)) == 1
+        assert server.llm.engine.metrics.request_success == {"length": 1}
         page.close()

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,9 @@ from minipaged.execution.distributed.runner import Report, check_reports
 from minipaged.execution.distributed.sharding import check_plan
 from tests.distributed.models import SIZES
 from tests.models.zoo import build
+from tests.processes import children, is_alive, needs_proc, wait_until
 
+WORKER = "distributed.worker"
 PROMPTS = ["The little robot", "Once upon a time"]
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 SMALL = {"num_blocks": 64, "attention_backend": "torch", "disable_log_stats": True}
@@ -27,37 +28,6 @@ SMALL = {"num_blocks": 64, "attention_backend": "torch", "disable_log_stats": Tr
 
 def tokens(outputs):
     return [list(output.outputs[0].token_ids) for output in outputs]
-
-
-def children(of=None):
-    """Processes of ranks below a process, by their command line and parent."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (entry / "cmdline").read_bytes()
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            continue
-        if b"distributed.worker" in command and parent == (of or os.getpid()):
-            found.append(int(entry.name))
-    return found
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition, seconds, what):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
-        time.sleep(0.02)
-
-
-needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 
 
 @needs_proc
@@ -77,7 +47,7 @@ def test_two_ranks_give_the_tokens_of_one_and_survive_ctrl_c_but_not_a_killed_wo
             with pytest.raises(KeyboardInterrupt):
                 llm.generate(PROMPTS * 8, SamplingParams(max_tokens=500, ignore_eos=True))
         assert tokens(llm.generate(PROMPTS, GREEDY)) == expected
-        (worker,) = children()
+        (worker,) = children(WORKER)
         os.kill(worker, signal.SIGKILL)
         began = time.monotonic()
         with pytest.raises(RankError, match="rank 1 was killed by SIGKILL"):
@@ -85,7 +55,7 @@ def test_two_ranks_give_the_tokens_of_one_and_survive_ctrl_c_but_not_a_killed_wo
         assert time.monotonic() - began < 20  # and not minutes, when the collective gives up
         with pytest.raises(RankError, match="rank 1 was killed by SIGKILL"):
             llm.generate(PROMPTS, GREEDY)
-        assert not children()
+        assert not children(WORKER)
     finally:
         llm.engine.executor.close()
 
@@ -186,8 +156,8 @@ def test_no_process_is_left_when_rank_0_is_ended(number, tmp_path):
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    wait_until(lambda: children(process.pid), 30, "the worker")
-    (worker,) = children(process.pid)
+    wait_until(lambda: children(WORKER, process.pid), 30, "the worker")
+    (worker,) = children(WORKER, process.pid)
     wait_until(lambda: trace.exists() and trace.stat().st_size > 1000, 60, "the first steps")
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # as a terminal does: to both

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
@@ -21,23 +20,11 @@ from minipaged.serving import fleet as fleets
 from minipaged.serving import replica as replicas
 from minipaged.serving.fleet import Fleet, ReplicaError
 from minipaged.serving.settings import ServerSettings
-from tests.distributed.test_ranks import is_alive, needs_proc, wait_until
+from tests.processes import children, is_alive, needs_proc, wait_until
 
 C = "/v1/completions"
+REPLICA = "serving.replica"
 PROMPTS = ["The little robot", "Once upon a time", "A fox"]
-
-
-def children(of: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (entry / "cmdline").read_bytes()
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            continue
-        if b"serving.replica" in command and parent == of:
-            found.append(int(entry.name))
-    return sorted(found)
 
 
 @contextmanager
@@ -50,7 +37,7 @@ def served(*arguments: str):
         line = process.stdout.readline()
         found = re.fullmatch(r"Serving pocket at (http://127\.0\.0\.1:\d+) with 2 replicas\n", line)
         assert found, line
-        yield process, found[1], children(process.pid)
+        yield process, found[1], children(REPLICA, process.pid)
     finally:
         process.kill()
         process.communicate()
@@ -80,7 +67,7 @@ def test_two_replicas_give_the_tokens_of_one_process_and_survive_the_death_of_on
             number = int(answer.headers["X-Replica"])
             pieces = answer.iter_text()
             text = next(pieces)
-            victims = children(process.pid)
+            victims = children(REPLICA, process.pid)
             # (Process ids grow with the order of the starts, unless they wrap around.)
             os.kill(victims[number], signal.SIGKILL)
             text += "".join(pieces)
@@ -91,7 +78,7 @@ def test_two_replicas_give_the_tokens_of_one_process_and_survive_the_death_of_on
         assert f'minipaged:replica_starts_total{{replica="{number}"}} 2.0' in http.get("/metrics").text
         assert [text for text, _ in texts()] == expected
 
-        last = children(process.pid)
+        last = children(REPLICA, process.pid)
         assert len(last) == 2
         with http.stream("POST", C, json=body) as answer:
             pieces = answer.iter_text()
@@ -114,7 +101,9 @@ def test_no_replica_is_left_when_the_server_is_ended(number):
     with served("--replicas", "2") as (process, _, pids):
         process.send_signal(number)
         process.wait(30)
+        assert len(pids) == 2
         wait_until(lambda: not any(map(is_alive, pids)), 10, "the end of the replicas")
+    assert not any(map(is_alive, pids))
 
 
 def fleet(count: int = 1, **options) -> Fleet:
