@@ -17,11 +17,11 @@ from minipaged.serving.chat import chat, plain_messages
 from minipaged.serving.completions import complete
 from minipaged.serving.errors import ApiError, api_error, install_handlers, json_response
 from minipaged.serving.gate import Gate
-from minipaged.serving.generation import EventStream
 from minipaged.serving.responses import respond_to
 from minipaged.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
 from minipaged.serving.service import Service
 from minipaged.serving.settings import ServerSettings
+from minipaged.serving.streaming import EventStream
 from minipaged.viewer.page import live_page
 
 POLICY = (

@@ -15,9 +15,10 @@ from minipaged.serving.body_params import chat_logprobs, read_params
 from minipaged.serving.errors import ApiError, api_error
 from minipaged.serving.formats import chat_logprobs as logprobs_object
 from minipaged.serving.formats import prompt_logprobs
-from minipaged.serving.generation import Generation, event_of, respond
+from minipaged.serving.generation import Generation, respond
 from minipaged.serving.schemas import ChatBody, Message
 from minipaged.serving.service import Service
+from minipaged.serving.streaming import event_of
 from minipaged.serving.tool_calls import ToolCallReader
 
 

@@ -15,9 +15,10 @@ from minipaged.outputs import CompletionOutput, Logprob, RequestOutput
 from minipaged.serving.body_params import read_params
 from minipaged.serving.errors import ApiError, api_error
 from minipaged.serving.formats import finite, prompt_logprobs
-from minipaged.serving.generation import Generation, event_of, respond
+from minipaged.serving.generation import Generation, respond
 from minipaged.serving.schemas import MOST_PROMPTS, CompletionBody
 from minipaged.serving.service import Service
+from minipaged.serving.streaming import event_of
 
 TopLogprobs = dict[int, Logprob]
 

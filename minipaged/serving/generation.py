@@ -1,18 +1,14 @@
-"""From a body's prompts to outputs, and from outputs to a response that ends when its client leaves.
-
-Who goes away is noticed at once, in the queue too: his task is cancelled, the iterators of his outputs are
-closed, and the engine frees his blocks before its next step.
-"""
+"""From a body's prompts to outputs, and from outputs to a response, whole or streamed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,11 +19,9 @@ from minipaged.outputs import RequestOutput
 from minipaged.serving.errors import ApiError, api_error
 from minipaged.serving.schemas import GenerationBody
 from minipaged.serving.service import Service, shutting_down
+from minipaged.serving.streaming import DONE, EventStream, event_of, unless_gone
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-DONE = "data: [DONE]\n\n"
 
 
 class Generation:
@@ -222,59 +216,6 @@ async def _guarded(generation: Generation, writer: Writer, timeout: float) -> As
         generation.end = told.message
         yield event_of(told.body())
     yield DONE
-
-
-def event_of(value: Any, name: str | None = None) -> str:
-    """A server-sent event."""
-    head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {json.dumps(value)}\n\n"
-
-
-class EventStream(Response):
-    """Server-sent events, until they end or nobody listens."""
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self, events: AsyncGenerator[str], close: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._events = events
-        self._close = close
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """As ASGI wants it."""
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await unless_gone(receive, self._send(send))
-        finally:
-            await self._events.aclose()
-            if self._close is not None:
-                await self._close()
-
-    async def _send(self, send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
-        async for event in self._events:
-            await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of `work`, or None if the client disconnects first: then it is cancelled."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnect(receive: Callable[[], Awaitable[Any]]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _merged(streams: list[AsyncOutputs]) -> AsyncIterator[tuple[int, RequestOutput]]:

@@ -17,9 +17,10 @@ from minipaged.outputs import RequestOutput
 from minipaged.serving.body_params import read_params
 from minipaged.serving.chat import plain_messages
 from minipaged.serving.errors import ApiError, api_error
-from minipaged.serving.generation import Generation, event_of, respond
+from minipaged.serving.generation import Generation, respond
 from minipaged.serving.schemas import JsonSchema, Message, ResponseFormat, ResponsesBody
 from minipaged.serving.service import Service
+from minipaged.serving.streaming import event_of
 
 NOT_HERE = (
     *("n", "best_of", "use_beam_search", "max_tokens", "response_format", "structured_outputs"),

@@ -25,10 +25,10 @@ from minipaged.routing import PrefixAware, prefix_keys
 from minipaged.serving.errors import RETRY_AFTER, ApiError, install_handlers, json_response
 from minipaged.serving.exchange import ONE_CONNECTION, Exchange, Outgoing, Replica
 from minipaged.serving.gate import limited
-from minipaged.serving.generation import DONE, event_of, unless_gone
 from minipaged.serving.router_metrics import merged
 from minipaged.serving.service import shutting_down
 from minipaged.serving.settings import ServerSettings
+from minipaged.serving.streaming import DONE, event_of, unless_gone
 
 logger = logging.getLogger(__name__)
 
