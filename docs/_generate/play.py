@@ -1,11 +1,13 @@
 """What the pages of docs/play load: the engine as a zip file, Pyodide, the pocket model, the lessons.
 
-Pyodide (WebAssembly, 13 MB) comes from npm in the pinned version and is kept in the user's cache directory.
-Where it cannot be had, the site is built all the same, and those pages say what is missing.
+Pyodide (WebAssembly, 14 MB) comes from npm in the pinned version and is kept in the user's cache directory,
+with the modules that Python starts with compiled (compiled_stdlib.mjs). Where it cannot be had, the site is
+built all the same, and those pages say what is missing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -25,6 +27,7 @@ PYODIDE_FILES = (
     "python_stdlib.zip",
     "pyodide-lock.json",
 )
+COMPILER = Path(__file__).parent / "compiled_stdlib.mjs"
 LEFT_OUT = (
     "cli",
     "kernels",
@@ -103,4 +106,23 @@ def write_pyodide(folder: Path, cache: Path) -> str | None:
             source = packed.extractfile(f"package/{name}")
             assert source is not None
             (folder / name).write_bytes(source.read())
+    return compile_stdlib(folder, cache)
+
+
+def compile_stdlib(folder: Path, cache: Path) -> str | None:
+    """Exchange python_stdlib.zip for what compiled_stdlib.mjs makes of it; None, or why it cannot be had."""
+    digest = hashlib.sha256(COMPILER.read_bytes()).hexdigest()[:16]
+    kept = cache / f"pyodide-{PYODIDE}-stdlib-{digest}.zip"
+    if not kept.exists():
+        if shutil.which("node") is None:
+            return "node, which compiles Python's standard library, is not installed"
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            made = Path(scratch, kept.name)
+            command = ["node", str(COMPILER), str(folder), str(made)]
+            try:
+                subprocess.run(command, capture_output=True, check=True, timeout=120)
+            except (OSError, subprocess.SubprocessError):
+                return f"node {COMPILER.name} fails"
+            made.replace(kept)
+    shutil.copy(kept, folder / "python_stdlib.zip")
     return None

@@ -1,6 +1,10 @@
 """The pages with an engine inside, in Chromium: what comes out is what comes out outside."""
 
 import json
+import os
+import tarfile
+import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +76,21 @@ def test_nothing_is_loaded_before_the_click_and_less_than_15_mb_after(browser, a
     assert sum(sizes.values()) < 15e6
 
 
+def test_modules_that_python_starts_with_are_compiled_and_none_is_lost(site):
+    """Catches two seconds of compiling at every visit, and an import that fails in the page alone."""
+    with zipfile.ZipFile(site / "play/pyodide/python_stdlib.zip") as archive:
+        names = archive.namelist()
+    assert {"enum.pyc", "encodings/__init__.pyc", "_pyodide/_base.pyc"} <= set(names)
+    version = json.loads((site / "play/engine/manifest.json").read_text())["version"]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "minipaged"
+    with (
+        tarfile.open(cache / f"pyodide-{version}.tgz") as packed,
+        zipfile.ZipFile(packed.extractfile("package/python_stdlib.zip")) as archive,
+    ):
+        sources = archive.namelist()
+    assert [name[:-1] if name.endswith(".pyc") else name for name in names] == sources
+
+
 @pytest.mark.parametrize(
     "settings",
     [{}, {"num_blocks": 20, "preemption_mode": "swap"}, {"samples": 4, "num_blocks": 64, "prefix": 32}],
@@ -139,6 +158,49 @@ def test_greedy_tokens_in_the_page_are_those_of_generate(pocket):
     shown = pocket.value("document.getElementById('answers').innerText")
     assert outputs[0].outputs[0].text.split("\n")[0] in shown
     assert pocket.problems == []
+
+
+STEPS = """
+(async () => {
+  const { PocketModel } = await import("../model.js");
+  const [config, weights] = await Promise.all([
+    fetch("../weights/config.json").then((response) => response.json()),
+    fetch("../weights/model.safetensors").then((response) => response.arrayBuffer()),
+  ]);
+  const lengths = [5, 1, 18, 2, 3, 17];
+  const asked = () => lengths.map((length, i) => ({
+    tokens: Array.from({ length }, (_, k) => 300 + 7 * i + k), start: 0, table: [20 - 3 * i, 2 + 3 * i],
+    candidates: i === 1 ? 0 : 1, temperature: 0,
+  }));
+  const run = (apart) => {
+    const model = new PocketModel(weights, config, 16, 24), told = [];
+    const rows = asked();
+    for (let step = 0; step < 5; step++) {
+      const some = apart ? rows.map((row) => [row]) : [rows];
+      const answers = some.flatMap((rows) => model.step({ swap_out: [], swap_in: [], copies: [], rows }));
+      told.push(answers);
+      let next = 0;
+      for (const row of rows) {
+        row.start += row.tokens.length;
+        row.tokens = [row.candidates ? answers[next++][0][0] : 400];
+        row.candidates = 1;
+      }
+    }
+    return told;
+  };
+  return [run(true), run(false)];
+})()
+"""
+
+
+def test_tokens_of_several_requests_computed_together_are_those_of_each_alone(pocket):
+    """Catches tokens that take each other's rows, or attend before the keys beside them are written."""
+    apart, together = pocket.value(STEPS)
+    assert [len(step) for step in apart] == [5, 6, 6, 6, 6]
+    for one, other in zip(apart, together, strict=True):
+        for (tokens, logprobs), (expected, their_logprobs) in zip(other, one, strict=True):
+            assert tokens == expected
+            assert logprobs == pytest.approx(their_logprobs, abs=1e-4)
 
 
 def test_prompts_with_the_same_beginning_share_its_blocks(pocket):
