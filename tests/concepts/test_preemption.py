@@ -325,7 +325,7 @@ def test_auto_recomputes_when_the_host_has_no_room():
     assert detail["mode"] == "recompute"
 
 
-def test_small_blocks_make_swapping_dear():
+def test_small_blocks_make_swapping_expensive():
     """Catches a cost per byte only: many small transfers are what makes swapping slow (Fig. 19)."""
 
     def mode(block_size, num_blocks):

@@ -71,7 +71,7 @@ def test_a_block_is_found_only_after_its_own_prefix():
 
 
 def test_hashes_are_extended_not_made_anew():
-    """Catches hashing the whole sequence again for every block that is generated."""
+    """Catches hashing the whole sequence again for every new block, or going back to the salt for it."""
     calls = []
 
     def counting(key):

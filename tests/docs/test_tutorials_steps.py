@@ -68,6 +68,12 @@ def test_the_slot_of_a_token_is_found_through_the_table():
     assert table.slots(2, 6) == [30, 31, 4, 5]
 
 
+def test_no_positions_have_no_slots():
+    """Catches a start that is looked up before anyone asks for it: with start == stop the list is empty."""
+    assert table_over(BlockAllocator(9), 1, 4).slots(4, 4) == []
+    assert table_over(BlockAllocator(9), 0, 0).slots(0, 0) == []
+
+
 # -- lesson 01, task 2 ----------------------------------------------------------------------
 
 
@@ -75,6 +81,14 @@ def test_blocks_to_spare_ask_for_none():
     """Catches a negative number of blocks, which would cut the pool's list."""
     table = table_over(BlockAllocator(9), 3, 2)
     assert [table.blocks_to_append(count) for count in (1, 2, 10, 11)] == [0, 0, 0, 1]
+
+
+def test_preallocating_twice_adds_up():
+    """Catches `count` taken for the blocks that there should be in the end: it is how many more to take."""
+    table = table_over(BlockAllocator(9), 1, 2)
+    table.preallocate(2)
+    table.preallocate(1)
+    assert (len(table.blocks), table.num_tokens) == (4, 2)
 
 
 # -- lesson 01, task 3 ----------------------------------------------------------------------
@@ -107,6 +121,13 @@ def test_preallocated_blocks_stay_with_the_parent():
     pool = BlockAllocator(9, order=[7, 1, 3])
     parent = table_over(pool, 3, 7)
     assert parent.fork().blocks == [7, 1]
+    assert pool.ref_count(3) == 1
+
+
+def test_a_fork_after_a_full_block_shares_no_preallocated_one():
+    """Catches num_tokens // block_size + 1 blocks: 8 tokens fill two, and the third has no token yet."""
+    pool = BlockAllocator(9, order=[7, 1, 3])
+    assert table_over(pool, 3, 8).fork().blocks == [7, 1]
     assert pool.ref_count(3) == 1
 
 
@@ -383,6 +404,17 @@ def test_the_first_group_beyond_the_budget_ends_the_decodes():
     assert engine.scheduler.policy.returned == [15, 5, 1]
 
 
+def test_every_sequence_of_a_request_costs_a_token():
+    """Catches requests counted in place of tokens: three samples of one request compute three tokens."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64), lambda plan, s: s.plan_decodes(plan, 64), lengths=[]
+    )
+    engine.add([0] * 5, method=samples(3))
+    engine.step()
+    assert len(scheduled(engine.step())) == 3
+    assert engine.scheduler.policy.returned == [5, 3]
+
+
 def test_growth_that_needs_no_block_preempts_nobody():
     """Catches room made for a block each: the pool is full, and both last blocks have free slots."""
     engine = scripted(
@@ -524,6 +556,17 @@ def test_the_last_prompt_is_held_to_its_share_only_if_somebody_waits(somebody_wa
     if somebody_waits:
         engine.add([1])
     assert scheduled(engine.step()) == [("r0", 4, chunk)]
+
+
+def test_a_decode_behind_a_prompt_does_not_hold_it_to_its_share():
+    """Catches a prompt cut for a running request that is only decoding: what counts is prompts, and the queue."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 6, share=4),
+        lambda plan, s: s.continue_prefills(plan, 8, share=6),
+        lengths=[20, 2],
+    )
+    assert scheduled(engine.step()) == [("r0", 0, 4), ("r1", 0, 2)]
+    assert scheduled(engine.step()) == [("r0", 4, 8)]
 
 
 def test_going_on_ends_with_the_budget():
@@ -669,7 +712,14 @@ def test_a_fork_of_a_reservation_makes_do_with_what_it_must_have():
     assert Reserve().while_running(3, 3) == (3, 3)
 
 
-# -- lesson 06, tasks 2 and 3: one decision at a time -----
+# -- lesson 06, one decision at a time -----
+
+
+def test_the_last_candidate_is_the_victim():
+    """Catches a policy that spares the last one because it is the request that asks: it arrived last."""
+    requests = [make_request([1], None, None) for _ in range(3)]
+    chosen = [requests.index(Recompute().choose_victim(requests[:count])) for count in (1, 2, 3)]
+    assert chosen == [0, 1, 2]
 
 
 def victim_of(kv, *num_tokens, fork=False):

@@ -42,7 +42,7 @@ def test_oracle_equals_dense_attention_on_a_contiguous_prompt():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lengths", [DECODES, LONG_DECODES, MIXED], ids=["short", "long", "mixed"])
 def test_any_mix_of_query_lengths_equals_the_oracle(lengths, dtype):
-    """Catches rows scored against the wrong sequence, or a mask shifted by one."""
+    """Catches the wrong sequence or KV head for a row, a mask off by one; in 16 bits only, sums not in float32."""
     check(lengths, dtype=dtype)
 
 
@@ -75,7 +75,7 @@ def test_a_window_reads_only_what_it_can_see(lengths, window):
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize(("softcap", "with_sinks"), [(0.7, False), (None, True), (0.7, True)])
 def test_softcap_and_sinks_equal_the_oracle(softcap, with_sinks, window, dtype):
-    """Catches a softcap applied before the scale, or a sink that takes part in the values."""
+    """Catches a softcap before the scale, a sink that is scaled or capped, or one that has a value."""
     check(MIXED, softcap=softcap, with_sinks=with_sinks, sliding_window=window, dtype=dtype, scale=1.0)
 
 
