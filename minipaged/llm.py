@@ -142,7 +142,7 @@ class LLM:
             params = [params] * len(prompts)
         if len(params) != len(prompts):
             raise RequestError(
-                f"{len(params)} sampling_params for {len(prompts)} prompts; give one, or as many"
+                f"{len(params)} sampling_params for {len(prompts)} prompts; give one, or one per prompt"
             )
         if not isinstance(use_tqdm, bool):
             raise RequestError(f"use_tqdm is {shortened(use_tqdm)}; give True or False")
@@ -292,8 +292,8 @@ class LLM:
         """The engine for this thread alone."""
         if self._holder == threading.get_ident():
             raise RequestError(
-                "this LLM is called from inside a step of its own, by a logits processor or a hook, and "
-                "would wait for ever; use another LLM there"
+                "this LLM is called from inside one of its own steps, by a logits processor or a hook, and "
+                "would wait forever; use another LLM there"
             )
         try:
             with self._lock:
@@ -346,6 +346,6 @@ def default_params(recommended: Mapping[str, Any], model: str) -> SamplingParams
         return SamplingParams(**recommended)
     except ParamsError as error:
         raise ConfigError(
-            f"generation_config.json of {model} recommends what cannot be: {error}; or set "
+            f"generation_config.json of {model} has defaults that cannot be used: {error}; or set "
             'generation_config="none"'
         ) from error

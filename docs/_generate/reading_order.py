@@ -11,12 +11,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 CORE = {
-    "minipaged/memory/allocator.py": "which blocks are free, and how many tables hold each of the rest",
-    "minipaged/memory/block_table.py": "where each token of a sequence is stored; `append`, `fork`, copy-on-write",
+    "minipaged/memory/allocator.py": "which blocks are free; how many tables hold each of the rest",
+    "minipaged/memory/block_table.py": "where each token is stored; `append`, `fork`, copy-on-write",
     "minipaged/memory/prefix_cache.py": "finding full blocks again by their content; LRU eviction",
     "minipaged/memory/kv_manager.py": "can these sequences have blocks? Admission, growth, swapping",
     "minipaged/scheduling/request.py": "a request and its sequences; what a decoding method returns",
-    "minipaged/scheduling/plan.py": "the step plan: everything the scheduler and the executor tell each other",
+    "minipaged/scheduling/plan.py": "the step plan: all that scheduler and executor need to tell each other",
     "minipaged/scheduling/policies.py": "prefill first or chunked prefill: the order of a step's phases",
     "minipaged/scheduling/scheduler.py": "admission, the phases of a step, preemption, commit, rollback",
     "minipaged/execution/batch.py": "the plan as flat tensors: token ids, positions, slots, block tables",

@@ -21,7 +21,7 @@ def serve(
         list[str] | None,
         Option(
             envvar="MINIPAGED_API_KEY",
-            help="A key that requests must have; may be repeated. Each key has a prefix cache of its own.",
+            help="A key that requests must have; may be repeated. Each key has its own prefix cache.",
             rich_help_panel=PANEL,
         ),
     ] = None,
@@ -43,7 +43,7 @@ def serve(
     ] = 600.0,
     shutdown_timeout: Annotated[
         float,
-        Option(help="Seconds that running requests have once the server is to end.", rich_help_panel=PANEL),
+        Option(help="Seconds that running requests get to finish at shutdown.", rich_help_panel=PANEL),
     ] = 30.0,
     replicas: Annotated[
         int,

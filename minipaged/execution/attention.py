@@ -91,7 +91,7 @@ class ProbeContext:
         layer = module.layer_idx
         if layer in self.specs:
             raise UnsupportedModelError(
-                f"layer {layer} attends twice in a pass, and has one place in the KV cache"
+                f"layer {layer} attends twice in one pass, but has one place in the KV cache"
             )
         if not getattr(module, "is_causal", True):
             raise UnsupportedModelError(f"layer {layer} attends to later tokens, too (no causal decoder)")
@@ -185,7 +185,7 @@ def get_forward_context() -> ForwardContext:
     try:
         return _forward_context.get()
     except LookupError:
-        raise RuntimeError(f"attn_implementation {NAME!r} runs inside `set_forward_context` only") from None
+        raise RuntimeError(f"attn_implementation {NAME!r} runs only inside `set_forward_context`") from None
 
 
 # Further arguments that models pass and that do not change attention here.
@@ -218,7 +218,7 @@ def paged_attention_hook(
     """
     context = get_forward_context()
     if attention_mask is not None:
-        raise UnsupportedModelError(f"{type(module).__name__} brings a mask of its own")
+        raise UnsupportedModelError(f"{type(module).__name__} builds its own mask")
     for name, argument in others.items():
         if argument is not None and name not in IGNORED_KEYWORDS:
             raise UnsupportedModelError(f"{type(module).__name__} asks for {name!r} in its attention")
@@ -237,7 +237,7 @@ def prepare(model: PreTrainedModel) -> None:
     accepted = inspect.signature(model.forward).parameters
     if "position_ids" not in accepted:
         if getattr(model, "_is_stateful", False):
-            raise UnsupportedModelError("it is recurrent: it keeps a state in place of a KV cache")
+            raise UnsupportedModelError("it is recurrent: it keeps a state instead of a KV cache")
         if any(name.startswith("encoder_") for name in accepted):
             raise UnsupportedModelError("it is the decoder of an encoder-decoder model")
     if not model._can_set_attn_implementation():

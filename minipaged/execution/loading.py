@@ -101,12 +101,12 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
         missing = sorted(info["missing_keys"])
         raise ModelLoadError(
             f"{name} lacks {len(missing)} weights of {type(model).__name__}, such as {missing[0]}; "
-            "the checkpoint is damaged or of another architecture"
+            "the checkpoint is damaged or belongs to another architecture"
         )
     for tensor, found, expected in info["mismatched_keys"]:
         raise ModelLoadError(
             f"{name} has {tensor} of shape {list(found)}, its config.json asks for {list(expected)}; "
-            "the checkpoint is damaged or of another architecture"
+            "the checkpoint is damaged or belongs to another architecture"
         )
     if config.generation_config == "none":
         model.generation_config = None

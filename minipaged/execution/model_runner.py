@@ -178,10 +178,10 @@ class ModelRunner:
             raise UnsupportedModelError(loading.why_forward_failed(error, self._text_config)) from error
         # Attention answered with zeros, so what is left of an earlier token went another way.
         if _differ(logits, after_another):
-            what = "a recurrent state" if getattr(self.model, "_is_stateful", False) else "a mixing of tokens"
+            what = "a recurrent state" if getattr(self.model, "_is_stateful", False) else "other token mixing"
             raise UnsupportedModelError(f"it has {what} besides the attention that can be swapped")
         if _differ(logits, own_positions):
-            raise UnsupportedModelError("its positions do not count from 0")
+            raise UnsupportedModelError("its positions do not start at 0")
         silent = sorted(set(self.layers or range(num_layers)) - set(specs))
         if silent:
             raise UnsupportedModelError(f"layers {silent} keep no K/V in the cache")

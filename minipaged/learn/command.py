@@ -92,7 +92,7 @@ def hint(
 @app.command()
 def solution(
     number: Number,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Show it before you have tried.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Show it even if you have not tried yet.")] = False,
 ) -> None:
     """Show a solution, task by task, and why it is so."""
     lesson = find(number)

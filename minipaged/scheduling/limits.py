@@ -33,7 +33,7 @@ def check_can_ever_run(request: Request, limits: Limits) -> None:
     if prompt >= limits.max_model_len:
         raise RequestTooLongError(
             f"the prompt has {prompt} tokens, but prompt and output together may have "
-            f"{limits.max_model_len} (max_model_len) and at least 1 is output; shorten the prompt"
+            f"{limits.max_model_len} (max_model_len), and at least 1 must be output; shorten the prompt"
         )
     needed = limits.kv.blocks_for_admission(prompt, request.max_num_tokens)
     pool = limits.kv.allocator.num_blocks

@@ -339,7 +339,7 @@ def test_a_trace_that_breaks_is_shown_up_to_there(page, bad, message):
     assert state["steps"] == 1
     assert state["blocks"][1]["owners"] == ["A/0"]
     load(page, trace_text(HEADER, START)[:-20])
-    assert "Line 2 is not JSON (was it cut?)" in page.value("viewer.state().error")
+    assert "Line 2 is not JSON (was it truncated?)" in page.value("viewer.state().error")
     assert page.problems == []
 
 

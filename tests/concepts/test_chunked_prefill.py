@@ -95,7 +95,7 @@ def test_a_group_waits_for_a_step_that_has_room_for_all_of_it():
 
 
 def test_a_group_of_which_only_the_last_tokens_are_missing_is_a_decode():
-    """Catches a recomputed group that stands still for ever: its four last tokens are sampled together, but
+    """Catches a recomputed group that stands still forever: its four last tokens are sampled together, but
     the cap on prompts lets it have three of a budget of five while somebody waits."""
     engine = engine_of(num_blocks=40, budget=5, max_num_seqs=4)
     engine.add([1], 12, samples(4))

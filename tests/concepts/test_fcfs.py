@@ -29,7 +29,7 @@ def test_requests_are_admitted_in_the_order_of_arrival(policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_first_that_does_not_fit_stops_the_scan(policy):
-    """Catches small requests that overtake a large one for ever."""
+    """Catches small requests that overtake a large one forever."""
     engine = ToyEngine(toy_scheduler(6, 4, policy=policy()))
     engine.add(range(12), 4)
     engine.add(range(16), 4)
@@ -93,7 +93,7 @@ def test_the_watermark_holds_back_admission_but_not_growth():
 
 
 def test_the_watermark_does_not_lock_out_a_request_when_nothing_runs():
-    """Catches a prompt of nearly the whole pool that waits for ever."""
+    """Catches a prompt of nearly the whole pool that waits forever."""
     engine = ToyEngine(toy_scheduler(10, 4, watermark=0.5))
     engine.add(range(36), 4)
     assert engine.run() == [alone(range(36), 4, samples())]

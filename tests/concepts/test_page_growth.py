@@ -88,7 +88,7 @@ def test_reserve_admits_fewer_requests_than_on_demand():
 
 
 def test_a_reservation_that_never_fits_is_refused_at_once():
-    """Catches a request that waits for ever, and everybody behind it."""
+    """Catches a request that waits forever, and everybody behind it."""
     engine = ToyEngine(toy_scheduler(8, 2, growth=Reserve()))
     with pytest.raises(ValueError, match=r"needs 9 KV blocks of 2 tokens .* the pool has 8"):
         engine.add(range(3), 14)

@@ -200,7 +200,7 @@ def test_a_mixed_resumption_never_swaps_into_a_block_that_is_still_to_be_copied(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_lone_request_that_outgrows_the_pool_ends_with_length(mode, caplog):
-    """Catches the assertion that kills every request, and the retry that hangs for ever."""
+    """Catches the assertion that kills every request, and the retry that hangs forever."""
     engine = engine_of(4, mode)
     request = engine.add(range(5), 20)
     engine.run()

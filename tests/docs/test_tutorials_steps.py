@@ -559,7 +559,7 @@ def test_the_last_prompt_is_held_to_its_share_only_if_somebody_waits(somebody_wa
 
 
 def test_a_decode_behind_a_prompt_does_not_hold_it_to_its_share():
-    """Catches a prompt cut for a running request that is only decoding: what counts is prompts, and the queue."""
+    """Catches a prompt cut for a running request that only decodes: only prompts and the queue count."""
     engine = scripted(
         lambda plan, s: s.admit_waiting(plan, 6, share=4),
         lambda plan, s: s.continue_prefills(plan, 8, share=6),

@@ -241,7 +241,7 @@ COMMAND_LINES: list[tuple[str, str]] = [
         "allocator=bare.py": "is not CONCEPT=FILE.py:Class",
         "allocator=bare.py:": "names no class",
         "allocator=:A": "there is no file",
-        "allocator=x.txt:A": "x.txt is no Python file",
+        "allocator=x.txt:A": "x.txt is not a Python file",
         "allocator=missing.py:A": "there is no file missing.py",
         "allocator=.:A": "there is no file .",
         "allocator=syntax.py:A": "syntax.py, line 1 cannot be loaded: SyntaxError",

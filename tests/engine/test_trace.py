@@ -163,7 +163,7 @@ def test_a_decode_costs_few_bytes_however_long_the_sequence(tmp_path):
 
 
 def test_memory_that_changes_after_the_last_step_is_in_the_closing_line(tmp_path):
-    """An aborted request that holds its blocks for ever in the viewer."""
+    """An aborted request that holds its blocks forever in the viewer."""
     engine = TracedToyEngine(toy_scheduler(8, 4), tmp_path / "trace")
     request = engine.add(range(8), 5)
     engine.step()

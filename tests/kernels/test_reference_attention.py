@@ -42,7 +42,7 @@ def test_oracle_equals_dense_attention_on_a_contiguous_prompt():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lengths", [DECODES, LONG_DECODES, MIXED], ids=["short", "long", "mixed"])
 def test_any_mix_of_query_lengths_equals_the_oracle(lengths, dtype):
-    """Catches the wrong sequence or KV head for a row, a mask off by one; in 16 bits only, sums not in float32."""
+    """Catches a wrong sequence or KV head, a mask off by one; in 16 bits only: sums not in float32."""
     check(lengths, dtype=dtype)
 
 

@@ -144,7 +144,7 @@ def test_a_full_queue_says_when_to_come_back():
 
 
 def test_a_request_that_takes_too_long_is_told_so_and_freed():
-    """Catches a request that holds its blocks for ever."""
+    """Catches a request that holds its blocks forever."""
     llm = toy()
     llm.engine.executor.seconds = 0.05
     with running(llm, request_timeout=0.3) as server:
@@ -275,7 +275,7 @@ def test_a_failing_engine_turns_health_red():
 
 
 def test_a_dead_engine_turns_health_red_and_refuses():
-    """Catches clients that wait for ever for a thread that has died."""
+    """Catches clients that wait forever for a thread that has died."""
     llm = toy()
     with running(llm) as server:
 

@@ -112,7 +112,7 @@ def fleet(count: int = 1, **options) -> Fleet:
 
 @pytest.mark.slow
 def test_a_replica_that_cannot_start_is_told_with_the_reason():
-    """Catches a server that waits for ever, or leaves the others running."""
+    """Catches a server that waits forever, or leaves the others running."""
     one = fleet(2, max_model_len=10**9)
     with pytest.raises(ReplicaError, match=r"replica \d cannot start: .*max_model_len"), one:
         pass
@@ -160,7 +160,7 @@ def test_a_replica_that_dies_again_and_again_is_started_ever_less_often(monkeypa
 
 
 def test_a_replica_that_lives_but_cannot_serve_is_killed_and_started_anew(monkeypatch):
-    """Catches one that is left out for ever, and one that is killed for one bad moment."""
+    """Catches one that is left out forever, and one that is killed for one bad moment."""
     now = [0.0]
     monkeypatch.setattr(fleets.time, "monotonic", lambda: now[0])
     (one,) = (whole := fleet()).replicas

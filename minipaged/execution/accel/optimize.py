@@ -28,7 +28,7 @@ def optimize(
     if quantization != "none" and backend != "cpp":
         raise ConfigError(
             f"quantization is {quantization}, which needs the C++ kernels of a CPU, but the backend is "
-            f"{backend}; take quantization out, or install a C++ compiler"
+            f"{backend}; drop quantization, or install a C++ compiler"
         )
     if model.device.type != "cpu":
         return

@@ -78,8 +78,8 @@ class Group:
             gc.collect()  # of an `LLM` that nobody holds any more
         if dist.is_initialized():
             raise ConfigError(
-                "another LLM of several ranks lives in this process, or torch.distributed is used otherwise; "
-                "del it first"
+                "another LLM with several ranks exists in this process, or torch.distributed is in use; "
+                "delete it first"
             )
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(

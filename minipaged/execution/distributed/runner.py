@@ -133,7 +133,7 @@ class RankRunner(ModelRunner):
 
     def use_attention(self, attention: PagedAttention) -> NoReturn:
         """Not here: the other ranks would go on with their own."""
-        raise ConfigError("a paged_attention of one's own runs on one rank; give tensor_parallel_size 1")
+        raise ConfigError("a custom paged_attention runs on one rank only; set tensor_parallel_size to 1")
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Rank 0: run one step on all ranks; see `Executor`.

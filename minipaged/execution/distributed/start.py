@@ -114,7 +114,7 @@ def _device(local_rank: int, local_size: int, what: str) -> torch.device:
     if local_size > torch.cuda.device_count():
         raise ConfigError(
             f"{what}, {local_size} of them on this machine, which has {torch.cuda.device_count()} GPUs; "
-            "give a rank to each GPU at most"
+            "use at most one rank per GPU"
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)

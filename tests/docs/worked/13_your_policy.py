@@ -7,7 +7,7 @@ from minipaged.scheduling import StepPlan
 
 
 class ShortestFirst(GivenScheduler):
-    """Admits the shortest prompt first, but nobody waits for ever.
+    """Admits the shortest prompt first, but nobody waits forever.
 
     Attributes:
         patience: a request that arrived so many requests ago, or more, goes before all shorter ones.
