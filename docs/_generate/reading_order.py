@@ -16,7 +16,7 @@ CORE = {
     "minipaged/memory/prefix_cache.py": "finding full blocks again by their content; LRU eviction",
     "minipaged/memory/kv_manager.py": "can these sequences have blocks? Admission, growth, swapping",
     "minipaged/scheduling/request.py": "a request and its sequences; what a decoding method returns",
-    "minipaged/scheduling/plan.py": "the step plan: all that scheduler and executor need to tell each other",
+    "minipaged/scheduling/plan.py": "the step plan: the only message from scheduler to executor",
     "minipaged/scheduling/policies.py": "prefill first or chunked prefill: the order of a step's phases",
     "minipaged/scheduling/scheduler.py": "admission, the phases of a step, preemption, commit, rollback",
     "minipaged/execution/batch.py": "the plan as flat tensors: token ids, positions, slots, block tables",
