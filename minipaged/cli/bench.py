@@ -55,14 +55,15 @@ def bench(
     users: Annotated[
         int,
         typer.Option(
-            help="Concurrent clients, one request each; with --rate, the most at once.", rich_help_panel=PANEL
+            help="Concurrent clients, one request each; with --rate, the most requests at once.",
+            rich_help_panel=PANEL,
         ),
     ] = 32,
     seconds: Annotated[
         float | None, typer.Option(help="Repeat the workload for this many seconds.", rich_help_panel=PANEL)
     ] = None,
     until_eos: Annotated[
-        bool, typer.Option("--until-eos", help="Let each text end at its end token.", rich_help_panel=PANEL)
+        bool, typer.Option("--until-eos", help="Let texts end at the end token.", rich_help_panel=PANEL)
     ] = False,
     ttft_target: Annotated[
         float | None, typer.Option(help="Goodput: seconds to the first token.", rich_help_panel=PANEL)
@@ -71,7 +72,8 @@ def bench(
         float | None, typer.Option(help="Goodput: seconds between tokens.", rich_help_panel=PANEL)
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="MINIPAGED_API_KEY", help="Key of the server.", rich_help_panel=PANEL)
+        str | None,
+        typer.Option(envvar="MINIPAGED_API_KEY", help="API key of the server.", rich_help_panel=PANEL),
     ] = None,
     use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)

@@ -53,7 +53,7 @@ ACCOUNT = (
 
 def generate(
     texts: Annotated[list[str] | None, Argument(metavar="[PROMPT]...", help="Prompts.")] = None,
-    prompt: Annotated[list[str] | None, Option(help="A prompt; may be given several times.")] = None,
+    prompt: Annotated[list[str] | None, Option(help="A prompt; may be repeated.")] = None,
     prompt_file: Annotated[
         str | None, Option(help="A file with one prompt per line; - reads standard input.")
     ] = None,
@@ -83,7 +83,9 @@ def generate(
     choice: Annotated[
         list[str] | None, Option(help="A text to choose from; repeat it for each text.")
     ] = None,
-    stream: Annotated[bool, Option("--stream", help="Print the text of one prompt as it comes.")] = False,
+    stream: Annotated[
+        bool, Option("--stream", help="Print the text of one prompt as it is generated.")
+    ] = False,
     as_json: AsJson = False,
     trace: Annotated[Path | None, Option(help="Write what each step did to this file.")] = None,
     show_blocks: Annotated[

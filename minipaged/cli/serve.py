@@ -27,7 +27,10 @@ def serve(
     ] = None,
     served_model_name: Annotated[
         str | None,
-        Option(help="What clients call the model. [default: as given; else pocket]", rich_help_panel=PANEL),
+        Option(
+            help="Name by which clients call the model. [default: as given; else pocket]",
+            rich_help_panel=PANEL,
+        ),
     ] = None,
     allow_origin: Annotated[
         list[str] | None,

@@ -77,8 +77,8 @@ def reproduce(
 
 def simulate(
     options: dict[str, Any],
-    model: Annotated[str, typer.Option(help="Model; a wrong name lists them.")] = "llama-3-8b",
-    hardware: Annotated[str, typer.Option(help="Chip; a wrong name lists them.")] = "a100-80gb",
+    model: Annotated[str, typer.Option(help="Model; an unknown name lists them all.")] = "llama-3-8b",
+    hardware: Annotated[str, typer.Option(help="Chip; an unknown name lists them all.")] = "a100-80gb",
     chips: Annotated[int, typer.Option(help="Chips per replica (tensor parallel).")] = 1,
     rate: Annotated[float, typer.Option(help="Mean arrivals per second; inf: all at once.")] = 1.0,
     workload: Annotated[

@@ -34,7 +34,7 @@ def view(
     if live is not None:
         for name, given in (("a trace", trace), ("--output", output), ("--perfetto", export)):
             if given is not None:
-                raise ValueError(f"--live {live} opens the server's own page, without {name}; drop one")
+                raise ValueError(f"--live {live} opens the server's own page, not {name}; drop one")
         address = _live_page(live)
         opened = webbrowser.open(address)
         print(f"{'opened' if opened else 'open this page in a browser:'} {address}")

@@ -260,7 +260,9 @@ def longest_sequence(config: Any, max_model_len: int | None) -> int:
     if longest is None:
         raise ConfigError(f"max_model_len is None and {config.model_type} names no limit; set max_model_len")
     if trained is not None and longest > trained:
-        raise ConfigError(f"max_model_len is {longest}; the model ends at {trained} positions, give no more")
+        raise ConfigError(
+            f"max_model_len is {longest}; the model was trained for {trained} positions; give no more"
+        )
     # Two rope types switch frequencies when the longest position *of the forward pass* crosses a length: the
     # tokens of one request would depend on the others. Below that length they are plain.
     parameters = getattr(config, "rope_parameters", None) or {}

@@ -242,7 +242,7 @@ def test_missing_weights_are_not_made_up(directory: Path) -> None:
 
 def test_a_length_beyond_the_model_is_a_config_error(directory: Path) -> None:
     """The same line whether the model is loaded or handed over."""
-    with pytest.raises(ConfigError, match="max_model_len is 500; the model ends at 128 positions"):
+    with pytest.raises(ConfigError, match="max_model_len is 500; the model was trained for 128 positions"):
         ModelRunner.load(str(directory), EngineConfig(num_blocks=5, max_model_len=500))
 
 

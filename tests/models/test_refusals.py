@@ -150,7 +150,7 @@ def test_the_block_size_that_is_named_divides_the_chunk() -> None:
 
 def test_a_length_the_model_cannot_reach_is_a_config_error() -> None:
     """Positions past the table of learned positions crash in the middle of a request."""
-    with pytest.raises(ConfigError, match="max_model_len is 129; the model ends at 128 positions"):
+    with pytest.raises(ConfigError, match="max_model_len is 129; the model was trained for 128 positions"):
         ModelRunner(build("opt"), EngineConfig(num_blocks=8, max_model_len=129), greedy)
 
 

@@ -39,7 +39,7 @@ def load(name: str, config: EngineConfig) -> RankRunner:
     started = int(os.environ.get("WORLD_SIZE", 1))
     if started > 1:
         if started != size:
-            raise ConfigError(f"{what}, and torchrun started {started}; give both the same")
+            raise ConfigError(f"{what}, but torchrun started {started}; use the same number for both")
         return _join(name, config, what)
     device = _device(0, size, what)
     threads = _share_threads(size)
