@@ -197,7 +197,7 @@ def test_each_replica_sees_gpus_of_its_own(visible, ranks, number, expected, mon
 def test_more_replicas_than_gpus_are_refused(monkeypatch):
     """Catches a replica that computes on the CPU in silence."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    with pytest.raises(ConfigError, match="replica 1 needs 2 of its own, and this machine has 3 GPUs"):
+    with pytest.raises(ConfigError, match="replica 1 needs 2 GPUs of its own, but this machine has 3"):
         replicas._take_gpus(1, {"tensor_parallel_size": 2})
 
 
