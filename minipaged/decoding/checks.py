@@ -109,7 +109,7 @@ def at_most_vocabulary(params: Any, name: str, size: int) -> None:
     """A count of tokens that the vocabulary must have; None passes."""
     value = getattr(params, name)
     if value is not None and value > size:
-        raise ParamsError(f"{name} is {value}; the vocabulary has {size} tokens, give at most that many")
+        raise ParamsError(f"{name} is {value}; the vocabulary has {size} tokens; give at most that many")
 
 
 def in_vocabulary(name: str, ids: Iterable[int] | None, size: int) -> None:

@@ -96,7 +96,7 @@ def load_override(where: str) -> Any:
     if not hasattr(module, name):
         known = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
         raise OverrideError(
-            f"{file} has no {name}; it defines {', '.join(known) or 'nothing'}, give one of those"
+            f"{file} has no {name}; it defines {', '.join(known) or 'nothing'}; give one of those"
         )
     return getattr(module, name)
 

@@ -41,8 +41,8 @@ def page(results: list[dict[str, Any]], same_settings: list[dict[str, Any]]) -> 
     lines = [
         "# Against vLLM and transformers",
         "",
-        "Tokens a second of each engine beside minipaged's (1.0), on the same requests. A shorter bar is a",
-        "slower engine.",
+        "Tokens per second of each engine relative to minipaged's (1.0), on the same requests. A shorter bar",
+        "means a slower engine.",
         "",
         chart(rows),
         "",
@@ -59,17 +59,18 @@ def page(results: list[dict[str, Any]], same_settings: list[dict[str, Any]]) -> 
 
 METHOD = """## How it was measured
 
-Random Llamas. All requests are there at the start. Each engine runs warm, in a process of its own, and the
-engines take turns (A B C A B C).
+The models are randomly initialised Llamas, and all requests are present at the start. Each engine runs warm, in
+its own process, and the engines take turns (A B C A B C).
 
-- Seconds: median of the rounds; CPU seconds at one thread, wall seconds at two.
-- Tokens/s: output tokens by these seconds.
-- Ratio: the engine's time by minipaged's in the same round (min / **median** / max); above 1, ours is faster.
+- Seconds: median of the rounds; CPU seconds with one thread, wall-clock seconds with two.
+- Tokens/s: output tokens divided by these seconds.
+- Ratio: the engine's time divided by minipaged's in the same round (min / **median** / max); above 1,
+  minipaged is faster.
 - KV slots: tokens that fit in the blocks held at the peak; for a padded batch, its rectangle.
-- Tokens equal: of the first completion of each request. In float32, greedy, all must be.
+- Tokens equal: in the first completion of each request. In greedy float32, all must be equal.
 
-minipaged runs with what its command line sets: large tensors in huge pages, freed memory kept. The others run
-with their defaults; ratios with the same settings for every engine are at the end.""".splitlines()
+minipaged runs with the settings of its command line: large tensors in huge pages, freed memory kept. The others
+run with their defaults; ratios with the same settings for every engine are at the end.""".splitlines()
 
 BAR, ROW, LABEL, WIDTH = 13, 10, 250, 760
 
@@ -93,7 +94,7 @@ def chart(rows: list[dict[str, Any]]) -> str:
         y += ROW
     body = "".join(parts).replace("`", "")
     return (
-        f'<svg viewBox="0 0 {WIDTH} {y}" role="img" aria-label="Speed of each engine beside minipaged" '
+        f'<svg viewBox="0 0 {WIDTH} {y}" role="img" aria-label="Speed of each engine relative to minipaged" '
         f'font-size="11" fill="currentColor" style="max-width: 48rem">{body}</svg>'
     )
 
