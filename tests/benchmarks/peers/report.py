@@ -59,8 +59,8 @@ def page(results: list[dict[str, Any]], same_settings: list[dict[str, Any]]) -> 
 
 METHOD = """## How it was measured
 
-The models are randomly initialised Llamas, and all requests are present at the start. Each engine runs warm, in
-its own process, and the engines take turns (A B C A B C).
+The models are randomly initialised Llamas, and all requests are present at the start. Each engine runs warm,
+in its own process, and the engines take turns (A B C A B C).
 
 - Seconds: median of the rounds; CPU seconds with one thread, wall-clock seconds with two.
 - Tokens/s: output tokens divided by these seconds.
@@ -69,8 +69,8 @@ its own process, and the engines take turns (A B C A B C).
 - KV slots: tokens that fit in the blocks held at the peak; for a padded batch, its rectangle.
 - Tokens equal: in the first completion of each request. In greedy float32, all must be equal.
 
-minipaged runs with the settings of its command line: large tensors in huge pages, freed memory kept. The others
-run with their defaults; ratios with the same settings for every engine are at the end.""".splitlines()
+minipaged runs with the settings of its command line: large tensors in huge pages, freed memory kept. The
+others run with their defaults; ratios with the same settings for every engine are at the end.""".splitlines()
 
 BAR, ROW, LABEL, WIDTH = 13, 10, 250, 760
 
