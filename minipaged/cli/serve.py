@@ -39,8 +39,9 @@ def serve(
     max_waiting: Annotated[
         int, Option(help="Requests that may wait; more get 429.", rich_help_panel=PANEL)
     ] = 256,
-    max_body_bytes: Annotated[int, Option(help="Bytes of a request's body.", rich_help_panel=PANEL)] = 4
-    << 20,
+    max_body_bytes: Annotated[
+        int, Option(help="Most bytes in the body of a request.", rich_help_panel=PANEL)
+    ] = 4 << 20,
     request_timeout: Annotated[
         float, Option(help="Seconds that a request may take.", rich_help_panel=PANEL)
     ] = 600.0,

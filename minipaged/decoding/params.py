@@ -314,7 +314,7 @@ class BeamSearchParams:
         _set(self, "temperature", self.temperature or 1.0)
         if self.structured_outputs is not None:
             raise ParamsError(
-                "structured_outputs is given; beam search does not support it; use SamplingParams"
+                "structured_outputs is given, which beam search does not support; use SamplingParams"
             )
         _common(self)
 

@@ -94,7 +94,7 @@ class ProbeContext:
                 f"layer {layer} attends twice in one pass, but has one place in the KV cache"
             )
         if not getattr(module, "is_causal", True):
-            raise UnsupportedModelError(f"layer {layer} attends to later tokens, too (no causal decoder)")
+            raise UnsupportedModelError(f"layer {layer} also attends to later tokens (not a causal decoder)")
         kind = self._kind_of(layer)
         if kind not in ("full_attention", "sliding_attention", "chunked_attention"):
             raise UnsupportedModelError(f"layer {layer} is of type {kind!r}")

@@ -30,7 +30,7 @@ class ServerSettings:
     )
     allowed_origins: tuple[str, ...] = _option((), "Web pages of these origins may use the server.")
     max_waiting: int = _option(256, "Requests that may wait; more are told to come back (429).")
-    max_body_bytes: int = _option(4 << 20, "Bytes of a request's body.")
+    max_body_bytes: int = _option(4 << 20, "Most bytes in the body of a request.")
     request_timeout: float = _option(600.0, "Seconds a request may take, reading its body included.")
     shutdown_timeout: float = _option(30.0, "Seconds that running requests get to finish at shutdown.")
 
