@@ -42,7 +42,7 @@ def test_the_first_that_does_not_fit_stops_the_scan(policy):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 5])
 def test_max_num_seqs_bounds_the_sequences_that_hold_blocks(policy, max_num_seqs):
-    """Catches six requests that hold blocks while two decode."""
+    """Catches six requests holding blocks while only two may decode."""
     engine = ToyEngine(toy_scheduler(policy=policy(), max_num_seqs=max_num_seqs))
     for i in range(6):
         engine.add([i] * 9, 4)
@@ -100,7 +100,7 @@ def test_the_watermark_does_not_lock_out_a_request_when_nothing_runs():
 
 
 def test_no_step_computes_more_than_its_budget():
-    """Catches a budget that is a suggestion."""
+    """Catches a step that computes more tokens than its budget, or a phase that misreports what it spent."""
     engine = ToyEngine(toy_scheduler(budget=7))
     for i in range(12):
         engine.add([i] * (3 * i + 1), 5, samples(1 + i % 3))

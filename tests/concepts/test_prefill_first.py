@@ -24,7 +24,7 @@ def test_a_prompt_runs_in_one_step_alone():
 
 
 def test_prompts_that_fit_together_share_a_step():
-    """Catches one prompt a step."""
+    """Catches only one prompt per step."""
     engine = engine_of(budget=16)
     for length in (6, 7, 5, 2):
         engine.add(range(length), 4)

@@ -92,7 +92,7 @@ def test_a_sequence_without_query_rows_is_skipped():
 
 @pytest.mark.parametrize("lengths", [DECODES, LONG_DECODES, MIXED], ids=["short", "long", "mixed"])
 def test_strided_queries_are_read_by_their_strides(lengths):
-    """Catches a view that a model's transposed query does not allow, or that scrambles it."""
+    """Catches a view that a transposed query does not allow, or that scrambles it."""
     case = make_case(lengths)
     strided = case.query.transpose(0, 1).contiguous().transpose(0, 1)
     inputs = (case.key_cache, case.value_cache, case.metadata)
@@ -116,7 +116,7 @@ def test_causal_mask_by_hand():
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_random_shapes_equal_the_oracle(data):
-    """Catches what no table of cases thought of: features and shapes drawn together."""
+    """Catches what no table of cases covers: random combinations of features and shapes."""
     contexts = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
     lengths = [(data.draw(st.integers(1, context)), context) for context in contexts]
     kv_heads, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
