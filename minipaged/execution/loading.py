@@ -105,7 +105,7 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
         )
     for tensor, found, expected in info["mismatched_keys"]:
         raise ModelLoadError(
-            f"{name} has {tensor} of shape {list(found)}, its config.json asks for {list(expected)}; "
+            f"{name} has {tensor} of shape {list(found)}, but its config.json asks for {list(expected)}; "
             "the checkpoint is damaged or belongs to another architecture"
         )
     if config.generation_config == "none":

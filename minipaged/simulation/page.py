@@ -153,6 +153,6 @@ def _table(heads: str, align: str, rows: Iterable[tuple[Any, ...]]) -> list[str]
 LENGTHS = f"""\
 The means of the first two are published (paper, Fig. 11), the variances are not: each sigma of the
 logarithm is fitted once, ShareGPT's to the mean context of a running request implied by Fig. 2 and 13 a,
-Alpaca's to Fig. 15. Nothing is published about the translated sentences, so we chose plausible means, knowing
-Fig. 16. In a beam search each beam draws a random parent with probability {BEAM_SWITCH:g} and otherwise
-continues its own; fitted once, to Fig. 15."""
+Alpaca's to Fig. 15. Nothing is published about the translated sentences, so we chose plausible
+means with Fig. 16 in mind. In a beam search each beam draws a random parent with probability
+{BEAM_SWITCH:g} and otherwise continues its own; that value is fitted once, to Fig. 15."""

@@ -203,7 +203,10 @@ def test_a_tensor_of_another_shape_is_named(directory: Path) -> None:
     weights["model.layers.1.mlp.up_proj.weight"] = weights["model.layers.1.mlp.up_proj.weight"][:40].clone()
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     message = refusal(directory)
-    assert "model.layers.1.mlp.up_proj.weight of shape [40, 32], its config.json asks for [48, 32]" in message
+    assert (
+        "model.layers.1.mlp.up_proj.weight of shape [40, 32], but its config.json asks for [48, 32]"
+        in message
+    )
 
 
 def test_a_configuration_without_weights(directory: Path) -> None:
