@@ -115,7 +115,7 @@ def bench(
     if not workload and (prompt_tokens is None or output_tokens is None):
         raise ValueError("no workload; give --workload FILE, --prompt-tokens and --output-tokens, or --url")
     if rate is not None and not 0 < rate < float("inf"):
-        raise ValueError(f"rate is {rate}; give requests per second, above 0")
+        raise ValueError(f"rate is {rate}; give a number of requests per second above 0")
     check_writable("tokens", tokens_out)
     if threads is not None:
         import torch
