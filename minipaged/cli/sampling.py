@@ -11,7 +11,7 @@ from minipaged.decoding.params import BeamSearchParams, DecodingParams, ParamsEr
 from minipaged.decoding.structured import StructuredOutputsParams
 from minipaged.text_io import read_text
 
-TopP = Annotated[float, Option(help="Sample from the likeliest tokens with this probability.")]
+TopP = Annotated[float, Option(help="Sample from the likeliest tokens with this total probability.")]
 TopK = Annotated[int, Option(help="Sample from this many of the likeliest tokens; 0: all.")]
 MinP = Annotated[float, Option(help="Drop tokens below this share of the likeliest.")]
 RepetitionPenalty = Annotated[float, Option(help="Above 1 discourages tokens of prompt and output.")]

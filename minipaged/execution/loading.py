@@ -258,7 +258,7 @@ def longest_sequence(config: Any, max_model_len: int | None) -> int:
     trained = getattr(config, "max_position_embeddings", None)
     longest = max_model_len or trained
     if longest is None:
-        raise ConfigError(f"max_model_len is None and {config.model_type} names no limit; set max_model_len")
+        raise ConfigError(f"max_model_len is None and {config.model_type} gives no limit; set max_model_len")
     if trained is not None and longest > trained:
         raise ConfigError(
             f"max_model_len is {longest}; the model was trained for {trained} positions; give no more"
