@@ -308,6 +308,6 @@ def default_params(recommended: Mapping[str, Any], model: str) -> SamplingParams
         return SamplingParams(**recommended)
     except ParamsError as error:
         raise ConfigError(
-            f"generation_config.json of {model} has defaults that cannot be used: {error}; or set "
+            f"generation_config.json of {model} has defaults that cannot be used: {error}; fix it, or set "
             'generation_config="none"'
         ) from error

@@ -24,7 +24,7 @@ def score(
     ] = None,
     name: Annotated[str, typer.Option(help="Your name on the leaderboard.")] = "you",
     key: Annotated[
-        str, typer.Option(help="A word from which the seeds are derived; all competitors use the same.")
+        str, typer.Option(help="A word from which the seeds are derived; all competitors use the same one.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON, for a script.")] = False,
 ) -> None:
