@@ -40,8 +40,8 @@ def check_can_ever_run(request: Request, limits: Limits) -> None:
     if needed > pool:
         raise RequestTooLongError(
             f"the request needs {needed} KV blocks of {limits.kv.block_size} tokens to be admitted "
-            f"(prompt of {prompt} tokens, at most {request.max_num_tokens} with output), the pool "
-            f"has {pool}; raise num_blocks or kv_cache_memory, or ask for less"
+            f"(prompt of {prompt} tokens, at most {request.max_num_tokens} with output), but the "
+            f"pool has {pool}; raise num_blocks or kv_cache_memory, or ask for less"
         )
     if width > min(limits.max_num_seqs, limits.max_num_batched_tokens):
         raise RequestTooLongError(
