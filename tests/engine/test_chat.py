@@ -228,7 +228,7 @@ def test_a_template_of_ones_own(capsys, monkeypatch, llm, tmp_path):
     path.write_text("{{ raise_exception('no ' + messages[0].content) }}")
     code, _, err = chat(capsys, monkeypatch, llm, TABLE, flags=("--chat-template", str(path)))
     assert code == 0
-    assert f"the chat template refuses the messages: no {TABLE}" in err
+    assert f"the chat template rejects the messages: no {TABLE}" in err
 
 
 class Terminal:

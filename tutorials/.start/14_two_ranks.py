@@ -22,7 +22,7 @@ class Rank:
     """
 
     def __init__(self, number: int, size: int, key_pool: Tensor, value_pool: Tensor) -> None:
-        """`key_pool` and `value_pool` [num_blocks, KV heads, block_size, head_dim] have the heads of all ranks."""
+        """`key_pool`, `value_pool`: [num_blocks, KV heads, block_size, head_dim], with the heads of all ranks."""
         self.number, self.size = number, size
         self.key_pool = key_pool[:, self.own(key_pool.shape[1])].contiguous()
         self.value_pool = value_pool[:, self.own(value_pool.shape[1])].contiguous()
@@ -30,7 +30,7 @@ class Rank:
     # -- task 1: whose heads ----------------------------------------------------------------------
 
     def own(self, num_heads: int) -> slice:
-        """Which of `num_heads` heads are this rank's: rank 0 has the first ones, and all have the same number.
+        """Which of `num_heads` heads are this rank's: rank 0 has the first, and all have the same number.
 
         Raises:
             ValueError: they cannot be divided evenly; the message has both numbers.

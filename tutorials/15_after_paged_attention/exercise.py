@@ -27,8 +27,8 @@ class BlockTable(GivenBlockTable):
     def slide(self, window: int, null: int) -> int:
         """Give back every block that no future token can see; its entry becomes the block `null`.
 
-        The next token is at position `num_tokens` and sees `window` positions, including its own; later tokens
-        see none before those. A block with even one visible slot stays. The table keeps its length, so
+        The next token is at position `num_tokens` and sees `window` positions, including its own; later
+        tokens see none before those. A block with even one visible slot stays. The table keeps its length, so
         positions and slots of the other tokens do not change.
 
         Args:
