@@ -18,7 +18,7 @@ class Rank:
     """
 
     def __init__(self, number: int, size: int, key_pool: Tensor, value_pool: Tensor) -> None:
-        """`key_pool`, `value_pool`: [num_blocks, KV heads, block_size, head_dim], with the heads of all ranks."""
+        """`key_pool`, `value_pool`: [num_blocks, KV heads, block_size, head_dim], the heads of all ranks."""
         self.number, self.size = number, size
         self.key_pool = key_pool[:, self.own(key_pool.shape[1])].contiguous()
         self.value_pool = value_pool[:, self.own(value_pool.shape[1])].contiguous()
