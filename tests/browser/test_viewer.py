@@ -274,9 +274,9 @@ def trace_text(header: object, *entries: object) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no trace of minipaged: line 1 is not JSON"),
-        ("[1]\n", "no trace of minipaged: its first line is not a trace header"),
-        ('{"traceEvents": []}\n', "no trace of minipaged"),
+        ("", "not a trace of minipaged: line 1 is not JSON"),
+        ("[1]\n", "not a trace of minipaged: its first line is not a trace header"),
+        ('{"traceEvents": []}\n', "not a trace of minipaged"),
         ("<script>globalThis.ran = 1</script>\n", "line 1 is not JSON"),
         (
             trace_text({**HEADER, "version": 3}),

@@ -100,7 +100,7 @@ def test_stages_may_have_other_layers():
 def test_other_ranks_than_torchrun_started_are_refused(monkeypatch):
     """Catches ranks that wait for others that nobody starts."""
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(ConfigError, match="is 2 ranks, and torchrun started 4"):
+    with pytest.raises(ConfigError, match="is 2 ranks, but torchrun started 4"):
         start.load("nowhere", EngineConfig(tensor_parallel_size=2))
 
 

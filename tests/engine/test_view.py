@@ -110,7 +110,7 @@ def test_a_page_depends_on_its_trace_alone(trace):
         (("{trace}", "-o", "{folder}/p", "--perfetto", "{folder}/p"), "give each its own file"),
         (("{folder}/none", "-o", "{folder}/p.html"), "cannot read trace"),
         (("{trace}", "-o", "{folder}/no/p.html"), "cannot write page"),
-        (("{foreign}", "-o", "{folder}/p.html"), "no trace of version 2"),
+        (("{foreign}", "-o", "{folder}/p.html"), "not a trace of version 2"),
         (("{trace}", "--live", "http://127.0.0.1:1"), "opens the server's own page, not a trace"),
         (("--live", "http://127.0.0.1:1"), "cannot reach http://127.0.0.1:1/live"),
         (("--live", "file:///etc/passwd"), "is not an HTTP address"),
