@@ -125,7 +125,7 @@ def test_another_order_of_packed_weights_is_noticed(monkeypatch):
 @pytest.mark.parametrize("format", ["int8", "int4"])
 @pytest.mark.parametrize("size", [1e-25, 1e-3, 1e25])
 def test_rows_of_any_size_are_as_precise(processor, format, size):
-    """Catches fixed point whose scale overflows, or elements that one large one pushes out of the last bytes."""
+    """Catches fixed point whose scale overflows, or small elements beside a large one that are lost."""
     layer = PanelLinear(random(70, 200), None, format)
     rows = random(3, 200) * size
     assert_near(layer(rows), rows.double() @ layer.weight.double().T)
