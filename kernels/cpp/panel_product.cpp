@@ -217,18 +217,18 @@ constexpr bool HAS_BYTES = false;
 inline Int add_four(Int sum, Int, int32_t) { return sum; }
 #endif
 
-// A group of a row in fixed point, as precise as its type: an element is scale * (b0 + 256 b1 + 65536 b2),
-// with bytes of -128 to 127. Sums of their products with codes are exact.
-template <int PARTS>
+// A group of a row in fixed point, as precise as float32: an element is scale * (b0 + 256 b1 + 65536 b2), with
+// bytes of -128 to 127. Sums of their products with codes are exact.
+constexpr int PARTS = 3;
 struct ByteGroup {
     float scale;
     int32_t sums[PARTS];              // of each part's bytes
     int8_t bytes[GROUP / 4][PARTS][4];  // in the order in which the codes of a format come
 };
 
-template <class Format, class T, int PARTS>
-void in_bytes_of(const T* row, int64_t count, ByteGroup<PARTS>& group) {
-    constexpr float MOST = PARTS == 3 ? 8.355e6f : 3.26e4f;
+template <class Format, class T>
+void in_bytes_of(const T* row, int64_t count, ByteGroup& group) {
+    constexpr float MOST = 8.355e6f;  // a little less than three bytes hold
     float values[GROUP] = {}, furthest = 0, zero = 0;
     for (int k = 0; k < count; k++) values[k] = widened(row[k]);
     for (int k = 0; k < GROUP; k++) furthest = std::max(furthest, std::fabs(values[k]));
@@ -247,10 +247,12 @@ void in_bytes_of(const T* row, int64_t count, ByteGroup<PARTS>& group) {
     }
 }
 
-template <class Format, int PARTS, int R = 6 / PARTS>  // rows that the registers hold
-void add_bytes(int num_rows, const Group& group, const ByteGroup<PARTS>* rows, int64_t stride, float* totals) {
+constexpr int MOST_BYTE_ROWS = 2;  // whose sums the registers hold
+
+template <class Format, int R = MOST_BYTE_ROWS>
+void add_bytes(int num_rows, const Group& group, const ByteGroup* rows, int64_t stride, float* totals) {
     if constexpr (R > 1)
-        if (num_rows < R) return add_bytes<Format, PARTS, R - 1>(num_rows, group, rows, stride, totals);
+        if (num_rows < R) return add_bytes<Format, R - 1>(num_rows, group, rows, stride, totals);
     Int sums[R][PARTS][VECTORS] = {};
     const char* source = group.weights;
     for (int four = 0; four < GROUP / 4; source += 4 * WIDTH) {
@@ -274,7 +276,7 @@ void add_bytes(int num_rows, const Group& group, const ByteGroup<PARTS>* rows, i
     }
     for (int r = 0; r < R; r++)
         for (int v = 0; v < VECTORS; v++) {
-            const ByteGroup<PARTS>& row = rows[r * stride];
+            const ByteGroup& row = rows[r * stride];
             Vec sum = {};
             for (int part = PARTS - 1; part >= 0; part--)
                 sum = sum * 256.f + __builtin_convertvector(sums[r][part][v] - Format::ZERO * row.sums[part], Vec);
@@ -321,8 +323,7 @@ struct Rows {  // the rows as the kernel reads them, and the sums of their group
 
 template <class Format, class T>
 struct ByteRows {  // the same in bytes
-    static constexpr int PARTS = sizeof(T) == 4 ? 3 : 2;
-    std::vector<ByteGroup<PARTS>> groups;
+    std::vector<ByteGroup> groups;
 
     ByteRows(const Product& call, bool) : groups(call.num_rows * call.num_groups()) {
         for (int64_t r = 0; r < call.num_rows; r++)
@@ -332,16 +333,18 @@ struct ByteRows {  // the same in bytes
     }
 };
 
-template <class Format, class T>
+template <class T>
+constexpr bool can_pair = HAS_PAIRS && std::is_same_v<T, BFloat16>;
+
+template <class Format, class T, bool IN_BYTES>
 class Multiplication {
     static constexpr bool IS_CODED = Format::OFFSET != 0;
     static constexpr int64_t SCALE_BYTES = IS_CODED ? WIDTH * sizeof(BFloat16) : 0;
     static constexpr int64_t GROUP_BYTES = 4 * WIDTH * GROUP / Format::STEP + SCALE_BYTES;
-    static constexpr bool CAN_PAIR = HAS_PAIRS && std::is_same_v<T, BFloat16>;
+    static constexpr bool CAN_PAIR = can_pair<T>;
     static constexpr bool IS_NATIVE =
         std::is_same_v<Format, Float32> || (CAN_PAIR && std::is_same_v<Format, Bfloat16>);
 
-    static constexpr bool IN_BYTES = HAS_BYTES && IS_CODED;
 
     const Product& call;
     const bool expands = !IS_NATIVE && !IN_BYTES && call.num_rows > MOST_TO_DECODE;
@@ -350,7 +353,7 @@ class Multiplication {
 
     // totals [rows, WIDTH] += the products of rows first to last with a group; `numbers` is where it expands.
     void add(const char* weights, int64_t g, int64_t first, int64_t last, char* numbers, float* totals) const {
-        constexpr int64_t MOST = IN_BYTES ? 6 / ByteRows<Format, T>::PARTS : MOST_ROWS;
+        constexpr int64_t MOST = IN_BYTES ? MOST_BYTE_ROWS : MOST_ROWS;
         const int64_t num_passes = (last - first + MOST - 1) / MOST, num_groups = call.num_groups();
         const int64_t rows_at_once = (last - first + num_passes - 1) / num_passes;
         Group group{weights + SCALE_BYTES, IS_CODED ? (const BFloat16*)weights : nullptr,
@@ -411,12 +414,20 @@ public:
     }
 };
 
+template <class Format, class T>
+void multiply(const Product& call) {
+    // Many rows in bfloat16 are quicker in pairs.
+    if constexpr (HAS_BYTES && Format::OFFSET != 0)
+        if (!can_pair<T> || call.num_rows <= MOST_TO_DECODE) return Multiplication<Format, T, true>(call).run();
+    Multiplication<Format, T, false>(call).run();
+}
+
 }  // namespace
 
 extern "C" {
 
 #define FOR_ROWS(FORMAT, NAME, T, TYPE) \
-    void multiply_##NAME##_##TYPE(const Product* call) { Multiplication<FORMAT, T>(*call).run(); }
+    void multiply_##NAME##_##TYPE(const Product* call) { multiply<FORMAT, T>(*call); }
 #define FOR_FORMAT(FORMAT, NAME)              \
     FOR_ROWS(FORMAT, NAME, float, float32)    \
     FOR_ROWS(FORMAT, NAME, BFloat16, bfloat16)\
