@@ -92,7 +92,7 @@ def test_a_sequence_without_query_rows_is_skipped():
 
 @pytest.mark.parametrize("lengths", [DECODES, LONG_DECODES, MIXED], ids=["short", "long", "mixed"])
 def test_strided_queries_are_read_by_their_strides(lengths):
-    """Catches a view that a transposed query does not allow, or that scrambles it."""
+    """Catches strides computed as if the query were contiguous, or a view that scrambles a transposed one."""
     case = make_case(lengths)
     strided = case.query.transpose(0, 1).contiguous().transpose(0, 1)
     inputs = (case.key_cache, case.value_cache, case.metadata)
