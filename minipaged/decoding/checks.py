@@ -20,11 +20,11 @@ def refuse(name: str, value: Any, fix: str) -> NoReturn:
 
 
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def _is_between(value: Any, low: float, high: float) -> bool:
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if type(value) not in (int, float) and (not isinstance(value, Real) or isinstance(value, bool)):
         return False
     number: Any = value  # (Real has no comparison with float, to mypy)
     return bool(low <= number <= high)
