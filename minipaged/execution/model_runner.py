@@ -151,7 +151,7 @@ class ModelRunner:
         uses_all = batch.prompts or len(batch.output_indices) == batch.input_ids.shape[1]
         wanted = None if uses_all else batch.output_indices
         step = self.cache.pools, batch.metadata, batch.positions[0]
-        context = PagedContext(*step, self.backend, wanted, self._end_stage)
+        context = PagedContext(*step, self.backend, wanted, batch.output_rows, self._end_stage)
         with set_forward_context(context):
             return self._call(batch.input_ids, batch.positions, batch.output_indices)[0]
 

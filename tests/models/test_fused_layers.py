@@ -255,6 +255,24 @@ def test_the_last_layer_computes_only_rows_that_matter(backend):
     assert num_rows == [[9, 5, 3, 1, 10], [1, 1, 0, 1, 10]]
 
 
+def test_a_step_that_leaves_rows_out_asks_the_device_for_nothing(backend, monkeypatch):
+    """On a GPU the host would wait for all layers before it launches the end of the step."""
+    driver = Driver(build("llama"), attention_backend=backend)
+    driver.runner.optimize()
+    parts = [(driver.add(random_tokens(9, 101, seed=1)), 9), (driver.add(random_tokens(9, 101, seed=2)), 4)]
+    batch = driver.runner.builder.build(driver.scheduled(parts))
+    asked: list[str] = []
+    for name in ("tolist", "item", "__bool__", "__int__"):
+        ask = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda tensor, ask=ask, name=name: asked.append(name) or ask(tensor)
+        )
+    with torch.inference_mode():
+        logits = driver.runner.forward(batch)
+    assert asked == []
+    assert logits.shape == (1, 101)
+
+
 @pytest.mark.parametrize("name", ["mistral_sliding", "qwen3"])
 def test_fused_layers_give_the_tokens_and_logits_of_plain_ones(name, backend):
     """A pass between two products that computes something else in a prompt, a chunk or a decode."""
