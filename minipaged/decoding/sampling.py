@@ -78,8 +78,8 @@ class Sampler:
             samples |= _as_samples(logits, total, rows, torch.cat(picks))
         _report_asked(samples, params, logits, total)
         largest = total if edited is logits else edited.amax(-1)
-        for row in largest.isfinite().logical_not_().nonzero().flatten().tolist():
-            samples[row] = Sample([0], [math.nan])
+        valid = largest.isfinite().tolist()
+        samples |= {row: Sample([0], [math.nan]) for row in range(len(valid)) if not valid[row]}
         return [samples[row] for row in range(len(scheduled))]
 
     def _draw(self, logits: torch.Tensor, scheduled: list[ScheduledSequence]) -> torch.Tensor:
