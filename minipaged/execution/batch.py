@@ -74,10 +74,10 @@ class BatchBuilder:
         outputs, sampling, sampling_index, prompts = choose_outputs(scheduled, query_start_list)
         rows = np.array(token_ids, dtype=np.int64), positions, slots, np.array(outputs, dtype=np.int64)
         arrays = *rows, query_start, context_len, tables.copy()
-        input_ids, at, to, output_indices, starts, contexts, blocks = to_device(arrays, self.device)
+        input_ids, at, to, output_indices, begins, contexts, blocks = to_device(arrays, self.device)
         metadata = AttentionMetadata(
             slot_mapping=to,
-            query_start=starts,
+            query_start=begins,
             context_len=contexts,
             block_tables=blocks,
             query_start_list=query_start_list,
