@@ -7,10 +7,7 @@ scripts carry over. Everything below this module works with token ids.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from minipaged.decoding.checks import ParamsError
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.decoding.stopping import OutputText
 from minipaged.engine import Engine
+from minipaged.engine_turns import EngineTurns
 from minipaged.execution.executor import Executor
 from minipaged.interrupts import DeferredInterrupts
 from minipaged.learn.overrides import components_from
@@ -111,9 +109,7 @@ class LLM:
         self.engine = self.engine_class(executor, self.config, tokenizer, components)
         self._default_sampling_params = default_params(defaults, name)
         self._num_requests = 0
-        self._lock = threading.Lock()
-        self._holder: int | None = None  # the thread that has it
-        self._left: deque[str] = deque()  # requests to abort when nobody has it
+        self._turns = EngineTurns(self.engine)
 
     def generate(
         self,
@@ -156,7 +152,7 @@ class LLM:
                     self._step()
                     show(sum(request.is_finished for request in requests))
         except BaseException:
-            self._leave(requests)
+            self._turns.leave(requests)
             raise
         return [
             self.engine.output(request, split_prompt(prompt)[0]) for request, prompt in zip(requests, prompts)
@@ -210,7 +206,7 @@ class LLM:
             if rest := text.rest():
                 yield rest
         finally:
-            self._leave([request])
+            self._turns.leave([request])
 
     def chat(
         self,
@@ -271,55 +267,21 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget the prefixes that no running request uses, so that a measurement starts cold. True: done."""
-        with self._turn():
-            self.engine.reset_prefix_cache()
+        with self._turns.turn() as engine:
+            engine.reset_prefix_cache()
         return True
 
     def _step(self) -> None:
         """A step for whoever has requests: what it yields is at the requests, where each caller finds his."""
-        with self._turn():
-            if self.engine.has_unfinished:
-                self.engine.step()
+        with self._turns.turn() as engine:
+            if engine.has_unfinished:
+                engine.step()
 
     def _add(self, prompt: Prompt, params: DecodingParams) -> Request:
         request = self.tokenize(prompt, params)
-        with self._turn():
+        with self._turns.turn() as engine:
             self._num_requests += 1
-            return self.engine.add_request(str(self._num_requests - 1), *request)
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """The engine for this thread alone."""
-        if self._holder == threading.get_ident():
-            raise RequestError(
-                "this LLM is called from inside a step of its own, by a logits processor or a hook, and "
-                "would wait for ever; use another LLM there"
-            )
-        try:
-            with self._lock:
-                self._holder = threading.get_ident()
-                try:
-                    yield
-                finally:
-                    self._holder = None
-        finally:
-            if self._left:
-                self._leave(())
-
-    def _leave(self, requests: Iterable[Request]) -> None:
-        """Abort requests that nobody reads any more: now, or as soon as whoever has the engine is done.
-
-        It never waits: the garbage collector may drop a stream inside a step of the same thread.
-        """
-        with DeferredInterrupts():
-            self._left.extend(request.request_id for request in requests)
-            while self._left and self._lock.acquire(blocking=False):
-                try:
-                    while self._left:
-                        self.engine.abort(self._left[0])
-                        self._left.popleft()
-                finally:
-                    self._lock.release()
+            return engine.add_request(str(self._num_requests - 1), *request)
 
     def tokenize(self, prompt: Prompt, params: DecodingParams) -> tuple[list[int], DecodingParams, str]:
         """A prompt's token ids, the parameters with their words as token ids, and the cache salt."""

@@ -13,9 +13,9 @@ from minipaged import __version__
 from minipaged.cli import simulation
 from minipaged.cli.bench import bench
 from minipaged.cli.chat import chat
-from minipaged.cli.course import score
 from minipaged.cli.generate import generate
 from minipaged.cli.options import with_engine_options
+from minipaged.cli.score import score
 from minipaged.cli.serve import serve
 from minipaged.cli.streams import StandardErrorHandler, standard_streams, to_nowhere
 from minipaged.cli.view import top, view

@@ -72,14 +72,14 @@ class BatchBuilder:
         slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
 
         outputs, sampling, sampling_index, prompts = choose_outputs(scheduled, query_start_list)
-        rows = np.array(token_ids, dtype=np.int64), positions, slots, np.array(outputs, dtype=np.int64)
-        arrays = *rows, query_start, context_len, tables.copy()
-        input_ids, at, to, output_indices, begins, contexts, blocks = to_device(arrays, self.device)
+        of_rows = np.array(token_ids, dtype=np.int64), positions, slots, np.array(outputs, dtype=np.int64)
+        moved = to_device((*of_rows, query_start, context_len, tables.copy()), self.device)
+        input_ids, row_positions, slot_mapping, output_indices, query_starts, contexts, block_tables = moved
         metadata = AttentionMetadata(
-            slot_mapping=to,
-            query_start=begins,
+            slot_mapping=slot_mapping,
+            query_start=query_starts,
             context_len=contexts,
-            block_tables=blocks,
+            block_tables=block_tables,
             query_start_list=query_start_list,
             context_len_list=context_len_list,
             max_query_len=max(lengths),
@@ -87,7 +87,7 @@ class BatchBuilder:
         )
         return Batch(
             input_ids=input_ids[None],
-            positions=at[None],
+            positions=row_positions[None],
             metadata=metadata,
             output_indices=output_indices,
             output_rows=outputs,

@@ -19,8 +19,9 @@ from minipaged.config import EngineConfig
 from minipaged.decoding.params import BeamSearchParams, SamplingParams
 from minipaged.decoding.structured import StructuredOutputsParams
 from minipaged.engine import Engine
-from minipaged.execution.distributed.group import Group, Place, one_machine
+from minipaged.execution.distributed.group import Group, one_machine
 from minipaged.execution.distributed.message import PlanDecoder
+from minipaged.execution.distributed.place import Place
 from minipaged.execution.distributed.runner import RankRunner
 from minipaged.execution.loading import load_tokenizer
 from minipaged.execution.model_runner import ModelRunner
@@ -96,7 +97,7 @@ def main(folder, rank, tensor_size, pipeline_size):
     place = Place.of(rank, config)
     store = dist.FileStore(str(folder / f"store-{tensor_size}x{pipeline_size}"), place.size)
     with one_machine():
-        group = Group(place, store, torch.device("cpu"))
+        group = Group(place, store, torch.device("cpu"), folder / f"shared-{tensor_size}x{pipeline_size}")
     tokenizer = load_tokenizer(str(pocket_model.PATH), EngineConfig())
     results = {}
     for model in MODELS:

@@ -1,8 +1,4 @@
-"""Where a rank stands, and how rank 0 reaches the others.
-
-Ranks are numbered stage by stage: rank = stage * tensor_size + shard. Plans travel over gloo, also where
-tensors travel over NCCL.
-"""
+"""How ranks reach each other. Plans travel over gloo, also where tensors travel over NCCL."""
 
 from __future__ import annotations
 
@@ -10,16 +6,21 @@ import gc
 import os
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import Any
 from weakref import finalize
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from minipaged.config import ConfigError, EngineConfig
+from minipaged.config import ConfigError
+from minipaged.execution.distributed.place import Place
+from minipaged.execution.distributed.shared_sum import SharedSum, make_shared_file
 
 STEP_TIMEOUT = timedelta(minutes=10)
 """A rank that does not answer within a step for so long is given up. (One that dies is noticed at once.)"""
@@ -31,48 +32,12 @@ FIRST_PART = 2048
 """Numbers of a message that travel at once; a longer one takes a second broadcast."""
 
 
-class Place(NamedTuple):
-    """A rank among the others."""
-
-    rank: int
-    tensor_size: int
-    pipeline_size: int
-
-    @classmethod
-    def of(cls, rank: int, config: EngineConfig) -> Place:
-        """Where rank `rank` stands."""
-        return cls(rank, config.tensor_parallel_size, config.pipeline_parallel_size)
-
-    @property
-    def stage(self) -> int:
-        """Which of the stages it computes."""
-        return self.rank // self.tensor_size
-
-    @property
-    def shard(self) -> int:
-        """Which part of each layer it computes."""
-        return self.rank % self.tensor_size
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are."""
-        return self.tensor_size * self.pipeline_size
-
-    @property
-    def is_last_stage(self) -> bool:
-        """Whether it computes logits."""
-        return self.stage == self.pipeline_size - 1
-
-    @property
-    def last_stage(self) -> range:
-        """The ranks that compute logits."""
-        return range(self.size - self.tensor_size, self.size)
-
-
 class Group:
     """This rank's connections. There is one at a time in a process."""
 
-    def __init__(self, place: Place, store: Any, device: torch.device) -> None:
+    def __init__(
+        self, place: Place, store: Any, device: torch.device, shared_file: Path | None = None
+    ) -> None:
         self.place = place
         if dist.is_initialized():
             gc.collect()  # of an `LLM` that nobody holds any more
@@ -81,6 +46,8 @@ class Group:
                 "another LLM of several ranks lives in this process, or torch.distributed is used otherwise; "
                 "del it first"
             )
+        if shared_file and place.rank == 0:
+            make_shared_file(shared_file, place)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend,
@@ -92,12 +59,15 @@ class Group:
             device_id=device if backend == "nccl" else None,
         )
         self._control = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT)
-        self.tensor: Any = None
-        """The ranks of the same stage, which sum what they computed."""
+        stage: Any = None
         for first in range(0, place.size, place.tensor_size):  # every rank takes part in making each group
             made = dist.new_group(list(range(first, first + place.tensor_size)), timeout=STEP_TIMEOUT)
             if first == place.stage * place.tensor_size:
-                self.tensor = made
+                stage = made
+        self.add_up: Callable[[Tensor], object] = partial(dist.all_reduce, group=stage)
+        """Replace a rank's partial result by the sum over the ranks of its stage."""
+        if shared_file:
+            self.add_up = SharedSum(shared_file, place, stage)
         self._buffer = torch.empty(FIRST_PART, dtype=torch.int32)
         self.close = finalize(self, _close, self._control if place.rank == 0 else None)
         """Give the connections up; rank 0 tells the others first."""

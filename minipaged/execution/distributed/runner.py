@@ -22,9 +22,10 @@ from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution import loading
 from minipaged.execution.batch import Batch, BatchBuilder
 from minipaged.execution.distributed import RankError
-from minipaged.execution.distributed.group import Group, Place
+from minipaged.execution.distributed.group import Group
 from minipaged.execution.distributed.launch import Workers
 from minipaged.execution.distributed.message import PlanDecoder, PlanEncoder
+from minipaged.execution.distributed.place import Place
 from minipaged.execution.distributed.sharding import (
     Split,
     check_plan,
@@ -120,7 +121,7 @@ class RankRunner(ModelRunner):
         check_reports(reports, self.place.tensor_size)
         sizes = [(report.num_blocks, report.num_host_blocks) for report in reports]
         self._resize(*(min(column) for column in zip(*sizes)))
-        sum_over_ranks(self.model, self._partial, group.tensor)
+        sum_over_ranks(self.model, self._partial, group.add_up)
         self._link.is_open = True
 
     def _resize(self, num_blocks: int, num_host_blocks: int) -> None:

@@ -4,7 +4,7 @@
           | [Q K V] or [gate up]: each rank has some of the columns     ("colwise")
         its heads, its part of the MLP
           | output projection: each rank has the rows for its columns   ("rowwise")
-        a partial sum -- all_reduce --> rows, whole on every rank
+        a partial sum -- added up --> rows, whole on every rank
 
 What is split how says the model's own plan in transformers (`tp_plan`). It is applied here to plain tensors:
 transformers' own way replaces `forward` by code over DTensors, which fused and packed layers do not
@@ -13,11 +13,11 @@ call. Source: M. Shoeybi et al., Megatron-LM, arXiv 1909.08053.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -123,14 +123,14 @@ def split_weights(model: PreTrainedModel, rank: int, size: int) -> Split:
     return Split(partial, [bounds(vocabulary, number, size) for number in range(size)])
 
 
-def sum_over_ranks(model: nn.Module, partial: list[str], group: Any) -> None:
+def sum_over_ranks(model: nn.Module, partial: list[str], add_up: Callable[[Tensor], object]) -> None:
     """From now on sum the outputs of these modules, or of what took their places, over the ranks."""
 
-    def add_up(module: nn.Module, arguments: Any, output: Tensor) -> None:
-        dist.all_reduce(output, group=group)
+    def after(module: nn.Module, arguments: Any, output: Tensor) -> None:
+        add_up(output)
 
     for path in partial:
-        _find(model, path).register_forward_hook(add_up)
+        _find(model, path).register_forward_hook(after)
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from minipaged.config import ConfigError
 from minipaged.execution.attention import UnsupportedModelError
-from minipaged.execution.distributed.group import Place
+from minipaged.execution.distributed.place import Place
 from minipaged.execution.distributed.sharding import bounds
 from minipaged.execution.loading import text_config
 from minipaged.scheduling import ScheduledSequence

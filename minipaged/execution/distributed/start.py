@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,9 +14,10 @@ import torch.distributed as dist
 
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution.distributed import RankError
-from minipaged.execution.distributed.group import Group, Place, one_machine
+from minipaged.execution.distributed.group import Group, one_machine
 from minipaged.execution.distributed.launch import LOST_OTHERS, Workers
 from minipaged.execution.distributed.message import PlanDecoder
+from minipaged.execution.distributed.place import Place
 from minipaged.execution.distributed.runner import RankRunner
 from minipaged.execution.loading import in_one_line
 
@@ -51,7 +53,7 @@ def load(name: str, config: EngineConfig) -> RankRunner:
             workers.check()
             time.sleep(0.02)
         with one_machine():
-            group = Group(runner.place, store, device)
+            group = Group(runner.place, store, device, _shared_file(workers.store_file, device))
         runner.connect(group, workers)
     except (RankError, ValueError):
         workers.stop()
@@ -74,7 +76,7 @@ def serve_local(job: dict[str, Any]) -> None:
     store = dist.FileStore(job["store"], place.size)
     store.set(_loaded(rank), "")
     with one_machine():
-        group = Group(place, store, device)
+        group = Group(place, store, device, _shared_file(Path(job["store"]), device))
     runner.connect(group)
     _follow(runner)
 
@@ -101,6 +103,11 @@ def _follow(runner: RankRunner) -> None:
             raise
         print(f"lost the other ranks: {in_one_line(error)}", file=sys.stderr, flush=True)
         os._exit(LOST_OTHERS)
+
+
+def _shared_file(store: Path, device: torch.device) -> Path | None:
+    """Where ranks on a CPU of one machine share memory."""
+    return store.with_name("shared") if device.type == "cpu" else None
 
 
 def _loaded(rank: int) -> str:

@@ -1,0 +1,61 @@
+"""Several threads share one engine: they take turns, and none waits to leave."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from minipaged.engine import Engine
+from minipaged.interrupts import DeferredInterrupts
+from minipaged.prompts import RequestError
+from minipaged.scheduling import Request
+
+
+class EngineTurns:
+    """Who has the engine, and which requests to abort when nobody has it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._holder: int | None = None  # the thread that has it
+        self._left: deque[str] = deque()
+
+    @contextmanager
+    def turn(self) -> Iterator[Engine]:
+        """The engine for this thread alone.
+
+        Raises:
+            RequestError: this thread has it already, and would wait for itself.
+        """
+        if self._holder == threading.get_ident():
+            raise RequestError(
+                "this LLM is called from inside a step of its own, by a logits processor or a hook, and "
+                "would wait for ever; use another LLM there"
+            )
+        try:
+            with self._lock:
+                self._holder = threading.get_ident()
+                try:
+                    yield self._engine
+                finally:
+                    self._holder = None
+        finally:
+            if self._left:
+                self.leave(())
+
+    def leave(self, requests: Iterable[Request]) -> None:
+        """Abort requests that nobody reads any more: now, or as soon as whoever has the engine is done.
+
+        It never waits: the garbage collector may drop a stream inside a step of the same thread.
+        """
+        with DeferredInterrupts():
+            self._left.extend(request.request_id for request in requests)
+            while self._left and self._lock.acquire(blocking=False):
+                try:
+                    while self._left:
+                        self._engine.abort(self._left[0])
+                        self._left.popleft()
+                finally:
+                    self._lock.release()
