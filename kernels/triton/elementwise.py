@@ -6,9 +6,9 @@
     residual + product -> sum, in place -> norm           one program a row
     [ gate | up ] -> silu(gate) * up                      one program a piece of a row
 
-A model launches about as many kernels for a norm alone, and stores each of the results in between. The rows
-are converted to float32 when they are loaded and rounded when they are stored: a norm before its weight, too,
-as models do it. How many programs and warps are best is **not yet measured**. The same operations for a CPU:
+In PyTorch's operations a norm alone is six to eight launches, each with a trip to memory. The rows are
+converted to float32 when they are loaded and rounded when they are stored: a norm before its weight, too, as
+models do it. How many programs and warps are best is **not yet measured**. The same operations for a CPU:
 `kernels/cpp/elementwise.py`.
 """
 
@@ -23,8 +23,8 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Types of the rows that the kernels read and write."""
 
-TILE = 1024  # numbers of the heads, or of the piece of a row, that a program has: 8, or 16 bytes, a thread
-ROW_PER_THREAD = 16  # numbers of a whole row that a thread has
+TILE = 1024  # numbers that a program has of several heads, or of a piece of a row
+ROW_PER_THREAD = 16  # numbers that a thread has of a whole row
 
 
 def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
