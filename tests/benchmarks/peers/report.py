@@ -23,6 +23,9 @@ NAMES = {
     "vllm-compiled": "vLLM, compiled",
     "padded": "transformers, padded `generate`",
     "continuous": "transformers, continuous batching",
+    "openvino": "OpenVINO GenAI",
+    "ort": "ONNX Runtime GenAI",
+    "llama.cpp": "llama.cpp",
 }
 
 
@@ -39,7 +42,7 @@ def page(results: list[dict[str, Any]], same_settings: list[dict[str, Any]]) -> 
     """
     rows = _rows(results)
     lines = [
-        "# Against vLLM and transformers",
+        "# Against other engines",
         "",
         "Tokens a second of each engine beside minipaged's (1.0), on the same requests. A shorter bar is a",
         "slower engine.",
@@ -66,7 +69,8 @@ engines take turns (A B C A B C).
 - Tokens/s: output tokens by these seconds.
 - Ratio: the engine's time by minipaged's in the same round (min / **median** / max); above 1, ours is faster.
 - KV slots: tokens that fit in the blocks held at the peak; for a padded batch, its rectangle.
-- Tokens equal: of the first completion of each request. In float32, greedy, all must be.
+- Tokens equal: of the first completion of each request. In float32, greedy, all must be. Weights in 8 bits
+  are each engine's own: llama.cpp's are Q8_0, OpenVINO's and ONNX Runtime's what their converters call int8.
 
 minipaged runs with what its command line sets: large tensors in huge pages, freed memory kept. The others run
 with their defaults; ratios with the same settings for every engine are at the end.""".splitlines()
@@ -112,7 +116,8 @@ def _runs(results: list[dict[str, Any]]) -> list[str]:
             for engine, figures in row["engines"].items():
                 own = figures["versions"]
                 versions |= {name: number for name, number in own.items() if name != "torch"}
-                versions[f"torch ({NAMES[engine]})"] = own["torch"]
+                if "torch" in own:
+                    versions[f"torch ({NAMES[engine]})"] = own["torch"]
         torches = {number for name, number in versions.items() if name.startswith("torch")}
         if len(torches) == 1:
             versions = {name: number for name, number in versions.items() if not name.startswith("torch")}
@@ -152,7 +157,7 @@ def _behind(rows: list[dict[str, Any]]) -> list[str]:
             if round(ratio, 2) < 1:
                 lines.append(f"- {where}: {NAMES[name]} is {1 / ratio:.2f} times as fast.")
             theirs = row["engines"][name].get("itl_ms_p99")
-            if theirs and ours["itl_ms_p99"]["median"] > theirs["median"]:
+            if theirs and round(ours["itl_ms_p99"]["median"]) > round(theirs["median"]):
                 lines.append(
                     f"- {where}: the slowest percent of tokens come {ours['itl_ms_p99']['median']:.0f} ms "
                     f"after the one before, {theirs['median']:.0f} ms in {NAMES[name]}."
