@@ -131,6 +131,7 @@ class PagedContext:
     positions: Tensor  # [T], each row's in its sequence
     backend: Backend
     output_indices: Tensor | None  # of each sequence its last row or none
+    output_rows: list[int]  # the same on the host
     end_stage: Callable[[str], None]  # see `ModelRunner.stage_hooks`
     _split: dict[int, AttentionMetadata] = field(default_factory=dict)  # by chunk size, cut at its boundaries
 
@@ -144,7 +145,7 @@ class PagedContext:
         self.backend.write_kv(key, value, key_cache, value_cache, metadata.slot_mapping)
         self.end_stage("write_kv")
         if self.output_indices is not None and query.shape[0] < key.shape[0]:
-            metadata = metadata.select_queries(self.output_indices)
+            metadata = metadata.select_queries(self.output_indices, self.output_rows)
         if spec.query_scaling is not None:
             query = self._scale_queries(query, spec.query_scaling)
         if spec.chunk_size is not None:
