@@ -1,4 +1,4 @@
-"""Backend name -> the operations on the KV pool, and the greedy choice.
+"""Backend name -> the operations on the KV pool, the greedy choice, and what fused layers compute with.
 
 `torch` runs anywhere; `cpp` needs a CPU and a C++ compiler; `triton` needs a GPU (or, for tests, Triton's
 interpreter). The latter two are imported only when they are chosen. Paper: section 5.1.
@@ -11,7 +11,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -59,6 +59,22 @@ def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
     return tokens.squeeze(1), logits.gather(1, tokens).squeeze(1) - logits.logsumexp(-1)
 
 
+class LayerOperations(NamedTuple):
+    """What a decoder layer does between its matrix products, a pass each, for rows of any of `dtypes`."""
+
+    dtypes: tuple[torch.dtype, ...]
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    """(rows [..., D], weight [D], epsilon) -> normed rows."""
+    add_rms_norm_: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    """(rows [T, D], residual [T, D], weight, epsilon): rows += residual; -> the sum, normed."""
+    rms_norm_heads_: Callable[[Tensor, Tensor, float], None]
+    """(heads [T, H, D], weight [D], epsilon): each head in place."""
+    rotate_heads_: Callable[[Tensor, Tensor, Tensor], None]
+    """(heads [T, H, D], cosines [T, D], sines [T, D]): rotary embedding in place."""
+    silu_gate: Callable[[Tensor], Tensor]
+    """Rows [T, 2 * D], gate before up -> silu(gate) * up [T, D]."""
+
+
 class Backend(NamedTuple):
     """The operations of one backend; the defaults are the reference's."""
 
@@ -68,19 +84,28 @@ class Backend(NamedTuple):
     copy_blocks: CopyBlocks = reference_cache.copy_blocks
     swap_blocks: SwapBlocks = reference_cache.swap_blocks
     greedy_tokens: GreedyTokens = greedy_tokens
+    layer: LayerOperations | None = None
+    """None: layers stay as they are."""
 
 
 def _load_cpp() -> Backend:
-    from minipaged.kernels.cpp import attention, elementwise
+    from minipaged.kernels.cpp import attention, build, elementwise
 
     own = attention.write_kv, attention.paged_attention
-    return Backend("cpp", *own, greedy_tokens=elementwise.greedy_tokens)
+    layer = _layer_operations(build.DTYPES, elementwise)
+    return Backend("cpp", *own, greedy_tokens=elementwise.greedy_tokens, layer=layer)
 
 
 def _load_triton() -> Backend:
-    from minipaged.kernels.triton import attention, cache
+    from minipaged.kernels.triton import attention, cache, elementwise
 
-    return Backend("triton", cache.write_kv, attention.paged_attention, cache.copy_blocks, cache.swap_blocks)
+    own = cache.write_kv, attention.paged_attention, cache.copy_blocks, cache.swap_blocks
+    return Backend("triton", *own, layer=_layer_operations(elementwise.DTYPES, elementwise))
+
+
+def _layer_operations(dtypes: tuple[torch.dtype, ...], own: Any) -> LayerOperations:
+    norms = own.rms_norm, own.add_rms_norm_, own.rms_norm_heads_
+    return LayerOperations(dtypes, *norms, own.rotate_heads_, own.silu_gate)
 
 
 OLDEST_CHIP = (8, 0)  # before it there are neither asynchronous copies nor bfloat16

@@ -8,6 +8,7 @@ Paper: section 5.1, Figure 5.
     context   5           9   7          a: a whole prompt; b: a decode; c: the last chunk of a prompt
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -68,7 +69,8 @@ class AttentionMetadata:
         """True if every sequence has exactly one query token."""
         return self.max_query_len == 1 and self.query_start_list[-1] == self.num_sequences
 
-    def select_queries(self, rows: Tensor) -> "AttentionMetadata":
+    def select_queries(self, rows: Tensor, on_host: list[int]) -> "AttentionMetadata":
         """The same step with the queries `rows` [R] int64 alone: of each sequence its last row or none."""
         query_start = torch.searchsorted(rows, self.query_start.long(), out_int32=True)
-        return replace(self, query_start=query_start, query_start_list=query_start.tolist(), max_query_len=1)
+        starts = [bisect_left(on_host, start) for start in self.query_start_list]
+        return replace(self, query_start=query_start, query_start_list=starts, max_query_len=1)

@@ -49,29 +49,31 @@ class EngineConfig:
         0.9, "Share of the GPU's memory for weights, activations and the KV pool together."
     )
     max_num_seqs: int = _option(256, "Sequences that may hold blocks at the same time.")
-    max_num_batched_tokens: int = _option(2048, "Tokens that one step computes at most.")
+    max_num_batched_tokens: int = _option(2048, "Most tokens that one step computes.")
     max_model_len: int | None = _option(
         None, "Longest sequence, prompt and output together. Default: what the model was trained for."
     )
     enable_chunked_prefill: bool = _option(
-        True, "Cut prompts to the token budget and mix them with decodes; off: prefills first, alone."
+        True, "Cut prompts to the token budget and mix them with decodes; off: prefills first, on their own."
     )
     enable_prefix_caching: bool = _option(True, "Keep full blocks and share them with equal prefixes.")
     preemption_mode: PreemptionMode = _option(
         "auto", "What happens to the blocks of a preempted request; auto picks the cheaper."
     )
     swap_space: int = _option(
-        4 << 30, "Bytes of host memory for swapped-out blocks at most (never more than the pool has)."
+        4 << 30, "Most bytes of host memory for swapped-out blocks (never more than the pool has)."
     )
     page_growth: PageGrowthName = _option(
         "on_demand", "Blocks at admission: what the tokens need, in grants of 16, or all at once."
     )
     tensor_parallel_size: int = _option(1, "Ranks that share the heads and MLPs of every layer.")
-    pipeline_parallel_size: int = _option(1, "Stages that share the layers; ranks: this times the above.")
+    pipeline_parallel_size: int = _option(
+        1, "Stages that share the layers; ranks: this times tensor_parallel_size."
+    )
     attention_backend: AttentionBackend = _option(
         "auto", "Kernels to use; auto: triton on a GPU, cpp on a CPU with a compiler, else torch."
     )
-    enable_cuda_graphs: bool = _option(True, "Replay decode steps as CUDA graphs; on a CPU nothing changes.")
+    enable_cuda_graphs: bool = _option(True, "Replay decode steps as CUDA graphs; no effect on a CPU.")
     device: Device = _option("auto", "Where the model computes; auto: cuda if there is a GPU, else cpu.")
     dtype: DType = _option("auto", "Type of weights and KV cache; auto: what the checkpoint says.")
     quantization: Quantization = _option(
@@ -82,7 +84,7 @@ class EngineConfig:
         "auto", "Whether the model's generation_config.json supplies default sampling and end tokens."
     )
     trust_remote_code: bool = _option(False, "Run the code that comes with the model's files, if any.")
-    seed: int = _option(0, "Seed of requests that bring none of their own.")
+    seed: int = _option(0, "Seed of requests that have none of their own.")
     disable_log_stats: bool = _option(False, "No periodic log line.")
 
     def __post_init__(self) -> None:

@@ -73,7 +73,7 @@ def as_prompt(
         )
     except Exception as error:  # a template raises what its author and Jinja like
         reason = " ".join(str(error).split())
-        raise RequestError(f"the chat template refuses the messages: {reason}; give others") from error
+        raise RequestError(f"the chat template rejects the messages: {reason}; change them") from error
     return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
 
 

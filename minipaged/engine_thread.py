@@ -31,7 +31,7 @@ MAX_FAILURES = 3
 
 
 class QueueFullError(RuntimeError):
-    """`max_waiting` requests wait already."""
+    """`max_waiting` requests are already waiting."""
 
 
 class EngineStoppedError(RuntimeError):
@@ -115,7 +115,7 @@ class EngineThread:
                 raise RequestError(f"request_id {reader.request_id!r} is in use; give each request its own")
             if max_waiting is not None and self._num_waiting() >= max_waiting:
                 raise QueueFullError(
-                    f"{max_waiting} requests wait already; try again later, or raise max_waiting"
+                    f"{max_waiting} requests are already waiting; try again later, or raise max_waiting"
                 )
             self._readers[reader.request_id] = reader
 

@@ -31,8 +31,8 @@ class EngineTurns:
         """
         if self._holder == threading.get_ident():
             raise RequestError(
-                "this LLM is called from inside a step of its own, by a logits processor or a hook, and "
-                "would wait for ever; use another LLM there"
+                "this LLM is called from inside one of its own steps, by a logits processor or a hook, and "
+                "would wait forever; use another LLM there"
             )
         try:
             with self._lock:

@@ -138,7 +138,7 @@ class LLM:
             params = [params] * len(prompts)
         if len(params) != len(prompts):
             raise RequestError(
-                f"{len(params)} sampling_params for {len(prompts)} prompts; give one, or as many"
+                f"{len(params)} sampling_params for {len(prompts)} prompts; give one, or one per prompt"
             )
         if not isinstance(use_tqdm, bool):
             raise RequestError(f"use_tqdm is {shortened(use_tqdm)}; give True or False")
@@ -308,6 +308,6 @@ def default_params(recommended: Mapping[str, Any], model: str) -> SamplingParams
         return SamplingParams(**recommended)
     except ParamsError as error:
         raise ConfigError(
-            f"generation_config.json of {model} recommends what cannot be: {error}; or set "
+            f"generation_config.json of {model} has defaults that cannot be used: {error}; fix it, or set "
             'generation_config="none"'
         ) from error

@@ -100,15 +100,20 @@ def check_token_ids(token_ids: Any, vocab_size: int) -> list[int]:
         raise RequestError(f"the prompt's token ids are {shortened(token_ids)}; give a list of integers")
     if not len(token_ids):
         raise RequestError("the prompt is empty; give at least one token")
-    token_ids = [_plain(token_id) for token_id in token_ids]
-    for token_id in token_ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, Integral):
-            raise RequestError(f"the prompt has {shortened(token_id)} as a token id; give integers")
-        if not 0 <= int(token_id) < vocab_size:
-            raise RequestError(
-                f"the prompt has token id {token_id}; give one of the model's, 0 to {vocab_size - 1}"
-            )
-    return [int(token_id) for token_id in token_ids]
+    token_ids = list(token_ids)
+    if set(map(type, token_ids)) != {int}:
+        token_ids = [_integer(token_id) for token_id in token_ids]
+    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise RequestError(f"the prompt has token id {wrong}; give one of the model's, 0 to {vocab_size - 1}")
+    return token_ids
+
+
+def _integer(token_id: Any) -> int:
+    token_id = _plain(token_id)
+    if isinstance(token_id, bool) or not isinstance(token_id, Integral):
+        raise RequestError(f"the prompt has {shortened(token_id)} as a token id; give integers")
+    return int(token_id)
 
 
 def check_params(params: Any) -> DecodingParams:

@@ -1,6 +1,6 @@
 """The core in reading order, with line counts, as README and architecture page show it.
 
-python docs/_generate/reading_order.py        # write both tables anew after the core has changed
+python docs/_generate/reading_order.py        # rewrite both tables after the core has changed
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 CORE = {
-    "minipaged/memory/allocator.py": "which blocks are free, and how many tables hold each of the others",
-    "minipaged/memory/block_table.py": "where each token of a sequence lies; `append`, `fork`, copy-on-write",
-    "minipaged/memory/prefix_cache.py": "full blocks found again by their content; eviction in LRU order",
-    "minipaged/memory/kv_manager.py": "may these sequences have blocks? admission, growth, swapping",
-    "minipaged/scheduling/request.py": "a request and its sequences; what a decoding method answers",
-    "minipaged/scheduling/plan.py": "the step plan: all that scheduler and executor tell each other",
+    "minipaged/memory/allocator.py": "which blocks are free; how many tables hold each of the rest",
+    "minipaged/memory/block_table.py": "where each token is stored; `append`, `fork`, copy-on-write",
+    "minipaged/memory/prefix_cache.py": "finding full blocks again by their content; LRU eviction",
+    "minipaged/memory/kv_manager.py": "can these sequences have blocks? Admission, growth, swapping",
+    "minipaged/scheduling/request.py": "a request and its sequences; what a decoding method returns",
+    "minipaged/scheduling/plan.py": "the step plan: the only message from scheduler to executor",
     "minipaged/scheduling/policies.py": "prefill first or chunked prefill: the order of a step's phases",
     "minipaged/scheduling/scheduler.py": "admission, the phases of a step, preemption, commit, rollback",
     "minipaged/execution/batch.py": "the plan as flat tensors: token ids, positions, slots, block tables",
@@ -49,7 +49,7 @@ def table(links: bool) -> str:
 
 
 def main() -> None:
-    """Write both tables anew."""
+    """Rewrite both tables."""
     for page, links in ((ROOT / "README.md", True), (ROOT / "docs/architecture.md", False)):
         page.write_text(PLACE.sub(rf"\1\n{table(links)}\n\2", page.read_text()))
 

@@ -28,6 +28,11 @@ def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return output
 
 
+def add_rms_norm_(rows: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Add residual [T, D] to rows [T, D] in place; return the `rms_norm` of the sum."""
+    return rms_norm(rows.add_(residual), weight, epsilon)
+
+
 def rms_norm_heads_(heads: Tensor, weight: Tensor, epsilon: float) -> None:
     """As `rms_norm`, of each head of heads [T, H, D], in place; a token's heads lie side by side."""
     start, stride = heads.data_ptr(), heads.stride(0)

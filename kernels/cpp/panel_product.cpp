@@ -55,8 +55,8 @@ struct Float16 {  // likewise
 // Codes 0 to 255 stand for -128 to 127. As the upper bits of a mantissa a code is 256 + code, with no
 // conversion; what that adds, 384 times the sum of a row's elements, is taken off after each group.
 struct Int8 {
-    static constexpr int STEP = 4;
-    static constexpr float OFFSET = 256 + 128;
+    static constexpr int STEP = 4, ZERO = 128;
+    static constexpr float OFFSET = 256 + ZERO;
     static Vec value(Int raw, int i) {
         const Int moved = i < 2 ? raw << (15 - 8 * i) : raw >> (8 * i - 15);
         return (Vec)((moved & 0x7f8000) | 0x43800000);
@@ -64,8 +64,8 @@ struct Int8 {
 };
 
 struct Int4 {  // codes 0 to 15 stand for -8 to 7, in the same way
-    static constexpr int STEP = 8;
-    static constexpr float OFFSET = 16 + 8;
+    static constexpr int STEP = 8, ZERO = 8;
+    static constexpr float OFFSET = 16 + ZERO;
     static Vec value(Int raw, int i) {
         const Int moved = i < 5 ? raw << (19 - 4 * i) : raw >> (4 * i - 19);
         return (Vec)((moved & 0x780000) | 0x41800000);
@@ -167,7 +167,7 @@ void expand(const char* group, bool in_pairs, char* numbers) {
         }
 }
 
-// ---- All panels ------------------------------------------------------------------------------------------
+// ---- Elements as floats -----------------------------------------------------------------------------------
 
 struct Half {
     uint16_t bits;
@@ -205,25 +205,111 @@ void narrow(float value, Half& result) {
     else result.bits = sign | (size + 0xfff + (size >> 13 & 1) - (112u << 23)) >> 13;
 }
 
+// ---- Codes times bytes: one instruction for the four k of a lane, where there is one ------------------------
+
+#if defined(__AVX512VNNI__)
+constexpr bool HAS_BYTES = true;
+inline Int add_four(Int sum, Int codes, int32_t bytes) {
+    return (Int)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(bytes));
+}
+#else
+constexpr bool HAS_BYTES = false;
+inline Int add_four(Int sum, Int, int32_t) { return sum; }
+#endif
+
+// A group of a row in fixed point, as precise as float32: an element is scale * (b0 + 256 b1 + 65536 b2), with
+// bytes of -128 to 127. Sums of their products with codes are exact.
+constexpr int PARTS = 3;
+struct ByteGroup {
+    float scale;
+    int32_t sums[PARTS];              // of each part's bytes
+    int8_t bytes[GROUP / 4][PARTS][4];  // in the order in which the codes of a format come
+};
+
+template <class Format, class T>
+void in_bytes_of(const T* row, int64_t count, ByteGroup& group) {
+    constexpr float MOST = 8.355e6f;  // a little less than three bytes hold
+    float values[GROUP] = {}, furthest = 0, zero = 0;
+    for (int k = 0; k < count; k++) values[k] = widened(row[k]);
+    for (int k = 0; k < GROUP; k++) furthest = std::max(furthest, std::fabs(values[k]));
+    for (int k = 0; k < GROUP; k++) zero += values[k] * 0;  // NaN if one is not finite: so is what it meets
+    const bool is_zero = !(zero == 0) || furthest < 1e-30f;
+    group = {furthest / MOST + zero};
+    for (int k = 0; k < GROUP && !is_zero; k++) {
+        int32_t rest = (int32_t)std::nearbyint(values[k] * (MOST / furthest));
+        const int place = Format::STEP == 8 ? k / 8 * 8 + k % 2 * 4 + k % 8 / 2 : k;
+        for (int part = 0; part < PARTS; part++) {
+            const int8_t byte = (int8_t)rest;
+            group.bytes[place / 4][part][place % 4] = byte;
+            group.sums[part] += byte;
+            rest = (rest - byte) >> 8;
+        }
+    }
+}
+
+constexpr int MOST_BYTE_ROWS = 2;  // whose sums the registers hold
+
+template <class Format, int R = MOST_BYTE_ROWS>
+void add_bytes(int num_rows, const Group& group, const ByteGroup* rows, int64_t stride, float* totals) {
+    if constexpr (R > 1)
+        if (num_rows < R) return add_bytes<Format, R - 1>(num_rows, group, rows, stride, totals);
+    Int sums[R][PARTS][VECTORS] = {};
+    const char* source = group.weights;
+    for (int four = 0; four < GROUP / 4; source += 4 * WIDTH) {
+        Int raw[VECTORS];
+        for (int v = 0; v < VECTORS; v++) std::memcpy(&raw[v], source + v * sizeof(Vec), sizeof(Vec));
+        __builtin_prefetch(source + AHEAD, 0, 2);
+#pragma GCC unroll 2
+        for (int i = 0; i < Format::STEP / 4; i++, four++)
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+                for (int part = 0; part < PARTS; part++) {
+                    int32_t bytes;
+                    std::memcpy(&bytes, rows[r * stride].bytes[four][part], sizeof bytes);
+#pragma GCC unroll 8
+                    for (int v = 0; v < VECTORS; v++) {
+                        const Int codes = Format::STEP == 4 ? raw[v] : raw[v] >> 4 * i & 0x0f0f0f0f;
+                        sums[r][part][v] = add_four(sums[r][part][v], codes, bytes);
+                    }
+                }
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < VECTORS; v++) {
+            const ByteGroup& row = rows[r * stride];
+            Vec sum = {};
+            for (int part = PARTS - 1; part >= 0; part--)
+                sum = sum * 256.f + __builtin_convertvector(sums[r][part][v] - Format::ZERO * row.sums[part], Vec);
+            float* total = totals + r * WIDTH + v * LANES;
+            store(total, load(total) + sum * row.scale * load(group.scales + v * LANES));
+        }
+}
+
+// ---- All panels ------------------------------------------------------------------------------------------
+
 struct Product {  // as `panels.py` packs it
     const char* panels;
     const void *rows, *bias;
     void* output;
     int64_t num_rows, row_stride, num_outputs, size, panel_bytes, num_threads;
+
+    template <class T>
+    const T* row(int64_t r) const { return (const T*)rows + r * row_stride; }
+    int64_t num_groups() const { return (size + GROUP - 1) / GROUP; }
 };
 
 template <class T>
 struct Rows {  // the rows as the kernel reads them, and the sums of their groups
     std::vector<float> elements, sums;
-    int64_t stride, num_groups;
+    int64_t stride;
 
     Rows(const Product& call, bool in_pairs) {
-        num_groups = (call.size + GROUP - 1) / GROUP;
+        const int64_t num_groups = call.num_groups();
         stride = num_groups * GROUP >> in_pairs;
         elements.resize(call.num_rows * stride);  // (zeros behind the end)
         sums.resize(call.num_rows * num_groups);
         for (int64_t r = 0; r < call.num_rows; r++) {
-            const T* row = (const T*)call.rows + r * call.row_stride;
+            const T* row = call.row<T>(r);
             float* own = &elements[r * stride];
             if (in_pairs) {
                 std::memcpy(own, row, call.size * sizeof(T));
@@ -236,22 +322,39 @@ struct Rows {  // the rows as the kernel reads them, and the sums of their group
 };
 
 template <class Format, class T>
+struct ByteRows {  // the same in bytes
+    std::vector<ByteGroup> groups;
+
+    ByteRows(const Product& call, bool) : groups(call.num_rows * call.num_groups()) {
+        for (int64_t r = 0; r < call.num_rows; r++)
+            for (int64_t g = 0, start = 0; start < call.size; g++, start += GROUP)
+                in_bytes_of<Format>(call.row<T>(r) + start, std::min<int64_t>(GROUP, call.size - start),
+                                    groups[r * call.num_groups() + g]);
+    }
+};
+
+template <class T>
+constexpr bool can_pair = HAS_PAIRS && std::is_same_v<T, BFloat16>;
+
+template <class Format, class T, bool IN_BYTES>
 class Multiplication {
     static constexpr bool IS_CODED = Format::OFFSET != 0;
     static constexpr int64_t SCALE_BYTES = IS_CODED ? WIDTH * sizeof(BFloat16) : 0;
     static constexpr int64_t GROUP_BYTES = 4 * WIDTH * GROUP / Format::STEP + SCALE_BYTES;
-    static constexpr bool CAN_PAIR = HAS_PAIRS && std::is_same_v<T, BFloat16>;
+    static constexpr bool CAN_PAIR = can_pair<T>;
     static constexpr bool IS_NATIVE =
         std::is_same_v<Format, Float32> || (CAN_PAIR && std::is_same_v<Format, Bfloat16>);
 
+
     const Product& call;
-    const bool expands = !IS_NATIVE && call.num_rows > MOST_TO_DECODE;
+    const bool expands = !IS_NATIVE && !IN_BYTES && call.num_rows > MOST_TO_DECODE;
     const bool in_pairs = CAN_PAIR && (expands || IS_NATIVE);
-    const Rows<T> rows{call, in_pairs};
+    const std::conditional_t<IN_BYTES, ByteRows<Format, T>, Rows<T>> rows{call, in_pairs};
 
     // totals [rows, WIDTH] += the products of rows first to last with a group; `numbers` is where it expands.
     void add(const char* weights, int64_t g, int64_t first, int64_t last, char* numbers, float* totals) const {
-        const int64_t num_passes = (last - first + MOST_ROWS - 1) / MOST_ROWS;
+        constexpr int64_t MOST = IN_BYTES ? MOST_BYTE_ROWS : MOST_ROWS;
+        const int64_t num_passes = (last - first + MOST - 1) / MOST, num_groups = call.num_groups();
         const int64_t rows_at_once = (last - first + num_passes - 1) / num_passes;
         Group group{weights + SCALE_BYTES, IS_CODED ? (const BFloat16*)weights : nullptr,
                     (int)std::min<int64_t>(GROUP, call.size - g * GROUP)};
@@ -261,18 +364,22 @@ class Multiplication {
         }
         for (int64_t r = first; r < last; r += rows_at_once) {
             const int num = (int)std::min(rows_at_once, last - r);
-            const float* elements = &rows.elements[r * rows.stride + (g * GROUP >> in_pairs)];
-            const float* sums = &rows.sums[r * rows.num_groups + g];
             float* own = totals + (r - first) * WIDTH;
-            const auto add_as = [&](auto format) {
-                add_some<decltype(format)>(num, group, elements, rows.stride, sums, rows.num_groups, own);
-            };
-            if (in_pairs) {
-                if constexpr (CAN_PAIR) add_as(Pairs{});
-            } else if (expands) {
-                add_as(Float32{});
+            if constexpr (IN_BYTES) {
+                add_bytes<Format>(num, group, &rows.groups[r * num_groups + g], num_groups, own);
             } else {
-                add_as(Format{});
+                const float* elements = &rows.elements[r * rows.stride + (g * GROUP >> in_pairs)];
+                const float* sums = &rows.sums[r * num_groups + g];
+                const auto add_as = [&](auto format) {
+                    add_some<decltype(format)>(num, group, elements, rows.stride, sums, num_groups, own);
+                };
+                if (in_pairs) {
+                    if constexpr (CAN_PAIR) add_as(Pairs{});
+                } else if (expands) {
+                    add_as(Float32{});
+                } else {
+                    add_as(Format{});
+                }
             }
         }
     }
@@ -299,7 +406,7 @@ public:
             for (int64_t first = 0; first < call.num_rows; first += ROW_BLOCK) {
                 const int64_t last = std::min(first + ROW_BLOCK, call.num_rows);
                 std::fill(totals, totals + (last - first) * WIDTH, 0.f);
-                for (int64_t g = 0; g < rows.num_groups; g++)
+                for (int64_t g = 0; g < call.num_groups(); g++)
                     add(call.panels + panel * call.panel_bytes + g * GROUP_BYTES, g, first, last, numbers, totals);
                 write(panel, first, last, totals);
             }
@@ -307,12 +414,20 @@ public:
     }
 };
 
+template <class Format, class T>
+void multiply(const Product& call) {
+    // Many rows in bfloat16 are quicker in pairs.
+    if constexpr (HAS_BYTES && Format::OFFSET != 0)
+        if (!can_pair<T> || call.num_rows <= MOST_TO_DECODE) return Multiplication<Format, T, true>(call).run();
+    Multiplication<Format, T, false>(call).run();
+}
+
 }  // namespace
 
 extern "C" {
 
 #define FOR_ROWS(FORMAT, NAME, T, TYPE) \
-    void multiply_##NAME##_##TYPE(const Product* call) { Multiplication<FORMAT, T>(*call).run(); }
+    void multiply_##NAME##_##TYPE(const Product* call) { multiply<FORMAT, T>(*call); }
 #define FOR_FORMAT(FORMAT, NAME)              \
     FOR_ROWS(FORMAT, NAME, float, float32)    \
     FOR_ROWS(FORMAT, NAME, BFloat16, bfloat16)\

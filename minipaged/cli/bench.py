@@ -37,7 +37,7 @@ def bench(
     ] = None,
     model: Model = None,
     threads: Annotated[int | None, typer.Option(help="Threads for matrix products.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Mean arrival rate, in requests a second.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Mean arrival rate, in requests per second.")] = None,
     tokens_out: Annotated[
         Path | None, typer.Option(help="Write the generated token ids to this file.")
     ] = None,
@@ -55,14 +55,15 @@ def bench(
     users: Annotated[
         int,
         typer.Option(
-            help="Concurrent clients, one request each; with --rate, the most at once.", rich_help_panel=PANEL
+            help="Concurrent clients, one request each; with --rate, the most requests at once.",
+            rich_help_panel=PANEL,
         ),
     ] = 32,
     seconds: Annotated[
         float | None, typer.Option(help="Repeat the workload for this many seconds.", rich_help_panel=PANEL)
     ] = None,
     until_eos: Annotated[
-        bool, typer.Option("--until-eos", help="Let each text end at its end token.", rich_help_panel=PANEL)
+        bool, typer.Option("--until-eos", help="Let texts end at the end token.", rich_help_panel=PANEL)
     ] = False,
     ttft_target: Annotated[
         float | None, typer.Option(help="Goodput: seconds to the first token.", rich_help_panel=PANEL)
@@ -71,7 +72,8 @@ def bench(
         float | None, typer.Option(help="Goodput: seconds between tokens.", rich_help_panel=PANEL)
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="MINIPAGED_API_KEY", help="Key of the server.", rich_help_panel=PANEL)
+        str | None,
+        typer.Option(envvar="MINIPAGED_API_KEY", help="API key of the server.", rich_help_panel=PANEL),
     ] = None,
     use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
@@ -86,10 +88,10 @@ def bench(
     sizes = {name: number for name, number in asked.items() if number is not None}
     if workload and sizes:
         name, number = next(iter(sizes.items()))
-        raise ValueError(f"{name} is {number} beside a workload file; give one or the other")
+        raise ValueError(f"{name} is {number} with a workload file; give one or the other")
     if url is not None:
         if use or options or profile or tokens_out or threads:
-            raise ValueError("--url measures a server that runs; give engine settings to minipaged serve")
+            raise ValueError("--url measures a running server; give engine settings to minipaged serve")
         targets = {"ttft_target": ttft_target, "itl_target": itl_target}
         sent = {
             "users": users,
@@ -113,7 +115,7 @@ def bench(
     if not workload and (prompt_tokens is None or output_tokens is None):
         raise ValueError("no workload; give --workload FILE, --prompt-tokens and --output-tokens, or --url")
     if rate is not None and not 0 < rate < float("inf"):
-        raise ValueError(f"rate is {rate}; give requests a second, above 0")
+        raise ValueError(f"rate is {rate}; give a number of requests per second above 0")
     check_writable("tokens", tokens_out)
     if threads is not None:
         import torch

@@ -44,9 +44,9 @@ HISTORY_LENGTH = 1000
 
 def chat(
     model: Model = None,
-    system: Annotated[str | None, Option(help="System message: what the model is to be.")] = None,
+    system: Annotated[str | None, Option(help="System message: the role of the model.")] = None,
     chat_template: Annotated[
-        Path | None, Option(help="Jinja file that takes the place of the model's chat template.")
+        Path | None, Option(help="Jinja file that replaces the model's chat template.")
     ] = None,
     max_tokens: Annotated[
         int | None, Option(help="Most tokens per answer. [default: as many as fit]")
@@ -139,7 +139,7 @@ class Chat:
         if line.startswith("/"):
             command = self._commands.get(line)
             if command is None:
-                raise ValueError(f"{line} is no command; /help lists them")
+                raise ValueError(f"{line} is not a command; /help lists them")
             command()
         elif line:
             self._answer(line)

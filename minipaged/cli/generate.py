@@ -53,12 +53,12 @@ ACCOUNT = (
 
 def generate(
     texts: Annotated[list[str] | None, Argument(metavar="[PROMPT]...", help="Prompts.")] = None,
-    prompt: Annotated[list[str] | None, Option(help="A prompt; may be given several times.")] = None,
+    prompt: Annotated[list[str] | None, Option(help="A prompt; may be repeated.")] = None,
     prompt_file: Annotated[
-        str | None, Option(help="A file, a prompt a line; - reads standard input.")
+        str | None, Option(help="A file with one prompt per line; - reads standard input.")
     ] = None,
     model: Model = None,
-    max_tokens: Annotated[int, Option(help="Tokens to generate at most.")] = 64,
+    max_tokens: Annotated[int, Option(help="Most tokens to generate.")] = 64,
     temperature: Annotated[float | None, Option(help="0 is greedy. [default: 0; 1 if --n > 1]")] = None,
     top_p: TopP = 1.0,
     top_k: TopK = 0,
@@ -67,7 +67,7 @@ def generate(
     presence_penalty: PresencePenalty = 0.0,
     frequency_penalty: FrequencyPenalty = 0.0,
     n: Annotated[int, Option("--n", help="Completions per prompt.")] = 1,
-    beam_width: Annotated[int | None, Option(help="Beam search with so many beams.")] = None,
+    beam_width: Annotated[int | None, Option(help="Beam search with this many beams.")] = None,
     length_penalty: Annotated[
         float | None, Option(help="Beam search: above 0 favours long texts. [default: 1]")
     ] = None,
@@ -76,16 +76,20 @@ def generate(
     min_tokens: MinTokens = 0,
     ignore_eos: IgnoreEos = False,
     logprobs: Annotated[
-        int | None, Option(help="Show each token's log-probability beside so many likeliest.")
+        int | None, Option(help="Show log-probabilities: each token and this many likeliest.")
     ] = None,
     json_schema: Annotated[str | None, Option(help="JSON schema to follow: a file, or the schema.")] = None,
     regex: Annotated[str | None, Option(help="Regular expression to match as a whole.")] = None,
-    choice: Annotated[list[str] | None, Option(help="A text to choose; give it for each.")] = None,
-    stream: Annotated[bool, Option("--stream", help="Print the text of one prompt as it comes.")] = False,
+    choice: Annotated[
+        list[str] | None, Option(help="A text to choose from; repeat it for each text.")
+    ] = None,
+    stream: Annotated[
+        bool, Option("--stream", help="Print the text of one prompt as it is generated.")
+    ] = False,
     as_json: AsJson = False,
     trace: Annotated[Path | None, Option(help="Write what each step did to this file.")] = None,
     show_blocks: Annotated[
-        bool, Option("--show-blocks", help="Show the KV pool at its fullest and where the tokens lay.")
+        bool, Option("--show-blocks", help="Show the KV pool at its fullest and where the tokens were.")
     ] = False,
     use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
@@ -122,7 +126,9 @@ def generate(
             "--logprobs": logprobs is not None,
         }
         for flag in (flag for flag, there in several.items() if there):
-            raise ParamsError(f"--stream prints one completion as it comes, {flag} more; drop one of them")
+            raise ParamsError(
+                f"--stream prints one completion as it comes, but {flag} gives more; drop one of them"
+            )
         if len(prompts) != 1:
             raise ParamsError(f"--stream prints one prompt's text, not that of {len(prompts)}; drop it")
     check_writable("trace", trace)
@@ -160,7 +166,7 @@ def _read_prompts(name: str) -> list[str]:
     text = read_standard_input() if name == "-" else read_text("prompt file", name)
     prompts = [line for line in text.splitlines() if line.strip()]
     if not prompts:
-        raise ValueError(f"prompt file {name} has no prompt; give one a line")
+        raise ValueError(f"prompt file {name} has no prompt; give one per line")
     return prompts
 
 

@@ -23,7 +23,7 @@ KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 Model = Annotated[str | None, Option(help="Model directory or hub id; default: the pocket model.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
 _PART = Option(
-    metavar="CONCEPT=FILE.py:Class", help="Run a part of your own, e.g. an allocator; may be repeated."
+    metavar="CONCEPT=FILE.py:Class", help="Use a class of your own, e.g. an allocator; may be repeated."
 )
 Use = Annotated[list[str] | None, _PART]
 

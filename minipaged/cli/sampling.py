@@ -11,16 +11,16 @@ from minipaged.decoding.params import BeamSearchParams, DecodingParams, ParamsEr
 from minipaged.decoding.structured import StructuredOutputsParams
 from minipaged.text_io import read_text
 
-TopP = Annotated[float, Option(help="Sample from the likeliest tokens with this probability.")]
-TopK = Annotated[int, Option(help="Sample from so many likeliest tokens; 0: all.")]
+TopP = Annotated[float, Option(help="Sample from the likeliest tokens with this total probability.")]
+TopK = Annotated[int, Option(help="Sample from this many of the likeliest tokens; 0: all.")]
 MinP = Annotated[float, Option(help="Drop tokens below this share of the likeliest.")]
 RepetitionPenalty = Annotated[float, Option(help="Above 1 discourages tokens of prompt and output.")]
 PresencePenalty = Annotated[float, Option(help="Subtracted from the logits of tokens of the output.")]
 FrequencyPenalty = Annotated[float, Option(help="The same, once per occurrence.")]
 Stop = Annotated[list[str] | None, Option(help="Text that ends a completion; may be repeated.")]
 StopTokenId = Annotated[list[int] | None, Option(help="Token id that ends one; may be repeated.")]
-MinTokens = Annotated[int, Option(help="Tokens before the first that may end a completion.")]
-IgnoreEos = Annotated[bool, Option("--ignore-eos", help="Go on after the end of the text.")]
+MinTokens = Annotated[int, Option(help="Tokens to generate before a completion may end.")]
+IgnoreEos = Annotated[bool, Option("--ignore-eos", help="Ignore end tokens and keep generating.")]
 
 OFF = {
     "top_p": (1,),

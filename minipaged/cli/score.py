@@ -20,11 +20,11 @@ CAPSTONE = "13"
 def score(
     use: Annotated[
         list[str] | None,
-        typer.Option(help="CONCEPT=FILE.py:Class, as in `generate`; without it your class of lesson 13."),
+        typer.Option(help="CONCEPT=FILE.py:Class, as in `generate`; default: your class from lesson 13."),
     ] = None,
-    name: Annotated[str, typer.Option(help="What the leaderboard calls you.")] = "you",
+    name: Annotated[str, typer.Option(help="Your name on the leaderboard.")] = "you",
     key: Annotated[
-        str, typer.Option(help="A word that the seeds are made of, the same for everybody who competes.")
+        str, typer.Option(help="A word from which the seeds are derived; all competitors use the same one.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON, for a script.")] = False,
 ) -> None:

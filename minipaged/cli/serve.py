@@ -21,13 +21,16 @@ def serve(
         list[str] | None,
         Option(
             envvar="MINIPAGED_API_KEY",
-            help="A key that requests must have; may be repeated. Each key has a prefix cache of its own.",
+            help="A key that requests must have; may be repeated. Each key has its own prefix cache.",
             rich_help_panel=PANEL,
         ),
     ] = None,
     served_model_name: Annotated[
         str | None,
-        Option(help="What clients call the model. [default: as given; else pocket]", rich_help_panel=PANEL),
+        Option(
+            help="Name by which clients call the model. [default: as given; else pocket]",
+            rich_help_panel=PANEL,
+        ),
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
@@ -36,14 +39,15 @@ def serve(
     max_waiting: Annotated[
         int, Option(help="Requests that may wait; more get 429.", rich_help_panel=PANEL)
     ] = 256,
-    max_body_bytes: Annotated[int, Option(help="Bytes of a request's body.", rich_help_panel=PANEL)] = 4
-    << 20,
+    max_body_bytes: Annotated[
+        int, Option(help="Most bytes in the body of a request.", rich_help_panel=PANEL)
+    ] = 4 << 20,
     request_timeout: Annotated[
         float, Option(help="Seconds that a request may take.", rich_help_panel=PANEL)
     ] = 600.0,
     shutdown_timeout: Annotated[
         float,
-        Option(help="Seconds that running requests have once the server is to end.", rich_help_panel=PANEL),
+        Option(help="Seconds that running requests get to finish at shutdown.", rich_help_panel=PANEL),
     ] = 30.0,
     replicas: Annotated[
         int,

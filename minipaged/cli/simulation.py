@@ -36,7 +36,7 @@ LABEL = 16 + FRAME + 1
 def reproduce(
     experiments: Annotated[list[str] | None, typer.Argument(help="Names; see --list.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Run every experiment.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="Say which experiments there are.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the claims as JSON.")] = False,
     figures: Annotated[Path | None, typer.Option(help="Draw each experiment into this folder.")] = None,
     figure_format: Annotated[str, typer.Option(help="svg or png.")] = "svg",
@@ -77,17 +77,17 @@ def reproduce(
 
 def simulate(
     options: dict[str, Any],
-    model: Annotated[str, typer.Option(help="Model; a wrong name lists them.")] = "llama-3-8b",
-    hardware: Annotated[str, typer.Option(help="Chip; a wrong name lists them.")] = "a100-80gb",
+    model: Annotated[str, typer.Option(help="Model; an unknown name lists them all.")] = "llama-3-8b",
+    hardware: Annotated[str, typer.Option(help="Chip; an unknown name lists them all.")] = "a100-80gb",
     chips: Annotated[int, typer.Option(help="Chips per replica (tensor parallel).")] = 1,
-    rate: Annotated[float, typer.Option(help="Arrivals a second on average; inf: all at once.")] = 1.0,
+    rate: Annotated[float, typer.Option(help="Mean arrivals per second; inf: all at once.")] = 1.0,
     workload: Annotated[
         str,
         typer.Option(help="Lengths: sharegpt, alpaca, chat, translation, or a .json of [prompt, output]."),
     ] = "sharegpt",
     requests: Annotated[int, typer.Option(help="Requests of the trace.")] = 1000,
     host_ms: Annotated[
-        float, typer.Option(help="Host time of a step in ms, beside what each sequence takes.")
+        float, typer.Option(help="Host time per step in ms, in addition to that per sequence.")
     ] = 1e3 * CONSTANTS.step_seconds,
     replicas: Annotated[int, typer.Option(help="Engines behind the router.")] = 1,
     router: Annotated[str, typer.Option(help="round-robin, least-loaded or prefix-aware.")] = "least-loaded",
@@ -160,7 +160,9 @@ def calibrate(
     options: dict[str, Any],
     model: Annotated[str | None, typer.Option(help="Model directory; default: the pocket model.")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads of the model.")] = 1,
-    rounds: Annotated[int, typer.Option(help="Runs of each workload; a step counts with its fastest.")] = 3,
+    rounds: Annotated[
+        int, typer.Option(help="Runs of each workload; the fastest time of each step counts.")
+    ] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Fit the simulation's time of a step to this machine, and say how well it predicts held-out runs."""

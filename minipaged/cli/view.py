@@ -34,7 +34,7 @@ def view(
     if live is not None:
         for name, given in (("a trace", trace), ("--output", output), ("--perfetto", export)):
             if given is not None:
-                raise ValueError(f"--live {live} opens the server's own page, without {name}; drop one")
+                raise ValueError(f"--live {live} opens the server's own page, not {name}; drop one")
         address = _live_page(live)
         opened = webbrowser.open(address)
         print(f"{'opened' if opened else 'open this page in a browser:'} {address}")
@@ -48,7 +48,7 @@ def view(
         if path is not None and path.exists() and trace.exists() and path.samefile(trace):
             raise ValueError(f"{what} {path} is the trace itself; give another file")
     if output is not None and export is not None and output.resolve() == export.resolve():
-        raise ValueError(f"page and Perfetto trace are both {output}; give each a file of its own")
+        raise ValueError(f"page and Perfetto trace are both {output}; give each its own file")
     if output is not None:
         text = trace_page(trace)
         if (problem := breaks_off(trace)) is not None:
@@ -72,8 +72,8 @@ def _live_page(url: str) -> str:
 
 def top(
     url: Url = "http://127.0.0.1:8000",
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between updates.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
 ) -> None:
     """Watch a server in the terminal: requests, KV cache, tokens a second, latencies."""
     if not 0.1 <= interval <= 3600:

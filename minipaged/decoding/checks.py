@@ -20,11 +20,11 @@ def refuse(name: str, value: Any, fix: str) -> NoReturn:
 
 
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def _is_between(value: Any, low: float, high: float) -> bool:
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if type(value) not in (int, float) and (not isinstance(value, Real) or isinstance(value, bool)):
         return False
     number: Any = value  # (Real has no comparison with float, to mypy)
     return bool(low <= number <= high)
@@ -109,7 +109,7 @@ def at_most_vocabulary(params: Any, name: str, size: int) -> None:
     """A count of tokens that the vocabulary must have; None passes."""
     value = getattr(params, name)
     if value is not None and value > size:
-        raise ParamsError(f"{name} is {value}; the vocabulary has {size} tokens, give at most that many")
+        raise ParamsError(f"{name} is {value}; the vocabulary has {size} tokens; give at most that many")
 
 
 def in_vocabulary(name: str, ids: Iterable[int] | None, size: int) -> None:

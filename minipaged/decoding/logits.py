@@ -97,6 +97,7 @@ def filter_logits(logits: torch.Tensor, params: SequenceOf[SamplingParams]) -> t
     top_k = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
     rows = [row for row, p in enumerate(params) if top_k[row] < vocab_size or p.top_p < 1.0]
     size = max([SHORTLIST, *(k for k in top_k if k < vocab_size)])
+    has_threshold = bool(rows) or any(p.min_p for p in params)
     while rows:
         size = min(size, vocab_size)
         index = torch.tensor(rows, device=logits.device)
@@ -105,7 +106,7 @@ def filter_logits(logits: torch.Tensor, params: SequenceOf[SamplingParams]) -> t
         threshold[index] = torch.maximum(threshold[index], lowest)
         rows = [row for row, done in zip(rows, enough.tolist()) if not done]
         size = vocab_size
-    if torch.isfinite(threshold).any():
+    if has_threshold:
         scaled.masked_fill_(scaled < threshold, -math.inf)
     typical = [row for row, p in enumerate(params) if p.typical_p < 1]
     if typical:

@@ -156,7 +156,7 @@ class SamplingParams:
         if self.output_kind == RequestOutputKind.DELTA and self.num_samples > self.n:
             raise ParamsError(
                 f"output_kind is DELTA with best_of {self.best_of}, but which {self.n} are returned is known "
-                "at the end only; use FINAL_ONLY"
+                "only at the end; use FINAL_ONLY"
             )
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             check.refuse("structured_outputs", self.structured_outputs, "StructuredOutputsParams(...)")
@@ -238,12 +238,14 @@ class SamplingParams:
         check.in_vocabulary("allowed_token_ids", self.allowed_token_ids, vocab_size)
         check.in_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
         if self.structured_outputs is not None and self.structured_outputs.compiled is None:
-            raise ParamsError("structured_outputs is not compiled; LLM does it, if the model has a tokenizer")
+            raise ParamsError(
+                "structured_outputs is not compiled; LLM compiles it if the model has a tokenizer"
+            )
         forbids = self.allowed_token_ids is not None or self.bad_words or self.logit_bias
         if forbids and not self.permitted(vocab_size):
             names = ("allowed_token_ids", "bad_words", "logit_bias")
             given = " with ".join(name for name in names if getattr(self, name))
-            raise ParamsError(f"{given} leaves no token of the vocabulary; permit at least one")
+            raise ParamsError(f"{given} leaves no token of the vocabulary; allow at least one")
 
     def permitted(self, vocab_size: int) -> set[int]:
         """Tokens that neither `allowed_token_ids`, `bad_words` nor `logit_bias` forbid at every position."""
@@ -312,7 +314,7 @@ class BeamSearchParams:
         _set(self, "temperature", self.temperature or 1.0)
         if self.structured_outputs is not None:
             raise ParamsError(
-                "structured_outputs is given; beam search does not follow it, use SamplingParams"
+                "structured_outputs is given, which beam search does not support; use SamplingParams"
             )
         _common(self)
 

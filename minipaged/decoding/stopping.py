@@ -39,7 +39,7 @@ class StopChecker:
         self, params: DecodingParams, eos_token_ids: Collection[int], detokenizer: Detokenizer | None = None
     ) -> None:
         if params.stop and detokenizer is None:
-            raise ParamsError(f"stop is {params.stop!r}; the model has no tokenizer, use stop_token_ids")
+            raise ParamsError(f"stop is {params.stop!r}, but the model has no tokenizer; use stop_token_ids")
         if detokenizer is not None:
             detokenizer = detokenizer.skipping(params.skip_special_tokens)
         self.detokenizer = cast(Detokenizer, detokenizer)  # (without one, nobody asks for text)

@@ -91,10 +91,10 @@ class ProbeContext:
         layer = module.layer_idx
         if layer in self.specs:
             raise UnsupportedModelError(
-                f"layer {layer} attends twice in a pass, and has one place in the KV cache"
+                f"layer {layer} attends twice in one pass, but has one place in the KV cache"
             )
         if not getattr(module, "is_causal", True):
-            raise UnsupportedModelError(f"layer {layer} attends to later tokens, too (no causal decoder)")
+            raise UnsupportedModelError(f"layer {layer} also attends to later tokens (not a causal decoder)")
         kind = self._kind_of(layer)
         if kind not in ("full_attention", "sliding_attention", "chunked_attention"):
             raise UnsupportedModelError(f"layer {layer} is of type {kind!r}")
@@ -131,6 +131,7 @@ class PagedContext:
     positions: Tensor  # [T], each row's in its sequence
     backend: Backend
     output_indices: Tensor | None  # of each sequence its last row or none
+    output_rows: list[int]  # the same on the host
     end_stage: Callable[[str], None]  # see `ModelRunner.stage_hooks`
     _split: dict[int, AttentionMetadata] = field(default_factory=dict)  # by chunk size, cut at its boundaries
 
@@ -144,7 +145,7 @@ class PagedContext:
         self.backend.write_kv(key, value, key_cache, value_cache, metadata.slot_mapping)
         self.end_stage("write_kv")
         if self.output_indices is not None and query.shape[0] < key.shape[0]:
-            metadata = metadata.select_queries(self.output_indices)
+            metadata = metadata.select_queries(self.output_indices, self.output_rows)
         if spec.query_scaling is not None:
             query = self._scale_queries(query, spec.query_scaling)
         if spec.chunk_size is not None:
@@ -185,7 +186,7 @@ def get_forward_context() -> ForwardContext:
     try:
         return _forward_context.get()
     except LookupError:
-        raise RuntimeError(f"attn_implementation {NAME!r} runs inside `set_forward_context` only") from None
+        raise RuntimeError(f"attn_implementation {NAME!r} runs only inside `set_forward_context`") from None
 
 
 # Further arguments that models pass and that do not change attention here.
@@ -218,7 +219,7 @@ def paged_attention_hook(
     """
     context = get_forward_context()
     if attention_mask is not None:
-        raise UnsupportedModelError(f"{type(module).__name__} brings a mask of its own")
+        raise UnsupportedModelError(f"{type(module).__name__} builds its own mask")
     for name, argument in others.items():
         if argument is not None and name not in IGNORED_KEYWORDS:
             raise UnsupportedModelError(f"{type(module).__name__} asks for {name!r} in its attention")
@@ -237,7 +238,7 @@ def prepare(model: PreTrainedModel) -> None:
     accepted = inspect.signature(model.forward).parameters
     if "position_ids" not in accepted:
         if getattr(model, "_is_stateful", False):
-            raise UnsupportedModelError("it is recurrent: it keeps a state in place of a KV cache")
+            raise UnsupportedModelError("it is recurrent: it keeps a state instead of a KV cache")
         if any(name.startswith("encoder_") for name in accepted):
             raise UnsupportedModelError("it is the decoder of an encoder-decoder model")
     if not model._can_set_attn_implementation():

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minipaged.execution.transfer import to_device
 from minipaged.kernels.metadata import AttentionMetadata
 from minipaged.scheduling import ScheduledSequence
 
@@ -29,6 +30,7 @@ class Batch(NamedTuple):
     positions: Tensor  # [1, T] int64, each row's position in its own sequence
     metadata: AttentionMetadata
     output_indices: Tensor  # [R] int64, ascending
+    output_rows: list[int]  # the same on the host
     sampling: list[ScheduledSequence]  # those that get candidates, in plan order
     sampling_index: list[int] | None  # which of the R rows each of them has; None: all, in order
     # Those whose prompt tokens' log-probabilities are wanted, and where their rows begin in R.
@@ -70,21 +72,25 @@ class BatchBuilder:
         slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
 
         outputs, sampling, sampling_index, prompts = choose_outputs(scheduled, query_start_list)
+        of_rows = np.array(token_ids, dtype=np.int64), positions, slots, np.array(outputs, dtype=np.int64)
+        moved = to_device((*of_rows, query_start, context_len, tables.copy()), self.device)
+        input_ids, row_positions, slot_mapping, output_indices, query_starts, contexts, block_tables = moved
         metadata = AttentionMetadata(
-            slot_mapping=self._tensor(slots),
-            query_start=self._tensor(query_start),
-            context_len=self._tensor(context_len),
-            block_tables=self._tensor(tables.copy()),
+            slot_mapping=slot_mapping,
+            query_start=query_starts,
+            context_len=contexts,
+            block_tables=block_tables,
             query_start_list=query_start_list,
             context_len_list=context_len_list,
             max_query_len=max(lengths),
             max_context_len=max(context_len_list),
         )
         return Batch(
-            input_ids=self._tensor(np.array(token_ids, dtype=np.int64))[None],
-            positions=self._tensor(positions)[None],
+            input_ids=input_ids[None],
+            positions=row_positions[None],
             metadata=metadata,
-            output_indices=self._tensor(np.array(outputs, dtype=np.int64)),
+            output_indices=output_indices,
+            output_rows=outputs,
             sampling=sampling,
             sampling_index=sampling_index,
             prompts=prompts,
@@ -104,12 +110,6 @@ class BatchBuilder:
                 self._known[row] = blocks[:]
                 self._tables[row, : len(blocks)] = blocks
         return self._tables[:rows, :columns]
-
-    def _tensor(self, values: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(values)
-        if self.device.type != "cuda":
-            return tensor.to(self.device)
-        return tensor.pin_memory().to(self.device, non_blocking=True)
 
 
 def choose_outputs(

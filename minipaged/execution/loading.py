@@ -101,12 +101,12 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
         missing = sorted(info["missing_keys"])
         raise ModelLoadError(
             f"{name} lacks {len(missing)} weights of {type(model).__name__}, such as {missing[0]}; "
-            "the checkpoint is damaged or of another architecture"
+            "the checkpoint is damaged or belongs to another architecture"
         )
     for tensor, found, expected in info["mismatched_keys"]:
         raise ModelLoadError(
-            f"{name} has {tensor} of shape {list(found)}, its config.json asks for {list(expected)}; "
-            "the checkpoint is damaged or of another architecture"
+            f"{name} has {tensor} of shape {list(found)}, but its config.json asks for {list(expected)}; "
+            "the checkpoint is damaged or belongs to another architecture"
         )
     if config.generation_config == "none":
         model.generation_config = None
@@ -258,9 +258,11 @@ def longest_sequence(config: Any, max_model_len: int | None) -> int:
     trained = getattr(config, "max_position_embeddings", None)
     longest = max_model_len or trained
     if longest is None:
-        raise ConfigError(f"max_model_len is None and {config.model_type} names no limit; set max_model_len")
+        raise ConfigError(f"max_model_len is None and {config.model_type} gives no limit; set max_model_len")
     if trained is not None and longest > trained:
-        raise ConfigError(f"max_model_len is {longest}; the model ends at {trained} positions, give no more")
+        raise ConfigError(
+            f"max_model_len is {longest}; the model was trained for {trained} positions; give no more"
+        )
     # Two rope types switch frequencies when the longest position *of the forward pass* crosses a length: the
     # tokens of one request would depend on the others. Below that length they are plain.
     parameters = getattr(config, "rope_parameters", None) or {}

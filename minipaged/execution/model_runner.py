@@ -99,11 +99,11 @@ class ModelRunner:
         return runner
 
     def optimize(self) -> None:
-        """Rewrite the model for speed on a CPU, quantized if asked; nobody else can use it then."""
-        rows = torch.arange(min(8, self.vocab_size, self.max_model_len))
+        """Rewrite the model for speed, quantized if asked; nobody else can use it then."""
+        rows = torch.arange(min(8, self.vocab_size, self.max_model_len), device=self.device)
         positions = rows * (self.max_model_len // len(rows))
         run = partial(self._call, rows[None], positions[None], rows)
-        optimize(self.model, run, self.backend.name, self._config.quantization)
+        optimize(self.model, run, self.backend, self._config.quantization)
 
     def use_attention(self, attention: PagedAttention) -> None:
         """Attend with this function instead of the backend's, in every step from now on."""
@@ -151,7 +151,7 @@ class ModelRunner:
         uses_all = batch.prompts or len(batch.output_indices) == batch.input_ids.shape[1]
         wanted = None if uses_all else batch.output_indices
         step = self.cache.pools, batch.metadata, batch.positions[0]
-        context = PagedContext(*step, self.backend, wanted, self._end_stage)
+        context = PagedContext(*step, self.backend, wanted, batch.output_rows, self._end_stage)
         with set_forward_context(context):
             return self._call(batch.input_ids, batch.positions, batch.output_indices)[0]
 
@@ -178,10 +178,10 @@ class ModelRunner:
             raise UnsupportedModelError(loading.why_forward_failed(error, self._text_config)) from error
         # Attention answered with zeros, so what is left of an earlier token went another way.
         if _differ(logits, after_another):
-            what = "a recurrent state" if getattr(self.model, "_is_stateful", False) else "a mixing of tokens"
+            what = "a recurrent state" if getattr(self.model, "_is_stateful", False) else "other token mixing"
             raise UnsupportedModelError(f"it has {what} besides the attention that can be swapped")
         if _differ(logits, own_positions):
-            raise UnsupportedModelError("its positions do not count from 0")
+            raise UnsupportedModelError("its positions do not start at 0")
         silent = sorted(set(self.layers or range(num_layers)) - set(specs))
         if silent:
             raise UnsupportedModelError(f"layers {silent} keep no K/V in the cache")

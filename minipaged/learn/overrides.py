@@ -96,7 +96,7 @@ def load_override(where: str) -> Any:
     if not hasattr(module, name):
         known = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
         raise OverrideError(
-            f"{file} has no {name}; it defines {', '.join(known) or 'nothing'}, give one of those"
+            f"{file} has no {name}; it defines {', '.join(known) or 'nothing'}; give one of those"
         )
     return getattr(module, name)
 
@@ -105,7 +105,7 @@ def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise OverrideError(f"there is no file {path}; give the path from where you are ({Path.cwd()})")
     if path.suffix != ".py":
-        raise OverrideError(f"{path} is no Python file; give one whose name ends in .py")
+        raise OverrideError(f"{path} is not a Python file; give one whose name ends in .py")
     name = "override_" + "_".join(path.resolve().with_suffix("").parts[-2:])
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -119,6 +119,6 @@ def _load_file(path: Path) -> ModuleType:
         where = f"{path}, line {line}" if line else str(path)
         reason = getattr(error, "msg", error)
         raise OverrideError(
-            f"{where} cannot be loaded: {type(error).__name__}: {reason}; mend the file"
+            f"{where} cannot be loaded: {type(error).__name__}: {reason}; fix the file"
         ) from error
     return module

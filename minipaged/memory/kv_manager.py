@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from minipaged.memory.allocator import BlockAllocator, BlockPool
 from minipaged.memory.block_table import BlockCopy, BlockTable
 from minipaged.memory.page_growth import PageGrowth
-from minipaged.memory.prefix_cache import CachedBlock, PrefixCache
+from minipaged.memory.prefix_cache import PrefixCache
 from minipaged.memory.prefix_hits import Admission, KVSequence, find_hits
 from minipaged.memory.swap_space import SwapSpace
 
@@ -191,11 +191,11 @@ class KVManager:
         if cache is None or stop <= start:
             return
         cache.extend_hashes(sequence.block_hashes, sequence.token_ids, sequence.cache_salt)
-        entry: CachedBlock | str = sequence.last_registered or sequence.cache_salt
+        hashes, blocks = sequence.block_hashes, sequence.table.blocks
         for i in range(start, stop):
             tokens = sequence.token_ids[i * size : (i + 1) * size]
-            entry = cache.register(sequence.table.blocks[i], sequence.block_hashes[i], tokens, entry)
-            sequence.last_registered = entry
+            parent = sequence.last_registered or sequence.cache_salt
+            sequence.last_registered = cache.register(blocks[i], hashes[i], tokens, parent)
         sequence.num_registered_blocks = stop
 
     def commit_registered(self) -> None:

@@ -33,15 +33,15 @@ def check_can_ever_run(request: Request, limits: Limits) -> None:
     if prompt >= limits.max_model_len:
         raise RequestTooLongError(
             f"the prompt has {prompt} tokens, but prompt and output together may have "
-            f"{limits.max_model_len} (max_model_len) and at least 1 is output; shorten the prompt"
+            f"{limits.max_model_len} (max_model_len), and at least 1 must be output; shorten the prompt"
         )
     needed = limits.kv.blocks_for_admission(prompt, request.max_num_tokens)
     pool = limits.kv.allocator.num_blocks
     if needed > pool:
         raise RequestTooLongError(
             f"the request needs {needed} KV blocks of {limits.kv.block_size} tokens to be admitted "
-            f"(prompt of {prompt} tokens, at most {request.max_num_tokens} with output), the pool "
-            f"has {pool}; raise num_blocks or kv_cache_memory, or ask for less"
+            f"(prompt of {prompt} tokens, at most {request.max_num_tokens} with output), but the "
+            f"pool has {pool}; raise num_blocks or kv_cache_memory, or ask for less"
         )
     if width > min(limits.max_num_seqs, limits.max_num_batched_tokens):
         raise RequestTooLongError(

@@ -141,14 +141,14 @@ class Sequence:
 
     def append(self, branch: Branch) -> None:
         """Add a generated token."""
-        self.token_ids.append(branch.token_id)
-        self.cumulative_logprob += branch.logprob
-        self.finish_reason = branch.finish_reason
-        if branch.sample_index is not None:
-            self.index = branch.sample_index
-        if branch.top_logprobs is not None:
+        _, token_id, logprob, self.finish_reason, sample_index, top_logprobs = branch
+        self.token_ids.append(token_id)
+        self.cumulative_logprob += logprob
+        if sample_index is not None:
+            self.index = sample_index
+        if top_logprobs is not None:
             self.logprobs = self.logprobs or []
-            self.logprobs.append(branch.top_logprobs)
+            self.logprobs.append(top_logprobs)
 
     def __repr__(self) -> str:
         computed = f"{self.num_computed_tokens} of {self.num_tokens} computed"

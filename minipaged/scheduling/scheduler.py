@@ -97,7 +97,7 @@ class FCFSScheduler:
     def has_room_for(self, request: Request) -> bool:
         """Whether `max_num_seqs` allows it to run. A request reserves the sequences that it will fork."""
         left = self.max_num_seqs - request.method.num_sequences
-        return len(self.running) <= left and sum(r.method.num_sequences for r in self.running) <= left
+        return len(self.running) <= left and sum([r.method.num_sequences for r in self.running]) <= left
 
     # -- one step -------------------------------------------------------------------------------
 
@@ -118,16 +118,16 @@ class FCFSScheduler:
         errors = result.errors or {}
         row = 0
         for request in plan.sampling:
-            samples = result.samples[row : row + len(request.sequences)]
-            row += len(request.sequences)
+            first, row = row, row + len(request.sequences)
             request.error = errors.get(request.request_id)
-            decisions.append((request, None if request.error else request.method.advance(request, samples)))
+            samples = result.samples[first:row]
+            decisions.append(None if request.error else request.method.advance(request, samples))
         self.in_flight = None
         try:
             self.kv.commit_registered()
             for sequence, start, num_tokens, _ in plan.scheduled:
                 sequence.num_computed_tokens = start + num_tokens
-            for request, branches in decisions:
+            for request, branches in zip(plan.sampling, decisions):
                 if branches is None:
                     self.end(request, "error")
                 else:
@@ -152,8 +152,8 @@ class FCFSScheduler:
         live       A    A'   C            A' is forked from A before anything is appended
         """
         if len(branches) == 1 and len(request.sequences) == 1:
-            branches[0].parent.append(branches[0])
-            if branches[0].finish_reason is not None:
+            request.sequences[0].append(branches[0])
+            if request.sequences[0].finish_reason is not None:
                 self.kv.free(request.sequences)
                 self._finish(request)
             return

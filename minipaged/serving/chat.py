@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.requests import Request
@@ -18,7 +17,7 @@ from minipaged.serving.formats import prompt_logprobs
 from minipaged.serving.generation import Generation, respond
 from minipaged.serving.schemas import ChatBody, Message
 from minipaged.serving.service import Service
-from minipaged.serving.streaming import event_of
+from minipaged.serving.streaming import Chunks, event_of
 from minipaged.serving.tool_calls import ToolCallReader
 
 
@@ -89,6 +88,9 @@ class _Writer:
             "created": int(time.time()),
             "model": service.model_name,
         }
+        self._chunk_head = {**self._head, "object": "chat.completion.chunk"}
+        self._chunks = Chunks(self._chunk_head, {"usage": None} if body.wants_usage else {})
+        self._readers: dict[int, ToolCallReader] = {}  # of each choice
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """The response."""
@@ -108,24 +110,30 @@ class _Writer:
             response["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         return {**response, **self._generation.usage.fields()}
 
-    async def events(self) -> AsyncGenerator[str]:
-        """The stream, without its end: of each choice first the role, then pieces of text."""
-        usage: dict[str, Any] = {"usage": None} if self._body.wants_usage else {}
-        head = {**self._head, "object": "chat.completion.chunk"}
-        readers: dict[int, ToolCallReader] = {}
-        async for _, output in self._generation.outputs():
-            for completion in output.outputs:
-                if completion.index not in readers:
-                    readers[completion.index] = ToolCallReader()
-                    delta = {"role": "assistant", "content": ""}
-                    choice = {"index": completion.index, "delta": delta, "finish_reason": None}
-                    yield event_of({**head, "choices": [choice], **usage})
-                choice = {"delta": {"content": completion.text}, **self._choice(completion)}
-                if self._has_tools:
-                    _divide(choice, readers[completion.index], completion)
-                yield event_of({**head, "choices": [choice], **usage})
-        if self._body.wants_usage:
-            yield event_of({**head, "choices": [], **self._generation.usage.fields()})
+    def begin(self) -> str:
+        """A stream has nothing before its choices."""
+        return ""
+
+    def events(self, position: int, output: RequestOutput) -> str:
+        """Of each choice first the role, then pieces of text."""
+        events = []
+        for completion in output.outputs:
+            if completion.index not in self._readers:
+                self._readers[completion.index] = ToolCallReader()
+                delta = {"role": "assistant", "content": ""}
+                choice = {"index": completion.index, "delta": delta, "finish_reason": None}
+                events.append(self._chunks.event(choice))
+            choice = {"delta": {"content": completion.text}, **self._choice(completion)}
+            if self._has_tools:
+                _divide(choice, self._readers[completion.index], completion)
+            events.append(self._chunks.event(choice))
+        return "".join(events)
+
+    def end(self) -> str:
+        """The usage, if it is wanted."""
+        if not self._body.wants_usage:
+            return ""
+        return event_of({**self._chunk_head, "choices": [], **self._generation.usage.fields()})
 
     def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
         tops = completion.logprobs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from minipaged.serving.formats import finite, prompt_logprobs
 from minipaged.serving.generation import Generation, respond
 from minipaged.serving.schemas import MOST_PROMPTS, CompletionBody
 from minipaged.serving.service import Service
-from minipaged.serving.streaming import event_of
+from minipaged.serving.streaming import Chunks, event_of
 
 TopLogprobs = dict[int, Logprob]
 
@@ -62,6 +61,8 @@ class _Writer:
             "created": int(time.time()),
             "model": service.model_name,
         }
+        self._chunks = Chunks(self._head, {"usage": None} if body.wants_usage else {})
+        self._told: dict[int, int] = {}  # choice -> characters of its text
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """The response."""
@@ -72,19 +73,26 @@ class _Writer:
         ]
         return {**self._head, "choices": choices, **self._generation.usage.fields()}
 
-    async def events(self) -> AsyncGenerator[str]:
-        """The stream, without its end."""
-        usage: dict[str, Any] = {"usage": None} if self._body.wants_usage else {}
-        offsets: dict[int, int] = {}  # choice -> characters told
-        async for position, output in self._generation.outputs():
-            for completion in output.outputs:
-                index = position * self._num_choices + completion.index
-                is_first = index not in offsets
-                choice = self._choice(position, output, completion, is_first, offsets.get(index, 0))
-                offsets[index] = offsets.get(index, 0) + len(choice["text"])
-                yield event_of({**self._head, "choices": [choice], **usage})
-        if self._body.wants_usage:
-            yield event_of({**self._head, "choices": [], **self._generation.usage.fields()})
+    def begin(self) -> str:
+        """A stream has nothing before its texts."""
+        return ""
+
+    def events(self, position: int, output: RequestOutput) -> str:
+        """The new pieces of the choices' texts."""
+        events = []
+        for completion in output.outputs:
+            index = position * self._num_choices + completion.index
+            is_first, told = index not in self._told, self._told.get(index, 0)
+            choice = self._choice(position, output, completion, is_first, told)
+            self._told[index] = told + len(choice["text"])
+            events.append(self._chunks.event(choice))
+        return "".join(events)
+
+    def end(self) -> str:
+        """The usage, if it is wanted."""
+        if not self._body.wants_usage:
+            return ""
+        return event_of({**self._head, "choices": [], **self._generation.usage.fields()})
 
     def _choice(
         self,

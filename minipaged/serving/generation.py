@@ -81,7 +81,7 @@ class Generation:
             if output.error is not None:
                 status = 400 if "forbid every token" in output.error else 500
                 raise ApiError(status, output.error, code="request_failed")
-            if any(completion.finish_reason == "abort" for completion in output.outputs):
+            if output.finished and any(each.finish_reason == "abort" for each in output.outputs):
                 raise shutting_down()
             if self.params.output_kind == RequestOutputKind.FINAL_ONLY:
                 ranked = [replace(completion, index=rank) for rank, completion in enumerate(output.outputs)]
@@ -116,7 +116,8 @@ class Usage:
     def count(self, position: int, output: RequestOutput) -> None:
         """Take an output into account; each token comes once."""
         self._prompts[position] = len(output.prompt_token_ids), output.num_cached_tokens
-        self.completion_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        for completion in output.outputs:
+            self.completion_tokens += len(completion.token_ids)
         times = output.metrics
         if output.finished and times is not None and times.finished_time is not None:
             total, queue = times.finished_time - times.arrival_time, times.time_in_queue or 0.0
@@ -160,8 +161,14 @@ class Writer(Protocol):
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """The response."""
 
-    def events(self) -> AsyncGenerator[str]:
-        """The stream, without its end."""
+    def begin(self) -> str:
+        """The events of a stream before its first output, possibly none."""
+
+    def events(self, position: int, output: RequestOutput) -> str:
+        """Those of an output."""
+
+    def end(self) -> str:
+        """Those after the last one."""
 
 
 async def respond(
@@ -208,8 +215,10 @@ async def _guarded(generation: Generation, writer: Writer, timeout: float) -> As
     """A stream that ends with [DONE]; an error is its last event before that."""
     try:
         async with asyncio.timeout(timeout):
-            async for event in writer.events():
-                yield event
+            yield writer.begin()
+            async for position, output in generation.outputs():
+                yield writer.events(position, output)
+            yield writer.end()
         generation.end = "done"
     except Exception as error:
         told = api_error(error)

@@ -59,7 +59,7 @@ def _take_gpus(number: int, options: dict[str, Any]) -> None:
     first = number * ranks
     if first + ranks > count:
         raise ConfigError(
-            f"replica {number} needs {ranks} of its own, and this machine has {count} GPUs; "
+            f"replica {number} needs {ranks} GPUs of its own, but this machine has {count}; "
             "give fewer --replicas, or --device cpu"
         )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.requests import Request
@@ -80,7 +79,11 @@ class _Writer:
 
     def __init__(self, service: Service, body: ResponsesBody, generation: Generation) -> None:
         self._generation = generation
+        self._numbers = itertools.count()  # of the events
+        self._text = ""  # so far, of a stream
+        self._reason: str | None = None
         self._item_id = generation.request_id.replace("resp_", "msg_")
+        self._at = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         self._head = {
             "id": generation.request_id,
             "object": "response",
@@ -102,30 +105,44 @@ class _Writer:
         (completion,) = outputs[0].outputs
         return self._response(completion.text, completion.finish_reason)
 
-    async def events(self) -> AsyncGenerator[str]:
-        """The stream: the response begins, its one text grows, both end."""
-        numbers = itertools.count()
-
-        def event(kind: str, **values: Any) -> str:
-            return event_of({"type": kind, "sequence_number": next(numbers), **values}, kind)
-
-        at = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+    def begin(self) -> str:
+        """The response begins, and its one text."""
         begun = {**self._head, "status": "in_progress", "output": [], "incomplete_details": None}
-        yield event("response.created", response=begun)
-        yield event("response.in_progress", response=begun)
-        yield event("response.output_item.added", output_index=0, item=self._item(None, "in_progress"))
-        yield event("response.content_part.added", **at, part=_part(""))
-        text, reason = "", None
-        async for _, output in self._generation.outputs():
-            for completion in output.outputs:
-                text += completion.text
-                reason = completion.finish_reason
-                yield event("response.output_text.delta", **at, delta=completion.text, logprobs=[])
-        response = self._response(text, reason)
-        yield event("response.output_text.done", **at, text=text, logprobs=[])
-        yield event("response.content_part.done", **at, part=_part(text))
-        yield event("response.output_item.done", output_index=0, item=response["output"][0])
-        yield event(f"response.{response['status']}", response=response)
+        return "".join(
+            (
+                self._event("response.created", response=begun),
+                self._event("response.in_progress", response=begun),
+                self._event(
+                    "response.output_item.added", output_index=0, item=self._item(None, "in_progress")
+                ),
+                self._event("response.content_part.added", **self._at, part=_part("")),
+            )
+        )
+
+    def events(self, position: int, output: RequestOutput) -> str:
+        """The text grows."""
+        events = []
+        for completion in output.outputs:
+            self._text += completion.text
+            self._reason = completion.finish_reason
+            delta = {**self._at, "delta": completion.text, "logprobs": []}
+            events.append(self._event("response.output_text.delta", **delta))
+        return "".join(events)
+
+    def end(self) -> str:
+        """Text and response end."""
+        text, response = self._text, self._response(self._text, self._reason)
+        return "".join(
+            (
+                self._event("response.output_text.done", **self._at, text=text, logprobs=[]),
+                self._event("response.content_part.done", **self._at, part=_part(text)),
+                self._event("response.output_item.done", output_index=0, item=response["output"][0]),
+                self._event(f"response.{response['status']}", response=response),
+            )
+        )
+
+    def _event(self, kind: str, **values: Any) -> str:
+        return event_of({"type": kind, "sequence_number": next(self._numbers), **values}, kind)
 
     def _response(self, text: str, finish_reason: str | None) -> dict[str, Any]:
         status = "incomplete" if finish_reason == "length" else "completed"

@@ -30,9 +30,9 @@ class ServerSettings:
     )
     allowed_origins: tuple[str, ...] = _option((), "Web pages of these origins may use the server.")
     max_waiting: int = _option(256, "Requests that may wait; more are told to come back (429).")
-    max_body_bytes: int = _option(4 << 20, "Bytes of a request's body.")
+    max_body_bytes: int = _option(4 << 20, "Most bytes in the body of a request.")
     request_timeout: float = _option(600.0, "Seconds a request may take, reading its body included.")
-    shutdown_timeout: float = _option(30.0, "Seconds that running requests have once the server is to end.")
+    shutdown_timeout: float = _option(30.0, "Seconds that running requests get to finish at shutdown.")
 
     def __post_init__(self) -> None:
         for name, least in {"port": 0, "max_waiting": 1, "max_body_bytes": 1}.items():
@@ -45,10 +45,10 @@ class ServerSettings:
                 raise ServerSettingsError(f"{name} is {getattr(self, name)}; give seconds, above 0")
         for key in self.api_keys:
             if not key or not key.isascii() or not key.isprintable() or " " in key:
-                raise ServerSettingsError("an API key is empty or has a character that no header can have")
+                raise ServerSettingsError("an API key is empty or has a character that headers do not allow")
         if not self.api_keys and not is_loopback(self.host):
             raise ServerSettingsError(
-                f"host is {self.host!r}, which other machines reach; give --api-key, or listen on 127.0.0.1"
+                f"host is {self.host!r}, which others can reach; give --api-key, or listen on 127.0.0.1"
             )
 
 

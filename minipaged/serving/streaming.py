@@ -23,8 +23,26 @@ def event_of(value: Any, name: str | None = None) -> str:
     return f"{head}data: {json.dumps(value)}\n\n"
 
 
+class Chunks:
+    """Events that differ in nothing but their one choice: the rest of their JSON is written once.
+
+    Args:
+        head: the fields before `choices`.
+        tail: those after it.
+    """
+
+    def __init__(self, head: dict[str, Any], tail: dict[str, Any]) -> None:
+        event = event_of({**head, "choices": [], **tail})
+        # (A string has no quotes in JSON that are not escaped, so that none contains this.)
+        self._before, _, self._after = event.partition('"choices": []')
+
+    def event(self, choice: dict[str, Any]) -> str:
+        """The event with this choice."""
+        return f'{self._before}"choices": [{json.dumps(choice)}]{self._after}'
+
+
 class EventStream(Response):
-    """Server-sent events, until they end or nobody listens."""
+    """Server-sent events, one or several at a time, until they end or nobody listens."""
 
     media_type = "text/event-stream"
 
@@ -47,8 +65,9 @@ class EventStream(Response):
                 await self._close()
 
     async def _send(self, send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
-        async for event in self._events:
-            await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+        async for events in self._events:
+            if events:
+                await send({"type": "http.response.body", "body": events.encode(), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -107,13 +107,13 @@ class Constants:
     )
     worker_seconds: float = _from(
         0.006,
-        "fitted once, to the range of Fig. 12 c: host time of a step for each further chip, a remote call "
+        "fitted once, to the range of Fig. 12 c: host time of a step for each additional chip, a remote call "
         "with the plan and its answer",
     )
     paged_read_tokens: float = _from(
         3.5,
-        "from Fig. 18 a: looking up a KV block costs as much as reading so many tokens of it, 22 % at block "
-        "size 16 (published: 20 to 26 %)",
+        "from Fig. 18 a: looking up a KV block costs as much as reading this many of its tokens, 22 % at "
+        "block size 16 (published: 20 to 26 %)",
     )
     transfer_seconds: float = _from(
         6e-6, "assumed: one asynchronous copy; a block moves as 2 x layers copies"
@@ -147,7 +147,7 @@ class Deployment:
             raise DoesNotFitError(f"{self.chip.name} has no link to other chips; use 1 of them")
         if self.model.weight_bytes > self.memory:
             raise DoesNotFitError(
-                f"{self.model.name} needs {self.model.weight_bytes / GB:.0f} GB for its weights, "
+                f"{self.model.name} needs {self.model.weight_bytes / GB:.0f} GB for its weights, but "
                 f"{self.num_chips} x {self.chip.name} has {self.memory / GB:.0f} GB; use more or larger chips"
             )
 

@@ -17,11 +17,11 @@ CLAIM, CLAIM_ALIGN = "claim | source | published | measured | ratio", "---|---|-
 
 INTRODUCTION = """# Do the results reproduce?
 
-The figures of the PagedAttention paper, and the numbers that text-generation-inference gives for dynamic
-page growth and vLLM for prefix-caching-aware scheduling and chunked prefill, measured again with this
-project's memory manager and scheduler on a simulated clock. A roofline model says how long a step takes.
-Which blocks go where, who is admitted and who is preempted is decided by the code that also serves real
-models.
+This page measures the figures of the PagedAttention paper again, with this project's memory manager and
+scheduler on a simulated clock, as well as the numbers that text-generation-inference gives for dynamic page
+growth and vLLM for prefix-caching-aware scheduling and chunked prefill. A roofline model says how long a step
+takes. The code that also serves real models decides which blocks go where, and which requests are admitted
+and preempted.
 
 ```bash
 minipaged reproduce --all
@@ -31,26 +31,26 @@ runs everything and prints these tables; `--json` prints the claims, `--docs doc
 page.
 
 The data sets cannot be shipped, so lengths are drawn from lognormal distributions with the published means.
-The time of a step comes from a model with the constants below, one set for all figures, some of them
+The time of a step comes from a model with the constants below, one set for all figures, and some of them are
 [fitted](#what-is-fitted) to figures on this page. So compare the *ratios* between systems, not the absolute
 values.
 
-Ratio: measured over published. Within a published range it is 1; outside the range we compare with the
-nearest bound. A bound with an open end is not scored: either it holds, or the ratio shows how far it is
-missed. "(plot)": we read the number off a plot. "(words)": the source says it in words, and the bound is
-our reading. A reason given below a table was checked as described there; a difference without a reason is
-unexplained.
+The ratio is the measured value over the published one. Within a published range it is 1; outside the range we
+compare with the nearest bound. A range with an open end is not scored: either it holds, or the ratio shows by
+how much it is missed. "(plot)" means that we read the number off a plot, "(words)" that the source says it in
+words and the bound is our reading. Reasons given below a table were checked as described there; a difference
+without a reason is unexplained.
 """
 
 FITTED = """\
-Six values were fitted, by hand, to figures that this page scores: agreement with those is not evidence.
-Sentence lengths were chosen with Fig. 16 in view; the machine and the lengths for page growth, with
-the table of its source. Nothing was fitted to Fig. 17, 18 b and 19, chunked prefill and prefix-caching-aware
-scheduling.
+Six values were fitted by hand to figures that this page scores, so agreement with those figures is not
+evidence. We knew Fig. 16 when we chose the sentence lengths, and the source's table when we chose the machine
+and the lengths for page growth. Nothing was fitted to Fig. 17, 18 b and 19, chunked prefill or
+prefix-caching-aware scheduling.
 
-To see how much depends on them, each was moved by 20 % while the others stayed. The second table gives the
-change of each figure in percent (value lower / higher), some from shorter runs than those of the claims; an
-empty cell cannot change. A sigma moves for prompts and outputs together; the means stay."""
+To see how much depends on the fitted values, we moved each one by 20 % and kept the others. The second table
+gives the change of each figure in percent (value lower / higher), partly from shorter runs than those of the
+claims; an empty cell cannot change. A sigma moves for prompts and outputs together; the means stay."""
 
 
 def write_page(results: Sequence[dict[str, Any]], changes: list[dict[str, Any]], folder: Path) -> None:
@@ -137,9 +137,9 @@ def _appendix() -> str:
     ]
     heads = "chip | memory | bandwidth | 16-bit peak | host link | source"
     lines = ["## Constants"]
-    lines += _table("constant | value | what it is, and from where", "---|---:|---", constants)
+    lines += _table("constant | value | what it is, and where it is from", "---|---:|---", constants)
     lines += _table(heads, "---|---:|---:|---:|---:|---", chips)
-    lines += _table("model | weights | KV a token | longest | source", "---|---:|---:|---:|---", models)
+    lines += _table("model | weights | KV per token | longest | source", "---|---:|---:|---:|---", models)
     heads = "lengths | prompt: mean, sigma | output: mean, sigma | longest"
     lines += _table(heads, "---|---:|---:|---:", lengths)
     return "\n".join([*lines, "", LENGTHS, ""])
@@ -153,6 +153,6 @@ def _table(heads: str, align: str, rows: Iterable[tuple[Any, ...]]) -> list[str]
 LENGTHS = f"""\
 The means of the first two are published (paper, Fig. 11), the variances are not: each sigma of the
 logarithm is fitted once, ShareGPT's to the mean context of a running request implied by Fig. 2 and 13 a,
-Alpaca's to Fig. 15. For the translated sentences nothing is published: we chose plausible means with Fig.
-16 in view. In a beam search each beam draws a random parent with probability {BEAM_SWITCH:g} and otherwise
-continues its own; fitted once, to Fig. 15."""
+Alpaca's to Fig. 15. Nothing is published about the translated sentences, so we chose plausible
+means with Fig. 16 in mind. In a beam search each beam draws a random parent with probability
+{BEAM_SWITCH:g} and otherwise continues its own; that value is fitted once, to Fig. 15."""

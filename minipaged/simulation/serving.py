@@ -180,7 +180,7 @@ def parse_sweep(text: str) -> tuple[str, list[Any]]:
     if len(parsed) > MOST_VALUES:
         raise ConfigError(f"sweep has {len(parsed)} values; give 1 to {MOST_VALUES:,}")
     if name == "rate" and not all(type(value) in (int, float) for value in parsed):
-        raise ConfigError(f"sweep is {text!r}; give numbers of requests a second")
+        raise ConfigError(f"sweep is {text!r}; give rates in requests per second")
     return name, [float(value) for value in parsed] if name == "rate" else parsed
 
 

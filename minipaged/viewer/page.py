@@ -80,7 +80,7 @@ def breaks_off(path: Path) -> str | None:
         try:
             json.loads(line)
         except (ValueError, RecursionError):
-            return f"line {number} is not JSON (was it cut?); the page shows the steps before it"
+            return f"line {number} is not JSON (was it truncated?); the page shows the steps before it"
     return None
 
 

@@ -27,7 +27,7 @@ class Trace:
         self.header = self._parse(*next(self._lines(), (1, "")))
         if not FORMAT.items() <= self.header.items():
             version = FORMAT["version"]
-            raise TraceError(f"{path} is no trace of version {version}; make one with --trace FILE")
+            raise TraceError(f"{path} is not a trace of version {version}; make one with --trace FILE")
         for size, least in SIZES.items():
             if type(value := self.header.get(size)) is not int or value < least:
                 raise TraceError(f"{path}, line 1: {size} is {value!r}; give an integer of at least {least}")
@@ -60,7 +60,7 @@ class Trace:
             reason = f"{error.strerror}; make one with --trace FILE"
             raise TraceError(f"cannot read trace {self.path}: {reason}") from error
         except UnicodeDecodeError as error:
-            where = f"{self.path} is no trace: after line {number}"
+            where = f"{self.path} is not a trace: after line {number}"
             raise TraceError(f"{where} it is not text; make one with --trace FILE") from error
 
     def _parse(self, number: int, text: str) -> dict[str, Any]:
@@ -68,7 +68,9 @@ class Trace:
             line = json.loads(text)
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", "too deep")
-            raise TraceError(f"{self.path}, line {number} is not JSON: {reason}; was it cut?") from error
+            raise TraceError(
+                f"{self.path}, line {number} is not JSON: {reason}; was it truncated?"
+            ) from error
         if not isinstance(line, dict):
             raise TraceError(
                 f"{self.path}, line {number} is not a JSON object; make a trace with --trace FILE"
@@ -87,13 +89,13 @@ def _check_blocks(view: PoolView) -> None:
     for table in view.tables.values():
         numbers = (table.num_tokens, table.num_computed, table.num_prompt, *table.token_ids, *table.blocks)
         if not all(type(number) is int and number >= 0 for number in numbers):
-            raise TypeError(f"{table.name} has a field that is no integer of at least 0")
+            raise TypeError(f"{table.name} has a field that is not an integer of at least 0")
         for block in table.blocks:
             if block not in pools[bool(table.on_host)]:
-                raise ValueError(f"{table.name} has block {block}, which the pool has not")
+                raise ValueError(f"{table.name} has block {block}, which is not in the pool")
     for block in view.evictable:
         if block not in pools[0]:
-            raise ValueError(f"block {block} is evictable, which the pool has not")
+            raise ValueError(f"block {block} is evictable, which is not in the pool")
 
 
 def _record(before: PoolView, line: Mapping[str, Any]) -> StepRecord:

@@ -39,7 +39,7 @@ class Scrape(NamedTuple):
 def fetch(address: str, missing_is_none: bool = False) -> tuple[str, str] | None:
     """(content type, text) of an HTTP address; None for 404 if asked. Raises `ServerError`."""
     if not address.startswith(("http://", "https://")):
-        raise ServerError(f"{address} is no HTTP address; give one as http://127.0.0.1:8000")
+        raise ServerError(f"{address} is not an HTTP address; give one such as http://127.0.0.1:8000")
     try:
         with urllib.request.urlopen(address, timeout=TIMEOUT) as answer:
             return answer.headers.get("Content-Type", ""), answer.read(LARGEST).decode(errors="replace")

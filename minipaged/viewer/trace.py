@@ -133,4 +133,4 @@ class TraceWriter(TraceLines):
             self._error = self._error or error
         if self._error is not None:
             reason = self._error.strerror
-            raise TextError(f"cannot write trace {self._path}: {reason}; give a place with more room")
+            raise TextError(f"cannot write trace {self._path}: {reason}; choose a place with more room")

@@ -83,7 +83,7 @@ def owners(page: Page) -> dict[int, set[str]]:
 
 
 def test_text_streams_while_its_blocks_fill_and_come_back(page, server):
-    """Catches text that comes at once at its end, no blocks, another request's, or blocks held for ever."""
+    """Catches text that comes at once at its end, no blocks, another request's, or blocks held forever."""
     ask(page, ROBOT, max_tokens=120)
     page.wait_for(f"{ANSWERS}[0]?.length > 10 && {USED} > 2")
     early, before = page.value(ANSWERS)[0], page.value(USED)

@@ -274,9 +274,9 @@ def trace_text(header: object, *entries: object) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no trace of minipaged: line 1 is not JSON"),
-        ("[1]\n", "no trace of minipaged: its first line is not a trace header"),
-        ('{"traceEvents": []}\n', "no trace of minipaged"),
+        ("", "not a trace of minipaged: line 1 is not JSON"),
+        ("[1]\n", "not a trace of minipaged: its first line is not a trace header"),
+        ('{"traceEvents": []}\n', "not a trace of minipaged"),
         ("<script>globalThis.ran = 1</script>\n", "line 1 is not JSON"),
         (
             trace_text({**HEADER, "version": 3}),
@@ -339,7 +339,7 @@ def test_a_trace_that_breaks_is_shown_up_to_there(page, bad, message):
     assert state["steps"] == 1
     assert state["blocks"][1]["owners"] == ["A/0"]
     load(page, trace_text(HEADER, START)[:-20])
-    assert "Line 2 is not JSON (was it cut?)" in page.value("viewer.state().error")
+    assert "Line 2 is not JSON (was it truncated?)" in page.value("viewer.state().error")
     assert page.problems == []
 
 

@@ -31,7 +31,7 @@ def test_an_allocation_that_cannot_be_met_takes_nothing():
 
 
 def test_allocating_no_block_is_possible_on_an_empty_pool():
-    """Catches an off-by-one that refuses a sequence which needs nothing."""
+    """Catches an off-by-one that refuses a sequence that needs nothing."""
     pool = BlockAllocator(1)
     pool.allocate()
     assert list(pool.allocate(0)) == []
@@ -82,7 +82,7 @@ def test_a_double_free_raises_and_changes_nothing():
 
 
 def test_a_free_block_cannot_be_shared():
-    """Catches a fork of a table that was given back already."""
+    """Catches a fork of a table that has already been freed."""
     pool = BlockAllocator(2)
     (block,) = pool.allocate()
     pool.free(block)
@@ -132,7 +132,7 @@ def test_only_an_evictable_block_can_be_reclaimed(state):
 
 
 def test_random_operations_agree_with_a_dictionary():
-    """Catches whatever the cases above do not: counts are compared with a plain dictionary throughout."""
+    """Catches whatever the cases above miss: counts are compared with a plain dictionary throughout."""
     rng = random.Random(0)
     pool, counts = BlockAllocator(7), {}
     for _ in range(3000):
@@ -168,7 +168,7 @@ def test_check_invariants_sees_a_wrong_count():
 
 
 def test_an_order_can_be_given_as_in_the_papers_figures():
-    """Catches figures that cannot be replayed; ids that are not named follow."""
+    """Catches figures that cannot be replayed; ids that are not listed come last."""
     assert BlockAllocator(8, order=[7, 1, 3]).allocate(5) == [7, 1, 3, 0, 2]
 
 

@@ -77,7 +77,7 @@ def test_several_end_tokens_ask_for_more_candidates():
     ],
 )
 def test_early_stopping_says_what_a_live_beam_may_still_hope_for(early_stopping, length_penalty, goes_on):
-    """Catches the three rules exchanged; width 1, hypothesis -1, live beam -3, at most 10 tokens."""
+    """Catches the three rules mixed up; width 1, hypothesis -1, live beam -3, at most 10 tokens."""
     request = beam_request(
         eos={0},
         beam_width=1,
@@ -106,7 +106,7 @@ def test_forbidden_tokens_are_no_candidates():
 
 
 def test_beams_that_the_scheduler_ends_are_ranked_with_the_hypotheses():
-    """Catches a request that outgrew the pool and returns nothing, or only what ended by itself."""
+    """Catches a request that outgrew the pool and returns nothing, or only what had already ended."""
     request = beam_request(eos={0}, beam_width=2, num_return_sequences=2)
     step(request, {0: -1.0, 5: -1.1, 6: -1.2, 7: -3.0})
     for sequence in request.sequences:

@@ -84,7 +84,7 @@ def test_figure_6_the_second_decode_takes_a_block_because_the_last_is_full():
 
 
 def test_figure_7_two_requests_share_no_block():
-    """Catches tables that know of each other: logical blocks need not be neighbours anywhere."""
+    """Catches tables that depend on each other: logical blocks need not be neighbours anywhere."""
     pool = FigurePool(7, 1, 5, 2, 3)
     first, second = table_of(pool, 7), table_of(pool, len(BEST_OF_TIMES))
     assert rows(first) == [(7, 4), (1, 3)]
@@ -120,7 +120,7 @@ def test_figure_8_the_first_writer_copies_exactly_the_last_block():
 
 
 def test_figure_8_the_second_writer_writes_in_place():
-    """Catches a copy whose source nobody needs any more."""
+    """Catches a copy of a block that nobody else needs any more."""
     pool = FigurePool(7, 1, 3)
     a1 = table_of(pool, 7)
     a2 = a1.fork()
@@ -142,7 +142,7 @@ def test_a_full_last_block_is_never_copied():
 
 
 def test_three_samples_copy_the_last_block_twice():
-    """Catches counting holders wrongly: n samples of a partly filled block cost n - 1 copies."""
+    """Catches miscounted holders: n samples of a partly filled block cost n - 1 copies."""
     pool = FigurePool(*range(9))
     tables = [table_of(pool, 5)]
     tables += [tables[0].fork(), tables[0].fork()]
@@ -150,7 +150,7 @@ def test_three_samples_copy_the_last_block_twice():
 
 
 def test_no_token_copies_nothing():
-    """Catches a table that leaves a shared block although nobody writes."""
+    """Catches a table that leaves a shared block although nothing is written."""
     pool = FigurePool(7, 1, 3)
     a1 = table_of(pool, 7)
     a2 = a1.fork()
@@ -161,7 +161,7 @@ def test_no_token_copies_nothing():
 
 
 def test_the_block_that_is_copied_is_the_next_tokens():
-    """Catches blocks[-1]: behind the block that is written there may be preallocated ones."""
+    """Catches blocks[-1]: there may be preallocated blocks after the one that is written."""
     pool = FigurePool(7, 1, 3, 5)
     a1 = table_of(pool, 7)
     a1.preallocate(1)
@@ -172,7 +172,7 @@ def test_the_block_that_is_copied_is_the_next_tokens():
 
 @pytest.mark.parametrize("forked", [False, True])
 def test_a_chunk_that_fails_keeps_no_block(forked):
-    """Catches blocks taken one after the other: two are wanted, one is there."""
+    """Catches blocks taken one at a time: two are needed, one is there, and it must not be kept."""
     pool = FigurePool(7, 1, 3)
     table = table_of(pool, 7)
     other = table.fork() if forked else None
@@ -209,7 +209,7 @@ def figure_9():
 
 
 def test_figure_9_blocks_of_candidates_that_leave_the_beam_are_freed():
-    """Catches beams that leak: 2, 4, 5 and 8 go, what the survivors share stays."""
+    """Catches beams that leak: 2, 4, 5 and 8 are freed; what the survivors share stays."""
     pool, candidates = figure_9()
     survivors = [candidates[1], candidates[1].fork(), candidates[2], candidates[2].fork()]
     candidates[0].free()
@@ -244,7 +244,7 @@ def test_after_the_last_beam_every_block_is_free():
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 16, 256])
 def test_waste_is_below_one_block(block_size):
-    """Catches a block taken one token early, also when the tokens fill the last one exactly."""
+    """Catches a block taken one token early, even when the tokens fill the last one exactly."""
     table = BlockTable(FigurePool(*range(600)), block_size)
     for num_tokens in range(1, 600):
         table.append()
@@ -276,7 +276,7 @@ def test_an_append_that_fails_changes_nothing(forked):
 
 
 def test_blocks_to_append_is_what_append_takes():
-    """Catches a scheduler that is promised less than the table then takes."""
+    """Catches a table that takes more blocks than it told the scheduler."""
     for num_tokens in range(1, 10):
         for count in range(1, 10):
             for forked in (False, True):
@@ -292,7 +292,7 @@ def test_blocks_to_append_is_what_append_takes():
 
 
 def test_preallocated_blocks_are_filled_before_any_is_taken():
-    """Catches a reservation that is held and not used."""
+    """Catches a reservation that is held but not used."""
     pool = FigurePool(*range(9))
     table = table_of(pool, 3)
     table.preallocate(2)

@@ -38,7 +38,7 @@ def test_only_the_last_chunk_of_a_prompt_samples():
 
 
 def test_decodes_come_first_and_share_the_step_with_a_prompt():
-    """Catches decodes that wait for a prompt: the time between tokens would follow the prompts' length."""
+    """Catches decodes that wait for a prompt: the time between tokens would grow with the prompt."""
     engine = engine_of(budget=8)
     for _ in range(3):
         engine.add([1], 9)
@@ -67,7 +67,7 @@ def test_a_prompt_with_nobody_behind_it_takes_the_whole_budget():
 
 
 def test_two_long_prompts_both_move_in_every_step():
-    """Catches a second prompt that stands still until the first is done."""
+    """Catches a second prompt that gets nothing until the first is done."""
     engine = engine_of(budget=8)
     engine.add(range(30), 2)
     engine.add(range(30), 2)
@@ -86,7 +86,7 @@ def test_the_budget_changes_nothing_in_the_tokens(budget, block_size):
 
 
 def test_a_group_waits_for_a_step_that_has_room_for_all_of_it():
-    """Catches half a group that is sampled: beams would be chosen among some of the candidates."""
+    """Catches half a group being sampled: beams would be chosen from only some of the candidates."""
     engine = engine_of(budget=4)
     engine.add([1], 6, samples(3))
     engine.add([2], 6, samples(3))
@@ -95,7 +95,7 @@ def test_a_group_waits_for_a_step_that_has_room_for_all_of_it():
 
 
 def test_a_group_of_which_only_the_last_tokens_are_missing_is_a_decode():
-    """Catches a recomputed group that stands still for ever: its four last tokens are sampled together, but
+    """Catches a recomputed group that stands still forever: its four last tokens are sampled together, but
     the cap on prompts lets it have three of a budget of five while somebody waits."""
     engine = engine_of(num_blocks=40, budget=5, max_num_seqs=4)
     engine.add([1], 12, samples(4))

@@ -29,7 +29,7 @@ def test_requests_are_admitted_in_the_order_of_arrival(policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_first_that_does_not_fit_stops_the_scan(policy):
-    """Catches small requests that overtake a large one for ever."""
+    """Catches small requests that overtake a large one forever."""
     engine = ToyEngine(toy_scheduler(6, 4, policy=policy()))
     engine.add(range(12), 4)
     engine.add(range(16), 4)
@@ -42,7 +42,7 @@ def test_the_first_that_does_not_fit_stops_the_scan(policy):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 5])
 def test_max_num_seqs_bounds_the_sequences_that_hold_blocks(policy, max_num_seqs):
-    """Catches six requests that hold blocks while two decode."""
+    """Catches six requests holding blocks while only two may decode."""
     engine = ToyEngine(toy_scheduler(policy=policy(), max_num_seqs=max_num_seqs))
     for i in range(6):
         engine.add([i] * 9, 4)
@@ -93,14 +93,14 @@ def test_the_watermark_holds_back_admission_but_not_growth():
 
 
 def test_the_watermark_does_not_lock_out_a_request_when_nothing_runs():
-    """Catches a prompt of nearly the whole pool that waits for ever."""
+    """Catches a prompt of nearly the whole pool that waits forever."""
     engine = ToyEngine(toy_scheduler(10, 4, watermark=0.5))
     engine.add(range(36), 4)
     assert engine.run() == [alone(range(36), 4, samples())]
 
 
 def test_no_step_computes_more_than_its_budget():
-    """Catches a budget that is a suggestion."""
+    """Catches a step that computes more tokens than its budget, or a phase that misreports what it spent."""
     engine = ToyEngine(toy_scheduler(budget=7))
     for i in range(12):
         engine.add([i] * (3 * i + 1), 5, samples(1 + i % 3))

@@ -294,7 +294,7 @@ def test_a_group_that_is_half_recomputed_cannot_be_swapped_out():
 
 
 def test_a_swapped_group_comes_back_only_if_its_next_tokens_fit_too():
-    """Catches a group that is swapped in and at once preempted again, for ever."""
+    """Catches a group that is swapped in and at once preempted again, forever."""
     kv = manager(num_blocks=4, num_host_blocks=4)
     ((sequence,),) = admit(kv, [kv_sequence(kv, range(6))])
     compute(kv, sequence)

@@ -15,7 +15,7 @@ def test_on_demand_asks_for_what_the_tokens_need():
 
 
 def test_chunked_asks_for_sixteen_pages_then_for_the_minimum():
-    """Catches a refusal although one page is left: the ladder is min(remaining, 16), then what is needed."""
+    """Catches a refusal although one page is left: try min(remaining, 16) first, then what is needed."""
     assert Chunked().while_running(1, 50) == (16, 1)
     assert Chunked().at_admission(3, 50) == (16, 3)
 
@@ -32,7 +32,7 @@ def test_chunked_gives_a_long_prompt_all_it_needs():
 
 
 def test_reserve_takes_everything_at_admission_or_waits():
-    """Catches a reservation that is not one."""
+    """Catches a reservation that can be cut, and so promises nothing."""
     assert Reserve().at_admission(3, 50) == (50,)
 
 
@@ -62,7 +62,7 @@ def blocks_after(policy, num_steps, num_blocks=64, max_tokens=40):
 
 
 def test_the_policies_hold_what_they_promise():
-    """Catches a policy that is asked and not obeyed. 3 tokens of prompt, 40 of output, blocks of 2."""
+    """Catches a policy that is asked but ignored. 3 tokens of prompt, 40 of output, blocks of 2."""
     assert [blocks_after(OnDemand(), n) for n in (1, 2, 3, 4)] == [2, 2, 3, 3]
     assert [blocks_after(Chunked(4), n) for n in (1, 6, 7, 14)] == [4, 4, 8, 8]
     assert [blocks_after(Chunked(), n) for n in (1, 30, 31)] == [16, 16, 22]
@@ -70,12 +70,12 @@ def test_the_policies_hold_what_they_promise():
 
 
 def test_chunked_takes_one_page_when_the_pool_has_no_grant():
-    """Catches a preemption while there is still a page."""
+    """Catches a preemption while there is still a free page."""
     assert [blocks_after(Chunked(), n, num_blocks=18) for n in (1, 30, 31, 33)] == [16, 16, 17, 18]
 
 
 def test_reserve_admits_fewer_requests_than_on_demand():
-    """Catches a comparison without a difference: what text-generation-inference measured."""
+    """Catches policies that make no difference, unlike what text-generation-inference measured."""
 
     def running(policy):
         engine = ToyEngine(toy_scheduler(16, 2, growth=policy))
@@ -88,7 +88,7 @@ def test_reserve_admits_fewer_requests_than_on_demand():
 
 
 def test_a_reservation_that_never_fits_is_refused_at_once():
-    """Catches a request that waits for ever, and everybody behind it."""
+    """Catches a request that waits forever, and everybody behind it."""
     engine = ToyEngine(toy_scheduler(8, 2, growth=Reserve()))
     with pytest.raises(ValueError, match=r"needs 9 KV blocks of 2 tokens .* the pool has 8"):
         engine.add(range(3), 14)
@@ -106,7 +106,7 @@ def test_the_policies_give_the_same_tokens(policy, num_blocks):
 
 
 def test_waste_is_below_a_block_a_sequence_under_on_demand_growth():
-    """Catches a preallocated block that on-demand growth must not have, with forks too."""
+    """Catches a preallocated block, which on-demand growth must never have, even with forks."""
     engine = ToyEngine(toy_scheduler(64, 4))
     for i in range(4):
         engine.add([i] * (i + 3), 20, samples(3) if i % 2 else beams(3))

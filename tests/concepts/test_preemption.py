@@ -39,7 +39,7 @@ def expected(engine, max_tokens):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_latest_arrived_is_preempted(mode):
-    """Catches a victim that was there first."""
+    """Catches a victim that arrived first."""
     engine = engine_of(12, mode)
     for i in range(3):
         engine.add([i] * 5, 10)
@@ -131,7 +131,7 @@ def test_preempting_a_half_prefilled_request_keeps_its_whole_prompt(policy, mode
 
 
 def test_a_half_prefilled_request_is_a_victim_in_its_own_right():
-    """Catches a test above that never meets its case: here the victim has computed 6 of 16 tokens."""
+    """Catches the test above never reaching its case: here the victim has computed 6 of 16 tokens."""
     engine = engine_of(12, budget=4)
     engine.add(range(4), 14, samples(2))
     victim = engine.add(range(20, 36), 4)
@@ -159,7 +159,7 @@ def test_preempted_requests_come_back_before_new_ones(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_nobody_is_admitted_in_a_step_that_preempts(mode):
-    """Catches a newcomer that takes what the preemption just made free."""
+    """Catches a newcomer that takes the blocks that the preemption has just freed."""
     engine = engine_of(8, mode)
     engine.add(range(5), 8)
     engine.add(range(20, 25), 8)
@@ -200,7 +200,7 @@ def test_a_mixed_resumption_never_swaps_into_a_block_that_is_still_to_be_copied(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_lone_request_that_outgrows_the_pool_ends_with_length(mode, caplog):
-    """Catches the assertion that kills every request, and the retry that hangs for ever."""
+    """Catches an assertion that kills every request, and a retry that hangs forever."""
     engine = engine_of(4, mode)
     request = engine.add(range(5), 20)
     engine.run()
@@ -320,13 +320,13 @@ def test_auto_counts_the_way_out_and_the_way_in():
 
 
 def test_auto_recomputes_when_the_host_has_no_room():
-    """Catches a cheap move to nowhere."""
+    """Catches a swap, however cheap, to a host without room."""
     (detail,) = auto(1e-9, 1.0, num_host_blocks=0)
     assert detail["mode"] == "recompute"
 
 
-def test_small_blocks_make_swapping_dear():
-    """Catches a cost per byte only: many small transfers are what makes swapping slow (Fig. 19)."""
+def test_small_blocks_make_swapping_expensive():
+    """Catches costs per byte only: it is the many small transfers that make swapping slow (Fig. 19)."""
 
     def mode(block_size, num_blocks):
         engine = ToyEngine(

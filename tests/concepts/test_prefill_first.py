@@ -24,7 +24,7 @@ def test_a_prompt_runs_in_one_step_alone():
 
 
 def test_prompts_that_fit_together_share_a_step():
-    """Catches one prompt a step."""
+    """Catches only one prompt per step."""
     engine = engine_of(budget=16)
     for length in (6, 7, 5, 2):
         engine.add(range(length), 4)
@@ -49,7 +49,7 @@ def test_a_prompt_beyond_the_budget_takes_several_steps():
 
 
 def test_the_same_tokens_as_alone_with_swapping():
-    """Catches swapped-out requests that wait behind prefills for ever."""
+    """Catches swapped-out requests that wait behind prefills forever."""
     engine = engine_of(num_blocks=9, block_size=2, num_host_blocks=9, preemption=Swap())
     for i in range(5):
         engine.add([i] * 4, 7, samples(1 + i % 2))

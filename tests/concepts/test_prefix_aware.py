@@ -63,7 +63,7 @@ def first_step_of_two_long_prompts(prefix_aware, policy=None):
 
 @pytest.mark.parametrize("policy", [None, PrefillFirst()])
 def test_two_prompts_of_1024_with_512_cached_use_1024_of_a_budget_of_2048(policy):
-    """Catches cached tokens that are charged to the budget: the third prompt would wait for a step."""
+    """Catches cached tokens charged to the budget: the third prompt would have to wait for a step."""
     engine, plan = first_step_of_two_long_prompts(True, policy)
     assert [chunk.num_tokens for chunk in plan.scheduled] == [512, 512, 512]
     assert plan.num_tokens == 1536

@@ -71,7 +71,7 @@ def test_a_block_is_found_only_after_its_own_prefix():
 
 
 def test_hashes_are_extended_not_made_anew():
-    """Catches hashing the whole sequence again for every block that is generated."""
+    """Catches hashing the whole sequence again for every new block, or going back to the salt for it."""
     calls = []
 
     def counting(key):
@@ -98,7 +98,7 @@ def test_a_salt_keeps_prefixes_apart():
 
 
 def test_a_hash_collision_is_a_miss():
-    """Catches a hit that is believed without comparing tokens: foreign K/V, and nobody would notice."""
+    """Catches a hit accepted without comparing tokens: another prompt's K/V, and nobody would notice."""
     cache = cache_of(8, hash_function=lambda key: 7)
     (block, _) = registered(cache, 1, 2, 3, 4)
     assert found(cache, 5, 6) == []
@@ -169,7 +169,7 @@ def test_free_blocks_are_used_before_cached_ones_are_evicted():
 
 
 def test_the_tail_of_a_chain_is_evicted_before_its_head():
-    """Catches a chain without its head: the rest of it can never be found and only takes room."""
+    """Catches a chain without its head: the rest can never be found and only takes up room."""
     cache = cache_of(3)
     blocks = registered(cache, 1, 2, 3, 4, 5, 6)
     give_back(cache, blocks)
@@ -179,7 +179,7 @@ def test_the_tail_of_a_chain_is_evicted_before_its_head():
 
 
 def test_the_least_recently_used_chain_is_evicted_first():
-    """Catches first in, first out: a prompt that everybody uses would go."""
+    """Catches first in, first out: a prompt that everybody uses would be evicted."""
     cache = cache_of(3)
     old, middle, new = registered(cache, 1, 1), registered(cache, 2, 2), registered(cache, 3, 3)
     for blocks in (old, middle, new):

@@ -68,7 +68,7 @@ def test_every_step_computes_what_is_uncomputed():
 
 
 def test_a_prompt_longer_than_the_model_allows_is_refused_with_the_numbers():
-    """Catches a prompt that waits for ever, or dies in the model."""
+    """Catches a prompt that waits forever, or dies in the model."""
     engine = ToyEngine(toy_scheduler(max_model_len=10))
     with pytest.raises(ValueError, match=r"prompt has 10 tokens.* 10 \(max_model_len\)"):
         engine.add(range(10))

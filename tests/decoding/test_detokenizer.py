@@ -192,3 +192,28 @@ def test_the_cost_grows_with_the_tokens_not_with_their_square(tokenizer, kind):
     got = pieces(detokenizer, ids)
     assert counting.num_decoded < 60 * len(ids)
     assert "".join(got) == tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def test_fast_tokenizers_are_asked_directly(monkeypatch):
+    """Catches transformers' detour, which looks at each id in Python: most of a streamed token's cost."""
+    detokenizer = Detokenizer(byte_level())
+    ids = detokenizer.tokenizer.encode(TEXT[0])
+    monkeypatch.setattr("transformers.tokenization_utils_base.to_py_obj", None)
+    window, text = Window(), ""
+    for token_id in ids:
+        window, piece = detokenizer.push(window, token_id)
+        text += piece
+    assert text + detokenizer.flush(window) == TEXT[0]
+
+
+@pytest.mark.parametrize("name", ["decode", "_decode"])
+def test_a_tokenizer_that_decodes_by_itself_is_let(name):
+    """Catches the shortcut taken past a class that changes what `decode` gives."""
+
+    def shout(self, *args, **options):
+        return getattr(PreTrainedTokenizerFast, name)(self, *args, **options).upper()
+
+    tokenizer = byte_level()
+    tokenizer.__class__ = type("Loud", (PreTrainedTokenizerFast,), {name: shout})
+    detokenizer = Detokenizer(tokenizer)
+    assert detokenizer.decode(tokenizer.encode("quick")) == "QUICK"

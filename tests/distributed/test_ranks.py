@@ -81,9 +81,9 @@ def report(layers=("FusedLayer",), **changes):
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        (report(torch="2.12"), "rank 1 has other torch than rank 0: 2.12 instead of 2.13"),
-        (report(settings=EngineConfig(block_size=8)), "rank 1 has other settings than rank 0"),
-        (report(layers=["LlamaDecoderLayer"]), "rank 1 computes with other layers than rank 0"),
+        (report(torch="2.12"), "rank 1 differs from rank 0 in torch: 2.12 instead of 2.13"),
+        (report(settings=EngineConfig(block_size=8)), "rank 1 differs from rank 0 in settings"),
+        (report(layers=["LlamaDecoderLayer"]), "rank 1 computes with different layers from rank 0"),
     ],
 )
 def test_ranks_that_would_not_compute_the_same_are_refused(other, told):
@@ -100,7 +100,7 @@ def test_stages_may_have_other_layers():
 def test_other_ranks_than_torchrun_started_are_refused(monkeypatch):
     """Catches ranks that wait for others that nobody starts."""
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(ConfigError, match="is 2 ranks, and torchrun started 4"):
+    with pytest.raises(ConfigError, match="is 2 ranks, but torchrun started 4"):
         start.load("nowhere", EngineConfig(tensor_parallel_size=2))
 
 
@@ -190,7 +190,7 @@ def test_ranks_with_other_weights_are_refused_at_the_start(tmp_path):
     ]
     told = [rank.communicate(timeout=60)[1].decode() for rank in ranks]
     assert all(rank.returncode for rank in ranks)
-    assert "RankError: rank 1 has other weights than rank 0" in told[0]
+    assert "RankError: rank 1 differs from rank 0 in weights" in told[0]
 
 
 @pytest.mark.slow

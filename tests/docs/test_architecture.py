@@ -72,7 +72,7 @@ def test_the_core_can_be_read_in_one_sitting():
 
 def test_each_file_of_the_core_needs_only_those_above_it_and_what_may_be_skipped():
     """Catches a reading order that sends its reader back and forth."""
-    skipped = set(re.findall(r"`([\w/]+\.py)`", PAGE.split("Skip at a first reading")[1].split("## ")[0]))
+    skipped = set(re.findall(r"`([\w/]+\.py)`", PAGE.split("Skip on a first reading")[1].split("## ")[0]))
     core = [file.removeprefix("minipaged/") for file in reading_order.CORE]
     for number, file in enumerate(reading_order.CORE):
         source = (ROOT / file).read_text()

@@ -50,7 +50,7 @@ def test_the_pod_has_the_key_that_its_address_demands(pod, flags):
 
 
 def test_probes_ask_the_port_of_the_server_for_what_needs_no_key(manifest, pod, flags):
-    """Catches a probe that gets 401 or 404 for ever."""
+    """Catches a probe that gets 401 or 404 forever."""
     (container,) = pod["containers"]
     (port,) = container["ports"]
     assert port["containerPort"] == flags["port"]

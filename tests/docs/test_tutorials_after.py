@@ -156,7 +156,7 @@ def test_a_confirmed_draft_leaves_preallocated_blocks_alone(make):
     [([5, 6], [5, 6]), ([5, 6], [5, 1]), ([5], [5, 6, 7]), ([], []), ([5] * 11, [5] * 12)],
 )
 def test_a_draft_of_another_length_is_refused(make, drafted, chosen):
-    """Catches tokens cut in silence, and a table that was changed before the error."""
+    """Catches tokens silently cut, and a table that was changed before the error."""
     pool, null, table = make(10)
     blocks = list(table.blocks)
     with pytest.raises(ValueError, match=r"."):

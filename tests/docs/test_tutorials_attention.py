@@ -19,7 +19,7 @@ def test_rows_that_see_one_block():
 
 
 def test_a_row_does_not_see_the_one_after_it():
-    """Catches a mask that is off by one: the rows of a prompt stand in the same block."""
+    """Catches a mask that is off by one: the rows of a prompt are in the same block."""
     check([(4, 4), (2, 3)], block_size=4)
 
 
@@ -31,5 +31,5 @@ def test_heads_of_a_group_read_one_kv_head(heads):
 
 @pytest.mark.parametrize("block_size", [3, 5])
 def test_a_block_need_not_be_a_power_of_two(block_size):
-    """Catches the padding of tl.arange taken for slots of the block: they belong to the next head."""
+    """Catches the padding of tl.arange taken for slots of the block: it belongs to the next head."""
     check([(1, 3), (2, 3)], block_size=block_size)

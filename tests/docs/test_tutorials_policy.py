@@ -62,13 +62,13 @@ def test_the_length_of_the_answer_does_not_count(make):
 
 
 def test_all_that_fit_are_admitted_shortest_first(make):
-    """Catches a search for the one shortest: the others of the step come in order of arrival."""
+    """Catches only the shortest one being moved: the others in the step are sorted, too."""
     engine = make([9, 6, 3, 5], max_num_seqs=4)
     assert [s.sequence.request.request_id for s in engine.step().scheduled] == ["r2", "r3", "r1", "r0"]
 
 
 def test_an_admission_tells_what_it_spent_and_keeps_to_its_limits(make):
-    """Catches a result that is dropped, and `whole` or `share` not passed on."""
+    """Catches a result that is not returned, and `whole` or `share` not passed on."""
     assert make([6, 6], max_num_seqs=4).scheduler.admit_waiting(StepPlan(0), 10) == 10
     assert make([6, 6], max_num_seqs=4).scheduler.admit_waiting(StepPlan(0), 10, True) == 6
     plan = StepPlan(0)
@@ -77,7 +77,7 @@ def test_an_admission_tells_what_it_spent_and_keeps_to_its_limits(make):
 
 
 def test_the_queue_is_back_in_order_of_arrival_after_each_step(make):
-    """Catches a queue left sorted by length: rollback, preemption and swapping count on arrival order."""
+    """Catches a queue left sorted by length: rollback, preemption and swapping rely on arrival order."""
     engine = make([9, 3, 6, 12])
     engine.step()
     assert [r.arrival for r in engine.scheduler.waiting] == [0, 2, 3]
@@ -97,7 +97,7 @@ def test_whoever_waited_too_long_goes_first(make):
 
 
 def test_patience_ends_after_as_many_arrivals_as_it_says(make):
-    """Catches >= for >, and patience measured by who still waits instead of by who has arrived."""
+    """Catches >= instead of >, and patience measured by who is waiting rather than who has arrived."""
     assert order(make([9, 1, 1], patience=3)) == ["r1", "r2", "r0"]
     engine = make([9, 1, 1], patience=3)
     engine.step()
@@ -106,5 +106,5 @@ def test_patience_ends_after_as_many_arrivals_as_it_says(make):
 
 
 def test_the_impatient_go_in_order_of_arrival(make):
-    """Catches two that waited too long and are sorted by length again."""
+    """Catches requests that have waited too long being sorted by length again."""
     assert order(make([9, 7, 1, 1, 1, 1], patience=3))[:2] == ["r0", "r1"]

@@ -65,7 +65,7 @@ def assert_sum(parts, whole):
 
 @pytest.mark.parametrize(("heads", "size"), [(8, 1), (8, 2), (8, 4), (8, 8), (6, 3)])
 def test_every_head_has_one_rank_and_all_ranks_have_as_many(rank_class, heads, size):
-    """Catches heads that two ranks hold, or none."""
+    """Catches heads that two ranks hold, or that no rank holds."""
     held = [list(range(heads))[bare(rank_class, number, size).own(heads)] for number in range(size)]
     assert sorted([head for mine in held for head in mine]) == list(range(heads))
     assert {len(mine) for mine in held} == {heads // size}
@@ -79,7 +79,7 @@ def test_heads_go_to_ranks_in_their_order(rank_class):
 
 @pytest.mark.parametrize(("heads", "size"), [(6, 4), (9, 2), (2, 4)])
 def test_heads_that_cannot_be_shared_out_are_refused_with_both_numbers(rank_class, heads, size):
-    """Catches a head that is lost in silence."""
+    """Catches a head that is silently lost."""
     with pytest.raises(ValueError, match=rf"\b{heads}\b.*\b{size}\b|\b{size}\b.*\b{heads}\b"):
         bare(rank_class, 0, size).own(heads)
 
@@ -98,7 +98,7 @@ def test_a_rank_holds_its_heads_of_every_block(rank_class):
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_new_tokens_go_to_the_same_slots_on_every_rank(rank_class, size):
-    """Catches slots counted anew on each rank, heads of another, and a token that is left out."""
+    """Catches slots recounted on each rank, another rank's heads, and a token that is left out."""
     ranks, keys, values = ranks_over(rank_class, size)
     new = torch.randn(2, 3, 4, 3)
     slots = [6, 7, 13]  # places 2 and 3 of block 1, place 1 of block 3
@@ -111,7 +111,7 @@ def test_new_tokens_go_to_the_same_slots_on_every_rank(rank_class, size):
 
 
 def test_every_rank_copies_every_block_of_the_plan_in_its_order(rank_class):
-    """Catches a copy that rank 0 alone makes, keys without values, and copies made all at once."""
+    """Catches a copy that only rank 0 makes, keys without values, and copies made all at once."""
     ranks, keys, values = ranks_over(rank_class, 2)
     nothing = torch.zeros(0, 4, 3)
     for rank in ranks:
@@ -139,7 +139,7 @@ def attended(rank_class, size, case, **parameters):
 
 @pytest.mark.parametrize(("heads", "size"), [((4, 4), 2), ((8, 4), 2), ((8, 4), 4), ((6, 2), 2), ((4, 2), 1)])
 def test_a_rank_attends_with_its_query_heads(rank_class, heads, size):
-    """Catches queries picked by the number of K/V heads, and the first ones for everybody."""
+    """Catches queries selected by the number of K/V heads, and every rank using the first ones."""
     case = make_case([(1, 7), (5, 5), (2, 9)], block_size=4, heads=heads)
     whole = oracle.paged_attention(case.query, case.key_cache, case.value_cache, case.metadata, scale=0.3)
     assert_close(attended(rank_class, size, case, scale=0.3), whole, case)
@@ -154,7 +154,7 @@ def test_what_all_heads_share_reaches_every_rank(rank_class):
 
 
 def test_a_sink_belongs_to_its_query_head(rank_class):
-    """Catches sinks that are dropped, or the first ones for everybody."""
+    """Catches sinks that are dropped, and every rank using the first ones."""
     case = make_case([(1, 7), (2, 9)], block_size=4, heads=(4, 2))
     sinks = torch.tensor([-1.0, 0.5, 2.0, 4.0])
     whole = oracle.paged_attention(
@@ -181,7 +181,7 @@ def parts_of(rank_class, size, weight, bias=None, heads=4, head_dim=3):
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("out", [7, 12])
 def test_the_sum_over_ranks_is_what_one_rank_gets(rank_class, size, out):
-    """Catches columns of another's heads, rows for columns, and a mean for the sum."""
+    """Catches columns of another rank's heads, rows instead of columns, and a mean instead of a sum."""
     parts, whole = parts_of(rank_class, size, torch.randn(out, 12))
     assert_sum(parts, whole)
 
@@ -194,14 +194,14 @@ def test_no_rank_has_it_alone(rank_class):
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_the_bias_is_in_the_sum_once(rank_class, size):
-    """Catches a bias that every rank adds: the sum has it as often as there are ranks."""
+    """Catches a bias that every rank adds: the sum would have it once per rank."""
     parts, whole = parts_of(rank_class, size, torch.randn(7, 12), torch.full((7,), 100.0))
     assert_sum(parts, whole)
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (8, 4)])
 def test_attention_on_two_ranks_is_attention(heads):
-    """Catches parts that fit each other, and no model."""
+    """Catches parts that fit together but not the model."""
     case = make_case([(1, 7), (5, 5), (2, 9)], block_size=4, heads=heads)
     inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
     attend = attention_on_two_ranks()

@@ -68,6 +68,12 @@ def test_the_slot_of_a_token_is_found_through_the_table():
     assert table.slots(2, 6) == [30, 31, 4, 5]
 
 
+def test_no_positions_have_no_slots():
+    """Catches looking up the first slot too early: with start == stop the list is empty."""
+    assert table_over(BlockAllocator(9), 1, 4).slots(4, 4) == []
+    assert table_over(BlockAllocator(9), 0, 0).slots(0, 0) == []
+
+
 # -- lesson 01, task 2 ----------------------------------------------------------------------
 
 
@@ -75,6 +81,14 @@ def test_blocks_to_spare_ask_for_none():
     """Catches a negative number of blocks, which would cut the pool's list."""
     table = table_over(BlockAllocator(9), 3, 2)
     assert [table.blocks_to_append(count) for count in (1, 2, 10, 11)] == [0, 0, 0, 1]
+
+
+def test_preallocating_twice_adds_up():
+    """Catches `count` taken for the total of preallocated blocks: it is how many more to take."""
+    table = table_over(BlockAllocator(9), 1, 2)
+    table.preallocate(2)
+    table.preallocate(1)
+    assert (len(table.blocks), table.num_tokens) == (4, 2)
 
 
 # -- lesson 01, task 3 ----------------------------------------------------------------------
@@ -93,7 +107,7 @@ def test_preallocated_blocks_are_given_back_with_the_rest():
 
 
 def test_a_fork_holds_the_same_blocks_and_counts():
-    """Catches a child that forgets to count itself in, or shares the list of its parent."""
+    """Catches a child that does not count its references, or shares its parent's list."""
     pool = BlockAllocator(9, order=[7, 1, 3])
     parent = table_over(pool, 2, 7)
     child = parent.fork()
@@ -110,6 +124,13 @@ def test_preallocated_blocks_stay_with_the_parent():
     assert pool.ref_count(3) == 1
 
 
+def test_a_fork_after_a_full_block_shares_no_preallocated_one():
+    """Catches num_tokens // block_size + 1 blocks: 8 tokens fill two, and the third has no token yet."""
+    pool = BlockAllocator(9, order=[7, 1, 3])
+    assert table_over(pool, 3, 8).fork().blocks == [7, 1]
+    assert pool.ref_count(3) == 1
+
+
 # -- lesson 08, tasks 1 to 3: a cache whose blocks come straight from its allocator -----
 
 
@@ -122,7 +143,7 @@ def cache_of(*values, block_size=2, **options):
 
 
 def test_a_salt_gives_every_block_another_hash():
-    """Catches a salt that is forgotten, or joins the chain after its first block."""
+    """Catches a salt that is ignored, or joins the chain only after its first block."""
     cache, hashes, _ = cache_of(1, 2, 3, 4)
     salted: list[int] = []
     cache.extend_hashes(salted, tokens(1, 2, 3, 4), "alice")
@@ -130,7 +151,7 @@ def test_a_salt_gives_every_block_another_hash():
 
 
 def test_a_name_is_for_a_block_and_all_before_it():
-    """Catches a name of the block alone, or of its place: the same tokens after others are another prefix."""
+    """Catches a hash of the block alone, or of its place: after other tokens it is a different prefix."""
     cache, hashes, _ = cache_of(1, 2, 3, 4)
     other: list[int] = []
     cache.extend_hashes(other, tokens(9, 9, 3, 4))
@@ -150,7 +171,7 @@ def test_a_registered_block_is_known_and_pending():
 
 
 def test_a_content_is_registered_once():
-    """Catches a second block of one content, which would be counted and never found, or be a parent."""
+    """Catches a second block with the same content, which would be counted but never found."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4)
     first, second = [cache.register(block, hashes[0], tokens(1, 2)) for block in blocks]
     assert first is second
@@ -171,7 +192,7 @@ def test_what_a_failed_step_registered_is_forgotten():
 
 
 def test_another_content_of_a_known_hash_is_not_registered():
-    """Catches a collision that hides the first content, or that is told apart by nobody afterwards."""
+    """Catches a collision that hides the first content, or that can never be detected afterwards."""
     cache, _, _ = cache_of(1, 2, 3, 4, hash_function=lambda key: 7)
     first, second = cache.allocator.allocate(2)
     cache.register(first, 7, tokens(1, 2))
@@ -220,7 +241,7 @@ def test_the_walk_finds_every_block_of_a_cached_prefix():
 
 
 def test_looking_holds_nothing():
-    """Catches a walk that shares what it finds: admission looks often, and may then say no."""
+    """Catches a walk that shares what it finds: admission looks often, and may still refuse."""
     cache, hashes, blocks = cache_of(1, 2)
     cache.register(blocks[0], hashes[0], tokens(1, 2))
     assert cache.match(hashes, tokens(1, 2)) == blocks
@@ -236,7 +257,7 @@ def test_the_first_blocks_parent_is_the_salt():
 
 
 def test_the_walk_ends_at_the_first_miss():
-    """Catches blocks from behind a hole: their content is right, and their position is not."""
+    """Catches blocks from after a gap: their content is right, but their position is wrong."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4, 5, 6)
     entry = cache.register(blocks[0], hashes[0], tokens(1, 2))
     cache.register(blocks[2], hashes[2], tokens(5, 6), CachedBlock(hashes[1], tokens(3, 4).tobytes(), entry))
@@ -260,7 +281,7 @@ def test_equal_hashes_after_another_prefix_are_a_miss():
 
 
 def test_the_first_block_of_a_content_is_the_one_that_is_found():
-    """Catches a second computation of one prefix that hides the first."""
+    """Catches a second computation of a prefix that hides the first."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4)
     for block in blocks:
         cache.register(block, hashes[0], tokens(1, 2))
@@ -322,7 +343,7 @@ def test_the_first_that_does_not_fit_stops_the_admission():
 
 
 def test_admission_ends_with_the_budget():
-    """Catches a budget that each request may spend, and a phase that does not say what it spent."""
+    """Catches each request getting the whole budget, and a phase that does not return what it spent."""
     engine = scripted(lambda plan, s: s.admit_waiting(plan, 10), lengths=[6, 6, 6])
     assert scheduled(engine.step()) == [("r0", 0, 6), ("r1", 0, 4)]
     assert waiting(engine) == ["r2"]
@@ -330,19 +351,19 @@ def test_admission_ends_with_the_budget():
 
 
 def test_a_prompt_is_admitted_whole_if_that_is_asked():
-    """Catches `whole` that is not passed on: the second prompt would be cut."""
+    """Catches `whole` not being passed on: the second prompt would be cut."""
     engine = scripted(lambda plan, s: s.admit_waiting(plan, 10, whole=True), lengths=[6, 6])
     assert scheduled(engine.step()) == [("r0", 0, 6)]
 
 
 def test_a_prompt_is_held_to_its_share_if_one_is_given():
-    """Catches `share` that is not passed on: the first prompt would take all of the budget."""
+    """Catches `share` not being passed on: the first prompt would take the whole budget."""
     engine = scripted(lambda plan, s: s.admit_waiting(plan, 6, share=3), lengths=[10, 10])
     assert scheduled(engine.step()) == [("r0", 0, 3), ("r1", 0, 3)]
 
 
 def test_nobody_is_admitted_in_a_step_that_preempted():
-    """Catches blocks that come free for those who run, and go to somebody who waits."""
+    """Catches blocks that were freed for running requests and go to a waiting one."""
 
     def fill(plan, scheduler):
         plan.num_preempted = 1
@@ -355,7 +376,7 @@ def test_nobody_is_admitted_in_a_step_that_preempted():
 
 
 def test_nobody_is_admitted_while_somebody_is_swapped_out():
-    """Catches a newcomer that takes the room of a request which was served already."""
+    """Catches a newcomer that takes the room of a request that was already being served."""
     engine = scripted(lambda plan, s: s.admit_waiting(plan, 10), lengths=[6, 6])
     scheduler = engine.scheduler
     scheduler.swapped.append(scheduler.waiting.popleft())
@@ -383,8 +404,19 @@ def test_the_first_group_beyond_the_budget_ends_the_decodes():
     assert engine.scheduler.policy.returned == [15, 5, 1]
 
 
+def test_every_sequence_of_a_request_costs_a_token():
+    """Catches counting requests instead of tokens: three samples of one request compute three tokens."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64), lambda plan, s: s.plan_decodes(plan, 64), lengths=[]
+    )
+    engine.add([0] * 5, method=samples(3))
+    engine.step()
+    assert len(scheduled(engine.step())) == 3
+    assert engine.scheduler.policy.returned == [5, 3]
+
+
 def test_growth_that_needs_no_block_preempts_nobody():
-    """Catches room made for a block each: the pool is full, and both last blocks have free slots."""
+    """Catches room made for one block each: the pool is full, but both last blocks have free slots."""
     engine = scripted(
         lambda plan, s: s.admit_waiting(plan, 64),
         lambda plan, s: s.plan_decodes(plan, 64),
@@ -397,7 +429,7 @@ def test_growth_that_needs_no_block_preempts_nobody():
 
 
 def test_decodes_report_their_own_tokens():
-    """Catches the tokens of the whole step: what a prompt took would be taken from the budget twice."""
+    """Catches returning the tokens of the whole step: a prompt's tokens would be charged twice."""
     engine = scripted(
         lambda plan, s: s.admit_waiting(plan, 64),
         lambda plan, s: (s.admit_waiting(plan, 64), s.plan_decodes(plan, 64))[1],
@@ -459,7 +491,7 @@ class Spends:
 
 
 def test_each_phase_is_offered_what_the_one_before_it_left():
-    """Catches a step beyond its budget: two phases that both spend all of it."""
+    """Catches a step over budget: two phases that may both spend all of it."""
     prompts = Spends(continue_prefills=4)
     PrefillFirst().fill(StepPlan(0), prompts)
     assert prompts.offered == {"continue_prefills": 10, "admit_waiting": 6}
@@ -471,7 +503,7 @@ def test_each_phase_is_offered_what_the_one_before_it_left():
 
 
 def test_a_chunked_step_has_its_phases_in_order():
-    """Catches newcomers that go before those who were served already, and a budget that is spent twice."""
+    """Catches newcomers going before requests already being served, and a budget spent twice."""
     step = Spends(plan_decodes=1, continue_prefills=2, resume_preempted=3)
     ChunkedPrefill().fill(StepPlan(0), step)
     assert list(step.offered.items()) == [
@@ -489,7 +521,7 @@ def test_the_share_is_three_quarters_of_the_whole_budget(budget, share):
 
 
 def test_a_prompt_goes_on_where_its_last_chunk_ended():
-    """Catches a chunk that begins again, and a finished prompt that stays on the list."""
+    """Catches a chunk that starts over, and a finished prompt that stays on the list."""
     engine = scripted(
         lambda plan, s: s.admit_waiting(plan, 4),
         *[lambda plan, s: s.continue_prefills(plan, 5)] * 3,
@@ -514,7 +546,7 @@ def test_two_prompts_go_on_in_order_of_arrival():
 
 @pytest.mark.parametrize(("somebody_waits", "chunk"), [(False, 8), (True, 6)])
 def test_the_last_prompt_is_held_to_its_share_only_if_somebody_waits(somebody_waits, chunk):
-    """Catches budget left over with nobody behind, and a queue that is not looked at."""
+    """Catches budget left unused with nobody behind, and a queue that is not looked at."""
     engine = scripted(
         lambda plan, s: s.admit_waiting(plan, 4),
         lambda plan, s: s.continue_prefills(plan, 8, share=6),
@@ -524,6 +556,17 @@ def test_the_last_prompt_is_held_to_its_share_only_if_somebody_waits(somebody_wa
     if somebody_waits:
         engine.add([1])
     assert scheduled(engine.step()) == [("r0", 4, chunk)]
+
+
+def test_a_decode_behind_a_prompt_does_not_hold_it_to_its_share():
+    """Catches a prompt cut for a running request that only decodes: only prompts and the queue count."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 6, share=4),
+        lambda plan, s: s.continue_prefills(plan, 8, share=6),
+        lengths=[20, 2],
+    )
+    assert scheduled(engine.step()) == [("r0", 0, 4), ("r1", 0, 2)]
+    assert scheduled(engine.step()) == [("r0", 4, 8)]
 
 
 def test_going_on_ends_with_the_budget():
@@ -552,7 +595,7 @@ def sampled(*totals, n=3):
 
 
 def test_a_branch_carries_the_logprob_of_its_token():
-    """Catches the sum in place of the token's own: the scheduler adds it to the sum."""
+    """Catches the sum instead of the token's own log-probability: the scheduler adds it to the sum."""
     request = sampled(-5.0, -7.0)
     branches = request.method.advance(request, [Sample([4], [-0.25]), Sample([5], [-0.5])])
     assert [branch.logprob for branch in branches] == [-0.25, -0.5]
@@ -664,12 +707,19 @@ def test_what_is_needed_is_never_cut(policy):
 
 
 def test_a_fork_of_a_reservation_makes_do_with_what_it_must_have():
-    """Catches a fork that preempts others for blocks which it does not need yet."""
+    """Catches a fork that preempts others for blocks it does not need yet."""
     assert Reserve().while_running(1, 32) == (32, 1)
     assert Reserve().while_running(3, 3) == (3, 3)
 
 
-# -- lesson 06, tasks 2 and 3: one decision at a time -----
+# -- lesson 06, one decision at a time -----
+
+
+def test_the_last_candidate_is_the_victim():
+    """Catches a policy that spares the last one because it is the request that asks: it arrived last."""
+    requests = [make_request([1], None, None) for _ in range(3)]
+    chosen = [requests.index(Recompute().choose_victim(requests[:count])) for count in (1, 2, 3)]
+    assert chosen == [0, 1, 2]
 
 
 def victim_of(kv, *num_tokens, fork=False):
@@ -695,14 +745,14 @@ def manager(num_host_blocks):
 
 
 def test_a_full_host_is_not_swapped_to():
-    """Catches a swap without asking: two blocks into one, or into none."""
+    """Catches a swap without checking for room: two blocks into one, or into none."""
     for num_host_blocks, mode in ((0, "recompute"), (1, "recompute"), (2, "swap")):
         kv = manager(num_host_blocks)
         assert Swap().choose_mode(victim_of(kv, 9), kv).mode == mode
 
 
 def test_a_group_is_swapped_whole_or_not_at_all():
-    """Catches room that is asked for one sequence of two: 3 blocks do not go into 2."""
+    """Catches checking room for only one of two sequences: 3 blocks do not fit into 2."""
     for num_host_blocks, mode in ((2, "recompute"), (3, "swap")):
         kv = manager(num_host_blocks)
         victim = victim_of(kv, 5, 9)
@@ -710,14 +760,14 @@ def test_a_group_is_swapped_whole_or_not_at_all():
 
 
 def test_the_newest_token_is_not_computed_again():
-    """Catches num_tokens for num_computed_tokens: 5 tokens x 1 s are cheaper than 2 x 2 blocks x 1.4 s."""
+    """Catches num_tokens used for num_computed_tokens: 5 x 1 s is cheaper than 2 x 2 blocks x 1.4 s."""
     kv = manager(16)
     assert Auto(PreemptionCosts(0.0, 1.4, 1.0)).choose_mode(victim_of(kv, 6), kv).mode == "recompute"
 
 
 @pytest.mark.parametrize("policy", [Recompute(), Swap()], ids=["Recompute", "Swap"])
 def test_a_decision_says_why(policy):
-    """Catches a log line and a trace that tell nobody why a request was preempted."""
+    """Catches a log line and a trace that do not say why a request was preempted."""
     for num_host_blocks in (0, 16):
         kv = manager(num_host_blocks)
         assert policy.choose_mode(victim_of(kv, 9), kv).reason.strip()
@@ -747,7 +797,7 @@ def test_equal_costs_are_recomputed():
 
 
 def test_a_block_without_computed_tokens_does_not_move():
-    """Catches a price for preallocated blocks, which hold nothing that could move."""
+    """Catches charging for preallocated blocks, which hold nothing to move."""
     kv = manager(16)
     victim = victim_of(kv, 9)
     victim.sequences[0].table.preallocate(3)
@@ -771,7 +821,7 @@ def cached_manager(num_blocks=20):
 
 
 def test_an_admission_pays_for_evictable_hits_alone():
-    """Catches held blocks that are charged, and evictable ones that are not: they are counted as free."""
+    """Catches charging for held blocks, and not charging for evictable ones, which count as free."""
     kv, blocks = cached_manager()
     free = kv.num_free
     charged = [kv.admission_charge(set(blocks[:n]), 20, 4 * n)[0] for n in range(4)]
@@ -780,7 +830,7 @@ def test_an_admission_pays_for_evictable_hits_alone():
 
 
 def test_cached_tokens_are_not_charged():
-    """Catches a budget that is spent on tokens which nobody computes."""
+    """Catches budget spent on tokens that nobody computes."""
     kv, blocks = cached_manager()
     assert [kv.admission_charge(set(blocks), 20, cached)[1] for cached in (0, 4, 12, 19)] == [20, 16, 8, 1]
 

@@ -236,7 +236,7 @@ def test_leaving_the_iterator_frees_its_blocks():
 
 
 def test_a_request_aborted_by_its_id_ends_with_what_there_is():
-    """Catches a reader who waits for ever."""
+    """Catches a reader who waits forever."""
 
     async def main():
         with toy() as llm:
@@ -391,7 +391,7 @@ def test_more_waiting_requests_than_allowed_are_refused_and_taken_later():
             running = llm.generate(PROMPT, LONG)
             await anext(running)
             waiting = [llm.generate(PROMPT, LONG) for _ in range(3)]
-            with pytest.raises(QueueFullError, match="3 requests wait already"):
+            with pytest.raises(QueueFullError, match="3 requests are already waiting"):
                 llm.generate(PROMPT, LONG)
             await waiting.pop().aclose()
             await until(lambda: llm._thread._num_waiting() < 3)
@@ -487,7 +487,7 @@ def test_a_commit_that_fails_and_a_hook_that_fails(monkeypatch):
 
 
 def test_after_shutdown_nobody_waits():
-    """Catches an iterator that waits for ever for a thread that has ended."""
+    """Catches an iterator that waits forever for a thread that has ended."""
 
     async def main():
         llm = toy(max_num_seqs=1)

@@ -68,7 +68,7 @@ def test_a_full_trace_does_not_end_the_run(loaded, capsys, monkeypatch):
 
 @needs_full_device
 def test_a_trace_that_fails_in_the_middle_lets_the_engine_go_on(llm):
-    """Catches requests that are rolled back for ever because of a disk."""
+    """Catches requests that are rolled back forever because of a disk."""
     writer = TraceWriter(FULL, llm.engine)
     (output,) = llm.generate("The sun", SamplingParams(temperature=0, max_tokens=300, ignore_eos=True))
     assert len(output.outputs[0].token_ids) == 300
@@ -110,7 +110,7 @@ def test_an_ascii_terminal_gets_every_line(loaded, capsys, monkeypatch):
             io.TextIOWrapper(io.BytesIO(b"caf\xe9\n")),
             "standard input is not UTF-8 text: byte 0xe9 at position 3",
         ),
-        (io.TextIOWrapper(io.BytesIO(b"\n")), "prompt file - has no prompt; give one a line"),
+        (io.TextIOWrapper(io.BytesIO(b"\n")), "prompt file - has no prompt; give one per line"),
     ],
     ids=["closed", "latin-1", "blank"],
 )

@@ -179,7 +179,7 @@ def test_commands(capsys, monkeypatch, llm):
     assert "0 of 64 blocks in use, 1 cached and evictable, 63 free" in out
     assert "/blocks" in out
     assert out.count(ANSWER) == 2, "history after /reset, or a question after /exit"
-    assert "minipaged: /frobnicate is no command; /help lists them" in err
+    assert "minipaged: /frobnicate is not a command; /help lists them" in err
 
 
 def test_a_bad_question_does_not_end_the_chat(capsys, monkeypatch, llm):
@@ -228,7 +228,7 @@ def test_a_template_of_ones_own(capsys, monkeypatch, llm, tmp_path):
     path.write_text("{{ raise_exception('no ' + messages[0].content) }}")
     code, _, err = chat(capsys, monkeypatch, llm, TABLE, flags=("--chat-template", str(path)))
     assert code == 0
-    assert f"the chat template refuses the messages: no {TABLE}" in err
+    assert f"the chat template rejects the messages: no {TABLE}" in err
 
 
 class Terminal:

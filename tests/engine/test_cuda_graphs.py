@@ -389,6 +389,34 @@ def test_greedy_sampling_reads_the_device_once(monkeypatch) -> None:
     assert [sample.logprobs[0] for sample in samples] == pytest.approx(best, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("params", "waits"),
+    [({"temperature": 0.7}, 2), ({"top_p": 0.9, "top_k": 40, "min_p": 0.01}, 3), ({"min_tokens": 5}, 2)],
+    ids=["temperature", "filters", "edited"],
+)
+def test_random_sampling_reads_the_device_once_for_each_thing_it_needs(params, waits) -> None:
+    """Catches a value asked for that the host knows, or a read for each row."""
+    driver = Driver(build("llama"))
+    _, chunks = decode_batch(driver, [3, 4, 5, 6])
+    for seed, chunk in enumerate(chunks):
+        chunk.sequence.request.params = SamplingParams(seed=seed, **params)
+    logits = torch.randn(4, VOCAB_SIZE)
+    reads = 0
+    tolist = Tensor.tolist
+
+    def counted(tensor: Tensor) -> list:
+        nonlocal reads
+        reads += 1
+        return tolist(tensor)
+
+    with pytest.MonkeyPatch.context() as patch, ReadOnHost() as read:
+        patch.setattr(Tensor, "tolist", counted)
+        samples = Sampler(eos_token_ids=[1])(logits, chunks)
+    assert len(samples) == 4
+    assert [name for name in read.seen if name != "aten::_local_scalar_dense"] == []
+    assert reads + len(read.seen) == waits
+
+
 @pytest.mark.parametrize("backend", [pytest.param("triton", marks=in_interpreter)])
 def test_kernels_read_no_host_value_of_a_later_step(model, backend) -> None:
     """A length or a number of splits taken from the host would stay that of the captured step."""

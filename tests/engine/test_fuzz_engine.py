@@ -370,7 +370,7 @@ def test_whatever_is_raised_no_block_and_no_token_is_lost(
     no_gc_callbacks: None,
 ) -> None:
     """Catches a step that is half made, half undone or done twice, whatever the settings: blocks that are
-    held for ever, requests in no queue, ids that are never free again, tokens that differ."""
+    held forever, requests in no queue, ids that are never free again, tokens that differ."""
     caplog.set_level(logging.ERROR, "minipaged")  # thousands of preemption warnings
     counts = run_scenarios(EngineScenario, fuzz_seed, fuzz_steps, capsys)
     if fuzz_steps >= 3000:

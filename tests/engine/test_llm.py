@@ -41,7 +41,7 @@ def test_streamed_pieces_join_to_the_generated_text(llm):
 
 
 def test_a_stream_that_is_dropped_gives_its_blocks_back(llm):
-    """An abandoned generator that holds blocks for ever."""
+    """An abandoned generator that holds blocks forever."""
     stream = llm.stream("Once upon a time", SamplingParams(max_tokens=50))
     next(stream)
     assert llm.engine.scheduler.kv.num_used > 0
@@ -97,7 +97,7 @@ def test_unknown_settings_name_the_nearest_one():
 
 
 def test_a_request_that_needs_more_than_the_pool_is_refused_with_the_numbers(model):
-    """A request that waits for ever."""
+    """A request that waits forever."""
     llm = make_llm(model, num_blocks=4, block_size=4)
     with pytest.raises(RequestTooLongError, match=r"needs 6 KV blocks of 4 tokens .* the pool has 4"):
         llm.generate({"prompt_token_ids": list(range(3, 24))})
@@ -215,7 +215,7 @@ def test_a_decoding_method_that_fails_leaves_a_step_that_can_be_repeated(model, 
 
 
 def test_an_id_is_free_again_when_its_request_is_aborted_in_a_step_that_fails(model, prompts):
-    """A request that ended unseen and whose id stays in use for ever."""
+    """A request that ended unseen and whose id stays in use forever."""
     llm = make_llm(model)
     engine, execute = llm.engine, llm.engine.executor.execute
 

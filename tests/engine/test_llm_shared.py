@@ -97,7 +97,7 @@ def test_a_stream_that_is_dropped_while_a_step_runs_is_aborted_after_it(llm, tex
 
 @pytest.mark.parametrize("call", ["generate", "stream"])
 def test_a_call_from_inside_a_step_is_refused(llm, texts, call):
-    """Catches a logits processor that uses its own LLM: it waited for ever for the step to end."""
+    """Catches a logits processor that uses its own LLM: it waited forever for the step to end."""
 
     def ask(token_ids, logits):
         list(getattr(llm, call)(PROMPTS[0], PARAMS))

@@ -238,7 +238,7 @@ def test_a_final_message_is_continued_where_it_stops(llm):
         ([HELLO, "hi"], {}, "messages is 'hi'"),
         (HELLO, {"tools": "x"}, "tools is 'x'"),
         (HELLO, {"chat_template": 5}, "chat_template is 5"),
-        (HELLO, {"chat_template": "{% if"}, "the chat template refuses"),
+        (HELLO, {"chat_template": "{% if"}, "the chat template rejects"),
         (HELLO, {"chat_template_kwargs": 5}, "chat_template_kwargs is 5"),
         (HELLO, {"add_generation_prompt": True, "continue_final_message": True}, "both True"),
         (HELLO, {"use_tqdm": 5}, "use_tqdm is 5"),

@@ -320,7 +320,7 @@ def test_other_masks_penalties_and_biases_hold_too(llm):
     ],
 )
 def test_a_request_whose_masks_leave_nothing_fails_alone_and_says_so(llm, options):
-    """Token 0 for ever, or an answer that is none."""
+    """Token 0 forever, or an answer that is none."""
     contradicted, fine = llm.generate([STORY, STORY], [follow(**options), follow(choice=["yes", "no"])])
     assert contradicted.error.startswith("structured_outputs, allowed_token_ids, bad_words, min_tokens and")
     assert contradicted.outputs[0].finish_reason == "error"
@@ -337,7 +337,7 @@ def test_a_request_whose_masks_leave_nothing_fails_alone_and_says_so(llm, option
             {"json": {"type": "integer", "minimum": 2, "maximum": 1}},
             "json .*minimum .2. is greater than maximum",
         ),
-        ({"json": {"enum": [object()]}}, "json is no JSON schema: .*not JSON serializable"),
+        ({"json": {"enum": [object()]}}, "json is not a JSON schema: .*not JSON serializable"),
         ({"regex": "(a"}, r"regex .*'\(a': unclosed group"),
         ({"regex": "(?=a)b"}, "regex .*look-around"),
         ({"grammar": "root ::= foo"}, "grammar .*Rule 'foo' not found"),
@@ -374,11 +374,11 @@ def test_not_exactly_one_of_its_type_is_refused_when_built(given, told):
 def test_who_cannot_follow_says_so(llm, model, monkeypatch):
     """Beams, a model without tokenizer or EOS, a missing package: free text, or a stack trace in a step."""
     given = StructuredOutputsParams(regex="a")
-    with pytest.raises(ParamsError, match="given; beam search does not follow it, use SamplingParams"):
+    with pytest.raises(ParamsError, match="given; beam search does not support it; use SamplingParams"):
         BeamSearchParams(beam_width=2, structured_outputs=given)
     with pytest.raises(ParamsError, match=r"structured_outputs is {'regex': 'a'}; give StructuredOutputsP"):
         SamplingParams(structured_outputs={"regex": "a"})
-    with pytest.raises(ParamsError, match="not compiled; LLM does it, if the model has a tokenizer"):
+    with pytest.raises(ParamsError, match="not compiled; LLM compiles it if the model has a tokenizer"):
         make_llm(model).generate({"prompt_token_ids": [5]}, follow(regex="a"))
     with pytest.raises(ParamsError, match="the model has no EOS"):
         given.compile(llm.tokenizer, [])

@@ -120,7 +120,7 @@ PLACES = {
 @pytest.mark.parametrize("after", [1, 2, 7])
 @pytest.mark.parametrize("place", PLACES)
 def test_an_error_before_the_commit_is_raised_once_and_the_step_is_done_again(place, after, monkeypatch):
-    """Catches a plan that stays in flight for ever, blocks given to a request that is then forgotten, and a
+    """Catches a plan that stays in flight forever, blocks given to a request that is then forgotten, and a
     copy-on-write whose copy is lost."""
     engine = tight_engine()
     requests = add_all(engine)

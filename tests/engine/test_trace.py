@@ -163,7 +163,7 @@ def test_a_decode_costs_few_bytes_however_long_the_sequence(tmp_path):
 
 
 def test_memory_that_changes_after_the_last_step_is_in_the_closing_line(tmp_path):
-    """An aborted request that holds its blocks for ever in the viewer."""
+    """An aborted request that holds its blocks forever in the viewer."""
     engine = TracedToyEngine(toy_scheduler(8, 4), tmp_path / "trace")
     request = engine.add(range(8), 5)
     engine.step()
@@ -304,7 +304,7 @@ def test_generate_shows_the_pool_and_where_the_tokens_lay(capsys, monkeypatch):
         (b"\xff\xfe\x00\x80", "not text"),
         (b"", "line 1 is not JSON"),
         (b"[1]\n", "line 1 is not a JSON object"),
-        (b'{"format": "other"}\n', "no trace of version 2"),
+        (b'{"format": "other"}\n', "not a trace of version 2"),
     ],
 )
 def test_a_file_that_is_no_trace_is_told_in_one_line(content, message, tmp_path):

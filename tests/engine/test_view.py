@@ -107,13 +107,13 @@ def test_a_page_depends_on_its_trace_alone(trace):
         ((), "view needs a trace"),
         (("{trace}",), "view needs a place to write to"),
         (("{trace}", "-o", "{trace}"), "is the trace itself"),
-        (("{trace}", "-o", "{folder}/p", "--perfetto", "{folder}/p"), "give each a file of its own"),
+        (("{trace}", "-o", "{folder}/p", "--perfetto", "{folder}/p"), "give each its own file"),
         (("{folder}/none", "-o", "{folder}/p.html"), "cannot read trace"),
         (("{trace}", "-o", "{folder}/no/p.html"), "cannot write page"),
-        (("{foreign}", "-o", "{folder}/p.html"), "no trace of version 2"),
-        (("{trace}", "--live", "http://127.0.0.1:1"), "opens the server's own page, without a trace"),
+        (("{foreign}", "-o", "{folder}/p.html"), "not a trace of version 2"),
+        (("{trace}", "--live", "http://127.0.0.1:1"), "opens the server's own page, not a trace"),
         (("--live", "http://127.0.0.1:1"), "cannot reach http://127.0.0.1:1/live"),
-        (("--live", "file:///etc/passwd"), "is no HTTP address"),
+        (("--live", "file:///etc/passwd"), "is not an HTTP address"),
     ],
 )
 def test_view_says_in_one_line_what_is_missing(capsys, monkeypatch, trace, tmp_path, arguments, message):
@@ -136,7 +136,7 @@ def test_a_cut_trace_is_written_with_a_word_of_warning(capsys, monkeypatch, trac
     page = tmp_path / "page.html"
     code, _, err = call(capsys, monkeypatch, "view", str(trace), "-o", str(page))
     assert code == 0
-    assert f"line {lines} is not JSON (was it cut?)" in err
+    assert f"line {lines} is not JSON (was it truncated?)" in err
     assert err.count("\n") == 1
     assert page.exists()
 

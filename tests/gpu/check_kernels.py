@@ -31,6 +31,7 @@ from minipaged.kernels.reference import attention as reference
 from minipaged.kernels.reference import cache as reference_cache
 from tests.gpu.records import Records, reason_of
 from tests.kernels.cases import assert_close, make_case
+from tests.kernels.layer_formulas import assert_near, exact_gate, exact_norm, exact_rotation, random_angles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -143,6 +144,30 @@ def write_kv_is_bit_equal_to_the_reference(dtype):
     assert all(map(torch.equal, actual, expected))
 
 
+def passes_between_products_equal_their_formulas(dtype, num_tokens, hidden, head_dim):
+    """Catches what the interpreter lacks: true rounding, threads that overwrite what others still read."""
+    num_tokens = num_tokens if DEVICE == "cuda" else 3
+    layer = triton_backend().layer
+    rows, residual = torch.randn(2, num_tokens, hidden, device=DEVICE).to(dtype)
+    weight, head_weight = (torch.randn(size, device=DEVICE).to(dtype) for size in (hidden, head_dim))
+    assert_near(layer.rms_norm(rows, weight, 1e-5), exact_norm(rows, weight, 1e-5))
+    total = rows + residual
+    assert_near(layer.add_rms_norm_(rows, residual, weight, 1e-5), exact_norm(total, weight, 1e-5))
+    assert_near(rows, total.double())
+    product = torch.randn(num_tokens, 44, head_dim, device=DEVICE).to(dtype)
+    before = product.clone()
+    layer.rms_norm_heads_(product[:, 32:40], head_weight, 1e-5)
+    assert_near(product[:, 32:40], exact_norm(before[:, 32:40], head_weight, 1e-5))
+    product.copy_(before)
+    angles = random_angles(num_tokens, head_dim, dtype, DEVICE)
+    layer.rotate_heads_(product[:, :40], *angles)
+    assert_near(product[:, :40], exact_rotation(before[:, :40], *angles))
+    assert torch.equal(product[:, 40:], before[:, 40:])
+    gates = 4 * torch.randn(num_tokens, 2 * hidden + 48, device=DEVICE).to(dtype)
+    assert_near(layer.silu_gate(gates), exact_gate(gates))
+    assert layer.rms_norm(rows[:0], weight, 1e-5).shape == (0, hidden)
+
+
 def random_pools(layers=8 if DEVICE == "cuda" else 2):
     shape = cache_shape(64, 16, 8, 128)
     return [torch.randn(shape, device=DEVICE).to(torch.bfloat16) for _ in range(layers)]
@@ -199,6 +224,12 @@ CHECKS: dict[str, Callable[[], None]] = dict(
         *(named(attention, batch, dtype=dtype) for batch, dtype in product(BATCHES, DTYPES)),
         *(named(attention, batch, **features) for batch, features in product(BATCHES, FEATURES)),
         *(named(write_kv_is_bit_equal_to_the_reference, dtype) for dtype in DTYPES),
+        *(
+            named(passes_between_products_equal_their_formulas, dtype, *shape)
+            for dtype, shape in product(
+                DTYPES, [(1, 2048, 64), (100, 2560, 80), (1000, 4096, 128), (3, 8192, 256), (33, 999, 30)]
+            )
+        ),
         *(named(copy_blocks_is_bit_equal_to_the_reference, overlap) for overlap in (False, True)),
         named(blocks_swapped_out_and_in_are_bit_equal),
         named(a_host_pool_that_is_not_pinned_is_refused),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from minipaged import LLM, SamplingParams
+from minipaged.execution.accel.fused_layer import FusedLayer
 from minipaged.kernels.dispatch import why_not_triton
 from tests.models.driver import Driver, random_tokens
 from tests.models.zoo import VOCAB_SIZE, build
@@ -56,3 +57,27 @@ def test_logits_of_prompts_chunks_and_decodes_are_as_good_as_transformers_in_bf1
     assert ours.isfinite().all()
     bound = 2 * errors_of(theirs, exact).max()
     assert (errors_of(ours, exact) <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_fused_layers_give_the_logits_of_plain_ones(name, dtype):
+    """Catches a pass that the equivalence check's few rows do not show: chunks, decodes, replayed graphs."""
+    token_ids = random_tokens(90, VOCAB_SIZE, seed=1)
+    with torch.inference_mode():
+        exact = build(name)(torch.tensor([token_ids]), use_cache=False).logits[0]
+    errors = []
+    for is_fused in (False, True):
+        driver = Driver(build(name).to("cuda", dtype), num_blocks=200, attention_backend="triton")
+        if is_fused:
+            driver.runner.optimize()
+        kinds = [type(layer) for layer in driver.runner.model.model.layers]
+        assert (kinds == [FusedLayer] * len(kinds)) == is_fused
+        sequence, other = driver.add(token_ids), driver.add(random_tokens(90, VOCAB_SIZE, seed=2))
+        counts = [30, 1, 1, 1, 17, *[1] * 40]
+        logits = torch.cat([driver.logits([(other, 1), (sequence, count)])[1].clone() for count in counts])
+        assert logits.isfinite().all()
+        assert driver.runner.graph_runner is not None
+        errors.append(errors_of(logits, exact))
+    bound = 1e-3 if dtype == torch.float32 else 2 * errors[0].max()
+    assert (errors[1] <= bound).all()

@@ -137,7 +137,7 @@ def test_float16_takes_the_reference_path():
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_random_shapes_equal_the_oracle(data):
-    """Catches what no table of cases thought of: features and shapes drawn together."""
+    """Catches what no table of cases covers: random combinations of features and shapes."""
     contexts = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
     lengths = [(data.draw(st.integers(1, context)), context) for context in contexts]
     kv_heads, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 7))

@@ -122,6 +122,18 @@ def test_another_order_of_packed_weights_is_noticed(monkeypatch):
     assert_near(layer(rows), rows.double() @ layer.weight.double().T + layer.bias.double())
 
 
+@pytest.mark.parametrize("format", ["int8", "int4"])
+@pytest.mark.parametrize("size", [1e-25, 1e-3, 1e25])
+def test_rows_of_any_size_are_as_precise(processor, format, size):
+    """Catches fixed point whose scale overflows, or small elements beside a large one that are lost."""
+    layer = PanelLinear(random(70, 200), None, format)
+    rows = random(3, 200) * size
+    assert_near(layer(rows), rows.double() @ layer.weight.double().T)
+    rows[1, 5] *= 1000
+    exact = rows.double() @ layer.weight.double().T
+    assert ((layer(rows).double() - exact).abs().amax(1) <= 1e-5 * exact.abs().amax(1)).all()
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("format", ["float16", "int8", "int4"])
 @pytest.mark.parametrize("num_rows", [2, 8, 20])

@@ -42,7 +42,7 @@ def test_oracle_equals_dense_attention_on_a_contiguous_prompt():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lengths", [DECODES, LONG_DECODES, MIXED], ids=["short", "long", "mixed"])
 def test_any_mix_of_query_lengths_equals_the_oracle(lengths, dtype):
-    """Catches rows scored against the wrong sequence, or a mask shifted by one."""
+    """Catches a wrong sequence or KV head, a mask off by one; in 16 bits only: sums not in float32."""
     check(lengths, dtype=dtype)
 
 
@@ -75,7 +75,7 @@ def test_a_window_reads_only_what_it_can_see(lengths, window):
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize(("softcap", "with_sinks"), [(0.7, False), (None, True), (0.7, True)])
 def test_softcap_and_sinks_equal_the_oracle(softcap, with_sinks, window, dtype):
-    """Catches a softcap applied before the scale, or a sink that takes part in the values."""
+    """Catches a softcap before the scale, a sink that is scaled or capped, or one that has a value."""
     check(MIXED, softcap=softcap, with_sinks=with_sinks, sliding_window=window, dtype=dtype, scale=1.0)
 
 
@@ -92,7 +92,7 @@ def test_a_sequence_without_query_rows_is_skipped():
 
 @pytest.mark.parametrize("lengths", [DECODES, LONG_DECODES, MIXED], ids=["short", "long", "mixed"])
 def test_strided_queries_are_read_by_their_strides(lengths):
-    """Catches a view that a model's transposed query does not allow, or that scrambles it."""
+    """Catches strides computed as if the query were contiguous, or a view that scrambles a transposed one."""
     case = make_case(lengths)
     strided = case.query.transpose(0, 1).contiguous().transpose(0, 1)
     inputs = (case.key_cache, case.value_cache, case.metadata)
@@ -116,7 +116,7 @@ def test_causal_mask_by_hand():
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_random_shapes_equal_the_oracle(data):
-    """Catches what no table of cases thought of: features and shapes drawn together."""
+    """Catches what no table of cases covers: random combinations of features and shapes."""
     contexts = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
     lengths = [(data.draw(st.integers(1, context)), context) for context in contexts]
     kv_heads, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))

@@ -5,6 +5,7 @@ the same: it shows in the compiled code alone.
 """
 
 import os
+import re
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("compiles nothing in the interpreter: set TRITON_INTERPRET=0", allow_module_level=True)
 pytest.importorskip("triton", reason="needs the package triton")
 
-from minipaged.kernels.triton import cache
+from minipaged.kernels.triton import cache, elementwise
 from minipaged.kernels.triton.config import decode_config, prefill_config
 from minipaged.kernels.triton.decode import paged_decode
 from minipaged.kernels.triton.prefill import paged_prefill
@@ -113,6 +114,57 @@ def test_writes_and_moves_fit_and_move_16_bytes_at_a_time(chip):
     else:
         assert "global_load_dwordx4" in code["move_kernel"]
         assert "global_store_dwordx4" in code["move_kernel"]
+
+
+def pass_through_layer(dtype, num_tokens, hidden, head_dim, gate, num_heads=10):
+    """Every pass between the products of a layer, once."""
+    rows, residual = torch.zeros(2, num_tokens, hidden, dtype=dtype)
+    heads, angles = (
+        torch.zeros(num_tokens, num_heads, head_dim, dtype=dtype),
+        torch.zeros(num_tokens, head_dim),
+    )
+    weight, head_weight = torch.zeros(hidden, dtype=dtype), torch.zeros(head_dim, dtype=dtype)
+    elementwise.rms_norm(rows, weight, 1e-5)
+    elementwise.add_rms_norm_(rows, residual, weight, 1e-5)
+    elementwise.rms_norm_heads_(heads[:, :8], head_weight, 1e-5)
+    elementwise.rotate_heads_(heads[:, :9], angles.to(dtype), angles.to(dtype))
+    elementwise.silu_gate(torch.zeros(num_tokens, 2 * gate, dtype=dtype))
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize(
+    ("dtype", "hidden", "head_dim", "gate"),
+    [
+        (torch.bfloat16, 2048, 64, 8192),
+        (torch.float16, 2560, 80, 10240),
+        (torch.bfloat16, 4096, 128, 14336),
+        (torch.bfloat16, 8192, 256, 28672),
+        (torch.float32, 16384, 128, 53248),
+    ],
+)
+def test_what_lies_between_products_fits_and_moves_many_bytes_at_a_time(dtype, hidden, head_dim, gate, chip):
+    """Catches rows too long for the registers of their warps, and rows moved one number at a time."""
+    with compiling_for(chip) as kernels:
+        pass_through_layer(dtype, 3, hidden, head_dim, gate)
+    assert [kernel.name for kernel in kernels] == [*["norm_kernel"] * 3, "rotate_kernel", "gate_kernel"]
+    for kernel in kernels:
+        assert_fits(kernel, chip)
+        if chip.startswith("sm_"):
+            assert "ld.global.v4.b32" in kernel.assembly
+            stores = re.findall(r"st\.global\.([\w.]+)", kernel.assembly)
+            assert set(stores) == {"v4.b32"}, kernel.name
+        else:  # of 8 or 16 bytes
+            stores = re.findall(r"(?:global|buffer)_store_(\w+)", kernel.assembly)
+            assert set(stores) <= {"dwordx2", "dwordx4"}, kernel.name
+
+
+def test_steps_of_any_number_of_tokens_share_the_kernels_of_a_layer():
+    """Catches a number of tokens, or a stride of one row alone, that is compiled in."""
+    with compiling_for("sm_90") as kernels:
+        for num_tokens in (1, 7, 16, 1000):
+            pass_through_layer(torch.bfloat16, num_tokens, 2048, 64, 8192)
+    assert len(kernels) == 4 * 5
+    assert len({kernel.fingerprint for kernel in kernels}) == 5
 
 
 def test_batches_of_any_lengths_share_one_compiled_kernel():

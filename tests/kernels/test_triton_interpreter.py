@@ -159,7 +159,7 @@ def test_a_group_larger_than_the_configured_rows_widens_the_program():
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_random_shapes_equal_the_oracle(data):
-    """Catches what no table of cases thought of: features and shapes drawn together."""
+    """Catches what no table of cases covers: random combinations of features and shapes."""
     contexts = data.draw(st.lists(st.integers(1, 45), min_size=1, max_size=3))
     decode = data.draw(st.booleans())
     lengths = [(1 if decode else data.draw(st.integers(1, context)), context) for context in contexts]

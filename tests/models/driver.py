@@ -69,7 +69,8 @@ class Driver:
     def logits(self, parts: list[tuple[Sequence, int]]) -> list[Tensor]:
         """One step whose logits are all kept: per part [count, V]."""
         batch = self.runner.builder.build(self.scheduled(parts))
-        batch = batch._replace(output_indices=torch.arange(batch.input_ids.shape[1]))
+        rows = torch.arange(batch.input_ids.shape[1])
+        batch = batch._replace(output_indices=rows, output_rows=rows.tolist())
         return list(self.runner.forward(batch).split([count for _, count in parts]))
 
 

@@ -3,43 +3,55 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections import Counter
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from minipaged import SamplingParams
+from minipaged.execution.accel.fused_layer import FusedLayer, FusedNorm
+from minipaged.execution.accel.layer_fusion import EquivalenceContext
 from minipaged.execution.accel.packed_linear import PackedLinear, can_pack
 from minipaged.execution.attention import set_forward_context
-from minipaged.kernels.cpp.build import BuildError, load_library
+from minipaged.kernels.dispatch import why_not_cpp
 from minipaged.kernels.metadata import AttentionParameters
 from tests.models.driver import Driver, random_tokens
 from tests.models.zoo import build
 
-try:
-    load_library()
-except BuildError as reason:
-    pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
-if not can_pack():
-    pytest.skip("this PyTorch has no packed oneDNN products", allow_module_level=True)
-
-from minipaged.execution.accel.fused_layer import FusedLayer, FusedNorm
-from minipaged.execution.accel.layer_fusion import EquivalenceContext
+in_interpreter = [
+    pytest.mark.interpreter,
+    pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None,
+        reason="needs the package triton, and no GPU: Triton's interpreter",
+    ),
+]
 
 
-def rebuilt(model: nn.Module) -> tuple[nn.Module, list[str]]:
+@pytest.fixture(params=["cpp", pytest.param("triton", marks=in_interpreter)])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Whose operations the layers are fused with."""
+    if request.param == "cpp" and (missing := why_not_cpp(torch.device("cpu"))) is not None:
+        pytest.skip(missing)
+    return request.param
+
+
+def rebuilt(model: nn.Module, backend: str) -> tuple[nn.Module, list[str]]:
     """The model, rebuilt, and the kinds of its fused modules."""
-    Driver(model).runner.optimize()
+    Driver(model, attention_backend=backend).runner.optimize()
     kinds = [type(m).__name__ for m in model.modules() if isinstance(m, (FusedLayer, FusedNorm))]
     return model, kinds
 
 
 @pytest.mark.parametrize("name", ["llama", "llama_yarn_rope", "mistral_sliding", "qwen2", "qwen3"])
-def test_every_layer_of_the_common_shape_is_fused(name):
+def test_every_layer_of_the_common_shape_is_fused(name, backend):
     """A speed-up that quietly stopped to happen: attributes renamed by a new version of transformers."""
-    model, kinds = rebuilt(build(name))
+    model, kinds = rebuilt(build(name), backend)
     assert kinds.count("FusedLayer") == model.config.num_hidden_layers
     assert isinstance(model.model.norm, FusedNorm)
     assert not any(isinstance(module, (LlamaDecoderLayer, LlamaRMSNorm)) for module in model.modules())
@@ -48,7 +60,7 @@ def test_every_layer_of_the_common_shape_is_fused(name):
 @pytest.mark.parametrize(
     "changes", [{"attention_bias": True}, {"mlp_bias": True}, {"num_key_value_heads": 4}]
 )
-def test_biases_and_heads_of_their_own_are_kept(changes):
+def test_biases_and_heads_of_their_own_are_kept(changes, backend):
     """A bias lost where products are stacked; a model that trains without is no evidence."""
     torch.manual_seed(1)
     models = [build("llama", **changes) for _ in range(2)]
@@ -58,7 +70,7 @@ def test_biases_and_heads_of_their_own_are_kept(changes):
                 parameter.data = torch.randn(
                     parameter.shape, generator=torch.Generator().manual_seed(len(name))
                 )
-    plain, (fused, kinds) = models[0], rebuilt(models[1])
+    plain, (fused, kinds) = models[0], rebuilt(models[1], backend)
     assert "FusedLayer" in kinds
     rows, positions = torch.arange(9)[None], torch.arange(9)[None]
     answers = []
@@ -91,13 +103,13 @@ class Impostors:
 
 
 @pytest.mark.parametrize("trick", [name for name in vars(Impostors) if not name.startswith("_")])
-def test_a_layer_that_computes_something_else_stays(trick, caplog):
+def test_a_layer_that_computes_something_else_stays(trick, backend, caplog):
     """Wrong numbers because of a name."""
     model = build("llama")
     impostor = model.model.layers[1]
     getattr(Impostors(), trick)(impostor)
     with caplog.at_level(logging.INFO, logger="minipaged.execution.accel.layer_fusion"):
-        rebuilt(model)
+        rebuilt(model, backend)
     assert model.model.layers[1] is impostor
     assert isinstance(model.model.layers[0], FusedLayer)
     assert "LlamaDecoderLayer is not equivalent to its fused form" in caplog.text
@@ -114,33 +126,118 @@ class Elsewhere(nn.Linear):
     def out_features(self, value: int) -> None: ...
 
 
-def test_a_layer_over_products_of_another_kind_stays():
+def test_a_layer_over_products_of_another_kind_stays(backend):
     """A model with quantized or adapted products that cannot be loaded because of a speed-up."""
     model = build("llama")
     unusual = model.model.layers[1]
     other = Elsewhere(32, 32, bias=False)
     other.weight = unusual.self_attn.q_proj.weight
     unusual.self_attn.q_proj = other
-    rebuilt(model)
+    rebuilt(model, backend)
     assert model.model.layers[1] is unusual
     assert isinstance(model.model.layers[0], FusedLayer)
 
 
-def test_layers_of_other_names_stay():
+def test_layers_of_other_names_stay(backend):
     """Gemma's norm multiplies by 1 + weight and its layers have four of them."""
-    _, kinds = rebuilt(build("gemma2"))
+    _, kinds = rebuilt(build("gemma2"), backend)
     assert kinds == []
 
 
-def test_bfloat16_is_fused_too():
-    """Half of the models there are left behind."""
-    _, kinds = rebuilt(build("llama").bfloat16())
-    assert kinds.count("FusedLayer") == 2
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_fused_too(dtype, backend):
+    """Half of the models there are left behind; the C++ operations have no float16."""
+    _, kinds = rebuilt(build("llama").to(dtype), backend)
+    assert kinds.count("FusedLayer") == (0 if (backend, dtype) == ("cpp", torch.float16) else 2)
 
 
-def test_the_last_layer_computes_only_rows_that_matter():
+def test_a_norm_that_widens_its_rows_stays(backend):
+    """Rows in bfloat16 where the model goes on in float32: the same numbers, another type."""
+    model = build("llama").bfloat16()
+    norm = model.model.norm
+    forward = norm.forward
+    norm.forward = lambda rows: forward(rows).float()
+    model.lm_head.float()
+    rebuilt(model, backend)
+    assert model.model.norm is norm
+
+
+def test_without_operations_for_layers_a_model_stays_as_it_is():
+    """A PyTorch backend, chosen or fallen back to, that computes with the kernels of another."""
+    _, kinds = rebuilt(build("llama"), "torch")
+    assert kinds == []
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def aliases_of(operation: Any) -> list[Any]:
+    return [result.alias_info for result in operation._schema.returns]
+
+
+class Launches(TorchDispatchMode):
+    """Counts what a GPU would launch: operations of PyTorch that compute, and Triton kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
+        given = {storage_of(argument) for argument in arguments if isinstance(argument, torch.Tensor)}
+        result = operation(*arguments, **keywords or {})
+        first = result if isinstance(result, torch.Tensor) else result[0]
+        writes = any(alias is not None and alias.is_write for alias in aliases_of(operation))
+        if (writes or storage_of(first) not in given) and "empty" not in operation.name():
+            self.names[operation.name()] += 1
+        return result
+
+    def __enter__(self):
+        from triton.runtime.interpreter import GridExecutor
+
+        self._run = run = GridExecutor.__call__
+
+        def noted(executor, *arguments, **options):
+            self.names[executor.fn.__name__] += 1
+            with _disable_current_modes():  # the interpreter's own copies are no launches
+                return run(executor, *arguments, **options)
+
+        GridExecutor.__call__ = noted
+        return super().__enter__()
+
+    def __exit__(self, *reason):
+        from triton.runtime.interpreter import GridExecutor
+
+        GridExecutor.__call__ = self._run
+        return super().__exit__(*reason)
+
+
+@pytest.mark.parametrize(("name", "plain", "fused"), [("llama", 39, 11), ("qwen3", 55, 13)])
+@pytest.mark.parametrize("backend", [pytest.param("triton", marks=in_interpreter)])
+def test_a_fused_layer_launches_a_quarter_of_what_the_plain_one_does(name, plain, fused, backend):
+    """A fusion that saves no launches. Counted: a decode in half precision, write and attention included."""
+    found = []
+    for optimized in (False, True):
+        driver = Driver(build(name).half(), attention_backend=backend)
+        if optimized:
+            driver.runner.optimize()
+        sequence, layer = driver.add(random_tokens(5, 101, seed=1)), driver.runner.model.model.layers[0]
+        driver.execute([(sequence, 5)])
+        launches, forward = Launches(), layer.forward
+
+        def counted(*arguments, launches=launches, forward=forward, **keywords):
+            with launches:
+                return forward(*arguments, **keywords)
+
+        layer.forward = counted
+        driver.execute([(sequence, 1)])
+        found.append(launches.names)
+    assert [names.total() for names in found] == [plain, fused], found
+
+
+def test_the_last_layer_computes_only_rows_that_matter(backend):
     """A quarter of a prompt's work in four layers wasted; log-probabilities of rows never computed."""
-    driver = Driver(build("llama"))
+    driver = Driver(build("llama"), attention_backend=backend)
     driver.runner.optimize()
     num_rows: list[list[int]] = []
     for layer in driver.runner.model.model.layers:
@@ -158,12 +255,49 @@ def test_the_last_layer_computes_only_rows_that_matter():
     assert num_rows == [[9, 5, 3, 1, 10], [1, 1, 0, 1, 10]]
 
 
-def test_tokens_do_not_depend_on_where_prompts_are_cut():
+def test_a_step_that_leaves_rows_out_asks_the_device_for_nothing(backend, monkeypatch):
+    """On a GPU the host would wait for all layers before it launches the end of the step."""
+    driver = Driver(build("llama"), attention_backend=backend)
+    driver.runner.optimize()
+    parts = [(driver.add(random_tokens(9, 101, seed=1)), 9), (driver.add(random_tokens(9, 101, seed=2)), 4)]
+    batch = driver.runner.builder.build(driver.scheduled(parts))
+    asked: list[str] = []
+    for name in ("tolist", "item", "__bool__", "__int__"):
+        ask = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda tensor, ask=ask, name=name: asked.append(name) or ask(tensor)
+        )
+    with torch.inference_mode():
+        logits = driver.runner.forward(batch)
+    assert asked == []
+    assert logits.shape == (1, 101)
+
+
+@pytest.mark.parametrize("name", ["mistral_sliding", "qwen3"])
+def test_fused_layers_give_the_tokens_and_logits_of_plain_ones(name, backend):
+    """A pass between two products that computes something else in a prompt, a chunk or a decode."""
+    prompts = [random_tokens(length, 101, seed=length) for length in (9, 4)]
+    tokens, logits = [], []
+    for optimized in (False, True):
+        driver = Driver(build(name), attention_backend=backend)
+        if optimized:
+            driver.runner.optimize()
+        sequences = [driver.add(prompt) for prompt in prompts]
+        for cut in (5, 4, 1, 1, 1):
+            driver.execute([(s, min(s.num_uncomputed_tokens, cut)) for s in sequences])
+        tokens.append([s.output_token_ids for s in sequences])
+        logits.append(torch.cat(driver.logits([(s, 1) for s in sequences])))
+    assert tokens[1] == tokens[0]
+    torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["cpp"], indirect=True)
+def test_tokens_do_not_depend_on_where_prompts_are_cut(backend):
     """A last row taken from another sequence, keys and values of the last layer not written."""
     prompts = [random_tokens(length, 101, seed=length) for length in (11, 6, 17)]
     answers = []
     for cuts in ([11, 6, 17], [4, 4, 4], [5, 1, 8]):
-        driver = Driver(build("qwen3"))
+        driver = Driver(build("qwen3"), attention_backend=backend)
         driver.runner.optimize()
         sequences = [driver.add(prompt) for prompt in prompts]
         while any(sequence.num_generated_tokens < 6 for sequence in sequences):
@@ -182,6 +316,7 @@ def test_the_check_records_queries_and_keys_before_they_are_overwritten():
     assert context.calls[0][0].eq(1).all()
 
 
+@pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN products")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [8, 1100])
 def test_a_packed_layer_still_tells_its_weight(width, dtype):

@@ -203,7 +203,10 @@ def test_a_tensor_of_another_shape_is_named(directory: Path) -> None:
     weights["model.layers.1.mlp.up_proj.weight"] = weights["model.layers.1.mlp.up_proj.weight"][:40].clone()
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     message = refusal(directory)
-    assert "model.layers.1.mlp.up_proj.weight of shape [40, 32], its config.json asks for [48, 32]" in message
+    assert (
+        "model.layers.1.mlp.up_proj.weight of shape [40, 32], but its config.json asks for [48, 32]"
+        in message
+    )
 
 
 def test_a_configuration_without_weights(directory: Path) -> None:
@@ -242,7 +245,7 @@ def test_missing_weights_are_not_made_up(directory: Path) -> None:
 
 def test_a_length_beyond_the_model_is_a_config_error(directory: Path) -> None:
     """The same line whether the model is loaded or handed over."""
-    with pytest.raises(ConfigError, match="max_model_len is 500; the model ends at 128 positions"):
+    with pytest.raises(ConfigError, match="max_model_len is 500; the model was trained for 128 positions"):
         ModelRunner.load(str(directory), EngineConfig(num_blocks=5, max_model_len=500))
 
 

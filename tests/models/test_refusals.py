@@ -57,7 +57,7 @@ def test_a_state_that_nobody_declares_is_found() -> None:
     model = build("bamba")
     type(model)._is_stateful = False
     try:
-        assert "a mixing of tokens besides the attention" in refusal(model)
+        assert "other token mixing besides the attention" in refusal(model)
     finally:
         type(model)._is_stateful = True
 
@@ -69,7 +69,7 @@ def test_layers_that_never_call_the_hook_are_refused() -> None:
 
 def test_positions_that_do_not_count_from_zero_are_refused() -> None:
     """RoBERTa's begin behind its padding index: other logits, in silence."""
-    assert "its positions do not count from 0" in refusal(build_small("roberta"))
+    assert "its positions do not start at 0" in refusal(build_small("roberta"))
 
 
 def test_a_model_that_chooses_its_tokens_is_refused() -> None:
@@ -150,7 +150,7 @@ def test_the_block_size_that_is_named_divides_the_chunk() -> None:
 
 def test_a_length_the_model_cannot_reach_is_a_config_error() -> None:
     """Positions past the table of learned positions crash in the middle of a request."""
-    with pytest.raises(ConfigError, match="max_model_len is 129; the model ends at 128 positions"):
+    with pytest.raises(ConfigError, match="max_model_len is 129; the model was trained for 128 positions"):
         ModelRunner(build("opt"), EngineConfig(num_blocks=8, max_model_len=129), greedy)
 
 
@@ -181,7 +181,7 @@ class TestProbe:
 
     def test_a_mask_is_refused(self) -> None:
         """Padding or prefix masks would be ignored."""
-        with pytest.raises(UnsupportedModelError, match="mask of its own"):
+        with pytest.raises(UnsupportedModelError, match="builds its own mask"):
             self.call(1, torch.zeros(1, 1, 3, 3))
 
     def test_an_unknown_argument_is_refused(self) -> None:

@@ -16,13 +16,13 @@ LEAST_THAT_RUN = 100
 SAMPLE = {
     "bart": "decoder of an encoder-decoder model",
     "deepseek_v32": "index_topk = 2048 tokens that an indexer",
-    "diffllama": "layer 0 attends twice in a pass",
+    "diffllama": "layer 0 attends twice in one pass",
     "falcon": "attention interface",
     "falcon_h1": "layer 0 is of type 'hybrid'",
     "granitemoehybrid": "runs",  # attention only
     "hunyuan_v1_moe": "runs",  # its router reads the weight of its gate
     "jamba": "a recurrent state besides the attention",
-    "lfm2_moe": "a mixing of tokens besides the attention",
+    "lfm2_moe": "other token mixing besides the attention",
     "llava": "runs",
     "longcat_flash": "runs",  # as Hunyuan
     "mamba": "it is recurrent",
@@ -30,7 +30,7 @@ SAMPLE = {
     "paligemma": "attends to later tokens",
     "qwen2_5_vl": "runs",
     "qwen3_next": "runs",  # attention only
-    "roberta": "its positions do not count from 0",
+    "roberta": "its positions do not start at 0",
     "rwkv": "it is recurrent",
     "whisper": "decoder of an encoder-decoder model",
 }

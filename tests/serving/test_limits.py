@@ -21,6 +21,7 @@ import pytest
 
 from minipaged import SamplingParams
 from minipaged.serving.settings import ServerSettings, ServerSettingsError
+from minipaged.serving.streaming import Chunks, event_of
 from tests.serving.conftest import running
 from tests.serving.toys import IDS, toy
 
@@ -144,7 +145,7 @@ def test_a_full_queue_says_when_to_come_back():
 
 
 def test_a_request_that_takes_too_long_is_told_so_and_freed():
-    """Catches a request that holds its blocks for ever."""
+    """Catches a request that holds its blocks forever."""
     llm = toy()
     llm.engine.executor.seconds = 0.05
     with running(llm, request_timeout=0.3) as server:
@@ -275,7 +276,7 @@ def test_a_failing_engine_turns_health_red():
 
 
 def test_a_dead_engine_turns_health_red_and_refuses():
-    """Catches clients that wait for ever for a thread that has died."""
+    """Catches clients that wait forever for a thread that has died."""
     llm = toy()
     with running(llm) as server:
 
@@ -403,3 +404,11 @@ def test_params_of_the_engine_reach_it(offline):
     elsewhere = {"logit_bias", "logprobs", "output_kind", "structured_outputs"}
     elsewhere |= {"logits_processors", "detokenize", "truncate_prompt_tokens"}  # of Python, not of HTTP
     assert {*COMMON, *OF_SAMPLES, *elsewhere} == {field.name for field in fields(SamplingParams)}
+
+
+def test_the_part_of_an_event_that_is_written_once_is_that_of_each():
+    """Catches a model's name that is taken for the place of the choices."""
+    head, tail = {"model": 'a "choices": [] b\n'}, {"usage": None}
+    choice = {"index": 0, "text": "\u2028é\n\n"}
+    event = event_of({**head, "choices": [choice], **tail})
+    assert Chunks(head, tail).event(choice) == event

@@ -112,7 +112,7 @@ def fleet(count: int = 1, **options) -> Fleet:
 
 @pytest.mark.slow
 def test_a_replica_that_cannot_start_is_told_with_the_reason():
-    """Catches a server that waits for ever, or leaves the others running."""
+    """Catches a server that waits forever, or leaves the others running."""
     one = fleet(2, max_model_len=10**9)
     with pytest.raises(ReplicaError, match=r"replica \d cannot start: .*max_model_len"), one:
         pass
@@ -160,7 +160,7 @@ def test_a_replica_that_dies_again_and_again_is_started_ever_less_often(monkeypa
 
 
 def test_a_replica_that_lives_but_cannot_serve_is_killed_and_started_anew(monkeypatch):
-    """Catches one that is left out for ever, and one that is killed for one bad moment."""
+    """Catches one that is left out forever, and one that is killed for one bad moment."""
     now = [0.0]
     monkeypatch.setattr(fleets.time, "monotonic", lambda: now[0])
     (one,) = (whole := fleet()).replicas
@@ -197,7 +197,7 @@ def test_each_replica_sees_gpus_of_its_own(visible, ranks, number, expected, mon
 def test_more_replicas_than_gpus_are_refused(monkeypatch):
     """Catches a replica that computes on the CPU in silence."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    with pytest.raises(ConfigError, match="replica 1 needs 2 of its own, and this machine has 3 GPUs"):
+    with pytest.raises(ConfigError, match="replica 1 needs 2 GPUs of its own, but this machine has 3"):
         replicas._take_gpus(1, {"tensor_parallel_size": 2})
 
 

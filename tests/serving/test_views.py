@@ -161,7 +161,7 @@ def test_a_slow_listener_begins_anew_and_holds_nobody_up(monkeypatch):
 
 
 def test_a_request_that_was_aborted_vanishes_without_a_step():
-    """Catches blocks that a picture shows as held for ever, since no step follows."""
+    """Catches blocks that a picture shows as held forever, since no step follows."""
     llm = toy()
     llm.engine.executor.seconds = 0.01
     with running(llm) as server, server.http.stream("GET", "/trace/live") as response:

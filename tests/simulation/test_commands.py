@@ -113,7 +113,7 @@ def test_a_fleet_serves_everything():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "opt-175b"], "opt-175b needs 346 GB for its weights, 1 x a100-80gb has 80 GB"),
+        (["--model", "opt-175b"], "opt-175b needs 346 GB for its weights, but 1 x a100-80gb has 80 GB"),
         (["--model", "gpt"], "unknown model 'gpt'; choose one of opt-13b"),
         (["--hardware", "tpu"], "unknown chip 'tpu'"),
         (["--workload", "chatgpt"], "unknown workload 'chatgpt'"),

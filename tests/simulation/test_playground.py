@@ -71,7 +71,7 @@ def test_the_examples_of_the_page_show_what_they_ask_about():
 
 
 def test_a_request_that_can_never_run_is_refused_and_counted():
-    """Catches a page that waits for ever."""
+    """Catches a page that waits forever."""
     run, _ = finished({"num_blocks": 1})
     counts = run.counts()
     assert counts["refused"] + counts["finished"] == run.load.requests

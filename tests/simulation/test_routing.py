@@ -55,7 +55,7 @@ def test_new_prefixes_spread_over_idle_replicas():
 
 
 def test_what_is_unused_for_longest_is_forgotten():
-    """Catches a router that grows for ever, and one that forgets what is used all the time."""
+    """Catches a router that grows forever, and one that forgets what is used all the time."""
     router = PrefixAware()
     router([-1], [0, 1])
     router([-2], [0, 1])

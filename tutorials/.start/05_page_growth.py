@@ -3,7 +3,7 @@
 Check with    minipaged learn check 05
 Stuck?        minipaged learn hint 05
 
-Every method answers with block counts to try, the preferred first. `needed` >= 1 blocks must be had now;
+Every method returns block counts to try, in order of preference. `needed` >= 1 blocks are needed now;
 `remaining` >= `needed` blocks are all that the sequence could still use until its last token.
 """
 
@@ -28,11 +28,11 @@ class Reserve:
     # -- task 2 ---------------------------------------------------------------------------------
 
     def at_admission(self, needed: int, remaining: int) -> tuple[int, ...]:
-        """All that the sequence could ever use, or it waits."""
+        """All that the sequence could ever use; otherwise it waits."""
         raise NotImplementedError("Lesson 5, task 2: all that the sequence could ever use")
 
     def while_running(self, needed: int, remaining: int) -> tuple[int, ...]:
-        """Only a fork gets here: its parent's preallocated blocks are not its own. All it needs, else what it must."""
+        """Called only for a fork, which has none of its parent's preallocated blocks: all, else what is needed."""
         raise NotImplementedError("Lesson 5, task 2: all that is left, else what it must have")
 
 

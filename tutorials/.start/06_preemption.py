@@ -11,12 +11,12 @@ from minipaged.scheduling import Decision, PreemptionCosts, Request
 
 
 class Recompute:
-    """The latest arrived is preempted and computed again."""
+    """The latest arrival is preempted and recomputed."""
 
     # -- task 1 ---------------------------------------------------------------------------------
 
     def choose_victim(self, candidates: Sequence[Request]) -> Request:
-        """Pick one of the running requests that are not scheduled in this step yet.
+        """Pick one of the running requests that are not yet scheduled in this step.
 
         Args:
             candidates: in order of arrival, at least one; the last may be the one that needs blocks.
@@ -29,7 +29,7 @@ class Recompute:
 
 
 class Swap(Recompute):
-    """The latest arrived is preempted and keeps its blocks on the host, room permitting."""
+    """The latest arrival is preempted and keeps its blocks on the host, if there is room."""
 
     # -- task 2 ---------------------------------------------------------------------------------
 
@@ -49,9 +49,9 @@ class Auto(Swap):
     def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
         """Compare both estimates; recompute when they are equal, or when swapping is impossible.
 
-        What moves: the distinct blocks that hold computed tokens (`kv.num_blocks_of(num_computed_tokens)` of
-        each sequence's `table.blocks`), out and in, each block and way costing `seconds_per_transfer +
-        seconds_per_block`. What is computed again: the computed tokens of all sequences, but a shared
-        block only once: never more than blocks x `kv.block_size`, at `seconds_per_token`.
+        To move: the distinct blocks that hold computed tokens (`kv.num_blocks_of(num_computed_tokens)` of
+        each sequence's `table.blocks`), out and in; each block costs `seconds_per_transfer +
+        seconds_per_block` each way. To recompute: the computed tokens of all sequences, but a shared
+        block only once, so never more than blocks x `kv.block_size`, at `seconds_per_token` each.
         """
         raise NotImplementedError("Lesson 6, task 3: the cheaper of moving and computing again")

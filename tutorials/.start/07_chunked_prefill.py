@@ -16,11 +16,11 @@ class FCFSScheduler(GivenScheduler):
     def continue_prefills(self, plan: StepPlan, budget: int, share: int | None = None) -> int:
         """The next chunk of every running request that is still computing its prompt.
 
-        Those are the requests of `self.running`, in order of arrival, that are `request.is_prefill`.
+        Those are the requests in `self.running`, in order of arrival, for which `request.is_prefill` is true.
         `self.schedule_request(plan, request, n)` schedules up to n tokens and returns how many. Each request
         may have what the ones before it left of the budget, but at most `share` tokens (None: no limit)
-        while another is behind it: a later one of these requests, or anybody in `self.waiting`. With nothing
-        left, stop.
+        while another is behind it: a later one of these requests, or anything in `self.waiting`. When nothing
+        is left, stop.
 
         Returns:
             The tokens scheduled, at most `budget`.
@@ -38,7 +38,7 @@ class ChunkedPrefill:
         `scheduler.max_num_batched_tokens`: `plan_decodes`, `continue_prefills`, `resume_preempted`,
         `admit_waiting`.
 
-        Task 3: a prompt gets at most three quarters of the whole budget while others are behind it
+        Task 3: a prompt gets at most three quarters of the whole budget while other requests are behind it
         (`share=`, for `continue_prefills` and `admit_waiting`; rounded down, but at least 1 token).
         """
         raise NotImplementedError("Lesson 7, task 2: decodes first, then prompts with the rest of the budget")

@@ -7,14 +7,14 @@ Given by the base class:
 
     self.allocator          the allocator of lesson 02: allocate, release, reclaim, ref_count, num_free
     self.block_size         tokens a block
-    self._hash((parent, tokens as bytes))     a number that stands for a block and all before it
+    self._hash((parent, tokens as bytes))     a number that stands for a block and everything before it
     CachedBlock(chain_hash, tokens, parent)   what a registered block contains: its hash, its tokens as bytes, and
                             the CachedBlock before it (before the first: the salt)
     self.block_of          dict: chain hash -> block
     self.cached            list: block -> its CachedBlock, or None if it is not registered
     self.pending           set of blocks registered by the step that is being planned
     self.evictable         OrderedDict whose keys are the evictable blocks, the least recently used first
-    self.forget(block)     the block can no longer be found (all but `evictable` forget it)
+    self.forget(block)     make the block impossible to find (it is removed from all of these but `evictable`)
     self.count_evictable(blocks)    how many of some blocks are evictable
 """
 
@@ -34,8 +34,8 @@ class PrefixCache(GivenPrefixCache):
     def extend_hashes(self, hashes: list[int], token_ids: array, salt: str = "") -> None:
         """Append the chain hashes of the full blocks of `token_ids` that `hashes` does not have yet.
 
-        The hash of a block is self._hash((hash of the block before, token_ids[...].tobytes())); before the
-        first block stands self._hash((0, salt.encode())). A partly filled block has no hash.
+        The hash of a block is self._hash((hash of the block before, token_ids[...].tobytes())); the first
+        block follows self._hash((0, salt.encode())). A partly filled block has no hash.
         """
         raise NotImplementedError("Lesson 8, task 1: append the chain hashes of the full blocks")
 
@@ -46,7 +46,7 @@ class PrefixCache(GivenPrefixCache):
     ) -> CachedBlock:
         """Make a full, held block findable; it is pending until `commit`.
 
-        Of several blocks with one hash the first stays; then nothing changes.
+        Of several blocks with the same hash, the first stays; for the others nothing changes.
 
         Args:
             block: held by some table.
@@ -55,13 +55,13 @@ class PrefixCache(GivenPrefixCache):
             parent: what `register` returned for the block before it; the salt for the first.
 
         Returns:
-            The entry that stands for these tokens after this parent: the one that is kept already if there
-            is such a one (so that equal prefixes have the same parents), else a new one.
+            The entry that stands for these tokens after this parent: the existing one if there is one (so
+            that equal prefixes have the same parents), else a new one.
         """
         raise NotImplementedError("Lesson 8, task 2: make a full block findable")
 
     def roll_back(self) -> None:
-        """The step failed: forget what it registered; what nobody holds any more goes to the free list."""
+        """The step failed: forget what it registered; blocks that nobody holds any more go to the free list."""
         raise NotImplementedError("Lesson 8, task 2: forget what the failed step registered")
 
     # -- task 3: find ---------------------------------------------------------------------------
@@ -69,8 +69,8 @@ class PrefixCache(GivenPrefixCache):
     def match(self, hashes: Sequence[int], token_ids: array, salt: str = "") -> list[int]:
         """The blocks of the longest cached prefix: walk the chain until the first miss.
 
-        Two contents may have one hash, and that is a miss: compare the tokens, and the parent with the entry
-        of the block before (for the first block: with the salt).
+        Different contents may have the same hash, and that is a miss: compare the tokens, and compare the
+        parent with the entry of the block before (for the first block, with the salt).
         """
         raise NotImplementedError("Lesson 8, task 3: the blocks of the longest cached prefix")
 
@@ -90,7 +90,7 @@ class PrefixCache(GivenPrefixCache):
 
 
 class KVManager(GivenKVManager):
-    """Says whether a waiting request may have blocks. Everything but the price of an admission is given.
+    """Decides whether a waiting request may have blocks. Everything but the cost of an admission is given.
 
     `self.prefix_cache` is the cache, or None if there is none.
     """
@@ -98,7 +98,7 @@ class KVManager(GivenKVManager):
     # -- task 5: a scheduler that knows of the cache --------------------------------------------
 
     def admission_charge(self, cached: set[int], num_tokens: int, num_cached: int) -> tuple[int, int]:
-        """What an admission costs, besides the blocks for what is not cached.
+        """The cost of an admission, besides the blocks for what is not cached.
 
         Args:
             cached: the cached blocks that the request will share.
@@ -106,8 +106,8 @@ class KVManager(GivenKVManager):
             num_cached: those of them that need not be computed.
 
         Returns:
-            (blocks, tokens): how many blocks fewer can be allocated once `cached` is shared (a block that
-            somebody holds already costs nothing; an evictable one cannot be evicted any more), and how many
-            tokens of the step's budget it takes.
+            (blocks, tokens): how many fewer blocks can be allocated once `cached` is shared (a block that
+            somebody already holds costs nothing; an evictable one can no longer be evicted), and how many
+            tokens of the step's budget the admission takes.
         """
         raise NotImplementedError("Lesson 8, task 5: charge only what is not cached")

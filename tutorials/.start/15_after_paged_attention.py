@@ -27,13 +27,13 @@ class BlockTable(GivenBlockTable):
     def slide(self, window: int, null: int) -> int:
         """Give back every block that no future token can see; its entry becomes the block `null`.
 
-        The next token stands at position `num_tokens` and sees `window` positions, its own included; a later
-        token sees none before those. A block of which one slot is still visible stays whole. The table keeps
-        its length, so positions and slots of the other tokens do not change.
+        The next token is at position `num_tokens` and sees `window` positions, including its own; later
+        tokens see none before those. A block with even one visible slot stays. The table keeps its length, so
+        positions and slots of the other tokens do not change.
 
         Args:
             window: how many positions a token sees, at least 1.
-            null: a block that is in use and that nobody reads. Each entry that points to it holds a
+            null: a block that is in use but that nobody reads. Each entry that points to it holds a
                 reference, as with any other block.
 
         Returns:
@@ -44,14 +44,14 @@ class BlockTable(GivenBlockTable):
     # -- task 2: speculative decoding -----------------------------------------------------------
 
     def settle(self, drafted: Sequence[int], chosen: Sequence[int]) -> list[int]:
-        """Keep what the model confirms of a draft, and take back the slots of the rest.
+        """Keep the part of a draft that the model confirms, and give back the slots of the rest.
 
         The last `len(drafted)` tokens of this table are a draft. One step of the model has computed them all
         and the token before them, so it has chosen one token more: `chosen[i]` is what it puts in place of
         `drafted[i]`, given everything before; the last one follows the whole draft.
 
         Drafted tokens are kept up to the first that the model would not have chosen. Those after it were
-        computed after a wrong token. Blocks that held drafted tokens only go back to the pool; if the whole
+        computed after a wrong token. Blocks that held only rejected tokens go back to the pool; if the whole
         draft is kept, no block does.
 
         Returns:

@@ -13,12 +13,12 @@ class BlockTable(GivenBlockTable):
 
     Attributes:
         pool: hands out blocks (`pool.allocate(n)` gives n ids, `pool.free(block)` takes one back).
-        block_size: tokens a block.
+        block_size: tokens per block.
         blocks: physical block of each logical block; those past `num_tokens` are preallocated.
         num_tokens: tokens that have a slot.
 
-    What two tables do with one block (`share`, `fork`) is given here; lesson 02 is about it. So are `use_slots`,
-    an `append` that takes no block, and `move_to`, for a sequence whose blocks are swapped out.
+    Sharing a block between two tables (`share`, `fork`) is given here; it is the subject of lesson 02. So are
+    `use_slots`, an `append` that takes no block, and `move_to`, for a sequence whose blocks are swapped out.
     """
 
     __slots__ = ()
@@ -59,13 +59,13 @@ class BlockTable(GivenBlockTable):
     def append(self, count: int = 1) -> None:
         """Give the next `count` tokens a slot; take blocks from the pool when the last one is full.
 
-        Preallocated blocks are filled before any is taken. `pool.allocate` raises OutOfBlocksError when it has too
-        few; then nothing may have changed.
+        Preallocated blocks are filled before any new one is taken. `pool.allocate` raises OutOfBlocksError when it
+        has too few; in that case nothing may have changed.
         """
         raise NotImplementedError("Lesson 1, task 2: give the next `count` tokens a slot")
 
     def preallocate(self, count: int) -> None:
-        """Take `count` preallocated blocks now, for tokens to come."""
+        """Take `count` more blocks now, for tokens to come."""
         raise NotImplementedError("Lesson 1, task 2: take preallocated blocks")
 
     # -- task 3: give back ----------------------------------------------------------------------
@@ -75,5 +75,5 @@ class BlockTable(GivenBlockTable):
         raise NotImplementedError("Lesson 1, task 3: give back what the first `num_tokens` tokens do not need")
 
     def free(self) -> None:
-        """Give every block back, the last first, and be empty."""
+        """Give every block back, the last first; the table is then empty."""
         raise NotImplementedError("Lesson 1, task 3: give every block back")

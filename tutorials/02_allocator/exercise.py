@@ -57,7 +57,7 @@ class BlockAllocator:
         """Add a reference to a used block, or bring an evictable one back to use.
 
         Raises:
-            ValueError: the block is free: its content is already somebody else's to overwrite.
+            ValueError: the block is free, so somebody else may already overwrite its content.
         """
         raise NotImplementedError("Lesson 2, task 2: one more table holds the block")
 
@@ -67,7 +67,7 @@ class BlockAllocator:
         Raises:
             ValueError: no reference is left to drop (a double free).
         """
-        raise NotImplementedError("Lesson 2, task 2: one table less holds the block")
+        raise NotImplementedError("Lesson 2, task 2: one fewer table holds the block")
 
     def reclaim(self, block: int) -> None:
         """Put an evictable block back on the free list.
@@ -89,7 +89,7 @@ class BlockAllocator:
         return self._ref_count.count(0) - len(self._free)
 
     def check_invariants(self, references: Iterable[int]) -> None:
-        """Compare the counts with `references`: every block id once per table entry that holds it."""
+        """Compare the counts with `references`, which has every block id once per table entry that holds it."""
         held = [0] * self.num_blocks
         for block in references:
             held[block] += 1
@@ -104,9 +104,9 @@ class BlockTable(GivenBlockTable):
     """The block table of lesson 01, whose blocks may belong to several tables.
 
     Inherited from the project's table, all as in lesson 01: `slot`, `slots`, `filled`, `num_filled_blocks`,
-    `capacity`, `preallocate`, `truncate`, `free`; and `share(blocks)`, which fills an empty table with full
-    blocks, a reference more each, and `writes_to_shared_block()`: does the next token go to a block that
-    another table holds, too?
+    `capacity`, `preallocate`, `truncate`, `free`. Also given: `share(blocks)`, which fills an empty table with
+    full blocks and adds a reference to each, and `writes_to_shared_block()`, which says whether the next token
+    goes to a block that another table also holds.
     """
 
     __slots__ = ()
@@ -114,7 +114,7 @@ class BlockTable(GivenBlockTable):
     # -- task 3: fork ---------------------------------------------------------------------------
 
     def fork(self) -> "BlockTable":
-        """A second table over the same filled blocks, a reference more each; preallocated ones stay with this one."""
+        """A second table over the same filled blocks, each with one more reference; preallocated ones stay here."""
         raise NotImplementedError("Lesson 2, task 3: a second table over the same blocks")
 
     # -- task 4: copy-on-write ------------------------------------------------------------------

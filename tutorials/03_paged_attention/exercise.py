@@ -29,12 +29,12 @@ def paged_attention(
         key_cache: [num_blocks, Hkv, block_size, Dk]; query head h reads KV head h // (Hq // Hkv).
         value_cache: [num_blocks, Hkv, block_size, Dv].
         metadata: `query_start_list` and `context_len_list` are lists of ints, `block_tables` is a tensor [S, B]
-            that names the blocks of each sequence in order. Entries past its context are rubbish, so is every
-            slot that no token was written to, and with a window whatever is older than the first row sees.
+            that lists the blocks of each sequence in order. Entries past its context are garbage. So is every
+            slot that no token was written to and, with a window, everything older than the first row sees.
         scale: factor of the scores.
         sliding_window: a row at position q sees positions k with 0 <= q - k < sliding_window (task 3).
         softcap: a score x becomes softcap * tanh(x / softcap) (task 3).
-        sinks: [Hq], one more score per head in the softmax's denominator, without a value (task 3).
+        sinks: [Hq], one extra score per head in the denominator of the softmax, without a value (task 3).
 
     Returns:
         [T, Hq, Dv] in the query's dtype.

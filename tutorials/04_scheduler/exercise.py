@@ -8,11 +8,11 @@ What you may call (all given by the base class):
     self.waiting                    deque of requests, in order of arrival
     self.running                    list of requests, in order of arrival
     self.swapped                    deque of requests whose blocks are on the host
-    request.is_prefill              whether more than its newest token is to be computed
+    request.is_prefill              whether it has more to compute than its newest token
     request.sequences               its live sequences: one, more after a fork
-    plan.scheduled, plan.copies     what the step computes, and what it copies before: lists
+    plan.scheduled, plan.copies     lists of what the step computes, and of what it copies before that
     self.admit_first(plan, left, whole, share)
-                                    admit self.waiting[0] if it fits; tokens of the budget it uses, 0 if not
+                                    admit self.waiting[0] if it fits; returns the tokens it uses, 0 if it does not
                                     (whole: only if all of the prompt fits `left`, or the step is still
                                     empty; share: the most that one prompt gets, for lesson 07)
     self.schedule_request(plan, request, left)
@@ -22,7 +22,7 @@ What you may call (all given by the base class):
                                     self.running; False if the request itself was preempted
     self.kv.blocks_to_grow(sequences)
                                     the blocks that one more token for each of them needs
-    self.kv.num_free                the blocks that are free
+    self.kv.num_free                the number of free blocks
     self.kv.grow(sequences, needed) take them; returns the copies that must run first
 """
 
@@ -55,7 +55,7 @@ class FCFSScheduler(GivenScheduler):
 
         In order of arrival; a request is scheduled with all its sequences or not at all, and the first for
         which the budget is too small ends the walk. When blocks run out, `make_room` preempts the latest
-        arrived: `self.running` gets shorter while you walk it.
+        arrival, so `self.running` gets shorter while you walk it.
 
         Returns:
             The tokens scheduled, at most `budget`.
@@ -64,16 +64,16 @@ class FCFSScheduler(GivenScheduler):
 
 
 class PrefillFirst:
-    """Batch policy: prompts alone, then decodes; never both in a step."""
+    """Batch policy: prompts on their own, then decodes; never both in one step."""
 
     # -- task 3: a step -------------------------------------------------------------------------
 
     def fill(self, plan: StepPlan, scheduler: GivenScheduler) -> None:
         """Fill the plan of one step by calling the scheduler's phases.
 
-        First the prompts: `continue_prefills(plan, budget)` for those that are longer than a step, then
-        `admit_waiting(plan, budget, whole=True)`. Only if nothing was scheduled: `plan_decodes`, then
+        Prompts come first: `continue_prefills(plan, budget)` for those that are longer than a step, then
+        `admit_waiting(plan, budget, whole=True)`. Only if nothing was scheduled, call `plan_decodes`, then
         `resume_preempted(plan, budget)`. The budget is `scheduler.max_num_batched_tokens`; each phase
-        returns what it spent of it, and the next one gets the rest.
+        returns what it spent, and the next one gets the rest.
         """
         raise NotImplementedError("Lesson 4, task 3: prompts alone, then decodes")

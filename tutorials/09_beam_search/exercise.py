@@ -3,12 +3,12 @@
 Check with    minipaged learn check 09
 Stuck?        minipaged learn hint 09
 
-A decoding method never sees a block. It answers with branches: Branch(parent, token_id, logprob,
+A decoding method never sees a block. It returns branches: Branch(parent, token_id, logprob,
 finish_reason, sample_index, top_logprobs). The parent is the sequence that the token continues; the last
-three are None if left out, and beams need neither of the last two. The scheduler turns branches into
+three default to None, and beams need neither of the last two. The scheduler turns branches into
 fork, append and free, and adds logprob to the sum.
 
-What you may ask:
+What you may use:
     samples    one for each of request.sequences, in that order; a sample has token_ids and logprobs, lists
                with an entry for each candidate, and top_logprobs, such a list or None
     sequence   num_generated_tokens; cumulative_logprob, the sum of their log-probabilities
@@ -34,8 +34,8 @@ class SamplingMethod(GivenSampling):
         """One branch per candidate, in the order of the sequences.
 
         `self.stop.check(sequence, token_id)` is the finish reason or None. Where a sequence forks, its
-        branches are numbered 0, 1, ... (`sample_index`); elsewhere the number stays (None).
-        `sample.top_logprobs`, if there is one, has an entry for each candidate, for its branch.
+        branches are numbered 0, 1, ... (`sample_index`); elsewhere the number does not change (None).
+        `sample.top_logprobs`, unless None, has an entry for each candidate, to pass on to its branch.
         """
         raise NotImplementedError("Lesson 9, task 1: one branch per candidate")
 
@@ -47,30 +47,30 @@ class BeamSearch(GivenBeamSearch):
     (`check`, `end_ids`), self.num_candidates(request), and what finished hypotheses need:
     self.best_scores(request) is a list of the W best scores so far; self.enters(best_scores, score) says
     whether a new one is among them, and adds it; self.is_done(request, best_scores, best_total,
-    num_generated_tokens) whether the live beams may stop. All count the new token: totals and scores with
-    its log-probability, and one generated token more than the sequences have.
+    num_generated_tokens) says whether the live beams may stop. All include the new token: totals and scores
+    have its log-probability, and there is one more generated token than the sequences have.
     """
 
     # -- task 2 ---------------------------------------------------------------------------------
 
     def normalized(self, total: float, num_generated_tokens: int) -> float:
-        """What hypotheses are compared by: sum(log p) / n ** length_penalty."""
+        """The score by which hypotheses are compared: sum(log p) / n ** length_penalty."""
         raise NotImplementedError("Lesson 9, task 2: sum(log p) / n ** length_penalty")
 
     def rank(self, request: Request) -> list[Sequence]:
-        """Of `request.completions` the best `num_return_sequences`, the best first; of equals the earlier."""
+        """The best `num_return_sequences` of `request.completions`, best first; among equals, the earlier first."""
         raise NotImplementedError("Lesson 9, task 2: the best completions, the best first")
 
     # -- task 3 ---------------------------------------------------------------------------------
 
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
-        """The next beams, the best first, after the hypotheses that this step finished.
+        """The hypotheses that this step finished, then the next beams, best first.
 
-        1. All candidates of all beams in one list, by cumulative log-probability (equals: the better
-           beam, which is the earlier sequence, then the smaller token); the best
-           `self.num_candidates(request)` of the whole list count, -inf never.
+        1. Sort all candidates of all beams in one list by cumulative log-probability (among equals: the better
+           beam, which is the earlier sequence, then the smaller token). Only the best
+           `self.num_candidates(request)` of the whole list count, and -inf never does.
         2. One that ends is a hypothesis only if it is among the first W and its score `self.enters`.
-        3. The first W that do not end go on, unless `self.is_done` (asked about the best of them, if there
-           is one): then only the hypotheses are returned.
+        3. The first W that do not end go on, unless `self.is_done` (called with the best of them, if there
+           is one); then only the hypotheses are returned.
         """
         raise NotImplementedError("Lesson 9, task 3: the best W of all beams' candidates go on")

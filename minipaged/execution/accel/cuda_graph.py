@@ -115,6 +115,7 @@ class CUDAGraphRunner:
             positions=self._positions[:, :rows],
             metadata=metadata,
             output_indices=self._output_indices[:rows],
+            output_rows=list(range(rows)),
         )
 
 

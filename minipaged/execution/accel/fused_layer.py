@@ -1,11 +1,12 @@
-"""The common decoder layer with fewer products and fewer trips to memory, on a CPU.
+"""The common decoder layer with fewer products and fewer trips to memory, or launches on a GPU.
 
     x -> norm -> [Q K V] -> rotate Q, K in place -> attend -> product, + x  = y
     y -> norm -> [gate up] -> silu(gate) * up              -> product, + y
 
 Products of the same rows are one product of stacked weights; what lies between two products is one pass
-(`kernels/cpp/elementwise.py`). The last layer computes keys and values of all rows, and all else only of the
-output rows: of a prompt its last row, or none if the prompt goes on in the next step.
+(`LayerOperations`: in C++ for CPUs, in Triton for GPUs). The last layer computes keys and values of all
+rows, and all else only of the output rows: of a prompt its last row, or none if the prompt goes on in the
+next step.
 """
 
 from __future__ import annotations
@@ -15,45 +16,57 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minipaged.execution.accel.packed_linear import PackedLinear, stack_linears
+from minipaged.execution.accel.packed_linear import stack_linears
 from minipaged.execution.attention import get_forward_context
-from minipaged.kernels.cpp import elementwise
+from minipaged.kernels.dispatch import LayerOperations
 from minipaged.kernels.metadata import AttentionParameters
 
 
 class FusedNorm(nn.Module):
     """Root mean square normalization: x / rms(x) * weight."""
 
-    def __init__(self, norm: Any) -> None:
+    def __init__(self, norm: Any, operations: LayerOperations) -> None:
         super().__init__()
         self.weight = norm.weight.detach()
         self.epsilon = norm.variance_epsilon
+        self._operations = operations
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rows [..., D] -> [..., D]."""
-        return elementwise.rms_norm(rows, self.weight, self.epsilon)
+        return self._operations.rms_norm(rows, self.weight, self.epsilon)
+
+    def add_(self, rows: Tensor, residual: Tensor) -> Tensor:
+        """Add residual [T, D] to rows [T, D] in place, and normalize the sum."""
+        return self._operations.add_rms_norm_(rows, residual, self.weight, self.epsilon)
+
+    def heads_(self, heads: Tensor) -> None:
+        """Normalize each head of heads [T, H, D] in place."""
+        self._operations.rms_norm_heads_(heads, self.weight, self.epsilon)
 
 
 class FusedLayer(nn.Module):
     """A decoder layer as drawn above; the weights of transformers' `layer` can be freed afterwards."""
 
-    def __init__(self, layer: Any, parameters: AttentionParameters) -> None:
+    def __init__(self, layer: Any, parameters: AttentionParameters, operations: LayerOperations) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
+        self._operations = operations
         self.layer_idx = attention.layer_idx
         self._is_last = self.layer_idx == attention.config.num_hidden_layers - 1
         self._attention_parameters = parameters
         self._head_dim = attention.head_dim
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         self._num_heads = [linear.out_features // attention.head_dim for linear in projections]
-        self.attention_norm = FusedNorm(layer.input_layernorm)
-        self.query_key_value = PackedLinear(stack_linears(*projections))
-        self.query_norm = FusedNorm(attention.q_norm) if hasattr(attention, "q_norm") else None
-        self.key_norm = FusedNorm(attention.k_norm) if hasattr(attention, "k_norm") else None
-        self.attention_output = PackedLinear(attention.o_proj)
-        self.mlp_norm = FusedNorm(layer.post_attention_layernorm)
-        self.gate_up = PackedLinear(stack_linears(mlp.gate_proj, mlp.up_proj))
-        self.mlp_output = PackedLinear(mlp.down_proj)
+        self.attention_norm = FusedNorm(layer.input_layernorm, operations)
+        self.query_key_value = stack_linears(*projections)
+        self.query_norm, self.key_norm = (
+            FusedNorm(getattr(attention, name), operations) if hasattr(attention, name) else None
+            for name in ("q_norm", "k_norm")
+        )
+        self.attention_output = attention.o_proj
+        self.mlp_norm = FusedNorm(layer.post_attention_layernorm, operations)
+        self.gate_up = stack_linears(mlp.gate_proj, mlp.up_proj)
+        self.mlp_output = mlp.down_proj
 
     def forward(
         self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], **others: Any
@@ -67,17 +80,17 @@ class FusedLayer(nn.Module):
         query, key, value = product.split(self._num_heads, dim=1)
         for heads, norm in ((query, self.query_norm), (key, self.key_norm)):
             if norm is not None:
-                elementwise.rms_norm_heads_(heads, norm.weight, norm.epsilon)
+                norm.heads_(heads)
         cosines, sines = position_embeddings
-        elementwise.rotate_heads_(product[:, : -self._num_heads[2]], cosines[0], sines[0])
+        self._operations.rotate_heads_(product[:, : -self._num_heads[2]], cosines[0], sines[0])
         context = get_forward_context()
         indices = context.output_indices if self._is_last else None
         if indices is not None:
             query, rows = query[indices], rows[indices]
         attended = context.attend(self, query, key, value, self._attention_parameters)
-        rows = self.attention_output(attended.flatten(1)).add_(rows)
-        gated = elementwise.silu_gate(self.gate_up(self.mlp_norm(rows)))
-        rows = self.mlp_output(gated).add_(rows)
+        total = self.attention_output(attended.flatten(1))
+        normed = self.mlp_norm.add_(total, rows)
+        rows = self.mlp_output(self._operations.silu_gate(self.gate_up(normed))).add_(total)
         if indices is None:
             return rows[None]
         output = torch.zeros_like(hidden_states)

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from minipaged.execution.accel.fused_layer import FusedLayer, FusedNorm
-from minipaged.execution.accel.packed_linear import is_plain
 from minipaged.execution.attention import set_forward_context
-from minipaged.kernels.cpp.build import DTYPES
+from minipaged.kernels.dispatch import LayerOperations
 from minipaged.kernels.metadata import AttentionParameters
 
 logger = logging.getLogger(__name__)
@@ -57,9 +56,9 @@ class Call(NamedTuple):
 
 
 @torch.inference_mode()
-def fuse_layers(model: PreTrainedModel, run: Callable[[], object]) -> None:
+def fuse_layers(model: PreTrainedModel, run: Callable[[], object], operations: LayerOperations) -> None:
     """Replace the layers and norms of a model whose replacements are equivalent; `run` feeds it rows."""
-    if model.dtype not in DTYPES:
+    if model.dtype not in operations.dtypes:
         return
     calls: dict[nn.Module, Call] = {}
 
@@ -71,30 +70,41 @@ def fuse_layers(model: PreTrainedModel, run: Callable[[], object]) -> None:
             if _is_layer(module) or _is_norm(module):
                 hooks.callback(module.register_forward_hook(record, with_kwargs=True).remove)
         run()
-    _replace_in(model, calls, context)
+    _replace_in(model, calls, context, operations)
 
 
 def _is_layer(module: nn.Module) -> bool:
-    return type(module).__name__ in LAYERS and all(is_plain(module.get_submodule(name)) for name in LINEARS)
+    if type(module).__name__ not in LAYERS:
+        return False
+    linears = [module.get_submodule(name) for name in LINEARS]
+    # (Subclasses of nn.Linear may do more than multiply.)
+    return (
+        all(type(linear) is nn.Linear for linear in linears)
+        and len({linear.weight.dtype for linear in linears}) == 1
+    )
 
 
 def _is_norm(module: nn.Module) -> bool:
     return type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
 
 
-def _replace_in(parent: nn.Module, calls: dict[nn.Module, Call], context: EquivalenceContext) -> None:
+def _replace_in(
+    parent: nn.Module, calls: dict[nn.Module, Call], context: EquivalenceContext, operations: LayerOperations
+) -> None:
     for name, child in list(parent.named_children()):
-        fused = _fused(child, calls.pop(child), context) if child in calls else None
+        fused = _fused(child, calls.pop(child), context, operations) if child in calls else None
         if fused is None:
-            _replace_in(child, calls, context)
+            _replace_in(child, calls, context, operations)
         else:
-            setattr(parent, name, fused)  # the original's weights are freed before the next are packed
+            setattr(parent, name, fused)  # the original's weights are freed before the next are stacked
 
 
-def _fused(module: Any, call: Call, context: EquivalenceContext) -> nn.Module | None:
+def _fused(
+    module: Any, call: Call, context: EquivalenceContext, operations: LayerOperations
+) -> nn.Module | None:
     """A replacement that computes the same as the module, or None."""
     parameters = context.calls[module.self_attn.layer_idx][-1] if _is_layer(module) else None
-    fused = FusedLayer(module, parameters) if parameters else FusedNorm(module)
+    fused = FusedLayer(module, parameters, operations) if parameters else FusedNorm(module, operations)
     with set_forward_context(own_context := EquivalenceContext()):
         pairs: list[tuple[Tensor, Tensor]] = [(fused(*call.arguments, **call.keywords), call.output)]
     for layer, own_call in own_context.calls.items():
@@ -106,6 +116,8 @@ def _fused(module: Any, call: Call, context: EquivalenceContext) -> nn.Module | 
 
 
 def _agree(actual: Tensor, expected: Tensor) -> bool:
+    if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
+        return False
     tolerance = 1e-4 if actual.dtype == torch.float32 else 3e-2
     actual, expected = actual.float(), expected.float()
     return bool((actual - expected).abs().max() <= tolerance * expected.abs().max())

@@ -119,6 +119,6 @@ def quantize_linears(model: PreTrainedModel, format: str) -> None:
     if sum(map(torch.numel, left.values())) > MOST_LEFT * num_quantized:
         name, largest = max(left.items(), key=lambda item: item[1].numel())
         raise ConfigError(
-            f"quantization is {format}, but {name} of {type(model).__name__}, {list(largest.shape)}, is no "
-            "linear layer and stays as it is; take quantization out"
+            f"quantization is {format}, but {name} of {type(model).__name__}, {list(largest.shape)}, is "
+            "not a linear layer and stays as it is; drop quantization"
         )

@@ -43,8 +43,8 @@ class Group:
             gc.collect()  # of an `LLM` that nobody holds any more
         if dist.is_initialized():
             raise ConfigError(
-                "another LLM of several ranks lives in this process, or torch.distributed is used otherwise; "
-                "del it first"
+                "another LLM with several ranks exists in this process, or torch.distributed is in use; "
+                "delete it first"
             )
         if shared_file and place.rank == 0:
             make_shared_file(shared_file, place)

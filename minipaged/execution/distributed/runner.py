@@ -58,13 +58,13 @@ def check_reports(reports: list[Report], tensor_size: int) -> None:
         for what, value in reports[0].same.items():
             if other.same[what] != value:
                 raise RankError(
-                    f"rank {rank} has other {what} than rank 0: {other.same[what]} instead of {value}; "
+                    f"rank {rank} differs from rank 0 in {what}: {other.same[what]} instead of {value}; "
                     "give all ranks the same"
                 )
         beside = rank - rank % tensor_size
         if other.layers != reports[beside].layers:  # they may leave out rows in the last layer
             raise RankError(
-                f"rank {rank} computes with other layers than rank {beside}: {other.layers} instead of "
+                f"rank {rank} computes with different layers from rank {beside}: {other.layers} instead of "
                 f"{reports[beside].layers}; start again, and report it if that does not help"
             )
 
@@ -134,7 +134,7 @@ class RankRunner(ModelRunner):
 
     def use_attention(self, attention: PagedAttention) -> NoReturn:
         """Not here: the other ranks would go on with their own."""
-        raise ConfigError("a paged_attention of one's own runs on one rank; give tensor_parallel_size 1")
+        raise ConfigError("a custom paged_attention runs on one rank only; set tensor_parallel_size to 1")
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Rank 0: run one step on all ranks; see `Executor`.

@@ -41,7 +41,7 @@ def load(name: str, config: EngineConfig) -> RankRunner:
     started = int(os.environ.get("WORLD_SIZE", 1))
     if started > 1:
         if started != size:
-            raise ConfigError(f"{what}, and torchrun started {started}; give both the same")
+            raise ConfigError(f"{what}, but torchrun started {started}; use the same number for both")
         return _join(name, config, what)
     device = _device(0, size, what)
     threads = _share_threads(size)
@@ -121,7 +121,7 @@ def _device(local_rank: int, local_size: int, what: str) -> torch.device:
     if local_size > torch.cuda.device_count():
         raise ConfigError(
             f"{what}, {local_size} of them on this machine, which has {torch.cuda.device_count()} GPUs; "
-            "give a rank to each GPU at most"
+            "use at most one rank per GPU"
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)

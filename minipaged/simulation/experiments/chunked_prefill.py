@@ -15,7 +15,8 @@ WORKLOAD = Independent(Lognormal(1000, 0.8, 6000), Lognormal(200, 0.8, 1024))
 CHIPS = setup("llama-3-8b", "a100-80gb")
 SUSTAINED = "sustained"
 ENOUGH = (
-    "checked: of a step of 2,048 tokens 150 ms are computing and 11 ms the host, which is all that is saved"
+    "a larger budget can only save host time (checked: a step of 2,048 tokens takes 150 ms to compute and "
+    "11 ms on the host)"
 )
 
 
@@ -74,7 +75,7 @@ EXPERIMENT = Experiment(
     "Chunked prefill",
     "vLLM, optimization and tuning",
     "Llama-3-8B on an A100 80 GB, 5 req/s for 2 min, prompts of 1,000 and outputs of 200 tokens on average. "
-    "The source gives no numbers: its statements are read as ratios above or below 1.",
+    "The source gives no numbers, so we read its statements as ratios above or below 1.",
     grid(measure, [False], [8192])
     | grid(measure, [True], BUDGETS)
     | grid(measure, [SUSTAINED], [512, 2048, 8192]),

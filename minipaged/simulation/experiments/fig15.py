@@ -6,8 +6,8 @@ from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Pane
 
 PUBLISHED = {"sampling": (6.09, 8.53, 9.79), "beams": (37.56, 53.13, 55.16)}
 SHORT = (
-    "over 1,000 steps after 300, for which the spread of the lengths was fitted; checked: over 5,000 steps "
-    "after 1,000 it is 6.4, 9.8 and 10.8 % for sampling, 37.0, 53.2 and 57.7 % for beams"
+    "measured over 1,000 steps after 300, to which the spread of the lengths was fitted (checked: over 5,000 "
+    "steps after 1,000 it is 6.4, 9.8 and 10.8 % for sampling, and 37.0, 53.2 and 57.7 % for beams)"
 )
 DATA_LABELS = {"alpaca": "Alpaca", "sharegpt": "ShareGPT"}
 TITLES = {"sampling": "parallel sampling, n =", "beams": "beam search, width"}
@@ -40,8 +40,8 @@ EXPERIMENT = Experiment(
     "fig15",
     "Blocks saved by sharing",
     "PagedAttention paper, Fig. 15",
-    "OPT-13B on an A100 40 GB, queue kept full; block-table entries without a block of their own / all "
-    "entries, averaged over time.",
+    "OPT-13B on an A100 40 GB, queue kept full; the share of block-table entries that have no block of "
+    "their own, averaged over time.",
     grid(shared, DATA, METHODS, WIDTHS),
     conclude,
 )

@@ -39,8 +39,8 @@ def conclude(results: dict[Any, Any]) -> Outcome:
     """Ratios and one panel."""
     others = [f"{_gains(results, rounds)} with {rounds}" for rounds in ROUNDS]
     note = (
-        "how many rounds its conversations have the paper does not say, and they decide: checked, "
-        f"{' and '.join(others)} on average"
+        "the paper does not say how many rounds its conversations have, and that decides the ratio (checked: "
+        f"{' and '.join(others)} on average)"
     )
     claims = []
     for name in RESERVATIONS:
@@ -54,8 +54,8 @@ EXPERIMENT = Experiment(
     "fig17",
     "A chatbot",
     "PagedAttention paper, Fig. 17",
-    "OPT-13B on an A100 40 GB; a prompt is the last 1024 tokens of the conversation, an output ends at 1024; "
-    "conversations of 4 rounds on average with ShareGPT-like turns; nothing is kept between rounds.",
+    "OPT-13B on an A100 40 GB; a prompt is the last 1024 tokens of the conversation, and outputs end at "
+    "1024; conversations of 4 rounds on average with ShareGPT-like turns; nothing is kept between rounds.",
     grid(measure, SYSTEMS) | grid(sustained, SYSTEMS, ROUNDS),
     conclude,
 )

@@ -46,8 +46,8 @@ EXPERIMENT = Experiment(
     "fig18",
     "Block size",
     "PagedAttention paper, Fig. 18 b",
-    "OPT-13B on an A100 40 GB at a rate near the sustained one. The published statement (16 to 128 good for "
-    "ShareGPT, 16 and 32 for Alpaca, larger ones bad) is read as: within 25 % of the best, or not.",
+    "OPT-13B on an A100 40 GB at a rate near the sustained one. We read the published statement (16 to 128 "
+    "good for ShareGPT, 16 and 32 for Alpaca, larger ones bad) as: within 25 % of the best, or not.",
     grid(latency, LOADS, BLOCK_SIZES),
     conclude,
 )

@@ -17,7 +17,7 @@ const isObject = (value) => value !== null && typeof value === "object" && !Arra
 
 export function checkHeader(header) {
   if (!isObject(header) || header.format !== "minipaged-trace")
-    throw new TraceError("This is no trace of minipaged: its first line is not a trace header. Make one with --trace FILE.");
+    throw new TraceError("This is not a trace of minipaged: its first line is not a trace header. Make one with --trace FILE.");
   if (header.version !== VERSION) {
     const fix = header.version > VERSION ? "open it with a newer minipaged" : "record the run again with --trace FILE";
     throw new TraceError(`This trace is of version ${shown(header.version)}, this viewer reads version ${VERSION}: ${fix}.`);
@@ -134,7 +134,7 @@ export class Memory {
       const blocks = change[key] ?? [];
       checkCounts(blocks, key);
       for (const block of blocks) {
-        if (block >= this.header.num_blocks) refuse(`block ${block} is evictable, which the pool has not`);
+        if (block >= this.header.num_blocks) refuse(`block ${block} is evictable, which is not in the pool`);
         if (key === "evictable") this.evictable.add(block);
         else this.evictable.delete(block);
         if (block > this.highest) this.highest = block;
@@ -166,7 +166,7 @@ export class Memory {
     if (moved) {
       const size = this.refs[table.on_host ? 1 : 0].length;
       for (const block of table.blocks)
-        if (block >= size) refuse(`${shown(table.name)} has block ${block}, which the pool has not`);
+        if (block >= size) refuse(`${shown(table.name)} has block ${block}, which is not in the pool`);
       this.count(table, 1);
     }
     if (!known) this.tables.set(table.name, table);

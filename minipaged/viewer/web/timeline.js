@@ -177,7 +177,7 @@ function parsed(line, number) {
   try {
     return JSON.parse(line);
   } catch {
-    const what = number === 1 ? "This is no trace of minipaged: line 1 is not JSON" : `Line ${number} is not JSON (was it cut?)`;
+    const what = number === 1 ? "This is not a trace of minipaged: line 1 is not JSON" : `Line ${number} is not JSON (was it truncated?)`;
     throw new TraceError(`${what}: ${shown(line.slice(0, 40))}.`);
   }
 }

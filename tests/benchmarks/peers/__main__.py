@@ -1,4 +1,4 @@
-"""Compare minipaged with transformers and, where there is an environment for it, vLLM: `--help` says how.
+"""Compare minipaged with transformers, and with engines in environments of their own: `--help` says how.
 
 Prints a line a comparison and writes everything to a JSON file, from which `report` makes the page's table.
 Exit status 1: some engine's greedy float32 tokens differ; 2: a row could not be measured.
@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.peers.contest import OURS, DriverError, compare
+from tests.benchmarks.peers.contest import ENVIRONMENTS, OURS, DriverError, compare
 from tests.benchmarks.peers.rows import ROWS
 
 
@@ -33,7 +33,11 @@ def parse() -> argparse.Namespace:
         help=f"which rows; default all: {', '.join(names)}",
     )
     parser.add_argument("--pairs", type=int, help="rounds of every row; default 5, 2 or 3 for the slow ones")
-    parser.add_argument("--vllm-python", metavar="FILE", help="the interpreter of an environment with vLLM")
+    for name in ENVIRONMENTS:
+        option = f"--{name.replace('.', '-')}-python"
+        parser.add_argument(
+            option, dest=name, metavar="FILE", help=f"the interpreter of {name}'s environment"
+        )
     parser.add_argument(
         "--models",
         type=Path,
@@ -52,6 +56,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Run the rows; the file is written after each, so that nothing is lost."""
     arguments = parse()
+    pythons = {name: python for name in ENVIRONMENTS if (python := vars(arguments)[name])}
     result: dict[str, Any] = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "machine": machine(),
@@ -66,7 +71,7 @@ def main() -> int:
         try:
             outcome = compare(
                 row,
-                vllm_python=arguments.vllm_python,
+                pythons=pythons,
                 models=arguments.models,
                 workloads=arguments.workloads,
                 pairs=arguments.pairs,

@@ -26,9 +26,20 @@ DRIVERS = {
     OURS: "with_minipaged.py",
     "vllm": "with_vllm.py",
     "vllm-compiled": "with_vllm.py",
+    "openvino": "with_openvino.py",
+    "ort": "with_ort.py",
+    "llama.cpp": "with_llama_cpp.py",
     "padded": "with_transformers.py",
     "continuous": "with_transformers.py",
 }
+
+ENVIRONMENTS = ("vllm", "openvino", "ort", "llama.cpp")
+"""Those that run in an environment of their own."""
+
+
+def environment_of(engine: str) -> str | None:
+    """Which of the `ENVIRONMENTS` an engine runs in; None: in this one."""
+    return next((name for name in ENVIRONMENTS if engine.startswith(name)), None)
 
 
 class DriverError(RuntimeError):
@@ -109,7 +120,7 @@ class Driver:
 def compare(
     row: Row,
     *,
-    vllm_python: str | None,
+    pythons: dict[str, str],
     models: Path,
     workloads: Path | None,
     pairs: int | None,
@@ -119,7 +130,7 @@ def compare(
 
     Args:
         row: what to compare.
-        vllm_python: the interpreter of vLLM's environment; None leaves vLLM out.
+        pythons: the interpreter of each of the `ENVIRONMENTS` there is; peers of the others are left out.
         models: folder of the checkpoints; missing ones are made there.
         workloads: folder with workload files of one's own.
         pairs: rounds, instead of the row's own number.
@@ -133,14 +144,18 @@ def compare(
     """
     requests = workload(row.workload, workloads)
     task = vars(row) | {"model": str(model_directory(row.model, models)), "requests": requests}
-    engines = [OURS, *(peer for peer in row.goals if vllm_python or not peer.startswith("vllm"))]
+    interpreters = pythons | {None: sys.executable}
+    engines = [engine for engine in (OURS, *row.goals) if environment_of(engine) in interpreters]
+    absent = [peer for peer in row.goals if peer not in engines]
+    if absent:
+        report(f"  left out, as no interpreter is given: {', '.join(absent)}")
     runs: dict[str, list[dict[str, Any]]] = {engine: [] for engine in engines}
     about = {}
     with ExitStack() as stack:
         drivers = {}
         for engine in engines:
             report(f"  {engine}: loading and warming up")
-            python = vllm_python if vllm_python and engine.startswith("vllm") else sys.executable
+            python = interpreters[environment_of(engine)]
             drivers[engine] = Driver(python, DRIVERS[engine], task | {"engine": engine})
             stack.callback(drivers[engine].close)
             about[engine] = drivers[engine].about
@@ -160,6 +175,7 @@ def compare(
         "prompt_tokens": sum(len(one["prompt_token_ids"]) for one in requests),
         "output_tokens": row.width * sum(one["max_tokens"] for one in requests),
         "dtype": row.dtype,
+        "absent": absent,
         "threads": row.threads,
         "figure": row.figure,
         "is_exact": row.is_exact,

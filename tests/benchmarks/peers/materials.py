@@ -82,6 +82,8 @@ def workload(name: str, folder: Path | None) -> list[dict[str, Any]]:
     match name:
         case "mixed":
             sizes = [(rng.randint(16, 256), rng.randint(8, 128)) for _ in range(64)]
+        case "single":
+            sizes = [(64, 256)]
         case "shared":
             sizes = [(rng.randint(8, 32), rng.randint(8, 16)) for _ in range(64)]
         case "long":

@@ -23,6 +23,9 @@ NAMES = {
     "vllm-compiled": "vLLM, compiled",
     "padded": "transformers, padded `generate`",
     "continuous": "transformers, continuous batching",
+    "openvino": "OpenVINO GenAI",
+    "ort": "ONNX Runtime GenAI",
+    "llama.cpp": "llama.cpp",
 }
 
 
@@ -39,10 +42,10 @@ def page(results: list[dict[str, Any]], same_settings: list[dict[str, Any]]) -> 
     """
     rows = _rows(results)
     lines = [
-        "# Against vLLM and transformers",
+        "# Against other engines",
         "",
-        "Tokens a second of each engine beside minipaged's (1.0), on the same requests. A shorter bar is a",
-        "slower engine.",
+        "Tokens per second of each engine relative to minipaged's (1.0), on the same requests. A shorter bar",
+        "means a slower engine.",
         "",
         chart(rows),
         "",
@@ -59,17 +62,20 @@ def page(results: list[dict[str, Any]], same_settings: list[dict[str, Any]]) -> 
 
 METHOD = """## How it was measured
 
-Random Llamas. All requests are there at the start. Each engine runs warm, in a process of its own, and the
-engines take turns (A B C A B C).
+The models are randomly initialised Llamas, and all requests are present at the start. Each engine runs warm,
+in its own process, and the engines take turns (A B C A B C).
 
-- Seconds: median of the rounds; CPU seconds at one thread, wall seconds at two.
-- Tokens/s: output tokens by these seconds.
-- Ratio: the engine's time by minipaged's in the same round (min / **median** / max); above 1, ours is faster.
+- Seconds: median of the rounds; CPU seconds with one thread, wall-clock seconds with two.
+- Tokens/s: output tokens divided by these seconds.
+- Ratio: the engine's time divided by minipaged's in the same round (min / **median** / max); above 1,
+  minipaged is faster.
 - KV slots: tokens that fit in the blocks held at the peak; for a padded batch, its rectangle.
-- Tokens equal: of the first completion of each request. In float32, greedy, all must be.
+- Tokens equal: in the first completion of each request. In greedy float32, all must be equal. Each engine has
+  its own 8-bit weights: llama.cpp's are Q8_0, OpenVINO's and ONNX Runtime's are what their converters call
+  int8.
 
-minipaged runs with what its command line sets: large tensors in huge pages, freed memory kept. The others run
-with their defaults; ratios with the same settings for every engine are at the end.""".splitlines()
+minipaged runs with the settings of its command line: large tensors in huge pages, freed memory kept. The
+others run with their defaults; ratios with the same settings for every engine are at the end.""".splitlines()
 
 BAR, ROW, LABEL, WIDTH = 13, 10, 250, 760
 
@@ -93,7 +99,7 @@ def chart(rows: list[dict[str, Any]]) -> str:
         y += ROW
     body = "".join(parts).replace("`", "")
     return (
-        f'<svg viewBox="0 0 {WIDTH} {y}" role="img" aria-label="Speed of each engine beside minipaged" '
+        f'<svg viewBox="0 0 {WIDTH} {y}" role="img" aria-label="Speed of each engine relative to minipaged" '
         f'font-size="11" fill="currentColor" style="max-width: 48rem">{body}</svg>'
     )
 
@@ -112,7 +118,8 @@ def _runs(results: list[dict[str, Any]]) -> list[str]:
             for engine, figures in row["engines"].items():
                 own = figures["versions"]
                 versions |= {name: number for name, number in own.items() if name != "torch"}
-                versions[f"torch ({NAMES[engine]})"] = own["torch"]
+                if "torch" in own:
+                    versions[f"torch ({NAMES[engine]})"] = own["torch"]
         torches = {number for name, number in versions.items() if name.startswith("torch")}
         if len(torches) == 1:
             versions = {name: number for name, number in versions.items() if not name.startswith("torch")}
@@ -152,7 +159,7 @@ def _behind(rows: list[dict[str, Any]]) -> list[str]:
             if round(ratio, 2) < 1:
                 lines.append(f"- {where}: {NAMES[name]} is {1 / ratio:.2f} times as fast.")
             theirs = row["engines"][name].get("itl_ms_p99")
-            if theirs and ours["itl_ms_p99"]["median"] > theirs["median"]:
+            if theirs and round(ours["itl_ms_p99"]["median"]) > round(theirs["median"]):
                 lines.append(
                     f"- {where}: the slowest percent of tokens come {ours['itl_ms_p99']['median']:.0f} ms "
                     f"after the one before, {theirs['median']:.0f} ms in {NAMES[name]}."

@@ -19,6 +19,7 @@ class Row:
         goals: peer -> the ratio (its time / ours) to reach; None: compared without a goal, in two rounds.
         pairs: how often each engine runs.
         dtype: of weights and KV cache.
+        quantization: "int8": the linear layers' weights in 8 bits, by each engine's own method.
         threads: 1 compares CPU seconds, 2 wall seconds.
         method: greedy, beam search of `width`, or `width` samples at temperature 1.
         max_num_seqs: sequences at a time.
@@ -36,6 +37,7 @@ class Row:
     goals: dict[str, float | None]
     pairs: int = 5
     dtype: str = "float32"
+    quantization: Literal["none", "int8"] = "none"
     threads: int = 1
     method: Method = "greedy"
     width: int = 1
@@ -54,12 +56,13 @@ class Row:
     @property
     def is_exact(self) -> bool:
         """Whether all engines must give the same tokens."""
-        return self.method == "greedy" and self.dtype == "float32"
+        return self.method == "greedy" and self.dtype == "float32" and self.quantization == "none"
 
 
 EVERY = {"padded": None, "continuous": None}  # transformers, both ways, without a goal
 COMPILED = {"vllm-compiled": None}  # vLLM after torch.compile, which takes it about a minute
 LARGE = {"pairs": 2, "warm_up": 8}  # a run takes most of a minute
+LEVEL = 1.0  # at least as fast
 
 ROWS = [
     Row("tiny", "mixed, 3.4 M", "tiny", "mixed", {"vllm": 1.25, **COMPILED, **EVERY}),
@@ -133,4 +136,31 @@ ROWS = [
     Row("m100", "mixed, 134 M", "m100", "mixed", {"vllm": 1.05, **COMPILED}, **LARGE),
     Row("m100-bf16", "mixed, 134 M", "m100", "mixed", {"vllm": 1.05}, dtype="bfloat16", **LARGE),
     Row("m100-2t", "mixed, 134 M", "m100", "mixed", {"vllm": 1.05}, threads=2, **LARGE),
+    Row("tiny-openvino", "mixed, 3.4 M, beside OpenVINO", "tiny", "mixed", {"openvino": LEVEL}, pairs=3),
+    Row(
+        "m100-single",
+        "one request, 134 M",
+        "m100",
+        "single",
+        {"openvino": LEVEL, "ort": LEVEL, "llama.cpp": LEVEL},
+        pairs=3,
+    ),
+    Row(
+        "m100-single-bf16",
+        "one request, 134 M",
+        "m100",
+        "single",
+        {"openvino": LEVEL, "llama.cpp": LEVEL},
+        pairs=3,
+        dtype="bfloat16",
+    ),
+    Row(
+        "m100-single-int8",
+        "one request, 134 M, weights in 8 bits",
+        "m100",
+        "single",
+        {"openvino": LEVEL, "ort": LEVEL, "llama.cpp": 0.87},
+        pairs=3,
+        quantization="int8",
+    ),
 ]

@@ -24,6 +24,7 @@ def start(task: SimpleNamespace) -> Any:
     llm = LLM(
         task.model,
         dtype=task.dtype,
+        quantization=task.quantization,
         block_size=task.block_size,
         max_num_seqs=task.max_num_seqs,
         max_num_batched_tokens=task.max_num_batched_tokens,

@@ -37,9 +37,9 @@ def attend_kernel(
     query: element (row, head, d) is at row * query_stride_row + head * query_stride_head + d.
     key_cache [blocks, Hkv, block_size, Dk] and value_cache [blocks, Hkv, block_size, Dv], contiguous.
     block_tables: entry (sequence, logical) is at sequence * table_stride + logical.
-    row_sequence, row_position [T]: the sequence of a row, and its position there: it sees up to itself.
+    row_sequence, row_position [T]: the sequence of a row, and its position there; it sees up to itself.
 
-    Sizes that end in _PADDED are powers of two, as tl.arange wants them: mask what is beyond.
+    Sizes that end in _PADDED are powers of two, as tl.arange requires: mask whatever is beyond the real size.
     """
     row, head = tl.program_id(0), tl.program_id(1)
     kv_head = head // GROUP
@@ -90,7 +90,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Launch the kernel, one program a row and head. Given; window, softcap and sinks are for the brave."""
+    """Launch the kernel, one program per row and head. Given; window, softcap and sinks are for the brave."""
     if sliding_window is not None or softcap is not None or sinks is not None:
         raise ValueError("this kernel knows no sliding window, softcap or sinks; use a plain model")
     num_rows, num_heads, key_dim = query.shape

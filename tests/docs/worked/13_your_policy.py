@@ -7,10 +7,10 @@ from minipaged.scheduling import StepPlan
 
 
 class ShortestFirst(GivenScheduler):
-    """Admits the shortest prompt first, but nobody waits for ever.
+    """Admits the shortest prompt first, but nobody waits forever.
 
     Attributes:
-        patience: a request that arrived so many requests ago, or more, goes before all shorter ones.
+        patience: a request goes before all shorter ones once this many others have arrived after it.
     """
 
     patience = 100
@@ -21,12 +21,12 @@ class ShortestFirst(GivenScheduler):
         """Admit in your order.
 
         `super().admit_waiting(plan, budget, whole, share)` admits from the front of `self.waiting` until one
-        does not fit: put the queue into your order before, and back into the order of arrival
-        (`request.arrival`) after, for everything else counts on it. `self.num_arrived` is the number of
-        requests that have come so far.
+        does not fit. Put the queue into your order before the call, and back into the order of arrival
+        (`request.arrival`) afterwards, because everything else relies on that. `self.num_arrived` is the
+        number of requests that have arrived so far.
 
-        Task 1: shortest prompt first (`request.prompt_token_ids`), of equals the earlier.
-        Task 2: those with `self.num_arrived - request.arrival > self.patience` before all others, in order
+        Task 1: shortest prompt first (`request.prompt_token_ids`); among equals, the earlier first.
+        Task 2: requests with `self.num_arrived - request.arrival > self.patience` before all others, in order
         of arrival.
         """
         self.waiting = deque(sorted(self.waiting, key=self._urgency))

@@ -18,7 +18,7 @@ class Rank:
     """
 
     def __init__(self, number: int, size: int, key_pool: Tensor, value_pool: Tensor) -> None:
-        """`key_pool` and `value_pool` [num_blocks, KV heads, block_size, head_dim] are of one rank alone."""
+        """`key_pool`, `value_pool`: [num_blocks, KV heads, block_size, head_dim], the heads of all ranks."""
         self.number, self.size = number, size
         self.key_pool = key_pool[:, self.own(key_pool.shape[1])].contiguous()
         self.value_pool = value_pool[:, self.own(value_pool.shape[1])].contiguous()
@@ -26,10 +26,10 @@ class Rank:
     # -- task 1: whose heads ----------------------------------------------------------------------
 
     def own(self, num_heads: int) -> slice:
-        """Which of `num_heads` heads are this rank's: rank 0 has the first ones, and all have as many.
+        """Which of `num_heads` heads are this rank's: rank 0 has the first, and all have the same number.
 
         Raises:
-            ValueError: they cannot be shared out evenly; the message has both numbers.
+            ValueError: they cannot be divided evenly; the message has both numbers.
         """
         if num_heads % self.size:
             raise ValueError(f"{num_heads} heads do not go to {self.size} ranks; give a divisor")
@@ -41,12 +41,12 @@ class Rank:
     def follow(
         self, copies: Sequence[tuple[int, int]], slots: Sequence[int], keys: Tensor, values: Tensor
     ) -> None:
-        """What the plan of a step does to the own pools.
+        """Apply the plan of a step to this rank's pools.
 
         Args:
-            copies: (source block, destination block), one after the other, before anything is written.
+            copies: (source block, destination block), to be made in order, before anything is written.
             slots: where the T new tokens go: slot s is place s % block_size of block s // block_size.
-            keys, values: [T, KV heads, head_dim], of all heads of the model.
+            keys, values: [T, KV heads, head_dim], for all heads of the model.
         """
         for source, destination in copies:
             self.key_pool[destination] = self.key_pool[source]
@@ -60,10 +60,10 @@ class Rank:
     def attend(
         self, query: Tensor, metadata: AttentionMetadata, sinks: Tensor | None = None, **parameters
     ) -> Tensor:
-        """Attention of the own query heads over the own pools.
+        """Attention of this rank's query heads over its pools.
 
         Args:
-            query: [T, Hq, head_dim], of all heads of the model.
+            query: [T, Hq, head_dim], for all heads of the model.
             metadata: block tables and lengths, the same on every rank.
             sinks: [Hq], one number a query head; None for most models.
             parameters: `scale` and others that all heads share, for `given_attention`.

@@ -206,3 +206,22 @@ class TheFreedTableHasTokens(BlockTable):
         num_tokens = self.num_tokens
         super().free()
         self.num_tokens = num_tokens
+
+
+class LooksUpTheFirstSlot(BlockTable):
+    """`slots(start, start)` has a slot, or an index past the table."""
+
+    caught_by = "test_no_positions_have_no_slots"
+
+    def slots(self, start, stop):
+        first = self.slot(start)
+        return [first] + [self.slot(position) for position in range(start + 1, stop)]
+
+
+class TopsUp(BlockTable):
+    """Preallocates until there are `count` empty blocks instead of `count` more."""
+
+    caught_by = "test_preallocating_twice_adds_up"
+
+    def preallocate(self, count):
+        self.blocks += self.pool.allocate(max(0, count - (len(self.blocks) - self.num_filled_blocks)))

@@ -303,3 +303,15 @@ class PromisesWithoutTheCopy(BlockTable):
         self.blocks += fresh
         self.num_tokens += count
         return copy
+
+
+class ForksOnePastAFullBlock(BlockTable):
+    """n // size + 1 blocks: right unless the last one is full and another is preallocated."""
+
+    caught_by = "test_a_fork_after_a_full_block_shares_no_preallocated_one"
+
+    def fork(self):
+        child = type(self)(self.pool, self.block_size)
+        child.share(self.blocks[: self.num_tokens // self.block_size + 1])
+        child.num_tokens = self.num_tokens
+        return child

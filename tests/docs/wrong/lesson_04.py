@@ -351,3 +351,14 @@ class NewPromptsFirst(PrefillFirst):
         if not plan.scheduled:
             budget -= scheduler.plan_decodes(plan, budget)
             scheduler.resume_preempted(plan, budget)
+
+
+class CountsRequests(FCFSScheduler):
+    """Returns how many requests decode, not how many tokens they compute."""
+
+    caught_by = "test_every_sequence_of_a_request_costs_a_token"
+
+    def plan_decodes(self, plan, budget):
+        before = len(plan.scheduled)
+        super().plan_decodes(plan, budget)
+        return len({s.sequence.request.request_id for s in plan.scheduled[before:]})

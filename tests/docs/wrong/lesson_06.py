@@ -197,3 +197,12 @@ class NeverAsksTheHost(Auto):
                 return True
 
         return estimate(self, victim, Roomy())
+
+
+class SparesTheLast(Recompute):
+    """The last candidate may be the request that asks, so the one before it is preempted."""
+
+    caught_by = "test_the_last_candidate_is_the_victim"
+
+    def choose_victim(self, candidates):
+        return candidates[max(0, len(candidates) - 2)]

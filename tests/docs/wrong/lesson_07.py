@@ -249,3 +249,18 @@ class SharesOnlyAtAdmission(ChunkedPrefill):
 
     def fill(self, plan, scheduler):
         phases(scheduler, plan, ORDER, (None, share_of(scheduler)))
+
+
+class HeldBackByDecodes(FCFSScheduler):
+    """Any running request behind a prompt holds it to its share, even one that only decodes."""
+
+    caught_by = "test_a_decode_behind_a_prompt_does_not_hold_it_to_its_share"
+
+    def continue_prefills(self, plan, budget, share=None):
+        left = budget
+        for index, request in enumerate(self.running):
+            if left and request.is_prefill:
+                behind = index + 1 < len(self.running) or bool(self.waiting)
+                limit = left if share is None or not behind else min(left, share)
+                left -= self.schedule_request(plan, request, limit)
+        return budget - left

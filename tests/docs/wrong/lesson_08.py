@@ -320,7 +320,7 @@ class FreesPendingBlocks(PrefixCache):
 
 
 class EvictsTheNewest(PrefixCache):
-    """A stack instead of a queue: the least recently used stays for ever."""
+    """A stack instead of a queue: the least recently used stays forever."""
 
     task = 4
 

@@ -73,3 +73,9 @@ reads_queries_as_contiguous = mistake(
     "contiguous", 2, "query + row * query_stride_row", "query + row * output_stride"
 )
 takes_a_zero_for_a_score = mistake("masked", 1, '* scale, float("-inf"))', "* scale, 0.0)")
+computes_the_querys_strides = mistake(
+    "query_strides",
+    "test_strided_queries_are_read_by_their_strides",
+    "query + row * query_stride_row + head * query_stride_head + key_dim",
+    "query + (row * NUM_KV_HEADS * GROUP + head) * KEY_DIM + key_dim",
+)

@@ -44,7 +44,7 @@ class LeavesItSorted(FCFSScheduler):
 
 
 class HasAllThePatience(FCFSScheduler):
-    """A long prompt waits for ever."""
+    """A long prompt waits forever."""
 
     caught_by = "test_whoever_waited_too_long_goes_first"
     admit_waiting = by(lambda self, request: (length(request), request.arrival))

@@ -18,7 +18,7 @@ from tests.gpu.benchmarks.batches import Storage, storage_bytes
 from tests.gpu.benchmarks.timing import Machine, shown
 from tests.gpu.records import Records
 
-NAMES = ("ceiling", "peers", "prefill", "engine", "moves", "decode")  # by what one would miss most
+NAMES = ("ceiling", "peers", "prefill", "engine", "step", "moves", "decode")  # by what one would miss most
 LARGEST = 256 * 32768  # tokens of the largest decode batch
 
 
@@ -27,8 +27,17 @@ def summary(results: list[dict], dry_run: bool) -> str:
     measured = [result for result in results if "value" in result]
     lines = ["", "SUMMARY" + (" (dry run: these figures mean nothing)" if dry_run else "")]
     for result in measured:
-        if result["benchmark"] in ("read ceiling", "decode peers", "paging overhead", "prefill", "engine"):
-            more = "  ".join(f"{key} {shown(result[key])}" for key in ("share", "ratio") if key in result)
+        if result["benchmark"] in (
+            "read ceiling",
+            "decode peers",
+            "paging overhead",
+            "prefill",
+            "engine",
+            "step",
+        ):
+            more = "  ".join(
+                f"{key} {shown(result[key])}" for key in ("share", "ratio", "launches") if key in result
+            )
             value = f"{shown(result['value'])} {result['unit']}"
             lines.append(f"  {result['benchmark']:<15} {result['parameters']:<68} {value:>14}  {more}")
     shares = [result["share"] for result in measured if result["benchmark"] == "decode"]
@@ -82,6 +91,10 @@ def measure(machine: Machine, name: str) -> None:
         from tests.gpu.benchmarks.engine import engine
 
         return engine(machine)
+    if name == "step":
+        from tests.gpu.benchmarks.step import step
+
+        return step(machine)
     if name == "moves":
         from tests.gpu.benchmarks.moves import moves
 

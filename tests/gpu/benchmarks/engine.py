@@ -50,7 +50,7 @@ def engine(machine: Machine) -> None:
     def continuous_batching() -> None:
         model.generate_batch(inputs=prompts, generation_config=greedy)
 
-    def through(backend: str, graphs: bool = True) -> Callable[[], None]:
+    def through(backend: str, graphs: bool = True, fused: bool = False) -> Callable[[], None]:
         blocks = num_requests * (-(-(longest + new_tokens) // 16) + 1)
         options = {
             "attention_backend": backend,
@@ -59,7 +59,10 @@ def engine(machine: Machine) -> None:
             "max_num_batched_tokens": 8192,
             "enable_prefix_caching": False,  # the second run has the first one's prompts
         }
-        llm = LLM(executor=ModelRunner(model, config_from(options)), **options)
+        runner = ModelRunner(model, config_from(options))
+        if fused:
+            runner.optimize()
+        llm = LLM(executor=runner, **options)
         params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
 
         def run() -> None:
@@ -67,13 +70,15 @@ def engine(machine: Machine) -> None:
 
         return run
 
-    # In this order: the engine switches the model's attention to its own.
+    # In this order: the engine switches the model's attention to its own, and at last fuses its layers.
     contenders: dict[str, Callable[[], Callable[[], None]]] = {
         "transformers generate": lambda: generate,
         "transformers generate_batch": lambda: continuous_batching,
         "engine, torch": lambda: through("torch"),
         "engine, triton, no graphs": lambda: through("triton", graphs=False),
         "engine, triton": lambda: through("triton"),
+        "engine, triton, fused layers, no graphs": lambda: through("triton", graphs=False, fused=True),
+        "engine, triton, fused layers": lambda: through("triton", fused=True),
     }
     parameters = f"{num_requests} prompts of {longest // 8}-{longest}, {new_tokens} new tokens"
     for name, prepare in contenders.items():

@@ -1,0 +1,49 @@
+"""The arrays of a step to the device, in one copy.
+
+    pinned host memory   | token ids .. | positions | slots | query start . | ...     each begins where
+              one copy, for which the host does not wait                              16 divides
+    device memory        | token ids .. | positions | slots | query start . | ...     the tensors are views
+
+Seven small copies would be seven launches before anything is computed. Kernels are compiled for addresses
+that 16 divides: for others they would be compiled anew, with slower loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ALIGNMENT = 16
+
+
+def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """The arrays as tensors on the device; on a CPU they share the arrays' memory."""
+    if device.type in ("cpu", "mps"):  # (views of another type are not tried on mps)
+        return [torch.from_numpy(array).to(device) for array in arrays]
+    packed = pack(arrays, pinned=device.type == "cuda")
+    return unpack(packed.to(device, non_blocking=True), arrays)
+
+
+def pack(arrays: Sequence[np.ndarray], pinned: bool) -> Tensor:
+    """All of them in one tensor of bytes; pinned memory is not given out again before its copy is done."""
+    buffer = torch.empty(sum(map(_room, arrays)), dtype=torch.uint8, pin_memory=pinned)
+    for view, array in zip(unpack(buffer, arrays), arrays):
+        view.numpy()[...] = array
+    return buffer
+
+
+def unpack(buffer: Tensor, arrays: Sequence[np.ndarray]) -> list[Tensor]:
+    """Views of the bytes of `buffer`, of the arrays' types and shapes."""
+    views, first = [], 0
+    for array in arrays:
+        dtype = torch.from_numpy(array[:0]).dtype
+        views.append(buffer[first : first + array.nbytes].view(dtype).view(array.shape))
+        first += _room(array)
+    return views
+
+
+def _room(array: np.ndarray) -> int:
+    return -(-array.nbytes // ALIGNMENT) * ALIGNMENT

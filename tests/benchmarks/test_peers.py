@@ -1,0 +1,77 @@
+"""The comparison with other engines: who takes part, and what the page says of it. No engine runs here."""
+
+import pytest
+
+from tests.benchmarks.peers import contest
+from tests.benchmarks.peers.contest import DRIVERS, ENVIRONMENTS, OURS, Spread, compare, environment_of
+from tests.benchmarks.peers.report import NAMES, page
+from tests.benchmarks.peers.rows import ROWS
+
+ROW = next(row for row in ROWS if row.name == "m100-single")
+
+
+class FakeDriver:
+    """An engine that takes a second; ours two."""
+
+    def __init__(self, python, script, task):
+        self.python = python
+        self.engine = task["engine"]
+        self.about = {"versions": {self.engine: "1.0"}}
+
+    def run(self):
+        """The same tokens from everybody."""
+        return {"wall_s": 1.0, "cpu_s": 2.0 if self.engine == OURS else 1.0, "tokens": [[1, 2]]}
+
+    def close(self):
+        """Nothing to end."""
+
+
+@pytest.fixture
+def outcome(monkeypatch, tmp_path):
+    """`m100-single` where only ONNX Runtime has an environment; (outcome, what was reported)."""
+    monkeypatch.setattr(contest, "Driver", FakeDriver)
+    monkeypatch.setattr(contest, "model_directory", lambda name, folder: folder / name)
+    told = []
+    pythons = {"ort": "ort-python"}
+    found = compare(
+        ROW, pythons=pythons, models=tmp_path, workloads=None, pairs=1, report=lambda line: told.append(line)
+    )
+    return found, "\n".join(told)
+
+
+def test_an_engine_without_an_environment_is_left_out_and_named(outcome):
+    """Catches a peer that is missing from a table as if it had been measured and lost."""
+    found, told = outcome
+    assert list(found["engines"]) == [OURS, "ort"]
+    assert found["absent"] == ["openvino", "llama.cpp"]
+    assert "left out, as no interpreter is given: openvino, llama.cpp" in told
+
+
+def test_a_faster_engine_is_named_in_words(outcome):
+    """Catches a page that shows only rows that flatter, or that fails on an engine without torch."""
+    run = {"date": "2026-11-22", "machine": "a machine", "command": "a command", "rows": [outcome[0]]}
+    text = page([run], [])
+    assert "- one request, 134 M (float32, threads: 1): ONNX Runtime GenAI is 2.00 times as fast." in text
+    assert "minipaged 1.0, ort 1.0:" in text
+    assert "openvino" not in text
+
+
+def test_every_peer_of_every_row_has_a_driver_a_name_and_a_place_to_run():
+    """Catches a row that fails after minutes of measuring the rows before it."""
+    for engine in {peer for row in ROWS for peer in row.goals}:
+        assert (contest.HERE / DRIVERS[engine]).exists()
+        assert engine in NAMES
+        assert environment_of(engine) in (*ENVIRONMENTS, None)
+    assert environment_of("vllm-compiled") == "vllm"
+    assert environment_of("padded") is None
+
+
+def test_weights_in_8_bits_need_not_give_the_same_tokens():
+    """Catches a run that fails because two engines round differently."""
+    exact = {row.name for row in ROWS if row.is_exact and row.model == "m100" and row.workload == "single"}
+    assert exact == {"m100-single"}
+
+
+def test_a_spread_is_of_all_rounds():
+    """Catches a median of the first round alone."""
+    assert Spread.of([3.0, 1.0, 2.0]) == (1.0, 2.0, 3.0)

@@ -1,0 +1,40 @@
+"""What the passes between a layer's matrix products must compute, in float64; needs torch alone."""
+
+import torch
+from torch import Tensor
+
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+"""Half precision rounds to 11 or 8 bits, a norm twice."""
+
+
+def assert_near(actual: Tensor, exact: Tensor) -> None:
+    """Equal to the rounding of the actual values' type."""
+    tolerance = TOLERANCES[actual.dtype]
+    torch.testing.assert_close(actual.double(), exact, atol=tolerance, rtol=tolerance)
+
+
+def exact_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Rows [..., D] / their root mean square * weight [D]."""
+    rows = rows.double()
+    return rows / (rows.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight.double()
+
+
+def random_angles(
+    num_tokens: int, size: int, dtype: torch.dtype, device: str = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [T, D], each angle at both places of its pair."""
+    angles = torch.randn(num_tokens, size // 2, device=device).repeat(1, 2)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def exact_rotation(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Heads [T, H, D], element d turned with element d + D/2."""
+    heads, half = heads.double(), heads.shape[-1] // 2
+    turned = torch.cat([-heads[..., half:], heads[..., :half]], -1)
+    return heads * cosines.double()[:, None] + turned * sines.double()[:, None]
+
+
+def exact_gate(rows: Tensor) -> Tensor:
+    """silu(gate) * up of rows [T, 2 * D]."""
+    gate, up = rows.double().chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
