@@ -63,7 +63,7 @@ def test_a_full_trace_does_not_end_the_run(loaded, capsys, monkeypatch):
     assert code == 2
     assert "The sun" in out
     assert err.count("minipaged: ") == 1
-    assert "cannot write trace /dev/full: No space left on device; give" in err
+    assert "cannot write trace /dev/full: No space left on device; choose" in err
 
 
 @needs_full_device
