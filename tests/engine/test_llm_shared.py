@@ -109,7 +109,7 @@ def test_a_call_from_inside_a_step_is_refused(llm, texts, call):
     thread.start()
     thread.join(20)
     assert outputs, "it waits for itself"
-    assert "inside a step" in outputs[0].error
+    assert "inside one of its own steps" in outputs[0].error
     assert not llm.engine.has_unfinished
     assert llm.generate(PROMPTS[0], PARAMS)[0].outputs[0].text == texts[0]
 

@@ -374,7 +374,7 @@ def test_not_exactly_one_of_its_type_is_refused_when_built(given, told):
 def test_who_cannot_follow_says_so(llm, model, monkeypatch):
     """Beams, a model without tokenizer or EOS, a missing package: free text, or a stack trace in a step."""
     given = StructuredOutputsParams(regex="a")
-    with pytest.raises(ParamsError, match="given; beam search does not support it; use SamplingParams"):
+    with pytest.raises(ParamsError, match="given, which beam search does not support; use SamplingParams"):
         BeamSearchParams(beam_width=2, structured_outputs=given)
     with pytest.raises(ParamsError, match=r"structured_outputs is {'regex': 'a'}; give StructuredOutputsP"):
         SamplingParams(structured_outputs={"regex": "a"})
