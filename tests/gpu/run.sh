@@ -34,21 +34,21 @@ elif ! python3 -c "import torch; raise SystemExit(not torch.cuda.is_available())
 fi
 
 engine_tests() { # MARKER [OPTION ...]
-    local marker="$1"
+    local marker="$1" left=$((deadline - SECONDS))
     shift
-    timeout 100 python3 -m pytest -p tests.gpu.plugin -m "$marker" "$@" \
+    timeout $((left > 5 ? left : 5)) python3 -m pytest -p tests.gpu.plugin -m "$marker" "$@" \
         tests/engine/test_cuda_graphs.py tests/engine/test_execution_gpu.py tests/gpu/test_engine.py
 }
 
 correctness() {
-    local failed=0 workers="" missing
+    local failed=0 workers="" missing deadline=$((SECONDS + 230))
     python3 -m tests.gpu.check_kernels --out "$out" --jobs 4 --seconds 120 $dry_run || failed=1
     [ -n "$dry_run" ] && return $failed
     python3 -m tests.gpu.check_kernels --out "$out" --alone || failed=1
     if missing=$(python3 -c "import hypothesis, pytest, transformers, typer" 2>&1); then
         if python3 -c "import xdist" 2>/dev/null; then workers="-n 4"; fi # mostly compilation: the device is shared
+        engine_tests "gpu and alone" || failed=1 # few and short
         engine_tests "gpu and not alone" $workers || failed=1
-        engine_tests "gpu and alone" || failed=1
     else
         echo "the engine's tests are left out: $(tail -1 <<<"$missing")" | tee -a "$out/left-out.txt" >&2
     fi
