@@ -100,7 +100,9 @@ def test_text_streams_while_its_blocks_fill_and_come_back(page, server):
     state = page.value("viewer.state()")
     assert state["free"] + state["evictable"] == 96
     assert state["evictable"] > 2
-    page.wait_for("document.querySelector('.mpv-usage').textContent.startsWith('0 of 96 blocks')")  # drawn later
+    page.wait_for(
+        "document.querySelector('.mpv-usage').textContent.startsWith('0 of 96 blocks')"
+    )  # drawn later
     assert page.problems == []
 
 

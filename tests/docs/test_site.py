@@ -37,6 +37,17 @@ def test_every_link_of_a_page_in_the_repository_leads_to_a_file(page):
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
+NOTED = [page for page in sorted(ROOT.glob("docs/**/*.md")) if "[^" in page.read_text()]
+
+
+@pytest.mark.parametrize("page", NOTED, ids=lambda page: page.name)
+def test_every_footnote_that_a_page_cites_has_a_line_of_its_own(page):
+    """Catches notes that were wrapped into one paragraph: Markdown knows a note by the start of its line."""
+    text = re.sub(r"`[^`]*`", "", page.read_text())
+    notes = re.findall(r"^\[\^(\w+)\]:", text, re.MULTILINE)
+    assert sorted(notes) == sorted(set(re.findall(r"\[\^(\w+)\](?!:)", text)))
+
+
 API = [
     name
     for page in sorted(ROOT.glob("docs/api/*.md"))
