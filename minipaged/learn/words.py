@@ -147,21 +147,30 @@ def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]
 
 
 def mentioned_in(exercise: Path, text: str) -> list[str]:
-    """The functions of an exercise that a text names: "slot, line 42: return position" or "slot, line 42"."""
+    """The functions of an exercise that a text names: "slot, line 42: return position" or "slot, line 42".
+    Of several classes that have such a method, those that the text names, too."""
     source = exercise.read_text()
     words = set(re.findall(r"\w+", text))
-    told = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef) and node.name in words:
-            statements = node.body[1:] if ast.get_docstring(node) is not None else node.body
-            line = statements[0].lineno if len(statements) == 1 else node.lineno
-            code = f": {source.splitlines()[line - 1].strip()}" if len(statements) == 1 else ""
-            told.append(f"{node.name}, line {line}{code}")
-    return told
+    tree = ast.parse(source)
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in words]
+    for scope in (classes, [tree]):
+        told = []
+        for node in (node for part in scope for node in ast.walk(part)):
+            if isinstance(node, ast.FunctionDef) and node.name in words:
+                statements = node.body[1:] if ast.get_docstring(node) is not None else node.body
+                line = statements[0].lineno if len(statements) == 1 else node.lineno
+                code = f": {source.splitlines()[line - 1].strip()}" if len(statements) == 1 else ""
+                told.append(f"{node.name}, line {line}{code}")
+        if told:
+            return told
+    return []
 
 
 def names_of(start: Path, task: int) -> list[str]:
-    """What a task leaves to write: the functions whose stub names it."""
+    """What a task leaves to write: the functions whose stub names it; if none does, those whose text does."""
+    source = start.read_text()
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
     words = re.compile(rf"Lesson \d+, task {task}: ")
-    functions = [node for node in ast.walk(ast.parse(start.read_text())) if isinstance(node, ast.FunctionDef)]
-    return [node.name for node in functions if words.search(ast.unparse(node.body[-1]))]
+    names = [node.name for node in functions if words.search(ast.unparse(node.body[-1]))]
+    mentioned = re.compile(rf"[Tt]ask {task}\b")
+    return names or [n.name for n in functions if mentioned.search(ast.get_source_segment(source, n) or "")]

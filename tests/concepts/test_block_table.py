@@ -160,7 +160,7 @@ def test_no_token_copies_nothing():
     assert pool.num_free == 1
 
 
-def test_the_block_that_is_copied_is_the_next_tokens():
+def test_the_block_that_is_copied_is_that_of_the_next_token():
     """Catches blocks[-1]: there may be preallocated blocks after the one that is written."""
     pool = FigurePool(7, 1, 3, 5)
     a1 = table_of(pool, 7)
@@ -268,10 +268,11 @@ def test_an_append_that_fails_changes_nothing(forked):
     pool = FigurePool(7, 1)
     table = table_of(pool, 7)
     other = table.fork() if forked else None
-    before = rows(table), dict(pool.counts)
+    before, counts = rows(table), dict(pool.counts)
     with pytest.raises(OutOfBlocksError):
         table.append(2 if not forked else 1)
-    assert (rows(table), dict(pool.counts)) == before
+    assert rows(table) == before
+    assert pool.counts == counts
     assert other is None or other.blocks == [7, 1]
 
 

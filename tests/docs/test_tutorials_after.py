@@ -56,7 +56,9 @@ def test_blocks_before_the_window_go_back_to_the_pool(make):
 def test_a_block_goes_when_its_last_slot_is_out_of_sight(make, window, hidden):
     """Catches a window that is off by one, and a block that goes while a slot of it is still visible."""
     _, null, table = make(12)
-    assert table.slide(window, null) == hidden
+    found = table.slide(window, null)
+    told = f"12 tokens, a window of {window}: slide returns {hidden}, not {found}"
+    assert found == hidden, told
     assert table.blocks.count(null) == hidden
 
 
@@ -149,6 +151,13 @@ def test_a_confirmed_draft_leaves_preallocated_blocks_alone(make):
     table.settle([5], [5, 6])
     assert len(table.blocks) == 4
     check_counts(pool, null, table)
+
+
+def test_a_draft_may_be_all_of_the_table(make):
+    """Catches >= instead of >: only a draft that is longer than the table is refused."""
+    _, _, table = make(2)
+    assert table.settle([5, 6], [5, 1, 7]) == [5, 1]
+    assert table.num_tokens == 1
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,15 @@ def test_the_queue_is_back_in_order_of_arrival_after_each_step(make):
     assert [r.arrival for r in engine.scheduler.waiting] == [0, 2, 3]
 
 
+def test_the_queue_is_back_in_order_when_nobody_fits(make):
+    """Catches a queue put back only after an admission: in many steps nobody is admitted."""
+    engine = make([9, 3, 6])
+    engine.step()
+    assert engine.scheduler.admit_waiting(StepPlan(1), 10) == 0
+    arrivals = [request.arrival for request in engine.scheduler.waiting]
+    assert arrivals == sorted(arrivals)
+
+
 def test_the_order_changes_nothing_in_the_tokens(make):
     """Catches a request that is lost or served twice."""
     engine = make([9, 3, 6, 12, 1])

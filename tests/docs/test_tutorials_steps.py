@@ -202,6 +202,14 @@ def test_another_content_of_a_known_hash_is_not_registered():
     assert not cache.is_pending(second)
 
 
+def test_equal_tokens_after_another_prefix_get_an_entry_of_their_own():
+    """Catches an entry known by hash and tokens alone: it would stand for another prefix, or another salt."""
+    cache, _, (first, second) = cache_of(1, 2, 3, 4, hash_function=lambda key: 7)
+    cache.register(first, 7, tokens(1, 2), "alice")
+    assert cache.register(second, 7, tokens(1, 2), "bob").parent == "bob"
+    assert cache.block_of == {7: first}
+
+
 def release_into_cache(cache, block):
     """What `free` will do in task 4 when the last holder lets go."""
     assert cache.allocator.release(block)
@@ -235,9 +243,17 @@ def test_the_walk_finds_every_block_of_a_cached_prefix():
     cache, hashes, blocks = cache_of(1, 2, 3, 4, 5)
     entry = cache.register(blocks[0], hashes[0], tokens(1, 2))
     cache.register(blocks[1], hashes[1], tokens(3, 4), entry)
+    cache.commit()
     assert cache.match(hashes, tokens(1, 2, 3, 4, 5)) == blocks
     assert cache.match(hashes[:1], tokens(1, 2)) == blocks[:1]
     assert cache.match([], tokens(1)) == []
+
+
+def test_a_pending_block_is_found():
+    """Catches a walk that skips pending blocks: equal prompts admitted in one step share them."""
+    cache, hashes, blocks = cache_of(1, 2)
+    cache.register(blocks[0], hashes[0], tokens(1, 2))
+    assert cache.match(hashes, tokens(1, 2)) == blocks
 
 
 def test_looking_holds_nothing():
@@ -415,6 +431,17 @@ def test_every_sequence_of_a_request_costs_a_token():
     assert engine.scheduler.policy.returned == [5, 3]
 
 
+def test_the_copies_of_every_request_are_in_the_plan():
+    """Catches `=` for `+=`: the copies of the second request would replace those of the first."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64), lambda plan, s: s.plan_decodes(plan, 64), lengths=[]
+    )
+    for number in range(2):
+        engine.add([number] * 5, method=samples(2))
+    engine.step()
+    assert len(engine.scheduler.schedule().copies) == 2
+
+
 def test_growth_that_needs_no_block_preempts_nobody():
     """Catches room made for one block each: the pool is full, but both last blocks have free slots."""
     engine = scripted(
@@ -517,7 +544,8 @@ def test_the_share_is_three_quarters_of_the_whole_budget(budget, share):
     step = Spends(plan_decodes=budget // 2)
     step.max_num_batched_tokens = budget
     ChunkedPrefill().fill(StepPlan(0), step)
-    assert step.shares["continue_prefills"] == step.shares["admit_waiting"] == share
+    found = [step.shares[phase] for phase in ("continue_prefills", "admit_waiting")]
+    assert found == [share, share], f"the share of a budget of {budget} is {share}; the phases got {found}"
 
 
 def test_a_prompt_goes_on_where_its_last_chunk_ended():
@@ -692,6 +720,17 @@ def test_the_best_live_beam_decides_whether_to_stop():
         request.completions[-1].cumulative_logprob = total
     sample = Sample([5, 6, 7, 8], [-1.0, -9.0, -10.0, -11.0])
     assert [branch.token_id for branch in request.method.advance(request, [sample])] == [5, 6]
+
+
+def test_a_beam_that_ended_does_not_decide_whether_to_stop():
+    """Catches asking about the best candidate: it ended, and the best of those that go on cannot win."""
+    params = BeamSearchParams(beam_width=2, max_tokens=20)
+    request = make_request([1, 2], BeamSearch(params, StopChecker(params, {0})), params)
+    for total in (-2.0, -3.0):
+        request.completions.append(make_sequence([1, 2], [3], params))
+        request.completions[-1].cumulative_logprob = total
+    sample = Sample([0, 5, 6, 7], [-0.1, -9.0, -10.0, -11.0])
+    assert [branch.token_id for branch in request.method.advance(request, [sample])] == [0]
 
 
 # -- lesson 05 -----

@@ -1,8 +1,13 @@
 """What a failed test says in words."""
 
+from pathlib import Path
+
 import pytest
 
-from minipaged.learn.words import expected_and_got, sentence
+from minipaged.learn.lessons import read_lessons
+from minipaged.learn.words import expected_and_got, mentioned_in, names_of, sentence
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_name_is_a_sentence():
@@ -49,3 +54,20 @@ def test_a_long_value_is_cut():
     told = expected_and_got(f"assert {list(range(500))} == []")
     assert told.startswith("Expected [], got [0, 1, 2")
     assert len(told) < 200
+
+
+@pytest.mark.parametrize("lesson", read_lessons(ROOT), ids=lambda lesson: lesson.number)
+def test_every_task_names_what_it_leaves_to_write(lesson):
+    """Catches a message that names nothing for the second task of a method."""
+    for task in range(1, len(lesson.tasks) + 1):
+        assert names_of(lesson.start, task)
+
+
+def test_of_equal_names_that_of_the_class_in_the_test_is_told(tmp_path):
+    """Catches a line of another policy shown as yours: all of them have the method."""
+    file = tmp_path / "exercise.py"
+    file.write_text(
+        "class A:\n    def f(self):\n        return 1\n\nclass B:\n    def f(self):\n        return 2\n"
+    )
+    assert mentioned_in(file, "assert B().f() == 3") == ["f, line 7: return 2"]
+    assert mentioned_in(file, "assert it.f() == 3") == ["f, line 3: return 1", "f, line 7: return 2"]

@@ -225,3 +225,14 @@ class TopsUp(BlockTable):
 
     def preallocate(self, count):
         self.blocks += self.pool.allocate(max(0, count - (len(self.blocks) - self.num_filled_blocks)))
+
+
+class CountsBeforeItHasTheBlocks(BlockTable):
+    """`num_tokens` grows first: an allocation that fails leaves tokens without a slot."""
+
+    task = 2
+
+    def append(self, count=1):
+        needed = self.blocks_to_append(count)
+        self.num_tokens += count
+        self.blocks += self.pool.allocate(needed) if needed else []

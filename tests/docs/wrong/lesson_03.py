@@ -115,3 +115,5 @@ caps_without_dividing = mistake(task=3, cap_without_dividing=True)
 scales_the_sink = mistake(task=3, sink_factor=0.5)
 masks_by_weight = functools.wraps(worked)(masks_by_weight)
 masks_by_weight.task = 1
+
+gathers_for_the_last_row = mistake("test_every_row_has_a_window_of_its_own", window_of_the_last=True)

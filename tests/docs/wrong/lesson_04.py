@@ -362,3 +362,23 @@ class CountsRequests(FCFSScheduler):
         before = len(plan.scheduled)
         super().plan_decodes(plan, budget)
         return len({s.sequence.request.request_id for s in plan.scheduled[before:]})
+
+
+class TheLastCopiesAlone(FCFSScheduler):
+    """`plan.copies = ...`: each request's copies replace those of the ones before it."""
+
+    caught_by = "test_the_copies_of_every_request_are_in_the_plan"
+
+    def plan_decodes(self, plan, budget):
+        grow = self.kv.grow
+
+        def forgetful(sequences, needed):
+            copies = grow(sequences, needed)
+            plan.copies.clear()
+            return copies
+
+        self.kv.grow = forgetful
+        try:
+            return super().plan_decodes(plan, budget)
+        finally:
+            del self.kv.grow

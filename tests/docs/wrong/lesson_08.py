@@ -441,3 +441,25 @@ class NeedsACache(KVManager):
 
     def admission_charge(self, cached, num_tokens, num_cached):
         return self.prefix_cache.count_evictable(cached), num_tokens - num_cached
+
+
+class KnowsByTokensAlone(PrefixCache):
+    """Equal hash and equal tokens are taken for the same content, whatever is before them."""
+
+    caught_by = "test_equal_tokens_after_another_prefix_get_an_entry_of_their_own"
+
+    def register(self, block, chain_hash, tokens, parent=""):
+        known = chain_hash in self.block_of and self.cached[self.block_of[chain_hash]]
+        if known and known.tokens == tokens.tobytes():
+            return known
+        return super().register(block, chain_hash, tokens, parent)
+
+
+class PendingIsAMiss(PrefixCache):
+    """The walk ends at a block that this step computes: equal prompts of one step share nothing."""
+
+    caught_by = "test_a_pending_block_is_found"
+
+    def match(self, hashes, token_ids, salt=""):
+        blocks = super().match(hashes, token_ids, salt)
+        return blocks[: next((i for i, block in enumerate(blocks) if block in self.pending), None)]

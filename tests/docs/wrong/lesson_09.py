@@ -246,6 +246,8 @@ def search(self, request, samples, **wrong):
     best_total = -math.inf if asked is None else asked.parent.cumulative_logprob + asked.logprob
     if wrong.get("asks_the_parent") and asked is not None:
         best_total = asked.parent.cumulative_logprob
+    if wrong.get("asks_the_best_candidate"):
+        best_total = -candidates[0][0]
     if not live or (not wrong.get("never_done") and self.is_done(request, best_scores, best_total, length)):
         return finished
     return live + finished if wrong.get("live_first") else finished + live
@@ -340,3 +342,12 @@ class NeverDone(BeamSearch):
 
     def advance(self, request, samples):
         return search(self, request, samples, never_done=True)
+
+
+class AsksAboutTheBestCandidate(BeamSearch):
+    """The best candidate may have ended, and is no live beam: the search goes on for too long."""
+
+    caught_by = "test_a_beam_that_ended_does_not_decide_whether_to_stop"
+
+    def advance(self, request, samples):
+        return search(self, request, samples, asks_the_best_candidate=True)

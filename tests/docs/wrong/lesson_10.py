@@ -46,7 +46,7 @@ never_rescales = mistake(
 )
 one_block_too_few = mistake(
     "few",
-    "test_block_size_changes_nothing",
+    "test_the_first_token_of_a_block_sees_that_block",
     "position // BLOCK_SIZE + 1)",
     "tl.maximum(position // BLOCK_SIZE, 1))",
 )
@@ -78,4 +78,13 @@ computes_the_querys_strides = mistake(
     "test_strided_queries_are_read_by_their_strides",
     "query + row * query_stride_row + head * query_stride_head + key_dim",
     "query + (row * NUM_KV_HEADS * GROUP + head) * KEY_DIM + key_dim",
+)
+no_block_at_position_zero = mistake(
+    "cdiv",
+    "test_the_first_token_sees_itself",
+    "position // BLOCK_SIZE + 1)",
+    "tl.cdiv(position, BLOCK_SIZE))",
+)
+begins_the_maximum_at_zero = mistake(
+    "zero", "test_scores_far_below_zero_have_weights", 'maximum = float("-inf")', "maximum = 0.0"
 )

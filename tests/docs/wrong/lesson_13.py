@@ -172,3 +172,28 @@ class DropsTheShare(FCFSScheduler):
 
     def admit_waiting(self, plan, budget, whole=False, share=None):
         return by(order)(self, plan, budget)
+
+
+class OrderBackIfAdmitted(FCFSScheduler):
+    """Where nobody fits, the queue stays sorted by length."""
+
+    caught_by = "test_the_queue_is_back_in_order_when_nobody_fits"
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        used = by(order, back=False)(self, plan, budget, whole, share)
+        if used:
+            self.waiting = deque(sorted(self.waiting, key=lambda request: request.arrival))
+        return used
+
+
+class PatienceByThoseBehind(FCFSScheduler):
+    """Counts those who still wait behind a request: whoever overtook it and was served is forgotten."""
+
+    task = 2
+    admit_waiting = by(
+        lambda self, request: (
+            (patient := sum(r.arrival > request.arrival for r in self.waiting) <= self.patience),
+            length(request) if patient else 0,
+            request.arrival,
+        )
+    )

@@ -1,4 +1,4 @@
-"""Lesson 15, done wrong, from the exercise's text alone; `task` names the task whose tests must notice."""
+"""Lesson 15, done wrong; `caught_by` names the test that must notice, `task` the task whose tests must."""
 
 from minipaged.memory import BlockTable
 
@@ -237,3 +237,23 @@ class OnlyTheFirst(Worked):
 
     def num_kept(self, drafted, chosen):
         return min(1, super().num_kept(drafted, chosen))
+
+
+class RefusesTheWholeTable(Worked):
+    """A draft that is all of the table is refused as one that is longer."""
+
+    caught_by = "test_a_draft_may_be_all_of_the_table"
+
+    def settle(self, drafted, chosen):
+        if len(drafted) >= self.num_tokens:
+            raise ValueError("the draft is longer than the table")
+        return super().settle(drafted, chosen)
+
+
+class LeavesTheLastBlock(Worked):
+    """The last block stays, also when no later token sees it."""
+
+    task = 1
+
+    def num_hidden(self, window):
+        return min(super().num_hidden(window), len(self.blocks) - 1)
