@@ -27,6 +27,9 @@ from minipaged.learn.trials import Outcome, Trial, run_trials
 from tests.docs.solutions import solve
 from tests.overrides import replaced_by
 
+# The fixtures run hundreds of trials before the first test: minutes on a busy machine.
+pytestmark = pytest.mark.timeout(900)
+
 ROOT = Path(__file__).parents[2]
 LESSONS = read_lessons(ROOT)
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # there is none for macOS
