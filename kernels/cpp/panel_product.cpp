@@ -214,7 +214,7 @@ inline Int add_four(Int sum, Int codes, int32_t bytes) {
 }
 #else
 constexpr bool HAS_BYTES = false;
-inline Int add_four(Int sum, Int, int32_t) { return sum; }
+[[maybe_unused]] inline Int add_four(Int sum, Int, int32_t) { return sum; }
 #endif
 
 // A group of a row in fixed point, as precise as float32: an element is scale * (b0 + 256 b1 + 65536 b2), with
@@ -234,7 +234,8 @@ void in_bytes_of(const T* row, int64_t count, ByteGroup& group) {
     for (int k = 0; k < GROUP; k++) furthest = std::max(furthest, std::fabs(values[k]));
     for (int k = 0; k < GROUP; k++) zero += values[k] * 0;  // NaN if one is not finite: so is what it meets
     const bool is_zero = !(zero == 0) || furthest < 1e-30f;
-    group = {furthest / MOST + zero};
+    group = {};
+    group.scale = furthest / MOST + zero;
     for (int k = 0; k < GROUP && !is_zero; k++) {
         int32_t rest = (int32_t)std::nearbyint(values[k] * (MOST / furthest));
         const int place = Format::STEP == 8 ? k / 8 * 8 + k % 2 * 4 + k % 8 / 2 : k;
