@@ -346,7 +346,6 @@ class Multiplication {
     static constexpr bool IS_NATIVE =
         std::is_same_v<Format, Float32> || (CAN_PAIR && std::is_same_v<Format, Bfloat16>);
 
-
     const Product& call;
     const bool expands = !IS_NATIVE && !IN_BYTES && call.num_rows > MOST_TO_DECODE;
     const bool in_pairs = CAN_PAIR && (expands || IS_NATIVE);

@@ -17,7 +17,7 @@ from minipaged.serving.formats import prompt_logprobs
 from minipaged.serving.generation import Generation, respond
 from minipaged.serving.schemas import ChatBody, Message
 from minipaged.serving.service import Service
-from minipaged.serving.streaming import Chunks, event_of
+from minipaged.serving.streaming import Chunks
 from minipaged.serving.tool_calls import ToolCallReader
 
 
@@ -88,8 +88,7 @@ class _Writer:
             "created": int(time.time()),
             "model": service.model_name,
         }
-        self._chunk_head = {**self._head, "object": "chat.completion.chunk"}
-        self._chunks = Chunks(self._chunk_head, {"usage": None} if body.wants_usage else {})
+        self._chunks = Chunks({**self._head, "object": "chat.completion.chunk"}, body.wants_usage)
         self._readers: dict[int, ToolCallReader] = {}  # of each choice
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
@@ -131,9 +130,7 @@ class _Writer:
 
     def end(self) -> str:
         """The usage, if it is wanted."""
-        if not self._body.wants_usage:
-            return ""
-        return event_of({**self._chunk_head, "choices": [], **self._generation.usage.fields()})
+        return self._chunks.last(self._generation.usage.fields())
 
     def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
         tops = completion.logprobs

@@ -17,7 +17,7 @@ from minipaged.serving.formats import finite, prompt_logprobs
 from minipaged.serving.generation import Generation, respond
 from minipaged.serving.schemas import MOST_PROMPTS, CompletionBody
 from minipaged.serving.service import Service
-from minipaged.serving.streaming import Chunks, event_of
+from minipaged.serving.streaming import Chunks
 
 TopLogprobs = dict[int, Logprob]
 
@@ -61,7 +61,7 @@ class _Writer:
             "created": int(time.time()),
             "model": service.model_name,
         }
-        self._chunks = Chunks(self._head, {"usage": None} if body.wants_usage else {})
+        self._chunks = Chunks(self._head, body.wants_usage)
         self._told: dict[int, int] = {}  # choice -> characters of its text
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
@@ -90,9 +90,7 @@ class _Writer:
 
     def end(self) -> str:
         """The usage, if it is wanted."""
-        if not self._body.wants_usage:
-            return ""
-        return event_of({**self._head, "choices": [], **self._generation.usage.fields()})
+        return self._chunks.last(self._generation.usage.fields())
 
     def _choice(
         self,

@@ -28,17 +28,23 @@ class Chunks:
 
     Args:
         head: the fields before `choices`.
-        tail: those after it.
+        wants_usage: whether a last event tells the usage; then each has the field, null until there.
     """
 
-    def __init__(self, head: dict[str, Any], tail: dict[str, Any]) -> None:
-        event = event_of({**head, "choices": [], **tail})
+    def __init__(self, head: dict[str, Any], wants_usage: bool) -> None:
+        self._head = head
+        self._wants_usage = wants_usage
+        event = event_of({**head, "choices": [], **({"usage": None} if wants_usage else {})})
         # (A string has no quotes in JSON that are not escaped, so that none contains this.)
         self._before, _, self._after = event.partition('"choices": []')
 
     def event(self, choice: dict[str, Any]) -> str:
         """The event with this choice."""
         return f'{self._before}"choices": [{json.dumps(choice)}]{self._after}'
+
+    def last(self, usage: dict[str, Any]) -> str:
+        """The event that tells the usage, if it is wanted."""
+        return event_of({**self._head, "choices": [], **usage}) if self._wants_usage else ""
 
 
 class EventStream(Response):

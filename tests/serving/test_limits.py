@@ -408,7 +408,9 @@ def test_params_of_the_engine_reach_it(offline):
 
 def test_the_part_of_an_event_that_is_written_once_is_that_of_each():
     """Catches a model's name that is taken for the place of the choices."""
-    head, tail = {"model": 'a "choices": [] b\n'}, {"usage": None}
+    head = {"model": 'a "choices": [] b\n'}
     choice = {"index": 0, "text": "\u2028é\n\n"}
-    event = event_of({**head, "choices": [choice], **tail})
-    assert Chunks(head, tail).event(choice) == event
+    chunks = Chunks(head, wants_usage=True)
+    assert chunks.event(choice) == event_of({**head, "choices": [choice], "usage": None})
+    assert chunks.last({"usage": 3}) == event_of({**head, "choices": [], "usage": 3})
+    assert Chunks(head, wants_usage=False).event(choice) == event_of({**head, "choices": [choice]})

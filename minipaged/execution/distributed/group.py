@@ -64,10 +64,10 @@ class Group:
             made = dist.new_group(list(range(first, first + place.tensor_size)), timeout=STEP_TIMEOUT)
             if first == place.stage * place.tensor_size:
                 stage = made
-        self.add_up: Callable[[Tensor], object] = partial(dist.all_reduce, group=stage)
+        self.add_up: Callable[[Tensor], object] = (
+            SharedSum(shared_file, place, stage) if shared_file else partial(dist.all_reduce, group=stage)
+        )
         """Replace a rank's partial result by the sum over the ranks of its stage."""
-        if shared_file:
-            self.add_up = SharedSum(shared_file, place, stage)
         self._buffer = torch.empty(FIRST_PART, dtype=torch.int32)
         self.close = finalize(self, _close, self._control if place.rank == 0 else None)
         """Give the connections up; rank 0 tells the others first."""

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +43,14 @@ class Stopwatch:
     def __exit__(self, *error: object) -> None:
         self.cpu_s = time.process_time() - self._cpu
         self.wall_s = time.perf_counter() - self._wall
+
+    def figures(self, tokens: list[list[int]], times: list[list[float]] | None = None) -> dict[str, Any]:
+        """A run's line: the tokens of each request and, where they were told one by one, when."""
+        line = {"wall_s": self.wall_s, "cpu_s": self.cpu_s, "tokens": tokens}
+        if times is not None:
+            gaps = [after - before for own in times for before, after in pairwise(own)]
+            line["itl_ms_p99"] = percentile_ms(gaps, 0.99)
+        return line
 
 
 def percentile_ms(seconds: list[float], share: float) -> float:

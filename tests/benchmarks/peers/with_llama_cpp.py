@@ -59,7 +59,7 @@ def start(task: SimpleNamespace) -> Any:
                 model.reset()
                 answer = model.generate(one.prompt_token_ids, top_k=1, temp=0.0, repeat_penalty=1.0)
                 tokens.append([int(token) for token in islice(answer, one.max_tokens)])
-        return {"wall_s": watch.wall_s, "cpu_s": watch.cpu_s, "tokens": tokens}
+        return watch.figures(tokens)
 
     run(task.requests[: task.warm_up])
     return run, {"versions": {"llama-cpp-python": llama_cpp.__version__}}

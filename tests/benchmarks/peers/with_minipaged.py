@@ -43,12 +43,8 @@ def start(task: SimpleNamespace) -> Any:
         prompts = [{"prompt_token_ids": item["prompt_token_ids"]} for item in items]
         with Stopwatch() as watch:
             outputs = llm.generate(prompts, [params_of(item["max_tokens"]) for item in items])
-        return {
-            "wall_s": watch.wall_s,
-            "cpu_s": watch.cpu_s,
-            "tokens": [output.outputs[0].token_ids for output in outputs],
-            "peak_kv_blocks": llm.engine.metrics.peak_kv_blocks,
-        }
+        figures = watch.figures([output.outputs[0].token_ids for output in outputs])
+        return {**figures, "peak_kv_blocks": llm.engine.metrics.peak_kv_blocks}
 
     def params_of(max_tokens: int) -> BeamSearchParams | SamplingParams:
         if task.method == "beam":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy
 import openvino
 import openvino_genai
-from serve import Stopwatch, percentile_ms, serve
+from serve import Stopwatch, serve
 
 PRECISION = {"float32": "f32", "bfloat16": "bf16"}
 WEIGHTS = {"none": "fp32", "int8": "int8"}
@@ -69,13 +68,7 @@ def start(task: SimpleNamespace) -> Any:
                         new = handle.read()[0].generated_ids
                         tokens[number] += new
                         times[number] += [now] * len(new)
-        gaps = [after - before for own in times for before, after in pairwise(own)]
-        return {
-            "wall_s": watch.wall_s,
-            "cpu_s": watch.cpu_s,
-            "tokens": [[int(token) for token in row] for row in tokens],
-            "itl_ms_p99": percentile_ms(gaps, 0.99),
-        }
+        return watch.figures([[int(token) for token in row] for row in tokens], times)
 
     warm = pipeline()
     run(task.requests[: task.warm_up], warm)

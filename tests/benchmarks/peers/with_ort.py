@@ -42,7 +42,7 @@ def start(task: SimpleNamespace) -> Any:
                     generator.generate_next_token()
                 tokens.append([int(token) for token in generator.get_sequence(0)[len(prompt) :]])
                 assert len(tokens[-1]) == one.max_tokens, f"token {END_TOKEN} was generated"
-        return {"wall_s": watch.wall_s, "cpu_s": watch.cpu_s, "tokens": tokens}
+        return watch.figures(tokens)
 
     run(task.requests[: task.warm_up])
     return run, {"versions": {"onnxruntime-genai": onnxruntime_genai.__version__}}

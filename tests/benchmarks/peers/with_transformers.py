@@ -66,7 +66,7 @@ def padded(model: Any, task: SimpleNamespace) -> Any:
                 output = model.generate(ids, attention_mask=mask, generation_config=config)[:, longest:]
                 best = output[:: task.width if task.method != "greedy" else 1].tolist()
                 tokens += [row[: one.max_tokens] for row, one in zip(best, batch)]
-        return {"wall_s": watch.wall_s, "cpu_s": watch.cpu_s, "tokens": tokens}
+        return watch.figures(tokens)
 
     return run
 
@@ -100,7 +100,7 @@ def continuous(model: Any, task: SimpleNamespace) -> Any:
                     raise RuntimeError("continuous batching has stopped")
                 if result is not None and result.is_finished():
                     found[result.request_id] = result.generated_tokens
-        return {"wall_s": watch.wall_s, "cpu_s": watch.cpu_s, "tokens": [found[name] for name in names]}
+        return watch.figures([found[name] for name in names])
 
     return run
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 import time
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
-from serve import Stopwatch, percentile_ms, serve
+from serve import Stopwatch, serve
 
 BLOCK_SIZE = 32  # its CPU kernel takes multiples of it
 
@@ -68,13 +67,7 @@ def start(task: SimpleNamespace) -> Any:
                     number, new = int(output.request_id), output.outputs[0].token_ids
                     tokens[number] += new
                     times[number] += [now] * len(new)
-        gaps = [after - before for own in times for before, after in pairwise(own)]
-        return {
-            "wall_s": watch.wall_s,
-            "cpu_s": watch.cpu_s,
-            "tokens": tokens,
-            "itl_ms_p99": percentile_ms(gaps, 0.99),
-        }
+        return watch.figures(tokens, times)
 
     def several(requests: list[Any]) -> dict[str, Any]:
         prompts: Any = [{"prompt_token_ids": one.prompt_token_ids} for one in requests]
@@ -88,7 +81,7 @@ def start(task: SimpleNamespace) -> Any:
                 params = [params_of(one, n=task.width, temperature=1.0) for one in requests]
                 outputs = llm.generate(prompts, params, use_tqdm=False)
                 tokens = [list(output.outputs[0].token_ids) for output in outputs]
-        return {"wall_s": watch.wall_s, "cpu_s": watch.cpu_s, "tokens": tokens}
+        return watch.figures(tokens)
 
     def run(requests: list[Any] = task.requests) -> dict[str, Any]:
         llm.reset_prefix_cache()
