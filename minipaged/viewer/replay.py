@@ -95,7 +95,7 @@ def _check_blocks(view: PoolView) -> None:
                 raise ValueError(f"{table.name} has block {block}, which is not in the pool")
     for block in view.evictable:
         if block not in pools[0]:
-            raise ValueError(f"block {block} is evictable, which is not in the pool")
+            raise ValueError(f"evictable block {block} is not in the pool")
 
 
 def _record(before: PoolView, line: Mapping[str, Any]) -> StepRecord:

@@ -400,7 +400,7 @@ def test_a_victim_from_elsewhere_is_told():
     engine.add(range(7), 20)
     engine.add(range(7), 20)
     with pytest.raises(
-        ContractError, match=r"preemption: choose_victim chose .*, which is none of the candidates"
+        ContractError, match=r"preemption: choose_victim chose .*, which is not one of the candidates"
     ):
         engine.run()
 
@@ -499,7 +499,7 @@ def test_a_method_with_other_arguments_is_told_when_the_class_is_loaded():
     """Catches a TypeError in the middle of a run."""
     mine = type("Mine", (memory.OnDemand,), {"at_admission": lambda self, needed: (needed,)})
     with pytest.raises(
-        ContractError, match=r"page_growth: Mine.at_admission\(needed, remaining\) is what the contract calls"
+        ContractError, match=r"page_growth: the contract calls Mine.at_admission\(needed, remaining\), but"
     ):
         watched("page_growth", mine)
 

@@ -120,5 +120,5 @@ def check_arguments(concept: str, text: str, function: Callable[..., Any], wante
             signature.bind(*[a for a in names if a not in keywords], **dict.fromkeys(keywords))
     except TypeError as error:
         raise ContractError(
-            f"{concept}: {text} is what the contract calls, but it is declared with {signature} ({error})"
+            f"{concept}: the contract calls {text}, but it is declared with {signature} ({error})"
         ) from None
