@@ -481,7 +481,7 @@ def test_a_rank_that_returns_nothing_is_told():
 def test_a_class_that_cannot_be_made_is_told():
     """Catches a TypeError out of the middle of the project's files."""
     mine = type("Mine", (memory.BlockAllocator,), {"__init__": lambda self: None})
-    with pytest.raises(ContractError, match=r"allocator: Mine\(7\) is what the engine calls, but .* takes 1"):
+    with pytest.raises(ContractError, match=r"allocator: the engine calls Mine\(7\), but .* takes 1"):
         watched("allocator", mine)(7)
 
 
