@@ -28,7 +28,7 @@ def serve(
     served_model_name: Annotated[
         str | None,
         Option(
-            help="Name that clients use for the model. [default: as given; else pocket]",
+            help="Name that clients use for the model. [default: the given model, or pocket]",
             rich_help_panel=PANEL,
         ),
     ] = None,

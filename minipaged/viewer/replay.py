@@ -45,7 +45,7 @@ class Trace:
                 _check_blocks(record.committed)
             except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
                 raise TraceError(
-                    f"{self.path}, line {number} does not continue the trace ({error!r}); is one missing?"
+                    f"{self.path}, line {number} does not continue the trace ({error!r}); is a line missing?"
                 ) from error
             yield record
             now = record.committed
