@@ -123,7 +123,7 @@ class _Clients:
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, IndexError) as error:
             reason = str(error).split("\n")[0] or type(error).__name__
             raise LoadError(
-                f"url is {self._load.url}, which does not answer with a model: {reason}; start the server"
+                f"url is {self._load.url}, but no model answers there: {reason}; start the server"
             ) from error
 
     async def _closed(self) -> None:
