@@ -204,7 +204,7 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("generate --n 2 --temperature 0", "temperature is 0.0 with 2 samples"),
     ("generate --stream --json", "--json"),
     ("generate --stream --n 2", "--n"),
-    ("generate --stream --prompt a --prompt b", "not that of 2"),
+    ("generate --stream --prompt a --prompt b", "of one prompt, not of 2"),
     # prompts
     ("generate --prompt ''", "the prompt is empty"),
     ("generate --prompt a --prompt ''", "the prompt is empty"),

@@ -74,7 +74,7 @@ class PreemptionContract(Watcher):
     def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
         """Rule 2."""
         decision = self._call("choose_mode", victim, kv)
-        what = f"choose_mode({victim.request_id}) answered {short(decision)}"
+        what = f"choose_mode({victim.request_id}) returned {short(decision)}"
         is_pair = isinstance(decision, tuple) and len(decision) == 2 and isinstance(decision[1], str)
         is_decision = is_pair and decision[0] in ("recompute", "swap")
         self.require(is_decision, f'{what}; give Decision("recompute" or "swap", reason)')
