@@ -46,8 +46,8 @@ def fetch(address: str, missing_is_none: bool = False) -> tuple[str, str] | None
     except urllib.error.HTTPError as error:
         if missing_is_none and error.code == 404:
             return None
-        reason = f"{address} answered {error.code}"
-        raise ServerError(f"{reason}; is it the address of minipaged serve?") from error
+        told = f"{address} answered {error.code}"
+        raise ServerError(f"{told}; is it the address of minipaged serve?") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise ServerError(f"cannot reach {address}: {reason}; start a server with minipaged serve") from error
