@@ -81,7 +81,7 @@ def build_scheduler(
     if limits.block_size != config.block_size:
         raise ConfigError(
             f"block_size is {config.block_size}, but the executor's blocks have {limits.block_size} tokens; "
-            "give both the same"
+            "use one size for both"
         )
     components = components or Components()
     allocator = components.allocator(limits.num_blocks)

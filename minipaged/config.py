@@ -77,14 +77,14 @@ class EngineConfig:
     device: Device = _option("auto", "Where the model computes; auto: cuda if there is a GPU, else cpu.")
     dtype: DType = _option("auto", "Type of weights and KV cache; auto: what the checkpoint says.")
     quantization: Quantization = _option(
-        "none", "Weights of the linear layers in 8 or 4 bits, made when the model is loaded (on a CPU)."
+        "none", "Store the weights of linear layers in 8 or 4 bits, converted at loading (CPU only)."
     )
     revision: str | None = _option(None, "Branch, tag or commit of a model on the hub. Default: main.")
     generation_config: Literal["auto", "none"] = _option(
         "auto", "Whether the model's generation_config.json supplies default sampling and end tokens."
     )
     trust_remote_code: bool = _option(False, "Run the code that comes with the model's files, if any.")
-    seed: int = _option(0, "Seed of requests that have none of their own.")
+    seed: int = _option(0, "Seed for requests that do not set one.")
     disable_log_stats: bool = _option(False, "No periodic log line.")
 
     def __post_init__(self) -> None:

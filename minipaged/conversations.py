@@ -43,7 +43,7 @@ def as_prompt(
         raise RequestError("the model has no tokenizer and so no chat template; use generate with token ids")
     if chat_template is None and not getattr(tokenizer, "chat_template", None):
         raise RequestError(
-            "the model's tokenizer has no chat template; give chat_template, or use generate with a text"
+            "the model's tokenizer has no chat template; give chat_template, or call generate with plain text"
         )
     if not isinstance(chat_template, str | None):
         raise RequestError(f"chat_template is {shortened(chat_template)}; give the text of a Jinja template")

@@ -27,7 +27,7 @@ def read_text(what: str, path: str | Path) -> str:
             data = file.read(LARGEST + 1)
     except (OSError, ValueError) as error:  # the latter: a null character in the name
         reason = getattr(error, "strerror", None) or error
-        raise TextError(f"cannot read {what} {path}: {reason}; give a file that can be read") from error
+        raise TextError(f"cannot read {what} {path}: {reason}; give a readable file") from error
     if len(data) > LARGEST:
         raise TextError(f"{what} {path} is larger than {LARGEST >> 20} MiB; give a smaller file")
     return decode(f"{what} {path}", data)
@@ -74,7 +74,7 @@ def check_writable(what: str, path: Path | None) -> None:
             pass
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise TextError(f"cannot write {what} {path}: {reason}; give a file that can be written") from error
+        raise TextError(f"cannot write {what} {path}: {reason}; give a writable file") from error
     if not existed:
         path.unlink()
 

@@ -60,7 +60,7 @@ def own_settings(options: Mapping[str, Any]) -> dict[str, Any]:
                 value == one and isinstance(value, bool) == isinstance(one, bool) for one in ONLY[name]
             ):
                 fix = " or ".join(map(repr, ONLY[name]))
-                raise ConfigError(f"{name} is {value!r}, which this engine cannot do; give {fix}, or drop it")
+                raise ConfigError(f"{name} is {value!r}, which is not supported; give {fix}, or drop it")
         elif name == "enforce_eager":
             own |= {"enable_cuda_graphs": False} if value else {}
         elif name == "generation_config" and value == "vllm":

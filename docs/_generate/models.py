@@ -33,7 +33,7 @@ def table(verdicts: dict[str, Verdict]) -> str:
     runs, refused, not_built = map(outcomes.count, ("runs", "refused", "not built"))
     return (
         f"\nWith transformers {transformers.__version__}: {runs} of {len(outcomes)} types run, {refused} are "
-        f"refused, {not_built} were not tried, because no small model of theirs could be built.\n\n"
+        f"refused, and {not_built} were not tried, because no small version could be built.\n\n"
         "| model type | verdict |\n|---|---|\n"
         + "".join(row(name, verdict) for name, verdict in verdicts.items())
     )

@@ -121,7 +121,7 @@ function reset() {
   editor.set(start);
   keep();
   results.replaceChildren();
-  say("The exercise is as at the start.");
+  say("The exercise is back to its original state.");
 }
 
 function download() {

@@ -116,7 +116,7 @@ def load_library() -> ctypes.CDLL:
             if has_openmp(compiler):
                 flags = (*flags, *openmp_flags())
             else:
-                logger.info("C++ kernels for one thread: %s has no OpenMP; install libomp", compiler[0])
+                logger.info("C++ kernels use one thread: %s has no OpenMP; install libomp", compiler[0])
                 path = library_path(compiler, flags)
         if not is_whole(path):
             _build([*compiler, *flags], path)

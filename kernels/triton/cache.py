@@ -88,7 +88,7 @@ def move_blocks(
     device = next((pool.device for pool in pools if pool.device.type == "cuda"), pools[0].device)
     if device.type == "cuda" and any(pool.device.type == "cpu" and not pool.is_pinned() for pool in pools):
         raise ValueError(
-            "a host pool is not pinned, the device cannot reach it: allocate it with pin_memory=True"
+            "a host pool is not pinned, so the device cannot reach it; allocate it with pin_memory=True"
         )
     source, destination = source.to(device), destination.to(device)
     for block_bytes in sorted({cache[0].nbytes for cache in source_caches}):

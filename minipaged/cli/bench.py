@@ -33,7 +33,7 @@ def bench(
         typer.Option("--requests", "--batch", help="Requests of that size [default: 1; 100 with --url]."),
     ] = None,
     shared_prefix: Annotated[
-        int | None, typer.Option(help="Length of the prefix that their prompts share.")
+        int | None, typer.Option(help="Length of the prefix that all prompts share.")
     ] = None,
     model: Model = None,
     threads: Annotated[int | None, typer.Option(help="Threads for matrix products.")] = None,

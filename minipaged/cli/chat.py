@@ -34,7 +34,7 @@ from minipaged.viewer.terminal import Pool, Table
 HELP = """\
 /reset    begin a new conversation
 /history  show the conversation
-/blocks   show the KV pool, and where the conversation lies in it
+/blocks   show the KV pool, and where the conversation is in it
 /help     show this
 /exit     leave (so does Ctrl-D)
 Ctrl-C stops an answer. Arrow keys bring back earlier questions."""

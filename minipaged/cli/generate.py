@@ -76,18 +76,18 @@ def generate(
     min_tokens: MinTokens = 0,
     ignore_eos: IgnoreEos = False,
     logprobs: Annotated[
-        int | None, Option(help="Show log-probabilities: each token and this many likeliest.")
+        int | None, Option(help="Show each token's log-probability, and those of this many likeliest tokens.")
     ] = None,
-    json_schema: Annotated[str | None, Option(help="JSON schema to follow: a file, or the schema.")] = None,
-    regex: Annotated[str | None, Option(help="Regular expression to match as a whole.")] = None,
+    json_schema: Annotated[str | None, Option(help="JSON schema to follow, as a file or as text.")] = None,
+    regex: Annotated[str | None, Option(help="Regular expression that the whole text must match.")] = None,
     choice: Annotated[
-        list[str] | None, Option(help="A text to choose from; repeat it for each text.")
+        list[str] | None, Option(help="An allowed text; repeat the option for each one.")
     ] = None,
     stream: Annotated[
         bool, Option("--stream", help="Print the text of one prompt as it is generated.")
     ] = False,
     as_json: AsJson = False,
-    trace: Annotated[Path | None, Option(help="Write what each step did to this file.")] = None,
+    trace: Annotated[Path | None, Option(help="Write a trace of every step to this file.")] = None,
     show_blocks: Annotated[
         bool, Option("--show-blocks", help="Show the KV pool at its fullest and where the tokens were.")
     ] = False,
@@ -130,7 +130,7 @@ def generate(
                 f"--stream prints one completion as it comes, but {flag} gives more; drop one of them"
             )
         if len(prompts) != 1:
-            raise ParamsError(f"--stream prints one prompt's text, not that of {len(prompts)}; drop it")
+            raise ParamsError(f"--stream prints the text of one prompt, not of {len(prompts)}; drop it")
     check_writable("trace", trace)
     llm = load(model, options, use)
     from minipaged.viewer.highlights import Highlights

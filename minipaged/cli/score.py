@@ -26,7 +26,7 @@ def score(
     key: Annotated[
         str, typer.Option(help="A word from which the seeds are derived; all competitors use the same one.")
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON, for a script.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Run three workloads on your classes and on the project's own, and compare."""
     from minipaged.simulation.score import CONTESTS, Leaderboard, points, run_contest
@@ -36,7 +36,7 @@ def score(
         lesson = find(CAPSTONE)
         if lesson.is_untouched:
             raise LearnError(
-                f"nothing is written in {lesson.exercise} yet; solve lesson {CAPSTONE} first, or name "
+                f"{lesson.exercise} has not been started; solve lesson {CAPSTONE} first, or name "
                 "classes with --use CONCEPT=FILE.py:Class"
             )
         use = lesson.use_options()

@@ -16,19 +16,19 @@ MOST_REPLICAS = 64
 def serve(
     model: Model = None,
     host: Annotated[str, Option(help="Address to listen on.", rich_help_panel=PANEL)] = "127.0.0.1",
-    port: Annotated[int, Option(help="Port to listen on; 0: any.", rich_help_panel=PANEL)] = 8000,
+    port: Annotated[int, Option(help="Port to listen on; 0 picks a free one.", rich_help_panel=PANEL)] = 8000,
     api_key: Annotated[
         list[str] | None,
         Option(
             envvar="MINIPAGED_API_KEY",
-            help="A key that requests must have; may be repeated. Each key has its own prefix cache.",
+            help="A key that requests must send; may be repeated. Each key has its own prefix cache.",
             rich_help_panel=PANEL,
         ),
     ] = None,
     served_model_name: Annotated[
         str | None,
         Option(
-            help="Name by which clients call the model. [default: as given; else pocket]",
+            help="Name that clients use for the model. [default: the given model, or pocket]",
             rich_help_panel=PANEL,
         ),
     ] = None,

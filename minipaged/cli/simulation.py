@@ -85,7 +85,7 @@ def simulate(
         str,
         typer.Option(help="Lengths: sharegpt, alpaca, chat, translation, or a .json of [prompt, output]."),
     ] = "sharegpt",
-    requests: Annotated[int, typer.Option(help="Requests of the trace.")] = 1000,
+    requests: Annotated[int, typer.Option(help="Number of requests in the trace.")] = 1000,
     host_ms: Annotated[
         float, typer.Option(help="Host time per step in ms, in addition to that per sequence.")
     ] = 1e3 * CONSTANTS.step_seconds,

@@ -116,6 +116,4 @@ def in_vocabulary(name: str, ids: Iterable[int] | None, size: int) -> None:
     """Token ids that the vocabulary must have; None passes."""
     for token_id in ids or ():
         if token_id >= size:
-            raise ParamsError(
-                f"{name} has token {token_id}; give ids of the vocabulary, which ends at {size - 1}"
-            )
+            raise ParamsError(f"{name} has token {token_id}; give ids from 0 to {size - 1}")

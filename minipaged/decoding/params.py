@@ -215,7 +215,7 @@ class SamplingParams:
             if isinstance(word, str):
                 words |= {tuple(encode(word)): None, tuple(encode(" " + word.lstrip())): None}
                 if () in words:
-                    raise ParamsError(f"bad_words has {word!r}, which has no token; remove it")
+                    raise ParamsError(f"bad_words has {word!r}, which encodes to no tokens; remove it")
             else:
                 words[word] = None
         return replace(self, bad_words=tuple(words))
@@ -314,7 +314,7 @@ class BeamSearchParams:
         _set(self, "temperature", self.temperature or 1.0)
         if self.structured_outputs is not None:
             raise ParamsError(
-                "structured_outputs is given, which beam search does not support; use SamplingParams"
+                "structured_outputs is given, but beam search does not support it; use SamplingParams"
             )
         _common(self)
 

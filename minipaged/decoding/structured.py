@@ -101,7 +101,7 @@ class StructuredOutputsParams:
         try:
             return "json", schema if isinstance(schema, str) else json.dumps(schema)
         except (TypeError, ValueError) as error:
-            raise ParamsError(f"json is not a JSON schema: {error}") from error
+            raise ParamsError(f"json is not a valid JSON schema: {error}") from error
 
 
 class Grammar:

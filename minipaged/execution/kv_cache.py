@@ -132,7 +132,8 @@ def pool_size(
             given = config.kv_cache_memory or memory == DEFAULT_CPU_MEMORY
             source = "kv_cache_memory" if given else "gpu_memory_utilization"
             raise ConfigError(
-                f"{memory} bytes for the KV pool hold no block of {bytes_per_block} bytes; raise {source}"
+                f"{memory} bytes for the KV pool cannot hold a block of {bytes_per_block} bytes; "
+                f"raise {source}"
             )
     if num_blocks * bytes_per_block > ADDRESSABLE:
         raise ConfigError(
@@ -141,8 +142,8 @@ def pool_size(
         )
     if 0 < config.swap_space < bytes_per_block:
         raise ConfigError(
-            f"swap_space is {config.swap_space} bytes, and a block has {bytes_per_block}; the unit is bytes "
-            f"(vLLM's is GiB): give at least a block, e.g. {4 << 30} for 4 GiB, or 0 to swap nothing"
+            f"swap_space is {config.swap_space} bytes, less than one block of {bytes_per_block} bytes; "
+            f"give bytes (not GiB, as in vLLM), e.g. {4 << 30} for 4 GiB, or 0 to turn swapping off"
         )
     return num_blocks, min(num_blocks, config.swap_space // bytes_per_block)
 

@@ -151,7 +151,9 @@ def _local_first(path: Path, name: str, load: Callable[..., Any], revision: str 
 def _check_directory(name: str, path: Path) -> None:
     has_config, has_adapter = ((path / f"{kind}config.json").is_file() for kind in ("", "adapter_"))
     if has_adapter and not has_config:
-        raise ModelLoadError(f"{name} holds an adapter without its model; merge them, or put them together")
+        raise ModelLoadError(
+            f"{name} holds an adapter without its model; merge them, or put both into one directory"
+        )
     if has_adapter and not is_peft_available():
         raise ModelLoadError(
             f"{name} holds an adapter (adapter_config.json); pip install peft, or merge them"
@@ -180,10 +182,10 @@ def in_one_line(error: BaseException) -> str:
 def why_forward_failed(error: Exception, config: Any) -> str:
     """One line about an exception out of the model's code, which may rely on a mask or a cache of its own."""
     if getattr(config, "index_topk", None):
-        return f"it attends to the index_topk = {config.index_topk} tokens that an indexer of its own chooses"
+        return f"it attends to the index_topk = {config.index_topk} tokens that its own indexer chooses"
     *_, frame = traceback.extract_tb(error.__traceback__)
     place = f"{Path(frame.filename).stem}.{frame.name}"
-    return f"it fails without mask and cache of its own, in {place}: {in_one_line(error)}"
+    return f"it fails without its own mask and cache, in {place}: {in_one_line(error)}"
 
 
 def load_tokenizer(name: str, config: EngineConfig, must_exist: bool = False) -> Any:
@@ -197,7 +199,7 @@ def load_tokenizer(name: str, config: EngineConfig, must_exist: bool = False) ->
     path = Path(name).expanduser()
     try:
         if path.is_dir() and not any(_TOKENIZER_FILE.search(file.name) for file in path.iterdir()):
-            raise FileNotFoundError("it has no tokenizer.json, vocabulary or the like")
+            raise FileNotFoundError("it has no tokenizer.json, vocabulary or similar file")
         tokenizer = _local_first(path, name, load, config.revision)
         if not len(tokenizer):
             raise ValueError("its vocabulary is empty")

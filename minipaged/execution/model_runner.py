@@ -141,7 +141,7 @@ class ModelRunner:
             try:
                 return self.graph_runner(batch)
             except CaptureError as reason:
-                logger.warning("enable_cuda_graphs has no effect, steps are launched anew: %s", reason)
+                logger.warning("enable_cuda_graphs has no effect; each step launches kernels: %s", reason)
                 self.graph_runner = None
         return self.compute(batch)
 
@@ -179,7 +179,7 @@ class ModelRunner:
         # Attention answered with zeros, so what is left of an earlier token went another way.
         if _differ(logits, after_another):
             what = "a recurrent state" if getattr(self.model, "_is_stateful", False) else "other token mixing"
-            raise UnsupportedModelError(f"it has {what} besides the attention that can be swapped")
+            raise UnsupportedModelError(f"it has {what} besides the attention that can be replaced")
         if _differ(logits, own_positions):
             raise UnsupportedModelError("its positions do not start at 0")
         silent = sorted(set(self.layers or range(num_layers)) - set(specs))

@@ -29,7 +29,7 @@ Number = Annotated[str, typer.Argument(help="The lesson, e.g. 02.")]
 
 @app.callback(invoke_without_command=True)
 def overview(context: typer.Context) -> None:
-    """List the lessons; every task is red or green, as its tests say now."""
+    """List the lessons, and show which tasks are green and which are red."""
     if context.invoked_subcommand is None:
         lessons = read_lessons(repository())
         with shown_progress(lessons) as on_test:
@@ -94,13 +94,13 @@ def solution(
     number: Number,
     anyway: Annotated[bool, typer.Option("--anyway", help="Show it even if you have not tried yet.")] = False,
 ) -> None:
-    """Show a solution, task by task, and why it is so."""
+    """Show a solution, task by task, and explain it."""
     lesson = find(number)
     if not lesson.tasks:
         raise LearnError(f"lesson {lesson.number} has no tasks; read {lesson.folder / 'lesson.md'}")
     if lesson.is_untouched and not anyway:
         raise LearnError(
-            f"nothing is written in {lesson.exercise} yet; try first, or ask with "
+            f"{lesson.exercise} has not been started; try it first, or run "
             f"`minipaged learn solution {lesson.number} --anyway`"
         )
     console = Console(highlight=False, soft_wrap=True)
@@ -113,7 +113,7 @@ def solution(
 
 @app.command()
 def report(
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for a script that grades.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a grading script.")] = False,
 ) -> None:
     """Say which tasks are green and which tests are red, for all lessons."""
     lessons = read_lessons(repository())
@@ -152,17 +152,17 @@ def report(
 
 @app.command()
 def reset(number: Number) -> None:
-    """Begin a lesson again; what you wrote is kept beside it: exercise.backup.py, exercise.backup2.py, ..."""
+    """Start a lesson over; your version is kept as exercise.backup.py, exercise.backup2.py, ..."""
     lesson = find(number)
     if not lesson.start.exists():
         raise LearnError(f"lesson {lesson.number} has no exercise to reset; choose another")
     console = Console(soft_wrap=True, highlight=False)
     if lesson.is_untouched:
-        console.print(f"{lesson.exercise} is as at the start; nothing was written in it", markup=False)
+        console.print(f"{lesson.exercise} is unchanged; you have not written anything in it", markup=False)
         return
-    kept = f"; yours is {back_up(lesson.exercise)}" if lesson.exercise.exists() else ""
+    kept = f"; your version is {back_up(lesson.exercise)}" if lesson.exercise.exists() else ""
     shutil.copyfile(lesson.start, lesson.exercise)
-    console.print(f"{lesson.exercise} is as at the start{kept}", markup=False)
+    console.print(f"{lesson.exercise} is reset{kept}", markup=False)
 
 
 def back_up(exercise: Path) -> Path:

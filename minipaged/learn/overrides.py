@@ -53,7 +53,7 @@ def exercise_class(concept: str, where: str) -> Any:
     file, _, name = where.rpartition(":")
     own = next((own for own in concept_of(concept).originals if own.__name__ == name), None)
     if own is not None and is_untouched(Path(file).absolute()):
-        logger.warning("nothing is written in %s yet: the project's own %s is used", file, name)
+        logger.warning("%s has not been started, so the project's own %s is used", file, name)
         return own
     return load_override(where)
 

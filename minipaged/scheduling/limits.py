@@ -71,8 +71,8 @@ def warn_failed(request: Request) -> None:
 def warn_outgrown(request: Request, kv: KVManager) -> None:
     """Log that a request which ran alone ends early."""
     logger.warning(
-        "Request %s ends with finish reason length: its %d tokens need more than the %d KV blocks of %d "
-        "tokens that there are. Raise num_blocks or kv_cache_memory (on a GPU, gpu_memory_utilization).",
+        "Request %s ends with finish reason length: its %d tokens need more than the pool's %d KV blocks of "
+        "%d tokens. Raise num_blocks or kv_cache_memory (on a GPU, gpu_memory_utilization).",
         request.request_id,
         sum(len(sequence.token_ids) for sequence in request.sequences),
         kv.allocator.num_blocks,

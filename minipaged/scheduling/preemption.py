@@ -1,6 +1,6 @@
 """Who is preempted when the blocks run out, and how it comes back (paper, section 4.5).
 
-Which request: the latest arrived, so that the earliest are served first. How much: all its sequences,
+Which request: the latest arrival, so that the earliest are served first. How much: all its sequences,
 all their blocks (a sequence without one of its blocks cannot run at all). How it comes back:
 
 * **recompute**: the blocks are freed; prompt and generated tokens become one new prompt;
@@ -44,10 +44,10 @@ class PreemptionPolicy(Protocol):
 
 
 class Recompute:
-    """The latest arrived is preempted and computed again."""
+    """The latest arrival is preempted and computed again."""
 
     def choose_victim(self, candidates: Sequence[Request]) -> Request:
-        """The latest arrived."""
+        """The latest arrival."""
         return candidates[-1]
 
     def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
@@ -56,7 +56,7 @@ class Recompute:
 
 
 class Swap(Recompute):
-    """The latest arrived is preempted; its blocks move to the host, room permitting."""
+    """The latest arrival is preempted; its blocks move to the host, room permitting."""
 
     def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
         """Swap, or recompute when the host pool is missing or too full, or the group half recomputed."""

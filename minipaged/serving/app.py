@@ -100,7 +100,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             given = "neither" if body.prompt is None else "both"
-            raise ApiError(400, f"of prompt and messages {given} is given; give one", "prompt")
+            raise ApiError(400, f"{given} of prompt and messages is given; give exactly one", "prompt")
         try:
             if body.prompt is not None:
                 tokens = await service.encode(body.prompt, body.add_special_tokens)

@@ -86,9 +86,9 @@ def _beam_params(body: GenerationBody, logprobs: int | None, defaults: dict[str,
             and name != "n"
             and not (name == "temperature" and not body.temperature)
         ):
-            raise ApiError(400, f"{name} is given, which beam search does not have; leave it out", name)
+            raise ApiError(400, f"{name} is given, but beam search does not support it; leave it out", name)
     if logprobs is not None:
-        raise ApiError(400, "logprobs is given, which beam search does not report; leave it out", "logprobs")
+        raise ApiError(400, "logprobs is given, but beam search does not report it; leave it out", "logprobs")
     num_returned = 1 if body.n is None else body.n
     width = num_returned if body.beam_width is None else body.beam_width
     if not 1 <= num_returned <= max(1, width):

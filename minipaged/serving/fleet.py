@@ -100,7 +100,7 @@ class ReplicaProcess(Replica):
         if self.is_up:
             self._ill_since = None
         elif code is None and self._ill_since is not None and now - self._ill_since > ILL_FOR:
-            logger.error("Replica %d lives, but cannot serve; it is killed", self.number)
+            logger.error("Replica %d is alive but cannot serve; killing it", self.number)
             self._process.kill()
             code = self._process.wait()
         if code is not None:
@@ -109,7 +109,7 @@ class ReplicaProcess(Replica):
 
     async def _start_again(self, code: int) -> None:
         pause = PAUSES[min(self._num_failures, len(PAUSES) - 1)]
-        logger.error("Replica %d %s; started anew in %g s", self.number, _ended(code), pause)
+        logger.error("Replica %d %s; restarting it in %g s", self.number, _ended(code), pause)
         await asyncio.sleep(pause)
         try:
             self.start()

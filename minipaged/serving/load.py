@@ -123,7 +123,7 @@ class _Clients:
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, IndexError) as error:
             reason = str(error).split("\n")[0] or type(error).__name__
             raise LoadError(
-                f"url is {self._load.url}, which names no model: {reason}; start the server"
+                f"url is {self._load.url}, but no model answers there: {reason}; start the server"
             ) from error
 
     async def _closed(self) -> None:
@@ -214,7 +214,7 @@ def _summary(load: Load, records: list[Record], num_dropped: int, wall: float) -
     done = [record for record in records if record.error is None]
     if not done:
         reason = records[0].error if records else "none was sent"
-        raise LoadError(f"no request was answered; the first: {reason}")
+        raise LoadError(f"no request was answered; the first error: {reason}")
     tokens = sum(record.num_tokens for record in done)
     first = [record.ttft for record in done if record.ttft is not None]
     gaps = [gap for record in done for gap in record.gaps]

@@ -33,7 +33,7 @@ async def respond_to(service: Service, request: Request, body: ResponsesBody) ->
     service.check_model(body.model)
     for name in NOT_HERE:
         if getattr(body, name) is not None:
-            raise ApiError(400, f"{name} is given, which /v1/responses does not have; leave it out", name)
+            raise ApiError(400, f"{name} is given, but /v1/responses does not support it; leave it out", name)
     body.max_tokens = body.max_output_tokens
     body.response_format = _response_format(body)
     try:

@@ -177,7 +177,7 @@ class Router:
                 await exchange.close()
                 replica.is_up = False
                 lost += not isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
-                logger.warning("Replica %d is taken out: %s", replica.number, type(error).__name__)
+                logger.warning("Replica %d is taken out of service: %s", replica.number, type(error).__name__)
                 if lost == MOST_LOST:
                     message = f"{lost} replicas were lost with this request; it is not tried again"
                     raise ApiError(503, message, code="replica_lost") from error
@@ -235,7 +235,7 @@ class Stream(Response):
         except httpx.TransportError:
             number = exchange.replica.number
             exchange.replica.is_up = False
-            logger.warning("Replica %d is taken out: it was lost in the middle of an answer", number)
+            logger.warning("Replica %d is taken out of service: it was lost during an answer", number)
             if exchange.outgoing.size:
                 message = f"replica {number} was lost in the middle of the answer; send the request again"
                 await put((event_of(ApiError(503, message, code="replica_lost").body()) + DONE).encode())

@@ -119,7 +119,7 @@ class Service:
         limit = self.llm.engine.executor.max_model_len
         if num_tokens >= limit:
             raise RequestTooLongError(
-                f"the prompt has {num_tokens} tokens; at most {limit - 1} leave room for an answer"
+                f"the prompt has {num_tokens} tokens; give at most {limit - 1}, to leave room for an answer"
             )
 
     # -- shutting down --------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Service:
         try:
             await asyncio.wait_for(self._idle.wait(), timeout)
         except TimeoutError:
-            logger.warning("Ending %d requests that are not done", len(self._active))
+            logger.warning("Ending %d unfinished requests", len(self._active))
             for request_id in list(self._active):
                 await self.llm.abort(request_id)
             # (Their clients are told; who does not read is left.)

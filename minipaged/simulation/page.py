@@ -17,40 +17,42 @@ CLAIM, CLAIM_ALIGN = "claim | source | published | measured | ratio", "---|---|-
 
 INTRODUCTION = """# Do the results reproduce?
 
-This page measures the figures of the PagedAttention paper again, with this project's memory manager and
-scheduler on a simulated clock, as well as the numbers that text-generation-inference gives for dynamic page
-growth and vLLM for prefix-caching-aware scheduling and chunked prefill. A roofline model says how long a step
-takes. The code that also serves real models decides which blocks go where, and which requests are admitted
-and preempted.
+This page reproduces the figures of the PagedAttention paper with this project's memory manager and scheduler
+on a simulated clock. It also reproduces the numbers that text-generation-inference reports for dynamic page
+growth, and those that vLLM reports for prefix-caching-aware scheduling and chunked prefill. A roofline model
+estimates how long a step takes. The same code that serves real models decides which blocks go where, and
+which requests are admitted and preempted.
+
+This command runs everything and prints these tables:
 
 ```bash
 minipaged reproduce --all
 ```
 
-runs everything and prints these tables; `--json` prints the claims, `--docs docs/reproduce` writes this
-page.
+`--json` prints the claims as JSON, and `--docs docs/reproduce` writes this page.
 
-The data sets cannot be shipped, so lengths are drawn from lognormal distributions with the published means.
-The time of a step comes from a model with the constants below, one set for all figures, and some of them are
-[fitted](#what-is-fitted) to figures on this page. So compare the *ratios* between systems, not the absolute
-values.
+The data sets cannot be included, so lengths are drawn from lognormal distributions with the published means.
+The time of a step comes from a model with the constants below. There is one set of constants for all figures,
+and some of them are [fitted](#what-is-fitted) to figures on this page. So compare the *ratios* between
+systems, not the absolute values.
 
-The ratio is the measured value over the published one. Within a published range it is 1; outside the range we
-compare with the nearest bound. A range with an open end is not scored: either it holds, or the ratio shows by
-how much it is missed. "(plot)" means that we read the number off a plot, "(words)" that the source says it in
-words and the bound is our reading. Reasons given below a table were checked as described there; a difference
-without a reason is unexplained.
+The ratio is the measured value over the published one. Within a published range it is 1; outside the range,
+we compare with the nearest bound. A range with an open end is not scored: either it holds, or the ratio
+shows how far off the measured value is. "(plot)" means that we read the number off a plot, and "(words)"
+that the source says it in words and the bound is our interpretation. The reasons given below a table were
+checked as described there; a difference without a reason is unexplained.
 """
 
 FITTED = """\
 Six values were fitted by hand to figures that this page scores, so agreement with those figures is not
 evidence. We knew Fig. 16 when we chose the sentence lengths, and the source's table when we chose the machine
-and the lengths for page growth. Nothing was fitted to Fig. 17, 18 b and 19, chunked prefill or
+and the lengths for page growth. Nothing was fitted to Fig. 17, 18 b or 19, chunked prefill or
 prefix-caching-aware scheduling.
 
-To see how much depends on the fitted values, we moved each one by 20 % and kept the others. The second table
-gives the change of each figure in percent (value lower / higher), partly from shorter runs than those of the
-claims; an empty cell cannot change. A sigma moves for prompts and outputs together; the means stay."""
+To see how much depends on the fitted values, we changed each one by 20 % and left the others alone. The
+second table gives the change of each figure in percent (value lower / higher), in part from shorter runs than
+those of the claims; a figure with an empty cell does not depend on the value. A sigma changes for prompts and
+outputs together, while the means stay the same."""
 
 
 def write_page(results: Sequence[dict[str, Any]], changes: list[dict[str, Any]], folder: Path) -> None:
@@ -151,8 +153,8 @@ def _table(heads: str, align: str, rows: Iterable[tuple[Any, ...]]) -> list[str]
 
 
 LENGTHS = f"""\
-The means of the first two are published (paper, Fig. 11), the variances are not: each sigma of the
-logarithm is fitted once, ShareGPT's to the mean context of a running request implied by Fig. 2 and 13 a,
-Alpaca's to Fig. 15. Nothing is published about the translated sentences, so we chose plausible
-means with Fig. 16 in mind. In a beam search each beam draws a random parent with probability
-{BEAM_SWITCH:g} and otherwise continues its own; that value is fitted once, to Fig. 15."""
+The means of the first two are published (paper, Fig. 11), but the variances are not. We fitted each sigma of
+the logarithm once: ShareGPT's to the mean context of a running request implied by Fig. 2 and 13 a, and
+Alpaca's to Fig. 15. Nothing is published about the translated sentences, so we chose plausible means with
+Fig. 16 in mind. In a beam search, each beam draws a random parent with probability {BEAM_SWITCH:g} and
+otherwise continues its own; that probability was fitted once, to Fig. 15."""

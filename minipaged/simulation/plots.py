@@ -41,7 +41,7 @@ def check_figures(folder: Path, make: bool = False) -> None:
             pass
     except OSError as error:
         why = f"cannot write to {folder}: {error.strerror}"
-        raise PlotError(f"{why}; give a folder that can be written") from None
+        raise PlotError(f"{why}; give a writable folder") from None
     _need_matplotlib()
 
 

@@ -57,7 +57,7 @@ def engine_simulation(deployment: Deployment, config: EngineConfig, replicas: in
     if num_blocks < 1:
         name = "block_size" if config.kv_cache_memory is None else "kv_cache_memory"
         raise ConfigError(
-            f"{name} is {getattr(config, name)}; one block takes {block_bytes} bytes, more than there is"
+            f"{name} is {getattr(config, name)}; one block takes {block_bytes} bytes, more than the pool has"
         )
     if num_blocks * replicas > MOST_BLOCKS:
         raise ConfigError(

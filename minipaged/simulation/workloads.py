@@ -160,7 +160,7 @@ def read_lengths(path: Path) -> FromFile:
         if not (isinstance(pair, list) and len(pair) == 2 and all(type(n) is int and n >= 1 for n in pair)):
             raise WorkloadError(
                 f"{path}: entry {i} is {reprlib.repr(pair)}; give [prompt tokens, output tokens], "
-                "whole, at least 1"
+                "integers from 1 up"
             )
     return FromFile(tuple((prompt, output) for prompt, output in pairs))
 
@@ -198,7 +198,7 @@ def poisson(workload: Workload, rate: float, count: int, seed: int = 0) -> Itera
     The lengths depend on the seed alone: at every rate the same requests come in the same order.
     """
     if not rate >= SLOWEST:
-        raise WorkloadError(f"rate is {rate} requests/s; give at least {SLOWEST:g}, inf for all at once")
+        raise WorkloadError(f"rate is {rate} requests/s; give at least {SLOWEST:g}, or inf for all at once")
     rng = random.Random(f"arrivals {seed}")
     time = 0.0
     for number, lengths in zip(range(count), workload.lengths(seed)):

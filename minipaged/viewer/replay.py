@@ -45,7 +45,7 @@ class Trace:
                 _check_blocks(record.committed)
             except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
                 raise TraceError(
-                    f"{self.path}, line {number} does not continue the trace ({error!r}); is one missing?"
+                    f"{self.path}, line {number} does not continue the trace ({error!r}); is a line missing?"
                 ) from error
             yield record
             now = record.committed
@@ -95,7 +95,7 @@ def _check_blocks(view: PoolView) -> None:
                 raise ValueError(f"{table.name} has block {block}, which is not in the pool")
     for block in view.evictable:
         if block not in pools[0]:
-            raise ValueError(f"block {block} is evictable, which is not in the pool")
+            raise ValueError(f"evictable block {block} is not in the pool")
 
 
 def _record(before: PoolView, line: Mapping[str, Any]) -> StepRecord:

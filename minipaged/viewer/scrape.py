@@ -46,10 +46,11 @@ def fetch(address: str, missing_is_none: bool = False) -> tuple[str, str] | None
     except urllib.error.HTTPError as error:
         if missing_is_none and error.code == 404:
             return None
-        raise ServerError(f"{address} answers {error.code}; is it the address of minipaged serve?") from error
+        told = f"{address} answered {error.code}"
+        raise ServerError(f"{told}; is it the address of minipaged serve?") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
-        raise ServerError(f"cannot reach {address}: {reason}; start one with minipaged serve") from error
+        raise ServerError(f"cannot reach {address}: {reason}; start a server with minipaged serve") from error
 
 
 def read_metrics(text: str, url: str, at: float) -> Scrape:
@@ -75,7 +76,7 @@ def read_metrics(text: str, url: str, at: float) -> Scrape:
             continue
     values |= {name: sum(found) / len(found) for name, found in shares.items()}
     if not values:
-        raise ServerError(f"{url} has no metrics of minipaged; is it the address of minipaged serve?")
+        raise ServerError(f"{url} serves no minipaged metrics; is it the address of minipaged serve?")
     return Scrape(at, values, buckets)
 
 

@@ -173,12 +173,12 @@ COMMAND_LINES: list[tuple[str, str]] = [
     }.items() for bad in values),
     *((f"generate --{flag} x", "x") for flag in
       ["temperature", "top-p", "top-k", "min-p", "n", "max-tokens", "beam-width", "length-penalty"]),
-    ("generate --swap-space 4", "swap_space is 4 bytes, and a block has 65536; the unit is bytes"),
+    ("generate --swap-space 4", "swap_space is 4 bytes, less than one block of 65536 bytes; give bytes"),
     ("generate --swap-space -1", "swap_space is -1"),
     ("generate --num-blocks 1000000000000", "num_blocks is 1000000000000"),
     ("generate --block-size 100000 --num-blocks 4", "block_size 100000"),
     ("generate --block-size 1000000000000", "raise kv_cache_memory"),
-    ("generate --kv-cache-memory 1000", "1000 bytes for the KV pool hold no block"),
+    ("generate --kv-cache-memory 1000", "1000 bytes for the KV pool cannot hold a block"),
     ("generate --max-model-len 4000", "max_model_len is 4000"),
     # beams
     ("generate --beam-width 0", "beam_width is 0; give an integer of at least 1"),
@@ -204,7 +204,7 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("generate --n 2 --temperature 0", "temperature is 0.0 with 2 samples"),
     ("generate --stream --json", "--json"),
     ("generate --stream --n 2", "--n"),
-    ("generate --stream --prompt a --prompt b", "not that of 2"),
+    ("generate --stream --prompt a --prompt b", "of one prompt, not of 2"),
     # prompts
     ("generate --prompt ''", "the prompt is empty"),
     ("generate --prompt a --prompt ''", "the prompt is empty"),

@@ -301,7 +301,7 @@ class TestWholeRuns:
         assert_same(texts(llm, prompts[:4], greedy), texts(make_llm(model), prompts[:4], greedy))
         warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert warnings == [
-            "enable_cuda_graphs has no effect, steps are launched anew: it waits for the device"
+            "enable_cuda_graphs has no effect; each step launches kernels: it waits for the device"
         ]
 
     def test_another_attention_is_used_at_once(self, model, prompts) -> None:

@@ -337,7 +337,7 @@ def test_a_request_whose_masks_leave_nothing_fails_alone_and_says_so(llm, option
             {"json": {"type": "integer", "minimum": 2, "maximum": 1}},
             "json .*minimum .2. is greater than maximum",
         ),
-        ({"json": {"enum": [object()]}}, "json is not a JSON schema: .*not JSON serializable"),
+        ({"json": {"enum": [object()]}}, "json is not a valid JSON schema: .*not JSON serializable"),
         ({"regex": "(a"}, r"regex .*'\(a': unclosed group"),
         ({"regex": "(?=a)b"}, "regex .*look-around"),
         ({"grammar": "root ::= foo"}, "grammar .*Rule 'foo' not found"),
@@ -374,7 +374,7 @@ def test_not_exactly_one_of_its_type_is_refused_when_built(given, told):
 def test_who_cannot_follow_says_so(llm, model, monkeypatch):
     """Beams, a model without tokenizer or EOS, a missing package: free text, or a stack trace in a step."""
     given = StructuredOutputsParams(regex="a")
-    with pytest.raises(ParamsError, match="given, which beam search does not support; use SamplingParams"):
+    with pytest.raises(ParamsError, match="given, but beam search does not support it; use SamplingParams"):
         BeamSearchParams(beam_width=2, structured_outputs=given)
     with pytest.raises(ParamsError, match=r"structured_outputs is {'regex': 'a'}; give StructuredOutputsP"):
         SamplingParams(structured_outputs={"regex": "a"})

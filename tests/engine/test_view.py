@@ -237,7 +237,7 @@ def test_top_shows_a_server_once(server, capsys, monkeypatch):
 @pytest.mark.parametrize("text", ["", "up 1\n", "<html>"])
 def test_top_says_that_a_server_is_none_of_ours(text):
     """Catches a dashboard of zeros for the wrong port."""
-    with pytest.raises(ServerError, match="has no metrics of minipaged"):
+    with pytest.raises(ServerError, match="serves no minipaged metrics"):
         read_metrics(text, "http://there", 0.0)
 
 

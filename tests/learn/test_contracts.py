@@ -262,7 +262,7 @@ def test_a_table_whose_answers_are_wrong_is_told():
     [
         ((), "at least one block count"),
         ([3], "give a tuple"),
-        ((2,), r"at_admission\(needed=3, remaining=9\) answered \(2,\); a count below 3"),
+        ((2,), r"at_admission\(needed=3, remaining=9\) returned \(2,\); a count below 3"),
         ((16, 3), "more than 9 blocks are never used"),
     ],
 )
@@ -400,7 +400,7 @@ def test_a_victim_from_elsewhere_is_told():
     engine.add(range(7), 20)
     engine.add(range(7), 20)
     with pytest.raises(
-        ContractError, match=r"preemption: choose_victim chose .*, which is none of the candidates"
+        ContractError, match=r"preemption: choose_victim chose .*, which is not one of the candidates"
     ):
         engine.run()
 
@@ -411,7 +411,7 @@ def test_a_victim_from_elsewhere_is_told():
     engine = toy_with(preemption=Hopeful, num_blocks=4)
     engine.add(range(7), 20)
     engine.add(range(7), 20)
-    with pytest.raises(ContractError, match=r"choose_mode\(r1\) answered .*ask kv.can_swap_out first"):
+    with pytest.raises(ContractError, match=r"choose_mode\(r1\) returned .*ask kv.can_swap_out first"):
         engine.run()
 
 
@@ -450,10 +450,10 @@ def test_a_branch_from_nowhere_is_told():
     request = SimpleNamespace(request_id="r", sequences=["parent"], completions=[])
     with pytest.raises(
         ContractError,
-        match=r"parallel_sampling: advance.r. continues 'parent' with 49 .* none of its candidates",
+        match=r"parallel_sampling: advance.r. continues 'parent' with 49 .* not one of its candidates",
     ):
         method.advance(request, [Sample([1], [-0.5])])
-    with pytest.raises(ContractError, match=r"num_candidates answered 0"):
+    with pytest.raises(ContractError, match=r"num_candidates returned 0"):
         watched("parallel_sampling", type("Zero", (Inventive,), {"num_candidates": lambda s, r: 0}))(
             SamplingParams(), None
         ).num_candidates(request)
@@ -481,7 +481,7 @@ def test_a_rank_that_returns_nothing_is_told():
 def test_a_class_that_cannot_be_made_is_told():
     """Catches a TypeError out of the middle of the project's files."""
     mine = type("Mine", (memory.BlockAllocator,), {"__init__": lambda self: None})
-    with pytest.raises(ContractError, match=r"allocator: Mine\(7\) is what the engine calls, but .* takes 1"):
+    with pytest.raises(ContractError, match=r"allocator: the engine calls Mine\(7\), but .* takes 1"):
         watched("allocator", mine)(7)
 
 
@@ -499,7 +499,7 @@ def test_a_method_with_other_arguments_is_told_when_the_class_is_loaded():
     """Catches a TypeError in the middle of a run."""
     mine = type("Mine", (memory.OnDemand,), {"at_admission": lambda self, needed: (needed,)})
     with pytest.raises(
-        ContractError, match=r"page_growth: Mine.at_admission\(needed, remaining\) is what the contract calls"
+        ContractError, match=r"page_growth: the contract calls Mine.at_admission\(needed, remaining\), but"
     ):
         watched("page_growth", mine)
 

@@ -82,7 +82,7 @@ def test_an_error_in_the_code_of_a_model_is_told_with_its_place() -> None:
     model = build("llama")
     model.model.layers[1].mlp.forward = lambda rows: rows[None][2]
     message = refusal(model)
-    assert "fails without mask and cache of its own, in test_refusals.<lambda>: IndexError" in message
+    assert "fails without its own mask and cache, in test_refusals.<lambda>: IndexError" in message
 
 
 @pytest.mark.parametrize("window", [0, -3])

@@ -90,7 +90,7 @@ def test_two_replicas_give_the_tokens_of_one_process_and_survive_the_death_of_on
         assert not [pid for pid in last if is_alive(pid)]
         told = process.stderr.read()
         assert "Traceback" not in told
-        assert f"Replica {number} was killed by SIGKILL; started anew" in told
+        assert f"Replica {number} was killed by SIGKILL; restarting it" in told
 
 
 @pytest.mark.slow

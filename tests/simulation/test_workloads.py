@@ -120,7 +120,7 @@ def test_lengths_from_a_file_are_drawn_as_they_are(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[[5, -7]]", r"entry 0 is \[5, -7\]; give \[prompt tokens, output tokens\], whole, at least 1"),
+        ("[[5, -7]]", r"entry 0 is \[5, -7\]; give \[prompt tokens, output tokens\], integers from 1 up"),
         ("[[5, 7], [0, 1]]", "entry 1 is"),
         ("[[5, 7], [1.5, 1]]", "entry 1 is"),
         ("[[5, true]]", "entry 0 is"),

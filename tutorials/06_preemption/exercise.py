@@ -21,7 +21,7 @@ class Recompute:
         Args:
             candidates: in order of arrival, at least one; the last may be the one that needs blocks.
         """
-        raise NotImplementedError("Lesson 6, task 1: the latest arrived")
+        raise NotImplementedError("Lesson 6, task 1: the latest arrival")
 
     def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
         """Decision("recompute", reason): the reason, in your words, goes to the log and the trace."""

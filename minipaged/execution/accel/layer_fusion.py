@@ -111,7 +111,7 @@ def _fused(
         pairs += zip(own_call[:3], context.calls[layer][:3])
     if all(_agree(actual, expected) for actual, expected in pairs):
         return fused
-    logger.info("%s is not equivalent to its fused form and stays as it is", type(module).__name__)
+    logger.info("%s is not equivalent to its fused form, so it is not fused", type(module).__name__)
     return None
 
 

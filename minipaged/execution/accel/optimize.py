@@ -30,7 +30,7 @@ def optimize(
     """
     if quantization != "none" and backend.name != "cpp":
         raise ConfigError(
-            f"quantization is {quantization}, which needs the C++ kernels of a CPU, but the backend is "
+            f"quantization is {quantization}, which needs the C++ kernels for CPUs, but the backend is "
             f"{backend.name}; drop quantization, or install a C++ compiler"
         )
     with progress_bar("preparing layers"):

@@ -65,7 +65,7 @@ def check_reports(reports: list[Report], tensor_size: int) -> None:
         if other.layers != reports[beside].layers:  # they may leave out rows in the last layer
             raise RankError(
                 f"rank {rank} computes with different layers from rank {beside}: {other.layers} instead of "
-                f"{reports[beside].layers}; start again, and report it if that does not help"
+                f"{reports[beside].layers}; restart, and report a bug if that does not help"
             )
 
 

@@ -22,7 +22,7 @@ class KVManagerContract(KVManager):
         """Rules 1 and 2."""
         free = self.num_free
         answer = self.rules.call(super().admission_charge, set(cached), num_tokens, num_cached)
-        what = f"admission_charge of {len(cached)} cached blocks and {num_tokens} tokens answered {answer!r}"
+        what = f"admission_charge of {len(cached)} cached blocks and {num_tokens} tokens returned {answer!r}"
         counts = isinstance(answer, tuple) and len(answer) == 2 and all(type(n) is int for n in answer)
         self.rules.require(counts, f"{what}; give two counts, blocks and tokens")
         blocks, tokens = answer

@@ -31,7 +31,7 @@ class PageGrowthContract(Watcher):
 
     def _check(self, name: str, needed: int, remaining: int) -> tuple[int, ...]:
         wishes = self._call(name, needed, remaining)
-        what = f"{name}(needed={needed}, remaining={remaining}) answered {wishes!r}"
+        what = f"{name}(needed={needed}, remaining={remaining}) returned {wishes!r}"
         counts = isinstance(wishes, tuple) and wishes and all(isinstance(wish, int) for wish in wishes)
         self.require(bool(counts), f"{what}; give a tuple of at least one block count")
         self.require(min(wishes) >= needed, f"{what}; a count below {needed} leaves tokens without a slot")
@@ -67,14 +67,14 @@ class PreemptionContract(Watcher):
         """Rule 1."""
         victim = self._call("choose_victim", list(candidates))
         names = short([request.request_id for request in candidates])
-        told = f"choose_victim chose {short(victim)}, which is none of the candidates {names}"
+        told = f"choose_victim chose {short(victim)}, which is not one of the candidates {names}"
         self.require(any(victim is candidate for candidate in candidates), told)
         return victim
 
     def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
         """Rule 2."""
         decision = self._call("choose_mode", victim, kv)
-        what = f"choose_mode({victim.request_id}) answered {short(decision)}"
+        what = f"choose_mode({victim.request_id}) returned {short(decision)}"
         is_pair = isinstance(decision, tuple) and len(decision) == 2 and isinstance(decision[1], str)
         is_decision = is_pair and decision[0] in ("recompute", "swap")
         self.require(is_decision, f'{what}; give Decision("recompute" or "swap", reason)')
@@ -99,13 +99,13 @@ class DecodingMethodContract(Watcher):
 
     def __init__(self, concept: str, make: Callable[..., Any], params: Any, stop: Any) -> None:
         super().__init__(concept, make, params, stop)
-        self.require(self.num_sequences >= 1, f"num_sequences is {self.num_sequences}; at least 1")
+        self.require(self.num_sequences >= 1, f"num_sequences is {self.num_sequences}; give at least 1")
 
     def num_candidates(self, request: Request) -> int:
         """Rule 2."""
         count = self._call("num_candidates", request)
         enough = isinstance(count, int) and count >= 1
-        self.require(enough, f"num_candidates answered {count!r}; at least 1")
+        self.require(enough, f"num_candidates returned {count!r}; give at least 1")
         return count
 
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
@@ -118,9 +118,9 @@ class DecodingMethodContract(Watcher):
         for branch in branches:
             what = f"advance({request.request_id}) continues {short(branch.parent)} with {branch.token_id}"
             offered = [sample for sequence, sample in zip(live, samples) if sequence is branch.parent]
-            self.require(bool(offered), f"{what}, which is no live sequence of the request")
+            self.require(bool(offered), f"{what}, which is not a live sequence of the request")
             candidates = zip(offered[0].token_ids, offered[0].logprobs)
-            told = f"{what} (log-probability {branch.logprob:.4f}), which is none of its candidates"
+            told = f"{what} (log-probability {branch.logprob:.4f}), which is not one of its candidates"
             self.require((branch.token_id, branch.logprob) in candidates, told)
         alive, most = sum(branch.finish_reason is None for branch in branches), self.num_sequences
         told = f"advance({request.request_id}) left {alive} sequences alive; num_sequences is {most}"

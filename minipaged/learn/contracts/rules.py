@@ -62,7 +62,7 @@ class Watcher:
             self._inner = self.rules.call(make, *args)
         except TypeError as error:  # (one from inside is told by `call`)
             made = call_text(getattr(make, "__name__", str(make)), args)
-            self.rules.fail(f"{made} is what the engine calls, but {error}", cause=error)
+            self.rules.fail(f"the engine calls {made}, but {error}", cause=error)
 
     @classmethod
     def watch(cls, concept: str, override: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,5 +120,5 @@ def check_arguments(concept: str, text: str, function: Callable[..., Any], wante
             signature.bind(*[a for a in names if a not in keywords], **dict.fromkeys(keywords))
     except TypeError as error:
         raise ContractError(
-            f"{concept}: {text} is what the contract calls, but it is declared with {signature} ({error})"
+            f"{concept}: the contract calls {text}, but it is declared with {signature} ({error})"
         ) from None

@@ -66,8 +66,8 @@ EXPERIMENT = Experiment(
     "fig14",
     "Parallel sampling and beam search",
     "PagedAttention paper, Fig. 14",
-    "OPT-13B on an A100 40 GB, Alpaca-like lengths, queue kept full; forks and copy-on-write are real; "
-    "which beam continues which is random (each place draws a random parent with probability 0.08).",
+    "OPT-13B on an A100 40 GB, Alpaca-like lengths, queue kept full; forks and copy-on-write are real, "
+    "but beams continue at random (each one draws a random parent with probability 0.08).",
     {(name, *key): partial(sustained, name, *key) for name in ("paged", "orca-oracle") for key in TEXT},
     conclude,
 )

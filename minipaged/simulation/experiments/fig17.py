@@ -54,8 +54,9 @@ EXPERIMENT = Experiment(
     "fig17",
     "A chatbot",
     "PagedAttention paper, Fig. 17",
-    "OPT-13B on an A100 40 GB; a prompt is the last 1024 tokens of the conversation, and outputs end at "
-    "1024; conversations of 4 rounds on average with ShareGPT-like turns; nothing is kept between rounds.",
+    "OPT-13B on an A100 40 GB; a prompt is the last 1024 tokens of the conversation, and outputs have at "
+    "most 1024; conversations have 4 rounds on average, with ShareGPT-like turns; nothing is kept between "
+    "rounds.",
     grid(measure, SYSTEMS) | grid(sustained, SYSTEMS, ROUNDS),
     conclude,
 )

@@ -46,8 +46,9 @@ EXPERIMENT = Experiment(
     "fig18",
     "Block size",
     "PagedAttention paper, Fig. 18 b",
-    "OPT-13B on an A100 40 GB at a rate near the sustained one. We read the published statement (16 to 128 "
-    "good for ShareGPT, 16 and 32 for Alpaca, larger ones bad) as: within 25 % of the best, or not.",
+    "OPT-13B on an A100 40 GB at a rate near the sustained one. The paper finds 16 to 128 good for "
+    "ShareGPT, 16 and 32 good for Alpaca, and larger sizes bad. We take good to mean within 25 % of the "
+    "best.",
     grid(latency, LOADS, BLOCK_SIZES),
     conclude,
 )

@@ -110,7 +110,7 @@ EXPERIMENT = Experiment(
     "10 arrivals per second for 60 s, at most 100 in the system, max_new_tokens 2048 (derived from the "
     "source's counts of finished, dropped and open requests). The source names neither chip nor model; we "
     "use Llama-3-8B on an A10G (24 GB), a size that fits its fastest token (39 ms). Outputs end after 160 "
-    "tokens on average (its finished requests: 129 to 147).",
+    "tokens on average (the source's finished requests: 129 to 147).",
     grid(load, GROWTH) | {("half as fast", name): partial(load, name, HALF) for name in PUBLISHED},
     conclude,
 )

@@ -60,7 +60,7 @@ EXPERIMENT = Experiment(
     "vLLM, prefix-caching-aware scheduling",
     "Llama-3-8B on an A100 40 GB, prefills first, budget 2048 tokens; prompts with 960 shared tokens and "
     "about 64 of their own, 8 prefixes. Batch: 800 requests at once; online: the sustained rate. The source "
-    "names no workload and only says up to.",
+    "names no workload and gives only upper bounds.",
     grid(throughput, PUBLISHED, [True], OUTPUTS, BOTH)
     | grid(throughput, PUBLISHED, [False], OUTPUTS[:1], BOTH),
     conclude,

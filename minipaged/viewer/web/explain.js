@@ -47,7 +47,7 @@ export function explain({ entry, before, memory }, committed) {
           ? "its blocks move to host memory until there is room again"
           : "its blocks are freed, and its tokens are computed again later";
       const reason = event.reason ? ` (${short(String(event.reason), 200)})` : "";
-      tell("preemption", "preemption", `${who} is preempted because blocks ran out (by default the latest arrived gives way): ${how}${reason}.`);
+      tell("preemption", "preemption", `${who} is preempted because blocks ran out (by default the latest arrival gives way): ${how}${reason}.`);
     } else if (event.kind === "admitted" || (event.kind === "resumed" && event.mode !== "swap")) {
       const again = event.kind === "resumed" ? "is back and computes its tokens again" : "is admitted";
       const need = Number(event.prompt_tokens) || 0;

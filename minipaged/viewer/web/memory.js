@@ -134,7 +134,7 @@ export class Memory {
       const blocks = change[key] ?? [];
       checkCounts(blocks, key);
       for (const block of blocks) {
-        if (block >= this.header.num_blocks) refuse(`block ${block} is evictable, which is not in the pool`);
+        if (block >= this.header.num_blocks) refuse(`evictable block ${block} is not in the pool`);
         if (key === "evictable") this.evictable.add(block);
         else this.evictable.delete(block);
         if (block > this.highest) this.highest = block;

@@ -32,7 +32,7 @@ class Rank:
             ValueError: they cannot be divided evenly; the message has both numbers.
         """
         if num_heads % self.size:
-            raise ValueError(f"{num_heads} heads do not go to {self.size} ranks; give a divisor")
+            raise ValueError(f"{num_heads} heads do not divide among {self.size} ranks; give a divisor")
         share = num_heads // self.size
         return slice(self.number * share, (self.number + 1) * share)
 

@@ -39,7 +39,9 @@ refuses_only_too_few = mistake("few", 1, ("if num_heads % self.size:", "if num_h
 counts_from_the_last_rank = mistake(
     "last", 1, (SLICE, "slice((self.size - 1 - self.number) * share, (self.size - self.number) * share)")
 )
-tells_one_number = mistake("one", 1, ("{num_heads} heads do not go to", "the heads do not go to"))
+tells_one_number = mistake(
+    "one", 1, ("{num_heads} heads do not divide among", "the heads do not divide among")
+)
 copies_keys_alone = mistake("keys", 2, (COPY, "pass"))
 copies_on_rank_0_alone = mistake(
     "zero", 2, (COPIES, "        for source, destination in copies[: None if self.number == 0 else 0]:\n")
