@@ -78,6 +78,11 @@ def run_trials(
                 elif line.strip():
                     last.append(line.strip())
         if not destination.exists():
+            if process.returncode < 0:
+                raise LearnError(
+                    f"the tests broke off: signal {-process.returncode} ended their process; does your code "
+                    "read or write outside an array, for instance a kernel without a mask?"
+                )
             told = " / ".join(last)
             raise LearnError(f"the tests could not be run (is the extra `test` installed?): {told}")
         return read_outcomes(destination)

@@ -30,6 +30,12 @@ def test_an_allocation_that_cannot_be_met_takes_nothing():
     pool.check_invariants(held)
 
 
+def test_allocating_no_block_takes_none():
+    """Catches `self._free[-count:]`, which is the whole list when count is 0."""
+    pool = BlockAllocator(3)
+    assert (pool.allocate(0), pool.num_free) == ([], 3)
+
+
 def test_allocating_no_block_is_possible_on_an_empty_pool():
     """Catches an off-by-one that refuses a sequence that needs nothing."""
     pool = BlockAllocator(1)
@@ -89,6 +95,27 @@ def test_a_free_block_cannot_be_shared():
     with pytest.raises(ValueError):
         pool.share(block)
     assert pool.num_free == 2
+
+
+def test_an_evictable_block_has_no_reference_to_drop():
+    """Catches a count of -1: `release` that refuses only blocks on the free list."""
+    pool = BlockAllocator(2)
+    (block,) = pool.allocate()
+    pool.release(block)
+    with pytest.raises(ValueError):
+        pool.release(block)
+    assert pool.ref_count(block) == 0
+
+
+def test_a_refusal_changes_no_count():
+    """Catches a count that changes before the check: a free block with a reference, or with -1."""
+    pool = BlockAllocator(2)
+    (block,) = pool.allocate()
+    pool.free(block)
+    for refused in (pool.share, pool.release, pool.reclaim):
+        with pytest.raises(ValueError):
+            refused(block)
+        assert (pool.ref_count(block), pool.num_free) == (0, 2)
 
 
 def test_release_tells_the_last_holder():

@@ -62,6 +62,14 @@ def test_a_block_goes_when_its_last_slot_is_out_of_sight(make, window, hidden):
     assert table.blocks.count(null) == hidden
 
 
+@pytest.mark.parametrize("window", [14, 17, 100])
+def test_a_window_longer_than_the_text_hides_nothing(make, window):
+    """Catches a first visible position below 0: `self.blocks[:-1]` is all blocks but the last."""
+    _, null, table = make(12)
+    assert table.slide(window, null) == 0
+    assert null not in table.blocks
+
+
 def test_positions_and_slots_of_the_visible_tokens_stay(make):
     """Catches entries that are deleted: every later position would be read from another block."""
     _, null, table = make(11)

@@ -1,22 +1,47 @@
 """First steps of lessons 03 and 10: one window, one block, then several."""
 
+import math
+
 import pytest
+import torch
 
 from minipaged.kernels.reference import oracle
 from minipaged.kernels.reference.attention import paged_attention
 from tests.kernels.cases import assert_close, make_case
 
 
-def check(lengths, scale=0.3, sign=None, **shape):
+def check(lengths, scale=0.3, sign=None, softcap=None, with_sinks=False, **shape):
     case = make_case(lengths, **shape)
     query, keys = case.query, case.key_cache
     if sign is not None:  # of all scores
         query, keys = query.abs(), sign * keys.abs()
     inputs = (query, keys, case.value_cache, case.metadata)
     options = {"scale": scale}
+    if softcap is not None:
+        options["softcap"] = softcap
+    if with_sinks:
+        options["sinks"] = case.sinks
     if "sliding_window" in shape:
         options["sliding_window"] = shape["sliding_window"]
     assert_close(paged_attention(*inputs, **options), oracle.paged_attention(*inputs, **options), case)
+
+
+# -- lesson 03, task 1 ---------------------------------------------------------------------------------------
+
+
+def test_attention_changes_none_of_its_inputs():
+    """Catches a query scaled in place (float32's `.float()` is the same tensor), or a cache tidied up."""
+    case = make_case([(1, 5), (1, 9)])
+    inputs = {"query": case.query, "key_cache": case.key_cache, "value_cache": case.value_cache}
+    before = {name: tensor.clone() for name, tensor in inputs.items()}
+    tables = case.metadata.block_tables.clone()
+    paged_attention(**inputs, metadata=case.metadata, scale=0.3)
+    for name, tensor in inputs.items():
+        same = tensor.nan_to_num(7.0).equal(before[name].nan_to_num(7.0)) and (
+            tensor.isnan().equal(before[name].isnan())
+        )
+        assert same, f"{name} is not what it was before the call"
+    assert case.metadata.block_tables.equal(tables), "the block tables are not what they were before the call"
 
 
 # -- lesson 03, task 3 ---------------------------------------------------------------------------------------
@@ -31,6 +56,39 @@ def test_a_window_ends_at_its_edge(context):
 def test_every_row_has_a_window_of_its_own():
     """Catches keys gathered for the last row alone: an earlier row sees older ones."""
     check([(4, 9)], sliding_window=4)
+
+
+def test_a_hidden_key_stays_hidden_under_a_cap():
+    """Catches a cap after the mask: softcap * tanh(-inf) is -softcap, a score like any other."""
+    case = make_case([(3, 3)])
+    inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
+    first = paged_attention(*inputs, scale=0.3, softcap=2.0)[:2].clone()
+    block = case.metadata.block_tables[0, 0]
+    case.value_cache[block, :, 2] += 100.0  # of the last token, which rows 0 and 1 do not see
+    second = paged_attention(*inputs, scale=0.3, softcap=2.0)[:2]
+    assert first.equal(second), "rows 0 and 1 changed with the value of a token behind them"
+
+
+@pytest.mark.parametrize("lengths", [[(1, 7)], [(3, 6)]], ids=["a decode", "a chunk"])
+def test_a_soft_cap_alone(lengths):
+    """Catches a cap before the scale, or one that is not multiplied back."""
+    check(lengths, softcap=2.0)
+
+
+@pytest.mark.parametrize("lengths", [[(1, 7)], [(3, 6)]], ids=["a decode", "a chunk"])
+def test_sinks_alone(lengths):
+    """Catches a sink that is scaled or has a value, and one head's sink for all heads."""
+    check(lengths, with_sinks=True)
+
+
+def test_a_cap_and_sinks_together():
+    """Catches one option that excludes the other, and sinks that are capped."""
+    check([(1, 7), (3, 6)], softcap=2.0, with_sinks=True)
+
+
+def test_large_scores_beside_a_sink_do_not_overflow():
+    """Catches exp(score) without the largest score subtracted: exp(100) is inf in float32."""
+    check([(1, 3)], scale=50.0, sign=1, with_sinks=True)
 
 
 # -- lesson 10 -----------------------------------------------------------------------------------------------
@@ -77,3 +135,32 @@ def test_heads_of_a_group_read_one_kv_head(heads):
 def test_a_block_need_not_be_a_power_of_two(block_size):
     """Catches the padding of tl.arange taken for slots of the block: it belongs to the next head."""
     check([(1, 3), (2, 3)], block_size=block_size)
+
+
+@pytest.mark.parametrize("block_size", [3, 5])
+def test_padded_slots_are_not_slots_in_a_full_block_either(block_size):
+    """Catches the padding of a row's earlier blocks: in a block of 3, slot 3 is the next head's first."""
+    check([(1, 3 * block_size - 1), (2, 2 * block_size)], block_size=block_size)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_smaller_score_in_a_later_block_overflows_nothing(seed):
+    """Catches the largest score of the block in place of the largest so far: exp(largest - new) is inf."""
+    check([(1, 12)], scale=50.0, sign=1, block_size=4, seed=seed)
+
+
+def test_nothing_is_written_past_the_result(monkeypatch):
+    """Catches a store without a mask: numbers past the head size go to the memory behind the last row."""
+    empty, behind = torch.empty, []
+
+    def with_a_guard(*shape, **options):
+        if shape != (3, 4, 5):
+            return empty(*shape, **options)
+        memory = torch.full((math.prod(shape) + 64,), 123.0, dtype=options["dtype"])
+        behind.append(memory[-64:])
+        return memory[:-64].view(shape)
+
+    monkeypatch.setattr(torch, "empty", with_a_guard)
+    check([(1, 3), (2, 4)], block_size=4, head_dims=(8, 5))
+    changed = [place for guard in behind for place in (guard != 123.0).nonzero().flatten().tolist()]
+    assert not changed, f"{len(changed)} numbers behind the last row were overwritten: a store has no mask"

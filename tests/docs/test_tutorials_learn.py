@@ -238,3 +238,13 @@ def test_a_score_is_told_beside_the_own_engine_and_kept(clone, monkeypatch):
     assert list(told["leaderboard"]) == ["Ada", "Bob"]
     assert set(told["marks"]) == {"questions", "chat", "documents"}
     assert (clone.parents[1] / ".leaderboard.json").exists()
+
+
+def test_an_exercise_that_kills_the_tests_is_told_what_may_be_wrong(clone):
+    """Catches advice to install pytest for a kernel that reads outside its arrays."""
+    do_task_one(clone)
+    clone.write_text("import os\n\nos.kill(os.getpid(), 11)\n" + clone.read_text())
+    told = CliRunner().invoke(app, ["learn", "check", "05"])
+    assert isinstance(told.exception, LearnError)
+    assert "signal 11 ended their process" in str(told.exception)
+    assert "outside an array" in str(told.exception)

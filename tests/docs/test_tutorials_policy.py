@@ -61,6 +61,13 @@ def test_the_length_of_the_answer_does_not_count(make):
     assert order(engine) == ["r0", "r1"]
 
 
+def test_a_preempted_request_is_as_long_as_its_prompt(make):
+    """Catches the tokens that it had generated counted in: 5 + 5 come before 7."""
+    engine = make([5, 7])
+    engine.requests[0].sequences[0].token_ids.extend([1] * 5)
+    assert [s.sequence.request.request_id for s in engine.step().scheduled] == ["r0"]
+
+
 def test_all_that_fit_are_admitted_shortest_first(make):
     """Catches only the shortest one being moved: the others in the step are sorted, too."""
     engine = make([9, 6, 3, 5], max_num_seqs=4)
@@ -117,3 +124,17 @@ def test_patience_ends_after_as_many_arrivals_as_it_says(make):
 def test_the_impatient_go_in_order_of_arrival(make):
     """Catches requests that have waited too long being sorted by length again."""
     assert order(make([9, 7, 1, 1, 1, 1], patience=3))[:2] == ["r0", "r1"]
+
+
+def test_nobody_overtakes_an_impatient_request_that_does_not_fit(make):
+    """Catches two admissions, one for those who waited too long and one for the others: r2 would fit."""
+    engine = make([13, 12, 4], patience=1, num_blocks=6, max_num_seqs=4)
+    assert [s.sequence.request.request_id for s in engine.step().scheduled] == ["r0"]
+    assert [request.request_id for request in engine.scheduler.waiting] == ["r1", "r2"]
+
+
+def test_patience_is_that_of_the_scheduler_itself(make, monkeypatch):
+    """Catches `ShortestFirst.patience` for `self.patience`: a subclass or an object may have its own."""
+    engine = make([9, 1, 1, 1, 1], patience=100)
+    monkeypatch.setattr(engine.scheduler, "patience", 3, raising=False)
+    assert order(engine) == ["r0", "r1", "r2", "r3", "r4"]

@@ -103,6 +103,30 @@ def test_preallocated_blocks_are_given_back_with_the_rest():
     assert pool.ref_count(3) == 0
 
 
+def test_no_token_keeps_no_block():
+    """Catches a table that always keeps one block: the first one stays held when nothing is left."""
+    pool = BlockAllocator(9)
+    table = table_over(pool, 2, 5)
+    table.truncate(0)
+    assert (table.blocks, table.num_tokens, pool.num_free) == ([], 0, 9)
+
+
+def test_truncate_gives_back_the_last_block_first():
+    """Catches the front first: the tail of a prefix is worth less, so it is reused first."""
+    pool = BlockAllocator(9, order=[7, 1, 3, 4])
+    table = table_over(pool, 4, 14)
+    table.truncate(3)
+    assert pool.allocate(3) == [1, 3, 4]
+
+
+def test_an_ended_table_gives_back_preallocated_blocks_too():
+    """Catches a leak: `free` that gives back only the blocks with tokens."""
+    pool = BlockAllocator(9)
+    table = table_over(pool, 3, 5)
+    table.free()
+    assert (table.blocks, table.num_tokens, pool.num_free) == ([], 0, 9)
+
+
 # -- lesson 02, task 3 ----------------------------------------------------------------------
 
 
@@ -131,6 +155,21 @@ def test_a_fork_after_a_full_block_shares_no_preallocated_one():
     assert pool.ref_count(3) == 1
 
 
+# -- lesson 02, task 4 ----------------------------------------------------------------------
+
+
+def test_a_chunk_of_tokens_leaves_a_shared_block_too():
+    """Catches copy-on-write for single tokens alone, and one fresh block for the copy and the next block."""
+    pool = BlockAllocator(9, order=[7, 1, 3, 4])
+    parent = table_over(pool, 2, 7)
+    child = parent.fork()
+    assert child.blocks_to_append(5) == 2
+    copy = child.append(5)
+    assert copy is not None, "append(5) returned no copy although the block of its first token is shared"
+    assert (copy.source, parent.blocks, len(child.blocks)) == (1, [7, 1], 3)
+    assert child.blocks[1] == copy.destination
+
+
 # -- lesson 08, tasks 1 to 3: a cache whose blocks come straight from its allocator -----
 
 
@@ -140,6 +179,12 @@ def cache_of(*values, block_size=2, **options):
     hashes: list[int] = []
     cache.extend_hashes(hashes, tokens(*values))
     return cache, hashes, cache.allocator.allocate(len(hashes))
+
+
+def test_every_full_block_has_a_hash_and_no_other():
+    """Catches a text that ends with its block and gets one hash too few, and a hash for a part of a block."""
+    numbers = [len(cache_of(*range(length))[1]) for length in range(6)]
+    assert numbers == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_salt_gives_every_block_another_hash():
@@ -174,7 +219,7 @@ def test_a_content_is_registered_once():
     """Catches a second block with the same content, which would be counted but never found."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4)
     first, second = [cache.register(block, hashes[0], tokens(1, 2)) for block in blocks]
-    assert first is second
+    assert first is second, "register returned a new entry for tokens and a parent that have one"
     assert cache.num_registered == 1
     assert not cache.is_pending(blocks[1])
 
@@ -288,6 +333,15 @@ def test_equal_hashes_of_other_tokens_are_a_miss():
     assert cache.match([7], tokens(1, 2)) == blocks
 
 
+def test_a_parent_with_equal_tokens_may_be_another_parent():
+    """Catches parents compared by their own tokens: the text before the parent differs."""
+    cache, hashes, blocks = cache_of(1, 2, 3, 4, hash_function=lambda key: len(key[1]) and key[1][0])
+    cache.register(blocks[0], hashes[0], tokens(1, 2))
+    before = CachedBlock(9, tokens(9, 9).tobytes(), "")
+    cache.register(blocks[1], hashes[1], tokens(3, 4), CachedBlock(hashes[0], tokens(1, 2).tobytes(), before))
+    assert cache.match(hashes, tokens(1, 2, 3, 4)) == blocks[:1]
+
+
 def test_equal_hashes_after_another_prefix_are_a_miss():
     """Catches a cache that compares a block's own tokens alone: its K/V depends on those before it."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4, hash_function=lambda key: len(key[1]) and key[1][0])
@@ -316,6 +370,18 @@ def test_a_pending_block_that_nobody_holds_is_evictable():
     cache.check_invariants([])
     cache.commit()
     assert cache.match(hashes, tokens(1, 2)) == blocks
+
+
+def test_only_as_many_blocks_are_evicted_as_are_missing():
+    """Catches an allocation that is one block short and empties the whole cache."""
+    cache, hashes, blocks = cache_of(1, 2, 3, 4, 5, 6)
+    for block, chain_hash, content in zip(blocks, hashes, (tokens(1, 2), tokens(3, 4), tokens(5, 6))):
+        cache.register(block, chain_hash, content)
+    cache.commit()
+    for block in blocks:
+        release_into_cache(cache, block)
+    cache.allocate(6)  # five are free
+    assert list(cache.evictable) == blocks[1:]
 
 
 # -- lesson 04, task 1, and lesson 07, task 1: one phase of a step at a time -----
@@ -420,6 +486,55 @@ def test_the_first_group_beyond_the_budget_ends_the_decodes():
     assert engine.scheduler.policy.returned == [15, 5, 1]
 
 
+def test_a_victim_is_not_scheduled():
+    """Catches a walk over a copy of `self.running`: a request that was swapped out is still on it."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64),
+        lambda plan, s: s.plan_decodes(plan, 64),
+        lengths=[8, 8],
+        num_blocks=4,
+        num_host_blocks=4,
+        preemption=Swap(),
+    )
+    engine.step()
+    assert scheduled(engine.scheduler.schedule()) == [("r0", 8, 1)]
+
+
+def test_every_decode_has_a_slot_for_its_token():
+    """Catches `grow` called only when a block is needed: it also gives a slot in the last block."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64), lambda plan, s: s.plan_decodes(plan, 64), lengths=[5]
+    )
+    engine.step()
+    [request] = [s.sequence.request for s in engine.scheduler.schedule().scheduled]
+    assert request.sequences[0].table.num_tokens == 6
+
+
+def test_a_group_beyond_the_budget_preempts_nobody():
+    """Catches room made before the budget is looked at: r1 loses its blocks and is not scheduled either."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64),
+        lambda plan, s: s.plan_decodes(plan, 2),
+        lengths=[5],
+        num_blocks=4,
+    )
+    engine.add([1] * 8, method=samples(2))
+    engine.step()
+    assert scheduled(engine.step()) == [("r0", 5, 1)]
+    assert engine.scheduler.num_preemptions == 0
+
+
+def test_a_prompt_that_goes_on_does_not_end_the_decodes():
+    """Catches `break` where the walk must go on: r1, behind the prompt of r0, has one token to compute."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 8, share=4),
+        lambda plan, s: s.plan_decodes(plan, 64),
+        lengths=[9, 4],
+    )
+    assert scheduled(engine.step()) == [("r0", 0, 4), ("r1", 0, 4)]
+    assert scheduled(engine.step()) == [("r1", 4, 1)]
+
+
 def test_every_sequence_of_a_request_costs_a_token():
     """Catches counting requests instead of tokens: three samples of one request compute three tokens."""
     engine = scripted(
@@ -517,6 +632,23 @@ class Spends:
         return run
 
 
+@pytest.mark.parametrize(
+    ("spends", "phases"),
+    [
+        ({"continue_prefills": 4}, "continue_prefills admit_waiting"),
+        ({"admit_waiting": 4}, "continue_prefills admit_waiting"),
+        ({}, "continue_prefills admit_waiting plan_decodes resume_preempted"),
+    ],
+    ids=["a prompt goes on", "a prompt begins", "no prompt"],
+)
+def test_a_step_calls_its_phases_in_order(spends, phases):
+    """Catches decodes or swapped-out requests beside prompts, and a waiting prompt that is not looked at."""
+    step = Spends(**spends)
+    PrefillFirst().fill(StepPlan(0), step)
+    called = " ".join(step.offered)
+    assert called == phases
+
+
 def test_each_phase_is_offered_what_the_one_before_it_left():
     """Catches a step over budget: two phases that may both spend all of it."""
     prompts = Spends(continue_prefills=4)
@@ -597,6 +729,52 @@ def test_a_decode_behind_a_prompt_does_not_hold_it_to_its_share():
     assert scheduled(engine.step()) == [("r0", 4, 8)]
 
 
+def test_a_prompt_behind_a_decode_holds_the_first_to_its_share():
+    """Catches looking at the next running request alone: r1 only decodes, and r2 is behind it."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 8, share=4),
+        lambda plan, s: s.continue_prefills(plan, 10, share=6),
+        lengths=[20, 2, 20],
+    )
+    assert scheduled(engine.step()) == [("r0", 0, 4), ("r1", 0, 2), ("r2", 0, 2)]
+    assert scheduled(engine.step()) == [("r0", 4, 6), ("r2", 2, 4)]
+
+
+def test_the_last_of_two_prompts_gets_what_is_left():
+    """Catches asking once for all whether somebody is behind: nobody is behind the last one."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 6, share=3),
+        lambda plan, s: s.continue_prefills(plan, 16, share=6),
+        lengths=[20, 20],
+    )
+    engine.step()
+    assert scheduled(engine.step()) == [("r0", 3, 6), ("r1", 3, 10)]
+
+
+def test_each_prompt_has_a_share_of_its_own():
+    """Catches one share that all prompts use up together: the second of three would get nothing."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 9, share=3),
+        lambda plan, s: s.continue_prefills(plan, 16, share=6),
+        lengths=[20, 20, 20],
+    )
+    assert scheduled(engine.step()) == [("r0", 0, 3), ("r1", 0, 3), ("r2", 0, 3)]
+    assert scheduled(engine.step()) == [("r0", 3, 6), ("r1", 3, 6), ("r2", 3, 4)]
+
+
+def test_a_swapped_out_request_does_not_hold_a_prompt_to_its_share():
+    """Catches a prompt cut for a request that has no block: only prompts and the queue count."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 4),
+        lambda plan, s: s.continue_prefills(plan, 8, share=6),
+        lengths=[20],
+    )
+    engine.step()
+    engine.add([1])
+    engine.scheduler.swapped.append(engine.scheduler.waiting.popleft())
+    assert scheduled(engine.scheduler.schedule()) == [("r0", 4, 8)]
+
+
 def test_going_on_ends_with_the_budget():
     """Catches a chunk of no tokens, or of more than are left."""
     engine = scripted(
@@ -641,6 +819,20 @@ def test_the_last_live_sample_does_not_fork():
     """Catches one live sequence taken for the prompt: two of three samples have ended."""
     request = sampled(-5.0)
     assert request.method.num_candidates(request) == 1
+
+
+def test_a_sample_that_goes_on_keeps_its_number():
+    """Catches numbers counted anew: once sample 0 has ended, sample 1 would become 0 and draw its noise."""
+    request = sampled(-5.0, -7.0)
+    branches = request.method.advance(request, [Sample([4], [-0.25]), Sample([5], [-0.5])])
+    assert [branch.sample_index for branch in branches] == [None, None]
+
+
+def test_equal_candidates_are_samples_of_their_own():
+    """Catches candidates taken for one because they have the same token: n samples were asked for."""
+    request = sampled(-5.0)
+    branches = request.method.advance(request, [Sample([4, 4, 4], [-0.25, -0.25, -0.25])])
+    assert [(branch.token_id, branch.sample_index) for branch in branches] == [(4, 0), (4, 1), (4, 2)]
 
 
 # -- lesson 09, task 2 ----------------------------------------------------------------------
@@ -711,6 +903,42 @@ def test_three_ends_leave_a_beam_of_two():
     assert [branch.token_id for branch in branches] == [0, 1, 5, 6]
 
 
+def test_only_the_best_candidates_of_the_whole_list_count(monkeypatch):
+    """Catches candidates past the best `num_candidates`: the four best end, so nothing goes on."""
+    params = BeamSearchParams(beam_width=2, max_tokens=20, early_stopping="never", length_penalty=2.0)
+    request = make_request([1, 2], BeamSearch(params, StopChecker(params, ())), params)
+    request.sequences = [make_sequence([1, 2], [token], params) for token in (3, 4)]
+    monkeypatch.setattr(request.method.stop, "check", lambda _, token: "stop" if token < 4 else None)
+    samples = [Sample([0, 1, 2, 3], [-0.1, -0.2, -0.3, -0.4]), Sample([5, 6, 7, 8], [-2.0, -3.0, -4.0, -5.0])]
+    assert [branch.token_id for branch in request.method.advance(request, samples)] == [0, 1]
+
+
+def asked_whether_done(monkeypatch, request, samples):
+    """What `advance` gives `is_done`: best scores, best live total, number of generated tokens."""
+    asked = []
+    monkeypatch.setattr(request.method, "is_done", lambda _, *numbers: asked.append(numbers))
+    request.method.advance(request, samples)
+    [(scores, total, length)] = asked
+    return [round(score, 3) for score in scores], round(total, 3), length
+
+
+def test_whether_to_stop_is_asked_of_the_texts_with_their_new_tokens(monkeypatch):
+    """Catches scores without this step's hypotheses, a total or a length without the new token."""
+    params = BeamSearchParams(beam_width=2, max_tokens=20)
+    request = make_request([1, 2], BeamSearch(params, StopChecker(params, {0})), params)
+    request.sequences = [make_sequence([1, 2], [3], params)]  # the sum is -1.0
+    found = asked_whether_done(monkeypatch, request, [Sample([0, 5, 6, 7], [-0.5, -2.0, -3.0, -4.0])])
+    assert found == ([-0.75], -3.0, 2)
+
+
+def test_an_end_past_the_first_w_counts_for_nothing(monkeypatch):
+    """Catches `enters` asked before the place is looked at: it keeps the score of an end that is dropped."""
+    params = BeamSearchParams(beam_width=2, max_tokens=20)
+    request = make_request([1, 2], BeamSearch(params, StopChecker(params, {0, 1})), params)
+    sample = Sample([0, 5, 1, 6, 7, 8], [-0.5, -2.0, -3.0, -4.0, -5.0, -6.0])
+    assert asked_whether_done(monkeypatch, request, [sample]) == ([-0.5], -2.0, 1)
+
+
 def test_the_best_live_beam_decides_whether_to_stop():
     """Catches a search that ends because its worst beam cannot win: the best one can."""
     params = BeamSearchParams(beam_width=2, max_tokens=20)
@@ -749,6 +977,12 @@ def test_a_fork_of_a_reservation_makes_do_with_what_it_must_have():
     """Catches a fork that preempts others for blocks it does not need yet."""
     assert Reserve().while_running(1, 32) == (32, 1)
     assert Reserve().while_running(3, 3) == (3, 3)
+
+
+def test_two_policies_keep_a_grant_each():
+    """Catches a grant kept in the class: the second policy would change the first."""
+    small, large = Chunked(2), Chunked(8)
+    assert [policy.at_admission(1, 20) for policy in (small, large)] == [(2, 1), (8, 1)]
 
 
 # -- lesson 06, one decision at a time -----
@@ -817,6 +1051,35 @@ def test_moving_costs_both_ways():
     kv = manager(16)
     assert Auto(PreemptionCosts(1.0, 2.0, 1.0)).choose_mode(victim_of(kv, 9), kv).mode == "recompute"
     assert Auto(PreemptionCosts(1.0, 2.0, 2.0)).choose_mode(victim_of(kv, 9), kv).mode == "swap"
+
+
+def test_a_transfer_is_started_for_every_block_both_ways():
+    """Catches one start a block, or one each way: 2 x 2 starts x 1 s against 8 tokens x 0.4 s, then 0.6 s."""
+    kv = manager(16)
+    assert Auto(PreemptionCosts(1.0, 0.0, 0.4)).choose_mode(victim_of(kv, 9), kv).mode == "recompute"
+    assert Auto(PreemptionCosts(1.0, 0.0, 0.6)).choose_mode(victim_of(kv, 9), kv).mode == "swap"
+
+
+def test_generated_tokens_are_computed_again_too():
+    """Catches counting the prompt alone: after a recompute the generated tokens need their keys, too."""
+    kv = manager(16)
+    victim = victim_of(kv, 9)
+    victim.sequences[0].request.prompt_token_ids = [1] * 3
+    assert "8 tokens" in Auto(PreemptionCosts(0.0, 1.0, 1.0)).choose_mode(victim, kv).reason
+
+
+def test_a_partly_filled_block_moves_too():
+    """Catches full blocks alone: 5 computed tokens are in 2 blocks of 4."""
+    kv = manager(16)
+    assert "2 blocks" in Auto(PreemptionCosts(0.0, 1.0, 1.0)).choose_mode(victim_of(kv, 6), kv).reason
+
+
+def test_the_blocks_of_all_sequences_move():
+    """Catches one sequence taken for the group: 1 + 2 blocks, and 4 + 8 tokens."""
+    kv = manager(16)
+    reason = Auto(PreemptionCosts(0.0, 1.0, 1.0)).choose_mode(victim_of(kv, 5, 9), kv).reason
+    assert "3 blocks" in reason
+    assert "12 tokens" in reason
 
 
 def test_a_shared_block_moves_once():

@@ -236,3 +236,46 @@ class CountsBeforeItHasTheBlocks(BlockTable):
         needed = self.blocks_to_append(count)
         self.num_tokens += count
         self.blocks += self.pool.allocate(needed) if needed else []
+
+
+class AlwaysKeepsABlock(BlockTable):
+    """`truncate(0)` leaves the first block held; `free` is right."""
+
+    task = 3
+
+    def truncate(self, num_tokens):
+        self.num_tokens = num_tokens
+        while len(self.blocks) > max(1, self.num_filled_blocks):
+            self.pool.free(self.blocks.pop())
+
+    def free(self):
+        self.truncate(0)
+        while self.blocks:
+            self.pool.free(self.blocks.pop())
+
+
+class FreesTheFilledBlocks(BlockTable):
+    """A table that ends keeps what it preallocated: a leak."""
+
+    task = 3
+
+    def free(self):
+        while filled := self.num_filled_blocks:
+            self.pool.free(self.blocks.pop(filled - 1))
+            self.num_tokens = (filled - 1) * self.block_size
+
+
+class TruncatesFromTheFront(BlockTable):
+    """Of the blocks that go, the first goes first; `free` is right."""
+
+    task = 3
+
+    def truncate(self, num_tokens):
+        self.num_tokens = num_tokens
+        going = self.blocks[self.num_filled_blocks :]
+        del self.blocks[self.num_filled_blocks :]
+        for block in going:
+            self.pool.free(block)
+
+    def free(self):
+        BlockTable.truncate(self, 0)

@@ -315,3 +315,41 @@ class ForksOnePastAFullBlock(BlockTable):
         child.share(self.blocks[: self.num_tokens // self.block_size + 1])
         child.num_tokens = self.num_tokens
         return child
+
+
+class ReleasesEvictableBlocks(BlockAllocator):
+    """Refuses only what is on the free list: an evictable block has -1 references."""
+
+    task = 2
+
+    def release(self, block):
+        if self._is_free[block]:
+            raise ValueError(f"block {block} is free")
+        self._ref_count[block] -= 1
+        return self._ref_count[block] == 0
+
+
+class CountsThenRefuses(BlockAllocator):
+    """The reference is there before the error."""
+
+    task = 2
+
+    def share(self, block):
+        self._ref_count[block] += 1
+        if self._is_free[block]:
+            raise ValueError(f"block {block} is free")
+
+
+class SlicesFromTheEnd(BlockAllocator):
+    """`[-0:]` is the whole list."""
+
+    task = 1
+
+    def allocate(self, count=1):
+        if count > len(self._free):
+            raise OutOfBlocksError("too few")
+        blocks = list(self._free[-count:])[::-1]
+        del self._free[-count:]
+        for block in blocks:
+            self._ref_count[block], self._is_free[block] = 1, False
+        return blocks

@@ -55,7 +55,12 @@ def one_row_at_a_time(
                 if sinks is not None and not wrong.get("no_sinks"):
                     sink = sinks[head : head + 1].float() * wrong.get("sink_factor", 1)
                     scores = torch.cat([scores, sink])
+                if softcap is not None and wrong.get("cap_after_mask"):
+                    hidden = torch.full((context - len(places) - oldest,), -softcap)
+                    scores = torch.cat([scores, hidden])
                 weights = torch.softmax(scores, dim=0)[: len(places)]
+                if sinks is not None and wrong.get("no_maximum"):
+                    weights = (scores.exp() / scores.exp().sum())[: len(places)]
                 output[row, head] = (weights @ values[:, kv].float()).to(output.dtype)
     return output
 
@@ -117,3 +122,33 @@ masks_by_weight = functools.wraps(worked)(masks_by_weight)
 masks_by_weight.task = 1
 
 gathers_for_the_last_row = mistake("test_every_row_has_a_window_of_its_own", window_of_the_last=True)
+
+
+def spoiling(spoil, task):
+    """The worked attention, before which `spoil` does something to its inputs."""
+
+    @functools.wraps(worked)
+    def paged_attention(query, key_cache, value_cache, metadata, **options):
+        query = spoil(query, key_cache, options)
+        return worked(query, key_cache, value_cache, metadata, **options)
+
+    paged_attention.task = task
+    return paged_attention
+
+
+def scale_in_place(query, key_cache, options):
+    scaled = query.float()
+    scaled *= options["scale"]
+    options["scale"] = 1.0
+    return scaled.to(query.dtype)
+
+
+def tidy_up(query, key_cache, options):
+    key_cache.nan_to_num_(0.0)
+    return query
+
+
+scales_the_callers_query = spoiling(scale_in_place, task=1)
+tidies_the_cache_up = spoiling(tidy_up, task=1)
+exponent_overflows_beside_a_sink = mistake(task=3, no_maximum=True)
+caps_after_the_mask = mistake(task=3, cap_after_mask=True)

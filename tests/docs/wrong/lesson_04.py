@@ -382,3 +382,86 @@ class TheLastCopiesAlone(FCFSScheduler):
             return super().plan_decodes(plan, budget)
         finally:
             del self.kv.grow
+
+
+class PreemptsThenStops(FCFSScheduler):
+    """Makes room first and looks at the budget after that."""
+
+    task = 2
+
+    def plan_decodes(self, plan, budget):
+        left, index = budget, 0
+        while index < len(self.running):
+            request = self.running[index]
+            if request.is_prefill:
+                index += 1
+                continue
+            needed = self.kv.blocks_to_grow(request.sequences)
+            if needed > self.kv.num_free and not self.make_room(plan, request, needed, index):
+                continue
+            if len(request.sequences) > left:
+                break
+            plan.copies += self.kv.grow(request.sequences, needed)
+            left -= self.schedule_request(plan, request, left)
+            index += 1
+        return budget - left
+
+
+def decode_in_order(self, plan, budget, requests, at_a_prompt="continue", grow_always=True):
+    """`plan_decodes` over `requests`, with a mistake or two."""
+    left = budget
+    for index, request in enumerate(requests):
+        if request.is_prefill:
+            if at_a_prompt == "break":
+                break
+            continue
+        if len(request.sequences) > left:
+            break
+        needed = self.kv.blocks_to_grow(request.sequences)
+        if needed > self.kv.num_free and not self.make_room(plan, request, needed, index):
+            break
+        if needed or grow_always:
+            plan.copies += self.kv.grow(request.sequences, needed)
+        left -= self.schedule_request(plan, request, left)
+    return budget - left
+
+
+class APromptEndsTheDecodes(FCFSScheduler):
+    """`break` for `continue`."""
+
+    task = 2
+
+    def plan_decodes(self, plan, budget):
+        return decode_in_order(self, plan, budget, self.running, at_a_prompt="break")
+
+
+class WalksACopy(FCFSScheduler):
+    """A victim that was swapped out is still on the copy."""
+
+    task = 2
+
+    def plan_decodes(self, plan, budget):
+        return decode_in_order(self, plan, budget, list(self.running))
+
+
+class GrowsOnlyForABlock(FCFSScheduler):
+    """The table does not hear of a token that goes to a slot it has."""
+
+    task = 2
+
+    def plan_decodes(self, plan, budget):
+        return decode_in_order(self, plan, budget, self.running, grow_always=False)
+
+
+class DecodesOnlyIfNobodyWaits(PrefillFirst):
+    """A request that does not fit stops all decodes."""
+
+    task = 3
+
+    def fill(self, plan, scheduler):
+        budget = scheduler.max_num_batched_tokens
+        budget -= scheduler.continue_prefills(plan, budget)
+        budget -= scheduler.admit_waiting(plan, budget, whole=True)
+        if not plan.scheduled and not scheduler.waiting:
+            budget -= scheduler.plan_decodes(plan, budget)
+            scheduler.resume_preempted(plan, budget)

@@ -141,3 +141,12 @@ class GrantsTooFewWhileRunning(Chunked):
 
     def while_running(self, needed, remaining):
         return (min(remaining, self.grant), needed)
+
+
+class KeepsTheGrantInTheClass(Chunked):
+    """The second policy changes the first."""
+
+    task = 3
+
+    def __init__(self, grant=16):
+        KeepsTheGrantInTheClass.grant = grant

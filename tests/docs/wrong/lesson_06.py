@@ -206,3 +206,45 @@ class SparesTheLast(Recompute):
 
     def choose_victim(self, candidates):
         return candidates[max(0, len(candidates) - 2)]
+
+
+def reckon(self, victim, kv, blocks, tokens, starts=2):
+    """`choose_mode` from these numbers."""
+    swap = len(blocks) * (starts * self.costs.seconds_per_transfer + 2 * self.costs.seconds_per_block)
+    again = tokens * self.costs.seconds_per_token
+    fits = kv.can_swap_out(victim.sequences)
+    reason = f"moving {len(blocks)} blocks takes {swap} s, computing {tokens} tokens {again} s"
+    return Decision("swap" if fits and swap < again else "recompute", reason)
+
+
+class StartsOnceABlock(Auto):
+    """A transfer is started on the way out and not on the way in."""
+
+    task = 3
+
+    def choose_mode(self, victim, kv):
+        blocks = kv.computed_blocks(victim.sequences)
+        computed = sum(s.num_computed_tokens for s in victim.sequences)
+        return reckon(self, victim, kv, blocks, min(computed, len(blocks) * kv.block_size), starts=1)
+
+
+class TheAnswerIsFree(Auto):
+    """Only the prompt is computed again."""
+
+    task = 3
+
+    def choose_mode(self, victim, kv):
+        blocks = kv.computed_blocks(victim.sequences)
+        computed = sum(min(s.num_computed_tokens, s.num_prompt_tokens) for s in victim.sequences)
+        return reckon(self, victim, kv, blocks, min(computed, len(blocks) * kv.block_size))
+
+
+class TheLongestStandsForAll(Auto):
+    """The blocks of the longest sequence are taken for those of the group."""
+
+    task = 3
+
+    def choose_mode(self, victim, kv):
+        blocks = max((kv.computed_blocks([s]) for s in victim.sequences), key=len)
+        computed = sum(s.num_computed_tokens for s in victim.sequences)
+        return reckon(self, victim, kv, blocks, min(computed, len(blocks) * kv.block_size))

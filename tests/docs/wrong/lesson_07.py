@@ -264,3 +264,66 @@ class HeldBackByDecodes(FCFSScheduler):
                 limit = left if share is None or not behind else min(left, share)
                 left -= self.schedule_request(plan, request, limit)
         return budget - left
+
+
+class OneShareForAll(FCFSScheduler):
+    """What one prompt takes of the share, the next one lacks."""
+
+    task = 1
+
+    def continue_prefills(self, plan, budget, share=None):
+        left = budget
+        prefills = [request for request in self.running if request.is_prefill]
+        for request in prefills:
+            is_last = request is prefills[-1] and not self.waiting
+            used = self.schedule_request(
+                plan, request, left if share is None or is_last else min(left, share)
+            )
+            left -= used
+            share = None if share is None else max(0, share - used)
+        return budget - left
+
+
+def go_on_while(self, plan, budget, share, is_behind):
+    """`continue_prefills`, with a rule of its own for who is behind."""
+    left = budget
+    prefills = [request for request in self.running if request.is_prefill]
+    for request in prefills:
+        limit = left if share is None or not is_behind(prefills, request) else min(left, share)
+        left -= self.schedule_request(plan, request, limit)
+    return budget - left
+
+
+class LooksAtTheNextAlone(FCFSScheduler):
+    """A prompt behind a decode is not seen."""
+
+    task = 1
+
+    def continue_prefills(self, plan, budget, share=None):
+        def is_behind(_, request):
+            return self.waiting or any(
+                r.is_prefill for r in self.running[self.running.index(request) + 1 :][:1]
+            )
+
+        return go_on_while(self, plan, budget, share, is_behind)
+
+
+class SwappedOutIsBehind(FCFSScheduler):
+    """A request without blocks holds the last prompt to its share."""
+
+    task = 1
+
+    def continue_prefills(self, plan, budget, share=None):
+        def is_behind(prefills, request):
+            return self.waiting or self.swapped or request is not prefills[-1]
+
+        return go_on_while(self, plan, budget, share, is_behind)
+
+
+class AsksOnceWhoIsBehind(FCFSScheduler):
+    """With two prompts both are held to the share, although nobody is behind the second."""
+
+    task = 1
+
+    def continue_prefills(self, plan, budget, share=None):
+        return go_on_while(self, plan, budget, share, lambda prefills, _: self.waiting or len(prefills) > 1)

@@ -463,3 +463,33 @@ class PendingIsAMiss(PrefixCache):
     def match(self, hashes, token_ids, salt=""):
         blocks = super().match(hashes, token_ids, salt)
         return blocks[: next((i for i, block in enumerate(blocks) if block in self.pending), None)]
+
+
+class ParentsByTheirTokens(PrefixCache):
+    """Two parents with equal tokens are taken for one, whatever came before them."""
+
+    task = 3
+
+    def match(self, hashes, token_ids, salt=""):
+        size, found, parent = self.block_size, [], salt
+        for i, chain_hash in enumerate(hashes):
+            block = self.block_of.get(chain_hash)
+            entry = None if block is None else self.cached[block]
+            if entry is None or entry.tokens != token_ids[i * size : (i + 1) * size].tobytes():
+                break
+            if getattr(entry.parent, "tokens", entry.parent) != getattr(parent, "tokens", parent):
+                break
+            found.append(block)
+            parent = entry
+        return found
+
+
+class EvictsAllAtOnce(PrefixCache):
+    """One block is missing, and the whole cache goes."""
+
+    task = 4
+
+    def allocate(self, count=1):
+        if self.allocator.num_free < count <= self.num_free:
+            self.clear()
+        return super().allocate(count)

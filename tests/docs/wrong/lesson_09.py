@@ -351,3 +351,60 @@ class AsksAboutTheBestCandidate(BeamSearch):
 
     def advance(self, request, samples):
         return search(self, request, samples, asks_the_best_candidate=True)
+
+
+class EqualSamplesAreOne(SamplingMethod):
+    """Candidates with the same token become a single branch."""
+
+    task = 1
+
+    def advance(self, request, samples):
+        branches = {}
+        for branch in super().advance(request, samples):
+            branches.setdefault((id(branch.parent), branch.token_id), branch)
+        return list(branches.values())
+
+
+class NumbersByPlace(SamplingMethod):
+    """Once sample 0 has ended, sample 1 is number 0."""
+
+    task = 1
+
+    def advance(self, request, samples):
+        branches = super().advance(request, samples)
+        places = {id(sequence): place for place, sequence in enumerate(request.sequences)}
+        forks = any(len(sample.token_ids) > 1 for sample in samples)
+        return branches if forks else [b._replace(sample_index=places[id(b.parent)]) for b in branches]
+
+
+class CountsAllCandidates(BeamSearch):
+    """The list is not cut: where the best ones end, worse ones go on."""
+
+    task = 3
+
+    def advance(self, request, samples):
+        roomy = copy.copy(self)
+        roomy.num_candidates = lambda request: sum(len(sample.token_ids) for sample in samples)
+        roomy.is_done = self.is_done
+        return BeamSearch.advance(roomy, request, samples)
+
+
+class KeepsTheScoreOfADroppedEnd(BeamSearch):
+    """`enters` is asked before the place is looked at."""
+
+    task = 3
+
+    def advance(self, request, samples):
+        roomy = copy.copy(self)
+
+        def is_done(request, best_scores, best_total, length):
+            kept = list(best_scores)
+            for sequence, sample in zip(request.sequences, samples):
+                for token_id, logprob in zip(sample.token_ids, sample.logprobs):
+                    score = self.normalized(sequence.cumulative_logprob + logprob, length)
+                    if self.stop.check(sequence, token_id) and score not in kept:
+                        self.enters(kept, score)
+            return self.is_done(request, kept, best_total, length)
+
+        roomy.is_done = is_done
+        return BeamSearch.advance(roomy, request, samples)

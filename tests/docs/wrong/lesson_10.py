@@ -19,6 +19,7 @@ def mistake(name, caught_by, right, wrong):
     source = WORKED.read_text()
     assert source.count(right) == 1, right
     file = Path(FOLDER.name, f"{name}.py")
+    assert not file.exists(), f"two mistakes are called {name}"
     file.write_text(source.replace(right, wrong))
     variant = load_override(f"{file}:paged_attention")
     setattr(variant, "task" if isinstance(caught_by, int) else "caught_by", caught_by)
@@ -87,4 +88,16 @@ no_block_at_position_zero = mistake(
 )
 begins_the_maximum_at_zero = mistake(
     "zero", "test_scores_far_below_zero_have_weights", 'maximum = float("-inf")', "maximum = 0.0"
+)
+
+
+stores_past_the_value = mistake("store", 1, "mixed / total, mask=value_dim < VALUE_DIM", "mixed / total")
+compares_within_the_block = mistake(
+    "block_maximum", 2, "tl.maximum(maximum, tl.max(scores, axis=0))", "tl.max(scores, axis=0)"
+)
+takes_padding_for_slots = mistake(
+    "padding_of_full_blocks",
+    2,
+    "(slot < BLOCK_SIZE) & (logical * BLOCK_SIZE",
+    "(slot >= 0) & (logical * BLOCK_SIZE",
 )

@@ -62,9 +62,10 @@ class SortsTheImpatient(FCFSScheduler):
 # -- from the exercise's text alone --------------------------------------------------------------------------
 
 
-def order(self, request):
+def order(self, request, num_arrived=None):
     """The worked key."""
-    patient = self.num_arrived - request.arrival <= self.patience
+    arrived = self.num_arrived if num_arrived is None else num_arrived
+    patient = arrived - request.arrival <= self.patience
     return (patient, length(request) if patient else 0, request.arrival)
 
 
@@ -197,3 +198,38 @@ class PatienceByThoseBehind(FCFSScheduler):
             request.arrival,
         )
     )
+
+
+class CountsTheAnswerSoFar(FCFSScheduler):
+    """A preempted request is as long as its prompt and what it had generated."""
+
+    task = 1
+    admit_waiting = by(lambda self, request: (request.sequences[0].num_tokens, request.arrival))
+
+
+class PatienceOfTheClass(FCFSScheduler):
+    """A subclass, or an object, with a patience of its own is not asked."""
+
+    task = 2
+    patience = 100
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        return by(lambda _, request: order(type(self), request, self.num_arrived))(
+            self, plan, budget, whole, share
+        )
+
+
+class TwoAdmissions(FCFSScheduler):
+    """Where a request that waited too long does not fit, the others are admitted all the same."""
+
+    task = 2
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        ordered = sorted(self.waiting, key=lambda request: order(self, request))
+        late = [request for request in ordered if order(self, request)[0] is False]
+        self.waiting = deque(late)
+        used = super().admit_waiting(plan, budget, whole, share)
+        left, self.waiting = self.waiting, deque(request for request in ordered if request not in late)
+        used += super().admit_waiting(plan, budget - used, whole, share)
+        self.waiting = deque(sorted([*left, *self.waiting], key=lambda request: request.arrival))
+        return used

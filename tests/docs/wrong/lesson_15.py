@@ -257,3 +257,12 @@ class LeavesTheLastBlock(Worked):
 
     def num_hidden(self, window):
         return min(super().num_hidden(window), len(self.blocks) - 1)
+
+
+class AllowsANegativePosition(Worked):
+    """`blocks[:-1]` is all but the last: a window longer than the text hides most of it."""
+
+    task = 1
+
+    def num_hidden(self, window):
+        return len(self.blocks[: (self.num_tokens + 1 - window) // self.block_size])
