@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -170,19 +170,15 @@ class AsyncOutputs:
             if self._build is not None:
                 build, self._build = self._build, None
                 self._llm._thread.submit(reader, await asyncio.to_thread(build))
-            while not reader.pending and reader.error is None and not reader.done:
+            while not reader.pending and not reader.done:
                 reader.news.clear()
                 await reader.news.wait()
         except BaseException:
             await self.aclose()
             raise
-        if reader.pending:
-            return reader.pending.popleft()
-        reader.done = True
-        if reader.error is not None:
-            error, reader.error = reader.error, None
-            raise error
-        raise StopAsyncIteration
+        if not reader.pending:
+            raise StopAsyncIteration
+        return reader.take()
 
     async def aclose(self) -> None:
         """Abort the request, unless it has ended; there are no more outputs."""
@@ -192,6 +188,24 @@ class AsyncOutputs:
 
     def __del__(self) -> None:
         self._llm._thread.close(self._reader)
+
+
+async def together(streams: Sequence[AsyncOutputs]) -> AsyncGenerator[tuple[int, RequestOutput]]:
+    """What several requests get, as it comes: (position of the stream, output).
+
+    Raises what any of them raises. Closing it leaves the streams open.
+    """
+    readers, news = [stream._reader for stream in streams], asyncio.Event()
+    for reader in readers:
+        reader.news = news
+    while True:
+        news.clear()
+        for position, reader in enumerate(readers):
+            while reader.pending:
+                yield position, reader.take()
+        if all(reader.done and not reader.pending for reader in readers):
+            return
+        await news.wait()
 
 
 class _LLM(LLM):

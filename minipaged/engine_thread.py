@@ -39,15 +39,14 @@ class EngineStoppedError(RuntimeError):
 
 
 class Reader:
-    """A request and who waits for its outputs. `put` runs in his event loop."""
+    """A request and who waits for its outputs. `put` and `take` run in his event loop."""
 
     def __init__(self, request_id: str, prompt: str | None) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.loop = asyncio.get_running_loop()
         self.news = asyncio.Event()
-        self.pending: deque[RequestOutput] = deque()
-        self.error: Exception | None = None
+        self.pending: deque[RequestOutput | Exception] = deque()  # an exception is the last
         self.done = False  # nothing comes after what is pending
         self.request: Request | None = None  # None: not handed over yet
         self.progress: OutputProgress | None = None
@@ -57,13 +56,20 @@ class Reader:
         if self.done:
             return
         if isinstance(output, Exception):
-            self.error = output
+            self.done = True
         else:
             if self.request is not None and self.request.params.output_kind != RequestOutputKind.DELTA:
                 self.pending.clear()
-            self.pending.append(output)
             self.done = output.finished
+        self.pending.append(output)
         self.news.set()
+
+    def take(self) -> RequestOutput:
+        """The first that is pending. Raises it if that is an exception."""
+        output = self.pending.popleft()
+        if isinstance(output, Exception):
+            raise output
+        return output
 
 
 class QueuedEngine(Engine):

@@ -1,4 +1,8 @@
-"""What a user gets back for a request: plain data, without tensors or blocks."""
+"""What a user gets back for a request: plain data, without tensors or blocks.
+
+Three of these objects are made for each token of a stream. They are not frozen: that would take four times as
+long (5 us instead of 1.3).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ class Logprob:
     decoded_token: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestMetrics:
     """When what happened to a request, in seconds on the engine's clock; None: not yet.
 
@@ -61,7 +65,7 @@ def _between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else end - start
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CompletionOutput:
     """One completion of a prompt.
 
@@ -86,7 +90,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestOutput:
     """All completions of a prompt.
 

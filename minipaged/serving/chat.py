@@ -17,7 +17,7 @@ from minipaged.serving.formats import prompt_logprobs
 from minipaged.serving.generation import Generation, respond
 from minipaged.serving.schemas import ChatBody, Message
 from minipaged.serving.service import Service
-from minipaged.serving.streaming import Chunks
+from minipaged.serving.streaming import Chunks, is_plain
 from minipaged.serving.tool_calls import ToolCallReader
 
 
@@ -76,6 +76,9 @@ def _text(part: dict[str, Any], name: str) -> str:
     return text
 
 
+PLAIN = {"index": 0, "delta": {"content": ""}, "logprobs": None, "finish_reason": None, "stop_reason": None}
+
+
 class _Writer:
     """Outputs in OpenAI's form."""
 
@@ -88,7 +91,7 @@ class _Writer:
             "created": int(time.time()),
             "model": service.model_name,
         }
-        self._chunks = Chunks({**self._head, "object": "chat.completion.chunk"}, body.wants_usage)
+        self._chunks = Chunks({**self._head, "object": "chat.completion.chunk"}, body.wants_usage, PLAIN)
         self._readers: dict[int, ToolCallReader] = {}  # of each choice
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
@@ -122,6 +125,9 @@ class _Writer:
                 delta = {"role": "assistant", "content": ""}
                 choice = {"index": completion.index, "delta": delta, "finish_reason": None}
                 events.append(self._chunks.event(choice))
+            if is_plain(completion) and not self._has_tools:
+                events.append(self._chunks.piece(completion.index, completion.text))
+                continue
             choice = {"delta": {"content": completion.text}, **self._choice(completion)}
             if self._has_tools:
                 _divide(choice, self._readers[completion.index], completion)

@@ -17,9 +17,10 @@ from minipaged.serving.formats import finite, prompt_logprobs
 from minipaged.serving.generation import Generation, respond
 from minipaged.serving.schemas import MOST_PROMPTS, CompletionBody
 from minipaged.serving.service import Service
-from minipaged.serving.streaming import Chunks
+from minipaged.serving.streaming import Chunks, is_plain
 
 TopLogprobs = dict[int, Logprob]
+PLAIN = {"index": 0, "text": "", "logprobs": None, "finish_reason": None, "stop_reason": None}
 
 
 async def complete(service: Service, request: Request, body: CompletionBody) -> Response:
@@ -61,8 +62,8 @@ class _Writer:
             "created": int(time.time()),
             "model": service.model_name,
         }
-        self._chunks = Chunks(self._head, body.wants_usage)
-        self._told: dict[int, int] = {}  # choice -> characters of its text
+        self._chunks = Chunks(self._head, body.wants_usage, PLAIN)
+        self._told: dict[int, int] = {}  # choice -> characters of its text (of those with log-probabilities)
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """The response."""
@@ -83,6 +84,9 @@ class _Writer:
         for completion in output.outputs:
             index = position * self._num_choices + completion.index
             is_first, told = index not in self._told, self._told.get(index, 0)
+            if is_plain(completion) and not is_first and output.prompt_logprobs is None:
+                events.append(self._chunks.piece(index, completion.text))
+                continue
             choice = self._choice(position, output, completion, is_first, told)
             self._told[index] = told + len(choice["text"])
             events.append(self._chunks.event(choice))

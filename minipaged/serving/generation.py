@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from time import monotonic
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from minipaged.async_llm import AsyncOutputs
+from minipaged.async_llm import AsyncOutputs, together
 from minipaged.decoding.params import DecodingParams, RequestOutputKind
 from minipaged.outputs import RequestOutput
 from minipaged.serving.errors import ApiError, api_error
@@ -76,7 +76,7 @@ class Generation:
         Raises:
             ApiError: a request failed, or the server shuts down.
         """
-        async for position, output in _merged(self._streams):
+        async for position, output in together(self._streams):
             self.usage.count(position, output)
             if output.error is not None:
                 status = 400 if "forbid every token" in output.error else 500
@@ -225,29 +225,3 @@ async def _guarded(generation: Generation, writer: Writer, timeout: float) -> As
         generation.end = told.message
         yield event_of(told.body())
     yield DONE
-
-
-async def _merged(streams: list[AsyncOutputs]) -> AsyncIterator[tuple[int, RequestOutput]]:
-    if len(streams) == 1:
-        async for output in streams[0]:
-            yield 0, output
-        return
-    waiting: dict[asyncio.Future[RequestOutput], int] = {
-        asyncio.ensure_future(_next(stream)): position for position, stream in enumerate(streams)
-    }
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for future in done:
-                position, output = waiting.pop(future), future.result()
-                if not output.finished:
-                    waiting[asyncio.ensure_future(_next(streams[position]))] = position
-                yield position, output
-    finally:
-        for future in waiting:
-            future.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-
-
-async def _next(stream: AsyncOutputs) -> RequestOutput:
-    return await anext(stream)

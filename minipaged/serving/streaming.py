@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 from starlette.responses import Response
 
+from minipaged.outputs import CompletionOutput
+
 T = TypeVar("T")
 DONE = "data: [DONE]\n\n"
 
@@ -23,24 +25,40 @@ def event_of(value: Any, name: str | None = None) -> str:
     return f"{head}data: {json.dumps(value)}\n\n"
 
 
+def is_plain(completion: CompletionOutput) -> bool:
+    """Whether it goes on, and tells nothing but its text."""
+    return completion.finish_reason is None and completion.logprobs is None
+
+
 class Chunks:
     """Events that differ in nothing but their one choice: the rest of their JSON is written once.
 
     Args:
         head: the fields before `choices`.
         wants_usage: whether a last event tells the usage; then each has the field, null until there.
+        plain: a choice that goes on and tells nothing but a text: first its "index", 0, then the text, "".
     """
 
-    def __init__(self, head: dict[str, Any], wants_usage: bool) -> None:
+    def __init__(self, head: dict[str, Any], wants_usage: bool, plain: dict[str, Any]) -> None:
         self._head = head
         self._wants_usage = wants_usage
         event = event_of({**head, "choices": [], **({"usage": None} if wants_usage else {})})
         # (A string has no quotes in JSON that are not escaped, so that none contains this.)
         self._before, _, self._after = event.partition('"choices": []')
+        self._before += '"choices": ['
+        self._after = "]" + self._after
+        before_index, _, rest = json.dumps(plain).partition("0")
+        between, _, after_text = rest.partition('""')
+        self._piece = self._before + before_index, between, after_text + self._after
 
     def event(self, choice: dict[str, Any]) -> str:
         """The event with this choice."""
-        return f'{self._before}"choices": [{json.dumps(choice)}]{self._after}'
+        return f"{self._before}{json.dumps(choice)}{self._after}"
+
+    def piece(self, index: int, text: str) -> str:
+        """The event with the plain choice of this index and text."""
+        before, between, after = self._piece
+        return f"{before}{index}{between}{json.dumps(text)}{after}"
 
     def last(self, usage: dict[str, Any]) -> str:
         """The event that tells the usage, if it is wanted."""

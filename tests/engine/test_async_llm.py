@@ -22,6 +22,7 @@ from minipaged import (
     RequestOutputKind,
     SamplingParams,
 )
+from minipaged.async_llm import together
 from minipaged.decoding.params import ParamsError
 from minipaged.engine import RequestError
 from minipaged.scheduling import RequestTooLongError
@@ -159,6 +160,30 @@ def test_a_reader_who_falls_behind_gets_the_newest_output_or_every_delta():
             parts = await read(deltas)
             assert [t for part in parts for t in part.outputs[0].token_ids] == output.outputs[0].token_ids
             assert len(output.outputs[0].token_ids) == 30
+
+    asyncio.run(main())
+
+
+def test_several_requests_are_read_together_to_their_ends():
+    """Catches a request whose end hides another's outputs, outputs that an error behind them takes away."""
+
+    async def main():
+        with toy() as llm:
+            counts = [5, 30, 1]
+            params = [SamplingParams(temperature=0, max_tokens=n, output_kind=DELTA) for n in counts]
+            found = [0, 0, 0]
+            async for position, output in together([llm.generate(PROMPT, each) for each in params]):
+                found[position] += len(output.outputs[0].token_ids)
+            assert found == counts
+            late = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=150, output_kind=DELTA))
+            steps = llm.engine.metrics.steps
+            await until(lambda: llm.engine.metrics.steps > steps + 3)
+            llm.shutdown()
+            await asyncio.sleep(0.05)
+            outputs = together([late])
+            assert [(await anext(outputs))[0] for _ in range(3)] == [0, 0, 0]
+            with pytest.raises(EngineStoppedError):
+                await read(outputs)
 
     asyncio.run(main())
 

@@ -20,6 +20,7 @@ import openai
 import pytest
 
 from minipaged import SamplingParams
+from minipaged.serving import chat, completions
 from minipaged.serving.settings import ServerSettings, ServerSettingsError
 from minipaged.serving.streaming import Chunks, event_of
 from tests.serving.conftest import running
@@ -407,10 +408,15 @@ def test_params_of_the_engine_reach_it(offline):
 
 
 def test_the_part_of_an_event_that_is_written_once_is_that_of_each():
-    """Catches a model's name that is taken for the place of the choices."""
-    head = {"model": 'a "choices": [] b\n'}
+    """Catches a model's name that is taken for the place of the choices, a text or an index for another's."""
+    head = {"model": 'a "choices": [] b ""\n', "created": 10}
     choice = {"index": 0, "text": "\u2028é\n\n"}
-    chunks = Chunks(head, wants_usage=True)
+    chunks = Chunks(head, wants_usage=True, plain=completions.PLAIN)
     assert chunks.event(choice) == event_of({**head, "choices": [choice], "usage": None})
     assert chunks.last({"usage": 3}) == event_of({**head, "choices": [], "usage": 3})
-    assert Chunks(head, wants_usage=False).event(choice) == event_of({**head, "choices": [choice]})
+    assert Chunks(head, False, completions.PLAIN).event(choice) == event_of({**head, "choices": [choice]})
+    for index, text in ((0, ""), (10, '"" \u2028\\\n'), (2, "0")):
+        for plain in ({**completions.PLAIN, "text": text}, {**chat.PLAIN, "delta": {"content": text}}):
+            right = event_of({**head, "choices": [{**plain, "index": index}], "usage": None})
+            chunks = Chunks(head, True, completions.PLAIN if "text" in plain else chat.PLAIN)
+            assert chunks.piece(index, text) == right
