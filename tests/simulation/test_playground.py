@@ -139,3 +139,17 @@ def test_stopping_the_pocket_model_frees_its_blocks():
     run.abort()
     assert not json.loads(run.step())["more"]
     assert run.engine.scheduler.kv.num_used == 0
+
+
+def test_one_of_several_answers_is_stopped_and_the_others_go_on():
+    """Catches a button that ends more than its own request, and one that stays beside an answer that has ended."""
+    run = PocketRun(Counting(), MODEL, [f"<{i}>" for i in range(100)], {"block_size": 4, "num_blocks": 8})
+    for _ in range(3):
+        run.add([0, 5], 4)
+    assert json.loads(run.step())["running"] == ["0", "1", "2"]
+    run.abort("1")
+    run.abort("1")  # once more, as a second click does
+    told = [json.loads(run.step()) for _ in range(3)]
+    assert [list(step["outputs"]) for step in told] == [["0", "2"]] * 3
+    assert [step["running"] for step in told] == [["0", "2"], ["0", "2"], []]
+    assert run.engine.scheduler.kv.num_used == 0
