@@ -79,6 +79,18 @@ def test_a_request_that_can_never_run_is_refused_and_counted():
 
 
 @pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({}, ""), ({"num_blocks": 1}, "blocks"), ({"samples": 8, "max_num_seqs": 1}, "max_num_seqs")],
+    ids=str,
+)
+def test_why_requests_are_refused_is_told(settings, reason):
+    """Catches a page that blames the pool for every refusal."""
+    run, _ = finished(settings)
+    assert reason in run.refusal
+    assert bool(reason) == bool(run.refusal)
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"requests": 1000}, "requests is 1000; give 1 to 200"),
