@@ -264,7 +264,7 @@ def test_playing_ends_with_the_pool_empty(page, swapping):
 
 
 def test_the_few_used_blocks_of_a_large_pool_are_drawn_large_enough_to_read(page, swapping):
-    """Catches the first trace of a newcomer: 65,536 blocks, of which 256 without a name are drawn for 12 in use."""
+    """Catches a newcomer's first trace: of 65,536 blocks 256 without a name are drawn, for 12 in use."""
     header, _, rest = swapping.partition("\n")
     load(page, json.dumps(json.loads(header) | {"num_blocks": 65_536}) + "\n" + rest)
     assert "(the last 65,472, never used, are not drawn)" in page.value(

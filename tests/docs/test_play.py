@@ -138,7 +138,7 @@ def test_a_setting_that_cannot_work_is_told_in_the_page(playground):
 
 
 def test_why_no_request_fits_is_told_where_run_was_pressed(playground):
-    """Catches a pool that is blamed for another limit, a run that is no more on show, a message out of sight."""
+    """Catches a pool blamed for another limit, a run no longer on show, a message out of sight."""
     counts = playground.value("playground.run({...playground.chosen(), samples: 8, max_num_seqs: 1})")
     assert (counts["finished"], counts["refused"]) == (0, 8)
     assert status(playground).startswith("8 of 8 requests can never run: ")
@@ -293,7 +293,7 @@ def test_a_refused_prompt_is_told_in_its_place_and_one_of_four_is_stopped(pocket
 
 
 def test_the_button_loads_the_model_too_and_then_the_network_may_go(browser, address):
-    """Catches weights that are asked for at the first prompt, and a page that says "loading" when it has loaded."""
+    """Catches weights asked for at the first prompt, and a page that still says "loading" afterwards."""
     page = browser.open(f"{address}play/pocket/", 400, dark=False)
     page.value("document.getElementById('load').click()")
     page.wait_for("document.getElementById('load').parentElement.hidden")

@@ -154,7 +154,7 @@ def test_stopping_the_pocket_model_frees_its_blocks():
 
 
 def test_one_of_several_answers_is_stopped_and_the_others_go_on():
-    """Catches a button that ends more than its own request, and one that stays beside an answer that has ended."""
+    """Catches a stop that ends other requests, and a button beside an answer that has ended."""
     run = PocketRun(Counting(), MODEL, [f"<{i}>" for i in range(100)], {"block_size": 4, "num_blocks": 8})
     for _ in range(3):
         run.add([0, 5], 4)
