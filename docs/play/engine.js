@@ -45,7 +45,10 @@ export class EngineWorker {
           this.say("Loaded.");
           done();
         } else if (data.error && !this.ready) fail(data.error);
-        else this.onmessage(data);
+        else {
+          if (data.dead) this.stop();
+          this.onmessage(data);
+        }
       };
       this.worker.postMessage({ call: "load", lessons: this.lessons, model: this.model });
     }));

@@ -33,7 +33,7 @@ const results = (globalThis.pocket = { viewer, tokens: {}, prompts: {}, busy: fa
 function feed(lines) {
   for (const text of lines) {
     const line = JSON.parse(text);
-    if (line.format !== undefined) viewer.start(line);
+    if (line.format !== undefined) viewer.start(line, "committed");
     else viewer.append(line);
   }
 }

@@ -186,6 +186,7 @@ onmessage = async ({ data }) => {
       run?.abort(...(data.request === undefined ? [] : [data.request]));
     }
   } catch (error) {
-    postMessage({ id: data.id, error: lastLine(error) });
+    const dead = /^Pyodide already|^Program terminated/.test(error.message);
+    postMessage({ id: data.id, error: dead ? "Python itself has ended in this page; it is loaded anew." : lastLine(error), dead });
   }
 };

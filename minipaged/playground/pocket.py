@@ -110,6 +110,8 @@ class PocketRun:
         after it, `more` to do."""
         if self.engine.has_unfinished:
             self.engine.step()
+        else:
+            self._trace.synchronize("idle")
         lines = self._lines[:]
         self._lines.clear()
         outputs = {

@@ -144,13 +144,17 @@ def test_the_pocket_models_requests_are_scheduled_and_told():
 
 
 def test_stopping_the_pocket_model_frees_its_blocks():
-    """Catches an answer that goes on unseen, and holds its blocks."""
+    """Catches an answer that goes on unseen, and one whose blocks the viewer still shows as taken."""
     run = PocketRun(Counting(), MODEL, [f"<{i}>" for i in range(100)], {"block_size": 4, "num_blocks": 8})
     run.add([0, 5], 50)
     run.step()
     run.abort()
-    assert not json.loads(run.step())["more"]
+    told = json.loads(run.step())
+    assert not told["more"]
     assert run.engine.scheduler.kv.num_used == 0
+    last = json.loads(told["lines"][-1])
+    assert last["events"] == [{"kind": "idle"}]
+    assert last["committed"]["tables"] == {"0/0": None}
 
 
 def test_one_of_several_answers_is_stopped_and_the_others_go_on():
