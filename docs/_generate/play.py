@@ -69,7 +69,7 @@ def write_play(root: Path, folder: Path) -> None:
                 for file in (*folder.glob("lessons/*.js"), *folder.glob("lessons/*.zip"))
             },
         },
-        "weights": (folder / "weights/model.safetensors").stat().st_size,
+        "weights": {f"weights/{file.name}": file.stat().st_size for file in folder.glob("weights/*")},
     }
     (folder / "engine/manifest.json").write_text(json.dumps(manifest, indent=1))
 

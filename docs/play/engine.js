@@ -11,13 +11,14 @@ export function element(name, properties = {}, ...children) {
 export function tell(text, failed = false) {
   at("status").textContent = text;
   at("status").dataset.state = failed ? "failed" : "";
+  if (failed) at("status").scrollIntoView({ block: "nearest" });
 }
 
 export class EngineWorker {
-  // onmessage gets every message but those about loading. `lessons`: with their tests. The button, if there is one,
-  // loads, and goes away when that is done.
-  constructor(onmessage, { button = at("load"), progress = at("progress"), say = tell, lessons = false } = {}) {
-    Object.assign(this, { onmessage, button, progress, say, lessons });
+  // onmessage gets every message but those about loading. `lessons`: with their tests; `model`: with the pocket
+  // model. The button, if there is one, loads, and goes away when that is done.
+  constructor(onmessage, { button = at("load"), progress = at("progress"), say = tell, lessons = false, model = false } = {}) {
+    Object.assign(this, { onmessage, button, progress, say, lessons, model });
     button?.addEventListener("click", () => this.load().catch(() => {}));
   }
 
@@ -41,11 +42,15 @@ export class EngineWorker {
           if (this.button) this.button.parentElement.hidden = true;
           this.progress.hidden = true;
           this.ready = true;
+          this.say("Loaded.");
           done();
         } else if (data.error && !this.ready) fail(data.error);
-        else this.onmessage(data);
+        else {
+          if (data.dead) this.stop();
+          this.onmessage(data);
+        }
       };
-      this.worker.postMessage({ call: "load", lessons: this.lessons });
+      this.worker.postMessage({ call: "load", lessons: this.lessons, model: this.model });
     }));
   }
 

@@ -53,7 +53,7 @@ const panel = element("section", { className: "lesson-panel", hidden: true, aria
     small("Check", () => check(), { title: "Ctrl-Enter" }),
     small("Run the engine with it", () => run()), which, stop,
     element("span", { className: "lesson-space" }),
-    small("Download exercise.py", () => download()), small("Reset", () => ask(true)), small("Close", () => close())),
+    small("Download", () => download(), { title: "exercise.py" }), small("Reset", () => ask(true)), small("Close", () => close())),
   question, progress, status, editorBox, results, stage);
 
 const say = (text, failed = false) => {

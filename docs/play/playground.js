@@ -78,11 +78,21 @@ for (const [name, label, value, kind] of FIELDS) {
 form.append(
   element("div", { className: "buttons" },
     element("button", { className: "small", id: "run", textContent: "Run" }),
+    element("button", { className: "small", type: "button", id: "stop", textContent: "Stop", disabled: true }),
     element("button", { className: "small", type: "button", id: "defaults", textContent: "Back to the defaults" })),
 );
 
+// What a field cannot be stays its default, and comes back: [[name, text], ...].
 function fill(settings) {
-  for (const [name, , value] of FIELDS) form.elements[name].value = settings[name] ?? value;
+  const refused = Object.entries(settings).filter(([name]) => !FIELDS.some(([known]) => known === name));
+  for (const [name, , value] of FIELDS) {
+    const field = form.elements[name];
+    field.value = settings[name] ?? value;
+    if (field.value !== "" && field.checkValidity()) continue;
+    refused.push([name, settings[name]]);
+    field.value = value;
+  }
+  return refused;
 }
 
 function chosen() {
@@ -99,7 +109,11 @@ function remember() {
   history.replaceState(null, "", changed.length ? `#${link}` : location.pathname + location.search);
 }
 
-const fromAddress = () => fill(Object.fromEntries(new URLSearchParams(location.hash.slice(1))));
+function fromAddress() {
+  const refused = fill(Object.fromEntries(new URLSearchParams(location.hash.slice(1))));
+  const told = refused.map((pair) => pair.join("=").slice(0, 60)).join(", ");
+  if (told) tell(`The link has settings that cannot be taken: ${told}. The others are set.`, true);
+}
 addEventListener("hashchange", fromAddress);
 fromAddress();
 
@@ -109,7 +123,7 @@ const viewer = mountViewer(at("viewer"), { baseUrl: "../" });
 const runs = new Map(); // id -> { lines, done, failed }
 let number = 0;
 
-const engine = new EngineWorker(({ id, lines, counts, error }) => {
+const engine = new EngineWorker(({ id, error, lines, ...result }) => {
   const run = runs.get(id);
   if (!run) return;
   if (lines) {
@@ -118,8 +132,9 @@ const engine = new EngineWorker(({ id, lines, counts, error }) => {
     return;
   }
   runs.delete(id);
+  at("stop").disabled = true;
   if (error) run.failed(new Error(error));
-  else run.done({ counts, trace: run.lines.join("\n") });
+  else run.done({ ...result, trace: run.lines.join("\n") });
 });
 
 // The last run's counts beside those of the run before.
@@ -134,16 +149,23 @@ function show(counts) {
   before = counts;
 }
 
+// The counts of a run; null if another has begun before it ended.
 async function simulate(settings) {
   await engine.load();
   const id = ++number;
-  runs.clear(); // the worker drops a run when another begins
+  for (const run of runs.values()) run.done(null); // the worker drops a run when another begins
+  runs.clear();
   const result = new Promise((done, failed) => runs.set(id, { lines: [], done, failed }));
+  at("stop").disabled = false;
   await engine.send({ call: "simulate", id, settings });
-  const { counts, trace } = await result;
+  const ended = await result;
+  if (ended === null) return null;
+  const { counts, trace, refusal, stopped } = ended;
   show(counts);
-  if (counts.steps) viewer.load(trace);
-  tell(counts.steps ? `${counts.steps} steps. Play them below, or change a setting and run again.` : "No request fits: the pool is too small for one of them.");
+  viewer.load(trace);
+  const steps = `${stopped ? "Stopped after " : ""}${counts.steps} steps. Play them below, or change a setting and run again.`;
+  const refused = counts.refused ? `${counts.refused} of ${settings.requests ?? counts.refused + counts.finished} requests can never run: ${refusal}.` : "";
+  tell([counts.steps ? steps : "", refused].filter(Boolean).join(" "));
   globalThis.playground.counts = counts;
   return counts;
 }
@@ -162,6 +184,7 @@ form.addEventListener("submit", (event) => {
   event.preventDefault();
   attempt(chosen());
 });
+at("stop").addEventListener("click", () => engine.send({ call: "stop" }));
 at("defaults").addEventListener("click", () => {
   fill({});
   remember();

@@ -4,7 +4,8 @@ import { EngineWorker, at, element, tell } from "./engine.js";
 import { mountViewer } from "../javascripts/viewer/viewer.js";
 
 const viewer = mountViewer(at("viewer"), { baseUrl: "../../" });
-const KEPT = 8;
+const KEPT = 8; // answers
+const LONGEST = 300; // letters of a prompt above its answer
 
 const form = at("ask");
 const number = (name, label, value, least, most) =>
@@ -17,13 +18,13 @@ form.append(
   element("label", {}, "Temperature (0: the likeliest)", element("input", { type: "number", name: "temperature", value: 0, min: 0, max: 2, step: 0.1, required: true })),
   element("div", { className: "buttons" },
     element("button", { className: "small", id: "send", textContent: "Write" }),
-    element("button", { className: "small", type: "button", id: "stop", textContent: "Stop" })),
+    element("button", { className: "small", type: "button", id: "stop", textContent: "Stop all" })),
 );
 
-const answers = new Map(); // request id -> the paragraphs of its texts
-const asked = []; // prompts that have no id yet
+const sent = new Map(); // our number of a prompt that has no request yet -> its answer
+const answers = new Map(); // request that runs -> its answer: {box, prompt, stop, paragraphs}
+let last = 0;
 let started = 0, before = 0; // of this burst: its time, and the tokens written until then
-
 let writing = false;
 const count = () => Object.values(results.tokens).flat().reduce((sum, each) => sum + each.length, 0);
 
@@ -32,54 +33,88 @@ const results = (globalThis.pocket = { viewer, tokens: {}, prompts: {}, busy: fa
 function feed(lines) {
   for (const text of lines) {
     const line = JSON.parse(text);
-    if (line.format !== undefined) viewer.start(line);
+    if (line.format !== undefined) viewer.start(line, "committed");
     else viewer.append(line);
   }
 }
 
 const engine = new EngineWorker((message) => {
-  if (message.error) {
-    asked.shift();
-    results.busy = false;
-    tell(message.error, true);
-  } else if (message.opened) feed(message.lines);
-  else if (message.added) {
-    if (!writing) [started, before] = [performance.now(), count()];
-    writing = true;
-    answers.set(message.added, { prompt: asked.shift(), paragraphs: [] });
-    results.prompts[message.added] = message.prompt_token_ids;
-  } else if (message.step) step(message.step);
-});
+  if (message.error) refuse(message);
+  else if (message.opened) feed(message.lines);
+  else if (message.added) added(message);
+  else if (message.step) step(message.step);
+}, { model: true });
 
-function step({ lines, outputs, texts, more }) {
+// ---- answers -----------------------------------------------------------------------------------------------
+
+// Of a long prompt the end, to which the answer belongs.
+const shown = (text) => (text.length > LONGEST ? `…${text.slice(-LONGEST)}` : text);
+
+function begin(prompt) {
+  const box = element("div", { className: "answer" }, element("p", {}, element("b", { textContent: shown(prompt) }), " ..."));
+  at("answers").prepend(box);
+  while (at("answers").children.length > KEPT) at("answers").lastChild.remove();
+  return { box, prompt, paragraphs: [] };
+}
+
+function added({ id, added: request, prompt_token_ids }) {
+  if (!writing) [started, before] = [performance.now(), count()];
+  writing = results.busy = true;
+  const answer = sent.get(id);
+  sent.delete(id);
+  answer.stop = element("button", { className: "small", type: "button", textContent: `Stop ${request}` });
+  answer.stop.addEventListener("click", () => engine.send({ call: "stop", request }));
+  answer.box.replaceChildren(answer.stop);
+  answers.set(request, answer);
+  results.prompts[request] = prompt_token_ids;
+}
+
+// A refusal stands where the answer would; what else goes wrong ends all of them.
+function refuse({ id, error }) {
+  const answer = sent.get(id);
+  sent.delete(id);
+  if (answer) answer.box.lastChild.lastChild.data = ` ${error}`;
+  else {
+    for (const request of answers.keys()) end(request);
+    writing = false;
+  }
+  results.busy = writing;
+  if (!writing) tell(error, true);
+}
+
+function end(request) {
+  answers.get(request).stop.remove();
+  answers.delete(request);
+}
+
+function step({ lines, outputs, texts, running, more }) {
   feed(lines);
-  for (const [id, each] of Object.entries(outputs)) {
-    results.tokens[id] = each;
-    const { prompt, paragraphs } = answers.get(id);
-    texts[id].forEach((text, i) => {
+  for (const [request, each] of Object.entries(outputs)) {
+    results.tokens[request] = each;
+    const { box, prompt, stop, paragraphs } = answers.get(request);
+    texts[request].forEach((text, i) => {
       if (!paragraphs[i]) {
-        paragraphs[i] = element("p", {}, element("b", { textContent: prompt }), "");
-        at("answers").prepend(paragraphs[i]);
-        while (at("answers").children.length > KEPT) at("answers").lastChild.remove();
+        const name = each.length > 1 ? `${request}.${i + 1}` : request; // as in the viewer
+        paragraphs[i] = element("p", {}, element("span", { className: "request", textContent: name }), " ", element("b", { textContent: shown(prompt) }), "");
+        stop.before(paragraphs[i]);
       }
       paragraphs[i].lastChild.data = text;
     });
   }
+  for (const request of [...answers.keys()]) if (!running.includes(request)) end(request);
   const tokens = count() - before;
   const rate = tokens / ((performance.now() - started) / 1000);
   tell(`${tokens} tokens, ${rate.toFixed(0)} a second${more ? " ..." : "."}`);
   results.rate = rate;
   results.busy = writing = more;
+  at("answers").ariaBusy = String(more); // read out when it is whole
 }
 
-let opened;
 async function ask(options) {
   await engine.load();
-  opened ??= engine.send({ call: "open", settings: { block_size: 16, num_blocks: 64 } });
-  await opened;
   results.busy = true;
-  asked.push(options.text);
-  await engine.send({ call: "prompt", ...options });
+  sent.set(++last, begin(options.text));
+  await engine.send({ call: "prompt", id: last, ...options });
 }
 
 form.addEventListener("submit", (event) => {

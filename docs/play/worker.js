@@ -1,13 +1,13 @@
 // The engine's thread: Pyodide with the package `minipaged`, and for the pocket model its computations.
 //
 //     in    {call: "load"}                        out   {loaded, total}... {ready: true}
-//           {call: "simulate", id, settings}            {id, lines, steps}... {id, counts}
-//           {call: "open", settings}                    {opened: true}
-//           {call: "prompt", ...}                       {id: "0"}, then {step} for every step
+//           {call: "simulate", id, settings}            {id, lines}... {id, counts, refusal, stopped}
+//           {call: "prompt", id, text, ...}             {id, added: "0"}, then {step} for every step
+//           {call: "stop", request}                     (without a request: all, and the simulation)
 //           {call: "check", id, number, source}         {id, test}... {id, report}
 //           {call: "run", id, number, source, demo}     {id, run}
 //
-// {call: "load", lessons: true} loads the lessons' tests, too.
+// {call: "load", lessons: true} loads the lessons' tests, too; {model: true} the pocket model: {opened: true, lines}.
 //
 // What goes wrong comes back as {id, error}: one line.
 
@@ -16,8 +16,10 @@ import { Tokenizer } from "./tokenizer.js";
 
 const here = new URL(".", import.meta.url);
 const at = (name) => new URL(name, here).href;
+const MODEL = ["config.json", "tokenizer.json", "model.safetensors"].map((name) => `weights/${name}`);
+const POOL = { block_size: 16, num_blocks: 64 };
 let python, simulated, lessons, run, current;
-let tokenizer, pocket, opening;
+let tokenizer;
 
 // Every download is counted for the progress bar and kept for the next visit, by version.
 async function countedFetch(version, tell) {
@@ -41,24 +43,28 @@ async function countedFetch(version, tell) {
   };
 }
 
-async function load(withLessons) {
+async function load({ lessons: withLessons, model: withModel }) {
   const manifest = await (await fetch(at("engine/manifest.json"), { cache: "no-cache" })).json();
   if (manifest.missing) throw new Error(`This copy of the site was built without Pyodide: ${manifest.missing}.`);
   if (withLessons && manifest.lessons.missing) throw new Error(`This copy of the site was built without the lessons' tests: ${manifest.lessons.missing}.`);
   const archives = ["engine/minipaged.zip", ...(withLessons ? ["lessons/lessons.zip"] : [])];
-  const sizes = { ...manifest.files, ...manifest.lessons.files };
-  const total = [...Object.keys(manifest.files), ...archives.slice(1)].reduce((sum, name) => sum + sizes[name], 0);
+  const weights = withModel ? MODEL : [];
+  const sizes = { ...manifest.files, ...manifest.lessons.files, ...manifest.weights };
+  const total = [...Object.keys(manifest.files), ...archives.slice(1), ...weights].reduce((sum, name) => sum + sizes[name], 0);
   let loaded = 0;
   const tell = (bytes) => postMessage({ loaded: (loaded += bytes), total });
   const plain = self.fetch;
   self.fetch = await countedFetch(manifest.version, tell);
+  let model;
   try {
+    // The project's own files change with every build: they are asked for by their size, too.
+    const read = (name) => self.fetch(`${at(name)}?${sizes[name]}`).then((response) => response.arrayBuffer());
     const [{ loadPyodide }, , ...buffers] = await Promise.all([
       import(at("pyodide/pyodide.mjs")),
       import(at("pyodide/pyodide.asm.mjs")),
-      // The project's own files change with every build: they are asked for by their size, too.
-      ...archives.map((name) => self.fetch(`${at(name)}?${sizes[name]}`).then((response) => response.arrayBuffer())),
+      ...[...archives, ...weights].map(read),
     ]);
+    model = buffers.splice(archives.length);
     python = await loadPyodide({ indexURL: at("pyodide/") });
     for (const buffer of buffers) python.unpackArchive(buffer, "zip", { extractDir: "/engine" });
   } finally {
@@ -68,7 +74,8 @@ async function load(withLessons) {
   if (withLessons) {
     python.pyimport("pytest");
     lessons = python.pyimport("minipaged.playground.lessons");
-  } else simulated = python.pyimport("minipaged.playground.simulated");
+  } else if (withModel) open(...model);
+  else simulated = python.pyimport("minipaged.playground.simulated");
   postMessage({ loaded: total, total });
   postMessage({ ready: true });
 }
@@ -95,10 +102,11 @@ async function simulate(id, settings) {
       if (!lines.length) break;
       postMessage({ id, lines });
       await pause();
+      if (current === null) break; // stopped
       if (current !== id) return; // another run has begun
     }
     const counts = proxy.counts();
-    postMessage({ id, counts: counts.toJs({ dict_converter: Object.fromEntries }) });
+    postMessage({ id, counts: counts.toJs({ dict_converter: Object.fromEntries }), refusal: proxy.refusal, stopped: current === null });
     counts.destroy();
   } finally {
     proxy.destroy();
@@ -121,17 +129,10 @@ const demonstrate = ({ id, number, source, demo }) => postMessage({ id, run: JSO
 
 // ---- the pocket model -------------------------------------------------------------------------------------
 
-async function open(settings) {
-  if (!tokenizer) {
-    const read = async (name) => (await fetch(at(`weights/${name}`))).json();
-    const [config, vocabulary, weights] = await Promise.all([
-      read("config.json"), read("tokenizer.json"), fetch(at("weights/model.safetensors")).then((response) => response.arrayBuffer()),
-    ]);
-    tokenizer = new Tokenizer(vocabulary);
-    pocket = { config, weights };
-  }
-  const { config, weights } = pocket;
-  const model = new PocketModel(weights, config, settings.block_size ?? 16, settings.num_blocks ?? 64);
+function open(...files) {
+  const [config, vocabulary] = files.slice(0, 2).map((buffer) => JSON.parse(new TextDecoder().decode(buffer)));
+  tokenizer = new Tokenizer(vocabulary);
+  const model = new PocketModel(files[2], config, POOL.block_size, POOL.num_blocks);
   const limits = {
     max_model_len: config.max_position_embeddings,
     vocab_size: config.vocab_size,
@@ -139,18 +140,17 @@ async function open(settings) {
     block_bytes: model.blockBytes,
   };
   const compute = (step) => JSON.stringify(model.step(JSON.parse(step)));
-  run?.destroy();
   run = python.pyimport("minipaged.playground.pocket").PocketRun(
-    compute, python.toPy(limits), python.toPy(tokenizer.texts()), python.toPy(settings),
+    compute, python.toPy(limits), python.toPy(tokenizer.texts()), python.toPy(POOL),
   );
   postMessage({ opened: true, ...JSON.parse(run.step()) });
 }
 
 let stepping = false;
-function prompt({ text, max_tokens, temperature = 0, n = 1, beams = 1 }) {
+function prompt({ id, text, max_tokens, temperature = 0, n = 1, beams = 1 }) {
   const ids = tokenizer.encode(text);
-  const id = run.add(python.toPy(ids), max_tokens, temperature, n, beams);
-  postMessage({ added: id, text, prompt_token_ids: ids });
+  const added = run.add(python.toPy(ids), max_tokens, temperature, n, beams);
+  postMessage({ id, added, prompt_token_ids: ids });
   if (!stepping) steps();
 }
 
@@ -166,6 +166,9 @@ async function steps() {
       postMessage({ step });
       await pause();
     }
+  } catch (error) {
+    run.abort();
+    postMessage({ error: lastLine(error) });
   } finally {
     stepping = false;
   }
@@ -173,14 +176,17 @@ async function steps() {
 
 onmessage = async ({ data }) => {
   try {
-    if (data.call === "load") await load(data.lessons);
+    if (data.call === "load") await load(data);
     else if (data.call === "check") check(data);
     else if (data.call === "run") demonstrate(data);
     else if (data.call === "simulate") await simulate(data.id, data.settings);
-    else if (data.call === "open") await (opening = open(data.settings ?? {}));
-    else if (data.call === "prompt") await opening.then(() => prompt(data));
-    else if (data.call === "stop") run?.abort();
+    else if (data.call === "prompt") prompt(data);
+    else if (data.call === "stop") {
+      current = null;
+      run?.abort(...(data.request === undefined ? [] : [data.request]));
+    }
   } catch (error) {
-    postMessage({ id: data.id, error: lastLine(error) });
+    const dead = /^Pyodide already|^Program terminated/.test(error.message);
+    postMessage({ id: data.id, error: dead ? "Python itself has ended in this page; it is loaded anew." : lastLine(error), dead });
   }
 };

@@ -98,16 +98,20 @@ class PocketRun:
         self._num_requests += 1
         return name
 
-    def abort(self) -> None:
-        """End all requests."""
-        for name in self._requests:
-            self.engine.abort(name)
-        self._requests.clear()
+    def abort(self, request: str | None = None) -> None:
+        """End a request, if it still runs; without one, all."""
+        for name in list(self._requests):
+            if request is None or name == request:
+                self.engine.abort(name)
+                del self._requests[name]
 
     def step(self) -> str:
-        """One step, in JSON: `lines` of the trace, `outputs` of each request as token ids, `more` to do."""
+        """One step, in JSON: `lines` of the trace, `outputs` of each request as token ids, who is `running`
+        after it, `more` to do."""
         if self.engine.has_unfinished:
             self.engine.step()
+        else:
+            self._trace.synchronize("idle")
         lines = self._lines[:]
         self._lines.clear()
         outputs = {
@@ -115,4 +119,5 @@ class PocketRun:
             for name, request in self._requests.items()
         }
         self._requests = {name: r for name, r in self._requests.items() if not r.is_finished}
-        return json.dumps({"lines": lines, "outputs": outputs, "more": self.engine.has_unfinished})
+        told = {"lines": lines, "outputs": outputs, "running": list(self._requests)}
+        return json.dumps({**told, "more": self.engine.has_unfinished})

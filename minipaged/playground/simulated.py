@@ -138,6 +138,11 @@ class SimulatedRun:
         self._lines.clear()
         return lines
 
+    @property
+    def refusal(self) -> str:
+        """Why the last request that was refused can never run; "" if none was."""
+        return self.simulation.refusal
+
     def counts(self) -> dict[str, float]:
         """What came out, up to now."""
         run = self.simulation.finish()

@@ -47,6 +47,7 @@ class Simulation:
         self.max_output = max_output
         self.usage_every = usage_every
         self.run = Run()
+        self.refusal = ""  # why the last request that was refused can never run
         config = EngineConfig(disable_log_stats=True)
         self.engine = Engine(executor, config, clock=lambda: executor.now, scheduler=scheduler)
         # In the place of the engine's own metrics, which cost time.
@@ -77,8 +78,9 @@ class Simulation:
         request = Request(name, tokens, self.method_of(arrival), arrival.lengths, limit, table)
         try:
             self.engine.submit(request)
-        except RequestTooLongError:
+        except RequestTooLongError as error:
             self.run.num_refused += 1
+            self.refusal = str(error)
             return
         # (An idle clock stands where its last step ended.)
         self.executor.now = max(self.executor.now, arrival.time)

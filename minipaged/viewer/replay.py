@@ -11,7 +11,7 @@ from minipaged.viewer import delta
 from minipaged.viewer.delta import ScheduledTokens
 from minipaged.viewer.recorder import StepRecord
 from minipaged.viewer.snapshot import PoolView
-from minipaged.viewer.trace import FORMAT, SIZES
+from minipaged.viewer.trace import FORMAT, SIZES, VERSION
 
 
 class TraceError(ValueError):
@@ -26,8 +26,11 @@ class Trace:
         self.texts: dict[int, str] = {}
         self.header = self._parse(*next(self._lines(), (1, "")))
         if not FORMAT.items() <= self.header.items():
-            version = FORMAT["version"]
-            raise TraceError(f"{path} is not a trace of version {version}; make one with --trace FILE")
+            theirs = self.header.get("version")
+            if self.header.get("format") == FORMAT["format"] and isinstance(theirs, int) and theirs > VERSION:
+                known = f"this one knows version {VERSION}"
+                raise TraceError(f"{path} is of version {theirs}, {known}; read it with a newer minipaged")
+            raise TraceError(f"{path} is not a trace of version {VERSION}; make one with --trace FILE")
         for size, least in SIZES.items():
             if type(value := self.header.get(size)) is not int or value < least:
                 raise TraceError(f"{path}, line 1: {size} is {value!r}; give an integer of at least {least}")

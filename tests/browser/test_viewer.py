@@ -263,6 +263,17 @@ def test_playing_ends_with_the_pool_empty(page, swapping):
     assert state["used"] == 0
 
 
+def test_the_few_used_blocks_of_a_large_pool_are_drawn_large_enough_to_read(page, swapping):
+    """Catches a newcomer's first trace: of 65,536 blocks 256 without a name are drawn, for 12 in use."""
+    header, _, rest = swapping.partition("\n")
+    load(page, json.dumps(json.loads(header) | {"num_blocks": 65_536}) + "\n" + rest)
+    assert "(the last 65,472, never used, are not drawn)" in page.value(
+        "document.querySelector('.mpv-usage').textContent"
+    )
+    pool = "document.querySelector('.mpv-pool')"
+    assert page.value(f"{pool}.clientWidth * {pool}.clientHeight / 64") > 34**2  # a cell has room for words
+
+
 HEADER = {"format": "minipaged-trace", "version": 2, "block_size": 4, "num_blocks": 8, "num_host_blocks": 2}
 START = {"step": 0, "num_waiting": 0, "planned": {"tables": {"A/0": {"blocks": [0, [1]], "num_tokens": 2}}}}
 

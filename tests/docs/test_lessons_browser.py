@@ -124,6 +124,15 @@ def test_a_class_that_breaks_a_rule_stops_the_run(first):
     assert "append" in status(first)
 
 
+def test_a_class_that_ends_python_does_not_end_the_page(first):
+    """Catches a lesson that answers nothing until it is loaded again."""
+    assert checked(first, "import os\n\nos._exit(1)\n") is None
+    assert status(first) == "Python itself has ended in this page; it is loaded anew."
+    first.problems.clear()  # (Pyodide itself reports it there)
+    assert checked(first, "BlockTable = 5\n") is not None
+    assert status(first) == "3 of 3 tasks are red."
+
+
 def test_what_was_written_survives_a_reload_and_a_reset_asks_first(browser, address, first):
     """Catches an hour of work that is gone."""
     first.value("lesson.set('# mine\\n')")

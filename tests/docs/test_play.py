@@ -137,6 +137,58 @@ def test_a_setting_that_cannot_work_is_told_in_the_page(playground):
     assert playground.value("playground.run({}).then(counts => counts.finished)") == 8
 
 
+def test_why_no_request_fits_is_told_where_run_was_pressed(playground):
+    """Catches a pool blamed for another limit, a run no longer on show, a message out of sight."""
+    counts = playground.value("playground.run({...playground.chosen(), samples: 8, max_num_seqs: 1})")
+    assert (counts["finished"], counts["refused"]) == (0, 8)
+    assert status(playground).startswith("8 of 8 requests can never run: ")
+    assert "max_num_seqs" in status(playground)
+    assert playground.value("playground.viewer.state().steps") == 0
+    places = "['run', 'status'].map(id => document.getElementById(id).getBoundingClientRect().top)"
+    run, told = playground.value(places)
+    assert 0 < told - run < 100
+
+
+def test_a_long_run_is_stopped_and_what_it_did_is_shown(playground):
+    """Catches a minute of waiting for a run that nobody wants any more."""
+    settings = {"requests": 200, "num_blocks": 4096, "output": 255, "samples": 8, "rate": 1000}
+    playground.value(f"void playground.run(Object.assign(playground.chosen(), {json.dumps(settings)}))")
+    playground.wait_for("/^[1-9]\\d* steps/.test(document.getElementById('status').textContent)")
+    playground.value("document.getElementById('stop').click()")
+    playground.wait_for("/^Stopped after/.test(document.getElementById('status').textContent)")
+    steps = playground.value("playground.counts.steps")
+    assert status(playground).startswith(f"Stopped after {steps} steps")
+    assert playground.value("playground.counts.finished") < 200
+    playground.wait_for("!playground.viewer.state().loading")
+    assert playground.value("playground.viewer.state().steps") == steps
+    assert playground.value("document.getElementById('stop').disabled")
+
+
+def test_a_question_that_another_takes_over_does_not_wait_for_ever(playground):
+    """Catches a verdict that goes on saying that the engine runs."""
+    verdict = "document.querySelectorAll('.question')[{}].querySelector('[role=status]').textContent"
+    for question in (1, 2):
+        playground.value(
+            f"document.querySelectorAll('.question')[{question}].querySelector('button').click()"
+        )
+    playground.wait_for(f"/^Not so/.test({verdict.format(2)})")
+    assert playground.value(verdict.format(1)) == ""
+
+
+def test_a_link_with_settings_that_cannot_be_is_told_and_its_others_are_taken(browser, address):
+    """Catches a form that cannot be sent, and does not say why."""
+    link = "num_blocks=20&page_growth=foo&seed=1.5&block_size=many&requests=10000&evil=%3Cb%3E"
+    page = browser.open(f"{address}play/#{link}", 1280, dark=False)
+    assert page.value("document.getElementById('settings').checkValidity()")
+    chosen = page.value("playground.chosen()")
+    names = ("num_blocks", "page_growth", "seed", "block_size", "requests")
+    assert [chosen[name] for name in names] == [20, "on_demand", 0, 16, 8]
+    bad = "evil=<b>, block_size=many, page_growth=foo, requests=10000, seed=1.5"
+    assert status(page) == f"The link has settings that cannot be taken: {bad}. The others are set."
+    assert page.problems == []
+    page.close()
+
+
 @pytest.fixture(scope="module")
 def pocket(browser, address):
     page = browser.open(f"{address}play/pocket/", 1280, dark=False)
@@ -213,6 +265,46 @@ def test_prompts_with_the_same_beginning_share_its_blocks(pocket):
     tokens = list(pocket.value("pocket.tokens").values())
     assert tokens[-1] == tokens[-2]
     assert pocket.value("pocket.viewer.state().counts.hits") > before
+
+
+def test_a_refused_prompt_is_told_in_its_place_and_one_of_four_is_stopped(pocket):
+    """Catches a refusal that the next step's figures wipe away, and a stop that ends every answer."""
+    pocket.value("document.getElementById('answers').replaceChildren()")
+    first = max(map(int, pocket.value("Object.keys(pocket.tokens)"))) + 1
+    asked = json.dumps([{"text": f"Once upon {i}", "max_tokens": 150} for i in range(4)])
+    long = json.dumps({"text": "x" * 5000, "max_tokens": 5})
+    pocket.value(f"[...{asked}, {long}].map(pocket.ask).length")
+    stop = f"[...document.querySelectorAll('.answer button')].find(b => b.textContent === 'Stop {first + 1}')"
+    pocket.wait_for(stop)
+    pocket.value(f"{stop}.click()")
+    pocket.wait_for("!pocket.busy")
+    tokens = pocket.value("pocket.tokens")
+    ended = tokens.get(str(first + 1), [[]])[0]
+    assert len(ended) < 150
+    for i in (0, 2, 3):
+        assert len(tokens[str(first + i)][0]) > max(20, len(ended))
+    shown = pocket.value("[...document.querySelectorAll('.answer')].map(each => each.innerText)")
+    assert len(shown) == 5
+    assert shown[0].startswith("…xxx")
+    assert "the prompt has 5001 tokens" in shown[0]
+    assert len(shown[0]) < 600
+    assert pocket.value("document.querySelectorAll('.answer button').length") == 0
+    assert pocket.problems == []
+
+
+def test_the_button_loads_the_model_too_and_then_the_network_may_go(browser, address):
+    """Catches weights asked for at the first prompt, and a page that still says "loading" afterwards."""
+    page = browser.open(f"{address}play/pocket/", 400, dark=False)
+    page.value("document.getElementById('load').click()")
+    page.wait_for("document.getElementById('load').parentElement.hidden")
+    assert status(page) == "Loaded."
+    offline = {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    browser.call("Network.emulateNetworkConditions", offline, page.session)
+    asked = len(page.requests)
+    page.value("document.getElementById('send').click()")
+    page.wait_for("!pocket.busy && pocket.tokens[0]?.[0].length === 60")
+    assert page.requests[asked:] == []
+    page.close()
 
 
 def test_a_site_without_pyodide_says_what_is_missing(browser, site, tmp_path):

@@ -305,6 +305,10 @@ def test_generate_shows_the_pool_and_where_the_tokens_lay(capsys, monkeypatch):
         (b"", "line 1 is not JSON"),
         (b"[1]\n", "line 1 is not a JSON object"),
         (b'{"format": "other"}\n', "not a trace of version 2"),
+        (
+            b'{"format": "minipaged-trace", "version": 3}\n',
+            "is of version 3.*; read it with a newer minipaged",
+        ),
     ],
 )
 def test_a_file_that_is_no_trace_is_told_in_one_line(content, message, tmp_path):

@@ -79,6 +79,18 @@ def test_a_request_that_can_never_run_is_refused_and_counted():
 
 
 @pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({}, ""), ({"num_blocks": 1}, "blocks"), ({"samples": 8, "max_num_seqs": 1}, "max_num_seqs")],
+    ids=str,
+)
+def test_why_requests_are_refused_is_told(settings, reason):
+    """Catches a page that blames the pool for every refusal."""
+    run, _ = finished(settings)
+    assert reason in run.refusal
+    assert bool(reason) == bool(run.refusal)
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"requests": 1000}, "requests is 1000; give 1 to 200"),
@@ -132,10 +144,28 @@ def test_the_pocket_models_requests_are_scheduled_and_told():
 
 
 def test_stopping_the_pocket_model_frees_its_blocks():
-    """Catches an answer that goes on unseen, and holds its blocks."""
+    """Catches an answer that goes on unseen, and one whose blocks the viewer still shows as taken."""
     run = PocketRun(Counting(), MODEL, [f"<{i}>" for i in range(100)], {"block_size": 4, "num_blocks": 8})
     run.add([0, 5], 50)
     run.step()
     run.abort()
-    assert not json.loads(run.step())["more"]
+    told = json.loads(run.step())
+    assert not told["more"]
+    assert run.engine.scheduler.kv.num_used == 0
+    last = json.loads(told["lines"][-1])
+    assert last["events"] == [{"kind": "idle"}]
+    assert last["committed"]["tables"] == {"0/0": None}
+
+
+def test_one_of_several_answers_is_stopped_and_the_others_go_on():
+    """Catches a stop that ends other requests, and a button beside an answer that has ended."""
+    run = PocketRun(Counting(), MODEL, [f"<{i}>" for i in range(100)], {"block_size": 4, "num_blocks": 8})
+    for _ in range(3):
+        run.add([0, 5], 4)
+    assert json.loads(run.step())["running"] == ["0", "1", "2"]
+    run.abort("1")
+    run.abort("1")  # once more, as a second click does
+    told = [json.loads(run.step()) for _ in range(3)]
+    assert [list(step["outputs"]) for step in told] == [["0", "2"]] * 3
+    assert [step["running"] for step in told] == [["0", "2"], ["0", "2"], []]
     assert run.engine.scheduler.kv.num_used == 0

@@ -502,7 +502,7 @@ class Viewer {
     const { timeline, parts } = this;
     const { header } = timeline;
     const all = header.num_blocks;
-    const shown = all <= 256 ? all : Math.min(all, Math.max(256, 2 ** Math.ceil(Math.log2(timeline.highest + 1))));
+    const shown = all <= 256 ? all : Math.min(all, Math.max(64, 2 ** Math.ceil(Math.log2(timeline.highest + 1))));
     const host = timeline.hostEver ? Math.min(header.num_host_blocks, Math.max(8, timeline.hostHighest + 1)) : 0;
     this.pool.layout(parts.pool.clientWidth, [shown, host], timeline.length === 0);
     this.hiddenBlocks = all - shown;
