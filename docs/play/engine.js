@@ -35,7 +35,7 @@ export class EngineWorker {
         this.stop();
         failed(new Error(text));
       };
-      this.worker.onerror = (event) => fail(event.message ?? "The worker cannot be started.");
+      this.worker.onerror = (event) => fail(event.message ?? "The engine cannot be loaded; check the connection and try again.");
       this.worker.onmessage = ({ data }) => {
         if (data.total) Object.assign(this.progress, { max: data.total, value: data.loaded });
         else if (data.ready) {
