@@ -45,9 +45,9 @@ checked as described there; a difference without a reason is unexplained.
 
 FITTED = """\
 Six values were fitted by hand to figures that this page scores, so agreement with those figures is not
-evidence. We knew Fig. 16 when we chose the sentence lengths, and the source's table when we chose the machine
-and the lengths for page growth. Nothing was fitted to Fig. 17, 18 b or 19, chunked prefill or
-prefix-caching-aware scheduling.
+evidence. We had already seen Fig. 16 when we chose the sentence lengths, and the published table when we
+chose the machine and the lengths for page growth. Nothing was fitted to Fig. 17, 18 b or 19, chunked prefill
+or prefix-caching-aware scheduling.
 
 To see how much depends on the fitted values, we changed each one by 20 % and left the others alone. The
 second table gives the change of each figure in percent (value lower / higher), in part from shorter runs than
@@ -157,4 +157,4 @@ The means of the first two are published (paper, Fig. 11), but the variances are
 the logarithm once: ShareGPT's to the mean context of a running request implied by Fig. 2 and 13 a, and
 Alpaca's to Fig. 15. Nothing is published about the translated sentences, so we chose plausible means with
 Fig. 16 in mind. In a beam search, each beam draws a random parent with probability {BEAM_SWITCH:g} and
-otherwise continues its own; that probability was fitted once, to Fig. 15."""
+otherwise continues its own sequence. We fitted this probability to Fig. 15."""

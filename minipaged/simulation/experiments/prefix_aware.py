@@ -59,8 +59,8 @@ EXPERIMENT = Experiment(
     "Prefix-caching-aware scheduling",
     "vLLM, prefix-caching-aware scheduling",
     "Llama-3-8B on an A100 40 GB, prefills first, budget 2048 tokens; prompts with 960 shared tokens and "
-    "about 64 of their own, 8 prefixes. Batch: 800 requests at once; online: the sustained rate. The source "
-    "names no workload and gives only upper bounds.",
+    "about 64 of their own, 8 prefixes. In the batch case, all 800 requests arrive at once; in the online "
+    "case, we measure the sustained rate. The source names no workload and gives only upper bounds.",
     grid(throughput, PUBLISHED, [True], OUTPUTS, BOTH)
     | grid(throughput, PUBLISHED, [False], OUTPUTS[:1], BOTH),
     conclude,
