@@ -111,7 +111,7 @@ def test_a_lone_request_that_outgrows_the_pool_ends_with_length_and_others_go_on
     for output in (first, second):
         assert output.outputs[0].finish_reason == "length"
         assert len(output.prompt_token_ids) + len(output.outputs[0].token_ids) == 17
-    assert "need more than the 4 KV blocks" in caplog.text
+    assert "need more than the pool's 4 KV blocks" in caplog.text
     llm.engine.check_invariants()
 
 

@@ -15,7 +15,7 @@ LEAST_THAT_RUN = 100
 
 SAMPLE = {
     "bart": "decoder of an encoder-decoder model",
-    "deepseek_v32": "index_topk = 2048 tokens that an indexer",
+    "deepseek_v32": "index_topk = 2048 tokens that its own indexer",
     "diffllama": "layer 0 attends twice in one pass",
     "falcon": "attention interface",
     "falcon_h1": "layer 0 is of type 'hybrid'",

@@ -195,7 +195,7 @@ def test_errors_raise_the_clients_exceptions(client):
     with pytest.raises(openai.NotFoundError, match="no model 'gpt-4'") as missing:
         client.completions.create(model="gpt-4", prompt=PROMPT)
     assert missing.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError, match="2047 leave room") as long:
+    with pytest.raises(openai.BadRequestError, match="at most 2047, to leave room") as long:
         client.completions.create(model="pocket", prompt=[5] * 5000)
     assert long.value.code == "context_length_exceeded"
 

@@ -120,5 +120,5 @@ def quantize_linears(model: PreTrainedModel, format: str) -> None:
         name, largest = max(left.items(), key=lambda item: item[1].numel())
         raise ConfigError(
             f"quantization is {format}, but {name} of {type(model).__name__}, {list(largest.shape)}, is "
-            "not a linear layer, so it cannot be quantised; drop quantization"
+            "not a linear layer, so it cannot be quantized; drop quantization"
         )
