@@ -334,7 +334,10 @@ def test_what_is_no_trace_is_told_in_one_line(page, text, message):
             {"step": 1, "num_waiting": 0, "planned": {"tables": {"B": {"num_tokens": 1}}}},
             "no name of a sequence",
         ),
-        ({"step": 1, "num_waiting": 0, "committed": {"evictable": [99]}}, "evictable block 99 is not in the pool"),
+        (
+            {"step": 1, "num_waiting": 0, "committed": {"evictable": [99]}},
+            "evictable block 99 is not in the pool",
+        ),
         ({"step": 1, "num_waiting": 0, "planned": 7}, "a change is 7"),
         ({"step": 1, "num_waiting": 0, "planned": {"tables": {"A/0": {"token_ids": [0, [1.5]]}}}}, "has 1.5"),
         (7, "not a JSON object"),

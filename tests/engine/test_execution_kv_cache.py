@@ -127,7 +127,9 @@ class TestPoolSize:
 
     def test_memory_for_no_block_is_an_error(self) -> None:
         """A pool of 0 blocks would refuse every request, one by one."""
-        with pytest.raises(ConfigError, match=r"99 bytes .* cannot hold a block of 100 bytes; raise kv_cache_memory"):
+        with pytest.raises(
+            ConfigError, match=r"99 bytes .* cannot hold a block of 100 bytes; raise kv_cache_memory"
+        ):
             self.size(kv_cache_memory=99)
         with pytest.raises(ConfigError, match="raise gpu_memory_utilization"):
             self.size(available=0)
