@@ -123,11 +123,14 @@ def test_two_requests_with_one_beginning_share_its_blocks(page):
 
 def test_completions_of_one_prompt_are_named_as_their_tables(page):
     """Catches three texts and three tables, and no way to say whose is which."""
-    ask(page, "The little robot", max_tokens=40, completions=3)
-    page.wait_for(f"{ANSWERS}.length === 3 && {ANSWERS}.every(text => text)")
-    page.wait_for("Object.keys(viewer.state().tables).length === 3")
-    chips = page.value("[...document.querySelectorAll('#answers .mpv-chip')].map(chip => chip.textContent)")
-    names = page.value("[...document.querySelectorAll('.mpv-name b')].map(name => name.textContent)")
+    ask(page, "The little robot", max_tokens=150, completions=3)
+    texts = "[...document.querySelectorAll('{}')].map(each => each.textContent)"
+    # (Both at the same moment: tables are drawn a little later, and go when the texts end.)
+    page.wait_for(
+        f"globalThis.seen = [{texts.format('#answers .mpv-chip')}, {texts.format('.mpv-name b')}],"
+        "seen.every(names => names.length === 3)"
+    )
+    chips, names = page.value("seen")
     assert chips == names
     page.wait_for(f"{USED} === 0")
 
