@@ -167,9 +167,7 @@ class AsyncOutputs:
     async def __anext__(self) -> RequestOutput:
         reader = self._reader
         try:
-            if self._build is not None:
-                build, self._build = self._build, None
-                self._llm._thread.submit(reader, await asyncio.to_thread(build))
+            await self._hand_over()
             while not reader.pending and not reader.done:
                 reader.news.clear()
                 await reader.news.wait()
@@ -179,6 +177,11 @@ class AsyncOutputs:
         if not reader.pending:
             raise StopAsyncIteration
         return reader.take()
+
+    async def _hand_over(self) -> None:
+        build, self._build = self._build, None
+        if build is not None:
+            self._llm._thread.submit(self._reader, await asyncio.to_thread(build))
 
     async def aclose(self) -> None:
         """Abort the request, unless it has ended; there are no more outputs."""
@@ -198,6 +201,8 @@ async def together(streams: Sequence[AsyncOutputs]) -> AsyncGenerator[tuple[int,
     readers, news = [stream._reader for stream in streams], asyncio.Event()
     for reader in readers:
         reader.news = news
+    for stream in streams:
+        await stream._hand_over()
     while True:
         news.clear()
         for position, reader in enumerate(readers):

@@ -188,6 +188,20 @@ def test_several_requests_are_read_together_to_their_ends():
     asyncio.run(main())
 
 
+def test_a_long_text_is_read_together_with_others():
+    """Catches waiting for a request that nobody has handed over: its text is still to be tokenized."""
+
+    async def main():
+        async with AsyncLLM(**OPTIONS) as llm:
+            params = SamplingParams(temperature=0, max_tokens=3, output_kind=FINAL)
+            texts = ["The fox. " * 20, "a " * 2100]
+            outputs = together([llm.generate({"prompt": text}, params) for text in texts])
+            with pytest.raises(RequestTooLongError):
+                await asyncio.wait_for(read(outputs), 20)
+
+    asyncio.run(main())
+
+
 def test_text_that_was_held_back_comes_with_the_end():
     """Catches deltas without the beginning of a stop string that never was completed."""
 

@@ -21,6 +21,9 @@ ROWS_TO_PACK_FOR = 32
 FEW_ROWS = 8
 """Rows for which the weights take longer to arrive than to be multiplied."""
 
+EXACT_ROWS = 64
+"""Up to here no row is added: steps that only decode would pay most (see `rounded_up`)."""
+
 
 class PackedLinear(nn.Module):
     """`nn.Linear` on a CPU in float32 or bfloat16, its weight packed for oneDNN; the layer can be freed."""
@@ -61,12 +64,12 @@ class PackedLinear(nn.Module):
 
 
 def rounded_up(num_rows: int) -> int:
-    """The number of rows up to 64, then the next of 16 numbers between a power of 2 and its double.
+    """The number itself up to `EXACT_ROWS`, then the next of 16 numbers between a power of 2 and its double.
 
     oneDNN 3.12 compiles a product for each number of rows, in half a millisecond, and what that takes does
     not come back: 2,000 lengths of steps, as a server sees them, cost one layer of 256 x 768 6 GB.
     """
-    if num_rows <= 64:
+    if num_rows <= EXACT_ROWS:
         return num_rows
     step = 1 << (num_rows - 1).bit_length() - 5
     return -(-num_rows // step) * step
