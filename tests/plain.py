@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from minipaged.learn.lessons import read_lessons
+from minipaged.learn.trials import SECONDS_PER_TEST
 from tests.overrides import put, replacements
 from tests.trials import TrialRunner, matching
 
@@ -29,6 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--trials", type=Path, help="A file of trials to run instead; see tests/trials.py.")
     parser.addoption("--trials-out", type=Path, help="Where their results go.")
+    parser.addoption(
+        "--trials-seconds", type=int, default=SECONDS_PER_TEST, help="How long a test may compute."
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except (ValueError, NotImplementedError) as error:
         raise pytest.UsageError(str(error)) from error
     if config.getoption("--trials"):
-        runner = TrialRunner(config.getoption("--trials"), config.getoption("--trials-out"))
+        runner = TrialRunner(*map(config.getoption, ("--trials", "--trials-out", "--trials-seconds")))
         config.pluginmanager.register(runner, "trials")
 
 

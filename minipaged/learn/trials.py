@@ -19,7 +19,7 @@ from typing import NamedTuple
 from minipaged.learn.lessons import LearnError, Lesson, Task
 
 SECONDS_PER_TEST = 10
-"""An exercise that has not answered by then has an endless loop."""
+"""An exercise that computes for longer has an endless loop; one that only waits has six times as long."""
 
 
 class Trial(NamedTuple):
@@ -59,7 +59,7 @@ def run_trials(
     with tempfile.TemporaryDirectory() as folder:
         destination = Path(folder, "out.json")
         command = [sys.executable, "-m", "pytest", *pytest_arguments(trials, Path(folder), destination)]
-        command += ["-o", f"timeout={SECONDS_PER_TEST}"]
+        command += ["-o", f"timeout={6 * SECONDS_PER_TEST}"]
         last = deque[str](maxlen=3)
         with subprocess.Popen(
             command,
@@ -94,7 +94,8 @@ def pytest_arguments(trials: Sequence[Trial], folder: Path, destination: Path) -
     source.write_text(json.dumps([trial._asdict() for trial in trials]))
     files = sorted({test.partition("::")[0] for trial in trials for test in trial.tests})
     options = ["-q", "-p", "no:cacheprovider", "-m", ""]
-    return [*files, *options, "--trials", str(source), "--trials-out", str(destination)]
+    options += ["--trials", str(source), "--trials-out", str(destination)]
+    return [*files, *options, "--trials-seconds", str(SECONDS_PER_TEST)]
 
 
 def read_outcomes(destination: Path) -> dict[str, dict[str, Outcome]]:

@@ -163,9 +163,9 @@ def test_no_process_is_left_when_rank_0_is_ended(number, tmp_path):
         os.killpg(process.pid, number)  # as a terminal does: to both
     else:
         process.send_signal(number)
-    process.wait(timeout=10)
+    process.wait(timeout=60)
     assert process.returncode != 0
-    wait_until(lambda: not is_alive(worker), 10, "the end of the worker")
+    wait_until(lambda: not is_alive(worker), 60, "the end of the worker")
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ def test_every_rank_gets_the_sum_over_its_stage(tmp_path, monkeypatch, tensor_si
     ]
     path = tmp_path / "shared"
     shared_sum.make_shared_file(path, places[0])
-    barriers = [threading.Barrier(tensor_size, timeout=10) for _ in range(pipeline_size)]
+    barriers = [threading.Barrier(tensor_size, timeout=60) for _ in range(pipeline_size)]
 
     def rank_main(place):
         add_up = shared_sum.SharedSum(path, place, barriers[place.stage])

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from minipaged.learn import trials
 from minipaged.learn.lessons import LearnError, find, read_lessons
 from minipaged.learn.solutions import solution_of, stubs
 from minipaged.learn.trials import Outcome
+from tests.trials import at_most
 
 ROOT = Path(__file__).parents[2]
 NUMBERS = [lesson.number for lesson in read_lessons(ROOT)]
@@ -187,6 +189,20 @@ def test_an_endless_loop_is_told_within_ten_seconds_a_test(clone, where, monkeyp
     code, output = learn("check", "05")
     assert code == 1
     assert "endless loop" in output
+
+
+def test_waiting_for_a_busy_machine_is_no_endless_loop():
+    """Catches a correct exercise refused because something else had the processor."""
+
+    @at_most(1)
+    def work_forever():
+        while True:
+            pass
+
+    with at_most(1):
+        time.sleep(1.2)
+    with pytest.raises(pytest.fail.Exception, match="not done after 1 s"):
+        work_forever()
 
 
 def test_marks_are_readable_on_an_ascii_terminal(clone, monkeypatch):

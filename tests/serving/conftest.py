@@ -34,7 +34,7 @@ class Running:
         """The official client; it retries nothing, so that each error is seen."""
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
 
-    def assert_released(self, seconds: float = 10) -> None:
+    def assert_released(self, seconds: float = 60) -> None:
         """Nobody is served and no block is held, or soon is."""
         engine, deadline = self.llm.engine, time.monotonic() + seconds
         while time.monotonic() < deadline:

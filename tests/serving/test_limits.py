@@ -29,7 +29,7 @@ from tests.serving.toys import IDS, toy
 C = "/v1/completions"
 
 
-def wait_for(condition, seconds: float = 10) -> None:
+def wait_for(condition, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
