@@ -1,4 +1,4 @@
-"""The docs page, from the JSON of the experiments alone: tables, figures, constants, commands."""
+"""The docs page, made only from the experiments' JSON: tables, figures, constants, commands."""
 
 import json
 import math
@@ -38,9 +38,9 @@ rather than the absolute values.
 
 The ratio is the measured value divided by the published one. If a range was published, the ratio is 1 within
 it; outside the range, we compare with the nearest bound. A range with an open end is not scored: either it
-holds, or the ratio shows how far off the measured value is. "(plot)" means that we read the number off a plot, and "(words)"
-that the source says it in words and the bound is our interpretation. The reasons given below a table were
-checked as described there; a difference without a reason is unexplained.
+holds, or the ratio shows how far off the measured value is. "(plot)" means that we read the number off a
+plot, and "(words)" that the source states it in words and the bound is our interpretation. The reasons given
+below a table were checked as described there; a difference without a reason is unexplained.
 """
 
 FITTED = """\
