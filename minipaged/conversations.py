@@ -1,4 +1,4 @@
-"""Conversations as prompts: messages are checked, then written out by the tokenizer's chat template."""
+"""Conversations as prompts: messages are checked, then turned into text by the tokenizer's chat template."""
 
 from __future__ import annotations
 

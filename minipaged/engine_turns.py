@@ -1,4 +1,4 @@
-"""Several threads share one engine: they take turns, and none waits to leave."""
+"""Several threads share one engine: they take turns, and no thread has to wait in order to leave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minipaged.scheduling import Request
 
 
 class EngineTurns:
-    """Who has the engine, and which requests to abort when nobody has it."""
+    """Which thread has the engine, and which requests to abort once it is free."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

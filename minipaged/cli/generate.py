@@ -1,4 +1,4 @@
-"""`minipaged generate`: texts, and a short account of the memory they took."""
+"""`minipaged generate`: texts, and a summary of the memory they took."""
 
 from __future__ import annotations
 

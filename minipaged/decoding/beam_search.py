@@ -21,7 +21,7 @@ from minipaged.scheduling.request import Branch, Request, Sample, Sequence
 
 
 class BeamSearch:
-    """Beam search. It keeps nothing between steps: the hypotheses are the request's completions."""
+    """Beam search. It keeps no state between steps: the hypotheses are the request's completions."""
 
     def __init__(self, params: BeamSearchParams, stop: StopChecker) -> None:
         self.params = params

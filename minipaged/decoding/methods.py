@@ -1,4 +1,4 @@
-"""Greedy and random sampling as a decoding method: n samples of a prompt fork once, then continue alone.
+"""Greedy and random sampling as a decoding method: n samples of a prompt fork once, then continue separately.
 
     step 1   one sequence, the prompt          asks n candidates      -> n branches, blocks shared
     step 2.. n sequences (or what is alive)    asks 1 candidate each  -> 1 branch each, in place

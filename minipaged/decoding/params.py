@@ -1,4 +1,4 @@
-"""What a user may ask of decoding: `SamplingParams` and `BeamSearchParams`, checked when built.
+"""The decoding settings of a request: `SamplingParams` and `BeamSearchParams`, checked when built.
 
 Names and defaults are vLLM's, so that scripts carry over. A bad value raises `ParamsError` with one line
 that names the field, the value and the fix. What depends on the model (token ids, vocabulary size) is
@@ -30,7 +30,7 @@ LogitsProcessor = Callable[..., Any]
 
 
 class RequestOutputKind(Enum):
-    """What each output of `AsyncLLM.generate` tells."""
+    """What each output of `AsyncLLM.generate` contains."""
 
     CUMULATIVE = 0  # everything so far
     DELTA = 1  # what is new since the last one

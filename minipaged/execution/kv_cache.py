@@ -1,8 +1,9 @@
-"""The pool tensors behind the block ids: how many blocks fit in memory, and moves of blocks: copies, swaps.
+"""The pool tensors behind the block ids: how many blocks fit in memory, and how blocks are copied and
+swapped.
 
-One block id names one block in *every* layer's key pool and value pool. Layers may differ in shape, and so
-may keys and values. The host pools, the same shapes in host memory, are allocated at the first swap.
-Paper: sections 4.1 (the pool is reserved at the start), 4.2, 4.3 (copy-on-write), 4.5 (swapping), 5.1.
+A block id refers to one block in *every* layer's key pool and value pool. Layers may differ in shape, and so
+may keys and values. The host pools, the same shapes in host memory, are allocated at the first swap. Paper:
+sections 4.1 (the pool is reserved at the start), 4.2, 4.3 (copy-on-write), 4.5 (swapping), 5.1.
 """
 
 from __future__ import annotations

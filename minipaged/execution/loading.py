@@ -1,6 +1,6 @@
 """From a directory or hub id to a model that paged attention can serve, or one clear line why not.
 
-What would silently differ from the model's own attention is refused here or by the `ProbeContext`.
+A model whose results would silently differ from its own attention's is refused here or by the `ProbeContext`.
 """
 
 from __future__ import annotations
