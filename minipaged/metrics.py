@@ -1,4 +1,4 @@
-"""What happened, counted: everything here is derived from (plan, result) of each step, under vLLM's names.
+"""Counts of what happened, derived only from each step's (plan, result), under vLLM's names.
 
 KV usage    blocks held by tables / blocks of the pool
 waste       slots of held blocks without a token / slots of held blocks
@@ -123,7 +123,7 @@ def _share(part: int, whole: int) -> float:
 
 
 class StatsLogger:
-    """A log line every `interval` seconds, as users of such engines know it."""
+    """A log line every `interval` seconds, as in vLLM."""
 
     def __init__(self, interval: float = 5.0) -> None:
         self.interval = interval

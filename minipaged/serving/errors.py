@@ -25,7 +25,7 @@ RETRY_AFTER = {"Retry-After": "1"}
 
 
 class ApiError(Exception):
-    """A request that ends here.
+    """An error that ends a request.
 
     Args:
         status: the HTTP status.

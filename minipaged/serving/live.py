@@ -1,9 +1,9 @@
-"""The memory as it changes, for whoever watches: the lines of a trace as server-sent events.
+"""The memory as it changes, for anyone who watches: the lines of a trace as server-sent events.
 
-A stream is a trace (`viewer/trace.py`) from the moment of joining: a header, a line with all that the memory
-holds (event "snapshot"), then a line a step; "idle" tells what changed without a step. A header within the
-stream begins anew: its listener was too slow, and what he missed is gone. The engine waits for nobody, and
-does nothing for the trace while nobody listens.
+A stream is a trace (`viewer/trace.py`) from the moment of joining: a header, a line with everything in the
+memory (event "snapshot"), then a line per step; "idle" says what changed without a step. A header within the
+stream starts again, because the listener was too slow and has lost lines. The engine never waits for a
+listener, and does no work for the trace while there is none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUIET = 0.25
 
 
 class LiveTrace:
-    """Everybody who watches an engine.
+    """The listeners of an engine.
 
     Args:
         llm: the engine.

@@ -1,4 +1,4 @@
-"""What all endpoints share: the engine, the settings, who is being served, and how it ends."""
+"""What all endpoints share: the engine, the settings, the requests being served, and the shutdown."""
 
 from __future__ import annotations
 

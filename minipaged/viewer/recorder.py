@@ -1,7 +1,7 @@
 """Every step of an engine as plain data: what was planned, and the memory before and after the commit.
 
-Two looks a step: `planned` has the blocks of a request that ends in this very step, `committed` the forks
-before anyone writes.
+Each step is recorded twice: `planned` has the blocks of a request that ends in this step, and `committed` has
+the forks before anything is written to them.
 """
 
 from __future__ import annotations
