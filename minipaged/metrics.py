@@ -53,7 +53,7 @@ class Metrics:
     _logical_blocks: int = 0
 
     def observe_plan(self, plan: StepPlan, scheduler: FCFSScheduler, now: float) -> None:
-        """Look at the memory that a planned step holds, before its commit gives any of it back.
+        """Look at the memory that a planned step holds, before the commit gives any of it back.
 
         A step is planned when the one before it is committed, `now`, or when a request wakes an idle engine.
         """

@@ -78,7 +78,7 @@ class StructuredOutputsParams:
             )
 
     def compile(self, tokenizer: Any, eos_token_ids: Collection[int]) -> StructuredOutputsParams:
-        """The same with its grammar compiled for a tokenizer (once, however many requests use it).
+        """The same with its grammar compiled for a tokenizer (only once for all requests that use it).
 
         Raises ParamsError for a grammar that is malformed or cannot be followed exactly.
         """

@@ -4,8 +4,8 @@
 
 `prepare` makes a model call the hook instead of its own attention, without a mask. What the hook does depends
 on the forward context: a `ProbeContext` inspects the layers once, a `PagedContext` attends through the block
-tables. The context is a context variable because some models drop extra arguments of `forward`. Paper:
-section 5.1.
+tables. The context is a context variable because some models drop extra arguments of `forward`.
+Paper: section 5.1.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def set_forward_context(context: ForwardContext) -> Iterator[None]:
 
 
 def get_forward_context() -> ForwardContext:
-    """The context of the forward pass that is running.
+    """The context of the current forward pass.
 
     Raises:
         RuntimeError: the model was called outside `set_forward_context`.

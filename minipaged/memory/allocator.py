@@ -1,4 +1,4 @@
-"""Which KV blocks are held: a reference-counted free list of block ids (paper, section 4.2).
+"""Who holds which KV block: a reference-counted free list of block ids (paper, section 4.2).
 
 A block is **free** (on the free list), **used** (held by one or more block tables; the reference count says
 by how many) or **evictable** (held by no table, but kept for the prefix cache).

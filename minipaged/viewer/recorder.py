@@ -18,7 +18,7 @@ from minipaged.viewer.snapshot import PoolView, look
 
 
 class StepRecord(NamedTuple):
-    """One committed step; one that failed leaves no record, and what it changed is in the next."""
+    """One committed step. A failed step leaves no record, and its changes are in the next one."""
 
     step: int
     scheduled: tuple[ScheduledTokens, ...]
