@@ -35,11 +35,11 @@ class PackedLinear(nn.Module):
         self.bias = linear.bias
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_TO_PACK_FOR)
         self._plain = weight if weight.numel() < SMALL else None
-        self._few_rows: Callable[[Tensor], Tensor] | None = None
+        self.few_rows: Callable[[Tensor], Tensor] | None = None
 
     def multiply_few_rows_with(self, product: Callable[[Tensor], Tensor]) -> None:
         """Leave up to `FEW_ROWS` rows to this function; no unpacked weight is kept for them."""
-        self._few_rows, self._plain = product, None
+        self.few_rows, self._plain = product, None
 
     @property
     def weight(self) -> Tensor:
@@ -48,8 +48,8 @@ class PackedLinear(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """rows [..., in_features] -> [..., out_features]."""
-        if self._few_rows is not None and rows.numel() <= FEW_ROWS * self.in_features:
-            return self._few_rows(rows)
+        if self.few_rows is not None and rows.numel() <= FEW_ROWS * self.in_features:
+            return self.few_rows(rows)
         if self._plain is not None and rows.numel() == self.in_features:
             return nn.functional.linear(rows, self._plain, self.bias)
         num_rows = rows.numel() // self.in_features

@@ -56,11 +56,15 @@ class PanelLinear(nn.Module):
         """Bytes of the panels, scales included."""
         return self._panels.nbytes
 
+    @property
+    def panels(self) -> Panels:
+        """Where they lie, as long as the layer exists."""
+        address, size = self._panels.data_ptr(), self._panels.shape[1]
+        return Panels(address, size, self.out_features, self.in_features, self._format)
+
     def forward(self, rows: Tensor) -> Tensor:
         """rows [..., in_features] -> [..., out_features]."""
-        address, size = self._panels.data_ptr(), self._panels.shape[1]
-        panels = Panels(address, size, self.out_features, self.in_features, self._format)
-        return panel_product(rows, panels, self.bias)
+        return panel_product(rows, self.panels, self.bias)
 
 
 def use_panels(model: nn.Module) -> None:
@@ -93,6 +97,14 @@ def read_panels(layer: PackedLinear) -> bool:
         return False
     layer.multiply_few_rows_with(partial(panel_product, panels=panels, bias=layer.bias))
     return True
+
+
+def panels_of(layer: nn.Module) -> Panels | None:
+    """The panels that few rows are multiplied with, if there are any."""
+    if isinstance(layer, PanelLinear):
+        return layer.panels
+    product = layer.few_rows if isinstance(layer, PackedLinear) else None
+    return product.keywords["panels"] if isinstance(product, partial) else None
 
 
 def quantize_linears(model: PreTrainedModel, format: str) -> None:
