@@ -297,15 +297,14 @@ const T* row_of(const Product& call, int64_t r) {
 }
 
 template <class T>
-struct Rows {  // the rows as the kernel reads them, and the sums of their groups
+struct Rows {  // the rows as the kernel reads them, and, for codes, the sums of their groups
     std::vector<float> elements, sums;
     int64_t stride;
 
-    Rows(const Product& call, bool in_pairs) {
+    Rows(const Product& call, bool in_pairs, bool with_sums) {
         const int64_t num_groups = groups_of(call);
         stride = num_groups * GROUP >> in_pairs;
         elements.resize(call.num_rows * stride);  // (zeros behind the end)
-        sums.resize(call.num_rows * num_groups);
         for (int64_t r = 0; r < call.num_rows; r++) {
             const T* row = row_of<T>(call, r);
             float* own = &elements[r * stride];
@@ -314,7 +313,11 @@ struct Rows {  // the rows as the kernel reads them, and the sums of their group
                 continue;
             }
             for (int64_t k = 0; k < call.size; k++) own[k] = widened(row[k]);
-            for (int64_t k = 0; k < call.size; k++) sums[r * num_groups + k / GROUP] += own[k];
+            for (int64_t g = 0; with_sums && g < num_groups; g++) {
+                Vec sum = {};
+                for (int64_t k = 0; k < GROUP; k += LANES) sum += load(own + g * GROUP + k);
+                sums.push_back(sum_of(sum));
+            }
         }
     }
 };
@@ -323,7 +326,7 @@ template <class Format, class T>
 struct ByteRows {  // the same in bytes
     std::vector<ByteGroup> groups;
 
-    ByteRows(const Product& call, bool) : groups(call.num_rows * groups_of(call)) {
+    ByteRows(const Product& call, bool, bool) : groups(call.num_rows * groups_of(call)) {
         for (int64_t r = 0; r < call.num_rows; r++)
             for (int64_t g = 0, start = 0; start < call.size; g++, start += GROUP)
                 in_bytes_of<Format>(row_of<T>(call, r) + start, std::min<int64_t>(GROUP, call.size - start),
@@ -346,7 +349,7 @@ class Multiplication {
     const Product& call;
     const bool expands = !IS_NATIVE && !IN_BYTES && call.num_rows > MOST_TO_DECODE;
     const bool in_pairs = CAN_PAIR && (expands || IS_NATIVE);
-    const std::conditional_t<IN_BYTES, ByteRows<Format, T>, Rows<T>> rows{call, in_pairs};
+    const std::conditional_t<IN_BYTES, ByteRows<Format, T>, Rows<T>> rows{call, in_pairs, IS_CODED};
 
     // totals [rows, WIDTH] += the products of rows first to last with a group; `numbers` is where it expands.
     void add(const char* weights, int64_t g, int64_t first, int64_t last, char* numbers, float* totals) const {
@@ -366,7 +369,7 @@ class Multiplication {
                 add_bytes<Format>(num, group, &rows.groups[r * num_groups + g], num_groups, own);
             } else {
                 const float* elements = &rows.elements[r * rows.stride + (g * GROUP >> in_pairs)];
-                const float* sums = &rows.sums[r * num_groups + g];
+                const float* sums = rows.sums.data() + r * num_groups + g;
                 const auto add_as = [&](auto format) {
                     add_some<decltype(format)>(num, group, elements, rows.stride, sums, num_groups, own);
                 };

@@ -27,7 +27,7 @@ def make_driver(name: str, in_one_call: bool, dtype=torch.float32, **settings) -
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("bias"):
             parameter.data.normal_()
-    driver = Driver(model, attention_backend="cpp", num_blocks=128, **settings)
+    driver = Driver(model, attention_backend="cpp", **{"num_blocks": 128, **settings})
     driver.runner.optimize()
     if in_one_call:
         driver.runner.use_one_call()
@@ -80,20 +80,20 @@ def noted(monkeypatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("quantization", "most"), [("none", FEW_ROWS), ("int8", 20)])
-def test_decodes_of_few_rows_go_in_one_call_and_nothing_else(noted, quantization, most):
+@pytest.mark.parametrize("quantization", FORMATS)
+def test_decodes_of_few_rows_go_in_one_call_and_nothing_else(noted, quantization):
     """Catches rows that oneDNN multiplies quicker, and a prompt taken for decodes: it has no row for each."""
-    driver = make_driver("llama", True, quantization=quantization)
-    sequences = [driver.add(random_tokens(5, 101, seed=seed)) for seed in range(20)]
+    driver = make_driver("llama", True, quantization=quantization, num_blocks=512)
+    sequences = [driver.add(random_tokens(5, 101, seed=seed)) for seed in range(FEW_ROWS + 2)]
     driver.execute([(sequence, 4) for sequence in sequences])
     driver.execute([(sequence, 1) for sequence in sequences[:3]])
-    driver.execute([(sequence, 1) for sequence in sequences])
-    other = driver.add(random_tokens(5, 101, seed=30))
+    driver.execute([(sequence, 1) for sequence in sequences[3:]])
+    other = driver.add(random_tokens(5, 101, seed=100))
     driver.execute([(sequences[0], 1), (other, 2)])
     driver.execute([(sequences[0], 1), (other, 1)])  # a chunk of a prompt, whose logits nobody wants
-    driver.execute([(sequence, 1) for sequence in sequences[:most]])
-    driver.execute([(sequence, 1) for sequence in sequences[: most + 1]])
-    assert noted == ([3, 8] if quantization == "none" else [3, 20, 20, 20])
+    driver.execute([(sequence, 1) for sequence in sequences[1:]])
+    driver.execute([(sequence, 1) for sequence in sequences])
+    assert noted == [3, FEW_ROWS - 1] + ([] if quantization == "none" else [FEW_ROWS + 1, FEW_ROWS + 2])
 
 
 def test_an_attention_of_ones_own_is_called_again(noted):

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from minipaged.execution.accel.fused_layer import FusedLayer
 from minipaged.execution.accel.layer_fusion import EquivalenceContext
-from minipaged.execution.accel.packed_linear import FEW_ROWS, PackedLinear
+from minipaged.execution.accel.packed_linear import PackedLinear
 from minipaged.execution.accel.panel_linear import panels_of
 from minipaged.execution.attention import LayerPools, set_forward_context
 from minipaged.execution.batch import Batch
@@ -43,9 +43,9 @@ class DecodeRunner:
         self._layers, self._watchers = layers, watchers
         described = [_described(layer, *pools[layer.layer_idx][1:]) for layer in layers]
         self._decode = DecoderLayers(described, model.dtype)
-        # Beyond, oneDNN multiplies quicker than our own product.
-        packed = any(isinstance(module, PackedLinear) for layer in layers for module in layer.modules())
-        self._max_rows = FEW_ROWS if packed else sys.maxsize
+        linears = [getattr(layer, name) for layer in layers for name in LINEARS]
+        limits = [linear.most_few_rows for linear in linears if isinstance(linear, PackedLinear)]
+        self._max_rows = min(limits, default=sys.maxsize)
 
     def accepts(self, batch: Batch) -> bool:
         """Whether all it has are decodes, few enough, each with logits, and nobody watches the layers."""
