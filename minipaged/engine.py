@@ -95,7 +95,7 @@ class Engine:
         stop = StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
         method = self.components.decoding_method(params, stop)
         if params.prompt_logprobs is not None:
-            # Every prompt token must go through the model: a salt that nobody else has prevents cache hits.
+            # Every prompt token must go through the model, so a unique salt prevents cache hits.
             cache_salt = secrets.token_hex()
         room = self.executor.max_model_len - len(prompt_token_ids)
         max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)

@@ -146,7 +146,7 @@ class EngineThread:
                 self._inbox.put(partial(self._abort, reader.request))
 
     def abort(self, request_id: str) -> None:
-        """End a request, and tell its reader."""
+        """End a request, and notify its reader."""
         reader = self._readers.get(request_id)
         if reader is not None:
             self.close(reader)
@@ -217,7 +217,7 @@ class EngineThread:
             self._failures.pop(request.request_id, None)
 
     def _note_failure(self, error: str) -> None:
-        """One more for each request of the step; without a plan nobody knows whose fault it is."""
+        """Count a failure for each request of the step; without a plan, its cause cannot be known."""
         for request in self._planned.touched if self._planned is not None else self._engine.unfinished:
             self._failures[request.request_id] += 1
             if self._failures[request.request_id] >= MAX_FAILURES and not request.is_finished:

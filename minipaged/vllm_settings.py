@@ -55,7 +55,7 @@ def own_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     own: dict[str, Any] = {}
     for name, value in options.items():
         if name in ONLY:
-            # (True is 1 to Python, but not to who writes it.)
+            # (True is 1 to Python, but not to the person who writes it.)
             if not any(
                 value == one and isinstance(value, bool) == isinstance(one, bool) for one in ONLY[name]
             ):

@@ -69,7 +69,7 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: only the system message is left."""
+        """Start again with only the system message."""
         self.messages = list(self._beginning)
         self.token_ids: list[int] = []  # of the last prompt and, unless it was stopped, its answer
 

@@ -158,7 +158,7 @@ class PagedContext:
         return output
 
     def _scale_queries(self, query: Tensor, scaling: QueryScaling) -> Tensor:
-        # Without a cache object of its own the model takes the row number for the position.
+        # Without its own cache object, the model would take the row number for the position.
         rows = torch.arange(query.shape[0], device=query.device)
         factor = scaling.at(self.positions) / scaling.at(rows)
         return (query * factor[:, None, None]).to(query.dtype)

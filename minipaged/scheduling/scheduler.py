@@ -113,7 +113,7 @@ class FCFSScheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
         """Take the step's result into account. Returns the requests that got tokens or ended."""
-        # First what may fail in somebody else's code: nothing has changed, the step can be rolled back.
+        # First, what may fail in an override: nothing has changed yet, so the step can be rolled back.
         decisions = []
         errors = result.errors or {}
         row = 0

@@ -64,7 +64,7 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 
 def api_error(error: BaseException, fields: Collection[str] = (), default: str | None = None) -> ApiError:
-    """How an error of the engine is told.
+    """An error of the engine as an `ApiError`.
 
     Args:
         error: what was raised.

@@ -69,7 +69,7 @@ class LiveTrace:
             self._llm.between_steps(partial(self._leave, listener))
 
     def restart(self, listener: _Listener) -> None:
-        """Let a listener begin anew."""
+        """Let a listener start again."""
         self._llm.between_steps(partial(self._join, listener))
 
     # -- the engine's thread, between two steps or at the end of one -----------------------------
@@ -101,7 +101,7 @@ class LiveTrace:
             listener.send(listener.put, text)
 
     def _hidden(self, line: dict[str, Any]) -> dict[str, Any]:
-        """A line without tokens, if they are not told."""
+        """A line without tokens, if they are hidden."""
         if self._with_tokens:
             return line
         shown = {key: value for key, value in line.items() if key not in ("texts", "completions")}
@@ -140,7 +140,7 @@ class _Listener:
         self.news.set()
 
     def put(self, line: str) -> None:
-        """One more; with too many, all are dropped and it begins anew."""
+        """One more line; if there are too many, all are dropped and the stream starts again."""
         if self._is_behind:
             return
         if len(self.lines) >= MOST_LINES:

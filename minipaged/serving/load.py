@@ -86,7 +86,7 @@ class Record:
 
 
 def run_load(load: Load, progress: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
-    """Send a load and measure; `progress` is told how many requests have ended.
+    """Send a load and measure; `progress` gets the number of requests that have ended.
 
     Raises:
         LoadError: the server cannot be reached, or answers no request.

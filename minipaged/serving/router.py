@@ -261,7 +261,7 @@ def _kept(request: Request) -> list[tuple[bytes, bytes]]:
 
 
 def nobody_left() -> ApiError:
-    """What clients are told when no replica can be asked."""
+    """The answer to clients when no replica is left."""
     message = "no replica can serve; those that died are being started, come back in some seconds"
     return ApiError(503, message, code="no_replica", headers=RETRY_AFTER)
 

@@ -73,7 +73,7 @@ def serve_app(app: Any, service: Drained, settings: ServerSettings, **options: A
 
 
 def bind(settings: ServerSettings) -> socket.socket:
-    """A socket at the settings' address, so that a taken port is told before the model is loaded.
+    """A socket at the settings' address, so that a port in use is reported before the model is loaded.
 
     Raises:
         ServerSettingsError: the address cannot be had.
