@@ -24,11 +24,14 @@ from tests.models.zoo import VOCAB_SIZE, build
 LENGTHS = (9, 1, 4, 30)
 
 
+SHAPE = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
+
+
 def make_driver(
     name: str, in_one_call: bool, dtype=torch.float32, vocab_size: int = VOCAB_SIZE, **settings
 ) -> Driver:
     torch.manual_seed(1)
-    model = build(name, hidden_size=128, intermediate_size=192, head_dim=32, vocab_size=vocab_size).to(dtype)
+    model = build(name, **SHAPE, vocab_size=vocab_size).to(dtype)
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("bias"):
             parameter.data.normal_()
@@ -134,9 +137,22 @@ def test_models_of_another_kind_run_layer_by_layer(name):
     assert driver.runner.decode_runner is None
 
 
+def test_layers_that_attend_in_chunks_run_one_by_one():
+    """Catches decodes that see what lies before their chunk."""
+    chunks = {"layer_types": ["chunked_attention"] * 2, "attention_chunk_size": 8}
+    driver = Driver(
+        build("llama", **SHAPE, **chunks),
+        attention_backend="cpp",
+        quantization="int8",
+    )
+    driver.runner.optimize()
+    driver.runner.use_one_call()
+    assert driver.runner.decode_runner is None
+
+
 def test_a_forward_pass_that_does_more_is_left_alone():
     """Catches logits without what a model does around its layers."""
-    model = build("llama", hidden_size=128, intermediate_size=192, head_dim=32)
+    model = build("llama", **SHAPE)
     driver = Driver(model, attention_backend="cpp", quantization="int8")
     driver.runner.optimize()
     forward = model.model.forward

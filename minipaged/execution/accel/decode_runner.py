@@ -74,13 +74,15 @@ def make_decode_runner(
     """The runner of a model, or None if the model is of another kind.
 
     Args:
-        model: rewritten by `optimize`.
+        model: rewritten by `optimize`; hooks and modules that it gets later are not seen by decodes.
         pools: of its layers; they stay where they are.
         forward: the model's own forward pass, tokens [1, T] at positions 0, 1, ... -> logits [1, T, V].
         watchers: while there are any, layers run one by one.
     """
     layers = [module for module in model.modules() if isinstance(module, FusedLayer)]
     if [layer.layer_idx for layer in layers] != list(pools) or not all(map(_can_describe, layers)):
+        return None
+    if any(spec.chunk_size or spec.query_scaling for spec, _, _ in pools.values()):
         return None
     if not all(hasattr(model.base_model, part) for part in ("embed_tokens", "rotary_emb", "norm")):
         return None
