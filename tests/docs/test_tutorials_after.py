@@ -57,7 +57,7 @@ def test_a_block_goes_when_its_last_slot_is_out_of_sight(make, window, hidden):
     """Catches a window that is off by one, and a block that goes while a slot of it is still visible."""
     _, null, table = make(12)
     found = table.slide(window, null)
-    told = f"12 tokens, a window of {window}: slide returns {hidden}, not {found}"
+    told = f"12 tokens, a window of {window}: expected slide to return {hidden}, got {found}"
     assert found == hidden, told
     assert table.blocks.count(null) == hidden
 

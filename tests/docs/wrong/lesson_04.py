@@ -465,3 +465,18 @@ class DecodesOnlyIfNobodyWaits(PrefillFirst):
         if not plan.scheduled and not scheduler.waiting:
             budget -= scheduler.plan_decodes(plan, budget)
             scheduler.resume_preempted(plan, budget)
+
+
+class ResumesIfNobodyDecodes(PrefillFirst):
+    """Swapped-out requests wait until the last running one has ended."""
+
+    task = 3
+
+    def fill(self, plan, scheduler):
+        budget = scheduler.max_num_batched_tokens
+        budget -= scheduler.continue_prefills(plan, budget)
+        scheduler.admit_waiting(plan, budget, whole=True)
+        if not plan.scheduled:
+            scheduler.plan_decodes(plan, scheduler.max_num_batched_tokens)
+        if not plan.scheduled:
+            scheduler.resume_preempted(plan, scheduler.max_num_batched_tokens)

@@ -493,3 +493,15 @@ class EvictsAllAtOnce(PrefixCache):
         if self.allocator.num_free < count <= self.num_free:
             self.clear()
         return super().allocate(count)
+
+
+class NoSaltNoHash(PrefixCache):
+    """Without a salt, the first block follows 0 instead of the hash of an empty salt."""
+
+    task = 1
+
+    def extend_hashes(self, hashes, token_ids, salt=""):
+        size = self.block_size
+        for start in range(len(hashes) * size, len(token_ids) - size + 1, size):
+            parent = hashes[-1] if hashes else self._hash((0, salt.encode())) if salt else 0
+            hashes.append(self._hash((parent, token_ids[start : start + size].tobytes())))
