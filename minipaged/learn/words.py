@@ -57,6 +57,8 @@ def _comparison(statement: str) -> str:
     for sign, words in BOUNDS.items():
         if (sides := _split(statement, f" {sign} ")) is not None:
             return f"Expected {words} {_cut(sides[1])}, got {_cut(sides[0])}."
+    if statement in ("False", "not True"):
+        return f"Expected {statement == 'False'}, got {statement != 'False'}."
     if statement.startswith("not "):
         return f"This should not hold: {_cut(statement[4:])}."
     return f"This should hold: {_cut(statement)}."
@@ -73,7 +75,7 @@ def _source(statement: str, others: list[str]) -> str:
     """Which call the value came from, if pytest says so: "where 3 = <BlockTable>.num_filled_blocks"."""
     for line in others:
         where = re.match(r"\s*\+\s+where (.+?) = (.+)$", line)
-        if where is None or not statement.startswith(where[1]):
+        if where is None or not statement.removeprefix("not ").startswith(where[1]):
             continue
         expression = re.sub(r"<[^<>]*>", "x", where[2])
         name = re.search(r"(\w+)(?:\(.*\))?$", expression)

@@ -70,6 +70,16 @@ def test_a_window_longer_than_the_text_hides_nothing(make, window):
     assert null not in table.blocks
 
 
+def test_preallocated_blocks_do_not_move_the_window(make):
+    """Catches a window behind the last slot instead of the last token: the blocks behind it are empty."""
+    pool, null, table = make(12)
+    table.preallocate(2)
+    last = table.blocks[2:]
+    assert table.slide(5, null) == 2
+    assert table.blocks == [null, null, *last]
+    check_counts(pool, null, table)
+
+
 def test_positions_and_slots_of_the_visible_tokens_stay(make):
     """Catches entries that are deleted: every later position would be read from another block."""
     _, null, table = make(11)

@@ -1,6 +1,7 @@
 """First steps of the lessons: what an override must do before the concept tests can be run on it at all."""
 
 from array import array
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,6 +67,12 @@ def test_the_slot_of_a_token_is_found_through_the_table():
     table = table_over(BlockAllocator(9, order=[7, 1, 3]), 3, 9)
     assert [table.slot(position) for position in (0, 3, 4, 8)] == [28, 31, 4, 12]
     assert table.slots(2, 6) == [30, 31, 4, 5]
+
+
+def test_a_preallocated_block_has_slots():
+    """Catches a list that is cut at `num_tokens`: a block that is held has a slot for tokens to come."""
+    table = table_over(BlockAllocator(9, order=[7, 1, 3]), 3, 7)
+    assert table.slots(6, 9) == [6, 7, 12]
 
 
 def test_no_positions_have_no_slots():
@@ -251,6 +258,28 @@ def test_what_a_failed_step_registered_is_forgotten():
     assert cache.allocator.ref_count(blocks[1]) == 1
 
 
+def test_a_block_that_was_computed_is_not_pending_again():
+    """Catches the first block of a content called pending because another step registers the same content."""
+    cache, hashes, [first] = cache_of(1, 2)
+    cache.register(first, hashes[0], tokens(1, 2))
+    cache.commit()
+    cache.register(cache.allocator.allocate()[0], hashes[0], tokens(1, 2))
+    assert not cache.is_pending(first)
+
+
+def another(text):
+    """An equal string that is not the same object."""
+    return "".join(list(text))
+
+
+def test_equal_salts_are_one_parent():
+    """Catches `is` for a salt: every request brings a string of its own."""
+    cache, hashes, [first] = cache_of(1, 2)
+    entry = cache.register(first, hashes[0], tokens(1, 2), another("alice"))
+    again = cache.register(cache.allocator.allocate()[0], hashes[0], tokens(1, 2), another("alice"))
+    assert again is entry, "equal tokens after equal salts have two entries"
+
+
 def test_another_content_of_a_known_hash_is_not_registered():
     """Catches a collision that hides the first content, or that can never be detected afterwards."""
     cache, _, _ = cache_of(1, 2, 3, 4, hash_function=lambda key: 7)
@@ -322,6 +351,16 @@ def test_looking_holds_nothing():
     cache.register(blocks[0], hashes[0], tokens(1, 2))
     assert cache.match(hashes, tokens(1, 2)) == blocks
     assert cache.allocator.ref_count(blocks[0]) == 1
+
+
+def test_a_prefix_is_found_with_an_equal_salt():
+    """Catches `is` for a salt: every request brings a string of its own."""
+    cache = PrefixCache(BlockAllocator(8), block_size=2)
+    hashes: list[int] = []
+    cache.extend_hashes(hashes, tokens(1, 2), "alice")
+    [block] = cache.allocator.allocate()
+    cache.register(block, hashes[0], tokens(1, 2), another("alice"))
+    assert cache.match(hashes, tokens(1, 2), another("alice")) == [block]
 
 
 def test_the_first_blocks_parent_is_the_salt():
@@ -515,6 +554,18 @@ def test_a_victim_is_not_scheduled():
     assert scheduled(engine.scheduler.schedule()) == [("r0", 8, 1)]
 
 
+def test_a_preemption_does_not_end_the_decodes():
+    """Catches a step that ends with its first preemption: r0 takes the block of r2, and r1 has room."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64),
+        lambda plan, s: s.plan_decodes(plan, 64),
+        lengths=[8, 6, 8],
+        num_blocks=6,
+    )
+    engine.step()
+    assert scheduled(engine.scheduler.schedule()) == [("r0", 8, 1), ("r1", 6, 1)]
+
+
 def test_every_decode_has_a_slot_for_its_token():
     """Catches `grow` called only when a block is needed: it also gives a slot in the last block."""
     engine = scripted(
@@ -641,7 +692,7 @@ class Spends:
             self.offered[phase] = budget
             self.shares[phase] = share
             if phase != "resume_preempted":
-                plan.scheduled += [None] * self.spends.get(phase, 0)
+                plan.scheduled += [SimpleNamespace(num_tokens=1)] * self.spends.get(phase, 0)
             return self.spends.get(phase, 0)
 
         return run

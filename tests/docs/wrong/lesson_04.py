@@ -480,3 +480,25 @@ class ResumesIfNobodyDecodes(PrefillFirst):
             scheduler.plan_decodes(plan, scheduler.max_num_batched_tokens)
         if not plan.scheduled:
             scheduler.resume_preempted(plan, scheduler.max_num_batched_tokens)
+
+
+class APreemptionEndsTheDecodes(FCFSScheduler):
+    """One request gets its token, and the others wait for the next step."""
+
+    task = 2
+
+    def plan_decodes(self, plan, budget):
+        left, index = budget, 0
+        while index < len(self.running) and not plan.num_preempted:
+            request = self.running[index]
+            index += 1
+            if request.is_prefill:
+                continue
+            if len(request.sequences) > left:
+                break
+            needed = self.kv.blocks_to_grow(request.sequences)
+            if needed > self.kv.num_free and not self.make_room(plan, request, needed, index - 1):
+                break
+            plan.copies += self.kv.grow(request.sequences, needed)
+            left -= self.schedule_request(plan, request, left)
+        return budget - left
