@@ -17,7 +17,7 @@ from minipaged.kernels.layout import block_size_of
 from minipaged.kernels.metadata import AttentionMetadata, AttentionParameters
 from minipaged.kernels.reference import attention as reference_attention
 
-_CALL = struct.Struct("8P 11q 2d")  # the struct `Call` of paged_attention.cpp
+_CALL = struct.Struct("8P 11q 2d")  # the struct `AttentionCall` of calls.h
 _attend = declare_by_dtype("paged_attention", ctypes.c_char_p)
 _write_tokens = declare("write_tokens", POINTER, INTEGER, INTEGER, POINTER, POINTER, *[INTEGER] * 4)
 

@@ -32,9 +32,9 @@ DTYPES = (torch.float32, torch.bfloat16)
 """Types of the rows that the kernels read and write."""
 
 POINTER, INTEGER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-CPP_FILES = ("paged_attention.cpp", "elementwise.cpp", "panel_product.cpp")
+CPP_FILES = ("paged_attention.cpp", "elementwise.cpp", "panel_product.cpp", "decode_layers.cpp")
 SOURCES = [Path(__file__).with_name(name) for name in CPP_FILES]
-HEADER = Path(__file__).with_name("vectors.h")
+HEADERS = [Path(__file__).with_name(name) for name in ("vectors.h", "calls.h")]
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared")
 PROBE = """
 #ifndef _OPENMP
@@ -89,7 +89,7 @@ def library_path(compiler: list[str], flags: tuple[str, ...]) -> Path:
     Raises:
         BuildError: the compiler does not run.
     """
-    texts = [path.read_text() for path in (*SOURCES, HEADER)]
+    texts = [path.read_text() for path in (*SOURCES, *HEADERS)]
     parts = [*texts, *compiler, *flags, _run([*compiler, "--version"]), _processor()]
     suffix = ".dylib" if sys.platform == "darwin" else ".so"
     return cache_directory() / f"kernels-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}{suffix}"

@@ -6,6 +6,7 @@
 // PyTorch takes 7, 10 and 2 passes for the first three, each with a call, an allocation and a trip to memory.
 // Arithmetic is float32, rows float32 or bfloat16.
 
+#include "calls.h"
 #include "vectors.h"
 
 #include <algorithm>
@@ -100,16 +101,18 @@ void greedy(const float* row, int64_t size, int64_t& token, float& logprob) {
 extern "C" {
 
 #define FOR_TYPE(T, NAME)                                                                                     \
-    void norm_##NAME(const T* input, int64_t input_stride, T* output, int64_t output_stride, int64_t tokens,  \
-                     int64_t heads, int64_t dim, const T* weight, double epsilon, int64_t threads) {          \
-        norm(input, input_stride, output, output_stride, tokens, heads, dim, weight, (float)epsilon, threads);\
+    void norm_##NAME(const void* input, int64_t input_stride, void* output, int64_t output_stride,            \
+                     int64_t tokens, int64_t heads, int64_t dim, const void* weight, double epsilon,          \
+                     int64_t threads) {                                                                       \
+        norm((const T*)input, input_stride, (T*)output, output_stride, tokens, heads, dim, (const T*)weight,  \
+             (float)epsilon, threads);                                                                        \
     }                                                                                                         \
-    void rotate_##NAME(T* rows, int64_t stride, const T* cosines, const T* sines, int64_t tokens,             \
+    void rotate_##NAME(void* rows, int64_t stride, const void* cosines, const void* sines, int64_t tokens,    \
                        int64_t heads, int64_t dim, int64_t threads) {                                         \
-        rotate(rows, stride, cosines, sines, tokens, heads, dim, threads);                                    \
+        rotate((T*)rows, stride, (const T*)cosines, (const T*)sines, tokens, heads, dim, threads);            \
     }                                                                                                         \
-    void gate_##NAME(const T* input, T* output, int64_t tokens, int64_t dim, int64_t threads) {               \
-        gate(input, output, tokens, dim, threads);                                                            \
+    void gate_##NAME(const void* input, void* output, int64_t tokens, int64_t dim, int64_t threads) {         \
+        gate((const T*)input, (T*)output, tokens, dim, threads);                                              \
     }
 FOR_TYPE(float, float32)
 FOR_TYPE(BFloat16, bfloat16)

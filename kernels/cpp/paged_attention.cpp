@@ -9,29 +9,13 @@
 // [num_blocks, Hkv, block_size, Dk or Dv], float32 or bfloat16. Of the softmax each row has a maximum m_i, a sum
 // of exponentials l_i and an accumulator acc; earlier sums shrink by alpha. Paper: section 5.1.
 
+#include "calls.h"
 #include "vectors.h"
 
 #include <algorithm>
 #include <limits>
 #include <type_traits>
 #include <vector>
-
-// What attention.py packs. Strides in elements; rows of one head are contiguous, pools throughout.
-struct Call {
-    const void* query;            // [T, Hq, Dk]
-    const void* key_cache;        // [num_blocks, Hkv, block_size, Dk]
-    const void* value_cache;      // [num_blocks, Hkv, block_size, Dv]
-    void* output;                 // [T, Hq, Dv], contiguous
-    const int32_t* block_tables;  // [S, >= blocks in use]
-    const int32_t* query_start;   // [S + 1]
-    const int32_t* context_len;   // [S]
-    const float* sinks;           // [Hq], or null
-    int64_t query_token_stride, query_head_stride, table_stride;
-    int64_t num_sequences, num_heads, num_kv_heads, block_size, key_dim, value_dim;
-    int64_t sliding_window;       // at least the longest context if there is none
-    int64_t num_threads;
-    double scale, softcap;        // softcap 0: none
-};
 
 namespace {
 
@@ -136,7 +120,7 @@ struct Workspace {
     std::vector<S> key_tile, value_tile;            // [TILE, width], empty if blocks are read in place
     std::vector<const S*> keys, values;             // [TILE]
 
-    Workspace(const Call& call, int num_rows, bool in_place)
+    Workspace(const AttentionCall& call, int num_rows, bool in_place)
         : key_width(padded(call.key_dim, STRIP)), value_width(padded(call.value_dim, STRIP)),
           query(num_rows * key_width), scores(num_rows * TILE), acc(num_rows * value_width),
           m_i(num_rows), l_i(num_rows), alpha(num_rows), key_tile(in_place ? 0 : TILE * key_width),
@@ -173,7 +157,7 @@ void softmax_rows(float* scores, int num_keys, float* m_i, float* l_i, float* al
 // Points `rows` to the K (or V) rows of one KV head from token `first` on: into the pool itself or, if there
 // is a `tile`, to copies in it, widened and in whole strips. The last is repeated up to a multiple of LANES.
 template <class T, class S>
-void find_rows(const Call& call, const void* cache, int dim, const Item& item, int first, int num_keys,
+void find_rows(const AttentionCall& call, const void* cache, int dim, const Item& item, int first, int num_keys,
                std::vector<S>& tile, std::vector<const S*>& rows) {
     const int32_t* table = call.block_tables + item.sequence * call.table_stride;
     const int width = (int)tile.size() / TILE;
@@ -195,7 +179,7 @@ void find_rows(const Call& call, const void* cache, int dim, const Item& item, i
 
 // T: type of the pool. S: type the products read, T itself or float. `next`: the item after this one, or null.
 template <class T, class S>
-void attend(const Call& call, const Item& item, const Item* next, Workspace<S>& work) {
+void attend(const AttentionCall& call, const Item& item, const Item* next, Workspace<S>& work) {
     const int group = (int)(call.num_heads / call.num_kv_heads), num_rows = item.num_tokens * group;
     const int first_row = call.query_start[item.sequence] + item.first_token;
     const int end = item.end_key, position = end - item.num_tokens;
@@ -271,7 +255,7 @@ void attend(const Call& call, const Item& item, const Item* next, Workspace<S>& 
 }
 
 template <class T, class S>
-void attend_all(const Call& call, const std::vector<Item>& items, bool in_place, int num_threads) {
+void attend_all(const AttentionCall& call, const std::vector<Item>& items, bool in_place, int num_threads) {
     if (items.empty()) return;
     int num_tokens = 0;
     for (const Item& item : items) num_tokens = std::max(num_tokens, item.num_tokens);
@@ -289,7 +273,7 @@ void attend_all(const Call& call, const std::vector<Item>& items, bool in_place,
 // Blocks are read in place, with two exceptions. Rows shorter than a strip are padded in a copied tile, and
 // bfloat16 tiles that many rows share are widened there, once for all of them.
 template <class T>
-void attend_batch(const Call& call) {
+void attend_batch(const AttentionCall& call) {
     const bool long_rows = call.key_dim >= STRIP && call.value_dim >= STRIP;
     const int group = (int)(call.num_heads / call.num_kv_heads), step = std::max(1, ROWS / group);
     std::vector<Item> in_place, copied;
@@ -316,19 +300,18 @@ void attend_batch(const Call& call) {
 
 extern "C" {
 
-void paged_attention_float32(const Call* call) { attend_batch<float>(*call); }
-void paged_attention_bfloat16(const Call* call) { attend_batch<BFloat16>(*call); }
+void paged_attention_float32(const AttentionCall* call) { attend_batch<float>(*call); }
+void paged_attention_bfloat16(const AttentionCall* call) { attend_batch<BFloat16>(*call); }
 
-// Copies token rows to their slots; strides and sizes in bytes, slot -1 is skipped.
-void write_tokens(const char* tokens, int64_t token_stride, int64_t head_stride, char* cache,
+void write_tokens(const void* tokens, int64_t token_stride, int64_t head_stride, void* cache,
                   const int64_t* slots, int64_t num_tokens, int64_t num_heads, int64_t block_size,
                   int64_t row_bytes) {
     for (int64_t token = 0; token < num_tokens; token++) {
         if (slots[token] < 0) continue;
         int64_t block = slots[token] / block_size, offset = slots[token] % block_size;
         for (int64_t head = 0; head < num_heads; head++)
-            std::memcpy(cache + ((block * num_heads + head) * block_size + offset) * row_bytes,
-                        tokens + token * token_stride + head * head_stride, row_bytes);
+            std::memcpy((char*)cache + ((block * num_heads + head) * block_size + offset) * row_bytes,
+                        (const char*)tokens + token * token_stride + head * head_stride, row_bytes);
     }
 }
 }

@@ -6,6 +6,7 @@
 // stay in registers. oneDNN packs float32 and bfloat16 weights in the same order, so one copy serves both.
 // Bytes and nibbles carry a scale for each output and 64 k; `panels.py` puts each in its place.
 
+#include "calls.h"
 #include "vectors.h"
 
 #include <type_traits>
@@ -288,36 +289,35 @@ void add_bytes(int num_rows, const Group& group, const ByteGroup* rows, int64_t 
 
 // ---- All panels ------------------------------------------------------------------------------------------
 
-struct Product {  // as `panels.py` packs it
-    const char* panels;
-    const void *rows, *bias;
-    void* output;
-    int64_t num_rows, row_stride, num_outputs, size, panel_bytes, num_threads;
-
-    template <class T>
-    const T* row(int64_t r) const { return (const T*)rows + r * row_stride; }
-    int64_t num_groups() const { return (size + GROUP - 1) / GROUP; }
-};
+int64_t groups_of(const Product& call) { return (call.size + GROUP - 1) / GROUP; }
 
 template <class T>
-struct Rows {  // the rows as the kernel reads them, and the sums of their groups
+const T* row_of(const Product& call, int64_t r) {
+    return (const T*)call.rows + r * call.row_stride;
+}
+
+template <class T>
+struct Rows {  // the rows as the kernel reads them, and, for codes, the sums of their groups
     std::vector<float> elements, sums;
     int64_t stride;
 
-    Rows(const Product& call, bool in_pairs) {
-        const int64_t num_groups = call.num_groups();
+    Rows(const Product& call, bool in_pairs, bool with_sums) {
+        const int64_t num_groups = groups_of(call);
         stride = num_groups * GROUP >> in_pairs;
         elements.resize(call.num_rows * stride);  // (zeros behind the end)
-        sums.resize(call.num_rows * num_groups);
         for (int64_t r = 0; r < call.num_rows; r++) {
-            const T* row = call.row<T>(r);
+            const T* row = row_of<T>(call, r);
             float* own = &elements[r * stride];
             if (in_pairs) {
                 std::memcpy(own, row, call.size * sizeof(T));
                 continue;
             }
             for (int64_t k = 0; k < call.size; k++) own[k] = widened(row[k]);
-            for (int64_t k = 0; k < call.size; k++) sums[r * num_groups + k / GROUP] += own[k];
+            for (int64_t g = 0; with_sums && g < num_groups; g++) {
+                Vec sum = {};
+                for (int64_t k = 0; k < GROUP; k += LANES) sum += load(own + g * GROUP + k);
+                sums.push_back(sum_of(sum));
+            }
         }
     }
 };
@@ -326,11 +326,11 @@ template <class Format, class T>
 struct ByteRows {  // the same in bytes
     std::vector<ByteGroup> groups;
 
-    ByteRows(const Product& call, bool) : groups(call.num_rows * call.num_groups()) {
+    ByteRows(const Product& call, bool, bool) : groups(call.num_rows * groups_of(call)) {
         for (int64_t r = 0; r < call.num_rows; r++)
             for (int64_t g = 0, start = 0; start < call.size; g++, start += GROUP)
-                in_bytes_of<Format>(call.row<T>(r) + start, std::min<int64_t>(GROUP, call.size - start),
-                                    groups[r * call.num_groups() + g]);
+                in_bytes_of<Format>(row_of<T>(call, r) + start, std::min<int64_t>(GROUP, call.size - start),
+                                    groups[r * groups_of(call) + g]);
     }
 };
 
@@ -349,12 +349,12 @@ class Multiplication {
     const Product& call;
     const bool expands = !IS_NATIVE && !IN_BYTES && call.num_rows > MOST_TO_DECODE;
     const bool in_pairs = CAN_PAIR && (expands || IS_NATIVE);
-    const std::conditional_t<IN_BYTES, ByteRows<Format, T>, Rows<T>> rows{call, in_pairs};
+    const std::conditional_t<IN_BYTES, ByteRows<Format, T>, Rows<T>> rows{call, in_pairs, IS_CODED};
 
     // totals [rows, WIDTH] += the products of rows first to last with a group; `numbers` is where it expands.
     void add(const char* weights, int64_t g, int64_t first, int64_t last, char* numbers, float* totals) const {
         constexpr int64_t MOST = IN_BYTES ? MOST_BYTE_ROWS : MOST_ROWS;
-        const int64_t num_passes = (last - first + MOST - 1) / MOST, num_groups = call.num_groups();
+        const int64_t num_passes = (last - first + MOST - 1) / MOST, num_groups = groups_of(call);
         const int64_t rows_at_once = (last - first + num_passes - 1) / num_passes;
         Group group{weights + SCALE_BYTES, IS_CODED ? (const BFloat16*)weights : nullptr,
                     (int)std::min<int64_t>(GROUP, call.size - g * GROUP)};
@@ -369,7 +369,7 @@ class Multiplication {
                 add_bytes<Format>(num, group, &rows.groups[r * num_groups + g], num_groups, own);
             } else {
                 const float* elements = &rows.elements[r * rows.stride + (g * GROUP >> in_pairs)];
-                const float* sums = &rows.sums[r * num_groups + g];
+                const float* sums = rows.sums.data() + r * num_groups + g;
                 const auto add_as = [&](auto format) {
                     add_some<decltype(format)>(num, group, elements, rows.stride, sums, num_groups, own);
                 };
@@ -406,7 +406,7 @@ public:
             for (int64_t first = 0; first < call.num_rows; first += ROW_BLOCK) {
                 const int64_t last = std::min(first + ROW_BLOCK, call.num_rows);
                 std::fill(totals, totals + (last - first) * WIDTH, 0.f);
-                for (int64_t g = 0; g < call.num_groups(); g++)
+                for (int64_t g = 0; g < groups_of(call); g++)
                     add(call.panels + panel * call.panel_bytes + g * GROUP_BYTES, g, first, last, numbers, totals);
                 write(panel, first, last, totals);
             }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ GROUP = 64
 CODES = {"int8": 128, "int4": 8}
 """Quantized formats, and the code of zero in each."""
 
-_CALL = struct.Struct("4P 6q")  # the struct `Product` of panel_product.cpp
+_CALL = struct.Struct("4P 6q")  # the struct `Product` of calls.h
 _ROW_TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _FORMATS = {f"{name}_{name}" for name in _ROW_TYPES.values()} | {
     f"{code}_{name}" for code in CODES for name in _ROW_TYPES.values()
@@ -43,6 +43,11 @@ class Panels(NamedTuple):
     format: str
 
 
+def multiply_of(panels: Panels, dtype: torch.dtype) -> Any:
+    """The C++ function that multiplies rows of that type."""
+    return _multiply[f"{panels.format}_{_ROW_TYPES[dtype]}"]
+
+
 def panel_product(rows: Tensor, panels: Panels, bias: Tensor | None = None) -> Tensor:
     """rows [..., size] -> rows x weights^T + bias [..., num_outputs], of the rows' type; sums are float32."""
     flat = rows.reshape(-1, panels.size)
@@ -54,7 +59,7 @@ def panel_product(rows: Tensor, panels: Panels, bias: Tensor | None = None) -> T
         *(flat.shape[0], flat.stride(0), panels.num_outputs, panels.size, panels.panel_bytes),
         torch.get_num_threads(),
     )
-    _multiply[f"{panels.format}_{_ROW_TYPES[rows.dtype]}"](call)
+    multiply_of(panels, rows.dtype)(call)
     return output
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -35,6 +36,9 @@ from minipaged.kernels.dispatch import PagedAttention, select_backend
 from minipaged.scheduling import Sample, ScheduledSequence, StepPlan, StepResult
 from minipaged.scheduling.preemption import PreemptionCosts
 from minipaged.scheduling.request import TopLogprobs
+
+if TYPE_CHECKING:
+    from minipaged.execution.accel.decode_runner import DecodeRunner  # loads C++
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +89,7 @@ class ModelRunner:
         self.sampler = sampler or Sampler(self.eos_token_ids, config.seed, self.backend.greedy_tokens)
         self.cache = KVCache(specs, self.num_blocks, self.num_host_blocks, config.block_size, self.backend)
         self.builder = BatchBuilder(self.device)
-        self.graph_runner = self._make_graph_runner()
+        self.decode_runner: CUDAGraphRunner | DecodeRunner | None = self._make_graph_runner()
         self.preemption_costs = PreemptionCosts.estimate(
             self.device.type, self.block_bytes, sum(weight.numel() for weight in model.parameters())
         )
@@ -96,6 +100,8 @@ class ModelRunner:
         device = loading.find_device(config.device)
         runner = cls(loading.load_model(name, config, device), config)
         runner.optimize()
+        if runner.backend.name == "cpp":
+            runner.use_one_call()
         return runner
 
     def optimize(self) -> None:
@@ -105,10 +111,18 @@ class ModelRunner:
         run = partial(self._call, rows[None], positions[None], rows)
         optimize(self.model, run, self.backend, self._config.quantization)
 
+    def use_one_call(self) -> None:
+        """Run decodes of few rows in one call of C++ from now on, if the optimized model is of that kind."""
+        from minipaged.execution.accel.decode_runner import make_decode_runner  # loads C++
+
+        positions = torch.arange(2)
+        forward = partial(self._call, positions=positions[None], output_indices=positions)
+        self.decode_runner = make_decode_runner(self.model, self.cache.pools, forward, self.stage_hooks)
+
     def use_attention(self, attention: PagedAttention) -> None:
         """Attend with this function instead of the backend's, in every step from now on."""
         self.backend = self.backend._replace(paged_attention=attention)
-        self.graph_runner = None  # a graph would go on with the old one, or with lengths read on the host
+        self.decode_runner = None  # a graph would go on with the old one, or with lengths read on the host
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -137,12 +151,12 @@ class ModelRunner:
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [R, V] of `output_indices`, until the next step; all K/V are in the pool afterwards."""
-        if self.graph_runner is not None and self.graph_runner.accepts(batch):
+        if self.decode_runner is not None and self.decode_runner.accepts(batch):
             try:
-                return self.graph_runner(batch)
+                return self.decode_runner(batch)
             except CaptureError as reason:
                 logger.warning("enable_cuda_graphs has no effect; each step launches kernels: %s", reason)
-                self.graph_runner = None
+                self.decode_runner = None
         return self.compute(batch)
 
     def compute(self, batch: Batch) -> Tensor:

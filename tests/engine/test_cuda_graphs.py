@@ -217,7 +217,7 @@ def test_padding_changes_neither_logits_nor_pools(name: str, backend: str) -> No
         sequences = [driver.add(prompt) for prompt in prompts]
         driver.execute([(sequence, sequence.num_uncomputed_tokens) for sequence in sequences])
         if is_padded:
-            driver.runner.graph_runner = Padding(driver.runner.compute, keep, 16, 128, 4, CPU)
+            driver.runner.decode_runner = Padding(driver.runner.compute, keep, 16, 128, 4, CPU)
         logits.append(torch.cat(driver.logits([(sequence, 1) for sequence in sequences])))
         pools.append([pool for _, *both in driver.runner.cache.pools.values() for pool in both])
     assert logits[0].shape == (5, VOCAB_SIZE)
@@ -261,7 +261,7 @@ def pad_decodes(llm: LLM, capture: Callable | None = None) -> list[tuple[int, in
             return padded
 
     sizes = 24, runner.max_model_len, runner.block_size
-    runner.graph_runner = Noting(runner.compute, capture or keep, *sizes, CPU)
+    runner.decode_runner = Noting(runner.compute, capture or keep, *sizes, CPU)
     return steps
 
 
@@ -323,7 +323,7 @@ class TestWholeRuns:
     def test_on_a_cpu_nothing_is_padded(self, model) -> None:
         """A CPU computes what it is given; padding is work."""
         for switch in (True, False):
-            assert make_llm(model, enable_cuda_graphs=switch).engine.executor.graph_runner is None
+            assert make_llm(model, enable_cuda_graphs=switch).engine.executor.decode_runner is None
 
 
 class ReadOnHost(TorchDispatchMode):
@@ -451,13 +451,13 @@ class TestOnAGpu:
             llm = make_llm(on_device, enable_cuda_graphs=switch, **options)
             found.append(texts(llm, prompts[:12], METHODS * 3))
             assert llm.engine.metrics.num_preemptions > 0
-            assert (llm.engine.executor.graph_runner is not None) == switch
+            assert (llm.engine.executor.decode_runner is not None) == switch
         assert_same(*found)
 
     def test_every_size_gives_the_logits_of_the_step_as_it_is(self, on_device) -> None:
         """Up to 100 rows, captured, then replayed with other contents; contexts on both sides of 512."""
         driver = Driver(on_device, num_blocks=8000, max_num_seqs=100, attention_backend="triton")
-        runner, replay = driver.runner, driver.runner.graph_runner
+        runner, replay = driver.runner, driver.runner.decode_runner
         assert replay is not None
         for _, keys, values in runner.cache.pools.values():
             keys.normal_()
@@ -472,7 +472,7 @@ class TestOnAGpu:
                 torch.testing.assert_close(replayed_logits, runner.compute(batch), atol=1e-3, rtol=0)
                 for chunk in chunks:
                     chunk.sequence.table.free()
-        assert runner.graph_runner is replay
+        assert runner.decode_runner is replay
 
     def test_graphs_give_the_eager_logits_in_bf16_with_heads_of_128(self) -> None:
         """The type and head size of real models; what is not written of the pools is NaN."""
@@ -500,7 +500,7 @@ class TestOnAGpu:
                 for sequence, token in zip(sequences, logits.argmax(-1).tolist()):
                     sequence.append(Branch(sequence, token, 0.0))
             found.append(torch.stack(rows))
-        assert drivers[0].runner.graph_runner is not None
+        assert drivers[0].runner.decode_runner is not None
         assert found[0].isfinite().all()
         torch.testing.assert_close(found[0], found[1], atol=0.05, rtol=0.02)
 
@@ -519,12 +519,12 @@ class TestOnAGpu:
             found = texts(llm, prompts[:4], METHODS)
         finally:
             asking.remove()
-        assert llm.engine.executor.graph_runner is None
+        assert llm.engine.executor.decode_runner is None
         assert "enable_cuda_graphs has no effect" in caplog.text
         assert_same(found, texts(plain, prompts[:4], METHODS))
         again = make_llm(on_device, attention_backend="triton")
         assert_same(texts(again, prompts[:4], METHODS), found)
-        assert again.engine.executor.graph_runner is not None
+        assert again.engine.executor.decode_runner is not None
 
     def test_a_capture_leaves_torch_as_it_was(self, on_device) -> None:
         """The stream in force and the mode that refuses to wait would outlive a capture that fails."""

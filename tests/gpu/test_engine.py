@@ -77,7 +77,7 @@ def test_fused_layers_give_the_logits_of_plain_ones(name, dtype):
         counts = [30, 1, 1, 1, 17, *[1] * 40]
         logits = torch.cat([driver.logits([(other, 1), (sequence, count)])[1].clone() for count in counts])
         assert logits.isfinite().all()
-        assert driver.runner.graph_runner is not None
+        assert driver.runner.decode_runner is not None
         errors.append(errors_of(logits, exact))
     bound = 1e-3 if dtype == torch.float32 else 2 * errors[0].max()
     assert (errors[1] <= bound).all()

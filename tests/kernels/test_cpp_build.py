@@ -65,16 +65,15 @@ def test_the_second_load_compiles_nothing():
 
 
 @needs_compiler
-@pytest.mark.parametrize("changed", ["SOURCES", "HEADER", "FLAGS", "_processor"])
+@pytest.mark.parametrize("changed", ["SOURCES", "HEADERS", "FLAGS", "_processor"])
 def test_whatever_shapes_the_library_is_in_its_name(changed, tmp_path, monkeypatch):
     """Catches a stale library after an edit, and one for another processor's instructions (a crash)."""
     before = library_path()
-    if changed in ("SOURCES", "HEADER"):
-        original = build.HEADER if changed == "HEADER" else build.SOURCES[-1]
-        edited = tmp_path / original.name
-        edited.write_text(original.read_text() + "// edited\n")
-        value = edited if changed == "HEADER" else [*build.SOURCES[:-1], edited]
-        monkeypatch.setattr(build, changed, value)
+    if changed in ("SOURCES", "HEADERS"):
+        files = getattr(build, changed)
+        edited = tmp_path / files[-1].name
+        edited.write_text(files[-1].read_text() + "// edited\n")
+        monkeypatch.setattr(build, changed, [*files[:-1], edited])
     else:
         value = (*build.FLAGS, "-g") if changed == "FLAGS" else lambda: "another processor"
         monkeypatch.setattr(build, changed, value)

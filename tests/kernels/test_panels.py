@@ -18,7 +18,7 @@ try:
 except BuildError as reason:
     pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
 
-from minipaged.execution.accel.packed_linear import FEW_ROWS, PackedLinear, can_pack, is_plain
+from minipaged.execution.accel.packed_linear import PackedLinear, can_pack, is_plain
 from minipaged.execution.accel.panel_linear import PanelLinear, read_panels
 from minipaged.kernels.cpp import panels
 
@@ -104,10 +104,11 @@ def test_few_rows_read_what_onednn_packed(processor, dtype, shape, monkeypatch):
     monkeypatch.setattr(
         panels, "_multiply", {k: lambda c, f=f: (calls.append(1), f(c)) for k, f in real.items()}
     )
-    check_layer(layer, dtype, range(1, 9), linear.bias)
-    assert len(calls) == FEW_ROWS
-    check_layer(layer, dtype, [9, 40], linear.bias)
-    assert len(calls) == FEW_ROWS
+    most = layer.most_few_rows
+    check_layer(layer, dtype, [*range(1, 9), most], linear.bias)
+    assert len(calls) == 9
+    check_layer(layer, dtype, [most + 1, 100], linear.bias)
+    assert len(calls) == 9
 
 
 @pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN products")

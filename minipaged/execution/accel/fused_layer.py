@@ -53,10 +53,10 @@ class FusedLayer(nn.Module):
         self._operations = operations
         self.layer_idx = attention.layer_idx
         self._is_last = self.layer_idx == attention.config.num_hidden_layers - 1
-        self._attention_parameters = parameters
+        self.attention_parameters = parameters
         self._head_dim = attention.head_dim
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self._num_heads = [linear.out_features // attention.head_dim for linear in projections]
+        self.num_heads = [linear.out_features // attention.head_dim for linear in projections]
         self.attention_norm = FusedNorm(layer.input_layernorm, operations)
         self.query_key_value = stack_linears(*projections)
         self.query_norm, self.key_norm = (
@@ -77,17 +77,17 @@ class FusedLayer(nn.Module):
         """
         rows = hidden_states[0]
         product = self.query_key_value(self.attention_norm(rows)).unflatten(1, (-1, self._head_dim))
-        query, key, value = product.split(self._num_heads, dim=1)
+        query, key, value = product.split(self.num_heads, dim=1)
         for heads, norm in ((query, self.query_norm), (key, self.key_norm)):
             if norm is not None:
                 norm.heads_(heads)
         cosines, sines = position_embeddings
-        self._operations.rotate_heads_(product[:, : -self._num_heads[2]], cosines[0], sines[0])
+        self._operations.rotate_heads_(product[:, : -self.num_heads[2]], cosines[0], sines[0])
         context = get_forward_context()
         indices = context.output_indices if self._is_last else None
         if indices is not None:
             query, rows = query[indices], rows[indices]
-        attended = context.attend(self, query, key, value, self._attention_parameters)
+        attended = context.attend(self, query, key, value, self.attention_parameters)
         total = self.attention_output(attended.flatten(1))
         normed = self.mlp_norm.add_(total, rows)
         rows = self.mlp_output(self._operations.silu_gate(self.gate_up(normed))).add_(total)

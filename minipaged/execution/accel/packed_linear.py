@@ -18,11 +18,8 @@ SMALL = 1 << 20
 against 16 us at 256 x 512) and the memory is nothing."""
 
 ROWS_TO_PACK_FOR = 32
-FEW_ROWS = 8
-"""Rows for which the weights take longer to arrive than to be multiplied."""
-
-EXACT_ROWS = 64
-"""Up to here no row is added: steps that only decode would pay most (see `rounded_up`)."""
+FEW_ROWS = 64
+"""Most steps that only decode have no more. Rows are added to larger products only (see `rounded_up`)."""
 
 
 class PackedLinear(nn.Module):
@@ -35,11 +32,12 @@ class PackedLinear(nn.Module):
         self.bias = linear.bias
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_TO_PACK_FOR)
         self._plain = weight if weight.numel() < SMALL else None
-        self._few_rows: Callable[[Tensor], Tensor] | None = None
+        self.few_rows: Callable[[Tensor], Tensor] | None = None
+        self.most_few_rows = 0
 
-    def multiply_few_rows_with(self, product: Callable[[Tensor], Tensor]) -> None:
-        """Leave up to `FEW_ROWS` rows to this function; no unpacked weight is kept for them."""
-        self._few_rows, self._plain = product, None
+    def multiply_few_rows_with(self, product: Callable[[Tensor], Tensor], most: int) -> None:
+        """Leave up to `most` rows to this function; no unpacked weight is kept for them."""
+        self.few_rows, self.most_few_rows, self._plain = product, most, None
 
     @property
     def weight(self) -> Tensor:
@@ -48,8 +46,8 @@ class PackedLinear(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """rows [..., in_features] -> [..., out_features]."""
-        if self._few_rows is not None and rows.numel() <= FEW_ROWS * self.in_features:
-            return self._few_rows(rows)
+        if self.few_rows is not None and rows.numel() <= self.most_few_rows * self.in_features:
+            return self.few_rows(rows)
         if self._plain is not None and rows.numel() == self.in_features:
             return nn.functional.linear(rows, self._plain, self.bias)
         num_rows = rows.numel() // self.in_features
@@ -64,12 +62,12 @@ class PackedLinear(nn.Module):
 
 
 def rounded_up(num_rows: int) -> int:
-    """The number itself up to `EXACT_ROWS`, then the next of 16 numbers between a power of 2 and its double.
+    """The number itself up to `FEW_ROWS`, then the next of 16 numbers between a power of 2 and its double.
 
     oneDNN 3.12 compiles a product for each number of rows, in half a millisecond, and what that takes does
     not come back: 2,000 lengths of steps, as a server sees them, cost one layer of 256 x 768 6 GB.
     """
-    if num_rows <= EXACT_ROWS:
+    if num_rows <= FEW_ROWS:
         return num_rows
     step = 1 << (num_rows - 1).bit_length() - 5
     return -(-num_rows // step) * step

@@ -1,8 +1,9 @@
 """Linear layers that read their weights panel by panel (`kernels/cpp/panels.py`): few rows, and quantized.
 
 A step of few rows takes as long as its weights take to arrive. oneDNN packs float32 and bfloat16 weights in
-panels, too, but reads them at two thirds of the memory's speed for one row: `read_panels` lets our product
-read the same bytes. `PanelLinear` has panels of its own, for what oneDNN does not multiply on this processor.
+panels, too, but for one row reads them at two thirds of the memory's speed: `read_panels` lets our product
+read the same bytes. Up to 64 rows both are as fast, and ours can be called from C++ (`decode_runner.py`).
+`PanelLinear` has panels of its own, for what oneDNN does not multiply on this processor.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from minipaged.config import ConfigError
-from minipaged.execution.accel.packed_linear import PackedLinear
+from minipaged.execution.accel.packed_linear import FEW_ROWS, PackedLinear
 from minipaged.kernels.cpp.panels import (
     CODES,
     WIDTH,
@@ -56,11 +57,15 @@ class PanelLinear(nn.Module):
         """Bytes of the panels, scales included."""
         return self._panels.nbytes
 
+    @property
+    def panels(self) -> Panels:
+        """Where they lie, as long as the layer exists."""
+        address, size = self._panels.data_ptr(), self._panels.shape[1]
+        return Panels(address, size, self.out_features, self.in_features, self._format)
+
     def forward(self, rows: Tensor) -> Tensor:
         """rows [..., in_features] -> [..., out_features]."""
-        address, size = self._panels.data_ptr(), self._panels.shape[1]
-        panels = Panels(address, size, self.out_features, self.in_features, self._format)
-        return panel_product(rows, panels, self.bias)
+        return panel_product(rows, self.panels, self.bias)
 
 
 def use_panels(model: nn.Module) -> None:
@@ -91,8 +96,18 @@ def read_panels(layer: PackedLinear) -> bool:
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
     if not (actual - expected).abs().max() <= tolerance * expected.abs().max():
         return False
-    layer.multiply_few_rows_with(partial(panel_product, panels=panels, bias=layer.bias))
+    # From a few rows on, AMX is quicker: it multiplies bfloat16 matrices, which we do not.
+    most = 8 if dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() else FEW_ROWS
+    layer.multiply_few_rows_with(partial(panel_product, panels=panels, bias=layer.bias), most)
     return True
+
+
+def panels_of(layer: nn.Module) -> Panels | None:
+    """The panels that few rows are multiplied with, if there are any."""
+    if isinstance(layer, PanelLinear):
+        return layer.panels
+    product = layer.few_rows if isinstance(layer, PackedLinear) else None
+    return product.keywords["panels"] if isinstance(product, partial) else None
 
 
 def quantize_linears(model: PreTrainedModel, format: str) -> None:

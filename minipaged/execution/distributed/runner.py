@@ -87,7 +87,7 @@ class RankRunner(ModelRunner):
         self._partial = [path for path in self._split.partial if path in here]
         model.to(device)  # type: ignore[arg-type]
         super().__init__(model, config)
-        self.graph_runner = None  # not tried with collectives inside
+        self.decode_runner = None  # not tried with collectives inside
         if device.type == "cpu":
             self.optimize()
         self.vocab_size = self._split.logits[-1][1] or self._split.logits[0][1]

@@ -1,0 +1,157 @@
+// All decoder layers of a step of decodes, in one call: for few rows, Python would spend as long on the calls as
+// the kernels on their work.
+//
+//     x -> norm -> [Q K V] -> rotate Q, K -> write K, V; attend -> product, + x  = y
+//     y -> norm -> [gate up] -> silu(gate) * up                 -> product, + y
+//
+// The same kernels in the same order as in fused_layer.py, so the same numbers.
+
+#include "calls.h"
+#include "vectors.h"
+
+#include <vector>
+
+struct Linear {
+    Product product;  // but for the rows, their number and the output
+    void (*multiply)(const Product*);
+};
+
+struct Norm {
+    const void* weight;  // null: there is none
+    double epsilon;
+};
+
+// What `decode.py` packs: what stays the same from step to step ...
+struct DecoderLayer {
+    Linear query_key_value, attention_output, gate_up, mlp_output;
+    AttentionCall attention;
+    Norm attention_norm, query_norm, key_norm, mlp_norm;
+};
+
+// ... and what does not. T sequences with one token each.
+struct DecodeStep {
+    void* rows;                   // [T, D], changed in place
+    const void *cosines, *sines;  // [T, head_dim]
+    const int64_t* slots;         // [T]
+    const int32_t *block_tables, *query_start, *context_len;
+    int64_t table_stride, num_rows, num_threads;
+};
+
+namespace {
+
+template <class T>
+struct Kernels;
+
+#define KERNELS_FOR(T, NAME)                                                          \
+    template <>                                                                       \
+    struct Kernels<T> {                                                               \
+        static constexpr auto norm = norm_##NAME;                                      \
+        static constexpr auto rotate = rotate_##NAME;                                 \
+        static constexpr auto gate = gate_##NAME;                                     \
+        static constexpr auto attend = paged_attention_##NAME;                        \
+    };
+KERNELS_FOR(float, float32)
+KERNELS_FOR(BFloat16, bfloat16)
+
+template <class T>
+class Decode {
+    const DecodeStep& step;
+    std::vector<T> normed, heads, attended, total, gates, gated;
+
+    T* multiply(const Linear& linear, const std::vector<T>& rows, T* output) const {
+        Product product = linear.product;
+        product.rows = rows.data();
+        product.output = output;
+        product.num_rows = step.num_rows;
+        product.row_stride = product.size;
+        product.num_threads = step.num_threads;
+        linear.multiply(&product);
+        return output;
+    }
+
+    void norm_rows(const Norm& norm, const T* rows, int64_t size, std::vector<T>& output) {
+        output.resize(step.num_rows * size);
+        Kernels<T>::norm(rows, size, output.data(), size, step.num_rows, 1, size, norm.weight, norm.epsilon,
+                         step.num_threads);
+    }
+
+    void norm_heads(const Norm& norm, T* first, int64_t stride, int64_t num_heads, int64_t dim) const {
+        if (norm.weight)
+            Kernels<T>::norm(first, stride, first, stride, step.num_rows, num_heads, dim, norm.weight,
+                             norm.epsilon, step.num_threads);
+    }
+
+    void write(const T* tokens, int64_t stride, const void* cache, const AttentionCall& call) const {
+        const int64_t row_bytes = call.key_dim * sizeof(T);
+        write_tokens(tokens, stride * sizeof(T), row_bytes, (void*)cache, step.slots, step.num_rows,
+                     call.num_kv_heads, call.block_size, row_bytes);
+    }
+
+    static void add(T* rows, const T* others, int64_t count) {
+        for (int64_t i = 0; i < count; i += LANES)
+            store(rows + i, load(rows + i, count - i) + load(others + i, count - i), count - i);
+    }
+
+public:
+    explicit Decode(const DecodeStep& step) : step(step) {}
+
+    void run(const DecoderLayer& layer) {
+        T* rows = (T*)step.rows;
+        AttentionCall call = layer.attention;
+        const int64_t dim = call.key_dim, size = layer.query_key_value.product.size;
+        const int64_t stride = layer.query_key_value.product.num_outputs;
+        const int64_t query_size = call.num_heads * dim, key_size = call.num_kv_heads * dim;
+
+        norm_rows(layer.attention_norm, rows, size, normed);
+        heads.resize(step.num_rows * stride);
+        T* query = multiply(layer.query_key_value, normed, heads.data());
+        T *key = query + query_size, *value = key + key_size;
+        norm_heads(layer.query_norm, query, stride, call.num_heads, dim);
+        norm_heads(layer.key_norm, key, stride, call.num_kv_heads, dim);
+        Kernels<T>::rotate(query, stride, step.cosines, step.sines, step.num_rows,
+                           call.num_heads + call.num_kv_heads, dim, step.num_threads);
+        write(key, stride, call.key_cache, call);
+        write(value, stride, call.value_cache, call);
+        attended.resize(step.num_rows * query_size);
+        call.query = query;
+        call.query_token_stride = stride;
+        call.query_head_stride = dim;
+        call.output = attended.data();
+        call.block_tables = step.block_tables;
+        call.table_stride = step.table_stride;
+        call.query_start = step.query_start;
+        call.context_len = step.context_len;
+        call.num_sequences = step.num_rows;
+        call.num_threads = step.num_threads;
+        Kernels<T>::attend(&call);
+
+        total.resize(step.num_rows * size);
+        add(multiply(layer.attention_output, attended, total.data()), rows, total.size());
+        norm_rows(layer.mlp_norm, total.data(), size, normed);
+        const int64_t width = layer.mlp_output.product.size;
+        gates.resize(step.num_rows * 2 * width);
+        gated.resize(step.num_rows * width);
+        multiply(layer.gate_up, normed, gates.data());
+        Kernels<T>::gate(gates.data(), gated.data(), step.num_rows, width, step.num_threads);
+        add(multiply(layer.mlp_output, gated, rows), total.data(), total.size());
+    }
+};
+
+template <class T>
+void decode(const DecoderLayer* layers, int64_t num_layers, const DecodeStep& step) {
+    Decode<T> work(step);
+    for (int64_t i = 0; i < num_layers; i++) work.run(layers[i]);
+}
+
+}  // namespace
+
+extern "C" {
+
+void decode_layers_float32(const DecoderLayer* layers, int64_t num_layers, const DecodeStep* step) {
+    decode<float>(layers, num_layers, *step);
+}
+
+void decode_layers_bfloat16(const DecoderLayer* layers, int64_t num_layers, const DecodeStep* step) {
+    decode<BFloat16>(layers, num_layers, *step);
+}
+}

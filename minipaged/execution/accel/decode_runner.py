@@ -1,0 +1,107 @@
+"""Decode steps of few rows on a CPU: all decoder layers in one call of C++ (`kernels/cpp/decode.py`).
+
+A layer is a dozen kernels. Called one by one from Python, and with transformers' forward pass around them,
+they cost 3 ms a step in a model of 12 layers: as much as reading 80 MB of weights. What is called, with which
+weights and pools, stays the same from step to step, so it is packed once; only rows, slots, block tables and
+lengths are new. On a GPU a CUDA graph does the same (`cuda_graph.py`).
+
+For models whose layers all are fused, with weights in panels, and whose forward pass does no more than
+embedding, layers, norm and head one after the other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from minipaged.execution.accel.fused_layer import FusedLayer
+from minipaged.execution.accel.layer_fusion import EquivalenceContext
+from minipaged.execution.accel.packed_linear import PackedLinear
+from minipaged.execution.accel.panel_linear import panels_of
+from minipaged.execution.attention import LayerPools, set_forward_context
+from minipaged.execution.batch import Batch
+from minipaged.kernels.cpp.decode import DecoderLayer, DecoderLayers, Linear, Norm
+from minipaged.kernels.cpp.panels import Panels
+
+LINEARS = "query_key_value", "attention_output", "gate_up", "mlp_output"
+
+
+class DecodeRunner:
+    """Runs the decode steps that it accepts; see `make_decode_runner`."""
+
+    def __init__(
+        self, model: PreTrainedModel, layers: list[FusedLayer], pools: LayerPools, watchers: list[Any]
+    ) -> None:
+        base: Any = model.base_model
+        self._embed, self._rotary, self._norm = base.embed_tokens, base.rotary_emb, base.norm
+        self._head = cast(nn.Module, model.get_output_embeddings())
+        self._layers, self._watchers = layers, watchers
+        described = [_described(layer, *pools[layer.layer_idx][1:]) for layer in layers]
+        self._decode = DecoderLayers(described, model.dtype)
+        linears = [getattr(layer, name) for layer in layers for name in LINEARS]
+        limits = [linear.most_few_rows for linear in linears if isinstance(linear, PackedLinear)]
+        self._max_rows = min(limits, default=sys.maxsize)
+
+    def accepts(self, batch: Batch) -> bool:
+        """Whether all it has are decodes, few enough, each with logits, and nobody watches the layers."""
+        metadata = batch.metadata
+        is_small = len(batch.output_indices) == metadata.num_sequences <= self._max_rows
+        return metadata.is_decode_only and is_small and not self._watchers
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Logits [R, V] of a step that is accepted."""
+        rows = self._embed(batch.input_ids)
+        cosines, sines = self._rotary(rows, position_ids=batch.positions)
+        self._decode(rows[0], cosines, sines, batch.metadata)
+        return self._head(self._norm(rows[0]))
+
+    def run_layer_by_layer(self, token_ids: Tensor) -> Tensor:
+        """Logits [1, T, V] of tokens [1, T] at positions 0, 1, ..., under any `ForwardContext`."""
+        rows = self._embed(token_ids)
+        angles = self._rotary(rows, position_ids=torch.arange(token_ids.shape[1])[None])
+        for layer in self._layers:
+            rows = layer(rows, position_embeddings=angles)
+        return self._head(self._norm(rows))
+
+
+def make_decode_runner(
+    model: PreTrainedModel, pools: LayerPools, forward: Callable[[Tensor], Tensor], watchers: list[Any]
+) -> DecodeRunner | None:
+    """The runner of a model, or None if the model is of another kind.
+
+    Args:
+        model: rewritten by `optimize`.
+        pools: of its layers; they stay where they are.
+        forward: the model's own forward pass, tokens [1, T] at positions 0, 1, ... -> logits [1, T, V].
+        watchers: while there are any, layers run one by one.
+    """
+    layers = [module for module in model.modules() if isinstance(module, FusedLayer)]
+    if [layer.layer_idx for layer in layers] != list(pools) or not all(map(_can_describe, layers)):
+        return None
+    if not all(hasattr(model.base_model, part) for part in ("embed_tokens", "rotary_emb", "norm")):
+        return None
+    runner = DecodeRunner(model, layers, pools, watchers)
+    token_ids = torch.tensor([[1, 0]])
+    with torch.inference_mode(), set_forward_context(EquivalenceContext()):
+        is_same = torch.equal(runner.run_layer_by_layer(token_ids), forward(token_ids))
+    return runner if is_same else None
+
+
+def _can_describe(layer: FusedLayer) -> bool:
+    linears = [getattr(layer, name) for name in LINEARS]
+    return layer.attention_parameters.sinks is None and all(panels_of(linear) for linear in linears)
+
+
+def _described(layer: FusedLayer, key_cache: Tensor, value_cache: Tensor) -> DecoderLayer:
+    linears = [getattr(layer, name) for name in LINEARS]
+    norms = layer.attention_norm, layer.query_norm, layer.key_norm, layer.mlp_norm
+    return DecoderLayer(
+        [Linear(cast(Panels, panels_of(linear)), linear.bias) for linear in linears],
+        [None if norm is None else Norm(norm.weight, norm.epsilon) for norm in norms],
+        *(layer.num_heads[0], key_cache, value_cache, layer.attention_parameters),
+    )

@@ -1,0 +1,154 @@
+"""Decodes of few rows in one call: the same numbers as layer by layer; every other step goes the long way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minipaged.kernels.cpp.build import BuildError, load_library
+
+try:
+    load_library()
+except BuildError as error:
+    pytest.skip(f"C++ kernels: {error}", allow_module_level=True)
+
+from minipaged import LLM, SamplingParams
+from minipaged.execution.accel.packed_linear import FEW_ROWS, can_pack
+from minipaged.kernels.reference.attention import paged_attention
+from tests.models.driver import Driver, random_tokens
+from tests.models.zoo import build
+
+LENGTHS = (9, 1, 4, 30)
+
+
+def make_driver(name: str, in_one_call: bool, dtype=torch.float32, **settings) -> Driver:
+    torch.manual_seed(1)
+    model = build(name, hidden_size=128, intermediate_size=192, head_dim=32).to(dtype)
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith("bias"):
+            parameter.data.normal_()
+    driver = Driver(model, attention_backend="cpp", **{"num_blocks": 128, **settings})
+    driver.runner.optimize()
+    if in_one_call:
+        driver.runner.use_one_call()
+        assert driver.runner.decode_runner is not None
+    return driver
+
+
+def decode_logits(driver: Driver, num_steps: int = 3) -> list[torch.Tensor]:
+    """Of steps with one token of each sequence, prompts of `LENGTHS`."""
+    sequences = [driver.add(random_tokens(length, 101, seed=length)) for length in LENGTHS]
+    driver.execute([(sequence, sequence.num_uncomputed_tokens) for sequence in sequences])
+    found = []
+    for _ in range(num_steps):
+        found.append(torch.cat(driver.logits([(sequence, 1) for sequence in sequences])))
+        for sequence, row in zip(sequences, found[-1]):
+            sequence.token_ids.append(int(row.argmax()))
+    return found
+
+
+needs_packing = pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN products")
+FORMATS = ["int8", "int4", pytest.param("none", marks=needs_packing)]
+
+
+@pytest.mark.parametrize("quantization", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "llama_yarn_rope", "mistral_sliding", "qwen2", "qwen3"])
+def test_one_call_computes_what_its_layers_do(name, dtype, quantization):
+    """Catches another order of kernels, other rounding, a bias or a norm left out, K/V of the wrong heads."""
+    one, many = (make_driver(name, switch, dtype, quantization=quantization) for switch in (True, False))
+    for actual, expected in zip(decode_logits(one), decode_logits(many), strict=True):
+        assert torch.equal(actual, expected)
+    pools = zip(one.runner.cache.pools.values(), many.runner.cache.pools.values(), strict=True)
+    for (_, *actual_pools), (_, *expected_pools) in pools:
+        for actual, expected in zip(actual_pools, expected_pools):
+            assert torch.equal(actual.nan_to_num(9), expected.nan_to_num(9))
+
+
+@pytest.fixture
+def noted(monkeypatch) -> list[int]:
+    """The numbers of rows that went through one call."""
+    from minipaged.execution.accel.decode_runner import DecodeRunner
+
+    run, found = DecodeRunner.__call__, []
+
+    def note(self, batch):
+        found.append(batch.metadata.num_sequences)
+        return run(self, batch)
+
+    monkeypatch.setattr(DecodeRunner, "__call__", note)
+    return found
+
+
+@pytest.mark.parametrize("quantization", FORMATS)
+def test_decodes_of_few_rows_go_in_one_call_and_nothing_else(noted, quantization):
+    """Catches rows that oneDNN multiplies quicker, and a prompt taken for decodes: it has no row for each."""
+    driver = make_driver("llama", True, quantization=quantization, num_blocks=512)
+    sequences = [driver.add(random_tokens(5, 101, seed=seed)) for seed in range(FEW_ROWS + 2)]
+    driver.execute([(sequence, 4) for sequence in sequences])
+    driver.execute([(sequence, 1) for sequence in sequences[:3]])
+    driver.execute([(sequence, 1) for sequence in sequences[3:]])
+    other = driver.add(random_tokens(5, 101, seed=100))
+    driver.execute([(sequences[0], 1), (other, 2)])
+    driver.execute([(sequences[0], 1), (other, 1)])  # a chunk of a prompt, whose logits nobody wants
+    driver.execute([(sequence, 1) for sequence in sequences[1:]])
+    driver.execute([(sequence, 1) for sequence in sequences])
+    assert noted == [3, FEW_ROWS - 1] + ([] if quantization == "none" else [FEW_ROWS + 1, FEW_ROWS + 2])
+
+
+def test_an_attention_of_ones_own_is_called_again(noted):
+    """Catches a student's kernel that is called for prompts alone."""
+    driver, calls = make_driver("llama", True), []
+    driver.runner.use_attention(lambda *args, **kwargs: calls.append(1) or paged_attention(*args, **kwargs))
+    sequence = driver.add([5, 6, 7])
+    driver.execute([(sequence, 3)])
+    driver.execute([(sequence, 1)])
+    assert len(calls) == 2 * driver.runner.model.config.num_hidden_layers
+    assert noted == []
+
+
+def test_who_watches_the_stages_sees_every_layer(noted):
+    """Catches a profile of a single request in which attention takes no time."""
+    driver, stages = make_driver("llama", True), []
+    sequence = driver.add([5, 6, 7])
+    driver.execute([(sequence, 3)])
+    driver.runner.stage_hooks.append(stages.append)
+    driver.execute([(sequence, 1)])
+    driver.runner.stage_hooks.clear()
+    driver.execute([(sequence, 1)])
+    assert stages.count("attention") == driver.runner.model.config.num_hidden_layers
+    assert noted == [1]
+
+
+@pytest.mark.parametrize("name", ["gemma2", "llama4", "gpt2"])
+def test_models_of_another_kind_run_layer_by_layer(name):
+    """Catches layers of another kind run as if they were llamas'."""
+    driver = Driver(build(name), attention_backend="cpp")
+    driver.runner.optimize()
+    driver.runner.use_one_call()
+    assert driver.runner.decode_runner is None
+
+
+def test_a_forward_pass_that_does_more_is_left_alone():
+    """Catches logits without what a model does around its layers."""
+    model = build("llama", hidden_size=128, intermediate_size=192, head_dim=32)
+    driver = Driver(model, attention_backend="cpp", quantization="int8")
+    driver.runner.optimize()
+    forward = model.model.forward
+
+    def scaled(*arguments, **keywords):
+        output = forward(*arguments, **keywords)
+        output.last_hidden_state *= 2
+        return output
+
+    model.model.forward = scaled
+    driver.runner.use_one_call()
+    assert driver.runner.decode_runner is None
+
+
+@pytest.mark.parametrize("settings", [{}, {"quantization": "int8"}, {"dtype": "bfloat16"}], ids=str)
+def test_a_loaded_model_decodes_in_one_call(noted, settings):
+    """Catches a speed-up that nobody gets: all of it is in the embedded model's reach."""
+    llm = LLM(**settings, num_blocks=64)
+    llm.generate(["The fox"], SamplingParams(max_tokens=5, temperature=0, ignore_eos=True))
+    assert noted == [1] * 4
