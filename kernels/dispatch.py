@@ -1,4 +1,4 @@
-"""Backend name -> the operations on the KV pool, the greedy choice, and what fused layers compute with.
+"""Backend name -> operations on the KV pool, the greedy choice, and the operations of fused layers.
 
 `torch` runs anywhere; `cpp` needs a CPU and a C++ compiler; `triton` needs a GPU (or, for tests, Triton's
 interpreter). The latter two are imported only when they are chosen. Paper: section 5.1.
@@ -60,7 +60,7 @@ def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class LayerOperations(NamedTuple):
-    """What a decoder layer does between its matrix products, a pass each, for rows of any of `dtypes`."""
+    """What a decoder layer does between its matrix products, one pass each, for rows of any of `dtypes`."""
 
     dtypes: tuple[torch.dtype, ...]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]

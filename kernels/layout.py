@@ -1,8 +1,9 @@
-"""The shape of a KV pool: the one place that decides how a block lies in memory.
+"""The shape of a KV pool: the one place that decides how a block is laid out in memory.
 
 A layer has two, `[num_blocks, num_kv_heads, block_size, head_dim]` for keys and for values (their head sizes
-may differ). A head's tokens are contiguous within a block: attention reads one dense tile per block. A token
-is addressed by its slot, `block_id * block_size + offset`. Paper: sections 4.2 (KV blocks) and 5.1 (kernels).
+may differ). A head's tokens are contiguous within a block, so attention reads one dense tile per block. A
+token is addressed by its slot, `block_id * block_size + offset`.
+Paper: sections 4.2 (KV blocks) and 5.1 (kernels).
 
 Measured on one CPU thread: decode of 32 sequences, context 512-1024, 8 query / 4 KV heads of 64, block size
 16, blocks gathered and attended one sequence at a time; milliseconds per layer (fp32 / bf16), three runs:

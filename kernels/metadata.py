@@ -1,7 +1,7 @@
-"""What one attention call is told: the ragged batch of the step, and how the layer attends.
+"""The arguments of one attention call: the ragged batch of the step, and how the layer attends.
 
-The step's query tokens lie in one flat ragged batch: sequence s owns the rows `query_start[s]` up to
-`query_start[s + 1]`. A decode has one row, a prompt many, a chunk of a prompt some: one description for all.
+The step's query tokens form one flat ragged batch: sequence s has the rows from `query_start[s]` up to
+`query_start[s + 1]`. The same description covers a decode (one row), a prompt, and a chunk of a prompt.
 Paper: section 5.1, Figure 5.
 
     rows    | a a a a a | b | c c |      T = 8, S = 3, query_start = [0, 5, 6, 8]
@@ -70,7 +70,7 @@ class AttentionMetadata:
         return self.max_query_len == 1 and self.query_start_list[-1] == self.num_sequences
 
     def select_queries(self, rows: Tensor, on_host: list[int]) -> "AttentionMetadata":
-        """The same step with the queries `rows` [R] int64 alone: of each sequence its last row or none."""
+        """The same step with only the queries `rows` [R] int64: for each sequence, its last row or none."""
         query_start = torch.searchsorted(rows, self.query_start.long(), out_int32=True)
         starts = [bisect_left(on_host, start) for start in self.query_start_list]
         return replace(self, query_start=query_start, query_start_list=starts, max_query_len=1)

@@ -1,9 +1,9 @@
-"""`minipaged bench`: a workload file through the engine, and what it took.
+"""`minipaged bench`: run a workload file through the engine and measure it.
 
 A workload is a JSON list of {"prompt_token_ids": [...], "max_tokens": n}, decoded greedily with EOS ignored;
-all requests are there at t = 0, or come as a Poisson process. Latencies are those of `metrics.py`, from when
-a request was due (it may wait for the end of a step to be seen); percentiles are the nearest rank. CPU
-seconds are the process's, which is the figure that survives a busy machine when one thread is used.
+all requests arrive at t = 0, or as a Poisson process. Latencies are those of `metrics.py`, counted from when
+a request was due (it may be seen only at the end of a step); percentiles are the nearest rank. CPU seconds
+are the process's; with one thread, a busy machine affects them least.
 """
 
 from __future__ import annotations

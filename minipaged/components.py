@@ -1,4 +1,4 @@
-"""Which class plays which concept, and how they are put together. No torch."""
+"""Which class implements which concept, and how they are put together. No torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from minipaged.scheduling import (
 
 
 class ModelLimits(Protocol):
-    """What the scheduler must know of model and memory; an `Executor` has these attributes."""
+    """What the scheduler must know about model and memory; an `Executor` has these attributes."""
 
     block_size: int
     num_blocks: int
@@ -49,7 +49,7 @@ class ModelLimits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """The classes of the engine, a field a concept. None: chosen by the config, or by the executor."""
+    """The engine's classes, one field per concept. None: chosen by the config or by the executor."""
 
     allocator: Callable[[int], BlockAllocator] = BlockAllocator
     block_table: Callable[[BlockPool, int], BlockTable] = BlockTable
@@ -65,7 +65,7 @@ class Components:
     paged_attention: Callable[..., Any] | None = None
 
     def decoding_method(self, params: DecodingParams, stop: StopChecker) -> DecodingMethod:
-        """The method that the parameters ask for."""
+        """The decoding method for these parameters."""
         if isinstance(params, BeamSearchParams):
             return self.beam_search(params, stop)
         return self.parallel_sampling(params, stop)

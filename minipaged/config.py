@@ -1,7 +1,7 @@
 """Every setting of the engine in one frozen dataclass, validated when it is built.
 
 The command line and `LLM(...)` take exactly these fields; the help text of a field is its
-`metadata["help"]`. Nothing mutates a config later. No torch.
+`metadata["help"]`. A config never changes afterwards. No torch.
 """
 
 from __future__ import annotations

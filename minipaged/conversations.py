@@ -1,4 +1,4 @@
-"""Conversations as prompts: messages are checked, then written out by the tokenizer's chat template."""
+"""Conversations as prompts: messages are checked, then turned into text by the tokenizer's chat template."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def as_prompt(
     tools: Sequence[Tool] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> TokensPrompt:
-    """The text and tokens of a conversation, up to where the assistant answers; see `LLM.chat`.
+    """The text and tokens of a conversation, up to the assistant's next answer; see `LLM.chat`.
 
     Raises:
         RequestError: no template, a message without content, or a template that refuses the messages.

@@ -2,7 +2,7 @@
 
     add_request -> scheduler.schedule() -> executor.execute(plan) -> scheduler.commit(plan, result)
 
-It validates requests; all it knows of the model are the attributes of the `Executor`.
+It validates requests; all it knows about the model is what the `Executor`'s attributes say.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Engine:
     Args:
         executor: computes plans: a model, or a simulation of one.
         config: settings.
-        tokenizer: for stop strings and texts; None when requests bring and take token ids.
+        tokenizer: for stop strings and texts; None if requests use only token ids.
         components: classes that replace the project's own.
         clock: seconds; read for metrics only.
-        scheduler: takes the place of the one that config and components ask for.
+        scheduler: replaces the one that config and components describe.
 
     Step hooks are called with (plan) before it is executed: `on_planned`; and with (plan, result, touched
     requests) after its commit: `on_committed`.
@@ -95,7 +95,7 @@ class Engine:
         stop = StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
         method = self.components.decoding_method(params, stop)
         if params.prompt_logprobs is not None:
-            # Every prompt token must go through the model: a salt that nobody else has prevents cache hits.
+            # Every prompt token must go through the model, so a unique salt prevents cache hits.
             cache_salt = secrets.token_hex()
         room = self.executor.max_model_len - len(prompt_token_ids)
         max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
@@ -119,7 +119,7 @@ class Engine:
             self._requests[request.request_id] = request
 
     def abort(self, request_id: str) -> None:
-        """End a request now; unknown and finished ones are ignored."""
+        """End a request now; unknown and finished requests are ignored."""
         request = self._requests.get(request_id)
         if request is not None:
             with DeferredInterrupts():
@@ -137,7 +137,7 @@ class Engine:
 
         Raises:
             Exception: whatever was raised inside. The step is rolled back first: its requests are queued
-                again, and stepping on recomputes them. (Those of a commit that failed half way fail.)
+                again, and stepping on recomputes them. (If a commit fails half way, they fail.)
         """
         with DeferredInterrupts() as interrupts:
             try:

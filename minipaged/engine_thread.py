@@ -1,8 +1,8 @@
 """A thread that steps an engine, for callers that must not wait for a step.
 
-Requests are checked and built by their callers; what changes the engine (a request to queue, one to abort)
-goes through an inbox to the thread, which alone touches scheduler and memory; outputs go to each reader's
-event loop. A step that fails is rolled back by the engine and computed again, three times at most.
+Requests are checked and built by their callers; changes to the engine (a request to queue or to abort) go
+through an inbox to the thread, and only this thread touches the scheduler and the memory. Outputs go to each
+reader's event loop. A step that fails is rolled back by the engine and computed again, three times at most.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EngineStoppedError(RuntimeError):
 
 
 class Reader:
-    """A request and who waits for its outputs. `put` and `take` run in his event loop."""
+    """A request, and the task that waits for its outputs. `put` and `take` run in that task's event loop."""
 
     def __init__(self, request_id: str, prompt: str | None) -> None:
         self.request_id = request_id
@@ -95,7 +95,7 @@ class QueuedEngine(Engine):
 
 
 class EngineThread:
-    """The thread that steps an engine, and what others may ask of it."""
+    """The thread that steps an engine, and its interface for other threads."""
 
     def __init__(self, engine: QueuedEngine) -> None:
         self.stopped: str | None = None  # why
@@ -146,7 +146,7 @@ class EngineThread:
                 self._inbox.put(partial(self._abort, reader.request))
 
     def abort(self, request_id: str) -> None:
-        """End a request, and tell its reader."""
+        """End a request, and notify its reader."""
         reader = self._readers.get(request_id)
         if reader is not None:
             self.close(reader)
@@ -217,7 +217,7 @@ class EngineThread:
             self._failures.pop(request.request_id, None)
 
     def _note_failure(self, error: str) -> None:
-        """One more for each request of the step; without a plan nobody knows whose fault it is."""
+        """Count a failure for each request of the step; without a plan, its cause cannot be known."""
         for request in self._planned.touched if self._planned is not None else self._engine.unfinished:
             self._failures[request.request_id] += 1
             if self._failures[request.request_id] >= MAX_FAILURES and not request.is_finished:

@@ -1,4 +1,4 @@
-"""Several threads share one engine: they take turns, and none waits to leave."""
+"""Several threads share one engine: they take turns, and no thread has to wait in order to leave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minipaged.scheduling import Request
 
 
 class EngineTurns:
-    """Who has the engine, and which requests to abort when nobody has it."""
+    """Which thread has the engine, and which requests to abort once it is free."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -24,7 +24,7 @@ class EngineTurns:
 
     @contextmanager
     def turn(self) -> Iterator[Engine]:
-        """The engine for this thread alone.
+        """The engine, for this thread only.
 
         Raises:
             RequestError: this thread has it already, and would wait for itself.
@@ -46,7 +46,7 @@ class EngineTurns:
                 self.leave(())
 
     def leave(self, requests: Iterable[Request]) -> None:
-        """Abort requests that nobody reads any more: now, or as soon as whoever has the engine is done.
+        """Abort requests that are no longer read: now, or as soon as the thread that has the engine is done.
 
         It never waits: the garbage collector may drop a stream inside a step of the same thread.
         """

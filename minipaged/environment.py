@@ -1,6 +1,6 @@
-"""Settings of the process, most of them read when libraries are first imported; the command line's first act.
+"""Settings of the process, which the command line makes first, because libraries read most of them on import.
 
-Users of the Python package keep their own environment; what is set there already is left alone.
+Users of the Python package keep their own environment. Variables that are already set are left alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ctrl-C waits for a safe moment: a step is planned and committed whole, or not at all."""
+"""Ctrl-C waits for a safe moment, so that a step is planned and committed completely or not at all."""
 
 from __future__ import annotations
 

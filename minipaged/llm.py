@@ -52,10 +52,11 @@ class LLM:
         model: model directory or hub id; None: the embedded pocket model.
         tokenizer: a transformers tokenizer, or the directory or hub id of one; default: the model's own, if
             it has one.
-        executor: computes the steps instead of the model's own runner (an already built model, say).
-        use: concept -> class or "FILE.py:Class" that plays it, e.g. `{"allocator": MyAllocator}`; it is
-            watched, and a breach of its contract is told in one line (see `minipaged.learn.contracts`).
-        components: the same as one object, unwatched (see `minipaged.components`).
+        executor: computes the steps instead of the model's own runner (for example, for a model that is
+            already built).
+        use: concept -> class or "FILE.py:Class" to use, e.g. `{"allocator": MyAllocator}`; it is checked
+            as it runs, and one line names any rule it breaks (see `minipaged.learn.contracts`).
+        components: the same as one object, unchecked (see `minipaged.components`).
         options: fields of `EngineConfig`, and vLLM's settings (see `minipaged.vllm_settings`).
 
     Raises:
@@ -161,7 +162,7 @@ class LLM:
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
     ) -> list[BeamSearchOutput]:
-        """All `beam_width` hypotheses of each prompt, with their prompt; `generate` gives the best alone.
+        """All `beam_width` hypotheses of each prompt, with the prompt; `generate` returns only the best.
 
         Raises:
             ValueError: as `generate`.
@@ -227,8 +228,8 @@ class LLM:
             sampling_params: as in `generate`.
             use_tqdm: as in `generate`.
             chat_template: the text of a Jinja template, in place of the tokenizer's.
-            add_generation_prompt: begin an answer; default: unless a message is continued.
-            continue_final_message: go on with the last message, say an answer that you have begun.
+            add_generation_prompt: begin an answer; by default, unless a message is continued.
+            continue_final_message: continue the last message, for example an answer that you have begun.
             tools: what the model may call, for the template: JSON schemas or Python functions.
             chat_template_kwargs: more variables for the template, such as `enable_thinking`.
 
@@ -253,7 +254,7 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> TokensPrompt:
-        """One conversation as text and tokens; `options` are `chat`'s for the template."""
+        """One conversation as text and tokens; `options` are the template options of `chat`."""
         return as_prompt(self.tokenizer, messages, **options)
 
     def get_tokenizer(self) -> Any:
@@ -272,7 +273,7 @@ class LLM:
         return True
 
     def _step(self) -> None:
-        """A step for whoever has requests: what it yields is at the requests, where each caller finds his."""
+        """One step for all callers; each finds the outputs in its own requests."""
         with self._turns.turn() as engine:
             if engine.has_unfinished:
                 engine.step()
@@ -284,7 +285,7 @@ class LLM:
             return engine.add_request(str(self._num_requests - 1), *request)
 
     def tokenize(self, prompt: Prompt, params: DecodingParams) -> tuple[list[int], DecodingParams, str]:
-        """A prompt's token ids, the parameters with their words as token ids, and the cache salt."""
+        """A prompt's token ids, the parameters (with words as token ids), and the cache salt."""
         text, token_ids, cache_salt = split_prompt(prompt)
         executor = self.engine.executor
         if token_ids is None:

@@ -1,4 +1,4 @@
-"""What happened, counted: everything here is derived from (plan, result) of each step, under vLLM's names.
+"""Counts of what happened, derived only from each step's (plan, result), under vLLM's names.
 
 KV usage    blocks held by tables / blocks of the pool
 waste       slots of held blocks without a token / slots of held blocks
@@ -53,7 +53,7 @@ class Metrics:
     _logical_blocks: int = 0
 
     def observe_plan(self, plan: StepPlan, scheduler: FCFSScheduler, now: float) -> None:
-        """Look at the memory that a planned step holds, before its commit gives any of it back.
+        """Look at the memory that a planned step holds, before the commit gives any of it back.
 
         A step is planned when the one before it is committed, `now`, or when a request wakes an idle engine.
         """
@@ -123,7 +123,7 @@ def _share(part: int, whole: int) -> float:
 
 
 class StatsLogger:
-    """A log line every `interval` seconds, as users of such engines know it."""
+    """A log line every `interval` seconds, as in vLLM."""
 
     def __init__(self, interval: float = 5.0) -> None:
         self.interval = interval

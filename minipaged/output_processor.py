@@ -1,4 +1,4 @@
-"""Make the outputs of requests: all at the end, or each step what is new."""
+"""Make the outputs of requests: everything at the end, or what is new after each step."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def make_output(request: Request, prompt: str | None, rules: StopChecker | None)
 
 
 class OutputProgress:
-    """The outputs of a request while it is generated, each after the tokens of a step.
+    """The outputs of a running request, one after each step that gives it tokens.
 
     Texts grow as `LLM.stream` yields them: never half a character, never a part of a stop string. With the
     tokens of a step, not of the whole text, is the work done.

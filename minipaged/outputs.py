@@ -26,7 +26,7 @@ class Logprob:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When what happened to a request, in seconds on the engine's clock; None: not yet.
+    """The times of a request's events, in seconds on the engine's clock; None: not yet.
 
     Attributes:
         arrival_time: it was added.

@@ -1,4 +1,4 @@
-"""A bar on standard error for what takes long: loading, compiling, generating, simulating."""
+"""A progress bar on standard error for slow work: loading, compiling, generating, simulating."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def split_prompt(prompt: Any) -> tuple[str | None, Any, str]:
     """A prompt's text, its token ids (each None if not given) and its cache salt.
 
     Raises:
-        RequestError: it is nothing that `Prompt` names. The token ids are not looked at.
+        RequestError: it is not a `Prompt`. The token ids are not checked here.
     """
     prompt = _plain(prompt)
     if isinstance(prompt, str):
@@ -90,10 +90,10 @@ def split_prompt(prompt: Any) -> tuple[str | None, Any, str]:
 
 
 def check_token_ids(token_ids: Any, vocab_size: int) -> list[int]:
-    """The token ids as Python's integers (NumPy's and torch's are taken, too).
+    """The token ids as Python integers (NumPy's and torch's are accepted, too).
 
     Raises:
-        RequestError: there is none, or one is not of the model's vocabulary.
+        RequestError: there are none, or one is not in the model's vocabulary.
     """
     token_ids = _plain(token_ids)
     if isinstance(token_ids, str | bytes | Mapping) or not hasattr(token_ids, "__len__"):

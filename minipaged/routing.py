@@ -1,9 +1,9 @@
-"""Which of several equal engines takes a request: the one that has the beginning of its prompt in its cache.
+"""Which of several equal engines takes a request: the one whose cache has the beginning of the prompt.
 
     prompt --> keys of its beginnings --> PrefixAware(keys, loads) --> replica 0 | replica 1 | ...
 
-The router keeps no tokens and asks no cache: it remembers where it sent each beginning. The simulator's
-fleets and `minipaged serve --replicas` route by this code.
+The router keeps no tokens and asks no cache; it remembers where it sent each beginning. The simulator's
+fleets and `minipaged serve --replicas` both use this code.
 """
 
 from collections.abc import Hashable, Sequence
@@ -35,7 +35,7 @@ def least_loaded(keys: Sequence[int], loads: Sequence[float]) -> int:
 
 
 class PrefixAware:
-    """Where the longest known beginning was last sent, unless that one is much busier than the others.
+    """The replica that last received the longest known beginning, unless it is much busier than the others.
 
     Args:
         slack: requests that a replica may have beyond twice the least loaded.

@@ -1,4 +1,4 @@
-"""Text from outside, results to outside: what cannot be read or written is told in one clear line."""
+"""Reading text and writing results: if this fails, one clear line says why."""
 
 from __future__ import annotations
 

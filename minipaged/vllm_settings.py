@@ -1,7 +1,7 @@
-"""vLLM's settings by their names there, so that scripts carry over.
+"""vLLM's settings under vLLM's names, so that scripts carry over.
 
-What this engine has under another name is translated. What it does not have passes with the values that ask
-for nothing, and is refused with others, for it would be ignored.
+A setting that this engine has under another name is translated. A setting that it does not have is accepted
+with values that have no effect, and refused with others, because these would be ignored.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def own_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     own: dict[str, Any] = {}
     for name, value in options.items():
         if name in ONLY:
-            # (True is 1 to Python, but not to who writes it.)
+            # (True is 1 to Python, but not to the person who writes it.)
             if not any(
                 value == one and isinstance(value, bool) == isinstance(one, bool) for one in ONLY[name]
             ):

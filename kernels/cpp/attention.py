@@ -17,7 +17,7 @@ from minipaged.kernels.layout import block_size_of
 from minipaged.kernels.metadata import AttentionMetadata, AttentionParameters
 from minipaged.kernels.reference import attention as reference_attention
 
-_CALL = struct.Struct("8P 11q 2d")  # the struct `AttentionCall` of calls.h
+ATTENTION_CALL = struct.Struct("8P 11q 2d")  # the struct `AttentionCall` of calls.h
 _attend = declare_by_dtype("paged_attention", ctypes.c_char_p)
 _write_tokens = declare("write_tokens", POINTER, INTEGER, INTEGER, POINTER, POINTER, *[INTEGER] * 4)
 
@@ -66,7 +66,7 @@ def paged_attention(
     _, num_kv_heads, block_size, value_dim = value_cache.shape
     output = query.new_empty(num_tokens, num_heads, value_dim)
     tables = metadata.block_tables
-    call = _CALL.pack(
+    call = ATTENTION_CALL.pack(
         *(query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(), output.data_ptr()),
         *(tables.data_ptr(), metadata.query_start.data_ptr(), metadata.context_len.data_ptr()),
         0 if sinks is None else sinks.data_ptr(),

@@ -6,21 +6,23 @@ import ctypes
 import struct
 import sys
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from minipaged.kernels.cpp.build import INTEGER, POINTER, REAL, declare_by_dtype
-from minipaged.kernels.cpp.panels import Panels, multiply_of
+from minipaged.kernels.cpp.attention import ATTENTION_CALL
+from minipaged.kernels.cpp.build import INTEGER, POINTER, declare_by_dtype
+from minipaged.kernels.cpp.panels import PRODUCT, Panels, multiply_of
 from minipaged.kernels.metadata import AttentionMetadata, AttentionParameters
 
-_STEP = struct.Struct("7P 3q")  # the struct `DecodeStep` of decode_layers.cpp
-_decode_layers = declare_by_dtype("decode_layers", POINTER, INTEGER, ctypes.c_char_p)
+# The structs `DecodeStep`, `Norm` and the end of `Linear` of decode_layers.cpp.
+_STEP, _NORM, _MULTIPLY = struct.Struct("7P 3q"), struct.Struct("P d"), struct.Struct("P")
+_decode_layers = declare_by_dtype("decode_layers", ctypes.c_char_p, INTEGER, ctypes.c_char_p)
 
 
 class Linear(NamedTuple):
-    """rows x weights^T + bias."""
+    """rows x weights^T + bias; the panels must live as long as they are read."""
 
     weights: Panels
     bias: Tensor | None
@@ -48,54 +50,21 @@ class DecoderLayer(NamedTuple):
     """Without sinks."""
 
 
-Fields = list[tuple[str, Any]]
-
-
-class _Linear(ctypes.Structure):
-    """The struct `Linear` of decode_layers.cpp; so are those that follow."""
-
-    _fields_: ClassVar[Fields] = [
-        *[(name, POINTER) for name in ("panels", "rows", "bias", "output")],
-        *[(name, INTEGER) for name in ("num_rows", "row_stride", "num_outputs", "size")],
-        *[("panel_bytes", INTEGER), ("num_threads", INTEGER), ("multiply", POINTER)],
-    ]
-
-
-class _AttentionCall(ctypes.Structure):
-    _fields_: ClassVar[Fields] = [
-        *[(name, POINTER) for name in ("query", "key_cache", "value_cache", "output")],
-        *[(name, POINTER) for name in ("block_tables", "query_start", "context_len", "sinks")],
-        *[(name, INTEGER) for name in ("query_token_stride", "query_head_stride", "table_stride")],
-        *[(name, INTEGER) for name in ("num_sequences", "num_heads", "num_kv_heads", "block_size")],
-        *[(name, INTEGER) for name in ("key_dim", "value_dim", "sliding_window", "num_threads")],
-        *[("scale", REAL), ("softcap", REAL)],
-    ]
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = [("weight", POINTER), ("epsilon", REAL)]
-
-
-class _DecoderLayer(ctypes.Structure):
-    _fields_: ClassVar[Fields] = [
-        *[(name, _Linear) for name in ("query_key_value", "attention_output", "gate_up", "mlp_output")],
-        ("attention", _AttentionCall),
-        *[(name, _Norm) for name in ("attention_norm", "query_norm", "key_norm", "mlp_norm")],
-    ]
-
-
 class DecoderLayers:
     """All layers of a model, for rows of one type."""
 
     def __init__(self, layers: Sequence[DecoderLayer], dtype: torch.dtype) -> None:
-        self._tensors = layers  # the structs have their addresses only
-        self._packed = (_DecoderLayer * len(layers))(*(_pack(layer, dtype) for layer in layers))
+        self._layers = layers  # keeps the tensors whose addresses are packed
+        self._packed = b"".join(_pack(layer, dtype) for layer in layers)
         self._decode = _decode_layers[dtype]
 
     def __call__(self, rows: Tensor, cosines: Tensor, sines: Tensor, metadata: AttentionMetadata) -> None:
-        """Change rows [T, D] in place, with cosines and sines [T, head_dim]; K/V are in the pools then.
+        """Run all layers on rows [T, D], in place, and write their K/V to the pools.
 
-        Every sequence of `metadata` has one query token.
+        Args:
+            rows: contiguous, one for each sequence of `metadata`.
+            cosines, sines: contiguous, [1, T, head_dim].
+            metadata: of a step of decodes.
         """
         tables = metadata.block_tables
         step = _STEP.pack(
@@ -103,38 +72,32 @@ class DecoderLayers:
             *(tables.data_ptr(), metadata.query_start.data_ptr(), metadata.context_len.data_ptr()),
             *(tables.stride(0), rows.shape[0], torch.get_num_threads()),
         )
-        self._decode(ctypes.addressof(self._packed), len(self._packed), step)
+        self._decode(self._packed, len(self._layers), step)
 
 
-def _pack(layer: DecoderLayer, dtype: torch.dtype) -> _DecoderLayer:
+def _pack(layer: DecoderLayer, dtype: torch.dtype) -> bytes:
+    """The struct `DecoderLayer`; what decode_layers.cpp fills in at each step is 0."""
     _, num_kv_heads, block_size, head_dim = layer.key_cache.shape
     scale, sliding_window, softcap, _ = layer.parameters
-    attention = _AttentionCall(
-        key_cache=layer.key_cache.data_ptr(),
-        value_cache=layer.value_cache.data_ptr(),
-        num_heads=layer.num_heads,
-        num_kv_heads=num_kv_heads,
-        block_size=block_size,
-        key_dim=head_dim,
-        value_dim=head_dim,
-        sliding_window=sliding_window or sys.maxsize,
-        scale=scale,
-        softcap=softcap or 0.0,
+    linears = [_pack_linear(*linear, dtype) for linear in layer.linears]
+    attention = ATTENTION_CALL.pack(
+        *(0, layer.key_cache.data_ptr(), layer.value_cache.data_ptr(), 0),
+        *(0, 0, 0, 0),
+        *(0, 0, 0),
+        *(0, layer.num_heads, num_kv_heads, block_size),
+        *(head_dim, head_dim, sliding_window or sys.maxsize, 0),
+        *(scale, softcap or 0.0),
     )
-    linears = (_pack_linear(*linear, dtype) for linear in layer.linears)
-    return _DecoderLayer(*linears, attention, *map(_pack_norm, layer.norms))
+    return b"".join([*linears, attention, *map(_pack_norm, layer.norms)])
 
 
-def _pack_linear(weights: Panels, bias: Tensor | None, dtype: torch.dtype) -> _Linear:
-    return _Linear(
-        panels=weights.address,
-        bias=None if bias is None else bias.data_ptr(),
-        num_outputs=weights.num_outputs,
-        size=weights.size,
-        panel_bytes=weights.panel_bytes,
-        multiply=ctypes.cast(multiply_of(weights, dtype), POINTER).value,
+def _pack_linear(weights: Panels, bias: Tensor | None, dtype: torch.dtype) -> bytes:
+    product = PRODUCT.pack(
+        *(weights.address, 0, 0 if bias is None else bias.data_ptr(), 0),
+        *(0, 0, weights.num_outputs, weights.size, weights.panel_bytes, 0),
     )
+    return product + _MULTIPLY.pack(ctypes.cast(multiply_of(weights, dtype), POINTER).value)
 
 
-def _pack_norm(norm: Norm | None) -> _Norm:
-    return _Norm() if norm is None else _Norm(norm.weight.data_ptr(), norm.epsilon)
+def _pack_norm(norm: Norm | None) -> bytes:
+    return _NORM.pack(0, 0.0) if norm is None else _NORM.pack(norm.weight.data_ptr(), norm.epsilon)

@@ -25,7 +25,7 @@ GROUP = 64
 CODES = {"int8": 128, "int4": 8}
 """Quantized formats, and the code of zero in each."""
 
-_CALL = struct.Struct("4P 6q")  # the struct `Product` of calls.h
+PRODUCT = struct.Struct("4P 6q")  # the struct `Product` of calls.h
 _ROW_TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _FORMATS = {f"{name}_{name}" for name in _ROW_TYPES.values()} | {
     f"{code}_{name}" for code in CODES for name in _ROW_TYPES.values()
@@ -54,7 +54,7 @@ def panel_product(rows: Tensor, panels: Panels, bias: Tensor | None = None) -> T
     if flat.stride(-1) != 1:
         flat = flat.contiguous()
     output = rows.new_empty(*rows.shape[:-1], panels.num_outputs)
-    call = _CALL.pack(
+    call = PRODUCT.pack(
         *(panels.address, flat.data_ptr(), 0 if bias is None else bias.data_ptr(), output.data_ptr()),
         *(flat.shape[0], flat.stride(0), panels.num_outputs, panels.size, panels.panel_bytes),
         torch.get_num_threads(),

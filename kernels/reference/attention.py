@@ -1,7 +1,7 @@
 """Paged attention in PyTorch, for any mix of decodes, chunks and whole prompts.
 
-One sequence at a time: gather the blocks its rows can see (the block table is the index), attend densely.
-The G query heads that share a KV head are packed into the query-length dimension: K and V are read once.
+For each sequence, gather the blocks its rows can see (the block table is the index) and attend densely. The G
+query heads that share a KV head are packed into the query-length dimension, so K and V are read once.
 
     query [n, Hkv * G, D]  ->  [Hkv, G * n, D]    row g * n + i of KV head h: token i of query head h * G + g
 

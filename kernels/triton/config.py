@@ -1,6 +1,6 @@
-"""How the attention kernels tile their work on which chip.
+"""How the attention kernels tile their work on each chip.
 
-The tilings compile without register spills for the chips of the tests; their speed is **not yet measured**.
+The tilings compile without register spills for the chips in the tests; their speed is **not yet measured**.
 Nothing is tuned at import or at run time: the same inputs run the same code.
 """
 

@@ -1,4 +1,4 @@
-"""`minipaged bench`: the figures of a workload, and where the time of a step went."""
+"""`minipaged bench`: measure a workload, and show where the time of a step went."""
 
 from __future__ import annotations
 

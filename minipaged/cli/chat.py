@@ -92,7 +92,7 @@ def chat(
 
 
 class Chat:
-    """Reads questions and commands and prints answers; all else it says goes to standard error."""
+    """Reads questions and commands and prints answers; everything else goes to standard error."""
 
     def __init__(self, conversation: Conversation, notes: Console) -> None:
         self._conversation = conversation

@@ -1,10 +1,10 @@
-"""A conversation with a model: its messages, their tokens, and which of them the prefix cache has.
+"""A conversation with a model: its messages, their tokens, and how many of these are in the prefix cache.
 
     turn 1   system, question                              computed
     turn 2   system, question, answer, question            all full blocks up to the answer's end are reused
 
-The prompt of a turn begins with exactly the tokens of the turn before, generated ones included. Encoding the
-text of the answer again could give other tokens, and the first that differs ends what can be reused.
+The prompt of a turn begins with exactly the tokens of the turn before, including the generated ones. Encoding
+the text of the answer again could give other tokens, and nothing after the first difference could be reused.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: only the system message is left."""
+        """Start again with only the system message."""
         self.messages = list(self._beginning)
         self.token_ids: list[int] = []  # of the last prompt and, unless it was stopped, its answer
 

@@ -1,4 +1,4 @@
-"""`minipaged generate`: texts, and a short account of the memory they took."""
+"""`minipaged generate`: texts, and a summary of the memory they took."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def token_logprobs(completion: CompletionOutput) -> list[dict[str, Any]]:
 
 
 def print_outputs(outputs: Sequence[RequestOutput], engine: Engine) -> None:
-    """Print texts and the account of memory: in boxes on a terminal, else the texts alone, plainly."""
+    """Print texts and their memory use: in boxes on a terminal, otherwise only the plain texts."""
     if sys.stdout.isatty():
         console = Console(highlight=False, emoji=False)
         for completion, prompt, subtitle in _completions(outputs):

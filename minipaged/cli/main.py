@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def _told(error: BaseException) -> int:
-    """Say in one line what a user can mend, and return the exit code; raise what nobody can."""
+    """Report in one line an error that the user can fix, and return the exit code; raise any other error."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
     if isinstance(error, typer.Abort):

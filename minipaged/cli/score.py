@@ -1,4 +1,4 @@
-"""`minipaged learn score`: what a policy of your own is worth, on a leaderboard of your own."""
+"""`minipaged learn score`: how good your own policy is, on a leaderboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standard streams that cannot break a command: closed, full, or of an encoding that lacks a character."""
+"""Standard streams that cannot break a command, even if closed, full, or unable to encode a character."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text that comes in pieces, broken between words where the terminal's line ends."""
+"""Text that arrives in pieces, wrapped between words at the width of the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 
 class WordWrap:
-    """Takes pieces of a text and says what to write: a word is held back until it is known how long it is.
+    """Takes pieces of a text and returns what to write; a word is held back until its length is known.
 
         width 12    "Once upon a ti"  "me, there"   ->   "Once upon a "  "\\ntime, "        rest: "there"
 

@@ -1,4 +1,4 @@
-"""How the next tokens are chosen, and when a text ends. `sampling` and `logits` need torch; the rest not."""
+"""How the next tokens are chosen, and when a text ends. Only `sampling` and `logits` need torch."""
 
 from minipaged.decoding.beam_search import BeamSearch
 from minipaged.decoding.checks import ParamsError

@@ -21,7 +21,7 @@ from minipaged.scheduling.request import Branch, Request, Sample, Sequence
 
 
 class BeamSearch:
-    """Beam search. It keeps nothing between steps: the hypotheses are the request's completions."""
+    """Beam search. It keeps no state between steps: the hypotheses are the request's completions."""
 
     def __init__(self, params: BeamSearchParams, stop: StopChecker) -> None:
         self.params = params
@@ -64,7 +64,7 @@ class BeamSearch:
         return finished + live
 
     def normalized(self, total: float, num_generated_tokens: int) -> float:
-        """What hypotheses are compared by: sum(log p) / n ** length_penalty."""
+        """The number by which hypotheses are compared: sum(log p) / n ** length_penalty."""
         return total / num_generated_tokens**self.params.length_penalty
 
     def score(self, sequence: Sequence) -> float:

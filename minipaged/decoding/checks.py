@@ -11,7 +11,7 @@ from minipaged.text_io import lone_surrogate
 
 
 class ParamsError(ValueError):
-    """A decoding parameter that cannot work; one line: the field, its value, the fix."""
+    """A decoding parameter that cannot work; one line with the field, its value and the fix."""
 
 
 def refuse(name: str, value: Any, fix: str) -> NoReturn:

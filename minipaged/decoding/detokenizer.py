@@ -1,4 +1,4 @@
-"""Token ids -> text, one token at a time, at a constant cost a token.
+"""Token ids -> text, one token at a time, at a constant cost per token.
 
 A token is not a piece of text: it may be half a UTF-8 character, or lose its leading space where a text
 begins. So a short window of tokens is decoded with and without the new one, and the difference is the
@@ -29,7 +29,7 @@ class Window(NamedTuple):
 
 
 class Detokenizer:
-    """Decodes with one transformers tokenizer; shared by all requests, of which it keeps nothing."""
+    """Decodes with one transformers tokenizer; stateless, so all requests share it."""
 
     def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer

@@ -1,9 +1,9 @@
 """What parameters do to logits: masks, bias and penalties; then temperature and what is dropped.
 
-Every row of a batch may ask for something else, and one call serves them all: edits become flat lists
-of (row, token) pairs, and the three filters become one threshold a row, since each of them keeps the
-tokens above some logit. The order is transformers' (see `SamplingParams`); vLLM's differs in applying
-min-p before top-k, which keeps the same tokens unless top-p is used too.
+Every row of a batch may have different settings, and one call serves them all: edits become flat lists of
+(row, token) pairs, and the three filters become one threshold per row, since each of them keeps the tokens
+above some logit. The order is transformers' (see `SamplingParams`); vLLM's differs in applying min-p before
+top-k, which keeps the same tokens unless top-p is used too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Greedy and random sampling as a decoding method: n samples of a prompt fork once, then continue alone.
+"""Greedy and random sampling as a decoding method: n samples of a prompt fork once, then continue separately.
 
     step 1   one sequence, the prompt          asks n candidates      -> n branches, blocks shared
     step 2.. n sequences (or what is alive)    asks 1 candidate each  -> 1 branch each, in place
 
-All of parallel sampling (paper, section 4.4, Fig. 8): one fork; copy-on-write does the rest.
+That is all of parallel sampling (paper, section 4.4, Fig. 8): one fork; copy-on-write does the rest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SamplingMethod:
         self.num_sequences = params.num_samples
 
     def num_candidates(self, request: Request) -> int:
-        """All samples from the prompt, one from everything else."""
+        """All samples from the prompt, then one from each sequence."""
         is_prompt = self.num_sequences > 1 and request.sequences[0].num_generated_tokens == 0
         return self.num_sequences if is_prompt else 1
 

@@ -1,4 +1,4 @@
-"""Tokens that would complete an n-gram which a text has already.
+"""Tokens that would complete an n-gram that the text already contains.
 
     size 3      ... the cat sat ... the cat        "sat" is forbidden here
 

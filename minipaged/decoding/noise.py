@@ -1,10 +1,10 @@
-"""Random numbers as a function of what they are for, not of what was drawn before.
+"""Random numbers that depend on what they are for, not on what was drawn before.
 
 The noise of a token is a hash of (stream, position, token id): stream is the request's seed + sample
 number, position the number of tokens generated so far. Nothing is stored, so a request that is
 preempted and computed again, alone or in another batch, draws what it drew before. With Gumbel noise
 g = -log(-log(u)) the sampled token is argmax(logits + g) (Gumbel 1954; Maddison et al. 2014): no sums
-over the vocabulary, so a last bit of difference in the logits changes a token only at a near tie.
+over the vocabulary, so a difference in a logit's last bit changes a token only at a near tie.
 """
 
 from __future__ import annotations

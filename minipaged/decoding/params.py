@@ -1,4 +1,4 @@
-"""What a user may ask of decoding: `SamplingParams` and `BeamSearchParams`, checked when built.
+"""The decoding settings of a request: `SamplingParams` and `BeamSearchParams`, checked when built.
 
 Names and defaults are vLLM's, so that scripts carry over. A bad value raises `ParamsError` with one line
 that names the field, the value and the fix. What depends on the model (token ids, vocabulary size) is
@@ -30,7 +30,7 @@ LogitsProcessor = Callable[..., Any]
 
 
 class RequestOutputKind(Enum):
-    """What each output of `AsyncLLM.generate` tells."""
+    """What each output of `AsyncLLM.generate` contains."""
 
     CUMULATIVE = 0  # everything so far
     DELTA = 1  # what is new since the last one
@@ -50,39 +50,40 @@ class SamplingParams:
         n: samples to return; above 1 they need a temperature above 0.
         best_of: samples to draw, of which the n likeliest are returned; None: n.
         temperature: divides the logits; 0 is greedy.
-        top_p: sample from the likeliest tokens that hold this share of the probability.
-        top_k: sample from so many likeliest tokens; 0 or -1: all.
+        top_p: sample from the likeliest tokens that together have this share of the probability.
+        top_k: sample from this many of the likeliest tokens; 0 or -1: all.
         min_p: drop tokens less likely than this share of the likeliest.
-        typical_p: sample from the tokens whose information is nearest to the expected one, that hold this
-            share of the probability.
+        typical_p: sample from the tokens whose information is nearest to the expected value and that together
+            have this share of the probability.
         repetition_penalty: above 1 discourages tokens of prompt and output, below 1 encourages them.
-        presence_penalty: subtracted from the logit of a token that the output has.
+        presence_penalty: subtracted from the logit of a token that is already in the output.
         frequency_penalty: subtracted once per occurrence in the output.
         logit_bias: token id -> number added to its logit, from -100 to 100; -inf forbids it.
         bad_words: forbidden token id sequences, or strings, which `resolve` turns into ids.
-        no_repeat_ngram_size: no n-gram of so many tokens occurs twice in prompt and output; 0 is off.
+        no_repeat_ngram_size: no n-gram of this many tokens occurs twice in prompt and output; 0: off.
         allowed_token_ids: if given, no other token can be sampled.
         logits_processors: functions (generated token ids, logits) -> logits, or (prompt token ids, generated
             token ids, logits) -> logits; the logits are a float32 tensor [vocabulary] that they may change.
-        seed: sample i draws the random stream `seed + i`: the same seed gives the same text in any
-            batch, and sample i of n equals a lone sample with that seed. None: a stream of its own.
-        logprobs: report this many likeliest tokens and the sampled one, of the model's own
+        seed: sample i draws the random stream `seed + i`: the same seed gives the same text in any batch, and
+            sample i of n equals a single sample with that seed. None: a new stream.
+        logprobs: report this many of the likeliest tokens and the sampled one, from the model's own
             distribution (before any of the above); -1: the whole vocabulary; None: none.
         prompt_logprobs: the same for the tokens of the prompt.
-        truncate_prompt_tokens: keep so many tokens at the end of the prompt; -1: as many as leave room for
-            `max_tokens` in the model's length.
-        stop: strings that end the text; they are cut off it.
-        stop_token_ids: tokens that end it like EOS.
+        truncate_prompt_tokens: keep this many tokens at the end of the prompt; -1: as many as leave room for
+            `max_tokens` within the model's length.
+        stop: strings that end the text, and are removed from it.
+        stop_token_ids: tokens that end the text, like EOS.
         include_stop_str_in_output: keep the stop string (or token) in the text.
-        ignore_eos: go on after EOS.
-        min_tokens: tokens before the first that may end the text.
-        max_tokens: tokens after which it ends; None: when the model's length is reached.
-        detokenize: False: no texts, token ids alone.
+        ignore_eos: continue after EOS.
+        min_tokens: generate at least this many tokens before one that ends the text.
+        max_tokens: tokens after which the text ends; None: when the model's length is reached.
+        detokenize: False: no texts, only token ids.
         skip_special_tokens: leave tokens like EOS out of the text.
-        spaces_between_special_tokens: for vLLM's scripts; today's tokenizers put none there in any case.
-        output_kind: what each output of `AsyncLLM.generate` tells; others tell everything at the end.
-        structured_outputs: what the text must follow. With ignore_eos, EOS comes (and ends it) only where
-            nothing else may follow.
+        spaces_between_special_tokens: accepted for vLLM's scripts; today's tokenizers never add such spaces.
+        output_kind: what each output of `AsyncLLM.generate` contains; other methods return everything at the
+        end.
+        structured_outputs: what the text must follow. With ignore_eos, EOS is generated (and ends the text)
+            only where nothing else may follow.
 
     Raises:
         ParamsError: a value out of its range, or two that contradict each other.
@@ -186,14 +187,14 @@ class SamplingParams:
 
     @cached_property
     def is_plain_greedy(self) -> bool:
-        """Greedy with nothing that edits logits or reports more than the token."""
+        """Greedy, and nothing edits the logits or reports more than the token."""
         edits = self.has_penalties or self.logit_bias or self.bad_words or self.min_tokens
         rules = self.no_repeat_ngram_size or self.logits_processors or self.structured_outputs is not None
         asks = self.allowed_token_ids is not None or self.logprobs is not None
         return self.is_greedy and not edits and not rules and not asks
 
     def clone(self, **changes: Any) -> SamplingParams:
-        """A copy, with the changes that are named. May raise ParamsError."""
+        """A copy with the given changes. May raise ParamsError."""
         return replace(self, **changes)
 
     def truncate(self, prompt_token_ids: list[int], max_model_len: int) -> list[int]:
@@ -259,13 +260,13 @@ class BeamSearchParams:
     """Beam search, with the semantics of transformers' `generate(num_beams=beam_width)`.
 
     Attributes:
-        beam_width: beams that are alive, and finished hypotheses that are kept.
+        beam_width: the number of live beams, and of finished hypotheses that are kept.
         length_penalty: a hypothesis of n generated tokens scores sum(log p) / n ** length_penalty.
-        early_stopping: True ends with the beam_width-th hypothesis; False when the best live beam, at
-            its present length, beats none of them; "never" when it could not at any length.
+        early_stopping: True: stop at the beam_width-th hypothesis; False: when the best live beam, at its
+            present length, beats none of them; "never": only when it could not do so at any length.
         num_return_sequences: hypotheses to return, the best first.
-        temperature: divides the logits before beams are compared; scores and `cumulative_logprob` are then of
-            that distribution. 0, vLLM's default, is 1.
+        temperature: divides the logits before beams are compared; scores and `cumulative_logprob` then refer
+            to that distribution. 0, vLLM's default, means 1.
         logprobs: as in `SamplingParams`, for the tokens of the hypotheses.
         max_tokens, min_tokens, stop, stop_token_ids, include_stop_str_in_output, ignore_eos: as in
             `SamplingParams`.

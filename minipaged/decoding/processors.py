@@ -1,7 +1,7 @@
-"""Functions of the user that edit a row of logits, as `SamplingParams.logits_processors` describes them.
+"""The user's own functions that edit a row of logits; see `SamplingParams.logits_processors`.
 
-One that fails must not end the step of all: its row becomes NaN, which the sampler cannot choose from, and
-`failure` says why the request ends.
+If one fails, the step must not fail for all requests: its row becomes NaN, which the sampler cannot choose
+from, and `failure` says why the request ends.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Logits -> candidate tokens, for a batch in which every request has settings of its own.
+"""Logits -> candidate tokens, for a batch in which every request has its own settings.
 
 A greedy row takes its largest logit, a random row its largest logit + Gumbel noise, a beam row its best
 log-probabilities (paper, section 5.2: the decoding methods differ only in what they take from a step).
-A row's result depends on its own logits, settings, seed and tokens alone. Log-probabilities are those of
-the model's own distribution, before masks, penalties and temperature; those that beams are compared by have
+A row's result depends only on its own logits, settings, seed and tokens. Log-probabilities are those of the
+model's own distribution, before masks, penalties and temperature; those that beams are compared by have
 forbidden tokens at -inf, and follow the beams' temperature.
 """
 

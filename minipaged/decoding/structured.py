@@ -1,13 +1,14 @@
 """Structured output: the text follows a JSON schema, a regular expression, a list of choices or a grammar.
 
 Before each token, llguidance walks a trie of the vocabulary and says which tokens keep the text inside the
-grammar; the logits of all others become -inf. EOS is allowed where the text may end, so what stops is valid:
+grammar; the logits of all others become -inf. EOS is allowed where the text may end, so a text that stops is
+valid:
 
     choice ["yes", "no"]    {y, ye, yes, n, no}  -- "ye" -->  {s}  -- "s" -->  {EOS}
 
-Where a text stands in its grammar depends on its generated tokens alone. A matcher per sequence remembers how
-many it has consumed and catches up; a sequence without one (forked, or new here) walks from the start. So
-preemption, rolled-back steps and forks need nothing from this module.
+The position of a text in its grammar depends only on its generated tokens. A matcher per sequence remembers
+how many it has consumed and catches up; a sequence without one (forked, or new here) walks from the start. So
+preemption, rolled-back steps and forks need no code in this module.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class StructuredOutputsParams:
             )
 
     def compile(self, tokenizer: Any, eos_token_ids: Collection[int]) -> StructuredOutputsParams:
-        """The same with its grammar compiled for a tokenizer (once, however many requests use it).
+        """The same with its grammar compiled for a tokenizer (only once for all requests that use it).
 
         Raises ParamsError for a grammar that is malformed or cannot be followed exactly.
         """
@@ -105,7 +106,7 @@ class StructuredOutputsParams:
 
 
 class Grammar:
-    """A compiled grammar, and how far each sequence has come in it."""
+    """A compiled grammar, and the position of each sequence in it."""
 
     def __init__(self, matcher: Any, eos_token_ids: SequenceOf[int]) -> None:
         self._start = matcher

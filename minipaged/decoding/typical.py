@@ -1,8 +1,8 @@
 """Locally typical sampling: keep the tokens whose information is nearest to the expected one.
 
 -log p of a token is its information; its expectation is the entropy of the distribution. A token that is far
-likelier than that says nothing, one that is far less likely says nonsense. (C. Meister et al., *Locally
-Typical Sampling*, arXiv 2202.00666.)
+likelier than that adds no information, and one that is far less likely makes no sense. (C. Meister et al.,
+*Locally Typical Sampling*, arXiv 2202.00666.)
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     model(...)  ->  layer i: q, k, v  ->  paged_attention_hook  ->  forward context: write k, v; attend
 
-`prepare` makes a model call the hook in place of its own attention, without a mask. What the hook does
-depends on the forward context: a `ProbeContext` inspects the layers once, a `PagedContext` attends
-through the block tables. It is a context variable because some models drop extra arguments of `forward`.
+`prepare` makes a model call the hook instead of its own attention, without a mask. What the hook does depends
+on the forward context: a `ProbeContext` inspects the layers once, a `PagedContext` attends through the block
+tables. The context is a context variable because some models drop extra arguments of `forward`.
 Paper: section 5.1.
 """
 
@@ -29,7 +29,7 @@ NAME = "minipaged"
 
 
 class UnsupportedModelError(ValueError):
-    """Paged attention would compute something else than the model's own attention; the message says why."""
+    """Paged attention would differ from the model's own attention; the message says why."""
 
 
 class QueryScaling(NamedTuple):
@@ -44,7 +44,7 @@ class QueryScaling(NamedTuple):
 
 
 class LayerSpec(NamedTuple):
-    """Shape and type of a layer's pools, and what else only its configuration tells.
+    """Shape and type of a layer's pools, and whatever else only its configuration contains.
 
     `chunk_size`: a token sees only its own chunk of that many positions.
     """
@@ -158,7 +158,7 @@ class PagedContext:
         return output
 
     def _scale_queries(self, query: Tensor, scaling: QueryScaling) -> Tensor:
-        # Without a cache object of its own the model takes the row number for the position.
+        # Without its own cache object, the model would take the row number for the position.
         rows = torch.arange(query.shape[0], device=query.device)
         factor = scaling.at(self.positions) / scaling.at(rows)
         return (query * factor[:, None, None]).to(query.dtype)
@@ -178,7 +178,7 @@ def set_forward_context(context: ForwardContext) -> Iterator[None]:
 
 
 def get_forward_context() -> ForwardContext:
-    """The context of the forward pass that is running.
+    """The context of the current forward pass.
 
     Raises:
         RuntimeError: the model was called outside `set_forward_context`.

@@ -1,4 +1,4 @@
-"""A plan becomes flat ragged tensors: the rows of all scheduled sequences behind each other, no padding.
+"""A plan becomes flat ragged tensors: the rows of all scheduled sequences one after another, unpadded.
 
     scheduled a: 5 tokens from 0     b: 1 token from 8     c: 2 tokens from 5        block size 4
     rows      a a a a a | b | c c

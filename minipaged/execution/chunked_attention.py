@@ -1,14 +1,14 @@
 """Chunked attention (Llama 4) as plain paged attention over more, shorter sequences.
 
-A token sees the tokens of its own chunk of positions only. So a sequence whose rows touch several chunks is
-cut at the chunk boundaries, and each piece becomes a sequence of its own whose block table starts at the
+A token sees only the tokens in its own chunk of positions. So a sequence whose rows touch several chunks is
+cut at the chunk boundaries, and each piece becomes a separate sequence whose block table starts at the
 chunk's first block:
 
     chunk size 8, block size 4      rows   . . . . . . 6 7 | 8 9 10           one sequence, table a b c
                                     pieces             6 7   context 8         table a b
                                                              8 9 10  context 3  table c
 
-The kernels compute it unchanged.
+The kernels need no change.
 """
 
 from __future__ import annotations

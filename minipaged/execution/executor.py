@@ -1,6 +1,6 @@
-"""What the engine asks of whatever computes a step: a model on a device, or a simulation of one.
+"""The interface of whatever computes a step: a model on a device, or a simulation of one.
 
-The plan is the only message down, the result the only message up. No torch here.
+The plan is the only input and the result the only output. No torch here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The pool tensors behind the block ids: how many blocks fit in memory, and moves of blocks: copies, swaps.
+"""The pool tensors behind the block ids: how many fit in memory, and how they are copied and swapped.
 
-One block id names one block in *every* layer's key pool and value pool. Layers may differ in shape, and so
+A block id refers to one block in *every* layer's key pool and value pool. Layers may differ in shape, and so
 may keys and values. The host pools, the same shapes in host memory, are allocated at the first swap.
 Paper: sections 4.1 (the pool is reserved at the start), 4.2, 4.3 (copy-on-write), 4.5 (swapping), 5.1.
 """
@@ -120,8 +120,8 @@ def pool_size(
 ) -> tuple[int, int]:
     """How many blocks the device and the host pool get.
 
-    `num_blocks` is taken at its word; a pool sized by memory is never larger than `max_num_seqs` sequences
-    of `max_model_len` tokens could fill. Raises ConfigError if the memory holds no block.
+    `num_blocks` is used as given; a pool sized by memory is never larger than `max_num_seqs` sequences of
+    `max_model_len` tokens could fill. Raises ConfigError if the memory holds no block.
     """
     num_blocks = config.num_blocks
     if num_blocks is None:

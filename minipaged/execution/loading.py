@@ -1,6 +1,6 @@
 """From a directory or hub id to a model that paged attention can serve, or one clear line why not.
 
-What would silently differ from the model's own attention is refused here or by the `ProbeContext`.
+A model whose results would silently differ from its own attention's is refused here or by the `ProbeContext`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ModelLoadError(ValueError):
 
 
 def find_device(name: Device) -> torch.device:
-    """The torch device of that name; "auto": CUDA or ROCm if there is a GPU, else the CPU.
+    """The torch device with that name; "auto": CUDA or ROCm if there is a GPU, else the CPU.
 
     Raises:
         ConfigError: this machine, or this build of torch, has no such device.
@@ -115,7 +115,7 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
 
 @contextmanager
 def _weights_counted(enabled: bool) -> Iterator[None]:
-    """Our own bar in the place of the one that transformers shows while it loads weights."""
+    """Our own progress bar instead of the one that transformers shows while it loads weights."""
     with progress_bar("loading weights", enabled=enabled) as advance:
 
         def counted(weights: Any) -> Iterator[Any]:
@@ -180,7 +180,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def why_forward_failed(error: Exception, config: Any) -> str:
-    """One line about an exception out of the model's code, which may rely on a mask or a cache of its own."""
+    """One line about an exception from the model's code, which may rely on its own mask or cache."""
     if getattr(config, "index_topk", None):
         return f"it attends to the index_topk = {config.index_topk} tokens that its own indexer chooses"
     *_, frame = traceback.extract_tb(error.__traceback__)

@@ -122,7 +122,7 @@ class ModelRunner:
     def use_attention(self, attention: PagedAttention) -> None:
         """Attend with this function instead of the backend's, in every step from now on."""
         self.backend = self.backend._replace(paged_attention=attention)
-        self.decode_runner = None  # a graph would go on with the old one, or with lengths read on the host
+        self.decode_runner = None  # it would go on with the old one, or with lengths read on the host
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -160,7 +160,7 @@ class ModelRunner:
         return self.compute(batch)
 
     def compute(self, batch: Batch) -> Tensor:
-        """As `forward`, without CUDA graphs."""
+        """As `forward`, layer by layer."""
         # (Rows for log-probabilities of a prompt are not the last of their sequences.)
         uses_all = batch.prompts or len(batch.output_indices) == batch.input_ids.shape[1]
         wanted = None if uses_all else batch.output_indices

@@ -5,7 +5,7 @@
     device memory        | token ids .. | positions | slots | query start . | ...     the tensors are views
 
 Seven small copies would be seven launches before anything is computed. Kernels are compiled for addresses
-that 16 divides: for others they would be compiled anew, with slower loads.
+divisible by 16; for others they would be compiled again, with slower loads.
 """
 
 from __future__ import annotations

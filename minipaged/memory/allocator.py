@@ -1,7 +1,7 @@
 """Who holds which KV block: a reference-counted free list of block ids (paper, section 4.2).
 
 A block is **free** (on the free list), **used** (held by one or more block tables; the reference count says
-by how many) or **evictable** (held by no table, its content kept for the prefix cache).
+by how many) or **evictable** (held by no table, but kept for the prefix cache).
 
         allocate                 share +1 / release -1
   free ----------> used (1) <------------------------> used (2, 3, ...)

@@ -8,7 +8,7 @@
     physical   7            1            3
 
 Blocks fill from left to right, so at most the last one is partly filled. Every decoding method needs only
-`append`, `fork` and `free`. A block that two tables hold is copied by whoever writes to it first
+`append`, `fork` and `free`. A block that two tables hold is copied by the first to write to it
 (copy-on-write); since only the last block is ever written, at most one block is copied.
 """
 
@@ -27,7 +27,7 @@ class BlockCopy(NamedTuple):
 
 
 class BlockTable:
-    """The block table of one sequence. Others read its attributes; only its methods change them."""
+    """The block table of one sequence. Other code may read its attributes; only its methods change them."""
 
     __slots__ = ("block_size", "blocks", "num_tokens", "pool")
 
@@ -63,7 +63,7 @@ class BlockTable:
         return [self.slot(position) for position in range(start, stop)]
 
     def writes_to_shared_block(self) -> bool:
-        """Whether the next token goes to a block that another table holds, too."""
+        """Whether the next token goes to a block that another table also holds."""
         # A preallocated block is never shared, so only a partly filled one can have two holders.
         count, size = self.num_tokens, self.block_size
         return count % size != 0 and self.pool.ref_count(self.blocks[count // size]) > 1
@@ -103,7 +103,7 @@ class BlockTable:
         self.blocks += self.pool.allocate(count)
 
     def share(self, blocks: list[int]) -> None:
-        """Start with full blocks that somebody else computed (a shared prefix). The table is empty."""
+        """Start with full blocks that another request computed (a shared prefix). The table is empty."""
         for block in blocks:
             self.pool.share(block)
             self.blocks.append(block)
@@ -130,5 +130,5 @@ class BlockTable:
             del self.blocks[-1]  # (only now: if that fails, the table still holds the block)
 
     def free(self) -> None:
-        """Give every block back, the tail first, and be empty."""
+        """Give every block back, the tail first."""
         self.truncate(0)

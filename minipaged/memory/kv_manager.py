@@ -62,8 +62,8 @@ class KVManager:
     def can_admit(self, sequences: Sequence[KVSequence], others_run: bool = True) -> Admission:
         """Whether the group, whose tables are empty, gets blocks for all its tokens.
 
-        While `others_run` the watermark is left free, and the growth policy has its say. If nothing else
-        runs, the minimum suffices: waiting would free nothing.
+        While `others_run`, the watermark stays free and the growth policy is asked. If nothing else runs, the
+        minimum is enough, because waiting would not free anything.
         """
         hits = find_hits(sequences, self.prefix_cache, self.block_size)
         wishes = []
@@ -86,7 +86,7 @@ class KVManager:
 
     def admission_charge(self, cached: set[int], num_tokens: int, num_cached: int) -> tuple[int, int]:
         """What an admission costs besides its grants: free blocks that its cached blocks use up, and tokens
-        of the step's budget. Only what is not cached counts (vLLM's prefix-caching-aware scheduling)."""
+        of the step's budget. Cached ones do not count (vLLM's prefix-caching-aware scheduling)."""
         evictable = self.prefix_cache.count_evictable(cached) if self.prefix_cache else 0
         return evictable, num_tokens - num_cached
 
@@ -116,7 +116,7 @@ class KVManager:
     # -- growth ---------------------------------------------------------------------------------
 
     def blocks_to_grow(self, sequences: Sequence[KVSequence]) -> int:
-        """Blocks it takes to give each sequence of the group a slot for all its tokens."""
+        """Blocks needed to give each sequence of the group a slot for all its tokens."""
         needed = 0
         for s in sequences:
             table = s.table
@@ -164,7 +164,7 @@ class KVManager:
         return needed - held, max(needed, self.num_blocks_of(sequence.max_num_tokens)) - held
 
     def free_preallocated(self, sequences: Sequence[KVSequence]) -> int:
-        """Free the blocks of the sequences that hold no token yet. Returns how many came free."""
+        """Free the sequences' blocks that hold no token yet. Returns how many became free."""
         before = self.pool.num_free
         for sequence in sequences:
             sequence.table.truncate(sequence.table.num_tokens)
@@ -175,7 +175,7 @@ class KVManager:
         return sequence.table.fork()
 
     def free(self, sequences: Iterable[KVSequence]) -> None:
-        """Give back all blocks of the sequences; nothing of them is computed any more."""
+        """Give back all blocks of the sequences, none of whose tokens then counts as computed."""
         for sequence in sequences:
             sequence.num_computed_tokens = sequence.num_registered_blocks = 0
             sequence.last_registered = None
@@ -204,7 +204,7 @@ class KVManager:
             self.prefix_cache.commit()
 
     def roll_back_registered(self) -> None:
-        """The planned step failed: nobody may find what it did not compute."""
+        """The planned step failed: no request may find blocks that it did not compute."""
         if self.prefix_cache is not None:
             self.prefix_cache.roll_back()
 

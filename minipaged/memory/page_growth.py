@@ -1,12 +1,12 @@
 """How many blocks a sequence gets at admission, and how many later (dynamic page growth).
 
-Reserving prompt + max_tokens at admission is pessimistic: most requests end early and the queue waits
-for memory that is never written. Growing while the request runs is optimistic: it admits more, and the
-pool may run dry, which preemption then handles (text-generation-inference's "re-allocate pages
-dynamically" killed the request instead).
+Reserving prompt + max_tokens at admission is pessimistic: most requests end early, so the queue waits for
+memory that is never written. Growing while the request runs is optimistic: it admits more requests, but the
+pool may run out, which preemption then handles (text-generation-inference's "re-allocate pages dynamically"
+killed the request instead).
 
-A policy answers with block counts to try, the preferred first; when the last cannot be had, the
-request waits (admission) or somebody is preempted (growth).
+A policy returns block counts to try, the preferred one first. If not even the last is available, the request
+waits (admission) or a request is preempted (growth).
 """
 
 from __future__ import annotations

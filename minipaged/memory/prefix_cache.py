@@ -2,8 +2,8 @@
 
     H0 = hash(salt)   H1 = hash(H0, tokens of block 0)   H2 = hash(H1, tokens of block 1)   ...
 
-A hash stands for a block *and everything before it*, so the longest cached prefix is found by walking the
-chain until the first miss. A block that nobody holds stays evictable with its content, in LRU order, until an
+A hash covers a block *and everything before it*, so the longest cached prefix is found by walking the chain
+until the first miss. A block that no table holds keeps its content and is evictable, in LRU order, until an
 allocation that will succeed needs it. Tables free their tail first, so a chain loses its end before its head.
 """
 
@@ -82,7 +82,7 @@ class PrefixCache:
 
     @property
     def num_evictable(self) -> int:
-        """Registered blocks that nobody holds."""
+        """Registered blocks that no table holds."""
         return len(self.evictable)
 
     @property
@@ -126,10 +126,10 @@ class PrefixCache:
     def register(
         self, block: int, chain_hash: int, tokens: array[int], parent: CachedBlock | str = ""
     ) -> CachedBlock:
-        """Make a full block findable. Of equal contents the first block wins.
+        """Make a full block findable. If two blocks have the same content, the first is kept.
 
         The block is *pending* until the step is committed: the step being planned computes it, so others
-        admitted in that step may attend to it, but nobody may copy from it yet.
+        admitted in that step may attend to it, but must not copy from it yet.
 
         Args:
             block: held by some table.
@@ -160,11 +160,11 @@ class PrefixCache:
         return block in self.pending
 
     def commit(self) -> None:
-        """The step ran: what it registered is real."""
+        """The step ran: the blocks it registered are now computed."""
         self.pending.clear()
 
     def roll_back(self) -> None:
-        """The step failed: forget what it registered, so that nobody attends to garbage."""
+        """The step failed: forget what it registered, so that no request attends to garbage."""
         for block in list(self.pending):
             (self._evict if block in self.evictable else self.forget)(block)
 

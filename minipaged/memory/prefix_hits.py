@@ -62,7 +62,7 @@ class Admission(NamedTuple):
 
 
 def find_hits(sequences: Sequence[KVSequence], cache: PrefixCache | None, block_size: int) -> list[Hit]:
-    """What each sequence of a group need not compute. Looks only; `KVManager.admit` acts."""
+    """What each sequence of a group need not compute. Changes nothing; `KVManager.admit` acts."""
     hits = [_find_cached(sequence, cache) for sequence in sequences]
     if len(hits) == 1:
         return hits

@@ -5,8 +5,8 @@ is shared on the other side as it was here:
 
     device  A: 7 1     B: 7 3           host  A: 0 1     B: 0 2       three copies, not four
 
-Host blocks in use never exceed the device blocks, because what is on the host was on the device. The
-copies themselves are the executor's.
+Host blocks in use never exceed the device blocks, because everything on the host was once on the device. The
+executor does the copying.
 """
 
 from __future__ import annotations

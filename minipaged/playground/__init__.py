@@ -1,1 +1,1 @@
-"""The real engine in a browser tab, by Pyodide: what the pages of docs/play call. Standard library alone."""
+"""The real engine in a browser tab, run by Pyodide for the pages of docs/play. Standard library only."""

@@ -1,6 +1,6 @@
 """The pocket model in a page: this engine schedules, JavaScript computes (docs/play/model.js).
 
-The two talk in JSON, for a step is small:
+The two exchange JSON, because a step is small:
 
     {"copies": [[2, 5]], "swap_out": [], "swap_in": [],
      "rows": [{"tokens": [0, 311], "start": 0, "table": [4], "candidates": 1, "temperature": 0}]}
@@ -25,7 +25,7 @@ Compute = Callable[[str], str]
 
 
 class PocketExecutor:
-    """An `Executor` whose model is a function that takes and gives JSON.
+    """An `Executor` whose model is a function that takes and returns JSON.
 
     `model`: max_model_len, vocab_size, eos_token_ids and block_bytes, as the page knows them.
     """
@@ -59,7 +59,8 @@ class PocketExecutor:
 
 
 class PocketRun:
-    """An engine over the page's model: prompts in at any time, a step at a time, token ids out.
+    """An engine over the page's model: it accepts prompts at any time, runs one step at a time and returns
+    token ids.
 
     Args:
         compute: the model.

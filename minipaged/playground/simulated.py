@@ -32,7 +32,7 @@ LONGEST = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Who asks for what: lengths are lognormal with these means, arrivals Poisson."""
+    """The requests: lengths are lognormal with these means, and arrivals are Poisson."""
 
     requests: int = 8
     rate: float = 2.0  # requests a second

@@ -1,7 +1,7 @@
-"""The training text of the pocket model, made from a seed, and the cases it is examined on.
+"""The training text of the pocket model, generated from a seed, and the cases it is tested on.
 
-Four kinds of documents, without end: stories, facts, number questions, and chats about all three. Nothing
-is downloaded and nothing is quoted; every sentence comes from the templates in text/.
+An endless stream of four kinds of documents: stories, facts, number questions, and chats about all three.
+Nothing is downloaded and nothing is quoted; every sentence comes from the templates in text/.
 """
 
 import random

@@ -1,8 +1,7 @@
 """Short true sentences: animals, everyday things, emoji, and the machinery of paged attention itself.
 
-The last group is what a reader of this project will ask about, so the pocket model knows how to say it. The
-emoji are there so that generated text holds characters of several tokens. The sentences are in
-text/facts.txt.
+Readers of this project will ask about the last group, so the pocket model learns to answer. The emoji make
+sure that generated text contains characters of several tokens. The sentences are in text/facts.txt.
 """
 
 import random

@@ -1,8 +1,8 @@
-"""The task whose answer can be checked: number words to digits and back, for 0 to 999.
+"""A task whose answers can be checked: number words to digits and back, for 0 to 999.
 
 Some numbers are held out of the training text in one direction or the other, so a right answer is not a
-remembered line. One-word numbers and bare hundreds are never held out: every part of a held-out answer has
-been seen, its combination has not.
+remembered line. One-word numbers and bare hundreds are never held out, so every part of a held-out answer has
+been seen, but the combination has not.
 """
 
 import random

@@ -1,4 +1,5 @@
-"""Short stories from plots: a plot is a row of beats, a beat has several wordings, the slots stay one cast.
+"""Short stories from plots: a plot is a series of beats, each with several wordings, and the cast stays the
+same.
 
 A story picks its hero, friend, place and thing once, so that names and pronouns agree from the first line
 to the last. Longer stories are two or three plots of the same cast.

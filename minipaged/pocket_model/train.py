@@ -1,8 +1,8 @@
-"""Make the pocket model from nothing: `python -m minipaged.pocket_model.train`.
+"""Train the pocket model from scratch: `python -m minipaged.pocket_model.train`.
 
-Tokenizer first, then a small Llama on an endless stream of fresh documents, then the exam on held-out
-numbers with the saved files loaded again. Seed, wall time, losses and accuracy go to training.json and into
-the model card.
+First comes the tokenizer, then a small Llama on an endless stream of new documents, then a test on held-out
+numbers with the saved files loaded again. Seed, wall time, losses and accuracy go into training.json and the
+model card.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What can never run is refused with the numbers; preemptions are told in the log.
+"""Requests that can never run are refused, with the numbers; preemptions are logged.
 
 The warnings name the settings to change, as the tuning guide of vLLM does ("Optimization and tuning").
 """

@@ -37,7 +37,7 @@ class Event(NamedTuple):
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. `scheduled` and `sampling` have a request's sequences side by side, in their order."""
+    """One step. `scheduled` and `sampling` keep a request's sequences together and in order."""
 
     step: int  # its number, a logical clock
     scheduled: list[ScheduledSequence] = field(default_factory=list)
@@ -68,7 +68,7 @@ class StepPlan:
 
 
 class StepResult(NamedTuple):
-    """What the executor answers: one `Sample` per scheduled sequence with candidates, in their order.
+    """What the executor returns: one `Sample` per scheduled sequence with candidates, in the same order.
 
     `prompt_logprobs`: request id -> [(position, their likeliest tokens)] of the prompt tokens computed
     in this step, for requests that asked. `errors`: request id -> why a request has no valid token and fails.

@@ -1,7 +1,7 @@
-"""Who is preempted when the blocks run out, and how it comes back (paper, section 4.5).
+"""Which request is preempted when the blocks run out, and how it comes back (paper, section 4.5).
 
-Which request: the latest arrival, so that the earliest are served first. How much: all its sequences,
-all their blocks (a sequence without one of its blocks cannot run at all). How it comes back:
+The latest arrival is preempted, so that the earliest requests are served first. It loses all blocks of all
+its sequences (a sequence that lacks one of its blocks cannot run at all). It comes back in one of two ways:
 
 * **recompute**: the blocks are freed; prompt and generated tokens become one new prompt;
 * **swap**: the blocks move to host memory and back, if the host has room.
@@ -88,14 +88,14 @@ class PreemptionCosts(NamedTuple):
 class Auto(Swap):
     """Whichever is cheaper: moving the blocks out and in, or computing the tokens again.
 
-    Small blocks make swapping slow (many small transfers); recomputation does not care (Fig. 19).
+    Small blocks make swapping slow (many small transfers) but do not affect recomputation (Fig. 19).
     """
 
     def __init__(self, costs: PreemptionCosts) -> None:
         self.costs = costs
 
     def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
-        """Compare both estimates; say them in the reason."""
+        """Compare both estimates, and state them in the reason."""
         decision = super().choose_mode(victim, kv)
         if decision.mode == "recompute":
             return decision

@@ -1,8 +1,8 @@
 """A request and its sequences (the paper's "sequence group", section 4.5).
 
-One idea carries prefill, chunked prefill, decode, recompute and prefix hits: `num_computed_tokens` of a
+One idea covers prefill, chunked prefill, decode, recompute and prefix hits: `num_computed_tokens` of a
 sequence's `num_tokens` have K/V in the cache, and each step computes some of the rest. One uncomputed token
-is a decode, more are a prefill; recomputation after preemption is a prefill of prompt + generated tokens.
+is a decode, several are a prefill; recomputation after preemption is a prefill of prompt + generated tokens.
 
 A request starts with one sequence, the prompt. Its decoding method turns the samples of a step into branches;
 the scheduler turns branches into `fork`, `append` and `free`.
@@ -30,7 +30,7 @@ class RequestState(Enum):
 
 
 class Sample(NamedTuple):
-    """Candidates for the next token of one sequence: what the executor answers."""
+    """Candidates for the next token of one sequence, as the executor returns them."""
 
     token_ids: list[int]  # as many as were asked for; for beam search the best first
     logprobs: list[float]
@@ -38,7 +38,7 @@ class Sample(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """Continue `parent` with one token: what a decoding method answers. With a `finish_reason` it is a
+    """Continue `parent` with one token: what a decoding method returns. With a `finish_reason` it is a
     finished completion. `sample_index` renumbers it (sample 2 of 4); None keeps the parent's."""
 
     parent: Sequence
@@ -62,7 +62,7 @@ class DecodingMethod(Protocol):
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
         """Choose the branches, in the order the live sequences should take; none live ends the request.
 
-        `samples` has one entry per live sequence. Changes nothing: a step that fails is advanced again.
+        `samples` has one entry per live sequence. Changes nothing, because a failed step is advanced again.
         """
         ...
 
@@ -166,7 +166,7 @@ class Request:
         max_num_tokens: prompt + output tokens at which a sequence ends.
         table: an empty block table for the first sequence.
         cache_salt: requests share cached prefixes only with the same salt.
-        arrival_time: seconds on the caller's clock; recorded, never decided upon.
+        arrival_time: seconds on the caller's clock; recorded, but never used in a decision.
     """
 
     def __init__(

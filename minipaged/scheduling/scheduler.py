@@ -5,9 +5,9 @@
                 +-- recompute ---------+   |         one step: schedule, execute, then commit or roll back
                     (roll back, too)   +-> swapped
 
-The earliest arrived is served first; the latest is the first to be preempted. The first waiting request that
-does not fit stops the admission, and while anything is swapped out nothing new is admitted. A batch policy
-says in which order four phases fill a step, a preemption policy who is preempted and how.
+The earliest arrival is served first; the latest is the first to be preempted. The first waiting request that
+does not fit stops admission, and while anything is swapped out, nothing new is admitted. A batch policy sets
+the order in which four phases fill a step; a preemption policy decides which request is preempted, and how.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class FCFSScheduler:
             self.end(request, "abort")
 
     def end(self, request: Request, reason: str) -> None:
-        """The live sequences become completions as they are; every block comes back."""
+        """The live sequences become completions as they are, and every block is freed."""
         self.kv.free(request.sequences)  # first: should it fail, the request is still where it was
         if reason == "error":
             limits.warn_failed(request)
@@ -113,7 +113,7 @@ class FCFSScheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
         """Take the step's result into account. Returns the requests that got tokens or ended."""
-        # First what may fail in somebody else's code: nothing has changed, the step can be rolled back.
+        # First, what may fail in an override: nothing has changed yet, so the step can be rolled back.
         decisions = []
         errors = result.errors or {}
         row = 0
@@ -347,8 +347,8 @@ class FCFSScheduler:
         insort(self.running, request, key=by_arrival)
 
     def make_room(self, plan: StepPlan, request: Request, needed: int, position: int) -> bool:
-        """Preempt until `needed` blocks are free for the request at `position` of the running ones. Returns
-        False if the request itself was preempted, or ended because it is alone."""
+        """Preempt until `needed` blocks are free for the request at `position` in `running`. Returns False if
+        the request itself was preempted, or ended because it is alone."""
         while needed > self.kv.num_free:
             candidates = self.running[position:]  # those before it are scheduled already
             victim = self.preemption.choose_victim(candidates)
@@ -382,7 +382,7 @@ class FCFSScheduler:
         limits.warn_preempted(victim, mode, reason, self.num_preemptions)
 
     def end_outgrown(self, plan: StepPlan, request: Request) -> None:
-        """A request that is alone and needs more than the whole pool ends with what it has."""
+        """A request that is alone and needs more than the whole pool ends with the text so far."""
         limits.warn_outgrown(request, self.kv)
         self.end(request, "length")
         plan.finished.append(request)

@@ -2,5 +2,5 @@
 
     gate (id, key, limits) -> schemas -> body_params -> generation -> completions | chat | responses
 
-The event loop never waits for a step: requests go to the engine's thread, outputs come back from it.
+The event loop never waits for a step: requests go to the engine's thread, and outputs come back from it.
 """

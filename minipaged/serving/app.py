@@ -1,4 +1,4 @@
-"""The application: which path is answered by what."""
+"""The application: which function answers which path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: a conversation through the model's chat template."""
+"""`/v1/chat/completions`: a conversation, turned into a prompt by the model's chat template."""
 
 from __future__ import annotations
 

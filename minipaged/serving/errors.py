@@ -25,7 +25,7 @@ RETRY_AFTER = {"Retry-After": "1"}
 
 
 class ApiError(Exception):
-    """A request that ends here.
+    """An error that ends a request.
 
     Args:
         status: the HTTP status.
@@ -64,7 +64,7 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 
 def api_error(error: BaseException, fields: Collection[str] = (), default: str | None = None) -> ApiError:
-    """How an error of the engine is told.
+    """An error of the engine as an `ApiError`.
 
     Args:
         error: what was raised.

@@ -1,6 +1,6 @@
-"""One request at one replica: bytes to it, bytes from it, and how its end is noticed.
+"""One request at one replica: bytes to it, bytes from it, and how its end is detected.
 
-What passes is not read, but for where an event of a stream ends: a client never gets half of one.
+The bytes are not read, except to find where an event of a stream ends, so a client never gets half of one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Headers = list[tuple[bytes, bytes]]
 
 @dataclass(eq=False)
 class Replica:
-    """A server that answers requests; whoever keeps it alive sets its address."""
+    """A server that answers requests; the code that keeps it alive sets its address."""
 
     number: int
     url: str = ""

@@ -1,7 +1,7 @@
-"""Replicas as processes of this machine: started, watched, started again when they die, ended.
+"""Replicas as processes on this machine: started, watched, restarted when they die, and ended.
 
 A replica lives as long as its standard input is open: however the router ends, the system closes it, and the
-replica leaves (as ranks do, `execution/distributed/launch.py`).
+replica exits (as ranks do, `execution/distributed/launch.py`).
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class ReplicaProcess(Replica):
 
 
 class Fleet:
-    """Replicas that serve within the block, and are gone behind it.
+    """Replicas that serve within the `with` block and are ended after it.
 
     Args:
         count: how many.

@@ -1,4 +1,4 @@
-"""Small parts of responses that several endpoints have."""
+"""Small parts of responses that several endpoints share."""
 
 from __future__ import annotations
 

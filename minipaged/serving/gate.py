@@ -1,6 +1,6 @@
-"""What every request passes first: its id, the server's end, the key, the limits of its body.
+"""What every request passes first: its id, the check for shutdown, the key, and the limits on its body.
 
-A plain ASGI middleware: it neither buffers a stream nor hides that a client has gone.
+A plain ASGI middleware: it neither buffers a stream nor hides a disconnected client.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ async def collect(generation: Generation, timeout: float) -> list[RequestOutput]
 
 
 class Writer(Protocol):
-    """Outputs in the form of an endpoint."""
+    """Writes outputs in an endpoint's format."""
 
     def __init__(self, service: Service, body: Any, generation: Generation) -> None: ...
 

@@ -1,9 +1,9 @@
-"""The memory as it changes, for whoever watches: the lines of a trace as server-sent events.
+"""The memory as it changes, for anyone who watches: the lines of a trace as server-sent events.
 
-A stream is a trace (`viewer/trace.py`) from the moment of joining: a header, a line with all that the memory
-holds (event "snapshot"), then a line a step; "idle" tells what changed without a step. A header within the
-stream begins anew: its listener was too slow, and what he missed is gone. The engine waits for nobody, and
-does nothing for the trace while nobody listens.
+A stream is a trace (`viewer/trace.py`) from the moment of joining: a header, a line with everything in the
+memory (event "snapshot"), then a line per step; "idle" says what changed without a step. A header within the
+stream starts again, because the listener was too slow and has lost lines. The engine never waits for a
+listener, and does no work for the trace while there is none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUIET = 0.25
 
 
 class LiveTrace:
-    """Everybody who watches an engine.
+    """The listeners of an engine.
 
     Args:
         llm: the engine.
@@ -69,7 +69,7 @@ class LiveTrace:
             self._llm.between_steps(partial(self._leave, listener))
 
     def restart(self, listener: _Listener) -> None:
-        """Let a listener begin anew."""
+        """Let a listener start again."""
         self._llm.between_steps(partial(self._join, listener))
 
     # -- the engine's thread, between two steps or at the end of one -----------------------------
@@ -101,7 +101,7 @@ class LiveTrace:
             listener.send(listener.put, text)
 
     def _hidden(self, line: dict[str, Any]) -> dict[str, Any]:
-        """A line without tokens, if they are not told."""
+        """A line without tokens, if they are hidden."""
         if self._with_tokens:
             return line
         shown = {key: value for key, value in line.items() if key not in ("texts", "completions")}
@@ -140,7 +140,7 @@ class _Listener:
         self.news.set()
 
     def put(self, line: str) -> None:
-        """One more; with too many, all are dropped and it begins anew."""
+        """One more line; if there are too many, all are dropped and the stream starts again."""
         if self._is_behind:
             return
         if len(self.lines) >= MOST_LINES:

@@ -1,11 +1,11 @@
-"""A load on a server over HTTP, and what its clients saw: `minipaged bench --url`.
+"""A load on a server over HTTP, measured by its clients: `minipaged bench --url`.
 
     closed loop   `users` clients, each sends its next request when the last one is answered
     open loop     arrivals at a mean rate, Poisson; who finds `users` others in the system is turned away
 
-Any server with OpenAI's `/v1/completions` will do. Times are the clients' own (time to first token, between
-two tokens, a request's whole); queue and inference time are told by a minipaged server in the last event
-("timing") and missing elsewhere. Percentiles are the nearest rank.
+Any server with OpenAI's `/v1/completions` will do. The clients measure the times (to the first token, between
+two tokens, of a whole request). Only a minipaged server reports queue and inference time, in the last event
+("timing"). Percentiles are the nearest rank.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Load:
 
 @dataclass(slots=True)
 class Record:
-    """One request as its client saw it; seconds."""
+    """One request as measured by its client; seconds."""
 
     sent: float  # on a clock of its own
     ttft: float | None = None
@@ -86,7 +86,7 @@ class Record:
 
 
 def run_load(load: Load, progress: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
-    """Send a load and measure; `progress` is told how many requests have ended.
+    """Send a load and measure; `progress` gets the number of requests that have ended.
 
     Raises:
         LoadError: the server cannot be reached, or answers no request.

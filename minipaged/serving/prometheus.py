@@ -1,6 +1,7 @@
-"""Metrics for Prometheus: vLLM's names and buckets under `minipaged:`, and what the paper is about.
+"""Metrics for Prometheus: vLLM's names and buckets with the prefix `minipaged:`, and the paper's own
+quantities.
 
-Counters and gauges are read from the engine when they are asked for; histograms are filled by a step hook.
+Counters and gauges are read from the engine on request; a step hook fills the histograms.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def _serve(job: dict[str, Any]) -> None:
 
 
 def _take_gpus(number: int, options: dict[str, Any]) -> None:
-    """Let this process see its own GPUs alone: as many as it has ranks. Raises ConfigError for too few."""
+    """Let this process see only its own GPUs, as many as it has ranks. Raises ConfigError for too few."""
     import torch
 
     from minipaged.config import ConfigError, config_from
@@ -67,7 +67,7 @@ def _take_gpus(number: int, options: dict[str, Any]) -> None:
 
 
 def _report(job: dict[str, Any], told: dict[str, Any]) -> None:
-    """Written beside and renamed: who reads it finds all of it."""
+    """Written beside the target and renamed, so that a reader always finds the whole file."""
     report = Path(job["report"])
     draft = report.with_suffix(".draft")
     draft.write_text(json.dumps(told))

@@ -1,6 +1,6 @@
-"""`/v1/responses`: OpenAI's newer form of a chat, without what would need a memory or tools on the server.
+"""`/v1/responses`: OpenAI's newer chat API, without the parts that need state or tools on the server.
 
-Nothing is kept between two requests: who goes on with a conversation sends its earlier items as `input`.
+Nothing is kept between requests: to continue a conversation, a client sends its earlier items as `input`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Several replicas behind one address: each request goes where the beginning of its prompt is in the cache.
+"""Several replicas behind one address: each request goes to the replica that has the prompt's beginning
+cached.
 
     client --> router --> replica 0 | replica 1 | ...     the policy is the simulator's: minipaged/routing.py
 
-The router loads no model and looks at a prompt only to find its beginnings. It sends a request again if its
-replica is lost before the client has got anything; after that, the stream ends with an error.
+The router loads no model and reads a prompt only to find its beginnings. It sends a request again if its
+replica is lost before the client has received anything; after that, the stream ends with an error.
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ class Router:
 
 
 class Stream(Response):
-    """The events of a replica, until they end or nobody listens."""
+    """The events of a replica, until they end or the client disconnects."""
 
     def __init__(self, exchange: Exchange) -> None:
         super().__init__(status_code=exchange.status)
@@ -260,7 +261,7 @@ def _kept(request: Request) -> list[tuple[bytes, bytes]]:
 
 
 def nobody_left() -> ApiError:
-    """What clients are told when no replica can be asked."""
+    """The answer to clients when no replica is left."""
     message = "no replica can serve; those that died are being started, come back in some seconds"
     return ApiError(503, message, code="no_replica", headers=RETRY_AFTER)
 

@@ -12,7 +12,7 @@ from minipaged.serving.exchange import Replica
 
 
 def merged(texts: Mapping[int, str], replicas: Sequence[Replica], num_retries: int) -> bytes:
-    """What replicas told, by number, and what the router knows of them, in Prometheus' text format."""
+    """The replicas' own metrics, by number, and the router's metrics, in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_Merged(texts, replicas, num_retries))  # type: ignore[arg-type]
     return generate_latest(registry)

@@ -1,8 +1,8 @@
 """The bodies of requests: OpenAI's fields, and the engine's own under vLLM's names.
 
 Types are checked here; ranges and contradictions by `SamplingParams` and `BeamSearchParams`. A field that is
-null or left out has the engine's default. An unknown field is refused: a typo would change the answer in
-silence.
+null or left out has the engine's default. An unknown field is refused, because a typo would otherwise change
+the answer silently.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """What a stream tells besides the text."""
+    """What a stream contains besides the text."""
 
     include_usage: bool | None = None
 
@@ -69,7 +69,7 @@ class StructuredOutputs(Body):
 
 
 class GenerationBody(Body):
-    """What all generating endpoints take."""
+    """The fields of all generating endpoints."""
 
     model: str | None = None
     stream: bool | None = None
@@ -160,7 +160,7 @@ class TextFormat(Body):
 
 
 class TextOptions(Body):
-    """Of a response's text."""
+    """Options for the text of a response."""
 
     format: TextFormat | None = None
 

@@ -1,7 +1,7 @@
-"""uvicorn around the application, and an end that loses nothing.
+"""uvicorn around the application, and a shutdown that loses nothing.
 
-SIGTERM or Ctrl-C: the server still answers, new requests get 503, those that run finish or, after
-`shutdown_timeout`, are ended with a reason. A second signal ends at once.
+On SIGTERM or Ctrl-C, the server still answers: new requests get 503, and running ones finish or, after
+`shutdown_timeout`, are ended with a reason. A second signal ends the server at once.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def serve_app(app: Any, service: Drained, settings: ServerSettings, **options: A
 
 
 def bind(settings: ServerSettings) -> socket.socket:
-    """A socket at the settings' address, so that a taken port is told before the model is loaded.
+    """A socket at the settings' address, so that a port in use is reported before the model is loaded.
 
     Raises:
         ServerSettingsError: the address cannot be had.

@@ -1,4 +1,4 @@
-"""What all endpoints share: the engine, the settings, who is being served, and how it ends."""
+"""What all endpoints share: the engine, the settings, the requests being served, and the shutdown."""
 
 from __future__ import annotations
 
@@ -148,12 +148,12 @@ class Service:
             logger.warning("Ending %d unfinished requests", len(self._active))
             for request_id in list(self._active):
                 await self.llm.abort(request_id)
-            # (Their clients are told; who does not read is left.)
+            # (Their clients are notified; clients that do not read are not waited for.)
             await asyncio.wait({asyncio.ensure_future(self._idle.wait())}, timeout=5)
 
 
 def shutting_down() -> ApiError:
-    """What new requests are told, and those that are ended."""
+    """The message for new requests, and for those that are ended."""
     return ApiError(
         503,
         "the server is shutting down; send the request again elsewhere",

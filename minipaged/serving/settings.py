@@ -53,7 +53,7 @@ class ServerSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
+    """Whether an address can be reached only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

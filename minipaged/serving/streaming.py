@@ -1,7 +1,7 @@
-"""Server-sent events, and work that ends when its client leaves.
+"""Server-sent events, and work that ends when its client disconnects.
 
-Who goes away is noticed at once, in the queue too: his task is cancelled, the iterators of his outputs are
-closed, and the engine frees his blocks before its next step.
+A disconnect is detected at once, even in the queue: the client's task is cancelled, the iterators of its
+outputs are closed, and the engine frees its blocks before the next step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def is_plain(completion: CompletionOutput) -> bool:
 
 
 class Chunks:
-    """Events that differ in nothing but their one choice: the rest of their JSON is written once.
+    """Events that differ only in their one choice; the rest of their JSON is written once.
 
     Args:
         head: the fields before `choices`.
@@ -66,7 +66,7 @@ class Chunks:
 
 
 class EventStream(Response):
-    """Server-sent events, one or several at a time, until they end or nobody listens."""
+    """Server-sent events, one or several at a time, until they end or the client disconnects."""
 
     media_type = "text/event-stream"
 

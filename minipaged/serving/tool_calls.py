@@ -1,8 +1,8 @@
-"""Tool calls in a text, as Hermes, Qwen and models taught like them write them:
+"""Tool calls in a text, as written by Hermes, Qwen and models trained like them:
 
     I will look. <tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>
 
-A call is told whole, when its end tag is there. What looks like one and is none stays text: nothing is lost.
+A call is reported as a whole, once its end tag has arrived. Text that only looks like a call stays text.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The same scheduler and memory manager on a simulated clock: experiments without a GPU. No torch."""
+"""The same scheduler and memory manager on a simulated clock, for experiments without a GPU. No torch."""

@@ -2,8 +2,8 @@
 
     seconds of a step = a + b x sequences + c x tokens + d x tokens attended to      all of them >= 0
 
-A fit is worth what it predicts: `calibrate` reports the error on workloads that it was not fitted to,
-simulated from start to end.
+A fit is only as good as its predictions: `calibrate` reports the error on workloads that it was not fitted
+to, simulated from start to end.
 """
 
 import random
@@ -31,7 +31,7 @@ Step = tuple[tuple[float, ...], float]
 
 
 class Mix(NamedTuple):
-    """A workload to measure: requests at once, and the ranges of their lengths."""
+    """A workload to measure: the number of simultaneous requests, and the ranges of their lengths."""
 
     requests: int
     prompt: tuple[int, int]
@@ -55,7 +55,7 @@ HELD_OUT = (
 
 @dataclass(frozen=True)
 class FittedCosts:
-    """A cost model in the place of `CostModel`; seconds each."""
+    """A cost model that replaces `CostModel`; each value in seconds."""
 
     per_step: float
     per_sequence: float
@@ -113,7 +113,7 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fit and how well it predicts what it was not fitted to."""
+    """A fit, and how well it predicts the workloads that it was not fitted to."""
 
     costs: FittedCosts
     checks: list[Check]

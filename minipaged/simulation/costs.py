@@ -4,9 +4,9 @@
                      + max(KV read / bandwidth, FLOPs / peak)        attention
                      + all-reduces + block copies + swaps
 
-A decode step is bound by reading (weights once, everybody's KV), a prefill by multiplying. Reading KV
-through a block table costs a lookup a block; moving a block to the host costs 2 x layers transfers,
-which is what makes small blocks slow to swap (paper, section 7.3).
+A decode step is limited by reading (the weights once, and the KV of all sequences), a prefill by multiplying.
+Reading KV through a block table costs one lookup per block. Moving a block to the host costs 2 x layers
+transfers, which makes small blocks slow to swap (paper, section 7.3).
 """
 
 from operator import itemgetter

@@ -1,7 +1,7 @@
-"""An executor without a model: it follows a plan by letting time pass.
+"""An executor without a model: it only advances the clock.
 
-Takes the place of the model runner under the same engine; the tokens it answers with mean nothing, because
-the scripted decoding methods (`scripts.py`) know from the trace when a sequence ends.
+It replaces the model runner under the same engine. The tokens it returns are meaningless, because the
+scripted decoding methods (`scripts.py`) get the end of each sequence from the trace.
 """
 
 from dataclasses import dataclass

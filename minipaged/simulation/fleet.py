@@ -2,8 +2,8 @@
 
     arrival --> router --> replica 0 | replica 1 | ...      each a whole engine with a clock of its own
 
-When a request arrives, every replica is stepped up to that moment, so the router sees what a real one
-would: how many requests each replica has. Time and memory grow linearly with the requests.
+When a request arrives, every replica is stepped up to that moment, so the router sees what a real router
+would see: how many requests each replica has. Time and memory grow linearly with the requests.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ Router = Callable[[Sequence[int], Sequence[float]], int]
 
 
 class RoundRobin:
-    """One after the other."""
+    """Each replica in turn."""
 
     def __init__(self) -> None:
         self._next = 0

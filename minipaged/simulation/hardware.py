@@ -1,8 +1,8 @@
 """Chips, models and constants: every number that the cost model uses, with its source.
 
-A decode step reads all weights and the KV cache of everybody in the batch; a prefill multiplies. So a
-chip is a few rates (bytes/s, FLOP/s, links) and a model a few sizes (parameters, KV bytes a token).
-`CONSTANTS` is one set for every figure.
+A decode step reads all weights and the KV cache of the whole batch; a prefill multiplies. So a chip is a few
+rates (bytes/s, FLOP/s, links) and a model a few sizes (parameters, KV bytes a token). All figures use the
+same `CONSTANTS`.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class UnknownNameError(ValueError):
-    """A name that is not in a table; the message lists those that are."""
+    """A name that is not in a table; the message lists the names that are."""
 
 
 class DoesNotFitError(ValueError):
@@ -89,7 +89,7 @@ def _from(value: float, source: str) -> float:
 
 @dataclass(frozen=True)
 class Constants:
-    """What no data sheet says: seconds, shares and tokens. The metadata say where each is from."""
+    """Values that no data sheet gives: seconds, shares and tokens. The metadata give the source of each."""
 
     bandwidth_efficiency: float = _from(0.80, "assumed: the share of the bandwidth that large reads reach")
     flops_efficiency: float = _from(

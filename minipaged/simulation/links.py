@@ -1,10 +1,10 @@
-"""Tensor or pipeline parallel, by the link between the chips: both simulated under one load.
+"""Tensor or pipeline parallel, by the link between the chips: both simulated under the same load.
 
     python -m minipaged.simulation.links        prints the table of docs/guides/distributed.md
 
 A pipeline of p stages cuts a step into m micro-batches of whole sequences, at most p. Each stage has 1/p of
-the layers; a step takes as long as m + p - 1 micro-batches on one stage: at its begin and end stages wait.
-Steps do not overlap: the engine needs the tokens of one to plan the next.
+the layers; a step takes as long as m + p - 1 micro-batches on one stage, because stages wait at its start and
+its end. Steps do not overlap, because the engine needs the tokens of one to plan the next.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from minipaged.simulation.workloads import SHAREGPT, poisson
 
 @dataclass(frozen=True)
 class Link:
-    """Between two chips; the latencies, of a small message, are assumed."""
+    """A link between two chips; the latencies are assumptions for a small message."""
 
     name: str
     bandwidth: float  # bytes/s one way

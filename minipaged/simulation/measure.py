@@ -1,10 +1,10 @@
-"""Two ways to measure a system: what it sustains when the queue never empties, and a trace at a rate.
+"""Two ways to measure a system: with a queue that never empties, and on a trace at a given rate.
 
     saturated    keep the queue full; after a warm-up, tokens a second / mean output length
     on a trace   Poisson arrivals for so many seconds, then until the last one is done
 
-The sustained rate of the paper's Fig. 12 is read off where the latency of a long trace explodes; with the
-queue kept full the same number comes out of seconds instead of an hour.
+In the paper's Fig. 12, the sustained rate is where the latency of a long trace explodes. With the queue kept
+full, the same number takes seconds instead of an hour.
 """
 
 from typing import NamedTuple

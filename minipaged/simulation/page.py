@@ -1,4 +1,4 @@
-"""The docs page, from the JSON of the experiments alone: tables, figures, constants, commands."""
+"""The docs page, made only from the experiments' JSON: tables, figures, constants, commands."""
 
 import json
 import math
@@ -32,27 +32,27 @@ minipaged reproduce --all
 `--json` prints the claims as JSON, and `--docs docs/reproduce` writes this page.
 
 The data sets cannot be included, so lengths are drawn from lognormal distributions with the published means.
-The time of a step comes from a model with the constants below. There is one set of constants for all figures,
-and some of them are [fitted](#what-is-fitted) to figures on this page. So compare the *ratios* between
-systems, not the absolute values.
+The time of a step comes from a model with the constants below. The same constants are used for all figures,
+and some of them are [fitted](#what-is-fitted) to figures on this page. Compare the *ratios* between systems
+rather than the absolute values.
 
-The ratio is the measured value over the published one. Within a published range it is 1; outside the range,
-we compare with the nearest bound. A range with an open end is not scored: either it holds, or the ratio
-shows how far off the measured value is. "(plot)" means that we read the number off a plot, and "(words)"
-that the source says it in words and the bound is our interpretation. The reasons given below a table were
-checked as described there; a difference without a reason is unexplained.
+The ratio is the measured value divided by the published one. If a range was published, the ratio is 1 within
+it; outside the range, we compare with the nearest bound. A range with an open end is not scored: either it
+holds, or the ratio shows how far off the measured value is. "(plot)" means that we read the number off a
+plot, and "(words)" that the source states it in words and the bound is our interpretation. The reasons given
+below a table were checked as described there; a difference without a reason is unexplained.
 """
 
 FITTED = """\
 Six values were fitted by hand to figures that this page scores, so agreement with those figures is not
 evidence. We had already seen Fig. 16 when we chose the sentence lengths, and the published table when we
-chose the machine and the lengths for page growth. Nothing was fitted to Fig. 17, 18 b or 19, chunked prefill
-or prefix-caching-aware scheduling.
+chose the machine and the lengths for page growth. No value was fitted to Figs. 17, 18 b and 19, to chunked
+prefill or to prefix-caching-aware scheduling.
 
 To see how much depends on the fitted values, we changed each one by 20 % and left the others alone. The
-second table gives the change of each figure in percent (value lower / higher), in part from shorter runs than
-those of the claims; a figure with an empty cell does not depend on the value. A sigma changes for prompts and
-outputs together, while the means stay the same."""
+second table gives the resulting change in each figure, in percent (with the value lowered / raised). Some of
+these runs were shorter than those behind the claims. An empty cell means that the figure does not depend on
+the value. A sigma is changed for prompts and outputs together, while the means stay the same."""
 
 
 def write_page(results: Sequence[dict[str, Any]], changes: list[dict[str, Any]], folder: Path) -> None:

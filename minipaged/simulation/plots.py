@@ -1,9 +1,10 @@
-"""Figures from the JSON of an experiment, drawn like the sources' own: panels, one legend, one SVG or PNG.
+"""Figures from the JSON of an experiment, drawn like those in the sources: panels, one legend, one SVG or
+PNG.
 
 Readable on white paper and on a dark page: no background, grey text, a palette for colour-blind readers,
-and a marker or hatch for every curve. A label looks the same in all panels, a system in all figures. The
-same JSON gives the same file, byte for byte. matplotlib (the extra "plot") is imported only when something
-is drawn.
+and a marker or hatch for every curve. A label looks the same in all panels, and a system in all figures. The
+same JSON gives the same file, byte for byte. matplotlib (the extra "plot") is imported only when something is
+drawn.
 """
 
 from collections.abc import Sequence

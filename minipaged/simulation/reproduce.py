@@ -1,7 +1,7 @@
-"""Run experiments on all cores; print, save and draw what comes out.
+"""Run experiments on all cores; print, save and draw the results.
 
-Cases are independent and seeded one by one, so the results do not depend on how many processes there are
-or which one runs what.
+Cases are independent and have separate seeds, so the results do not depend on the number of processes or on
+which one runs which case.
 """
 
 import logging

@@ -1,6 +1,6 @@
-"""What an experiment hands over: claims (paper beside measured), panels (numbers of a figure), notes.
+"""The results of an experiment: claims (published and measured values), panels (a figure's numbers), notes.
 
-Plain data that goes to JSON as it is; tables, figures and the docs page are made from that JSON alone.
+Plain data that is written to JSON unchanged; tables, figures and the docs page are made only from that JSON.
 """
 
 from collections.abc import Callable

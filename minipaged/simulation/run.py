@@ -1,4 +1,4 @@
-"""One simulated run: arrivals in, steps of the real engine, what happened to every request out.
+"""One simulated run: arrivals go in, the real engine steps, and a record of every request comes out.
 
 The executor's clock jumps from step to step and is the engine's clock; records are made by step hooks.
 """

@@ -26,7 +26,7 @@ from minipaged.simulation.workloads import SHAREGPT, Independent, Lognormal, Wor
 
 
 class Marks(NamedTuple):
-    """How a run went."""
+    """The measurements of a run."""
 
     throughput: float  # requests/s
     wait: float  # s

@@ -1,4 +1,4 @@
-"""Decoding methods that follow a script: how many tokens a request generates is known from the trace.
+"""Decoding methods that follow a script: the trace says how many tokens each request generates.
 
 They drive the scheduler's real fork, append and free paths; only the choice of tokens is made up.
 
@@ -6,9 +6,9 @@ They drive the scheduler's real fork, append and free paths; only the choice of 
     beams      each of the k places continues its own beam, or, with probability `switch`, one drawn
                at random from all; beams that nobody continues are freed, the others fork
 
-The second is the neutral (Wright-Fisher) model of ancestry with k individuals; its one parameter says
-how fast beams forget that they were different. Tokens are the number of the place, so that two
-sequences hold equal tokens exactly as far as they share ancestors.
+The second is the neutral (Wright-Fisher) model of ancestry with k individuals; its one parameter sets how
+fast beams become copies of each other. The tokens are the number of the place, so two sequences have equal
+tokens exactly as far as they share ancestors.
 """
 
 import random
@@ -21,7 +21,7 @@ BEAM_SWITCH = 0.08
 
 
 class Script:
-    """What both methods have: a length that is known, and completions in no order."""
+    """What both methods share: a known length, and completions in no particular order."""
 
     __slots__ = ("num_output_tokens", "num_sequences")
 

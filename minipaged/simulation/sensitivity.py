@@ -1,6 +1,6 @@
-"""How figures follow what was fitted to them: each fitted value 20 % lower and 20 % higher, one at a time.
+"""How figures depend on the values fitted to them: each value 20 % lower and 20 % higher, one at a time.
 
-A figure that agrees with the paper says little if what it follows was chosen for it, and much if it stays.
+A figure's agreement with the paper is weak evidence if it depends on a value that was fitted to it.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`minipaged simulate`: what a set-up would do under a load, in the words of people who serve.
+"""`minipaged simulate`: how a set-up would behave under a load, in the terms that operators use.
 
 The scheduler and memory manager are built from an `EngineConfig` exactly as for a real model; only the
 executor is simulated.

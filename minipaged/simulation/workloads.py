@@ -1,4 +1,4 @@
-"""Who asks for what, when: token lengths, arrival times, shared prefixes. Seeded, to the last digit.
+"""Requests: token lengths, arrival times, shared prefixes. The seed determines every value.
 
 The data sets behind the sources' figures cannot be shipped; lengths are drawn from lognormal
 distributions with the published means (paper, Fig. 11) and a stated spread, cut to the published limits;
@@ -106,7 +106,7 @@ class Independent:
 
 @dataclass(frozen=True)
 class Chat:
-    """Rounds of conversations: the prompt is all that was said so far and a new question, cut to its last
+    """Rounds of conversations: the prompt is the conversation so far and a new question, cut to its last
     `most_prompt` tokens; the output ends at `most_output`."""
 
     turn: Independent

@@ -1,4 +1,5 @@
-"""Watch an engine and show its memory: in the terminal, in trace files, as pictures, and so in notebooks."""
+"""Watch an engine and show its memory: in the terminal, in trace files, and as pictures (also in
+notebooks)."""
 
 from minipaged.viewer.displays import register_displays
 

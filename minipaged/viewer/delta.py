@@ -1,11 +1,12 @@
-"""Two views of the memory, and the little that lies between them: how a trace stays small.
+"""The difference between two views of the memory, which keeps a trace small.
 
     difference(old, new) -> change          apply(old, change) == new
 
-A change is JSON: `{"tables": {NAME: {...} or null}, "evictable": [blocks], "not_evictable": [blocks]}`, empty
-parts left out. A table has only the fields of `TableView` that differ; `"blocks": [2, [5]]` means: keep the
-first 2, then 5; `"token_ids"` likewise; null means that the table is gone. What follows from the plan is not
-written either (`planned`, `computed`), so that a decode costs a line with the new token ids and little else.
+A change is JSON: `{"tables": {NAME: {...} or null}, "evictable": [blocks], "not_evictable": [blocks]}`,
+without empty parts. A table has only the fields of `TableView` that differ; `"blocks": [2, [5]]` means: keep
+the first 2, then 5; `"token_ids"` likewise; null means that the table is gone. Fields that follow from the
+plan (`planned`, `computed`) are not written either, so a decode takes a line with little more than the new
+token ids.
 """
 
 from __future__ import annotations

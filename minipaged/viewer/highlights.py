@@ -1,6 +1,6 @@
-"""What is worth showing after a run: the fullest moment, and where the tokens of each output lay.
+"""What is worth showing after a run: the fullest moment, and where the tokens of each output were.
 
-A finished request holds no blocks; so its tables are remembered as they were when it ended, as plain data.
+A finished request holds no blocks, so its tables are kept as plain data, as they were when it ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TextOf = Callable[[int], str]
 
 
 class PlacedOutput(NamedTuple):
-    """An output, and where its tokens lay."""
+    """An output, and where its tokens were."""
 
     output: RequestOutput
     block_size: int

@@ -3,8 +3,8 @@
     trace_page(path) -> HTML      a recorded run (`minipaged view TRACE -o PAGE.html`)
     live_page() -> HTML           for a server: a prompt box beside the pool, fed by its /trace/live
 
-The script is the ES modules of `viewer/web/` behind one another; a content security policy allows this script
-and no other. A trace is data: compressed, in base64, and read by the script as text.
+The script is the concatenated ES modules of `viewer/web/`; a content security policy allows no other script.
+The trace is data: compressed, in base64, and read by the script as text.
 """
 
 from __future__ import annotations

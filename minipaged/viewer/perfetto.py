@@ -1,6 +1,7 @@
-"""A trace for ui.perfetto.dev and chrome://tracing (the JSON of both): a row a request, counters above.
+"""A trace for ui.perfetto.dev and chrome://tracing (the JSON of both): one row per request, counters above.
 
-A trace has no clock, so a step lasts a millisecond: what is shown is the order of things, not their time.
+A trace has no clock, so each step lasts a millisecond: the page shows the order of events, not their
+duration.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class StepProfile:
         self.start()
 
     def start(self) -> None:
-        """Begin a step: what was before counts for nothing."""
+        """Begin a step: the time before it is not counted."""
         self._last = time.process_time()
 
     def _end(self, part: str) -> None:

@@ -1,7 +1,7 @@
 """Every step of an engine as plain data: what was planned, and the memory before and after the commit.
 
-Two looks a step: `planned` has the blocks of a request that ends in this very step, `committed` the forks
-before anyone writes.
+Each step is recorded twice: `planned` has the blocks of a request that ends in this step, and `committed` has
+the forks before anything is written to them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from minipaged.viewer.snapshot import PoolView, look
 
 
 class StepRecord(NamedTuple):
-    """One committed step; one that failed leaves no record, and what it changed is in the next."""
+    """One committed step. A failed step leaves no record, and its changes are in the next one."""
 
     step: int
     scheduled: tuple[ScheduledTokens, ...]

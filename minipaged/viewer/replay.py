@@ -1,4 +1,4 @@
-"""A trace read back: the records of the run, without the engine that wrote it."""
+"""Reading a trace: the records of the run, without the engine that wrote them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from minipaged.viewer.trace import FORMAT, SIZES, VERSION
 
 
 class TraceError(ValueError):
-    """A file that is not a trace, or not a whole one; the message names file and line."""
+    """A file that is not a trace, or not a complete one; the message names the file and the line."""
 
 
 class Trace:
-    """The records of a trace, read while you iterate; raises `TraceError` where it is not one."""
+    """The records of a trace, read while you iterate; raises `TraceError` at the first bad line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

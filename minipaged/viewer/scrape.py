@@ -25,7 +25,7 @@ BOUND = re.compile(r'(?:^|,)\s*le="([^"]+)"')
 
 
 class ServerError(ValueError):
-    """A server that does not answer, or is none of ours; the message names the address."""
+    """A server that does not answer, or is not a minipaged server; the message names the address."""
 
 
 class Scrape(NamedTuple):

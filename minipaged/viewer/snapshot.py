@@ -1,4 +1,4 @@
-"""What the memory holds at one moment, as plain data: every table, every block, who holds it.
+"""The contents of the memory at one moment, as plain data: every table, every block, and its holders.
 
     look(scheduler) -> PoolView          what all pictures are drawn from; a trace gives the same
 
@@ -38,7 +38,7 @@ class TableView(NamedTuple):
         return max(0, min(block_size, self.num_tokens - logical * block_size))
 
     def computed(self, logical: int, block_size: int) -> int:
-        """Slots of a logical block whose keys and values are there."""
+        """Slots of a logical block whose keys and values have been computed."""
         return max(0, min(block_size, self.num_computed - logical * block_size))
 
     def tokens_of(self, logical: int, block_size: int) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ class PoolView:
 
     @property
     def num_free(self) -> int:
-        """Device blocks that nobody holds and nobody remembers."""
+        """Device blocks that no table holds and the prefix cache does not keep."""
         return self.num_blocks - self.num_used - len(self.evictable)
 
     @property
@@ -143,7 +143,7 @@ def view_of(
 
 
 def evictable_blocks(kv: KVManager) -> frozenset[int]:
-    """Blocks that nobody holds and the prefix cache remembers."""
+    """Blocks that no table holds, but that the prefix cache keeps."""
     cache, missing = kv.prefix_cache, kv.num_free - kv.allocator.num_free
     if cache is None or not missing:
         return frozenset()

@@ -24,7 +24,7 @@ CELL, BAR = 19, 4
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool, as many blocks a line as fit; free blocks after the last that is not are only counted."""
+    """A pool, with as many blocks per line as fit; free blocks at the end are only counted."""
 
     view: PoolView
 
@@ -59,7 +59,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Table:
-    """A block table: a line a block, with the tokens in it."""
+    """A block table: one line per block, with the tokens in it."""
 
     name: str
     table: TableView
@@ -82,7 +82,7 @@ class Table:
 
 
 def print_blocks(seen: Highlights, outputs: Sequence[RequestOutput], console: Console) -> None:
-    """What `minipaged generate --show-blocks` adds: the pool at its fullest, then where the tokens lay."""
+    """What `minipaged generate --show-blocks` adds: the pool at its fullest, then where the tokens were."""
     if seen.fullest is None:
         return
     console.print(Text(f"\nThe pool at its fullest (step {seen.fullest_step})", style="bold"))

@@ -5,10 +5,11 @@
     {"step": 0, "scheduled": [["0", 0, 0, 7, 1]], "events": [{"kind": "admitted", "request": "0", ...}],
      "num_waiting": 0, "planned": CHANGE, "committed": CHANGE, "texts": {"4": "Four"}}
 
-After the header a line is a `StepRecord` (recorder.py) without its empty lists. `scheduled`: request,
-position of the sequence, first token, tokens, candidates. A CHANGE (delta.py) is against the memory as the
-step before left it and as the plan foretells it. `texts`: each token's when it first appears. A last line
-with the event "closed" is there only if the memory changed after the last step (a request was aborted).
+After the header, each line is a `StepRecord` (recorder.py) without its empty lists. `scheduled`: request,
+position of the sequence, first token, tokens, candidates. A CHANGE (delta.py) is relative to the memory as
+the previous step left it and as the plan predicts it. `texts`: the text of each token when it first appears.
+A last line with the event "closed" is there only if the memory changed after the last step (a request was
+aborted).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ALWAYS = ("step", "num_waiting")  # written also when they are 0
 
 
 class TraceLines(Recorder):
-    """Calls `write` with each line of a trace of an engine, from now on: the header at once.
+    """Calls `write` with each line of an engine's trace from now on, beginning with the header.
 
     `text_of`: the text of a token, where the engine has no tokenizer.
     """
@@ -104,8 +105,8 @@ class TraceWriter(TraceLines):
     """A trace of an engine as a file. Use as a context manager, or call `close`.
 
     Raises:
-        TextError: the file cannot be written. If it cannot any more while the engine runs (the disk is
-            full), the run goes on and `close` raises it.
+        TextError: the file cannot be written. If writing fails later, while the engine runs (the disk is
+            full), the run continues and `close` raises it.
     """
 
     def __init__(self, path: Path, engine: Engine) -> None:

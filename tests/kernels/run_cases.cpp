@@ -45,8 +45,9 @@ template <class T>
 void attention() {
     auto query = array(), keys = array(), values = array(), output = array();
     auto tables = array(), starts = array(), contexts = array(), sinks = array();
-    AttentionCall call = {query.data(),        keys.data(),           values.data(),         output.data(),
-                 as<int32_t>(tables), as<int32_t>(starts), as<int32_t>(contexts), as<float>(sinks)};
+    AttentionCall call = {
+        query.data(),        keys.data(),         values.data(),         output.data(),
+        as<int32_t>(tables), as<int32_t>(starts), as<int32_t>(contexts), as<float>(sinks)};
     for (int64_t* field : {&call.query_token_stride, &call.query_head_stride, &call.table_stride,
                            &call.num_sequences, &call.num_heads, &call.num_kv_heads, &call.block_size,
                            &call.key_dim, &call.value_dim, &call.sliding_window, &call.num_threads})

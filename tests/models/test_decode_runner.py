@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -16,14 +19,16 @@ from minipaged import LLM, SamplingParams
 from minipaged.execution.accel.packed_linear import FEW_ROWS, can_pack
 from minipaged.kernels.reference.attention import paged_attention
 from tests.models.driver import Driver, random_tokens
-from tests.models.zoo import build
+from tests.models.zoo import VOCAB_SIZE, build
 
 LENGTHS = (9, 1, 4, 30)
 
 
-def make_driver(name: str, in_one_call: bool, dtype=torch.float32, **settings) -> Driver:
+def make_driver(
+    name: str, in_one_call: bool, dtype=torch.float32, vocab_size: int = VOCAB_SIZE, **settings
+) -> Driver:
     torch.manual_seed(1)
-    model = build(name, hidden_size=128, intermediate_size=192, head_dim=32).to(dtype)
+    model = build(name, hidden_size=128, intermediate_size=192, head_dim=32, vocab_size=vocab_size).to(dtype)
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("bias"):
             parameter.data.normal_()
@@ -152,3 +157,26 @@ def test_a_loaded_model_decodes_in_one_call(noted, settings):
     llm = LLM(**settings, num_blocks=64)
     llm.generate(["The fox"], SamplingParams(max_tokens=5, temperature=0, ignore_eos=True))
     assert noted == [1] * 4
+
+
+def test_a_vocabulary_of_one_token_decodes_in_one_call(noted):
+    """Catches a trial with a token that the vocabulary does not have."""
+    driver = make_driver("llama", True, quantization="int8", vocab_size=1)
+    sequence = driver.add([0, 0])
+    for count in (2, 1):
+        driver.execute([(sequence, count)])
+    assert noted == [1]
+
+
+@pytest.mark.parametrize("quantization", FORMATS)
+def test_weights_stay_where_they_are_read_as_long_as_the_runner_lives(quantization):
+    """Catches a crash after somebody put another module in the place of a layer's product."""
+    driver = make_driver("llama", True, quantization=quantization)
+    layer = driver.runner.model.model.layers[0]
+    replaced = weakref.ref(layer.mlp_output)
+    layer.mlp_output = torch.nn.Linear(192, 128)
+    gc.collect()
+    assert replaced() is not None
+    driver.runner.decode_runner = None
+    gc.collect()
+    assert replaced() is None

@@ -28,8 +28,6 @@ from minipaged.execution.batch import Batch
 from minipaged.kernels.cpp.decode import DecoderLayer, DecoderLayers, Linear, Norm
 from minipaged.kernels.cpp.panels import Panels
 
-LINEARS = "query_key_value", "attention_output", "gate_up", "mlp_output"
-
 
 class DecodeRunner:
     """Runs the decode steps that it accepts; see `make_decode_runner`."""
@@ -43,8 +41,9 @@ class DecodeRunner:
         self._layers, self._watchers = layers, watchers
         described = [_described(layer, *pools[layer.layer_idx][1:]) for layer in layers]
         self._decode = DecoderLayers(described, model.dtype)
-        linears = [getattr(layer, name) for layer in layers for name in LINEARS]
-        limits = [linear.most_few_rows for linear in linears if isinstance(linear, PackedLinear)]
+        # They own the panels, so they must live as long as this runner even if the model gets others.
+        self._linears = [linear for layer in layers for linear in _linears_of(layer)]
+        limits = [linear.most_few_rows for linear in self._linears if isinstance(linear, PackedLinear)]
         self._max_rows = min(limits, default=sys.maxsize)
 
     def accepts(self, batch: Batch) -> bool:
@@ -86,22 +85,25 @@ def make_decode_runner(
     if not all(hasattr(model.base_model, part) for part in ("embed_tokens", "rotary_emb", "norm")):
         return None
     runner = DecodeRunner(model, layers, pools, watchers)
-    token_ids = torch.tensor([[1, 0]])
+    embeddings: Any = model.get_input_embeddings()
+    token_ids = torch.tensor([[embeddings.num_embeddings - 1, 0]])
     with torch.inference_mode(), set_forward_context(EquivalenceContext()):
         is_same = torch.equal(runner.run_layer_by_layer(token_ids), forward(token_ids))
     return runner if is_same else None
 
 
+def _linears_of(layer: FusedLayer) -> list[Any]:
+    return [layer.query_key_value, layer.attention_output, layer.gate_up, layer.mlp_output]
+
+
 def _can_describe(layer: FusedLayer) -> bool:
-    linears = [getattr(layer, name) for name in LINEARS]
-    return layer.attention_parameters.sinks is None and all(panels_of(linear) for linear in linears)
+    return layer.attention_parameters.sinks is None and all(map(panels_of, _linears_of(layer)))
 
 
 def _described(layer: FusedLayer, key_cache: Tensor, value_cache: Tensor) -> DecoderLayer:
-    linears = [getattr(layer, name) for name in LINEARS]
     norms = layer.attention_norm, layer.query_norm, layer.key_norm, layer.mlp_norm
     return DecoderLayer(
-        [Linear(cast(Panels, panels_of(linear)), linear.bias) for linear in linears],
+        [Linear(cast(Panels, panels_of(linear)), linear.bias) for linear in _linears_of(layer)],
         [None if norm is None else Norm(norm.weight, norm.epsilon) for norm in norms],
         *(layer.num_heads[0], key_cache, value_cache, layer.attention_parameters),
     )

@@ -1,4 +1,4 @@
-"""How ranks reach each other. Plans travel over gloo, also where tensors travel over NCCL."""
+"""How ranks communicate. Plans are sent over gloo, even where tensors are sent over NCCL."""
 
 from __future__ import annotations
 

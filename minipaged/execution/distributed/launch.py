@@ -1,7 +1,7 @@
 """Worker processes of rank 0 on the same machine: started, watched, ended.
 
 A worker lives as long as its standard input is open: however rank 0 ends, the system closes it, and the
-worker leaves. Its own output goes to a file, whose last lines are told if it dies.
+worker exits. Its output goes to a file, whose last lines are reported if it dies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plan of a step as numbers: what rank 0 tells all other ranks, once a step.
+"""The plan of a step as numbers, which rank 0 sends to all other ranks once per step.
 
     head     sequences, swaps out, swaps in, copies, tables that changed, prompts
     columns  of every scheduled sequence: place, start, 2 * tokens + (whether it samples)
@@ -8,7 +8,7 @@
     prompts  of every sequence whose prompt's log-probabilities are wanted: which, and of how many rows
 
 Sender and receivers remember the block table of each *place*. A sequence keeps its place as long as it is
-scheduled; the place longest out of use is given to a new one. So a block id travels once, when the table
+scheduled; a new one gets the place that has been unused longest. So a block id is sent once, when the table
 gets it, and a decode takes 16 bytes.
 """
 

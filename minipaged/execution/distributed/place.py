@@ -1,4 +1,4 @@
-"""Where a rank stands. Ranks are numbered stage by stage: rank = stage * tensor_size + shard."""
+"""The position of a rank. Ranks are numbered stage by stage: rank = stage * tensor_size + shard."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from minipaged.scheduling import ScheduledSequence, StepPlan, StepResult
 
 
 class Report(NamedTuple):
-    """What a rank tells all others before the first step."""
+    """What a rank sends to all others before the first step."""
 
     same: dict[str, Any]
     """What must be the same everywhere."""

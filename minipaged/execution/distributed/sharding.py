@@ -6,9 +6,9 @@
           | output projection: each rank has the rows for its columns   ("rowwise")
         a partial sum -- added up --> rows, whole on every rank
 
-What is split how says the model's own plan in transformers (`tp_plan`). It is applied here to plain tensors:
-transformers' own way replaces `forward` by code over DTensors, which fused and packed layers do not
-call. Source: M. Shoeybi et al., Megatron-LM, arXiv 1909.08053.
+The model's own plan in transformers (`tp_plan`) says how each weight is split. It is applied here to plain
+tensors, because transformers' own method replaces `forward` with DTensor code, which fused and packed layers
+do not call. Source: M. Shoeybi et al., Megatron-LM, arXiv 1909.08053.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Sums over ranks of one machine, through memory that they share.
+"""Sums over the ranks on one machine, through shared memory.
 
 Each rank writes its partial result into its slot, waits until all have, and adds all slots up:
 
     turn 0   | rank 0 | rank 1 |        Two turns: a rank that writes to turn 0 again has met the others
     turn 1   | rank 0 | rank 1 |        at turn 1, so they have read turn 0. One wait a sum is enough.
 
-Only the wait goes through a socket. A sum of gloo sends all rows through it.
+Only the wait goes through a socket; gloo's sum sends all rows through one.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     stage 0    embedding   layers 0 to 5     Send
     stage 1                Receive           layers 6 to 11    norm, head -> logits
 
-Stand-ins take the places of what a stage does not have, so the model's own `forward` runs on every stage.
-A step is cut into micro-batches of whole sequences: while stage 1 computes the first, stage 0 computes the
+Stand-ins replace the parts that a stage does not have, so the model's own `forward` runs on every stage. A
+step is cut into micro-batches of whole sequences: while stage 1 computes the first, stage 0 computes the
 second. Source: Y. Huang et al., GPipe, arXiv 1811.06965.
 """
 

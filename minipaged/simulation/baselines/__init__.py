@@ -1,1 +1,1 @@
-"""What the paper compares itself with: Orca's contiguous memory, FasterTransformer's static batches."""
+"""The paper's baselines: Orca's contiguous memory and FasterTransformer's static batches."""

@@ -4,8 +4,8 @@
                                                         ^ 4 slots, of which 1 is never used
 
 A request takes the next power of two; a region merges with its buddy (address XOR size) when both are
-free. Two wastes follow, and both are the point (paper, Fig. 2): the rounding inside a region, and free
-slots that are enough in sum but not in one piece.
+free. This causes the two kinds of waste in Fig. 2 of the paper: the rounding inside a region, and free slots
+that would be enough together but are not contiguous.
 """
 
 from minipaged.memory import OutOfBlocksError

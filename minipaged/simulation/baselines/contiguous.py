@@ -1,12 +1,12 @@
-"""Orca's memory: one contiguous region a sequence, reserved at admission (paper, sections 3.1 and 6.1).
+"""Orca's memory: one contiguous region per sequence, reserved at admission (paper, sections 3.1 and 6.1).
 
     Max      the model's longest sequence         | 2048 slots, whatever is asked
     Pow2     prompt + next power of two of output | knows the output to a factor of 2
     Oracle   prompt + output                      | knows the output, which nobody can
 
-As a diff against the paged manager: regions come from a buddy allocator, which rounds them up to powers
-of two; nothing ever grows; nothing is shared, so a request with n sequences reserves n regions, and a
-fork copies. A slot is a block of one token.
+The differences from the paged manager: regions come from a buddy allocator, which rounds them up to powers of
+two; nothing ever grows; nothing is shared, so a request with n sequences reserves n regions, and a fork
+copies. A slot is a block of one token.
 """
 
 from collections.abc import Callable, Iterable

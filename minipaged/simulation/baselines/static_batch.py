@@ -1,8 +1,8 @@
 """FasterTransformer: request-level batches over memory reserved to the maximum (paper, section 6.1).
 
-A batch is what waits when the last one is done, as many as fit; it runs until its last member ends, and
-only then is anything handed back. As a diff against the engine's scheduler: nobody is admitted while
-anybody runs, and `commit` keeps the finished ones until the batch is done.
+When a batch is done, the next one takes as many waiting requests as fit. It runs until its last request ends,
+and returns nothing before that. The differences from the engine's scheduler: no request is admitted while any
+is running, and `commit` keeps finished requests until the batch is done.
 """
 
 from minipaged.scheduling import FCFSScheduler, Phases, Request, StepPlan, StepResult

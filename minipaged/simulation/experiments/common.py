@@ -1,4 +1,4 @@
-"""What several experiments share: names on the page, cases, sustained rates, latency along rates."""
+"""What several experiments share: names on the page, cases, sustained rates, latency by rate."""
 
 from collections.abc import Callable, Iterable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Fig. 18 b: what the block size does to the latency."""
+"""Fig. 18 b: how the block size affects the latency."""
 
 from minipaged.simulation.experiments.common import DATA, grid
 from minipaged.simulation.measure import on_trace

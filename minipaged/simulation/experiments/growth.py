@@ -1,4 +1,4 @@
-"""Dynamic page growth: reserving all that a request may use against growing while it runs."""
+"""Dynamic page growth: reserving everything a request may use, compared with growing while it runs."""
 
 from dataclasses import replace
 from functools import partial

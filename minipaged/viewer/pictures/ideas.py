@@ -1,4 +1,4 @@
-"""One picture for the idea of each lesson, made of what the real classes answer."""
+"""One picture for the idea of each lesson, drawn from the results of the real classes."""
 
 from __future__ import annotations
 

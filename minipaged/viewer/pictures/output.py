@@ -1,4 +1,4 @@
-"""A finished request as HTML: its texts, and and if `Highlights.place` said where, its blocks.
+"""A finished request as HTML: its texts and, if `Highlights.place` has recorded them, its blocks.
 
 Words wrap as the page is wide; the prompt is set lighter than what was generated.
 """

@@ -1,6 +1,6 @@
 """The colours of every picture and page: one palette, light and dark, safe for colour-blind readers.
 
-Hues are those of Okabe and Ito (2008). Colour is never the only sign: owners and states also carry names or
+Hues are those of Okabe and Ito (2008). Colour is never the only sign: owners and states also have names or
 patterns.
 """
 

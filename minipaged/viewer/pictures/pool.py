@@ -1,4 +1,4 @@
-"""Every block of a pool as a small tile: who holds it, how often, how full it is; or evictable, or free.
+"""Every block of a pool as a small tile: its holders and how full it is, or that it is evictable or free.
 
 Draws a `PoolView`, or what a `KVManager` knows by itself: counts without names. `tables` also shows tokens.
 """

@@ -1,6 +1,6 @@
 """Runs of the real engine without a model: preemption, chunked prefill, prefix hits.
 
-Every step is answered at once with made-up tokens; all else is decided by the engine as always.
+Every step returns made-up tokens at once; the engine makes all other decisions as usual.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Shapes on a sheet: the few that the pictures are made of, as SVG text.
 
-A picture brings its own style sheet (palette.py) and stands on paper of its own, to be read on any page.
+A picture has its own style sheet (palette.py) and background, so that it is readable on any page.
 """
 
 from __future__ import annotations

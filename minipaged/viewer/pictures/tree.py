@@ -1,6 +1,6 @@
 """Sequences that share blocks, as the tree that they are (paper, Fig. 9): a path is a table.
 
-Blocks of an earlier view that are in no table now can be shown as ghosts: they fell free.
+Blocks of an earlier view that are no longer in any table can be shown as ghosts, because they became free.
 """
 
 from __future__ import annotations
