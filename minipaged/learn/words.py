@@ -38,7 +38,7 @@ def expected_and_got(message: str) -> str:
     if kind in ("", "AssertionError"):
         statement = text.removeprefix("assert ")
         if statement == text:
-            return _cut(text)
+            return _cut(text, 240)
         return _comparison(statement) + _source(statement, others)
     if kind == "Failed":
         return _cut(text)
@@ -57,6 +57,8 @@ def _comparison(statement: str) -> str:
     for sign, words in BOUNDS.items():
         if (sides := _split(statement, f" {sign} ")) is not None:
             return f"Expected {words} {_cut(sides[1])}, got {_cut(sides[0])}."
+    if statement in ("False", "not True"):
+        return f"Expected {statement == 'False'}, got {statement != 'False'}."
     if statement.startswith("not "):
         return f"This should not hold: {_cut(statement[4:])}."
     return f"This should hold: {_cut(statement)}."
@@ -73,7 +75,7 @@ def _source(statement: str, others: list[str]) -> str:
     """Which call the value came from, if pytest says so: "where 3 = <BlockTable>.num_filled_blocks"."""
     for line in others:
         where = re.match(r"\s*\+\s+where (.+?) = (.+)$", line)
-        if where is None or not statement.startswith(where[1]):
+        if where is None or not statement.removeprefix("not ").startswith(where[1]):
             continue
         expression = re.sub(r"<[^<>]*>", "x", where[2])
         name = re.search(r"(\w+)(?:\(.*\))?$", expression)
@@ -131,24 +133,23 @@ def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]
     if outcome.message.startswith("NotImplementedError"):
         return [got]
     lines = [sentence(test), outcome.says, got]
-    mentioned = mentioned_in(lesson.exercise, outcome.message)
+    names = names_of(lesson.start, task)
+    mentioned = mentioned_in(lesson.exercise, outcome.message, names)
     if outcome.test_line is not None:
         file, number, code = outcome.test_line
         lines.append(f"Test  {_cut(code)}    ({file}, line {number})")
-        mentioned = mentioned_in(lesson.exercise, code) or mentioned
+        mentioned = mentioned_in(lesson.exercise, code, names) or mentioned
     if outcome.your_line is not None:
         file, number, code = outcome.your_line
         lines.append(f"Yours {_cut(code)}    ({Path(file).name}, line {number})")
     else:
-        lines.append(
-            f"Yours {'; '.join(mentioned or names_of(lesson.start, task))}    ({lesson.exercise.name})"
-        )
+        lines.append(f"Yours {'; '.join(mentioned or names)}    ({lesson.exercise.name})")
     return [line for line in lines if line]
 
 
-def mentioned_in(exercise: Path, text: str) -> list[str]:
-    """The functions of an exercise that a text names: "slot, line 42: return position" or "slot, line 42".
-    Of several classes that have such a method, those that the text names, too."""
+def mentioned_in(exercise: Path, text: str, names: Iterable[str]) -> list[str]:
+    """Those of some functions of an exercise that a text names: "slot, line 42: return position" or
+    "slot, line 42". Of several classes that have such a method, those that the text names, too."""
     source = exercise.read_text()
     words = set(re.findall(r"\w+", text))
     tree = ast.parse(source)
@@ -156,7 +157,7 @@ def mentioned_in(exercise: Path, text: str) -> list[str]:
     for scope in (classes, [tree]):
         told = []
         for node in (node for part in scope for node in ast.walk(part)):
-            if isinstance(node, ast.FunctionDef) and node.name in words:
+            if isinstance(node, ast.FunctionDef) and node.name in words.intersection(names):
                 statements = node.body[1:] if ast.get_docstring(node) is not None else node.body
                 line = statements[0].lineno if len(statements) == 1 else node.lineno
                 code = f": {source.splitlines()[line - 1].strip()}" if len(statements) == 1 else ""

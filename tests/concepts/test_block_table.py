@@ -288,7 +288,11 @@ def test_blocks_to_append_is_what_append_takes():
                     table.preallocate(preallocated)
                     promised, before = table.blocks_to_append(count), pool.num_free
                     table.append(count)
-                    assert before - pool.num_free == promised
+                    taken = before - pool.num_free
+                    assert taken == promised, (
+                        f"{num_tokens} tokens{', forked' * forked}, {preallocated} blocks preallocated: "
+                        f"blocks_to_append({count}) is {promised}, append took {taken}"
+                    )
                     assert held is None or pool.ref_count(held.blocks[0]) >= 1
 
 

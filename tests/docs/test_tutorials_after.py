@@ -57,7 +57,7 @@ def test_a_block_goes_when_its_last_slot_is_out_of_sight(make, window, hidden):
     """Catches a window that is off by one, and a block that goes while a slot of it is still visible."""
     _, null, table = make(12)
     found = table.slide(window, null)
-    told = f"12 tokens, a window of {window}: slide returns {hidden}, not {found}"
+    told = f"12 tokens, a window of {window}: expected slide to return {hidden}, got {found}"
     assert found == hidden, told
     assert table.blocks.count(null) == hidden
 
@@ -68,6 +68,16 @@ def test_a_window_longer_than_the_text_hides_nothing(make, window):
     _, null, table = make(12)
     assert table.slide(window, null) == 0
     assert null not in table.blocks
+
+
+def test_preallocated_blocks_do_not_move_the_window(make):
+    """Catches a window behind the last slot instead of the last token: the blocks behind it are empty."""
+    pool, null, table = make(12)
+    table.preallocate(2)
+    last = table.blocks[2:]
+    assert table.slide(5, null) == 2
+    assert table.blocks == [null, null, *last]
+    check_counts(pool, null, table)
 
 
 def test_positions_and_slots_of_the_visible_tokens_stay(make):

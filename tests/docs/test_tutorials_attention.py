@@ -44,6 +44,53 @@ def test_attention_changes_none_of_its_inputs():
     assert case.metadata.block_tables.equal(tables), "the block tables are not what they were before the call"
 
 
+def test_a_decode_uses_the_scale_it_is_given():
+    """Catches a hidden 1 / sqrt(Dk): some models have another scale."""
+    check([(1, 5)], scale=1.0, heads=(1, 1))
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (6, 2), (4, 1)])
+def test_a_decodes_heads_read_the_kv_head_of_their_group(heads):
+    """Catches h % Hkv instead of h // (Hq // Hkv): `repeat` where `repeat_interleave` is needed."""
+    check([(1, 5)], heads=heads)
+
+
+def test_a_result_has_the_size_of_a_value():
+    """Catches an output as wide as the query: keys of 8 numbers, values of 5."""
+    check([(1, 5)], heads=(1, 1), head_dims=(8, 5))
+
+
+HALF = [torch.float16, torch.bfloat16]
+
+
+def difference_of_two_weights(query, keys, scale, dtype):
+    """What attention returns for two keys with the values 1 and -1, in 16 bits."""
+    case = make_case([(1, 2)], heads=(1, 1), head_dims=(2, 1), dtype=dtype)
+    block = case.metadata.block_tables[0, 0]
+    case.query[0, 0] = torch.tensor(query)
+    case.key_cache[block, 0, :2] = torch.tensor(keys, dtype=dtype)
+    case.value_cache[block, 0, :2] = torch.tensor([[1.0], [-1.0]], dtype=dtype)
+    inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
+    return paged_attention(*inputs, scale=scale).item()
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_scores_are_not_rounded(dtype):
+    """Catches scores in 16 bits, where these two are equal; the keys and queries are exact there."""
+    least = 2**-11 if dtype == torch.float16 else 2**-8  # the least step below 1
+    found = difference_of_two_weights([1.0, 1.0], [[1.0, 1.0], [1.0, 1.0 - least]], 1 / least, dtype)
+    told = f"scores {2 / least:.0f} and {2 / least - 1:.0f}, values 1 and -1: expected 0.46, got {found:.2f}"
+    assert found == pytest.approx(math.tanh(0.5), rel=0.02), told
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_weights_are_not_rounded(dtype):
+    """Catches weights in 16 bits, where 0.5001 and 0.4999 are both 0.5: round the result alone."""
+    found = difference_of_two_weights([1.0, 0.0], [[1.0, 0.0], [0.0, 0.0]], 0.0004, dtype)
+    told = f"weights 0.5001 and 0.4999, values 1 and -1: expected 0.0002, got {found:.4f}"
+    assert found == pytest.approx(0.0002, rel=0.02), told
+
+
 # -- lesson 03, task 3 ---------------------------------------------------------------------------------------
 
 
@@ -96,12 +143,18 @@ def test_large_scores_beside_a_sink_do_not_overflow():
 
 def test_rows_that_see_one_block():
     """Catches a block found without the table, and slots of the block that nobody wrote (NaN)."""
-    check([(1, 2), (1, 3), (1, 4)], block_size=4)
+    check([(1, 2), (1, 3), (1, 4)], block_size=4, heads=(1, 1))
+
+
+@pytest.mark.parametrize("head_dims", [(8, 5), (5, 8)])
+def test_values_may_have_another_size_than_keys(head_dims):
+    """Catches the keys' size in the address of a value."""
+    check([(1, 3), (1, 4)], block_size=4, head_dims=head_dims)
 
 
 def test_the_first_token_sees_itself():
     """Catches a row at position 0 that sees no block."""
-    check([(1, 1)], block_size=4)
+    check([(1, 1)], block_size=4, heads=(1, 1))
 
 
 def test_scores_far_below_zero_have_weights():
@@ -111,7 +164,7 @@ def test_scores_far_below_zero_have_weights():
 
 def test_rows_that_see_several_blocks():
     """Catches sums and values of earlier blocks that are not rescaled, or are dropped."""
-    check([(1, 7), (1, 12)], block_size=4)
+    check([(1, 7), (1, 12)], block_size=4, heads=(1, 1))
 
 
 @pytest.mark.parametrize("context", [5, 9])

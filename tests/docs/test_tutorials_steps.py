@@ -1,6 +1,7 @@
 """First steps of the lessons: what an override must do before the concept tests can be run on it at all."""
 
 from array import array
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,6 +67,12 @@ def test_the_slot_of_a_token_is_found_through_the_table():
     table = table_over(BlockAllocator(9, order=[7, 1, 3]), 3, 9)
     assert [table.slot(position) for position in (0, 3, 4, 8)] == [28, 31, 4, 12]
     assert table.slots(2, 6) == [30, 31, 4, 5]
+
+
+def test_a_preallocated_block_has_slots():
+    """Catches a list that is cut at `num_tokens`: a block that is held has a slot for tokens to come."""
+    table = table_over(BlockAllocator(9, order=[7, 1, 3]), 3, 7)
+    assert table.slots(6, 9) == [6, 7, 12]
 
 
 def test_no_positions_have_no_slots():
@@ -136,7 +143,7 @@ def test_a_fork_holds_the_same_blocks_and_counts():
     parent = table_over(pool, 2, 7)
     child = parent.fork()
     assert (child.blocks, child.num_tokens) == ([7, 1], 7)
-    assert child.blocks is not parent.blocks
+    assert child.blocks is not parent.blocks, "the child's list of blocks is its parent's own list"
     assert [pool.ref_count(block) for block in (7, 1)] == [2, 2]
 
 
@@ -185,6 +192,21 @@ def test_every_full_block_has_a_hash_and_no_other():
     """Catches a text that ends with its block and gets one hash too few, and a hash for a part of a block."""
     numbers = [len(cache_of(*range(length))[1]) for length in range(6)]
     assert numbers == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("salt", ["", "alice"])
+def test_the_first_block_follows_the_salt(salt):
+    """Catches a case of its own for no salt: the first block follows the hash of (0, salt), also of ""."""
+    keys = []
+
+    def recorded(key):
+        keys.append(key)
+        return 100 + len(keys)
+
+    cache = PrefixCache(BlockAllocator(8), block_size=2, hash_function=recorded)
+    keys.clear()
+    cache.extend_hashes([], tokens(1, 2), salt)
+    assert keys == [(0, salt.encode()), (101, tokens(1, 2).tobytes())]
 
 
 def test_a_salt_gives_every_block_another_hash():
@@ -236,13 +258,35 @@ def test_what_a_failed_step_registered_is_forgotten():
     assert cache.allocator.ref_count(blocks[1]) == 1
 
 
+def test_a_block_that_was_computed_is_not_pending_again():
+    """Catches the first block of a content called pending because another step registers the same content."""
+    cache, hashes, [first] = cache_of(1, 2)
+    cache.register(first, hashes[0], tokens(1, 2))
+    cache.commit()
+    cache.register(cache.allocator.allocate()[0], hashes[0], tokens(1, 2))
+    assert not cache.is_pending(first)
+
+
+def another(text):
+    """An equal string that is not the same object."""
+    return "".join(list(text))
+
+
+def test_equal_salts_are_one_parent():
+    """Catches `is` for a salt: every request brings a string of its own."""
+    cache, hashes, [first] = cache_of(1, 2)
+    entry = cache.register(first, hashes[0], tokens(1, 2), another("alice"))
+    again = cache.register(cache.allocator.allocate()[0], hashes[0], tokens(1, 2), another("alice"))
+    assert again is entry, "equal tokens after equal salts have two entries"
+
+
 def test_another_content_of_a_known_hash_is_not_registered():
     """Catches a collision that hides the first content, or that can never be detected afterwards."""
     cache, _, _ = cache_of(1, 2, 3, 4, hash_function=lambda key: 7)
     first, second = cache.allocator.allocate(2)
     cache.register(first, 7, tokens(1, 2))
     entry = cache.register(second, 7, tokens(8, 9))
-    assert entry.tokens == tokens(8, 9).tobytes()
+    assert entry.tokens == tokens(8, 9).tobytes(), "the entry returned for 8, 9 has other tokens"
     assert cache.block_of == {7: first}
     assert not cache.is_pending(second)
 
@@ -307,6 +351,16 @@ def test_looking_holds_nothing():
     cache.register(blocks[0], hashes[0], tokens(1, 2))
     assert cache.match(hashes, tokens(1, 2)) == blocks
     assert cache.allocator.ref_count(blocks[0]) == 1
+
+
+def test_a_prefix_is_found_with_an_equal_salt():
+    """Catches `is` for a salt: every request brings a string of its own."""
+    cache = PrefixCache(BlockAllocator(8), block_size=2)
+    hashes: list[int] = []
+    cache.extend_hashes(hashes, tokens(1, 2), "alice")
+    [block] = cache.allocator.allocate()
+    cache.register(block, hashes[0], tokens(1, 2), another("alice"))
+    assert cache.match(hashes, tokens(1, 2), another("alice")) == [block]
 
 
 def test_the_first_blocks_parent_is_the_salt():
@@ -500,6 +554,18 @@ def test_a_victim_is_not_scheduled():
     assert scheduled(engine.scheduler.schedule()) == [("r0", 8, 1)]
 
 
+def test_a_preemption_does_not_end_the_decodes():
+    """Catches a step that ends with its first preemption: r0 takes the block of r2, and r1 has room."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64),
+        lambda plan, s: s.plan_decodes(plan, 64),
+        lengths=[8, 6, 8],
+        num_blocks=6,
+    )
+    engine.step()
+    assert scheduled(engine.scheduler.schedule()) == [("r0", 8, 1), ("r1", 6, 1)]
+
+
 def test_every_decode_has_a_slot_for_its_token():
     """Catches `grow` called only when a block is needed: it also gives a slot in the last block."""
     engine = scripted(
@@ -608,7 +674,7 @@ def test_those_that_are_scheduled_are_no_candidates_for_preemption():
         engine.add([number] * 8)
     engine.step()
     engine.step()
-    assert offered[0] == ["r1", "r2"]
+    assert offered[:1] == [["r1", "r2"]]
 
 
 class Spends:
@@ -625,8 +691,8 @@ class Spends:
         def run(plan, budget, share=None, whole=False):
             self.offered[phase] = budget
             self.shares[phase] = share
-            if phase in ("continue_prefills", "admit_waiting"):
-                plan.scheduled += [None] * self.spends.get(phase, 0)
+            if phase != "resume_preempted":
+                plan.scheduled += [SimpleNamespace(num_tokens=1)] * self.spends.get(phase, 0)
             return self.spends.get(phase, 0)
 
         return run
@@ -638,15 +704,17 @@ class Spends:
         ({"continue_prefills": 4}, "continue_prefills admit_waiting"),
         ({"admit_waiting": 4}, "continue_prefills admit_waiting"),
         ({}, "continue_prefills admit_waiting plan_decodes resume_preempted"),
+        ({"plan_decodes": 4}, "continue_prefills admit_waiting plan_decodes resume_preempted"),
     ],
-    ids=["a prompt goes on", "a prompt begins", "no prompt"],
+    ids=["a prompt goes on", "a prompt begins", "no prompt", "decodes"],
 )
 def test_a_step_calls_its_phases_in_order(spends, phases):
-    """Catches decodes or swapped-out requests beside prompts, and a waiting prompt that is not looked at."""
+    """Catches decodes or swapped-out requests beside prompts, a waiting prompt that is not looked at, and
+    swapped-out requests that wait until nobody decodes."""
     step = Spends(**spends)
     PrefillFirst().fill(StepPlan(0), step)
     called = " ".join(step.offered)
-    assert called == phases
+    assert called == phases, f"expected the phases {phases}; got {called}"
 
 
 def test_each_phase_is_offered_what_the_one_before_it_left():
@@ -762,6 +830,17 @@ def test_each_prompt_has_a_share_of_its_own():
     assert scheduled(engine.step()) == [("r0", 3, 6), ("r1", 3, 6), ("r2", 3, 4)]
 
 
+def test_a_share_is_never_more_than_what_is_left():
+    """Catches a share that is given out whole: 4 tokens are left of the budget, and a share is 6."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 6, share=3),
+        lambda plan, s: s.continue_prefills(plan, 10, share=6),
+        lengths=[20, 20, 20],
+    )
+    engine.step()
+    assert scheduled(engine.step()) == [("r0", 3, 6), ("r1", 3, 4)]
+
+
 def test_a_swapped_out_request_does_not_hold_a_prompt_to_its_share():
     """Catches a prompt cut for a request that has no block: only prompts and the queue count."""
     engine = scripted(
@@ -828,8 +907,16 @@ def test_a_sample_that_goes_on_keeps_its_number():
     assert [branch.sample_index for branch in branches] == [None, None]
 
 
+def test_every_candidate_is_asked_whether_it_ends():
+    """Catches the finish reason of one candidate given to all: of three, the second is the end token."""
+    request = sampled(-5.0)
+    request.method.stop.check = lambda sequence, token_id: "stop" if token_id == 5 else None
+    branches = request.method.advance(request, [Sample([4, 5, 6], [-0.25, -0.5, -1.0])])
+    assert [branch.finish_reason for branch in branches] == [None, "stop", None]
+
+
 def test_equal_candidates_are_samples_of_their_own():
-    """Catches candidates taken for one because they have the same token: n samples were asked for."""
+    """Catches candidates taken for one because they have the same token, and numbers that begin with 1."""
     request = sampled(-5.0)
     branches = request.method.advance(request, [Sample([4, 4, 4], [-0.25, -0.25, -0.25])])
     assert [(branch.token_id, branch.sample_index) for branch in branches] == [(4, 0), (4, 1), (4, 2)]
@@ -961,6 +1048,17 @@ def test_a_beam_that_ended_does_not_decide_whether_to_stop():
     assert [branch.token_id for branch in request.method.advance(request, [sample])] == [0]
 
 
+def test_a_search_that_is_done_leaves_no_beam():
+    """Catches beams that go on because this step finished no hypothesis: earlier ones cannot be beaten."""
+    params = BeamSearchParams(beam_width=2, max_tokens=20)
+    request = make_request([1, 2], BeamSearch(params, StopChecker(params, {0})), params)
+    for total in (-2.0, -3.0):
+        request.completions.append(make_sequence([1, 2], [3], params))
+        request.completions[-1].cumulative_logprob = total
+    sample = Sample([5, 6, 7, 8], [-9.0, -10.0, -11.0, -12.0])
+    assert [branch.token_id for branch in request.method.advance(request, [sample])] == []
+
+
 # -- lesson 05 -----
 
 
@@ -1090,6 +1188,13 @@ def test_a_shared_block_moves_once():
     assert decision.mode == "swap"
     assert "2 blocks" in decision.reason
     assert "8 tokens" in decision.reason
+
+
+def test_a_swap_to_a_full_host_is_impossible_however_cheap():
+    """Catches a comparison of costs alone: moving costs nothing here, but the host has no block."""
+    kv = manager(0)
+    mode = Auto(PreemptionCosts(0.0, 0.0, 1.0)).choose_mode(victim_of(kv, 9), kv).mode
+    assert mode == "recompute"
 
 
 def test_equal_costs_are_recomputed():

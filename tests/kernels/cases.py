@@ -104,8 +104,27 @@ def assert_close(actual: Tensor, expected: Tensor, case: Case) -> None:
     cancelled = (expected.shape[-1] / case.num_seen.double()).sqrt()[:, None]
     errors = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).maximum(0.5 * cancelled)
     row, head = divmod(int(errors.nan_to_num(nan=torch.inf).argmax()), errors.shape[1])
-    worst, dtype = errors[row, head].item(), case.query.dtype
-    assert worst <= RELATIVE_ERROR[dtype], f"relative L2 error {worst:.2e} of row {row}, head {head}, {dtype}"
+    worst, allowed = errors[row, head].item(), RELATIVE_ERROR[case.query.dtype]
+    assert worst <= allowed, told(row, head, expected[row, head], actual[row, head], worst, case)
+
+
+def told(row: int, head: int, expected: Tensor, actual: Tensor, worst: float, case: Case) -> str:
+    """Which row differs, by how much, and what that may come from."""
+    starts, contexts = case.metadata.query_start_list, case.metadata.context_len_list
+    sequence = next(s for s in range(len(contexts)) if starts[s] <= row < starts[s + 1])
+    position = contexts[sequence] - starts[sequence + 1] + row
+    numbers = [
+        "[" + ", ".join(f"{x:.4g}" for x in side[:3].tolist()) + " ...]" for side in (expected, actual)
+    ]
+    cause = f"relative L2 error {worst:.1e}"
+    if actual.isnan().any():
+        cause = "NaN: a slot that it does not see, or 0 / 0"
+    elif case.query.dtype != torch.float32 and worst < 0.1:
+        cause += ", so small that something is rounded to 16 bits too early"
+    return (
+        f"row {row} (sequence {sequence}, position {position}), head {head}: "
+        f"expected {numbers[0]}, got {numbers[1]}; {cause}"
+    )
 
 
 def token_at(cache: Tensor, slot: int) -> Tensor:

@@ -33,6 +33,8 @@ def test_a_name_is_a_sentence():
         ("assert 9 <= 8", "Expected at most 8, got 9."),
         ("assert 4 > 4", "Expected more than 4, got 4."),
         ("assert 1 != 1", "Expected anything but 1."),
+        ("assert not True\n + where True = busy(0)", "Expected False, got True. (True came from busy)"),
+        ("assert False\n + where False = busy(0)", "Expected True, got False. (False came from busy)"),
         ("assert not {3}", "This should not hold: {3}."),
         ("assert 3 in [1, 2]", "This should hold: 3 in [1, 2]."),
         ("assert 0 <= 5 < 4", "This should hold: 0 <= 5 < 4."),
@@ -69,5 +71,13 @@ def test_of_equal_names_that_of_the_class_in_the_test_is_told(tmp_path):
     file.write_text(
         "class A:\n    def f(self):\n        return 1\n\nclass B:\n    def f(self):\n        return 2\n"
     )
-    assert mentioned_in(file, "assert B().f() == 3") == ["f, line 7: return 2"]
-    assert mentioned_in(file, "assert it.f() == 3") == ["f, line 3: return 1", "f, line 7: return 2"]
+    assert mentioned_in(file, "assert B().f() == 3", ["f"]) == ["f, line 7: return 2"]
+    assert mentioned_in(file, "assert it.f() == 3", ["f"]) == ["f, line 3: return 1", "f, line 7: return 2"]
+
+
+def test_only_what_the_task_asks_for_is_told(tmp_path):
+    """Catches `g` shown as yours, which an earlier task asked for, because the test calls it to look."""
+    file = tmp_path / "exercise.py"
+    file.write_text("def f():\n    return 1\n\ndef g():\n    return 2\n")
+    assert mentioned_in(file, "assert f() == g()", ["f"]) == ["f, line 2: return 1"]
+    assert mentioned_in(file, "assert g() == 3", ["f"]) == []

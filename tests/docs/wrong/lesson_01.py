@@ -279,3 +279,12 @@ class TruncatesFromTheFront(BlockTable):
 
     def free(self):
         BlockTable.truncate(self, 0)
+
+
+class SlotsOfTokensOnly(BlockTable):
+    """The list ends with the last token, although the table has more slots."""
+
+    task = 1
+
+    def slots(self, start, stop):
+        return super().slots(start, min(stop, self.num_tokens))

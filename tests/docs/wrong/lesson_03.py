@@ -59,6 +59,8 @@ def one_row_at_a_time(
                     hidden = torch.full((context - len(places) - oldest,), -softcap)
                     scores = torch.cat([scores, hidden])
                 weights = torch.softmax(scores, dim=0)[: len(places)]
+                if wrong.get("half_weights"):
+                    weights = weights.to(query.dtype).float()
                 if sinks is not None and wrong.get("no_maximum"):
                     weights = (scores.exp() / scores.exp().sum())[: len(places)]
                 output[row, head] = (weights @ values[:, kv].float()).to(output.dtype)
@@ -112,6 +114,7 @@ forgets_the_sinks = mistake("test_softcap_and_sinks_equal_the_oracle", no_sinks=
 
 reads_the_first_sequences_table = mistake(task=1, first_table=True)
 scores_in_half_precision = mistake(task=1, half=True)
+rounds_the_weights = mistake(task=1, half_weights=True)
 forgets_what_was_computed_before = mistake(task=2, forgets_history=True)
 answers_in_float32 = mistake(task=2, float32=True)
 one_window_for_all_rows = mistake(task=3, window_of_the_last=True)

@@ -465,3 +465,40 @@ class DecodesOnlyIfNobodyWaits(PrefillFirst):
         if not plan.scheduled and not scheduler.waiting:
             budget -= scheduler.plan_decodes(plan, budget)
             scheduler.resume_preempted(plan, budget)
+
+
+class ResumesIfNobodyDecodes(PrefillFirst):
+    """Swapped-out requests wait until the last running one has ended."""
+
+    task = 3
+
+    def fill(self, plan, scheduler):
+        budget = scheduler.max_num_batched_tokens
+        budget -= scheduler.continue_prefills(plan, budget)
+        scheduler.admit_waiting(plan, budget, whole=True)
+        if not plan.scheduled:
+            scheduler.plan_decodes(plan, scheduler.max_num_batched_tokens)
+        if not plan.scheduled:
+            scheduler.resume_preempted(plan, scheduler.max_num_batched_tokens)
+
+
+class APreemptionEndsTheDecodes(FCFSScheduler):
+    """One request gets its token, and the others wait for the next step."""
+
+    task = 2
+
+    def plan_decodes(self, plan, budget):
+        left, index = budget, 0
+        while index < len(self.running) and not plan.num_preempted:
+            request = self.running[index]
+            index += 1
+            if request.is_prefill:
+                continue
+            if len(request.sequences) > left:
+                break
+            needed = self.kv.blocks_to_grow(request.sequences)
+            if needed > self.kv.num_free and not self.make_room(plan, request, needed, index - 1):
+                break
+            plan.copies += self.kv.grow(request.sequences, needed)
+            left -= self.schedule_request(plan, request, left)
+        return budget - left

@@ -493,3 +493,48 @@ class EvictsAllAtOnce(PrefixCache):
         if self.allocator.num_free < count <= self.num_free:
             self.clear()
         return super().allocate(count)
+
+
+class NoSaltNoHash(PrefixCache):
+    """Without a salt, the first block follows 0 instead of the hash of an empty salt."""
+
+    task = 1
+
+    def extend_hashes(self, hashes, token_ids, salt=""):
+        size = self.block_size
+        for start in range(len(hashes) * size, len(token_ids) - size + 1, size):
+            parent = hashes[-1] if hashes else self._hash((0, salt.encode())) if salt else 0
+            hashes.append(self._hash((parent, token_ids[start : start + size].tobytes())))
+
+
+class PendingOnceMore(PrefixCache):
+    """Marks the block that has the content, although it was computed long ago."""
+
+    task = 2
+
+    def register(self, block, chain_hash, tokens, parent=""):
+        entry = super().register(block, chain_hash, tokens, parent)
+        self.pending.add(self.block_of[chain_hash])
+        return entry
+
+
+class OneObjectForASalt(PrefixCache):
+    """Compares salts by identity, as entries are compared."""
+
+    task = 2
+
+    def register(self, block, chain_hash, tokens, parent=""):
+        known = self.block_of.get(chain_hash)
+        if known is not None and self.cached[known].parent is not parent:
+            return type(self.cached[known])(chain_hash, tokens.tobytes(), parent)
+        return super().register(block, chain_hash, tokens, parent)
+
+
+class FindsOneObjectOfASalt(PrefixCache):
+    """Compares salts by identity, as entries are compared."""
+
+    task = 3
+
+    def match(self, hashes, token_ids, salt=""):
+        blocks = super().match(hashes, token_ids, salt)
+        return blocks if blocks and self.cached[blocks[0]].parent is salt else []

@@ -248,6 +248,8 @@ def search(self, request, samples, **wrong):
         best_total = asked.parent.cumulative_logprob
     if wrong.get("asks_the_best_candidate"):
         best_total = -candidates[0][0]
+    if wrong.get("done_needs_an_end") and not finished:
+        return live
     if not live or (not wrong.get("never_done") and self.is_done(request, best_scores, best_total, length)):
         return finished
     return live + finished if wrong.get("live_first") else finished + live
@@ -408,3 +410,12 @@ class KeepsTheScoreOfADroppedEnd(BeamSearch):
 
         roomy.is_done = is_done
         return BeamSearch.advance(roomy, request, samples)
+
+
+class GoesOnUntilSomethingEnds(BeamSearch):
+    """The search is done, but this step finished no hypothesis: the beams go on."""
+
+    task = 3
+
+    def advance(self, request, samples):
+        return search(self, request, samples, done_needs_an_end=True)

@@ -105,3 +105,8 @@ averages = mistake(
     3,
     ("part = attended.flatten(1) @ columns.T", "part = attended.flatten(1) @ columns.T / self.size"),
 )
+uses_up_the_copies = mistake(
+    "used_up",
+    2,
+    ("for source, destination in copies:", "while copies:\n            source, destination = copies.pop(0)"),
+)

@@ -266,3 +266,12 @@ class AllowsANegativePosition(Worked):
 
     def num_hidden(self, window):
         return len(self.blocks[: (self.num_tokens + 1 - window) // self.block_size])
+
+
+class TheWindowOfTheCapacity(Worked):
+    """Preallocated slots count as tokens: the window is behind the text."""
+
+    task = 1
+
+    def num_hidden(self, window):
+        return max(0, self.capacity + 1 - window) // self.block_size
