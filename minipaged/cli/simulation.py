@@ -92,9 +92,11 @@ def simulate(
     replicas: Annotated[int, typer.Option(help="Engines behind the router.")] = 1,
     router: Annotated[str, typer.Option(help="round-robin, least-loaded or prefix-aware.")] = "least-loaded",
     sweep: Annotated[
-        str | None, typer.Option(help="Run once per value of an engine flag or rate: FLAG=V1,V2,...")
+        str | None, typer.Option(help="Run once per value of an engine flag or of rate: FLAG=V1,V2,...")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the sweep to this .svg or .png file.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Plot the sweep and write it to this .svg or .png file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what a model on some hardware would do under a load; no GPU and no weights needed."""

@@ -143,7 +143,7 @@ def pool_size(
     if 0 < config.swap_space < bytes_per_block:
         raise ConfigError(
             f"swap_space is {config.swap_space} bytes, less than one block of {bytes_per_block} bytes; "
-            f"give bytes (not GiB, as in vLLM), e.g. {4 << 30} for 4 GiB, or 0 to turn swapping off"
+            f"give bytes (vLLM's setting is in GiB), e.g. {4 << 30} for 4 GiB, or 0 to turn swapping off"
         )
     return num_blocks, min(num_blocks, config.swap_space // bytes_per_block)
 

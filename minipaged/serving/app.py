@@ -99,8 +99,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     async def tokenize(body: TokenizeBody) -> Response:
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
-            given = "neither" if body.prompt is None else "both"
-            raise ApiError(400, f"{given} of prompt and messages is given; give exactly one", "prompt")
+            what = "neither prompt nor messages is" if body.prompt is None else "both prompt and messages are"
+            raise ApiError(400, f"{what} given; give exactly one", "prompt")
         try:
             if body.prompt is not None:
                 tokens = await service.encode(body.prompt, body.add_special_tokens)

@@ -59,7 +59,7 @@ def check_reports(reports: list[Report], tensor_size: int) -> None:
             if other.same[what] != value:
                 raise RankError(
                     f"rank {rank} differs from rank 0 in {what}: {other.same[what]} instead of {value}; "
-                    "give all ranks the same"
+                    "make all ranks agree"
                 )
         beside = rank - rank % tensor_size
         if other.layers != reports[beside].layers:  # they may leave out rows in the last layer

@@ -37,10 +37,10 @@ def _gains(results: dict[Any, Any], rounds: int) -> str:
 
 def conclude(results: dict[Any, Any]) -> Outcome:
     """Ratios and one panel."""
-    others = [f"{_gains(results, rounds)} with {rounds}" for rounds in ROUNDS]
+    others = [f"{_gains(results, rounds)} if the average is {rounds}" for rounds in ROUNDS]
     note = (
         "the paper does not say how many rounds its conversations have, and that decides the ratio (checked: "
-        f"{' and '.join(others)} on average)"
+        f"{', and '.join(others)})"
     )
     claims = []
     for name in RESERVATIONS:
