@@ -81,7 +81,7 @@ class SamplingParams:
         skip_special_tokens: leave tokens like EOS out of the text.
         spaces_between_special_tokens: accepted for vLLM's scripts; today's tokenizers never add such spaces.
         output_kind: what each output of `AsyncLLM.generate` contains; other methods return everything at the
-        end.
+            end.
         structured_outputs: what the text must follow. With ignore_eos, EOS is generated (and ends the text)
             only where nothing else may follow.
 

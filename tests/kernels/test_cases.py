@@ -29,7 +29,7 @@ def test_one_wrong_row_and_head_of_many_is_noticed(checked, row):
     case, expected = checked
     actual = expected.clone()
     actual[row, 2] = expected[row - 1, 1]
-    with pytest.raises(AssertionError, match=f"of row {row % len(expected)}, head 2"):
+    with pytest.raises(AssertionError, match=rf"row {row % len(expected)} .*, head 2:"):
         assert_close(actual, expected, case)
 
 
@@ -38,7 +38,7 @@ def test_a_long_context_that_is_8_percent_off_is_noticed(checked):
     case, expected = checked
     actual = expected.clone()
     actual[LONG] *= 1.08
-    with pytest.raises(AssertionError, match=f"of row {LONG},"):
+    with pytest.raises(AssertionError, match=f"row {LONG} "):
         assert_close(actual, expected, case)
 
 
@@ -47,5 +47,5 @@ def test_a_single_nan_is_noticed(checked):
     case, expected = checked
     actual = expected.clone()
     actual[3, 1, 5] = float("nan")
-    with pytest.raises(AssertionError, match="of row 3, head 1"):
+    with pytest.raises(AssertionError, match=r"row 3 .*, head 1:"):
         assert_close(actual, expected, case)
