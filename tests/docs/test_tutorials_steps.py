@@ -602,8 +602,8 @@ def test_a_prompt_that_goes_on_does_not_end_the_decodes():
 
 
 def test_a_group_with_more_to_compute_does_not_end_the_decodes():
-    """Catches the budget looked at before `is_prefill`: one token is left, the two sequences of r0 have four
-    and more to compute each, and r1, behind them, has one."""
+    """Catches the budget looked at before `is_prefill`: one token is left, r0 computes its two sequences
+    again, and r1, behind it, has one token to compute."""
     engine = scripted(
         lambda plan, s: s.admit_waiting(plan, 64),
         lambda plan, s: s.plan_decodes(plan, 64),
