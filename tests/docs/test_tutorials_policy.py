@@ -126,6 +126,12 @@ def test_the_impatient_go_in_order_of_arrival(make):
     assert order(make([9, 7, 1, 1, 1, 1], patience=3))[:2] == ["r0", "r1"]
 
 
+def test_all_who_waited_too_long_go_first_in_one_step(make):
+    """Catches only the first of the queue put ahead of shorter ones: r0 and r1 have both waited too long."""
+    engine = make([9, 7, 1, 1, 1], patience=3, max_num_seqs=4)
+    assert [s.sequence.request.request_id for s in engine.step().scheduled] == ["r0", "r1", "r2", "r3"]
+
+
 def test_nobody_overtakes_an_impatient_request_that_does_not_fit(make):
     """Catches two admissions, one for those who waited too long and one for the others: r2 would fit."""
     engine = make([13, 12, 4], patience=1, num_blocks=6, max_num_seqs=4)

@@ -601,6 +601,25 @@ def test_a_prompt_that_goes_on_does_not_end_the_decodes():
     assert scheduled(engine.step()) == [("r1", 4, 1)]
 
 
+def test_a_group_with_more_to_compute_does_not_end_the_decodes():
+    """Catches the budget looked at before `is_prefill`: one token is left, r0 computes its two sequences
+    again, and r1, behind it, has one token to compute."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64),
+        lambda plan, s: s.plan_decodes(plan, 64),
+        lambda plan, s: s.admit_waiting(plan, 8, share=4),
+        lambda plan, s: s.plan_decodes(plan, 1),
+        lengths=[],
+    )
+    engine.add([0] * 5, method=samples(2))
+    engine.step()
+    scheduler = engine.scheduler
+    scheduler.roll_back(scheduler.schedule())
+    engine.add([1] * 4)
+    assert scheduled(engine.step()) == [("r0", 0, 4), ("r1", 0, 4)]
+    assert scheduled(engine.step()) == [("r1", 4, 1)]
+
+
 def test_every_sequence_of_a_request_costs_a_token():
     """Catches counting requests instead of tokens: three samples of one request compute three tokens."""
     engine = scripted(

@@ -502,3 +502,26 @@ class APreemptionEndsTheDecodes(FCFSScheduler):
             plan.copies += self.kv.grow(request.sequences, needed)
             left -= self.schedule_request(plan, request, left)
         return budget - left
+
+
+class ALongPromptEndsTheWalk(FCFSScheduler):
+    """The budget is looked at before it is clear that the request has only its newest tokens to compute."""
+
+    caught_by = "test_a_group_with_more_to_compute_does_not_end_the_decodes"
+
+    def plan_decodes(self, plan, budget):
+        left, index = budget, 0
+        while index < len(self.running) and left:
+            request = self.running[index]
+            index += 1
+            if len(request.sequences) > left:
+                break
+            if request.is_prefill:
+                continue
+            needed = self.kv.blocks_to_grow(request.sequences)
+            if needed > self.kv.num_free and not self.make_room(plan, request, needed, index - 1):
+                index -= 1
+                continue
+            plan.copies += self.kv.grow(request.sequences, needed)
+            left -= self.schedule_request(plan, request, left)
+        return budget - left

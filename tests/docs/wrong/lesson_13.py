@@ -233,3 +233,22 @@ class TwoAdmissions(FCFSScheduler):
         used += super().admit_waiting(plan, budget - used, whole, share)
         self.waiting = deque(sorted([*left, *self.waiting], key=lambda request: request.arrival))
         return used
+
+
+class OnlyTheFirstLosesPatience(FCFSScheduler):
+    """Of several requests that have waited too long, only the earliest goes before shorter ones."""
+
+    caught_by = "test_all_who_waited_too_long_go_first_in_one_step"
+    patience = 100
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        first = self.waiting[0] if self.waiting else None
+
+        def key(request):
+            late = request is first and self.num_arrived - request.arrival > self.patience
+            return not late, len(request.prompt_token_ids), request.arrival
+
+        self.waiting = deque(sorted(self.waiting, key=key))
+        used = super().admit_waiting(plan, budget, whole, share)
+        self.waiting = deque(sorted(self.waiting, key=lambda request: request.arrival))
+        return used
