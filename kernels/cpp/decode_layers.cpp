@@ -45,7 +45,7 @@ struct Kernels;
 #define KERNELS_FOR(T, NAME)                                                          \
     template <>                                                                       \
     struct Kernels<T> {                                                               \
-        static constexpr auto norm = norm_##NAME;                                      \
+        static constexpr auto norm = norm_##NAME;                                     \
         static constexpr auto rotate = rotate_##NAME;                                 \
         static constexpr auto gate = gate_##NAME;                                     \
         static constexpr auto attend = paged_attention_##NAME;                        \

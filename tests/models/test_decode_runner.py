@@ -22,8 +22,6 @@ from tests.models.driver import Driver, random_tokens
 from tests.models.zoo import VOCAB_SIZE, build
 
 LENGTHS = (9, 1, 4, 30)
-
-
 SHAPE = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
 
 
@@ -140,11 +138,7 @@ def test_models_of_another_kind_run_layer_by_layer(name):
 def test_layers_that_attend_in_chunks_run_one_by_one():
     """Catches decodes that see what lies before their chunk."""
     chunks = {"layer_types": ["chunked_attention"] * 2, "attention_chunk_size": 8}
-    driver = Driver(
-        build("llama", **SHAPE, **chunks),
-        attention_backend="cpp",
-        quantization="int8",
-    )
+    driver = Driver(build("llama", **SHAPE, **chunks), attention_backend="cpp", quantization="int8")
     driver.runner.optimize()
     driver.runner.use_one_call()
     assert driver.runner.decode_runner is None
