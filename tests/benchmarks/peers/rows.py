@@ -63,6 +63,7 @@ EVERY = {"padded": None, "continuous": None}  # transformers, both ways, without
 COMPILED = {"vllm-compiled": None}  # vLLM after torch.compile, which takes it about a minute
 LARGE = {"pairs": 2, "warm_up": 8}  # a run takes most of a minute
 LEVEL = 1.0  # at least as fast
+OPENVINO = {"openvino": LEVEL}
 
 ROWS = [
     Row("tiny", "mixed, 3.4 M", "tiny", "mixed", {"vllm": 1.25, **COMPILED, **EVERY}),
@@ -136,7 +137,44 @@ ROWS = [
     Row("m100", "mixed, 134 M", "m100", "mixed", {"vllm": 1.05, **COMPILED}, **LARGE),
     Row("m100-bf16", "mixed, 134 M", "m100", "mixed", {"vllm": 1.05}, dtype="bfloat16", **LARGE),
     Row("m100-2t", "mixed, 134 M", "m100", "mixed", {"vllm": 1.05}, threads=2, **LARGE),
-    Row("tiny-openvino", "mixed, 3.4 M, beside OpenVINO", "tiny", "mixed", {"openvino": LEVEL}, pairs=3),
+    Row("tiny-openvino", "mixed, 3.4 M, beside OpenVINO", "tiny", "mixed", OPENVINO, pairs=3),
+    Row(
+        "tiny-openvino-shared",
+        "shared prefix, caching on, 3.4 M, beside OpenVINO",
+        "tiny",
+        "shared",
+        OPENVINO,
+        pairs=3,
+        prefix_caching=True,
+    ),
+    Row(
+        "m100-openvino-shared",
+        "shared prefix, caching on, 134 M, beside OpenVINO",
+        "m100",
+        "shared",
+        OPENVINO,
+        pairs=3,
+        prefix_caching=True,
+    ),
+    Row("m100-openvino", "mixed, 134 M, beside OpenVINO", "m100", "mixed", OPENVINO, **LARGE),
+    Row(
+        "m100-openvino-bf16",
+        "mixed, 134 M, beside OpenVINO",
+        "m100",
+        "mixed",
+        OPENVINO,
+        dtype="bfloat16",
+        **LARGE,
+    ),
+    Row(
+        "m100-openvino-int8",
+        "mixed, 134 M, weights in 8 bits, beside OpenVINO",
+        "m100",
+        "mixed",
+        OPENVINO,
+        quantization="int8",
+        **LARGE,
+    ),
     Row(
         "m100-single",
         "one request, 134 M",
