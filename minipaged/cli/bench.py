@@ -31,7 +31,7 @@ def bench(
     output_tokens: Annotated[int | None, typer.Option(help="Tokens to generate per request.")] = None,
     requests: Annotated[
         int | None,
-        typer.Option("--requests", "--batch", help="Requests of that size [default: 1; 100 with --url]."),
+        typer.Option("--requests", "--batch", help="Number of requests of that size [default: 1; 100 with --url]."),
     ] = None,
     shared_prefix: Annotated[
         int | None, typer.Option(help="Length of the prefix that all prompts share.")
