@@ -92,7 +92,9 @@ def hint(
 @app.command()
 def solution(
     number: Number,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Show it even if you have not tried yet.")] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Show the solution even if you have not tried yet.")
+    ] = False,
 ) -> None:
     """Show a solution, task by task, and explain it."""
     lesson = find(number)

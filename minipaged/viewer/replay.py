@@ -60,11 +60,11 @@ class Trace:
                 for number, text in enumerate(file, start=1):
                     yield number, text
         except OSError as error:
-            reason = f"{error.strerror}; make one with --trace FILE"
+            reason = f"{error.strerror}; make a trace with --trace FILE"
             raise TraceError(f"cannot read trace {self.path}: {reason}") from error
         except UnicodeDecodeError as error:
             where = f"{self.path} is not a trace: after line {number}"
-            raise TraceError(f"{where} it is not text; make one with --trace FILE") from error
+            raise TraceError(f"{where} it is not text; make a trace with --trace FILE") from error
 
     def _parse(self, number: int, text: str) -> dict[str, Any]:
         try:
