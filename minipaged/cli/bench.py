@@ -154,7 +154,9 @@ def _load(
     try:
         from minipaged.serving.load import Load, run_load
     except ImportError as error:
-        raise ValueError(f"--url needs {error.name}; pip install 'minipaged[serve]'") from error
+        raise ValueError(
+            f"--url needs {error.name}; install the extra: pip install 'minipaged[serve]'"
+        ) from error
     from minipaged.bench import random_workload, read_workload
     from minipaged.progress import progress_bar
 

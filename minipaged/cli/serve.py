@@ -61,7 +61,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, as OpenAI does."""
     if not 1 <= replicas <= MOST_REPLICAS:
-        raise ValueError(f"replicas is {replicas}; give 1 to {MOST_REPLICAS}")
+        raise ValueError(f"replicas is {replicas}; give a number from 1 to {MOST_REPLICAS}")
     try:
         from minipaged.serving.fleet import Fleet
         from minipaged.serving.router import Router

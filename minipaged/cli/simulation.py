@@ -108,11 +108,11 @@ def simulate(
     """Say what a model on some hardware would do under a load; no GPU and no weights needed."""
     for name, value, most in (("requests", requests, MOST_REQUESTS), ("replicas", replicas, MOST_REPLICAS)):
         if not 1 <= value <= most:
-            raise ValueError(f"{name} is {value}; give 1 to {most:,}")
+            raise ValueError(f"{name} is {value}; give a number from 1 to {most:,}")
     if plot is not None and (sweep is None or plot.suffix not in (".svg", ".png")):
         raise ValueError(f"plot is {plot}; give a .svg or .png file, and --sweep to have something to draw")
     if not 0 <= host_ms <= MOST_HOST_MS:
-        raise ValueError(f"host_ms is {host_ms}; give 0 to {MOST_HOST_MS:,}")
+        raise ValueError(f"host_ms is {host_ms}; give a number from 0 to {MOST_HOST_MS:,}")
     if plot is not None:
         check_figures(plot.parent)
     check_settings(options)
