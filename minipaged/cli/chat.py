@@ -44,7 +44,7 @@ HISTORY_LENGTH = 1000
 
 def chat(
     model: Model = None,
-    system: Annotated[str | None, Option(help="System message: the role of the model.")] = None,
+    system: Annotated[str | None, Option(help="System message, which sets the model's role.")] = None,
     chat_template: Annotated[
         Path | None, Option(help="Jinja file that replaces the model's chat template.")
     ] = None,

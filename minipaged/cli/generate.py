@@ -80,7 +80,9 @@ def generate(
     logprobs: Annotated[
         int | None, Option(help="Show each token's log-probability, and those of this many likeliest tokens.")
     ] = None,
-    json_schema: Annotated[str | None, Option(help="JSON schema to follow, as a file or as text.")] = None,
+    json_schema: Annotated[
+        str | None, Option(help="JSON schema that the text must follow, given as a file or as text.")
+    ] = None,
     regex: Annotated[str | None, Option(help="Regular expression that the whole text must match.")] = None,
     choice: Annotated[
         list[str] | None, Option(help="An allowed text; repeat the option for each one.")

@@ -98,7 +98,8 @@ def simulate(
     replicas: Annotated[int, typer.Option(help="Engines behind the router.")] = 1,
     router: Annotated[str, typer.Option(help="round-robin, least-loaded or prefix-aware.")] = "least-loaded",
     sweep: Annotated[
-        str | None, typer.Option(help="Run once per value of an engine flag or of rate: FLAG=V1,V2,...")
+        str | None,
+        typer.Option(help="Run once for each value of an engine flag or of the rate: FLAG=V1,V2,..."),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Plot the sweep and write it to this .svg or .png file.")
