@@ -28,8 +28,10 @@ class Trace:
         if not FORMAT.items() <= self.header.items():
             theirs = self.header.get("version")
             if self.header.get("format") == FORMAT["format"] and isinstance(theirs, int) and theirs > VERSION:
-                known = f"this one knows version {VERSION}"
-                raise TraceError(f"{path} is of version {theirs}, {known}; read it with a newer minipaged")
+                known = f"but this minipaged knows version {VERSION}"
+                raise TraceError(
+                    f"{path} is a trace of version {theirs}, {known}; read it with a newer minipaged"
+                )
             raise TraceError(f"{path} is not a trace of version {VERSION}; make one with --trace FILE")
         for size, least in SIZES.items():
             if type(value := self.header.get(size)) is not int or value < least:

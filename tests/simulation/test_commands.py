@@ -128,11 +128,11 @@ def test_a_fleet_serves_everything():
         (["--chips", "0"], "num_chips is 0"),
         (
             ["--chips", "3"],
-            "num_chips is 3; the 8 KV heads of llama-3-8b divide among 1, 2, 4 or 8 chips",
+            "num_chips is 3; the 8 KV heads of llama-3-8b can be divided among 1, 2, 4 or 8 chips",
         ),
         (
             ["--chips", "16"],
-            "num_chips is 16; the 8 KV heads of llama-3-8b divide among 1, 2, 4 or 8 chips",
+            "num_chips is 16; the 8 KV heads of llama-3-8b can be divided among 1, 2, 4 or 8 chips",
         ),
         (["--rate", "nan"], "rate is nan requests/s; give at least 1e-06"),
         (["--rate", "1e-300"], "rate is 1e-300 requests/s; give at least 1e-06"),
