@@ -17,7 +17,8 @@ KNEES = {"faster-transformer": 0.3, "orca-max": 0.5, "orca-pow2": 0.75, "orca-or
 RATIOS = {"orca-oracle": (1.7, 2.7), "orca-max": (2.7, 8.0), "faster-transformer": (None, 22.0)}
 COMPUTE_BOUND = (
     "with short sequences and 264 GB of KV memory, 256 sequences fit in every system, so computation is "
-    "the limit (checked: 254 requests run on average in both; the paper says the same about its panel f)"
+    "the limit (checked: 254 requests run on average in both systems; the paper says the same about its "
+    "panel f)"
 )
 
 
