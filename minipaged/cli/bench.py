@@ -25,7 +25,7 @@ PANEL = "Load on a server (--url)"
 def bench(
     workload: Annotated[
         Path | None,
-        typer.Option(help="JSON list of {prompt_token_ids, max_tokens}; or give the sizes below."),
+        typer.Option(help="JSON list of {prompt_token_ids, max_tokens} entries; or give the sizes below."),
     ] = None,
     prompt_tokens: Annotated[int | None, typer.Option(help="Random tokens per prompt.")] = None,
     output_tokens: Annotated[int | None, typer.Option(help="Tokens to generate per request.")] = None,

@@ -27,7 +27,7 @@ FrequencyPenalty = Annotated[
 ]
 Stop = Annotated[list[str] | None, Option(help="Text that ends a completion; may be repeated.")]
 StopTokenId = Annotated[list[int] | None, Option(help="Token id that ends a completion; may be repeated.")]
-MinTokens = Annotated[int, Option(help="Tokens to generate before a completion may end.")]
+MinTokens = Annotated[int, Option(help="Minimum number of tokens to generate before a completion may end.")]
 IgnoreEos = Annotated[bool, Option("--ignore-eos", help="Ignore end tokens and keep generating.")]
 
 OFF = {
