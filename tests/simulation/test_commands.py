@@ -372,7 +372,7 @@ def test_the_page_shows_paper_beside_measured_with_reason_and_command():
     moved = [{"figure": "speed", "source": "Fig. 1", "value": 3.0, "change": {"step_seconds": [4.0, -3.5]}}]
     shown = page([_result()], moved)
     assert "| speed (1) | Fig. 1 | 2 | 3 x | 1.50 |" in shown
-    assert "(1) because of this." in shown
+    assert "(1) Because of this." in shown
     assert "| size | Fig. 1 | up to 5 | 3 B | holds |" in shown
     assert "| knee | Fig. 1 | 10 (plot) | 2 B | 0.20 |" in shown
     assert "| speed | Fig. 1 | 3 | +4 / -3.5 |  |" in shown
