@@ -89,7 +89,8 @@ def random_workload(
             raise WorkloadError(f"{name} is {value}; give at least 1")
     if not 0 <= shared_prefix <= prompt_tokens:
         raise WorkloadError(
-            f"shared_prefix is {shared_prefix}; give 0 to {prompt_tokens}, the length of a prompt"
+            f"shared_prefix is {shared_prefix}; give a number from 0 to {prompt_tokens}, "
+            "the length of a prompt"
         )
     draw = partial(random.Random(seed).choices, range(vocab_size))
     prefix = draw(k=shared_prefix)

@@ -49,33 +49,44 @@ class EngineConfig:
         0.9, "Share of the GPU's memory for weights, activations and the KV pool together."
     )
     max_num_seqs: int = _option(256, "Sequences that may hold blocks at the same time.")
-    max_num_batched_tokens: int = _option(2048, "Most tokens that one step computes.")
+    max_num_batched_tokens: int = _option(2048, "Maximum number of tokens that one step computes.")
     max_model_len: int | None = _option(
-        None, "Longest sequence, prompt and output together. Default: what the model was trained for."
+        None, "Longest sequence, prompt and output together. Default: the length the model was trained for."
     )
     enable_chunked_prefill: bool = _option(
-        True, "Cut prompts to the token budget and mix them with decodes; off: prefills first, on their own."
+        True,
+        "Mix prompts, cut to the token budget, with decodes. When off, prefills run first, on their own.",
     )
-    enable_prefix_caching: bool = _option(True, "Keep full blocks and share them with equal prefixes.")
+    enable_prefix_caching: bool = _option(
+        True, "Keep full blocks and share them between prompts with equal prefixes."
+    )
     preemption_mode: PreemptionMode = _option(
-        "auto", "What happens to the blocks of a preempted request; auto picks the cheaper."
+        "auto", "What happens to the blocks of a preempted request; auto picks the cheaper option."
     )
     swap_space: int = _option(
-        4 << 30, "Most bytes of host memory for swapped-out blocks (never more than the pool has)."
+        4 << 30, "Maximum bytes of host memory for swapped-out blocks (never more than the pool has)."
     )
     page_growth: PageGrowthName = _option(
-        "on_demand", "Blocks at admission: what the tokens need, in grants of 16, or all at once."
+        "on_demand",
+        "How a request gets its blocks: as its tokens need them, in grants of 16, or all at admission.",
     )
     tensor_parallel_size: int = _option(1, "Ranks that share the heads and MLPs of every layer.")
     pipeline_parallel_size: int = _option(
-        1, "Stages that share the layers; ranks: this times tensor_parallel_size."
+        1, "Stages that share the layers. The number of ranks is this times tensor_parallel_size."
     )
     attention_backend: AttentionBackend = _option(
-        "auto", "Kernels to use; auto: triton on a GPU, cpp on a CPU with a compiler, else torch."
+        "auto",
+        "Kernels to use. auto means triton on a GPU, cpp on a CPU with a compiler, and torch otherwise.",
     )
-    enable_cuda_graphs: bool = _option(True, "Replay decode steps as CUDA graphs; no effect on a CPU.")
-    device: Device = _option("auto", "Where the model computes; auto: cuda if there is a GPU, else cpu.")
-    dtype: DType = _option("auto", "Type of weights and KV cache; auto: what the checkpoint says.")
+    enable_cuda_graphs: bool = _option(
+        True, "Replay decode steps as CUDA graphs. This has no effect on a CPU."
+    )
+    device: Device = _option(
+        "auto", "Where the model runs. auto means cuda if there is a GPU, and cpu otherwise."
+    )
+    dtype: DType = _option(
+        "auto", "Data type of the weights and the KV cache. auto means the checkpoint's type."
+    )
     quantization: Quantization = _option(
         "none", "Store the weights of linear layers in 8 or 4 bits, converted at loading (CPU only)."
     )
@@ -85,7 +96,7 @@ class EngineConfig:
     )
     trust_remote_code: bool = _option(False, "Run the code that comes with the model's files, if any.")
     seed: int = _option(0, "Seed for requests that do not set one.")
-    disable_log_stats: bool = _option(False, "No periodic log line.")
+    disable_log_stats: bool = _option(False, "Turn the periodic log line off.")
 
     def __post_init__(self) -> None:
         dtype: Any = (

@@ -32,7 +32,7 @@ def table(verdicts: dict[str, Verdict]) -> str:
     outcomes = [verdict.outcome for verdict in verdicts.values()]
     runs, refused, not_built = map(outcomes.count, ("runs", "refused", "not built"))
     return (
-        f"\nWith transformers {transformers.__version__}: {runs} of {len(outcomes)} types run, {refused} are "
+        f"\nWith transformers {transformers.__version__}, {runs} of {len(outcomes)} types run, {refused} are "
         f"refused, and {not_built} were not tried, because no small version could be built.\n\n"
         "| model type | verdict |\n|---|---|\n"
         + "".join(row(name, verdict) for name, verdict in verdicts.items())

@@ -25,13 +25,15 @@ PANEL = "Load on a server (--url)"
 def bench(
     workload: Annotated[
         Path | None,
-        typer.Option(help="JSON list of {prompt_token_ids, max_tokens}; or give the sizes below."),
+        typer.Option(help="JSON list of {prompt_token_ids, max_tokens} entries; or give the sizes below."),
     ] = None,
     prompt_tokens: Annotated[int | None, typer.Option(help="Random tokens per prompt.")] = None,
     output_tokens: Annotated[int | None, typer.Option(help="Tokens to generate per request.")] = None,
     requests: Annotated[
         int | None,
-        typer.Option("--requests", "--batch", help="Requests of that size [default: 1; 100 with --url]."),
+        typer.Option(
+            "--requests", "--batch", help="Number of requests of that size [default: 1; 100 with --url]."
+        ),
     ] = None,
     shared_prefix: Annotated[
         int | None, typer.Option(help="Length of the prefix that all prompts share.")
@@ -43,7 +45,8 @@ def bench(
         Path | None, typer.Option(help="Write the generated token ids to this file.")
     ] = None,
     repeat: Annotated[
-        int | None, typer.Option(help="Timed runs, after one warm-up; shows median and spread.")
+        int | None,
+        typer.Option(help="Timed runs after one warm-up run; the median and the spread are shown."),
     ] = None,
     limits: Annotated[
         bool, typer.Option("--limits", help="Compare with what memory and matrix products allow (CPU).")
@@ -56,7 +59,7 @@ def bench(
     users: Annotated[
         int,
         typer.Option(
-            help="Concurrent clients, one request each; with --rate, the most requests at once.",
+            help="Concurrent clients, one request each; with --rate, the maximum number of requests at once.",
             rich_help_panel=PANEL,
         ),
     ] = 32,
@@ -67,10 +70,11 @@ def bench(
         bool, typer.Option("--until-eos", help="Let texts end at the end token.", rich_help_panel=PANEL)
     ] = False,
     ttft_target: Annotated[
-        float | None, typer.Option(help="Goodput: seconds to the first token.", rich_help_panel=PANEL)
+        float | None,
+        typer.Option(help="For goodput: maximum seconds to the first token.", rich_help_panel=PANEL),
     ] = None,
     itl_target: Annotated[
-        float | None, typer.Option(help="Goodput: seconds between tokens.", rich_help_panel=PANEL)
+        float | None, typer.Option(help="For goodput: maximum seconds between tokens.", rich_help_panel=PANEL)
     ] = None,
     api_key: Annotated[
         str | None,
@@ -150,7 +154,9 @@ def _load(
     try:
         from minipaged.serving.load import Load, run_load
     except ImportError as error:
-        raise ValueError(f"--url needs {error.name}; pip install 'minipaged[serve]'") from error
+        raise ValueError(
+            f"--url needs {error.name}; install the extra: pip install 'minipaged[serve]'"
+        ) from error
     from minipaged.bench import random_workload, read_workload
     from minipaged.progress import progress_bar
 

@@ -44,14 +44,14 @@ HISTORY_LENGTH = 1000
 
 def chat(
     model: Model = None,
-    system: Annotated[str | None, Option(help="System message: the role of the model.")] = None,
+    system: Annotated[str | None, Option(help="System message, which sets the model's role.")] = None,
     chat_template: Annotated[
         Path | None, Option(help="Jinja file that replaces the model's chat template.")
     ] = None,
     max_tokens: Annotated[
-        int | None, Option(help="Most tokens per answer. [default: as many as fit]")
+        int | None, Option(help="Maximum tokens per answer. [default: as many as fit]")
     ] = None,
-    temperature: Annotated[float, Option(help="0 is greedy.")] = 0.0,
+    temperature: Annotated[float, Option(help="0 means greedy decoding.")] = 0.0,
     top_p: TopP = 1.0,
     top_k: TopK = 0,
     min_p: MinP = 0.0,
@@ -77,7 +77,9 @@ def chat(
     samples(given)
     template = None if chat_template is None else read_text("chat template", chat_template)
     if template is not None and not template.strip():
-        raise ValueError(f"chat template {chat_template} is empty; give a Jinja template, or drop it")
+        raise ValueError(
+            f"chat template {chat_template} is empty; give a Jinja template, or drop --chat-template"
+        )
     llm = load(model, {"disable_log_stats": True, **options}, use)
     notes = Console(stderr=True, highlight=False, markup=False, emoji=False)
     if llm.tokenizer is not None and template is not None:

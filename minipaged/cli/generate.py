@@ -58,8 +58,10 @@ def generate(
         str | None, Option(help="A file with one prompt per line; - reads standard input.")
     ] = None,
     model: Model = None,
-    max_tokens: Annotated[int, Option(help="Most tokens to generate.")] = 64,
-    temperature: Annotated[float | None, Option(help="0 is greedy. [default: 0; 1 if --n > 1]")] = None,
+    max_tokens: Annotated[int, Option(help="Maximum number of tokens to generate.")] = 64,
+    temperature: Annotated[
+        float | None, Option(help="0 means greedy decoding. [default: 0; 1 if --n > 1]")
+    ] = None,
     top_p: TopP = 1.0,
     top_k: TopK = 0,
     min_p: MinP = 0.0,
@@ -67,9 +69,9 @@ def generate(
     presence_penalty: PresencePenalty = 0.0,
     frequency_penalty: FrequencyPenalty = 0.0,
     n: Annotated[int, Option("--n", help="Completions per prompt.")] = 1,
-    beam_width: Annotated[int | None, Option(help="Beam search with this many beams.")] = None,
+    beam_width: Annotated[int | None, Option(help="Use beam search with this many beams.")] = None,
     length_penalty: Annotated[
-        float | None, Option(help="Beam search: above 0 favours long texts. [default: 1]")
+        float | None, Option(help="For beam search: values above 0 favour long texts. [default: 1]")
     ] = None,
     stop: Stop = None,
     stop_token_id: StopTokenId = None,
@@ -78,7 +80,9 @@ def generate(
     logprobs: Annotated[
         int | None, Option(help="Show each token's log-probability, and those of this many likeliest tokens.")
     ] = None,
-    json_schema: Annotated[str | None, Option(help="JSON schema to follow, as a file or as text.")] = None,
+    json_schema: Annotated[
+        str | None, Option(help="JSON schema that the text must follow, given as a file or as text.")
+    ] = None,
     regex: Annotated[str | None, Option(help="Regular expression that the whole text must match.")] = None,
     choice: Annotated[
         list[str] | None, Option(help="An allowed text; repeat the option for each one.")
@@ -89,7 +93,7 @@ def generate(
     as_json: AsJson = False,
     trace: Annotated[Path | None, Option(help="Write a trace of every step to this file.")] = None,
     show_blocks: Annotated[
-        bool, Option("--show-blocks", help="Show the KV pool at its fullest and where the tokens were.")
+        bool, Option("--show-blocks", help="Show the KV pool at its fullest, and where the tokens were.")
     ] = False,
     use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
@@ -130,7 +134,7 @@ def generate(
                 f"--stream prints one completion as it comes, but {flag} gives more; drop one of them"
             )
         if len(prompts) != 1:
-            raise ParamsError(f"--stream prints the text of one prompt, not of {len(prompts)}; drop it")
+            raise ParamsError(f"--stream prints the text of one prompt, not of {len(prompts)}; drop --stream")
     check_writable("trace", trace)
     llm = load(model, options, use)
     from minipaged.viewer.highlights import Highlights

@@ -67,7 +67,9 @@ def check_threads(threads: int | None) -> None:
     """Raise `ValueError` for more threads than there are cores: they only wait, and too many crash."""
     cores = os.cpu_count() or 1
     if threads is not None and not 1 <= threads <= cores:
-        raise ValueError(f"threads is {threads}; give 1 to {cores}, the cores of this machine")
+        raise ValueError(
+            f"threads is {threads}; give a number from 1 to {cores}, the number of cores of this machine"
+        )
 
 
 def check_parts(options: dict[str, Any], use: list[str] | None) -> dict[str, Any]:

@@ -12,14 +12,22 @@ from minipaged.decoding.structured import StructuredOutputsParams
 from minipaged.text_io import read_text
 
 TopP = Annotated[float, Option(help="Sample from the likeliest tokens with this total probability.")]
-TopK = Annotated[int, Option(help="Sample from this many of the likeliest tokens; 0: all.")]
-MinP = Annotated[float, Option(help="Drop tokens below this share of the likeliest.")]
-RepetitionPenalty = Annotated[float, Option(help="Above 1 discourages repeating the prompt or output.")]
-PresencePenalty = Annotated[float, Option(help="Subtracted from the logits of tokens already in the output.")]
-FrequencyPenalty = Annotated[float, Option(help="The same, once per occurrence.")]
+TopK = Annotated[int, Option(help="Sample from this many of the likeliest tokens; 0 means all.")]
+MinP = Annotated[
+    float, Option(help="Drop tokens with less than this share of the likeliest token's probability.")
+]
+RepetitionPenalty = Annotated[
+    float, Option(help="Values above 1 discourage repeating the prompt or the output.")
+]
+PresencePenalty = Annotated[
+    float, Option(help="Subtract this from the logits of tokens already in the output.")
+]
+FrequencyPenalty = Annotated[
+    float, Option(help="Subtract this from a token's logit for each time it occurs in the output.")
+]
 Stop = Annotated[list[str] | None, Option(help="Text that ends a completion; may be repeated.")]
 StopTokenId = Annotated[list[int] | None, Option(help="Token id that ends a completion; may be repeated.")]
-MinTokens = Annotated[int, Option(help="Tokens to generate before a completion may end.")]
+MinTokens = Annotated[int, Option(help="Minimum number of tokens to generate before a completion may end.")]
 IgnoreEos = Annotated[bool, Option("--ignore-eos", help="Ignore end tokens and keep generating.")]
 
 OFF = {
@@ -50,7 +58,7 @@ def samples(given: dict[str, Any], default_temperature: float = 0.0) -> Sampling
         if params.is_greedy and name in given:
             raise ParamsError(
                 f"{name} is {given[name]}, but temperature {params.temperature} is greedy; "
-                "give --temperature above 0, or drop it"
+                f"give --temperature above 0, or drop {name}"
             )
     return params
 
@@ -67,9 +75,7 @@ def beams(given: dict[str, Any], beam_width: int, n: int, length_penalty: float 
         given = given | {"length_penalty": length_penalty}
     params = BeamSearchParams(**given, beam_width=beam_width)
     if not 1 <= n <= beam_width:
-        raise ParamsError(
-            f"n is {n} with beam_width {beam_width}; give 1 to {beam_width} completions to return"
-        )
+        raise ParamsError(f"n is {n} with beam_width {beam_width}; set n to a number from 1 to {beam_width}")
     return replace(params, num_return_sequences=n)
 
 
@@ -80,7 +86,9 @@ def decoding_params(
     if beam_width is not None:
         return beams(given, beam_width, n, length_penalty)
     if length_penalty is not None:
-        raise ParamsError(f"length_penalty is {length_penalty} without beams; give --beam-width, or drop it")
+        raise ParamsError(
+            f"length_penalty is {length_penalty} without beams; give --beam-width, or drop length_penalty"
+        )
     return samples({**given, "n": n}, default_temperature=1.0 if n > 1 else 0.0)
 
 

@@ -34,13 +34,14 @@ def serve(
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
-        Option(help="Pages from this origin may use the server (CORS).", rich_help_panel=PANEL),
+        Option(help="Allow web pages from this origin to use the server (CORS).", rich_help_panel=PANEL),
     ] = None,
     max_waiting: Annotated[
-        int, Option(help="Requests that may wait; more get 429.", rich_help_panel=PANEL)
+        int,
+        Option(help="Requests that may wait; any further request gets status 429.", rich_help_panel=PANEL),
     ] = 256,
     max_body_bytes: Annotated[
-        int, Option(help="Most bytes in the body of a request.", rich_help_panel=PANEL)
+        int, Option(help="Maximum bytes in the body of a request.", rich_help_panel=PANEL)
     ] = 4 << 20,
     request_timeout: Annotated[
         float, Option(help="Seconds that a request may take.", rich_help_panel=PANEL)
@@ -51,14 +52,16 @@ def serve(
     ] = 30.0,
     replicas: Annotated[
         int,
-        Option(help="Servers that share the requests, each with the whole model.", rich_help_panel=PANEL),
+        Option(
+            help="Number of servers that share the requests; each has the whole model.", rich_help_panel=PANEL
+        ),
     ] = 1,
     use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
     """Serve a model over HTTP, as OpenAI does."""
     if not 1 <= replicas <= MOST_REPLICAS:
-        raise ValueError(f"replicas is {replicas}; give 1 to {MOST_REPLICAS}")
+        raise ValueError(f"replicas is {replicas}; give a number from 1 to {MOST_REPLICAS}")
     try:
         from minipaged.serving.fleet import Fleet
         from minipaged.serving.router import Router

@@ -34,7 +34,7 @@ LABEL = 16 + FRAME + 1
 
 
 def reproduce(
-    experiments: Annotated[list[str] | None, typer.Argument(help="Names; see --list.")] = None,
+    experiments: Annotated[list[str] | None, typer.Argument(help="Names of experiments; see --list.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Run every experiment.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the claims as JSON.")] = False,
@@ -77,22 +77,29 @@ def reproduce(
 
 def simulate(
     options: dict[str, Any],
-    model: Annotated[str, typer.Option(help="Model; an unknown name lists them all.")] = "llama-3-8b",
-    hardware: Annotated[str, typer.Option(help="Chip; an unknown name lists them all.")] = "a100-80gb",
+    model: Annotated[
+        str, typer.Option(help="Model to simulate; an unknown name lists all of them.")
+    ] = "llama-3-8b",
+    hardware: Annotated[
+        str, typer.Option(help="Chip to simulate; an unknown name lists all of them.")
+    ] = "a100-80gb",
     chips: Annotated[int, typer.Option(help="Chips per replica (tensor parallel).")] = 1,
-    rate: Annotated[float, typer.Option(help="Mean arrivals per second; inf: all at once.")] = 1.0,
+    rate: Annotated[float, typer.Option(help="Mean arrivals per second; inf means all at once.")] = 1.0,
     workload: Annotated[
         str,
-        typer.Option(help="Lengths: sharegpt, alpaca, chat, translation, or a .json of [prompt, output]."),
+        typer.Option(
+            help="Lengths: sharegpt, alpaca, chat, translation, or a .json file of [prompt, output] pairs."
+        ),
     ] = "sharegpt",
     requests: Annotated[int, typer.Option(help="Number of requests in the trace.")] = 1000,
     host_ms: Annotated[
-        float, typer.Option(help="Host time per step in ms, in addition to that per sequence.")
+        float, typer.Option(help="Host time per step in ms, on top of the time per sequence.")
     ] = 1e3 * CONSTANTS.step_seconds,
     replicas: Annotated[int, typer.Option(help="Engines behind the router.")] = 1,
     router: Annotated[str, typer.Option(help="round-robin, least-loaded or prefix-aware.")] = "least-loaded",
     sweep: Annotated[
-        str | None, typer.Option(help="Run once per value of an engine flag or of rate: FLAG=V1,V2,...")
+        str | None,
+        typer.Option(help="Run once for each value of an engine flag or of the rate: FLAG=V1,V2,..."),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Plot the sweep and write it to this .svg or .png file.")
@@ -102,11 +109,11 @@ def simulate(
     """Say what a model on some hardware would do under a load; no GPU and no weights needed."""
     for name, value, most in (("requests", requests, MOST_REQUESTS), ("replicas", replicas, MOST_REPLICAS)):
         if not 1 <= value <= most:
-            raise ValueError(f"{name} is {value}; give 1 to {most:,}")
+            raise ValueError(f"{name} is {value}; give a number from 1 to {most:,}")
     if plot is not None and (sweep is None or plot.suffix not in (".svg", ".png")):
         raise ValueError(f"plot is {plot}; give a .svg or .png file, and --sweep to have something to draw")
     if not 0 <= host_ms <= MOST_HOST_MS:
-        raise ValueError(f"host_ms is {host_ms}; give 0 to {MOST_HOST_MS:,}")
+        raise ValueError(f"host_ms is {host_ms}; give a number from 0 to {MOST_HOST_MS:,}")
     if plot is not None:
         check_figures(plot.parent)
     check_settings(options)

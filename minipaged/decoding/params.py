@@ -156,8 +156,8 @@ class SamplingParams:
             check.refuse("output_kind", self.output_kind, "a RequestOutputKind")
         if self.output_kind == RequestOutputKind.DELTA and self.num_samples > self.n:
             raise ParamsError(
-                f"output_kind is DELTA with best_of {self.best_of}, but which {self.n} are returned is known "
-                "only at the end; use FINAL_ONLY"
+                f"output_kind is DELTA with best_of {self.best_of}, but the best {self.n} are known only at "
+                "the end; use FINAL_ONLY"
             )
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             check.refuse("structured_outputs", self.structured_outputs, "StructuredOutputsParams(...)")
@@ -347,5 +347,5 @@ def _common(params: DecodingParams) -> None:
     check.integer(params, "max_tokens", 1, optional=True)
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise ParamsError(
-            f"min_tokens is {params.min_tokens}, above max_tokens = {params.max_tokens}; lower it"
+            f"min_tokens is {params.min_tokens}, above max_tokens = {params.max_tokens}; lower min_tokens"
         )

@@ -138,7 +138,7 @@ def pool_size(
     if num_blocks * bytes_per_block > ADDRESSABLE:
         raise ConfigError(
             f"num_blocks is {num_blocks}: at {bytes_per_block} bytes each, that is more than a machine can "
-            f"address; give at most {ADDRESSABLE // bytes_per_block}, or kv_cache_memory"
+            f"address; give at most {ADDRESSABLE // bytes_per_block}, or set kv_cache_memory instead"
         )
     if 0 < config.swap_space < bytes_per_block:
         raise ConfigError(

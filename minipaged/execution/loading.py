@@ -263,7 +263,8 @@ def longest_sequence(config: Any, max_model_len: int | None) -> int:
         raise ConfigError(f"max_model_len is None and {config.model_type} gives no limit; set max_model_len")
     if trained is not None and longest > trained:
         raise ConfigError(
-            f"max_model_len is {longest}; the model was trained for {trained} positions; give no more"
+            f"max_model_len is {longest}; the model was trained for {trained} positions; "
+            f"give at most {trained}"
         )
     # Two rope types switch frequencies when the longest position *of the forward pass* crosses a length: the
     # tokens of one request would depend on the others. Below that length they are plain.

@@ -76,7 +76,12 @@ def check(
 @app.command()
 def hint(
     number: Number,
-    level: Annotated[int, typer.Argument(min=1, max=3, help="1: a nudge; 2: the idea; 3: almost code.")] = 1,
+    level: Annotated[
+        int,
+        typer.Argument(
+            min=1, max=3, help="How much to tell: 1 is a nudge, 2 the idea, and 3 almost the code."
+        ),
+    ] = 1,
 ) -> None:
     """A hint for the first task that is not green."""
     lesson = find(number)
@@ -92,7 +97,9 @@ def hint(
 @app.command()
 def solution(
     number: Number,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Show it even if you have not tried yet.")] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Show the solution even if you have not tried yet.")
+    ] = False,
 ) -> None:
     """Show a solution, task by task, and explain it."""
     lesson = find(number)

@@ -52,7 +52,7 @@ class Load:
         ):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not least <= value <= most:
-                raise ConfigError(f"{name} is {value!r}; give {least} to {most}")
+                raise ConfigError(f"{name} is {value!r}; give a number from {least} to {most}")
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
         """The requests, in the order of time."""
@@ -102,7 +102,7 @@ class SimulatedRun:
         logging.getLogger("minipaged").setLevel(logging.ERROR)  # the page tells of preemptions itself
         self.load, config = split(settings)
         if config.num_blocks is None or config.num_blocks > 4096:
-            raise ConfigError(f"num_blocks is {config.num_blocks}; give 1 to 4096")
+            raise ConfigError(f"num_blocks is {config.num_blocks}; give a number from 1 to 4096")
         costs = CostModel(OPT_13B.deployment, config.block_size)
         host = config.num_blocks if config.preemption_mode != "recompute" else 0
         limits = (config.num_blocks, host, OPT_13B.max_model_len, costs.preemption_costs())

@@ -70,7 +70,7 @@ def _params(body: GenerationBody, logprobs: int | None, defaults: dict[str, Any]
             raise ApiError(400, f"{name} is given without use_beam_search; set it to true", name)
     for name, count in (("logprobs", logprobs), ("prompt_logprobs", body.prompt_logprobs)):
         if count is not None and not 0 <= count <= MOST_LOGPROBS:
-            raise ApiError(400, f"{name} is {count}; give 0 to {MOST_LOGPROBS}", name)
+            raise ApiError(400, f"{name} is {count}; give a number from 0 to {MOST_LOGPROBS}", name)
     values = defaults | _given(body, (*COMMON, *OF_SAMPLES))
     if body.logit_bias is not None:
         values["logit_bias"] = _logit_bias(body.logit_bias)
@@ -92,7 +92,7 @@ def _beam_params(body: GenerationBody, logprobs: int | None, defaults: dict[str,
     num_returned = 1 if body.n is None else body.n
     width = num_returned if body.beam_width is None else body.beam_width
     if not 1 <= num_returned <= max(1, width):
-        raise ApiError(400, f"n is {num_returned}; give 1 to beam_width, which is {width}", "n")
+        raise ApiError(400, f"n is {num_returned}; give a number from 1 to beam_width, which is {width}", "n")
     values = defaults | _given(body, (*COMMON, "length_penalty", "early_stopping"))
     return BeamSearchParams(beam_width=width, num_return_sequences=num_returned, **values)
 
@@ -104,7 +104,7 @@ def chat_logprobs(body: ChatBody) -> int | None:
     if not body.logprobs:
         raise ApiError(400, "top_logprobs is given without logprobs; set logprobs to true", "top_logprobs")
     if not 0 <= body.top_logprobs <= MOST_LOGPROBS:
-        message = f"top_logprobs is {body.top_logprobs}; give 0 to {MOST_LOGPROBS}"
+        message = f"top_logprobs is {body.top_logprobs}; give a number from 0 to {MOST_LOGPROBS}"
         raise ApiError(400, message, "top_logprobs")
     return body.top_logprobs
 

@@ -214,7 +214,7 @@ def _summary(load: Load, records: list[Record], num_dropped: int, wall: float) -
     done = [record for record in records if record.error is None]
     if not done:
         reason = records[0].error if records else "none was sent"
-        raise LoadError(f"no request was answered; the first error: {reason}")
+        raise LoadError(f"no request was answered; the first error was: {reason}")
     tokens = sum(record.num_tokens for record in done)
     first = [record.ttft for record in done if record.ttft is not None]
     gaps = [gap for record in done for gap in record.gaps]

@@ -87,6 +87,6 @@ def bind(settings: ServerSettings) -> socket.socket:
         listener.close()
         where = f"{settings.host}, port {settings.port}"
         raise ServerSettingsError(
-            f"cannot listen on {where}: {error.strerror or error}; give another"
+            f"cannot listen on {where}: {error.strerror or error}; give another address or port"
         ) from error
     return listener

@@ -30,7 +30,7 @@ class ServerSettings:
     )
     allowed_origins: tuple[str, ...] = _option((), "Web pages of these origins may use the server.")
     max_waiting: int = _option(256, "Requests that may wait; more are told to come back (429).")
-    max_body_bytes: int = _option(4 << 20, "Most bytes in the body of a request.")
+    max_body_bytes: int = _option(4 << 20, "Maximum bytes in the body of a request.")
     request_timeout: float = _option(600.0, "Seconds a request may take, reading its body included.")
     shutdown_timeout: float = _option(30.0, "Seconds that running requests get to finish at shutdown.")
 
@@ -42,7 +42,9 @@ class ServerSettings:
             raise ServerSettingsError(f"port is {self.port}; give at most 65535")
         for name in ("request_timeout", "shutdown_timeout"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise ServerSettingsError(f"{name} is {getattr(self, name)}; give seconds, above 0")
+                raise ServerSettingsError(
+                    f"{name} is {getattr(self, name)}; give a number of seconds above 0"
+                )
         for key in self.api_keys:
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise ServerSettingsError("an API key is empty or has a character that headers do not allow")

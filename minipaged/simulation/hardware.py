@@ -140,8 +140,8 @@ class Deployment:
             heads = self.model.num_kv_heads
             shares = [str(n) for n in range(1, heads + 1) if heads % n == 0]
             raise ValueError(
-                f"num_chips is {self.num_chips}; the {heads} KV heads of {self.model.name} divide "
-                f"among {', '.join(shares[:-1])} or {shares[-1]} chips"
+                f"num_chips is {self.num_chips}; the {heads} KV heads of {self.model.name} can be "
+                f"divided among {', '.join(shares[:-1])} or {shares[-1]} chips"
             )
         if self.num_chips > 1 and not self.chip.peer_link:
             raise DoesNotFitError(f"{self.chip.name} has no link to other chips; use only 1")

@@ -40,7 +40,7 @@ The ratio is the measured value divided by the published one. If a range was pub
 it; outside the range, we compare with the nearest bound. A range with an open end is not scored: either it
 holds, or the ratio shows how far off the measured value is. "(plot)" means that we read the number off a
 plot, and "(words)" that the source states it in words and the bound is our interpretation. The reasons given
-below a table were checked as described there; a difference without a reason is unexplained.
+below a table were checked as described there. A difference without a reason is unexplained.
 """
 
 FITTED = """\
@@ -110,13 +110,21 @@ def _section(result: dict[str, Any]) -> str:
             measured_only.append((row[0], row[1], row[3]))
         else:
             published.append(row)
-    head = f"## {title}\n\n{result['source']}. {result['setup']}\n\n"
+    head = f"## {title}\n\nSource: {result['source']}. {result['setup']}\n\n"
     head += f"```bash\nminipaged reproduce {name}\n```\n\n![{title}]({name}.svg)"
     lines = _table(CLAIM, CLAIM_ALIGN, published) if published else []
     if measured_only:
         lines += ["", "Without a published value:"]
         lines += _table("measured only | source | measured", "---|---|---:", measured_only)
-    return "\n".join([head, *lines, "", *(f"({i}) {note}.  " for i, note in enumerate(notes, start=1)), ""])
+    return "\n".join(
+        [
+            head,
+            *lines,
+            "",
+            *(f"({i}) {note[0].upper()}{note[1:]}.  " for i, note in enumerate(notes, start=1)),
+            "",
+        ]
+    )
 
 
 def _appendix() -> str:

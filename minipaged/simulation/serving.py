@@ -46,7 +46,9 @@ def engine_simulation(deployment: Deployment, config: EngineConfig, replicas: in
     model = deployment.model
     longest = config.max_model_len or model.max_model_len
     if longest > model.max_model_len:
-        raise ConfigError(f"max_model_len is {longest}; {model.name} was trained for {model.max_model_len}")
+        raise ConfigError(
+            f"max_model_len is {longest}; {model.name} was trained for {model.max_model_len}; give no more"
+        )
     block_bytes = config.block_size * model.kv_bytes
     if config.num_blocks is not None:
         num_blocks = config.num_blocks

@@ -54,7 +54,9 @@ class Lognormal:
 
     def __post_init__(self) -> None:
         if not 1 <= self.mean < self.most:
-            raise WorkloadError(f"mean is {self.mean} tokens; give 1 <= mean < {self.most}, the longest")
+            raise WorkloadError(
+                f"mean is {self.mean} tokens; give at least 1 and less than {self.most}, the longest"
+            )
 
     @property
     def mu(self) -> float:

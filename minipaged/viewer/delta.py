@@ -84,7 +84,7 @@ def apply(old: PoolView, change: dict[str, Any]) -> PoolView:
         for field in values.keys() & set(LISTS):
             keep, added = values[field]
             if keep > len(getattr(before, field)):
-                raise ValueError(f"{name} keeps {keep} {field} of {len(getattr(before, field))}")
+                raise ValueError(f"{name} keeps {keep} of its {len(getattr(before, field))} {field}")
             values[field] = (*getattr(before, field)[:keep], *added)
         tables[name] = before._replace(**values)
     evictable = (old.evictable | set(change.get("evictable", ()))) - set(change.get("not_evictable", ()))

@@ -28,8 +28,10 @@ class Trace:
         if not FORMAT.items() <= self.header.items():
             theirs = self.header.get("version")
             if self.header.get("format") == FORMAT["format"] and isinstance(theirs, int) and theirs > VERSION:
-                known = f"this one knows version {VERSION}"
-                raise TraceError(f"{path} is of version {theirs}, {known}; read it with a newer minipaged")
+                known = f"but this minipaged knows version {VERSION}"
+                raise TraceError(
+                    f"{path} is a trace of version {theirs}, {known}; read it with a newer minipaged"
+                )
             raise TraceError(f"{path} is not a trace of version {VERSION}; make one with --trace FILE")
         for size, least in SIZES.items():
             if type(value := self.header.get(size)) is not int or value < least:
@@ -60,11 +62,11 @@ class Trace:
                 for number, text in enumerate(file, start=1):
                     yield number, text
         except OSError as error:
-            reason = f"{error.strerror}; make one with --trace FILE"
+            reason = f"{error.strerror}; make a trace with --trace FILE"
             raise TraceError(f"cannot read trace {self.path}: {reason}") from error
         except UnicodeDecodeError as error:
             where = f"{self.path} is not a trace: after line {number}"
-            raise TraceError(f"{where} it is not text; make one with --trace FILE") from error
+            raise TraceError(f"{where} it is not text; make a trace with --trace FILE") from error
 
     def _parse(self, number: int, text: str) -> dict[str, Any]:
         try:

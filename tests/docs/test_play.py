@@ -133,7 +133,7 @@ def test_a_question_is_answered_by_the_engine(playground):
 def test_a_setting_that_cannot_work_is_told_in_the_page(playground):
     """Catches a Python traceback in the status line, and an engine that is lost by a mistake."""
     assert playground.value("playground.run({...playground.chosen(), rate: 5000})") is None
-    assert status(playground) == "rate is 5000; give 0.01 to 1000"
+    assert status(playground) == "rate is 5000; give a number from 0.01 to 1000"
     assert playground.value("playground.run({}).then(counts => counts.finished)") == 8
 
 

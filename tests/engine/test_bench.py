@@ -133,7 +133,9 @@ def test_the_prompts_of_a_random_workload_begin_with_the_shared_prefix():
     assert first[:16] == second[:16]
     assert first[16:] != second[16:]
     assert len(first) == len(second) == 40
-    with pytest.raises(WorkloadError, match=r"shared_prefix is 41; give 0 to 40, the length of a prompt"):
+    with pytest.raises(
+        WorkloadError, match=r"shared_prefix is 41; give a number from 0 to 40, the length of a prompt"
+    ):
         random_workload(2, 40, 7, shared_prefix=41)
 
 

@@ -307,7 +307,7 @@ def test_generate_shows_the_pool_and_where_the_tokens_lay(capsys, monkeypatch):
         (b'{"format": "other"}\n', "not a trace of version 2"),
         (
             b'{"format": "minipaged-trace", "version": 3}\n',
-            "is of version 3.*; read it with a newer minipaged",
+            "is a trace of version 3.*; read it with a newer minipaged",
         ),
     ],
 )

@@ -206,7 +206,10 @@ def test_a_number_of_replicas_that_cannot_be_is_refused(count):
     """Catches a server of none."""
     command = [sys.executable, "-m", "minipaged", "serve", "--replicas", count]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (ran.returncode, ran.stderr) == (2, f"minipaged: replicas is {count}; give 1 to 64\n")
+    assert (ran.returncode, ran.stderr) == (
+        2,
+        f"minipaged: replicas is {count}; give a number from 1 to 64\n",
+    )
 
 
 def test_the_router_loads_no_model():

@@ -118,21 +118,21 @@ def test_a_fleet_serves_everything():
         (["--hardware", "tpu"], "unknown chip 'tpu'"),
         (["--workload", "chatgpt"], "unknown workload 'chatgpt'"),
         (["--rate", "0"], "rate is 0.0 requests/s; give at least 1e-06"),
-        (["--requests", "0"], "requests is 0; give 1 to 10,000,000"),
+        (["--requests", "0"], "requests is 0; give a number from 1 to 10,000,000"),
         (["--router", "fastest"], "unknown router 'fastest'"),
         (["--sweep", "block=1,2"], "sweep is 'block=1,2'; give FLAG=V1,V2"),
         (["--sweep", "block_size=16,x"], "block_size is 'x'"),
         (["--sweep", "block_size=0"], "block_size is 0; give at least 1"),
         (["--plot", "x.svg"], "give a .svg or .png file, and --sweep"),
-        (["--host-ms", "-1"], "host_ms is -1.0; give 0 to 1,000,000"),
+        (["--host-ms", "-1"], "host_ms is -1.0; give a number from 0 to 1,000,000"),
         (["--chips", "0"], "num_chips is 0"),
         (
             ["--chips", "3"],
-            "num_chips is 3; the 8 KV heads of llama-3-8b divide among 1, 2, 4 or 8 chips",
+            "num_chips is 3; the 8 KV heads of llama-3-8b can be divided among 1, 2, 4 or 8 chips",
         ),
         (
             ["--chips", "16"],
-            "num_chips is 16; the 8 KV heads of llama-3-8b divide among 1, 2, 4 or 8 chips",
+            "num_chips is 16; the 8 KV heads of llama-3-8b can be divided among 1, 2, 4 or 8 chips",
         ),
         (["--rate", "nan"], "rate is nan requests/s; give at least 1e-06"),
         (["--rate", "1e-300"], "rate is 1e-300 requests/s; give at least 1e-06"),
@@ -140,11 +140,11 @@ def test_a_fleet_serves_everything():
         (["--sweep", "rate=fast"], "sweep is 'rate=fast'; give rates"),
         (["--sweep", "rate=1,"], "sweep is 'rate=1,'; give rates"),
         (["--sweep", "rate=" + ",".join(["1"] * 1001)], "sweep has 1001 values; give 1 to 1,000"),
-        (["--replicas", "100000"], "replicas is 100000; give 1 to 1,000"),
-        (["--requests", "1000000000000"], "requests is 1000000000000; give 1 to 10,000,000"),
-        (["--host-ms", "nan"], "host_ms is nan; give 0 to 1,000,000"),
-        (["--host-ms", "inf"], "host_ms is inf; give 0 to 1,000,000"),
-        (["--host-ms", "1e308"], "host_ms is 1e+308; give 0 to 1,000,000"),
+        (["--replicas", "100000"], "replicas is 100000; give a number from 1 to 1,000"),
+        (["--requests", "1000000000000"], "requests is 1000000000000; give a number from 1 to 10,000,000"),
+        (["--host-ms", "nan"], "host_ms is nan; give a number from 0 to 1,000,000"),
+        (["--host-ms", "inf"], "host_ms is inf; give a number from 0 to 1,000,000"),
+        (["--host-ms", "1e308"], "host_ms is 1e+308; give a number from 0 to 1,000,000"),
         (["--replicas", "1000", "--sweep", "num_blocks=10,100000"], "num_blocks is 100000 in 1000 replicas"),
         (["--sweep", "num_blocks=1e23"], "num_blocks is 1e+23; give int"),
         (["--sweep", "block_size=1000000000000"], "block_size is 1000000000000; one block takes"),
@@ -372,7 +372,7 @@ def test_the_page_shows_paper_beside_measured_with_reason_and_command():
     moved = [{"figure": "speed", "source": "Fig. 1", "value": 3.0, "change": {"step_seconds": [4.0, -3.5]}}]
     shown = page([_result()], moved)
     assert "| speed (1) | Fig. 1 | 2 | 3 x | 1.50 |" in shown
-    assert "(1) because of this." in shown
+    assert "(1) Because of this." in shown
     assert "| size | Fig. 1 | up to 5 | 3 B | holds |" in shown
     assert "| knee | Fig. 1 | 10 (plot) | 2 B | 0.20 |" in shown
     assert "| speed | Fig. 1 | 3 | +4 / -3.5 |  |" in shown

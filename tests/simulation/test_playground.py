@@ -93,14 +93,14 @@ def test_why_requests_are_refused_is_told(settings, reason):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"requests": 1000}, "requests is 1000; give 1 to 200"),
-        ({"rate": 0}, "rate is 0; give 0.01 to 1000"),
-        ({"prompt": LONGEST}, f"prompt is {LONGEST}; give 1 to {LONGEST - 1}"),
-        ({"num_blocks": 5000}, "num_blocks is 5000; give 1 to 4096"),
-        ({"num_blocks": None}, "num_blocks is None; give 1 to 4096"),
+        ({"requests": 1000}, "requests is 1000; give a number from 1 to 200"),
+        ({"rate": 0}, "rate is 0; give a number from 0.01 to 1000"),
+        ({"prompt": LONGEST}, f"prompt is {LONGEST}; give a number from 1 to {LONGEST - 1}"),
+        ({"num_blocks": 5000}, "num_blocks is 5000; give a number from 1 to 4096"),
+        ({"num_blocks": None}, "num_blocks is None; give a number from 1 to 4096"),
         ({"block_size": 0}, "block_size is 0"),
         ({"colour": "red"}, "unknown setting 'colour'"),
-        ({"rate": "fast"}, "rate is 'fast'; give 0.01 to 1000"),
+        ({"rate": "fast"}, "rate is 'fast'; give a number from 0.01 to 1000"),
     ],
 )
 def test_a_setting_that_cannot_work_is_told_in_a_line(settings, message):

@@ -108,7 +108,9 @@ def keep_stage(model: PreTrainedModel, place: Place, link: Link) -> range:
     base: Any = getattr(model, str(model.base_model_prefix))
     count = len(base.layers)
     if size > count:
-        raise ConfigError(f"pipeline_parallel_size is {size}, and {name} has {count} layers; give no more")
+        raise ConfigError(
+            f"pipeline_parallel_size is {size}, but {name} has only {count} layers; give at most {count}"
+        )
     first, end = bounds(count, place.stage, size)
     for number in range(count):
         if not first <= number < end:

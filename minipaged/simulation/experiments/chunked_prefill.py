@@ -74,8 +74,9 @@ EXPERIMENT = Experiment(
     "chunked_prefill",
     "Chunked prefill",
     "vLLM, optimization and tuning",
-    "Llama-3-8B on an A100 80 GB, 5 req/s for 2 min, prompts of 1,000 and outputs of 200 tokens on average. "
-    "The source gives no numbers, so we read its statements as ratios above or below 1.",
+    "We simulate Llama-3-8B on an A100 80 GB with 5 requests per second for 2 min. Prompts have 1,000 "
+    "tokens and outputs 200 on average. The source gives no numbers, so we read its statements as ratios "
+    "above or below 1.",
     grid(measure, [False], [8192])
     | grid(measure, [True], BUDGETS)
     | grid(measure, [SUSTAINED], [512, 2048, 8192]),

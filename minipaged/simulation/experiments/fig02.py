@@ -37,7 +37,8 @@ EXPERIMENT = Experiment(
     "fig02",
     "Memory that holds token states",
     "PagedAttention paper, Fig. 2",
-    "OPT-13B on an A100 40 GB, ShareGPT-like lengths, queue kept full; 8,000 steps after 2,000 of warm-up.",
+    "We simulate OPT-13B on an A100 40 GB with ShareGPT-like lengths and a queue that never empties. We "
+    "measure 8,000 steps after 2,000 steps of warm-up.",
     grid(effective, PUBLISHED),
     conclude,
 )

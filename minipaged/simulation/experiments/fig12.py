@@ -17,7 +17,8 @@ KNEES = {"faster-transformer": 0.3, "orca-max": 0.5, "orca-pow2": 0.75, "orca-or
 RATIOS = {"orca-oracle": (1.7, 2.7), "orca-max": (2.7, 8.0), "faster-transformer": (None, 22.0)}
 COMPUTE_BOUND = (
     "with short sequences and 264 GB of KV memory, 256 sequences fit in every system, so computation is "
-    "the limit (checked: 254 requests run on average in both; the paper says the same about its panel f)"
+    "the limit (checked: 254 requests run on average in both systems; the paper says the same about its "
+    "panel f)"
 )
 
 
@@ -60,10 +61,10 @@ EXPERIMENT = Experiment(
     "fig12",
     "Latency against request rate",
     "PagedAttention paper, Fig. 12",
-    "Three models, as in the paper's table 1. The sustained rate is the number of requests that a "
-    "system completes per second while its queue never empties. The curves use Poisson traces of 200 to "
-    "400 s (ShareGPT-like) and 40 to 60 s (Alpaca-like) instead of 1 h and 15 min, so overload shows up "
-    "as lower latency than in the paper.",
+    "The three models are those of the paper's table 1. The sustained rate is the number of requests that a "
+    "system completes per second while its queue never empties. The curves use Poisson traces of 200 to 400 "
+    "s (ShareGPT-like) and 40 to 60 s (Alpaca-like) instead of 1 h and 15 min, so overload shows up as "
+    "lower latency than in the paper.",
     grid(measure, PARTS, SYSTEMS),
     conclude,
 )

@@ -41,8 +41,8 @@ EXPERIMENT = Experiment(
     "fig13",
     "Requests batched together",
     "PagedAttention paper, Fig. 13",
-    "OPT-13B on an A100 40 GB; averages over time while a trace of 20 min (ShareGPT-like) or 2 min "
-    "(Alpaca-like) arrives.",
+    "We simulate OPT-13B on an A100 40 GB. We average over the time in which a trace of 20 min "
+    "(ShareGPT-like) or 2 min (Alpaca-like) arrives.",
     grid(batched, PARTS, PUBLISHED),
     conclude,
 )

@@ -15,8 +15,8 @@ PUBLISHED = {("sampling", 1): 1.3, ("beams", 6): 2.3}
 TEXT = {("sampling", 1): "one sample"} | {("sampling", n): f"{n} samples" for n in WIDTHS}
 TEXT |= {("beams", n): f"beam width {n}" for n in WIDTHS}
 SATURATED = (
-    "the paper compares at equal latency; here both are saturated (checked: on 60 s traces the ratio is 1.39 "
-    "where both have 0.15 s/token, and 2.6 for beam width 6 where both have 0.1 s/token)"
+    "the paper compares the systems at equal latency, but here both are saturated (checked: on 60 s traces, "
+    "the ratio is 1.39 where both have 0.15 s/token, and 2.6 for beam width 6 where both have 0.1 s/token)"
 )
 
 
@@ -66,8 +66,9 @@ EXPERIMENT = Experiment(
     "fig14",
     "Parallel sampling and beam search",
     "PagedAttention paper, Fig. 14",
-    "OPT-13B on an A100 40 GB, Alpaca-like lengths, queue kept full; forks and copy-on-write are real, "
-    "but beams continue at random (each one draws a random parent with probability 0.08).",
+    "We simulate OPT-13B on an A100 40 GB with Alpaca-like lengths and a queue that never empties. Forks "
+    "and copy-on-write are real, but beams continue at random: each one draws a random parent with "
+    "probability 0.08.",
     {(name, *key): partial(sustained, name, *key) for name in ("paged", "orca-oracle") for key in TEXT},
     conclude,
 )

@@ -6,9 +6,9 @@ from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Pane
 
 PUBLISHED = {"sampling": (6.09, 8.53, 9.79), "beams": (37.56, 53.13, 55.16)}
 SHORT = (
-    "measured over 1,000 steps after 300 of warm-up; the spread of the lengths was fitted to these figures "
-    "(checked: over 5,000 steps after 1,000 it is 6.4, 9.8 and 10.8 % for sampling, and 37.0, 53.2 and "
-    "57.7 % for beams)"
+    "we measured over 1,000 steps after 300 of warm-up, and the spread of the lengths was fitted to these "
+    "figures (checked: over 5,000 steps after 1,000, the savings are 6.4, 9.8 and 10.8 % for sampling, and "
+    "37.0, 53.2 and 57.7 % for beams)"
 )
 DATA_LABELS = {"alpaca": "Alpaca", "sharegpt": "ShareGPT"}
 TITLES = {"sampling": "parallel sampling, n =", "beams": "beam search, width"}
@@ -41,8 +41,8 @@ EXPERIMENT = Experiment(
     "fig15",
     "Blocks saved by sharing",
     "PagedAttention paper, Fig. 15",
-    "OPT-13B on an A100 40 GB, queue kept full; the share of block-table entries that have no block of "
-    "their own, averaged over time.",
+    "We simulate OPT-13B on an A100 40 GB with a queue that never empties. The figures give the share of "
+    "block-table entries that have no block of their own, averaged over time.",
     grid(shared, DATA, METHODS, WIDTHS),
     conclude,
 )

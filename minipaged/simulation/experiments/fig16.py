@@ -42,8 +42,9 @@ EXPERIMENT = Experiment(
     "fig16",
     "A shared prefix",
     "PagedAttention paper, Fig. 16",
-    "LLaMA-13B on an A100 40 GB, English-German sentences after 1 or 5 examples. The figure does not give "
-    "sentence lengths; we assume 40 tokens in and 50 out on average.",
+    "We simulate LLaMA-13B on an A100 40 GB, with English sentences to translate into German after a prefix "
+    "of 1 or 5 examples. The figure does not give sentence lengths; we assume 40 tokens in and 50 out on "
+    "average.",
     grid(measure, LABELS, PUBLISHED),
     conclude,
 )

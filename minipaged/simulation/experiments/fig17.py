@@ -39,8 +39,8 @@ def conclude(results: dict[Any, Any]) -> Outcome:
     """Ratios and one panel."""
     others = [f"{_gains(results, rounds)} if the average is {rounds}" for rounds in ROUNDS]
     note = (
-        "the paper does not say how many rounds its conversations have, and that decides the ratio (checked: "
-        f"{', and '.join(others)})"
+        "the paper does not say how many rounds its conversations have, and the ratio depends on that "
+        f"(checked: {', and '.join(others)})"
     )
     claims = []
     for name in RESERVATIONS:
@@ -54,9 +54,9 @@ EXPERIMENT = Experiment(
     "fig17",
     "A chatbot",
     "PagedAttention paper, Fig. 17",
-    "OPT-13B on an A100 40 GB; a prompt is the last 1024 tokens of the conversation, and outputs have at "
-    "most 1024; conversations have 4 rounds on average, with ShareGPT-like turns; nothing is kept between "
-    "rounds.",
+    "We simulate OPT-13B on an A100 40 GB. A prompt is the last 1024 tokens of the conversation, and an "
+    "output has at most 1024 tokens. Conversations have 4 rounds on average, with ShareGPT-like turns, and "
+    "nothing is kept between rounds.",
     grid(measure, SYSTEMS) | grid(sustained, SYSTEMS, ROUNDS),
     conclude,
 )

@@ -46,9 +46,9 @@ EXPERIMENT = Experiment(
     "fig18",
     "Block size",
     "PagedAttention paper, Fig. 18 b",
-    "OPT-13B on an A100 40 GB at a rate near the sustained one. The paper finds 16 to 128 good for "
-    "ShareGPT, 16 and 32 good for Alpaca, and larger sizes bad. We take good to mean within 25 % of the "
-    "best.",
+    "We simulate OPT-13B on an A100 40 GB at a rate near the sustained one. For ShareGPT, the paper finds "
+    "block sizes of 16 to 128 good. For Alpaca, it finds 16 and 32 good, and larger sizes bad. We take good "
+    "to mean within 25 % of the best.",
     grid(latency, LOADS, BLOCK_SIZES),
     conclude,
 )

@@ -40,7 +40,7 @@ def conclude(results: dict[tuple[str, int], tuple[float, int]]) -> Outcome:
     most = max(micro[size][0] / swap[size] for size in BLOCK_SIZES)
     slower = replace(OPT_13B.deployment, chip=replace(OPT_13B.deployment.chip, host_link=16e9))
     then = max(ms[0] / (ms[1] + ms[2]) for ms in (overhead(size, slower) for size in BLOCK_SIZES))
-    note = f"large blocks move at PCIe 4's full 25 GB/s here; at 16 GB/s the ratio is {then:.2f}"
+    note = f"here, large blocks move at PCIe 4's full 25 GB/s; at 16 GB/s, the ratio is {then:.2f}"
     claims = [
         Claim(
             "swap out and in at block size 1 over block size 16",
@@ -74,8 +74,8 @@ EXPERIMENT = Experiment(
     "fig19",
     "Swap or recompute",
     "PagedAttention paper, Fig. 19",
-    "OPT-13B on an A100 40 GB, PCIe 4: (a) with the cost model alone, (b) on a trace at a rate near the "
-    "sustained one.",
+    "We simulate OPT-13B on an A100 40 GB with PCIe 4. Part (a) uses the cost model alone; part (b) runs a "
+    "trace at a rate near the sustained one.",
     grid(latency, MODES, BLOCK_SIZES),
     conclude,
 )

@@ -34,10 +34,10 @@ HALF = replace(
 GROWTH = {"reserve all": "reserve", "grow by 16": "chunked", "on demand": "on_demand"}
 
 SLOWER = (
-    "the source's machine is unknown and took about twice as long per token (checked: a machine half as fast "
-    "takes {0[per_token]:.3f} and {1[per_token]:.3f} s per token and, growing, {1[queue_mean]:.2f} s in the "
-    "queue, {1[queue_p95]:.2f} s at the 95th percentile, but finishes only {0[finished]} and {1[finished]} "
-    "requests)"
+    "the source's machine is unknown and took about twice as long per token (checked: a machine half as "
+    "fast takes {0[per_token]:.3f} s per token when it reserves and {1[per_token]:.3f} s when it grows; "
+    "when it grows, requests queue for {1[queue_mean]:.2f} s on average and {1[queue_p95]:.2f} s at the "
+    "95th percentile; but only {0[finished]} and {1[finished]} requests finish)"
 )
 TEXT = {
     "finished": ("requests finished", ""),
@@ -107,10 +107,11 @@ EXPERIMENT = Experiment(
     "growth",
     "Dynamic page growth",
     "text-generation-inference, re-allocate pages dynamically",
-    "10 arrivals per second for 60 s, at most 100 in the system, max_new_tokens 2048 (derived from the "
-    "source's counts of finished, dropped and open requests). The source names neither chip nor model; we "
-    "use Llama-3-8B on an A10G (24 GB), a size that fits its fastest token (39 ms). Outputs end after 160 "
-    "tokens on average (the source's finished requests: 129 to 147).",
+    "We simulate 10 arrivals per second for 60 s, with at most 100 in the system and a max_new_tokens of "
+    "2048 (derived from the source's counts of finished, dropped and open requests). The source names "
+    "neither chip nor model; we use Llama-3-8B on an A10G (24 GB), a size that fits the source's fastest "
+    "token (39 ms). Outputs end after 160 tokens on average; the source's finished requests averaged 129 to "
+    "147.",
     grid(load, GROWTH) | {("half as fast", name): partial(load, name, HALF) for name in PUBLISHED},
     conclude,
 )

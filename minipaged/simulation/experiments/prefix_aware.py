@@ -58,9 +58,10 @@ EXPERIMENT = Experiment(
     "prefix_aware",
     "Prefix-caching-aware scheduling",
     "vLLM, prefix-caching-aware scheduling",
-    "Llama-3-8B on an A100 40 GB, prefills first, budget 2048 tokens; prompts with 960 shared tokens and "
-    "about 64 of their own, 8 prefixes. In the batch case, all 800 requests arrive at once; in the online "
-    "case, we measure the sustained rate. The source names no workload and gives only upper bounds.",
+    "We simulate Llama-3-8B on an A100 40 GB with prefills first and a budget of 2048 tokens. Each prompt "
+    "begins with one of 8 shared prefixes of 960 tokens and ends with about 64 tokens of its own. In the "
+    "batch case, all 800 requests arrive at once; in the online case, we measure the sustained rate. The "
+    "source names no workload and gives only upper bounds.",
     grid(throughput, PUBLISHED, [True], OUTPUTS, BOTH)
     | grid(throughput, PUBLISHED, [False], OUTPUTS[:1], BOTH),
     conclude,
