@@ -41,7 +41,7 @@ def reproduce(
     figures: Annotated[Path | None, typer.Option(help="Draw each experiment into this folder.")] = None,
     figure_format: Annotated[str, typer.Option(help="svg or png.")] = "svg",
     docs: Annotated[
-        Path | None, typer.Option(help="Write the page with its results and SVG figures into this folder.")
+        Path | None, typer.Option(help="Write a page of the results, with SVG figures, into this folder.")
     ] = None,
 ) -> None:
     """Run the experiments of the sources on a simulated clock; paper beside measured."""
@@ -168,7 +168,7 @@ def _figure(value: float) -> str:
 def calibrate(
     options: dict[str, Any],
     model: Annotated[str | None, typer.Option(help="Model directory; default: the pocket model.")] = None,
-    threads: Annotated[int, typer.Option(help="CPU threads of the model.")] = 1,
+    threads: Annotated[int, typer.Option(help="CPU threads for the model.")] = 1,
     rounds: Annotated[
         int, typer.Option(help="Runs of each workload; the fastest time of each step counts.")
     ] = 3,

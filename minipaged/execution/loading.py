@@ -156,7 +156,8 @@ def _check_directory(name: str, path: Path) -> None:
         )
     if has_adapter and not is_peft_available():
         raise ModelLoadError(
-            f"{name} holds an adapter (adapter_config.json); pip install peft, or merge it into the model"
+            f"{name} holds an adapter (adapter_config.json); "
+            "pip install peft, or merge the adapter into the model"
         )
     if has_config:
         return

@@ -5,8 +5,7 @@ is shared on the other side as it was here:
 
     device  A: 7 1     B: 7 3           host  A: 0 1     B: 0 2       three copies, not four
 
-Host blocks in use never exceed the device blocks, because everything on the host was once on the device. The
-executor does the copying.
+The host pool never has more blocks than the device pool. The executor does the copying.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class SwapSpace:
     def __init__(self, num_blocks: int, num_device_blocks: int) -> None:
         if num_blocks > num_device_blocks:
             raise ValueError(
-                f"swap space of {num_blocks} blocks exceeds the {num_device_blocks} device blocks that "
-                "could ever be swapped out"
+                f"a swap space of {num_blocks} blocks exceeds the {num_device_blocks} device blocks; "
+                "give at most as many"
             )
         self.allocator = BlockAllocator(num_blocks)
 

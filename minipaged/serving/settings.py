@@ -50,7 +50,8 @@ class ServerSettings:
                 raise ServerSettingsError("an API key is empty or has a character that headers do not allow")
         if not self.api_keys and not is_loopback(self.host):
             raise ServerSettingsError(
-                f"host is {self.host!r}, which others can reach; give --api-key, or listen on 127.0.0.1"
+                f"host is {self.host!r}, which other machines can reach; "
+                "give --api-key, or listen on 127.0.0.1"
             )
 
 

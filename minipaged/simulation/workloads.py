@@ -55,7 +55,7 @@ class Lognormal:
     def __post_init__(self) -> None:
         if not 1 <= self.mean < self.most:
             raise WorkloadError(
-                f"mean is {self.mean} tokens; give at least 1 and less than {self.most}, the longest"
+                f"mean is {self.mean} tokens; give at least 1 and less than {self.most}, the maximum"
             )
 
     @property

@@ -20,7 +20,7 @@ class BuddyAllocator:
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
-            raise ValueError(f"num_blocks is {num_blocks}; a pool needs at least 1 slot")
+            raise ValueError(f"num_blocks is {num_blocks}; a pool needs at least 1 block")
         self.num_blocks = num_blocks
         self.num_free = num_blocks
         self._free: list[set[int]] = [set() for _ in range(num_blocks.bit_length())]  # by order: addresses
