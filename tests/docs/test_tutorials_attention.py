@@ -165,9 +165,14 @@ def test_rows_that_see_one_block():
     check([(1, 2), (1, 3), (1, 4)], block_size=4, heads=(1, 1))
 
 
+def test_a_key_ends_at_its_size():
+    """Catches padding of tl.arange taken for numbers of a key: behind them the next slot begins."""
+    check([(1, 3)], block_size=4, heads=(1, 1), head_dims=(5, 5))
+
+
 @pytest.mark.parametrize("head_dims", [(8, 5), (5, 8)])
 def test_values_may_have_another_size_than_keys(head_dims):
-    """Catches the keys' size in the address of a value."""
+    """Catches the keys' size in the address of a value: entry e begins at e * Dv, not at e * Dk."""
     check([(1, 3), (1, 4)], block_size=4, head_dims=head_dims)
 
 
@@ -233,6 +238,6 @@ def test_nothing_is_written_past_the_result(monkeypatch):
         return memory[:-64].view(shape)
 
     monkeypatch.setattr(torch, "empty", with_a_guard)
-    check([(1, 3), (2, 4)], block_size=4, head_dims=(8, 5))
+    check([(1, 3), (2, 4)], block_size=4, head_dims=(5, 5))
     changed = [place for guard in behind for place in (guard != 123.0).nonzero().flatten().tolist()]
     assert not changed, f"{len(changed)} numbers behind the last row were overwritten: a store has no mask"
