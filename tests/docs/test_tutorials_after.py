@@ -103,6 +103,8 @@ def test_each_null_entry_holds_a_reference(make):
     """Catches a null block that is freed by the first table that ends, under everybody who points to it."""
     pool, null, table = make(12)
     table.slide(1, null)
+    count = pool.ref_count(null)
+    assert count == 4, f"the null block has its owner and 3 entries: expected 4 references, got {count}"
     check_counts(pool, null, table)
     table.free()
     assert pool.ref_count(null) == 1

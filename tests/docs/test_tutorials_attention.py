@@ -84,6 +84,15 @@ def test_scores_are_not_rounded(dtype):
 
 
 @pytest.mark.parametrize("dtype", HALF)
+def test_a_scaled_query_is_not_rounded(dtype):
+    """Catches `query * scale` before `.float()`: the product needs more digits than 16 bits have."""
+    least = 2**-11 if dtype == torch.float16 else 2**-8  # the least step below 1
+    found = difference_of_two_weights([1.0, 1.0 - least], [[1.0, 0.0], [0.0, 1.0]], 1.25 / least, dtype)
+    told = f"two scores that differ by 1.25, values 1 and -1: expected 0.55, got {found:.2f}"
+    assert found == pytest.approx(math.tanh(0.625), rel=0.02), told
+
+
+@pytest.mark.parametrize("dtype", HALF)
 def test_weights_are_not_rounded(dtype):
     """Catches weights in 16 bits, where 0.5001 and 0.4999 are both 0.5: round the result alone."""
     found = difference_of_two_weights([1.0, 0.0], [[1.0, 0.0], [0.0, 0.0]], 0.0004, dtype)
@@ -103,6 +112,16 @@ def test_a_window_ends_at_its_edge(context):
 def test_every_row_has_a_window_of_its_own():
     """Catches keys gathered for the last row alone: an earlier row sees older ones."""
     check([(4, 9)], sliding_window=4)
+
+
+@pytest.mark.parametrize("query_len", [1, 3])
+def test_blocks_before_the_window_are_not_looked_up(query_len):
+    """Catches a window that is cut out after the gather: table entries before it may be any number."""
+    case = make_case([(query_len, 11)], sliding_window=2)
+    case.metadata.block_tables[0, 0] = 10**6
+    inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
+    options = {"scale": 0.3, "sliding_window": 2}
+    assert_close(paged_attention(*inputs, **options), oracle.paged_attention(*inputs, **options), case)
 
 
 def test_a_hidden_key_stays_hidden_under_a_cap():
@@ -146,9 +165,14 @@ def test_rows_that_see_one_block():
     check([(1, 2), (1, 3), (1, 4)], block_size=4, heads=(1, 1))
 
 
+def test_a_key_ends_at_its_size():
+    """Catches padding of tl.arange taken for numbers of a key: behind them the next slot begins."""
+    check([(1, 3)], block_size=4, heads=(1, 1), head_dims=(5, 5))
+
+
 @pytest.mark.parametrize("head_dims", [(8, 5), (5, 8)])
 def test_values_may_have_another_size_than_keys(head_dims):
-    """Catches the keys' size in the address of a value."""
+    """Catches the keys' size in the address of a value: entry e begins at e * Dv, not at e * Dk."""
     check([(1, 3), (1, 4)], block_size=4, head_dims=head_dims)
 
 
@@ -214,6 +238,6 @@ def test_nothing_is_written_past_the_result(monkeypatch):
         return memory[:-64].view(shape)
 
     monkeypatch.setattr(torch, "empty", with_a_guard)
-    check([(1, 3), (2, 4)], block_size=4, head_dims=(8, 5))
+    check([(1, 3), (2, 4)], block_size=4, head_dims=(5, 5))
     changed = [place for guard in behind for place in (guard != 123.0).nonzero().flatten().tolist()]
     assert not changed, f"{len(changed)} numbers behind the last row were overwritten: a store has no mask"

@@ -479,7 +479,7 @@ def test_the_first_that_does_not_fit_stops_the_admission():
 
 
 def test_admission_ends_with_the_budget():
-    """Catches each request getting the whole budget, and a phase that does not return what it spent."""
+    """Catches the whole budget for each, an admission with no token left, and a phase without a result."""
     engine = scripted(lambda plan, s: s.admit_waiting(plan, 10), lengths=[6, 6, 6])
     assert scheduled(engine.step()) == [("r0", 0, 6), ("r1", 0, 4)]
     assert waiting(engine) == ["r2"]
@@ -705,9 +705,14 @@ class Spends:
         self.spends = spends
         self.offered = {}
         self.shares = {}
+        self.whole = False
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        self.whole = whole
+        return self.__getattr__("admit_waiting")(plan, budget, share)
 
     def __getattr__(self, phase):
-        def run(plan, budget, share=None, whole=False):
+        def run(plan, budget, share=None):
             self.offered[phase] = budget
             self.shares[phase] = share
             if phase != "resume_preempted":
@@ -755,6 +760,14 @@ def test_a_chunked_step_has_its_phases_in_order():
     assert list(step.offered.items()) == [
         ("plan_decodes", 10), ("continue_prefills", 9), ("resume_preempted", 7), ("admit_waiting", 4),
     ]  # fmt: skip
+
+
+def test_a_waiting_prompt_need_not_be_admitted_whole():
+    """Catches `whole=True`, and a share in its place: `whole` is the third argument of `admit_waiting`."""
+    step = Spends()
+    ChunkedPrefill().fill(StepPlan(0), step)
+    told = f"admit_waiting got whole={step.whole}; a prompt that does not fit whole is to be cut"
+    assert not step.whole, told
 
 
 @pytest.mark.parametrize(("budget", "share"), [(10, 7), (2, 1), (1, 1)])
@@ -1106,10 +1119,12 @@ def test_two_policies_keep_a_grant_each():
 
 
 def test_the_last_candidate_is_the_victim():
-    """Catches a policy that spares the last one because it is the request that asks: it arrived last."""
+    """Catches one spared because it is the request that asks, and a choice by name, size or clock."""
     requests = [make_request([1], None, None) for _ in range(3)]
-    chosen = [requests.index(Recompute().choose_victim(requests[:count])) for count in (1, 2, 3)]
-    assert chosen == [0, 1, 2]
+    for count in (1, 2, 3):
+        place = requests.index(Recompute().choose_victim(requests[:count]))
+        told = f"{count} candidates by arrival: expected candidates[{count - 1}], got candidates[{place}]"
+        assert place == count - 1, told
 
 
 def victim_of(kv, *num_tokens, fork=False):

@@ -118,7 +118,7 @@ def told(row: int, head: int, expected: Tensor, actual: Tensor, worst: float, ca
     ]
     cause = f"relative L2 error {worst:.1e}"
     if actual.isnan().any():
-        cause = "NaN: a slot that it does not see, or 0 / 0"
+        cause = "NaN: a slot that it does not see, padding that was loaded, or 0 / 0"
     elif case.query.dtype != torch.float32 and worst < 0.1:
         cause += ", so small that something is rounded to 16 bits too early"
     return (

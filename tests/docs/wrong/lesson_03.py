@@ -34,14 +34,19 @@ def one_row_at_a_time(
                 last = -(-last // block_size) * block_size
             places = [
                 (k // block_size if wrong.get("logical") else table[k // block_size], k % block_size)
-                for k in range(oldest, last)
+                for k in range(0 if wrong.get("gathers_all") else oldest, last)
             ]
             keys = torch.stack([key_cache[block, :, offset] for block, offset in places])
             values = torch.stack([value_cache[block, :, offset] for block, offset in places])
+            if wrong.get("gathers_all"):
+                places, keys, values = places[oldest:], keys[oldest:], values[oldest:]
             for head in range(num_heads):
                 kv = head % num_kv_heads if wrong.get("modulo") else head // group
                 used = key_dim**-0.5 if wrong.get("own_scale") else scale
-                scores = keys[:, kv].float() @ query[row, head].float()
+                asks = query[row, head]
+                if wrong.get("half_query"):
+                    asks, used = asks * used, 1.0
+                scores = keys[:, kv].float() @ asks.float()
                 if wrong.get("half"):
                     scores = scores.to(torch.float16).float()
                 if softcap is not None and wrong.get("cap_without_dividing"):
@@ -155,3 +160,7 @@ scales_the_callers_query = spoiling(scale_in_place, task=1)
 tidies_the_cache_up = spoiling(tidy_up, task=1)
 exponent_overflows_beside_a_sink = mistake(task=3, no_maximum=True)
 caps_after_the_mask = mistake(task=3, cap_after_mask=True)
+scales_the_query_in_half_precision = mistake("test_a_scaled_query_is_not_rounded", half_query=True)
+cuts_the_window_after_the_gather = mistake(
+    "test_blocks_before_the_window_are_not_looked_up", gathers_all=True
+)

@@ -248,3 +248,21 @@ class TheLongestStandsForAll(Auto):
         blocks = max((kv.computed_blocks([s]) for s in victim.sequences), key=len)
         computed = sum(s.num_computed_tokens for s in victim.sequences)
         return reckon(self, victim, kv, blocks, min(computed, len(blocks) * kv.block_size))
+
+
+class TheLatestByTheClock(Recompute):
+    """Goes by the caller's clock, on which two requests may arrive together."""
+
+    caught_by = "test_the_last_candidate_is_the_victim"
+
+    def choose_victim(self, candidates):
+        return max(candidates, key=lambda request: request.arrival_time)
+
+
+class TheLatestByName(Recompute):
+    """Names are the callers' own: r10 is not after r9."""
+
+    caught_by = "test_the_last_candidate_is_the_victim"
+
+    def choose_victim(self, candidates):
+        return max(candidates, key=lambda request: request.request_id)

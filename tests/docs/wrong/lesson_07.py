@@ -327,3 +327,17 @@ class AsksOnceWhoIsBehind(FCFSScheduler):
 
     def continue_prefills(self, plan, budget, share=None):
         return go_on_while(self, plan, budget, share, lambda prefills, _: self.waiting or len(prefills) > 1)
+
+
+class PassesTheShareAsWhole(ChunkedPrefill):
+    """The third argument of `admit_waiting` is `whole`: no prompt is cut, and none is held to its share."""
+
+    caught_by = "test_a_waiting_prompt_need_not_be_admitted_whole"
+
+    def fill(self, plan, scheduler):
+        budget = scheduler.max_num_batched_tokens
+        share = max(1, budget * 3 // 4)
+        budget -= scheduler.plan_decodes(plan, budget)
+        budget -= scheduler.continue_prefills(plan, budget, share)
+        budget -= scheduler.resume_preempted(plan, budget)
+        scheduler.admit_waiting(plan, budget, share)

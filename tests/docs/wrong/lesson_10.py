@@ -101,3 +101,9 @@ takes_padding_for_slots = mistake(
     "(slot < BLOCK_SIZE) & (logical * BLOCK_SIZE",
     "(slot >= 0) & (logical * BLOCK_SIZE",
 )
+loads_what_is_behind_a_key = mistake(
+    "behind_a_key",
+    "test_a_key_ends_at_its_size",
+    "mask=visible[:, None] & (key_dim < KEY_DIM)[None, :]",
+    "mask=visible[:, None] & (key_dim < KEY_PADDED)[None, :]",
+)

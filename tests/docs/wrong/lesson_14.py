@@ -110,3 +110,8 @@ uses_up_the_copies = mistake(
     2,
     ("for source, destination in copies:", "while copies:\n            source, destination = copies.pop(0)"),
 )
+adds_half_of_the_bias_on_every_rank = mistake(
+    "half_bias",
+    "test_the_bias_is_in_the_sum_once",
+    ("part if bias is None or self.number else part + bias", "part if bias is None else part + bias / 2"),
+)

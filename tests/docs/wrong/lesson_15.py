@@ -275,3 +275,21 @@ class TheWindowOfTheCapacity(Worked):
 
     def num_hidden(self, window):
         return max(0, self.capacity + 1 - window) // self.block_size
+
+
+class OneReferenceACall(Worked):
+    """Takes one reference of the null block for all entries that a call replaces."""
+
+    caught_by = "test_each_null_entry_holds_a_reference"
+
+    def slide(self, window, null):
+        replaced = 0
+        for logical in range(self.num_hidden(window)):
+            block = self.blocks[logical]
+            if block != null:
+                if not replaced:
+                    self.pool.share(null)
+                self.pool.free(block)
+                self.blocks[logical] = null
+                replaced += 1
+        return replaced
