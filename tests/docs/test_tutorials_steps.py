@@ -1052,7 +1052,7 @@ def asked_whether_done(monkeypatch, request, samples):
 
 
 def test_whether_to_stop_is_asked_of_the_texts_with_their_new_tokens(monkeypatch):
-    """Catches scores without this step's ends, a total or length without its token, and the total of an end."""
+    """Catches scores without this step's ends, a total or length without its token, an end's total."""
     params = BeamSearchParams(beam_width=2, max_tokens=20)
     request = make_request([1, 2], BeamSearch(params, StopChecker(params, {0})), params)
     request.sequences = [make_sequence([1, 2], [3], params)]  # the sum is -1.0
