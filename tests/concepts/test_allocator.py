@@ -107,6 +107,16 @@ def test_an_evictable_block_has_no_reference_to_drop():
     assert pool.ref_count(block) == 0
 
 
+def test_an_evictable_block_cannot_be_freed():
+    """Catches `free` without the check of `release`: an evictable block has no reference left to drop."""
+    pool = BlockAllocator(2)
+    (block,) = pool.allocate()
+    pool.release(block)
+    with pytest.raises(ValueError):
+        pool.free(block)
+    assert (pool.ref_count(block), pool.num_free) == (0, 1)
+
+
 def test_a_refusal_changes_no_count():
     """Catches a count that changes before the check: a free block with a reference, or with -1."""
     pool = BlockAllocator(2)

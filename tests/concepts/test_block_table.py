@@ -328,7 +328,7 @@ def test_a_shared_prefix_is_mapped_into_an_empty_table():
 
 
 def test_truncate_keeps_the_blocks_of_the_first_tokens():
-    """Catches a block given back that still holds a token."""
+    """Catches a block given back that holds a token, and an empty one kept. (Rows: block, tokens in it.)"""
     pool = FigurePool(*range(9))
     table = table_of(pool, 10)
     table.preallocate(2)

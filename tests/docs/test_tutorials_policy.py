@@ -107,8 +107,8 @@ def test_the_order_changes_nothing_in_the_tokens(make):
 
 
 def test_whoever_waited_too_long_goes_first(make):
-    """Catches starvation: with a patience of 3, the long prompt goes before the third short one behind it."""
-    assert order(make([9, 1, 1, 1, 1], patience=3)) == ["r0", "r1", "r2", "r3", "r4"]
+    """Catches starvation: with a patience of 4, the long prompt goes before the four short ones behind it."""
+    assert order(make([9, 1, 1, 1, 1], patience=4)) == ["r0", "r1", "r2", "r3", "r4"]
     assert order(make([9, 1, 1, 1, 1], patience=100)) == ["r1", "r2", "r3", "r4", "r0"]
 
 
@@ -123,6 +123,7 @@ def test_patience_ends_after_as_many_arrivals_as_it_says(make):
 
 def test_the_impatient_go_in_order_of_arrival(make):
     """Catches requests that have waited too long being sorted by length again."""
+    assert order(make([9, 1, 1, 1, 1], patience=3)) == ["r0", "r1", "r2", "r3", "r4"]
     assert order(make([9, 7, 1, 1, 1, 1], patience=3))[:2] == ["r0", "r1"]
 
 

@@ -13,6 +13,7 @@ from minipaged.memory import (
     Chunked,
     KVManager,
     OnDemand,
+    OutOfBlocksError,
     PrefixCache,
     Reserve,
     SwapSpace,
@@ -96,6 +97,15 @@ def test_preallocating_twice_adds_up():
     table.preallocate(2)
     table.preallocate(1)
     assert (len(table.blocks), table.num_tokens) == (4, 2)
+
+
+def test_a_preallocation_that_fails_takes_no_block():
+    """Catches blocks taken one at a time: three are wanted, two are free, and it must be all or none."""
+    pool = BlockAllocator(3)
+    table = table_over(pool, 1, 2)
+    with pytest.raises(OutOfBlocksError):
+        table.preallocate(3)
+    assert (table.blocks, pool.num_free) == ([0], 2)
 
 
 # -- lesson 01, task 3 ----------------------------------------------------------------------
@@ -1042,7 +1052,7 @@ def asked_whether_done(monkeypatch, request, samples):
 
 
 def test_whether_to_stop_is_asked_of_the_texts_with_their_new_tokens(monkeypatch):
-    """Catches scores without this step's hypotheses, a total or a length without the new token."""
+    """Catches scores without this step's ends, a total or length without its token, an end's total."""
     params = BeamSearchParams(beam_width=2, max_tokens=20)
     request = make_request([1, 2], BeamSearch(params, StopChecker(params, {0})), params)
     request.sequences = [make_sequence([1, 2], [3], params)]  # the sum is -1.0

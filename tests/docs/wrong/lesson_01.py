@@ -288,3 +288,13 @@ class SlotsOfTokensOnly(BlockTable):
 
     def slots(self, start, stop):
         return super().slots(start, min(stop, self.num_tokens))
+
+
+class PreallocatesOneByOne(BlockTable):
+    """When the pool runs dry, the blocks taken before are kept."""
+
+    task = 2
+
+    def preallocate(self, count):
+        for _ in range(count):
+            self.blocks += self.pool.allocate()

@@ -353,3 +353,15 @@ class SlicesFromTheEnd(BlockAllocator):
         for block in blocks:
             self._ref_count[block], self._is_free[block] = 1, False
         return blocks
+
+
+class FreesEvictableBlocks(BlockAllocator):
+    """`free` counts by itself: with no reference to drop, an evictable block goes to the free list."""
+
+    task = 2
+
+    def free(self, block):
+        if self._ref_count[block]:
+            self._ref_count[block] -= 1
+        if not self._ref_count[block]:
+            self.reclaim(block)
