@@ -208,6 +208,15 @@ def test_heads_of_a_group_read_one_kv_head(heads):
     check([(1, 3), (1, 4)], block_size=4, heads=heads)
 
 
+def test_a_query_is_read_by_its_strides():
+    """Catches an address computed from the sizes: in memory, the rows of a head may lie side by side."""
+    case = make_case([(1, 3), (1, 4)], block_size=4)
+    strided = case.query.transpose(0, 1).contiguous().transpose(0, 1)
+    inputs = (case.key_cache, case.value_cache, case.metadata)
+    expected = oracle.paged_attention(strided, *inputs, scale=0.3)
+    assert_close(paged_attention(strided, *inputs, scale=0.3), expected, case)
+
+
 @pytest.mark.parametrize("block_size", [3, 5])
 def test_a_block_need_not_be_a_power_of_two(block_size):
     """Catches the padding of tl.arange taken for slots of the block: it belongs to the next head."""

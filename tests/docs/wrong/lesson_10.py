@@ -80,6 +80,12 @@ computes_the_querys_strides = mistake(
     "query + row * query_stride_row + head * query_stride_head + key_dim",
     "query + (row * NUM_KV_HEADS * GROUP + head) * KEY_DIM + key_dim",
 )
+computes_the_stride_of_a_head = mistake(
+    "head_stride",
+    "test_a_query_is_read_by_its_strides",
+    "head * query_stride_head + key_dim",
+    "head * KEY_DIM + key_dim",
+)
 no_block_at_position_zero = mistake(
     "cdiv",
     "test_the_first_token_sees_itself",
