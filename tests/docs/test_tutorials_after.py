@@ -23,10 +23,10 @@ def table_class():
 def make(table_class):
     """Makes a pool whose block 0 is the null block, and a table of so many tokens over it."""
 
-    def made(num_tokens, num_blocks=20):
+    def made(num_tokens, num_blocks=20, block_size=SIZE):
         pool = BlockAllocator(num_blocks)
         [null] = pool.allocate()
-        table = table_class(pool, SIZE)
+        table = table_class(pool, block_size)
         table.append(num_tokens)
         return pool, null, table
 
@@ -60,6 +60,14 @@ def test_a_block_goes_when_its_last_slot_is_out_of_sight(make, window, hidden):
     told = f"12 tokens, a window of {window}: expected slide to return {hidden}, got {found}"
     assert found == hidden, told
     assert table.blocks.count(null) == hidden
+
+
+def test_a_full_window_has_lost_a_block_of_one_token(make):
+    """Catches a window that hides nothing while num_tokens <= window: the next token sees itself, too."""
+    pool, null, table = make(5, block_size=1)
+    assert table.slide(5, null) == 1
+    assert table.blocks.index(null) == 0
+    check_counts(pool, null, table)
 
 
 @pytest.mark.parametrize("window", [14, 17, 100])

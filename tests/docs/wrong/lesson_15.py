@@ -293,3 +293,12 @@ class OneReferenceACall(Worked):
                 self.blocks[logical] = null
                 replaced += 1
         return replaced
+
+
+class WaitsForMoreThanAWindow(Worked):
+    """As long as the text is no longer than the window; but the next token takes a place in it."""
+
+    caught_by = "test_a_full_window_has_lost_a_block_of_one_token"
+
+    def slide(self, window, null):
+        return 0 if self.num_tokens <= window else super().slide(window, null)
