@@ -82,6 +82,12 @@ def test_no_positions_have_no_slots():
     assert table_over(BlockAllocator(9), 0, 0).slots(0, 0) == []
 
 
+def test_slots_end_with_a_full_block():
+    """Catches stop % block_size for the last offset, which is 0 when `stop` is the end of a block."""
+    table = table_over(BlockAllocator(9, order=[7, 1, 3]), 3, 9)
+    assert table.slots(2, 8) == [30, 31, 4, 5, 6, 7]
+
+
 # -- lesson 01, task 2 ----------------------------------------------------------------------
 
 
@@ -506,6 +512,12 @@ def test_a_prompt_is_held_to_its_share_if_one_is_given():
     """Catches `share` not being passed on: the first prompt would take the whole budget."""
     engine = scripted(lambda plan, s: s.admit_waiting(plan, 6, share=3), lengths=[10, 10])
     assert scheduled(engine.step()) == [("r0", 0, 3), ("r1", 0, 3)]
+
+
+def test_the_last_in_the_queue_gets_all_that_is_left():
+    """Catches a budget cut to the share: only those with another behind them are held to it."""
+    engine = scripted(lambda plan, s: s.admit_waiting(plan, 8, share=3), lengths=[10, 10])
+    assert scheduled(engine.step()) == [("r0", 0, 3), ("r1", 0, 5)]
 
 
 def test_nobody_is_admitted_in_a_step_that_preempted():

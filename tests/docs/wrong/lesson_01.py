@@ -298,3 +298,17 @@ class PreallocatesOneByOne(BlockTable):
     def preallocate(self, count):
         for _ in range(count):
             self.blocks += self.pool.allocate()
+
+
+class LosesAFullLastBlock(BlockTable):
+    """Block by block, up to stop % size in the last: nothing when that block is full."""
+
+    caught_by = "test_slots_end_with_a_full_block"
+
+    def slots(self, start, stop):
+        size, result = self.block_size, []
+        for logical in range(start // size, -(-stop // size)):
+            low = start % size if logical == start // size else 0
+            high = stop % size if logical == (stop - 1) // size else size
+            result += [self.blocks[logical] * size + offset for offset in range(low, high)]
+        return result

@@ -43,6 +43,21 @@ class SpendsTheBudgetTwice(FCFSScheduler):
         return budget
 
 
+class CutsTheBudgetToTheShare(FCFSScheduler):
+    """The last in the queue is held to its share, too, although nobody is behind it."""
+
+    caught_by = "test_the_last_in_the_queue_gets_all_that_is_left"
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        left = budget
+        while self.waiting and left and not self.swapped and not plan.num_preempted:
+            used = self.admit_first(plan, left if share is None else min(left, share), whole)
+            if not used:
+                break
+            left -= used
+        return budget - left
+
+
 class AdmitsWhatWasJustPreempted(FCFSScheduler):
     """Room that came free by preemption is given to whoever waits: the victim itself."""
 
