@@ -201,7 +201,7 @@ def parts_of(rank_class, size, weight, bias=None, heads=4, head_dim=3):
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("out", [7, 12])
 def test_the_sum_over_ranks_is_what_one_rank_gets(rank_class, size, out):
-    """Catches columns of another rank's heads, rows instead of columns, and a mean instead of a sum."""
+    """Catches another rank's columns, rows for columns, a mean, and own heads taken for all heads."""
     parts, whole = parts_of(rank_class, size, torch.randn(out, 12))
     assert_sum(parts, whole)
 

@@ -1132,7 +1132,7 @@ def test_a_fork_of_a_reservation_makes_do_with_what_it_must_have():
 
 
 def test_two_policies_keep_a_grant_each():
-    """Catches a grant kept in the class: the second policy would change the first."""
+    """Catches a grant kept in the class (the second policy would change the first), and 16 for all."""
     small, large = Chunked(2), Chunked(8)
     assert [policy.at_admission(1, 20) for policy in (small, large)] == [(2, 1), (8, 1)]
 
