@@ -116,15 +116,8 @@ def _section(result: dict[str, Any]) -> str:
     if measured_only:
         lines += ["", "Without a published value:"]
         lines += _table("measured only | source | measured", "---|---|---:", measured_only)
-    return "\n".join(
-        [
-            head,
-            *lines,
-            "",
-            *(f"({i}) {note[0].upper()}{note[1:]}.  " for i, note in enumerate(notes, start=1)),
-            "",
-        ]
-    )
+    told = [f"({i}) {note[0].upper()}{note[1:]}.  " for i, note in enumerate(notes, start=1)]
+    return "\n".join([head, *lines, "", *told, ""])
 
 
 def _appendix() -> str:

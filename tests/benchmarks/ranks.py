@@ -73,10 +73,8 @@ def main():
 def timed_step(engine, is_warm):
     """Seconds on the clock and of rank 0's CPU, and whether the step counts."""
     metrics = engine.metrics
-    before, began = (
-        (metrics.prompt_tokens, metrics.generation_tokens),
-        (time.perf_counter(), time.process_time()),
-    )
+    before = metrics.prompt_tokens, metrics.generation_tokens
+    began = time.perf_counter(), time.process_time()
     engine.step()
     took = time.perf_counter() - began[0], time.process_time() - began[1]
     tokens = metrics.prompt_tokens - before[0], metrics.generation_tokens - before[1]

@@ -1,6 +1,7 @@
 """First steps of the lessons: what an override must do before the concept tests can be run on it at all."""
 
 from array import array
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -731,17 +732,17 @@ class Spends:
 
     def admit_waiting(self, plan, budget, whole=False, share=None):
         self.whole = whole
-        return self.__getattr__("admit_waiting")(plan, budget, share)
+        return self._run("admit_waiting", plan, budget, share)
 
     def __getattr__(self, phase):
-        def run(plan, budget, share=None):
-            self.offered[phase] = budget
-            self.shares[phase] = share
-            if phase != "resume_preempted":
-                plan.scheduled += [SimpleNamespace(num_tokens=1)] * self.spends.get(phase, 0)
-            return self.spends.get(phase, 0)
+        return partial(self._run, phase)
 
-        return run
+    def _run(self, phase, plan, budget, share=None):
+        self.offered[phase] = budget
+        self.shares[phase] = share
+        if phase != "resume_preempted":
+            plan.scheduled += [SimpleNamespace(num_tokens=1)] * self.spends.get(phase, 0)
+        return self.spends.get(phase, 0)
 
 
 @pytest.mark.parametrize(
