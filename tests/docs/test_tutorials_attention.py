@@ -35,6 +35,7 @@ def test_attention_changes_none_of_its_inputs():
     inputs = {"query": case.query, "key_cache": case.key_cache, "value_cache": case.value_cache}
     before = {name: tensor.clone() for name, tensor in inputs.items()}
     tables = case.metadata.block_tables.clone()
+    lists = case.metadata.query_start_list[:], case.metadata.context_len_list[:]
     paged_attention(**inputs, metadata=case.metadata, scale=0.3)
     for name, tensor in inputs.items():
         same = tensor.nan_to_num(7.0).equal(before[name].nan_to_num(7.0)) and (
@@ -42,6 +43,8 @@ def test_attention_changes_none_of_its_inputs():
         )
         assert same, f"{name} is not what it was before the call"
     assert case.metadata.block_tables.equal(tables), "the block tables are not what they were before the call"
+    after = case.metadata.query_start_list, case.metadata.context_len_list
+    assert after == lists, f"query_start_list and context_len_list were {lists}, after the call {after}"
 
 
 def test_a_decode_uses_the_scale_it_is_given():
@@ -98,6 +101,14 @@ def test_weights_are_not_rounded(dtype):
     found = difference_of_two_weights([1.0, 0.0], [[1.0, 0.0], [0.0, 0.0]], 0.0004, dtype)
     told = f"weights 0.5001 and 0.4999, values 1 and -1: expected 0.0002, got {found:.4f}"
     assert found == pytest.approx(0.0002, rel=0.02), told
+
+
+# -- lesson 03, task 2 ---------------------------------------------------------------------------------------
+
+
+def test_a_hidden_key_is_hidden_from_scores_far_below_zero():
+    """Catches -10000 or -1e9 in place of -inf for a hidden score: here every visible one is lower."""
+    check([(3, 3), (2, 5)], scale=1e10, sign=-1)
 
 
 # -- lesson 03, task 3 ---------------------------------------------------------------------------------------

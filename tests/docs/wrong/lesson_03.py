@@ -60,12 +60,18 @@ def one_row_at_a_time(
                 if sinks is not None and not wrong.get("no_sinks"):
                     sink = sinks[head : head + 1].float() * wrong.get("sink_factor", 1)
                     scores = torch.cat([scores, sink])
+                if "mask" in wrong:
+                    hidden = torch.full((context - len(places) - oldest,), wrong["mask"])
+                    scores = torch.cat([scores, hidden])
                 if softcap is not None and wrong.get("cap_after_mask"):
                     hidden = torch.full((context - len(places) - oldest,), -softcap)
                     scores = torch.cat([scores, hidden])
                 weights = torch.softmax(scores, dim=0)[: len(places)]
                 if wrong.get("half_weights"):
                     weights = weights.to(query.dtype).float()
+                if wrong.get("maximum_from_zero"):
+                    weights = (scores - scores.max().clamp(min=0)).exp()
+                    weights = (weights / weights.sum())[: len(places)]
                 if sinks is not None and wrong.get("no_maximum"):
                     weights = (scores.exp() / scores.exp().sum())[: len(places)]
                 output[row, head] = (weights @ values[:, kv].float()).to(output.dtype)
@@ -164,3 +170,17 @@ scales_the_query_in_half_precision = mistake("test_a_scaled_query_is_not_rounded
 cuts_the_window_after_the_gather = mistake(
     "test_blocks_before_the_window_are_not_looked_up", gathers_all=True
 )
+hides_with_minus_ten_thousand = mistake("test_a_hidden_key_is_hidden_from_scores_far_below_zero", mask=-1e4)
+hides_with_minus_a_billion = mistake(task=2, mask=-1e9)
+begins_the_maximum_with_zero = mistake("test_scores_far_below_zero_have_weights", maximum_from_zero=True)
+
+
+def uses_up_the_lists(query, key_cache, value_cache, metadata, **options):
+    """Takes the first row of each sequence off the caller's list as it goes."""
+    output = worked(query, key_cache, value_cache, metadata, **options)
+    del metadata.query_start_list[:-1]
+    return output
+
+
+uses_up_the_lists = functools.wraps(worked)(uses_up_the_lists)
+uses_up_the_lists.caught_by = "test_attention_changes_none_of_its_inputs"
