@@ -242,7 +242,8 @@ class ToyEngine:
 def check_plan(plan: StepPlan, scheduler: FCFSScheduler) -> None:
     """What every plan must obey, whatever the settings."""
     assert plan.num_tokens == sum(s.num_tokens for s in plan.scheduled)
-    assert plan.num_tokens <= scheduler.max_num_batched_tokens
+    budget = scheduler.max_num_batched_tokens
+    assert plan.num_tokens <= budget, f"the step computes {plan.num_tokens} tokens, its budget is {budget}"
     assert len({id(s.sequence) for s in plan.scheduled}) == len(plan.scheduled), (
         "a sequence is scheduled twice"
     )

@@ -21,13 +21,21 @@ def test_an_allocated_block_has_one_reference():
 
 
 def test_an_allocation_that_cannot_be_met_takes_nothing():
-    """Catches blocks that are lost when only some of those wanted are there."""
+    """Catches blocks lost when only some of those wanted are there; the error is OutOfBlocksError."""
     pool = BlockAllocator(4)
     held = pool.allocate(3)
     with pytest.raises(OutOfBlocksError):
         pool.allocate(2)
     assert pool.num_free == 1
     pool.check_invariants(held)
+
+
+def test_a_refused_allocation_leaves_the_order():
+    """Catches blocks that are taken and put back the other way round: an error leaves all as it was."""
+    pool = BlockAllocator(4, order=[3, 1, 2, 0])
+    with pytest.raises(OutOfBlocksError):
+        pool.allocate(5)
+    assert pool.allocate(4) == [3, 1, 2, 0]
 
 
 def test_allocating_no_block_takes_none():
@@ -118,7 +126,7 @@ def test_an_evictable_block_cannot_be_freed():
 
 
 def test_a_refusal_changes_no_count():
-    """Catches a count that changes before the check: a free block with a reference, or with -1."""
+    """Catches a count that changes before the check, to 1 or -1, and an error that is no ValueError."""
     pool = BlockAllocator(2)
     (block,) = pool.allocate()
     pool.free(block)
@@ -159,13 +167,17 @@ def test_an_evictable_block_can_be_shared_or_reclaimed():
 
 @pytest.mark.parametrize("state", ["used", "free"])
 def test_only_an_evictable_block_can_be_reclaimed(state):
-    """Catches a block that is on the free list while held, or there twice."""
+    """Catches a block that is on the free list while held, or there twice: also after the refusal."""
     pool = BlockAllocator(2)
     (block,) = pool.allocate()
     if state == "free":
         pool.free(block)
+    before = pool.ref_count(block), pool.num_free
     with pytest.raises(ValueError):
         pool.reclaim(block)
+    after = pool.ref_count(block), pool.num_free
+    assert after == before, f"references and free blocks: {before} before the refusal, {after} after it"
+    pool.check_invariants([block] if state == "used" else [])
 
 
 def test_random_operations_agree_with_a_dictionary():

@@ -1,5 +1,7 @@
 """The block table: the paper's figures 6, 7, 8 and 9, number by number (sections 4.2 to 4.4)."""
 
+from collections import Counter
+
 import pytest
 
 from minipaged.memory import BlockTable, OutOfBlocksError
@@ -176,10 +178,10 @@ def test_a_chunk_that_fails_keeps_no_block(forked):
     pool = FigurePool(7, 1, 3)
     table = table_of(pool, 7)
     other = table.fork() if forked else None
-    before = rows(table), dict(pool.counts), pool.num_free
+    before = rows(table), +Counter(pool.counts), pool.num_free
     with pytest.raises(OutOfBlocksError):
         table.append(2 if forked else 6)
-    assert (rows(table), dict(pool.counts), pool.num_free) == before
+    assert (rows(table), +Counter(pool.counts), pool.num_free) == before
     assert other is None or rows(other) == rows(table)
 
 
@@ -264,7 +266,7 @@ def test_a_chunk_is_the_same_as_its_tokens_one_by_one(block_size):
 
 @pytest.mark.parametrize("forked", [False, True])
 def test_an_append_that_fails_changes_nothing(forked):
-    """Catches a table that is half grown, or a copy begun, when the pool runs dry."""
+    """Catches a table half grown, or a copy begun, when the pool runs dry; it raises OutOfBlocksError."""
     pool = FigurePool(7, 1)
     table = table_of(pool, 7)
     other = table.fork() if forked else None

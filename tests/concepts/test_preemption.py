@@ -311,7 +311,8 @@ def test_auto_takes_the_cheaper_way_and_says_why():
     (cheap_tokens,) = auto(1.0, 1e-3)
     assert (cheap_moves["mode"], cheap_tokens["mode"]) == ("swap", "recompute")
     for detail in (cheap_moves, cheap_tokens):
-        assert re.search(r"moving \d+ blocks .* computing \d+ tokens", detail["reason"])
+        both = re.search(r"moving \d+ blocks\b.* computing \d+ tokens\b", detail["reason"])
+        assert both, f"expected `moving 7 blocks ... computing 100 tokens`, got {detail['reason']!r}"
 
 
 def test_auto_counts_the_way_out_and_the_way_in():

@@ -89,6 +89,20 @@ def test_slots_end_with_a_full_block():
     assert table.slots(2, 8) == [30, 31, 4, 5, 6, 7]
 
 
+def test_slots_may_begin_with_the_last_of_a_block():
+    """Catches the block of the next position for that of the first: position 3 is the last in block 7."""
+    table = table_over(BlockAllocator(9, order=[7, 1, 3]), 3, 9)
+    assert table.slots(3, 6) == [31, 4, 5]
+
+
+def test_a_block_need_not_have_four_slots():
+    """Catches a 4 where `block_size` is meant, and shifts that need a power of two: here it is 3."""
+    table = table_over(BlockAllocator(9, order=[7, 1, 3]), 3, 8, block_size=3)
+    assert [table.slot(position) for position in (2, 3, 7)] == [23, 3, 10]
+    assert table.slots(2, 7) == [23, 3, 4, 5, 9]
+    assert ([table.filled(i) for i in range(3)], table.num_filled_blocks, table.capacity) == ([3, 3, 2], 3, 9)
+
+
 # -- lesson 01, task 2 ----------------------------------------------------------------------
 
 
@@ -113,6 +127,27 @@ def test_a_preallocation_that_fails_takes_no_block():
     with pytest.raises(OutOfBlocksError):
         table.preallocate(3)
     assert (table.blocks, pool.num_free) == ([0], 2)
+
+
+def test_an_append_that_fails_keeps_the_preallocated_blocks():
+    """Catches a failure that is mended with `truncate`: it gives back what was there before, too."""
+    pool = BlockAllocator(3)
+    table = table_over(pool, 2, 2)
+    with pytest.raises(OutOfBlocksError):
+        table.append(12)
+    assert (table.blocks, table.num_tokens, pool.num_free) == ([0, 1], 2, 1)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 3, 8])
+def test_nothing_to_append_takes_no_block(num_tokens):
+    """Catches one block at least: for 0 tokens when the last block is full, or for 0 preallocated blocks."""
+    table = table_over(BlockAllocator(9), -(-num_tokens // 4), num_tokens)
+    blocks = table.blocks[:]
+    assert table.blocks_to_append(0) == 0
+    table.append(0)
+    assert (table.blocks, table.num_tokens) == (blocks, num_tokens)
+    table.preallocate(0)
+    assert (table.blocks, table.num_tokens) == (blocks, num_tokens)
 
 
 # -- lesson 01, task 3 ----------------------------------------------------------------------
@@ -151,6 +186,16 @@ def test_an_ended_table_gives_back_preallocated_blocks_too():
     assert (table.blocks, table.num_tokens, pool.num_free) == ([], 0, 9)
 
 
+@pytest.mark.parametrize("give_back", ["free()", "truncate(0)"])
+def test_a_table_without_tokens_gives_its_blocks_back(give_back):
+    """Catches a table that looks only at its tokens: it has none, but two preallocated blocks."""
+    pool = BlockAllocator(9)
+    table = table_over(pool, 2, 0)
+    table.free() if give_back == "free()" else table.truncate(0)
+    told = f"after {give_back}: expected no block in the table and 9 free"
+    assert (table.blocks, pool.num_free) == ([], 9), f"{told}; got {table.blocks} and {pool.num_free}"
+
+
 # -- lesson 02, task 3 ----------------------------------------------------------------------
 
 
@@ -179,7 +224,37 @@ def test_a_fork_after_a_full_block_shares_no_preallocated_one():
     assert pool.ref_count(3) == 1
 
 
+def test_a_table_without_tokens_has_a_fork():
+    """Catches a fork that needs a block, and one that is the table itself: each will get its own tokens."""
+    for preallocated in (0, 1):
+        pool = BlockAllocator(9)
+        parent = table_over(pool, preallocated, 0)
+        child = parent.fork()
+        assert child is not parent, "fork() returned the table itself"
+        assert (child.blocks, child.num_tokens, pool.num_free) == ([], 0, 9 - preallocated)
+        assert [pool.ref_count(block) for block in parent.blocks] == [1] * preallocated
+
+
 # -- lesson 02, task 4 ----------------------------------------------------------------------
+
+
+def test_appended_tokens_are_added_to_those_there():
+    """Catches `num_tokens = count`, and a token that is not counted because its block was copied."""
+    table = table_over(BlockAllocator(9), 3, 9)
+    table.fork()
+    for count, total in ((1, 10), (1, 11), (3, 14)):
+        table.append(count)
+        told = f"after append({count}): expected num_tokens {total}, got {table.num_tokens}"
+        assert table.num_tokens == total, told
+
+
+def test_after_its_copy_a_table_writes_in_place():
+    """Catches the wrong block looked at: the first two are shared for ever, the third is no longer."""
+    table = table_over(BlockAllocator(9), 3, 9)
+    table.fork()
+    assert table.append() is not None, "append() returned no copy although the block of its token is shared"
+    assert table.blocks_to_append() == 0
+    assert table.append() is None
 
 
 def test_a_chunk_of_tokens_leaves_a_shared_block_too():
@@ -503,6 +578,12 @@ def test_admission_ends_with_the_budget():
     assert engine.scheduler.policy.returned == [10]
 
 
+def test_the_last_token_of_the_budget_goes_to_a_prompt():
+    """Catches an admission that ends with one token left: it is the first token of the next prompt."""
+    engine = scripted(lambda plan, s: s.admit_waiting(plan, 7), lengths=[6, 6])
+    assert scheduled(engine.step()) == [("r0", 0, 6), ("r1", 0, 1)]
+
+
 def test_a_prompt_is_admitted_whole_if_that_is_asked():
     """Catches `whole` not being passed on: the second prompt would be cut."""
     engine = scripted(lambda plan, s: s.admit_waiting(plan, 10, whole=True), lengths=[6, 6])
@@ -513,6 +594,28 @@ def test_a_prompt_is_held_to_its_share_if_one_is_given():
     """Catches `share` not being passed on: the first prompt would take the whole budget."""
     engine = scripted(lambda plan, s: s.admit_waiting(plan, 6, share=3), lengths=[10, 10])
     assert scheduled(engine.step()) == [("r0", 0, 3), ("r1", 0, 3)]
+
+
+def test_each_waiting_prompt_has_a_share_of_its_own():
+    """Catches one share that all of them use up together: the second of three would get less."""
+    engine = scripted(lambda plan, s: s.admit_waiting(plan, 10, share=3), lengths=[10, 10, 10])
+    assert scheduled(engine.step()) == [("r0", 0, 3), ("r1", 0, 3), ("r2", 0, 4)]
+
+
+@pytest.mark.parametrize(("length", "admitted"), [(7, []), (6, [("r1", 0, 6)])], ids=["too long", "fits"])
+def test_beside_a_prompt_that_goes_on_the_first_is_admitted_whole_too(length, admitted):
+    """Catches `whole` kept for later prompts only, a step that counts as empty, or as full; and returning
+    the tokens of the whole step."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 4),
+        lambda plan, s: (s.continue_prefills(plan, 4), s.admit_waiting(plan, 6, whole=True))[1],
+        lengths=[8],
+    )
+    engine.step()
+    engine.add([1] * length)
+    assert scheduled(engine.step()) == [("r0", 4, 4), *admitted]
+    returned, expected = engine.scheduler.policy.returned[1], len(admitted) * length
+    assert returned == expected, f"admit_waiting admitted {admitted}: expected {expected}, got {returned}"
 
 
 def test_the_last_in_the_queue_gets_all_that_is_left():
@@ -643,6 +746,53 @@ def test_a_group_with_more_to_compute_does_not_end_the_decodes():
     assert scheduled(engine.step()) == [("r1", 4, 1)]
 
 
+def test_no_more_is_preempted_than_is_needed():
+    """Catches room made for a block too many: the one block of r2 is all that r0 needs."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64),
+        lambda plan, s: s.plan_decodes(plan, 64),
+        lengths=[8, 6, 4],
+        num_blocks=5,
+    )
+    engine.step()
+    assert scheduled(engine.scheduler.schedule()) == [("r0", 8, 1), ("r1", 6, 1)]
+    assert waiting(engine) == ["r2"]
+
+
+def test_a_sample_that_ended_costs_no_token():
+    """Catches a budget for as many sequences as a request began with: of three, two are left."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64), lambda plan, s: s.plan_decodes(plan, 2), lengths=[]
+    )
+    request = engine.add([0] * 5, method=samples(3))
+    engine.step()
+    request.sequences.pop().table.free()
+    assert scheduled(engine.scheduler.schedule()) == [("r0", 5, 1)] * 2
+
+
+def half_recomputed(last_phase):
+    """A group of two that is computed again: the first sequence up to its newest token, the second not."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64),
+        lambda plan, s: s.plan_decodes(plan, 64),
+        lambda plan, s: s.admit_waiting(plan, 5),
+        last_phase,
+        lengths=[],
+    )
+    request = engine.add([0] * 5, method=samples(2))
+    engine.step()
+    engine.scheduler.roll_back(engine.scheduler.schedule())
+    engine.step()
+    assert [sequence.num_uncomputed_tokens for sequence in request.sequences] == [1, 2]
+    return engine
+
+
+def test_a_group_is_decoded_when_all_its_sequences_are_ready():
+    """Catches `is_prefill` asked of the first sequence alone: the second has two tokens to compute."""
+    engine = half_recomputed(lambda plan, s: s.plan_decodes(plan, 64))
+    assert scheduled(engine.scheduler.schedule()) == []
+
+
 def test_every_sequence_of_a_request_costs_a_token():
     """Catches counting requests instead of tokens: three samples of one request compute three tokens."""
     engine = scripted(
@@ -723,12 +873,14 @@ class Spends:
     """Phases that write down the budget they are offered, and spend what they are told."""
 
     max_num_batched_tokens = 10
+    running = (SimpleNamespace(is_prefill=True),)
 
     def __init__(self, **spends):
         self.spends = spends
         self.offered = {}
         self.shares = {}
         self.whole = False
+        self.plans = {}
 
     def admit_waiting(self, plan, budget, whole=False, share=None):
         self.whole = whole
@@ -739,6 +891,7 @@ class Spends:
 
     def _run(self, phase, plan, budget, share=None):
         self.offered[phase] = budget
+        self.plans[phase] = plan
         self.shares[phase] = share
         if phase != "resume_preempted":
             plan.scheduled += [SimpleNamespace(num_tokens=1)] * self.spends.get(phase, 0)
@@ -750,10 +903,11 @@ class Spends:
     [
         ({"continue_prefills": 4}, "continue_prefills admit_waiting"),
         ({"admit_waiting": 4}, "continue_prefills admit_waiting"),
+        ({"continue_prefills": 4, "admit_waiting": 4}, "continue_prefills admit_waiting"),
         ({}, "continue_prefills admit_waiting plan_decodes resume_preempted"),
         ({"plan_decodes": 4}, "continue_prefills admit_waiting plan_decodes resume_preempted"),
     ],
-    ids=["a prompt goes on", "a prompt begins", "no prompt", "decodes"],
+    ids=["a prompt goes on", "a prompt begins", "both", "no prompt", "decodes"],
 )
 def test_a_step_calls_its_phases_in_order(spends, phases):
     """Catches decodes or swapped-out requests beside prompts, a waiting prompt that is not looked at, and
@@ -762,6 +916,17 @@ def test_a_step_calls_its_phases_in_order(spends, phases):
     PrefillFirst().fill(StepPlan(0), step)
     called = " ".join(step.offered)
     assert called == phases, f"expected the phases {phases}; got {called}"
+
+
+def test_every_prompt_of_a_step_is_whole_and_has_no_share():
+    """Catches `whole=True` for an empty step only, where it matters least, and a share (of lesson 07)."""
+    for spends in ({}, {"continue_prefills": 4}):
+        step, plan = Spends(**spends), StepPlan(0)
+        PrefillFirst().fill(plan, step)
+        told = f"with {len(plan.scheduled)} tokens in the step, admit_waiting got whole={step.whole}"
+        assert step.whole, told
+        shares = [step.shares["continue_prefills"], step.shares["admit_waiting"]]
+        assert shares == [None, None], f"expected no share; continue_prefills, admit_waiting got {shares}"
 
 
 def test_each_phase_is_offered_what_the_one_before_it_left():
@@ -778,11 +943,13 @@ def test_each_phase_is_offered_what_the_one_before_it_left():
 
 def test_a_chunked_step_has_its_phases_in_order():
     """Catches newcomers going before requests already being served, and a budget spent twice."""
-    step = Spends(plan_decodes=1, continue_prefills=2, resume_preempted=3)
-    ChunkedPrefill().fill(StepPlan(0), step)
+    step, plan = Spends(plan_decodes=1, continue_prefills=3, resume_preempted=2), StepPlan(0)
+    ChunkedPrefill().fill(plan, step)
     assert list(step.offered.items()) == [
-        ("plan_decodes", 10), ("continue_prefills", 9), ("resume_preempted", 7), ("admit_waiting", 4),
+        ("plan_decodes", 10), ("continue_prefills", 9), ("resume_preempted", 6), ("admit_waiting", 4),
     ]  # fmt: skip
+    others = [phase for phase, given in step.plans.items() if given is not plan]
+    assert not others, f"{others} got something else than the plan of the step"
 
 
 def test_a_waiting_prompt_need_not_be_admitted_whole():
@@ -793,10 +960,10 @@ def test_a_waiting_prompt_need_not_be_admitted_whole():
     assert not step.whole, told
 
 
-@pytest.mark.parametrize(("budget", "share"), [(10, 7), (2, 1), (1, 1)])
+@pytest.mark.parametrize(("budget", "share"), [(10, 7), (5, 3), (2, 1), (1, 1)])
 def test_the_share_is_three_quarters_of_the_whole_budget(budget, share):
-    """Catches three quarters of what the decodes left, a share of 0 tokens, and one that is rounded up."""
-    step = Spends(plan_decodes=budget // 2)
+    """Catches three quarters of what the decodes left, or less what prompts took; 0 tokens; rounding up."""
+    step = Spends(plan_decodes=budget // 2, continue_prefills=budget // 4)
     step.max_num_batched_tokens = budget
     ChunkedPrefill().fill(StepPlan(0), step)
     found = [step.shares[phase] for phase in ("continue_prefills", "admit_waiting")]
@@ -872,6 +1039,8 @@ def test_the_last_of_two_prompts_gets_what_is_left():
     )
     engine.step()
     assert scheduled(engine.step()) == [("r0", 3, 6), ("r1", 3, 10)]
+    returned = engine.scheduler.policy.returned[1]
+    assert returned == 16, f"continue_prefills scheduled 6 and 10 tokens: expected 16, got {returned}"
 
 
 def test_each_prompt_has_a_share_of_its_own():
@@ -907,6 +1076,22 @@ def test_a_swapped_out_request_does_not_hold_a_prompt_to_its_share():
     engine.add([1])
     engine.scheduler.swapped.append(engine.scheduler.waiting.popleft())
     assert scheduled(engine.scheduler.schedule()) == [("r0", 4, 8)]
+
+
+def test_a_group_of_decodes_is_no_prompt():
+    """Catches more than one uncomputed token taken for a prompt: two samples have one each."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64), lambda plan, s: s.continue_prefills(plan, 64), lengths=[]
+    )
+    engine.add([0] * 5, method=samples(2))
+    engine.step()
+    assert scheduled(engine.scheduler.schedule()) == []
+
+
+def test_a_group_that_is_computed_again_goes_on():
+    """Catches `is_prefill` asked of the first sequence, of the prompt alone, or of single sequences only."""
+    engine = half_recomputed(lambda plan, s: s.continue_prefills(plan, 64))
+    assert scheduled(engine.scheduler.schedule()) == [("r0", 5, 1), ("r0", 4, 2)]
 
 
 def test_going_on_ends_with_the_budget():
@@ -1126,6 +1311,36 @@ def test_what_is_needed_is_never_cut(policy):
         assert Chunked(4).while_running(6, 9) == (6, 6)
 
 
+WHEN = ["at_admission", "while_running"]
+
+
+def ask(name, policy, when, expected_of):
+    """Compare a policy's answers for every `needed` and `remaining` up to 9 with `expected_of(them)`."""
+    for remaining in range(1, 10):
+        for needed in range(1, remaining + 1):
+            found, expected = getattr(policy, when)(needed, remaining), expected_of(needed, remaining)
+            call = f"{name}.{when}({needed}, {remaining})"
+            assert found == expected, f"{call}: expected {expected}, got {found}"
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_on_demand_growth_looks_only_at_what_is_needed(when):
+    """Catches a block more, or fewer, when few or many remain."""
+    ask("OnDemand()", OnDemand(), when, lambda needed, remaining: (needed,))
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_a_reservation_is_all_that_remains(when):
+    """Catches a second number at admission, and none, or 1, while running."""
+    ask("Reserve()", Reserve(), when, lambda *both: both[1:] if when == "at_admission" else both[::-1])
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_a_grant_lies_between_what_is_needed_and_what_remains(when):
+    """Catches a grant of 4 that is left out where fewer remain, is one below `needed`, or gets smaller."""
+    ask("Chunked(4)", Chunked(4), when, lambda needed, remaining: (sorted([needed, 4, remaining])[1], needed))
+
+
 def test_a_fork_of_a_reservation_makes_do_with_what_it_must_have():
     """Catches a fork that preempts others for blocks it does not need yet."""
     assert Reserve().while_running(1, 32) == (32, 1)
@@ -1144,10 +1359,14 @@ def test_two_policies_keep_a_grant_each():
 def test_the_last_candidate_is_the_victim():
     """Catches one spared because it is the request that asks, and a choice by name, size or clock."""
     requests = [make_request([1], None, None) for _ in range(3)]
+    for arrival, request in enumerate(requests):
+        request.arrival = arrival
     for count in (1, 2, 3):
-        place = requests.index(Recompute().choose_victim(requests[:count]))
+        candidates = requests[:count]
+        place = requests.index(Recompute().choose_victim(candidates))
         told = f"{count} candidates by arrival: expected candidates[{count - 1}], got candidates[{place}]"
         assert place == count - 1, told
+        assert candidates == requests[:count], "choose_victim changed the list of candidates"
 
 
 def victim_of(kv, *num_tokens, fork=False):
@@ -1185,6 +1404,38 @@ def test_a_group_is_swapped_whole_or_not_at_all():
         kv = manager(num_host_blocks)
         victim = victim_of(kv, 5, 9)
         assert Swap().choose_mode(victim, kv).mode == mode
+
+
+SWAPPING = [Swap(), Auto(PreemptionCosts(0.0, 0.0, 1.0))]
+
+
+@pytest.mark.parametrize("policy", SWAPPING, ids=["Swap", "Auto"])
+def test_a_half_recomputed_group_is_not_swapped(policy):
+    """Catches free host blocks counted instead of asking `kv.can_swap_out`, which knows more reasons."""
+    kv = manager(16)
+    victim = victim_of(kv, 9, 9)
+    victim.sequences[1].num_computed_tokens = 4
+    assert policy.choose_mode(victim, kv).mode == "recompute"
+
+
+@pytest.mark.parametrize("policy", SWAPPING, ids=["Swap", "Auto"])
+def test_every_decision_is_made_anew(policy):
+    """Catches an answer that is remembered: the second time there is no room for the same victim."""
+    kv = manager(16)
+    victim = victim_of(kv, 9)
+    modes = [policy.choose_mode(victim, kv).mode]
+    kv.swap_space = None
+    modes.append(policy.choose_mode(victim, kv).mode)
+    assert modes == ["swap", "recompute"]
+
+
+@pytest.mark.parametrize("policy", SWAPPING, ids=["Swap", "Auto"])
+def test_a_preallocated_block_needs_no_room(policy):
+    """Catches room for every block of the table: two hold tokens, and the host has two."""
+    kv = manager(2)
+    victim = victim_of(kv, 9)
+    victim.sequences[0].table.preallocate(3)
+    assert policy.choose_mode(victim, kv).mode == "swap"
 
 
 def test_the_newest_token_is_not_computed_again():
@@ -1252,6 +1503,53 @@ def test_a_swap_to_a_full_host_is_impossible_however_cheap():
     kv = manager(0)
     mode = Auto(PreemptionCosts(0.0, 0.0, 1.0)).choose_mode(victim_of(kv, 9), kv).mode
     assert mode == "recompute"
+
+
+def reason_of(kv, victim):
+    """What `Auto` says when it moves blocks at no cost."""
+    return Auto(PreemptionCosts(0.0, 0.0, 1.0)).choose_mode(victim, kv).reason
+
+
+def test_a_prompt_that_is_half_computed_moves_by_half():
+    """Catches the tokens that have a slot for those that are computed: here 16 have one, and 5 are."""
+    kv = manager(16)
+    victim = victim_of(kv, 17)
+    victim.sequences[0].num_computed_tokens = 5
+    reason = reason_of(kv, victim)
+    assert "2 blocks" in reason
+    assert "5 tokens" in reason
+
+
+def test_sequences_of_one_length_are_counted_each():
+    """Catches lengths in a set: two sequences of 8 computed tokens share no block, and have 16."""
+    kv = manager(16)
+    reason = reason_of(kv, victim_of(kv, 9, 9))
+    assert "4 blocks" in reason
+    assert "16 tokens" in reason
+
+
+def test_a_shared_block_holds_its_own_number_of_tokens():
+    """Catches a 4 where `kv.block_size` is meant: three samples share 4 blocks of 2 tokens."""
+    kv = KVManager(BlockAllocator(16), 2, OnDemand(), None, SwapSpace(16, 16))
+    assert "8 tokens" in reason_of(kv, victim_of(kv, 9, 9, 9, fork=True))
+
+
+def test_nothing_computed_is_nothing_to_move():
+    """Catches a division by the number of blocks: both ways cost nothing."""
+    kv = manager(16)
+    assert Auto(PreemptionCosts(1.0, 1.0, 1.0)).choose_mode(victim_of(kv, 1), kv).mode == "recompute"
+
+
+@pytest.mark.parametrize(("seconds", "mode"), [(0.69, "swap"), (0.71, "recompute")])
+def test_every_block_and_every_token_counts(seconds, mode):
+    """Catches one block or token too many or too few, and 2 + blocks: 5 blocks of 4 hold 17 tokens.
+
+    A block takes 1 s each way, and 0.69 s or 0.71 s to start: 2 x 5 of them are 16.9 s or 17.1 s.
+    """
+    kv = manager(16)
+    decision = Auto(PreemptionCosts(seconds, 1.0, 1.0)).choose_mode(victim_of(kv, 18), kv)
+    told = f"2 x 5 blocks x {1 + seconds} s against 17 tokens x 1 s: expected {mode}, got {decision.mode}"
+    assert decision.mode == mode, f"{told} ({decision.reason})"
 
 
 def test_equal_costs_are_recomputed():

@@ -1,6 +1,6 @@
 """Lesson 01, done wrong; `caught_by` names the test that must notice, `task` the task whose tests must."""
 
-from minipaged.memory import BlockTable
+from minipaged.memory import BlockTable, OutOfBlocksError
 
 
 class TakesABlockTooEarly(BlockTable):
@@ -312,3 +312,74 @@ class LosesAFullLastBlock(BlockTable):
             high = stop % size if logical == (stop - 1) // size else size
             result += [self.blocks[logical] * size + offset for offset in range(low, high)]
         return result
+
+
+class LooksOneAhead(BlockTable):
+    """Right for chunks of slots that begin anywhere but in the last slot of a block."""
+
+    caught_by = "test_slots_may_begin_with_the_last_of_a_block"
+
+    def slots(self, start, stop):
+        size, result = self.block_size, []
+        while start < stop:
+            end = min(stop, ((start + 1) // size + 1) * size)
+            block = self.blocks[start // size]
+            result += [block * size + position % size for position in range(start, end)]
+            start = end
+        return result
+
+
+class ShiftsAndMasks(BlockTable):
+    """A block size that is no power of two has no such bits."""
+
+    caught_by = "test_a_block_need_not_have_four_slots"
+
+    def slot(self, position):
+        bits = self.block_size.bit_length() - 1
+        return (self.blocks[position >> bits] << bits) + (position & (self.block_size - 1))
+
+
+class PreallocatesOneAtLeast(BlockTable):
+    """0 more blocks are 1."""
+
+    caught_by = "test_nothing_to_append_takes_no_block"
+
+    def preallocate(self, count):
+        super().preallocate(max(1, count))
+
+
+class AFullTableNeedsABlock(BlockTable):
+    """Whatever is appended, be it nothing."""
+
+    task = 2
+
+    def blocks_to_append(self, count=1):
+        missing = self.num_tokens + count - self.capacity
+        return 0 if missing < 0 else max(1, -(-missing // self.block_size)) if missing or not count else 0
+
+
+class CleansUpWithTruncate(BlockTable):
+    """Token by token; what was taken in vain goes back, and with it what was preallocated."""
+
+    caught_by = "test_an_append_that_fails_keeps_the_preallocated_blocks"
+
+    def append(self, count=1):
+        before = self.num_tokens
+        try:
+            for _ in range(count):
+                if self.num_tokens == self.capacity:
+                    self.blocks += self.pool.allocate()
+                self.num_tokens += 1
+        except OutOfBlocksError:
+            self.truncate(before)
+            raise
+
+
+class FreesIfThereAreTokens(BlockTable):
+    """Without a token there seems to be nothing to free."""
+
+    caught_by = "test_a_table_without_tokens_gives_its_blocks_back"
+
+    def free(self):
+        if self.num_tokens:
+            super().free()

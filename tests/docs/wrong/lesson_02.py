@@ -365,3 +365,76 @@ class FreesEvictableBlocks(BlockAllocator):
             self._ref_count[block] -= 1
         if not self._ref_count[block]:
             self.reclaim(block)
+
+
+class PutsBackInDisorder(BlockAllocator):
+    """Takes what there is, and puts it back the other way round when there is no more."""
+
+    caught_by = "test_a_refused_allocation_leaves_the_order"
+
+    def allocate(self, count=1):
+        taken = []
+        while len(taken) < count:
+            if not self._free:
+                self._free.extend(taken)
+                raise OutOfBlocksError(f"{count} wanted, {len(taken)} free")
+            taken.append(self._free.pop())
+        for block in taken:
+            self._ref_count[block], self._is_free[block] = 1, False
+        return taken
+
+
+class ReclaimsThenRefuses(BlockAllocator):
+    """The used block is on the free list before the error."""
+
+    caught_by = "test_only_an_evictable_block_can_be_reclaimed"
+
+    def reclaim(self, block):
+        if self._is_free[block]:
+            raise ValueError(f"block {block} is free")
+        self._is_free[block] = True
+        self._free.append(block)
+        if self._ref_count[block]:
+            raise ValueError(f"block {block} is used")
+
+
+class AnEmptyTableIsItsOwnFork(BlockTable):
+    """There is nothing to share yet, but the next token goes to both."""
+
+    caught_by = "test_a_table_without_tokens_has_a_fork"
+
+    def fork(self):
+        return super().fork() if self.num_tokens else self
+
+
+class CountsTheNewTokensOnly(BlockTable):
+    """= instead of +=: right for the first append."""
+
+    caught_by = "test_appended_tokens_are_added_to_those_there"
+
+    def append(self, count=1):
+        copy = super().append(count)
+        self.num_tokens = count
+        return copy
+
+
+class ACopyIsNoToken(BlockTable):
+    """Returns the copy before the token is counted."""
+
+    task = 4
+
+    def append(self, count=1):
+        before = self.num_tokens
+        copy = super().append(count)
+        if copy:
+            self.num_tokens = before
+        return copy
+
+
+class CopiesIfAnyBlockIsShared(BlockTable):
+    """The blocks of the prompt stay shared: every token costs a copy."""
+
+    caught_by = "test_after_its_copy_a_table_writes_in_place"
+
+    def writes_to_shared_block(self):
+        return self.num_tokens % self.block_size != 0 and self.pool.ref_count(self.blocks[0]) > 1

@@ -540,3 +540,151 @@ class ALongPromptEndsTheWalk(FCFSScheduler):
             plan.copies += self.kv.grow(request.sequences, needed)
             left -= self.schedule_request(plan, request, left)
         return budget - left
+
+
+class KeepsATokenBack(FCFSScheduler):
+    """`left > 1`: the last token of the budget is nobody's."""
+
+    caught_by = "test_the_last_token_of_the_budget_goes_to_a_prompt"
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        left = budget
+        while self.waiting and left > 1 and not self.swapped and not plan.num_preempted:
+            used = self.admit_first(plan, left, whole, share)
+            if not used:
+                break
+            left -= used
+        return budget - left
+
+
+class CutsTheFirstBesideAPrompt(FCFSScheduler):
+    """Takes the step for empty because this call has admitted nobody yet."""
+
+    caught_by = "test_beside_a_prompt_that_goes_on_the_first_is_admitted_whole_too"
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        left = budget
+        while self.waiting and left and not self.swapped and not plan.num_preempted:
+            used = self.admit_first(plan, left, whole and left < budget, share)
+            if not used:
+                break
+            left -= used
+        return budget - left
+
+
+class AdmitsToAnEmptyStepOnly(FCFSScheduler):
+    """A prompt that goes on keeps all others waiting."""
+
+    task = 1
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        return 0 if plan.scheduled else super().admit_waiting(plan, budget, whole, share)
+
+
+class AdmissionCountsThePlan(FCFSScheduler):
+    """Returns the tokens of the whole step."""
+
+    task = 1
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        super().admit_waiting(plan, budget, whole, share)
+        return plan.num_tokens
+
+
+class AllAdmittedHaveOneShare(FCFSScheduler):
+    """What the first prompt takes of the share, the second one lacks."""
+
+    caught_by = "test_each_waiting_prompt_has_a_share_of_its_own"
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        left = budget
+        while self.waiting and left and not self.swapped and not plan.num_preempted:
+            used = self.admit_first(plan, left, whole, share)
+            if not used:
+                break
+            left -= used
+            share = share and max(1, share - used)
+        return budget - left
+
+
+def walk(self, plan, budget, size_of=None, is_prefill=None, more=0):
+    """`plan_decodes`, with one mistake."""
+    left, position = budget, 0
+    while position < len(self.running):
+        request = self.running[position]
+        if is_prefill(request) if is_prefill else request.is_prefill:
+            position += 1
+            continue
+        if (size_of(request) if size_of else len(request.sequences)) > left:
+            break
+        needed = self.kv.blocks_to_grow(request.sequences)
+        if needed > self.kv.num_free and not self.make_room(plan, request, needed + more, position):
+            continue
+        plan.copies += self.kv.grow(request.sequences, needed)
+        left -= self.schedule_request(plan, request, left)
+        position += 1
+    return budget - left
+
+
+class CountsSamplesThatEnded(FCFSScheduler):
+    """The sequences that a request began with, not those it has."""
+
+    caught_by = "test_a_sample_that_ended_costs_no_token"
+
+    def plan_decodes(self, plan, budget):
+        return walk(self, plan, budget, size_of=lambda request: request.method.num_sequences)
+
+
+class LooksAtTheFirstSequence(FCFSScheduler):
+    """The first sequence of a group may be ready when the others are not."""
+
+    caught_by = "test_a_group_is_decoded_when_all_its_sequences_are_ready"
+
+    def plan_decodes(self, plan, budget):
+        return walk(self, plan, budget, is_prefill=lambda r: r.sequences[0].num_uncomputed_tokens > 1)
+
+
+class MakesRoomForOneMore(FCFSScheduler):
+    """A block in reserve, for which somebody is preempted."""
+
+    caught_by = "test_no_more_is_preempted_than_is_needed"
+
+    def plan_decodes(self, plan, budget):
+        return walk(self, plan, budget, more=1)
+
+
+class TakesEqualForNothing(PrefillFirst):
+    """Compares what the two phases spent with each other."""
+
+    caught_by = "test_a_step_calls_its_phases_in_order"
+
+    def fill(self, plan, scheduler):
+        budget = scheduler.max_num_batched_tokens
+        used = scheduler.continue_prefills(plan, budget)
+        if scheduler.admit_waiting(plan, budget - used, whole=True) == used:
+            budget -= scheduler.plan_decodes(plan, budget)
+            scheduler.resume_preempted(plan, budget)
+
+
+class WholeInAnEmptyStepOnly(PrefillFirst):
+    """Beside a prompt that goes on, the next one is cut."""
+
+    caught_by = "test_every_prompt_of_a_step_is_whole_and_has_no_share"
+
+    def fill(self, plan, scheduler):
+        budget = scheduler.max_num_batched_tokens
+        used = scheduler.continue_prefills(plan, budget)
+        scheduler.admit_waiting(plan, budget - used, whole=not used)
+        decode_if_there_are_no_prompts(plan, scheduler)
+
+
+class HoldsPromptsToAShare(PrefillFirst):
+    """The share of lesson 07: here prompts are not cut for those behind them."""
+
+    task = 3
+
+    def fill(self, plan, scheduler):
+        budget = scheduler.max_num_batched_tokens
+        used = scheduler.continue_prefills(plan, budget, budget * 3 // 4)
+        scheduler.admit_waiting(plan, budget - used, whole=True, share=budget * 3 // 4)
+        decode_if_there_are_no_prompts(plan, scheduler)

@@ -150,3 +150,40 @@ class KeepsTheGrantInTheClass(Chunked):
 
     def __init__(self, grant=16):
         KeepsTheGrantInTheClass.grant = grant
+
+
+class AWholeGrantOrNone(Chunked):
+    """Where fewer blocks remain than a grant has, only what is needed."""
+
+    caught_by = "test_a_grant_lies_between_what_is_needed_and_what_remains"
+
+    def at_admission(self, needed, remaining):
+        return (max(needed, self.grant) if self.grant <= remaining else needed, needed)
+
+
+class TheGrantShrinks(Chunked):
+    """Cuts the grant itself: every later sequence gets as little."""
+
+    task = 3
+
+    def while_running(self, needed, remaining):
+        self.grant = min(self.grant, remaining)
+        return (max(needed, self.grant), needed)
+
+
+class TakesTheLastBlocksAtOnce(OnDemand):
+    """When two blocks remain, both."""
+
+    caught_by = "test_on_demand_growth_looks_only_at_what_is_needed"
+
+    def at_admission(self, needed, remaining):
+        return (remaining if remaining <= 2 else needed,)
+
+
+class OneNumberIfTheyAreEqual(Reserve):
+    """(3,) for (3, 3)."""
+
+    caught_by = "test_a_reservation_is_all_that_remains"
+
+    def while_running(self, needed, remaining):
+        return (remaining,) if remaining == needed else (remaining, needed)

@@ -266,3 +266,106 @@ class TheLatestByName(Recompute):
 
     def choose_victim(self, candidates):
         return max(candidates, key=lambda request: request.request_id)
+
+
+class PopsTheVictim(Recompute):
+    """Takes the victim off the caller's list."""
+
+    caught_by = "test_the_last_candidate_is_the_victim"
+
+    def choose_victim(self, candidates):
+        return candidates.pop()
+
+
+def has_room(kv, victim):
+    """Whether the host has a free block for each that moves; `kv.can_swap_out` knows more reasons."""
+    blocks = kv.computed_blocks(victim.sequences)
+    return kv.swap_space is not None and len(blocks) <= kv.swap_space.allocator.num_free
+
+
+class CountsFreeHostBlocks(Swap):
+    """A group that is half recomputed cannot be moved, whatever the host has."""
+
+    task = 2
+
+    def choose_mode(self, victim, kv):
+        return Decision("swap" if has_room(kv, victim) else "recompute", "the host has room, or not")
+
+
+class RemembersItsAnswer(Swap):
+    """Asks once whether the host has room."""
+
+    task = 2
+
+    def choose_mode(self, victim, kv):
+        if not hasattr(self, "decision"):
+            self.decision = super().choose_mode(victim, kv)
+        return self.decision
+
+
+class WantsRoomForTheWholeTable(Swap):
+    """Preallocated blocks hold nothing to move."""
+
+    task = 2
+
+    def choose_mode(self, victim, kv):
+        num_blocks = len({block for s in victim.sequences for block in s.table.blocks})
+        fits = kv.can_swap_out(victim.sequences) and num_blocks <= kv.swap_space.allocator.num_free
+        return Decision("swap" if fits else "recompute", "the host has room, or not")
+
+
+class MovesWhatHasASlot(Auto):
+    """The blocks of all tokens that have a slot, computed or not."""
+
+    caught_by = "test_a_prompt_that_is_half_computed_moves_by_half"
+
+    def choose_mode(self, victim, kv):
+        tables = [s.table for s in victim.sequences]
+        blocks = {block for table in tables for block in table.blocks[: table.num_filled_blocks]}
+        return reckon(self, victim, kv, blocks, sum(s.num_computed_tokens for s in victim.sequences))
+
+
+class CountsEachLengthOnce(Auto):
+    """A set of lengths."""
+
+    caught_by = "test_sequences_of_one_length_are_counted_each"
+
+    def choose_mode(self, victim, kv):
+        blocks = kv.computed_blocks(victim.sequences)
+        tokens = sum({s.num_computed_tokens for s in victim.sequences})
+        return reckon(self, victim, kv, blocks, min(tokens, len(blocks) * kv.block_size))
+
+
+class BlocksOfFour(Auto):
+    """The block size of the tests, written down."""
+
+    caught_by = "test_a_shared_block_holds_its_own_number_of_tokens"
+
+    def choose_mode(self, victim, kv):
+        blocks = kv.computed_blocks(victim.sequences)
+        computed = sum(s.num_computed_tokens for s in victim.sequences)
+        return reckon(self, victim, kv, blocks, min(computed, len(blocks) * 4))
+
+
+class ComparesCostsPerBlock(Auto):
+    """Divides by the number of blocks, of which there may be none."""
+
+    caught_by = "test_nothing_computed_is_nothing_to_move"
+
+    def choose_mode(self, victim, kv):
+        blocks = kv.computed_blocks(victim.sequences)
+        computed = min(sum(s.num_computed_tokens for s in victim.sequences), len(blocks) * kv.block_size)
+        decision = reckon(self, victim, kv, blocks, computed)
+        return decision._replace(reason=f"{decision.reason}: {computed / len(blocks)} tokens a block")
+
+
+class ATokenTooFew(Auto):
+    """One token of the computed ones is not paid for."""
+
+    caught_by = "test_every_block_and_every_token_counts"
+
+    def choose_mode(self, victim, kv):
+        blocks = kv.computed_blocks(victim.sequences)
+        computed = min(sum(s.num_computed_tokens for s in victim.sequences), len(blocks) * kv.block_size)
+        mode = reckon(self, victim, kv, blocks, computed - 1).mode
+        return Decision(mode, reckon(self, victim, kv, blocks, computed).reason)

@@ -341,3 +341,85 @@ class PassesTheShareAsWhole(ChunkedPrefill):
         budget -= scheduler.continue_prefills(plan, budget, share)
         budget -= scheduler.resume_preempted(plan, budget)
         scheduler.admit_waiting(plan, budget, share)
+
+
+class ADecodingGroupIsAPrompt(FCFSScheduler):
+    """More than one uncomputed token: a group of two has as many when it decodes."""
+
+    caught_by = "test_a_group_of_decodes_is_no_prompt"
+
+    def continue_prefills(self, plan, budget, share=None):
+        left = budget
+        for request in [r for r in self.running if r.num_uncomputed_tokens > 1]:
+            left -= self.schedule_request(plan, request, left if share is None else min(left, share))
+        return budget - left
+
+
+class OnlyFirstPromptsGoOn(FCFSScheduler):
+    """What was generated before a preemption is computed again, too."""
+
+    caught_by = "test_a_group_that_is_computed_again_goes_on"
+
+    def continue_prefills(self, plan, budget, share=None):
+        others = [r for r in self.running if r.sequences[0].num_generated_tokens]
+        prefills, self.running = self.running, [r for r in self.running if r not in others]
+        used = super().continue_prefills(plan, budget, share)
+        self.running = prefills
+        return used
+
+
+class ReturnsTheLastChunk(FCFSScheduler):
+    """Of two prompts, what the second one computes."""
+
+    caught_by = "test_the_last_of_two_prompts_gets_what_is_left"
+
+    def continue_prefills(self, plan, budget, share=None):
+        used = super().continue_prefills(plan, budget, share)
+        return plan.scheduled[-1].num_tokens if used else 0
+
+
+class RoundsUpAtFive(ChunkedPrefill):
+    """(3 * budget + 1) // 4: 4 of 5."""
+
+    caught_by = "test_the_share_is_three_quarters_of_the_whole_budget"
+
+    def fill(self, plan, scheduler):
+        phases(scheduler, plan, ORDER, [(scheduler.max_num_batched_tokens * 3 + 1) // 4] * 2)
+
+
+class OneShareForBothPhases(ChunkedPrefill):
+    """What running prompts take of the share, those that wait do without."""
+
+    task = 3
+
+    def fill(self, plan, scheduler):
+        budget, share = scheduler.max_num_batched_tokens, share_of(scheduler)
+        budget -= scheduler.plan_decodes(plan, budget)
+        used = scheduler.continue_prefills(plan, budget, share)
+        budget -= used
+        budget -= scheduler.resume_preempted(plan, budget)
+        scheduler.admit_waiting(plan, budget, share=max(1, share - used))
+
+
+class ResumesWithTheShare(ChunkedPrefill):
+    """A share where what is left of the budget belongs."""
+
+    caught_by = "test_a_chunked_step_has_its_phases_in_order"
+
+    def fill(self, plan, scheduler):
+        budget, share = scheduler.max_num_batched_tokens, share_of(scheduler)
+        budget -= scheduler.plan_decodes(plan, budget)
+        budget -= scheduler.continue_prefills(plan, budget, share)
+        budget -= scheduler.resume_preempted(plan, share)
+        scheduler.admit_waiting(plan, budget, share=share)
+
+
+class NobodyNewWhilePromptsGoOn(ChunkedPrefill):
+    """The rest of the budget is lost while a prompt is half done."""
+
+    task = 2
+
+    def fill(self, plan, scheduler):
+        go_on = any(request.is_prefill for request in scheduler.running)
+        order = "decode continue resume" if go_on else ORDER
+        phases(scheduler, plan, order, [share_of(scheduler)] * 2)
