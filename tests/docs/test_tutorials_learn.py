@@ -52,7 +52,7 @@ def test_progress_is_what_the_tests_say(clone):
     do_task_one(clone)
     code, output = learn("check", "5")
     assert code == 1
-    assert "✓ task 1: on demand  (3 of 3 tests)" in output
+    assert "✓ task 1: on demand  (4 of 4 tests)" in output
     assert output.count("✗") == 2
     assert "Not written yet. Lesson 5, task 2: all that the sequence could ever use" in output
     assert "1 of 3 tasks are green" in learn()[1]
@@ -224,7 +224,7 @@ def test_a_report_is_what_the_tests_say(clone):
     assert (report["green"], report["tasks"]) == (1, 3)
     assert (lesson["number"], lesson["begun"]) == ("05", True)
     assert [task["green"] for task in lesson["tasks"]] == [True, False, False]
-    assert [task["passed"] for task in lesson["tasks"]] == [3, 0, 0]
+    assert [task["passed"] for task in lesson["tasks"]] == [4, 0, 0]
     assert lesson["tasks"][0]["red"] == []
     assert all(fact.endswith(".") for fact in lesson["tasks"][1]["red"])
     assert "05 Dynamic page growth: 1 of 3" in learn("report")[1]
