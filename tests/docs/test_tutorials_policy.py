@@ -133,6 +133,13 @@ def test_all_who_waited_too_long_go_first_in_one_step(make):
     assert [s.sequence.request.request_id for s in engine.step().scheduled] == ["r0", "r1", "r2", "r3"]
 
 
+def test_behind_those_who_waited_too_long_the_shortest_is_first(make):
+    """Catches patience that ends for all at once: r0, r1 and r2 have waited too long, r3 and r4 have not."""
+    engine = make([9, 8, 7, 5, 3], patience=2, max_num_seqs=5)
+    admitted = [s.sequence.request.request_id for s in engine.step().scheduled]
+    assert admitted == ["r0", "r1", "r2", "r4", "r3"]
+
+
 def test_nobody_overtakes_an_impatient_request_that_does_not_fit(make):
     """Catches two admissions, one for those who waited too long and one for the others: r2 would fit."""
     engine = make([13, 12, 4], patience=1, num_blocks=6, max_num_seqs=4)

@@ -213,7 +213,8 @@ def test_every_full_block_has_a_hash_and_no_other():
 
 @pytest.mark.parametrize("salt", ["", "alice"])
 def test_the_first_block_follows_the_salt(salt):
-    """Catches a case of its own for no salt: the first block follows the hash of (0, salt), also of ""."""
+    """Catches a case of its own for no salt: the first block follows the hash of (0, salt), also of "". And
+    each block follows the one before it, with all its tokens."""
     keys = []
 
     def recorded(key):
@@ -222,8 +223,19 @@ def test_the_first_block_follows_the_salt(salt):
 
     cache = PrefixCache(BlockAllocator(8), block_size=2, hash_function=recorded)
     keys.clear()
-    cache.extend_hashes([], tokens(1, 2), salt)
-    assert keys == [(0, salt.encode()), (101, tokens(1, 2).tobytes())]
+    cache.extend_hashes([], tokens(2, 1, 4, 3), salt)
+    assert keys == [(0, salt.encode()), (101, tokens(2, 1).tobytes()), (102, tokens(4, 3).tobytes())]
+
+
+def test_a_salted_text_goes_on_from_its_last_hash():
+    """Catches a salt that joins the chain again whenever a text grows: the hashes depend on its chunks."""
+    cache, _, _ = cache_of(1)
+    at_once: list[int] = []
+    cache.extend_hashes(at_once, tokens(1, 2, 3, 4), "alice")
+    in_two: list[int] = []
+    cache.extend_hashes(in_two, tokens(1, 2, 3), "alice")
+    cache.extend_hashes(in_two, tokens(1, 2, 3, 4), "alice")
+    assert in_two == at_once
 
 
 def test_a_salt_gives_every_block_another_hash():
@@ -261,6 +273,7 @@ def test_a_content_is_registered_once():
     assert first is second, "register returned a new entry for tokens and a parent that have one"
     assert cache.num_registered == 1
     assert not cache.is_pending(blocks[1])
+    assert cache.cached[blocks[1]] is None, "the second block is in `cached`, but cannot be found"
 
 
 def test_what_a_failed_step_registered_is_forgotten():
@@ -297,15 +310,18 @@ def test_equal_salts_are_one_parent():
     assert again is entry, "equal tokens after equal salts have two entries"
 
 
-def test_another_content_of_a_known_hash_is_not_registered():
-    """Catches a collision that hides the first content, or that can never be detected afterwards."""
-    cache, _, _ = cache_of(1, 2, 3, 4, hash_function=lambda key: 7)
+@pytest.mark.parametrize(("number", "other"), [(7, (8, 9)), (7, (0, 9)), (0, (8, 9))])
+def test_another_content_of_a_known_hash_is_not_registered(number, other):
+    """Catches a collision that hides the first content, or that can never be detected afterwards. A hash may
+    be 0, too."""
+    cache, _, _ = cache_of(1, 2, 3, 4, hash_function=lambda key: number)
     first, second = cache.allocator.allocate(2)
-    cache.register(first, 7, tokens(1, 2))
-    entry = cache.register(second, 7, tokens(8, 9))
-    assert entry.tokens == tokens(8, 9).tobytes(), "the entry returned for 8, 9 has other tokens"
-    assert cache.block_of == {7: first}
+    cache.register(first, number, tokens(1, 2))
+    entry = cache.register(second, number, tokens(*other))
+    assert entry.tokens == tokens(*other).tobytes(), f"the entry returned for {other} has other tokens"
+    assert cache.block_of == {number: first}
     assert not cache.is_pending(second)
+    assert cache.cached[second] is None, "the second block is in `cached`, but cannot be found"
 
 
 def test_equal_tokens_after_another_prefix_get_an_entry_of_their_own():
@@ -314,6 +330,15 @@ def test_equal_tokens_after_another_prefix_get_an_entry_of_their_own():
     cache.register(first, 7, tokens(1, 2), "alice")
     assert cache.register(second, 7, tokens(1, 2), "bob").parent == "bob"
     assert cache.block_of == {7: first}
+
+
+def test_parents_that_look_alike_are_two():
+    """Catches parents compared by hash or tokens: they may agree in both and follow different texts."""
+    cache, _, (first, second) = cache_of(1, 2, 3, 4, hash_function=lambda key: 7)
+    one, other = (CachedBlock(7, tokens(8, 9).tobytes(), salt) for salt in ("alice", "bob"))
+    cache.register(first, 7, tokens(1, 2), one)
+    found = cache.register(second, 7, tokens(1, 2), other)
+    assert found.parent is other, "the entry returned has another parent, with the same tokens and hash"
 
 
 def release_into_cache(cache, block):
@@ -332,6 +357,18 @@ def test_a_failed_step_returns_what_nobody_holds_to_the_free_list():
     assert cache.num_evictable == 0
     assert cache.allocator.num_free == 7
     cache.check_invariants(blocks[:1])
+
+
+def test_a_failed_step_is_forgotten_whole():
+    """Catches a rollback that ends at the first block that nobody holds, or knows the last block alone."""
+    cache, hashes, blocks = cache_of(1, 2, 3, 4, 5, 6)
+    for block, chain_hash, content in zip(blocks, hashes, (tokens(1, 2), tokens(3, 4), tokens(5, 6))):
+        cache.register(block, chain_hash, content)
+    release_into_cache(cache, blocks[0])
+    cache.roll_back()
+    assert cache.num_registered == 0
+    assert not cache.pending
+    assert cache.allocator.num_free == 6
 
 
 def test_a_failed_step_takes_nothing_from_the_steps_before():
@@ -404,13 +441,41 @@ def test_equal_hashes_of_other_tokens_are_a_miss():
     assert cache.match([7], tokens(1, 2)) == blocks
 
 
+def test_tokens_are_compared_in_their_order_and_place():
+    """Catches tokens compared as a set, by a part of their bytes, or anywhere in the text."""
+    cache, _, blocks = cache_of(1, 2, hash_function=lambda key: 7)
+    cache.register(blocks[0], 7, tokens(1, 2))
+    for other in [(2, 1), (0, 9), (1, 2 + 256), (1, 2 + 65536)]:
+        assert cache.match([7], tokens(*other)) == [], f"the block of 1, 2 was found for {other}"
+    assert cache.match([7, 7], tokens(8, 9, 1, 2)) == []
+
+
+@pytest.mark.parametrize("second", [(9, 9), (3, 9)])
+def test_nothing_is_found_behind_a_miss(second):
+    """Catches a walk that goes on after a miss with the same parent: 3 3 is known after 1 1, not after both.
+    The hash of a block is its first token: 9 9 is unknown, 3 9 has the hash of 3 3."""
+    cache, hashes, blocks = cache_of(1, 1, 3, 3, hash_function=lambda key: len(key[1]) and key[1][0])
+    entry = cache.register(blocks[0], hashes[0], tokens(1, 1))
+    cache.register(blocks[1], hashes[1], tokens(3, 3), entry)
+    text = tokens(1, 1, *second, 3, 3)
+    assert cache.match([1, second[0], 3], text) == blocks[:1]
+
+
 def test_a_parent_with_equal_tokens_may_be_another_parent():
-    """Catches parents compared by their own tokens: the text before the parent differs."""
+    """Catches parents compared by their own tokens: the text before the parent differs, near or far."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4, hash_function=lambda key: len(key[1]) and key[1][0])
     cache.register(blocks[0], hashes[0], tokens(1, 2))
     before = CachedBlock(9, tokens(9, 9).tobytes(), "")
     cache.register(blocks[1], hashes[1], tokens(3, 4), CachedBlock(hashes[0], tokens(1, 2).tobytes(), before))
     assert cache.match(hashes, tokens(1, 2, 3, 4)) == blocks[:1]
+    cache, hashes, blocks = cache_of(*range(1, 9))
+    texts = [tokens(1, 2), tokens(3, 4), tokens(5, 6), tokens(7, 8)]
+    entry = ""
+    for i, text in enumerate(texts):
+        if i == 3:
+            entry = CachedBlock(hashes[2], texts[2].tobytes(), before)
+        entry = cache.register(blocks[i], hashes[i], text, entry)
+    assert cache.match(hashes, tokens(*range(1, 9))) == blocks[:3]
 
 
 def test_equal_hashes_after_another_prefix_are_a_miss():
@@ -451,8 +516,23 @@ def test_only_as_many_blocks_are_evicted_as_are_missing():
     cache.commit()
     for block in blocks:
         release_into_cache(cache, block)
-    cache.allocate(6)  # five are free
+    taken = cache.allocate(6)  # five are free
     assert list(cache.evictable) == blocks[1:]
+    counts = [cache.ref_count(block) for block in taken]
+    assert counts == [1] * 6, f"6 blocks were allocated; their reference counts are {counts}"
+    assert cache.allocate(0) == []
+    assert list(cache.evictable) == blocks[1:]
+
+
+def test_a_pending_block_can_be_evicted():
+    """Catches an allocation that fails although `num_free` has enough: it counts pending blocks, too."""
+    cache, hashes, blocks = cache_of(1, 2)
+    cache.register(blocks[0], hashes[0], tokens(1, 2))
+    release_into_cache(cache, blocks[0])
+    assert sorted(cache.allocate(8)) == list(range(8))
+    assert cache.match(hashes, tokens(1, 2)) == []
+    cache.roll_back()
+    assert cache.num_free == 0
 
 
 # -- lesson 04, task 1, and lesson 07, task 1: one phase of a step at a time -----
@@ -970,11 +1050,12 @@ def test_every_candidate_is_asked_whether_it_ends():
     assert [branch.finish_reason for branch in branches] == [None, "stop", None]
 
 
-def test_equal_candidates_are_samples_of_their_own():
+@pytest.mark.parametrize("n", [2, 3])
+def test_equal_candidates_are_samples_of_their_own(n):
     """Catches candidates taken for one because they have the same token, and numbers that begin with 1."""
-    request = sampled(-5.0)
-    branches = request.method.advance(request, [Sample([4, 4, 4], [-0.25, -0.25, -0.25])])
-    assert [(branch.token_id, branch.sample_index) for branch in branches] == [(4, 0), (4, 1), (4, 2)]
+    request = sampled(-5.0, n=n)
+    branches = request.method.advance(request, [Sample([4] * n, [-0.25] * n)])
+    assert [(branch.token_id, branch.sample_index) for branch in branches] == [(4, i) for i in range(n)]
 
 
 # -- lesson 09, task 2 ----------------------------------------------------------------------
@@ -1291,6 +1372,15 @@ def test_an_admission_pays_for_evictable_hits_alone():
     charged = [kv.admission_charge(set(blocks[:n]), 20, 4 * n)[0] for n in range(4)]
     assert charged == [0, 0, 0, 1]
     assert kv.num_free == free
+
+
+def test_a_pending_block_that_nobody_holds_is_charged():
+    """Catches pending blocks taken for held ones: the request that computes one may have been aborted."""
+    kv, _ = cached_manager()
+    [block] = kv.prefix_cache.allocate()
+    kv.prefix_cache.register(block, 12345, array("i", range(4)))
+    kv.prefix_cache.free(block)
+    assert kv.admission_charge({block}, 20, 4) == (1, 16)
 
 
 def test_cached_tokens_are_not_charged():

@@ -419,3 +419,13 @@ class GoesOnUntilSomethingEnds(BeamSearch):
 
     def advance(self, request, samples):
         return search(self, request, samples, done_needs_an_end=True)
+
+
+class TwoAreNoFork(SamplingMethod):
+    """Numbers the branches of a fork from three on: both of two samples are sample 0."""
+
+    task = 1
+
+    def advance(self, request, samples):
+        branches = super().advance(request, samples)
+        return [b._replace(sample_index=None) for b in branches] if len(branches) == 2 else branches

@@ -252,3 +252,38 @@ class OnlyTheFirstLosesPatience(FCFSScheduler):
         used = super().admit_waiting(plan, budget, whole, share)
         self.waiting = deque(sorted(self.waiting, key=lambda request: request.arrival))
         return used
+
+
+class PatienceEndsForAll(FCFSScheduler):
+    """Counts all arrivals, not those after a request: once there are many, it is first come, first served."""
+
+    caught_by = "test_behind_those_who_waited_too_long_the_shortest_is_first"
+    admit_waiting = by(
+        lambda self, request: (
+            (patient := self.num_arrived <= self.patience),
+            length(request) if patient else 0,
+            request.arrival,
+        )
+    )
+
+
+class ArrivedFirstOfAll(FCFSScheduler):
+    """Of those that waited too long the arrival leads the key: the third goes behind those with patience."""
+
+    task = 2
+    admit_waiting = by(
+        lambda self, request: (
+            (1, length(request), request.arrival) if order(self, request)[0] else (request.arrival, 0, 0)
+        )
+    )
+
+
+class OneForAll(FCFSScheduler):
+    """As soon as one request has waited too long, all go in order of arrival."""
+
+    task = 2
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        late = any(not order(self, request)[0] for request in self.waiting)
+        key = (lambda _, request: request.arrival) if late else order
+        return by(key)(self, plan, budget, whole, share)
