@@ -41,6 +41,31 @@ def order(engine):
 def test_the_shortest_prompt_is_admitted_first(make):
     """Catches arrival order, the longest first, and the shortest output instead of the shortest prompt."""
     assert order(make([9, 3, 6, 12])) == ["r1", "r2", "r0", "r3"]
+    assert order(make([40, 30, 20])) == ["r2", "r1", "r0"]
+
+
+def test_whoever_is_admitted_leaves_the_queue(make):
+    """Catches a copy of the queue put back whole: the request would be running and waiting."""
+    engine = make([9, 3])
+    engine.scheduler.admit_waiting(StepPlan(0), 64)
+    assert [request.request_id for request in engine.scheduler.waiting] == ["r0"]
+
+
+def test_the_last_of_many_may_be_the_shortest(make):
+    """Catches an order among the first of the queue alone."""
+    assert order(make([5] * 12 + [3]))[0] == "r12"
+
+
+def test_every_admission_is_sorted(make):
+    """Catches an order that is made only while nobody runs, or only if prompts may be cut."""
+    engine = make([2], max_num_seqs=2)
+    engine.step()
+    engine.add([1] * 9, 2)
+    engine.add([2] * 3, 2)
+    assert [s.sequence.request.request_id for s in engine.step().scheduled] == ["r0", "r2"]
+    plan = StepPlan(0)
+    make([9, 3]).scheduler.admit_waiting(plan, 64, True)
+    assert [s.sequence.request.request_id for s in plan.scheduled] == ["r1"]
 
 
 def test_of_equal_prompts_the_earlier_is_admitted_first(make):
@@ -81,6 +106,14 @@ def test_an_admission_tells_what_it_spent_and_keeps_to_its_limits(make):
     plan = StepPlan(0)
     make([10, 10], max_num_seqs=4).scheduler.admit_waiting(plan, 6, False, 2)
     assert [s.num_tokens for s in plan.scheduled] == [2, 4]
+    assert [s.sequence.request.request_id for s in plan.scheduled] == ["r0", "r1"]
+
+
+def test_an_admission_counts_its_own_tokens(make):
+    """Catches the tokens of the whole plan: decodes, and prompts that go on, are in it already."""
+    plan, scheduler = StepPlan(0), make([6, 6], max_num_seqs=4).scheduler
+    assert scheduler.admit_waiting(plan, 6) == 6
+    assert scheduler.admit_waiting(plan, 6) == 6
 
 
 def test_the_queue_is_back_in_order_of_arrival_after_each_step(make):
@@ -119,6 +152,13 @@ def test_patience_ends_after_as_many_arrivals_as_it_says(make):
     engine.step()
     engine.add([3])
     assert order(engine) == ["r1", "r0", "r2", "r3"]
+
+
+def test_whoever_arrived_and_went_is_counted(make):
+    """Catches patience measured by the last in the queue: r2 was aborted, and has arrived all the same."""
+    engine = make([9, 5], patience=2)
+    engine.scheduler.abort(engine.add([2] * 3))
+    assert order(engine) == ["r0", "r1"]
 
 
 def test_the_impatient_go_in_order_of_arrival(make):
