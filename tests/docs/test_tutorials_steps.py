@@ -1015,24 +1015,40 @@ def sampled(*totals, n=3):
 
 
 def test_a_branch_carries_the_logprob_of_its_token():
-    """Catches the sum instead of the token's own log-probability: the scheduler adds it to the sum."""
+    """Catches the sum instead of the token's own log-probability (the scheduler adds it to the sum), and
+    candidates that are sorted: the number of a sample is the place of its candidate."""
     request = sampled(-5.0, -7.0)
     branches = request.method.advance(request, [Sample([4], [-0.25]), Sample([5], [-0.5])])
     assert [branch.logprob for branch in branches] == [-0.25, -0.5]
+    request = sampled(-5.0)
+    branches = request.method.advance(request, [Sample([4, 5], [-0.5, -0.25])])
+    assert [branch.logprob for branch in branches] == [-0.5, -0.25]
 
 
 def test_a_branch_carries_the_alternatives_of_its_own_candidate():
-    """Catches top_logprobs that are left out, or are all those of the first candidate."""
+    """Catches top_logprobs that are left out, at the fork or later, or are all those of the first."""
     request = sampled(-5.0)
     first, second = {4: -0.25, 6: -3.0}, {5: -0.5, 6: -2.0}
     branches = request.method.advance(request, [Sample([4, 5], [-0.25, -0.5], [first, second])])
     assert [branch.top_logprobs for branch in branches] == [first, second]
+    request = sampled(-5.0, -7.0)
+    branches = request.method.advance(request, [Sample([4], [-0.25], [first]), Sample([5], [-0.5], [second])])
+    assert [branch.top_logprobs for branch in branches] == [first, second]
 
 
-def test_the_last_live_sample_does_not_fork():
-    """Catches one live sequence taken for the prompt: two of three samples have ended."""
-    request = sampled(-5.0)
+@pytest.mark.parametrize("total", [-5.0, 0.0])
+def test_the_last_live_sample_does_not_fork(total):
+    """Catches one live sequence taken for the prompt: two of three samples have ended. The sum is no sign: it
+    is 0 after a token that was certain."""
+    request = sampled(total)
     assert request.method.num_candidates(request) == 1
+
+
+def test_as_many_candidates_are_drawn_as_there_will_be_sequences():
+    """Catches `params.n`: with best_of = 5, five are drawn, of which the best two are returned."""
+    params = SamplingParams(n=2, best_of=5, max_tokens=20)
+    request = make_request([1, 2], SamplingMethod(params, StopChecker(params, ())), params)
+    assert request.method.num_candidates(request) == 5
 
 
 def test_a_sample_that_goes_on_keeps_its_number():
@@ -1040,6 +1056,9 @@ def test_a_sample_that_goes_on_keeps_its_number():
     request = sampled(-5.0, -7.0)
     branches = request.method.advance(request, [Sample([4], [-0.25]), Sample([5], [-0.5])])
     assert [branch.sample_index for branch in branches] == [None, None]
+    request = sampled(-7.0)  # the last of three
+    [branch] = request.method.advance(request, [Sample([5], [-0.5])])
+    assert branch.sample_index is None
 
 
 def test_every_candidate_is_asked_whether_it_ends():
@@ -1048,6 +1067,15 @@ def test_every_candidate_is_asked_whether_it_ends():
     request.method.stop.check = lambda sequence, token_id: "stop" if token_id == 5 else None
     branches = request.method.advance(request, [Sample([4, 5, 6], [-0.25, -0.5, -1.0])])
     assert [branch.finish_reason for branch in branches] == [None, "stop", None]
+
+
+def test_a_sequence_is_asked_for_itself():
+    """Catches `stop.check` asked of the first sequence for all: only the second has reached its end."""
+    request = sampled(-5.0, -7.0)
+    second = request.sequences[1]
+    request.method.stop.check = lambda sequence, token_id: "length" if sequence is second else None
+    branches = request.method.advance(request, [Sample([4], [-0.25]), Sample([5], [-0.5])])
+    assert [branch.finish_reason for branch in branches] == [None, "length"]
 
 
 @pytest.mark.parametrize("n", [2, 3])
@@ -1073,10 +1101,13 @@ def beams(**options):
 
 
 def test_a_score_is_the_sum_over_a_power_of_the_length():
-    """Catches a mean that ignores the penalty, and a length that counts the prompt."""
+    """Catches a mean that ignores the penalty, a penalty cut off or made whole, and a rounded score."""
     method = beams(length_penalty=2.0).method
     assert method.normalized(-8.0, 4) == -0.5
     assert beams(length_penalty=0.0).method.normalized(-8.0, 4) == -8.0
+    assert beams(length_penalty=0.5).method.normalized(-8.0, 4) == -4.0
+    assert beams(length_penalty=-1.0).method.normalized(-8.0, 4) == -32.0
+    assert beams().method.normalized(-1.0, 3) == -1.0 / 3
 
 
 def test_completions_are_ranked_by_score():
@@ -1085,6 +1116,14 @@ def test_completions_are_ranked_by_score():
     assert [s.num_generated_tokens for s in request.method.rank(request)] == [8, 3, 1]
     request = beams(num_return_sequences=3, length_penalty=0.0)
     assert [s.num_generated_tokens for s in request.method.rank(request)] == [1, 3, 8]
+
+
+def test_ranking_changes_no_completion():
+    """Catches `completions.sort`: of equal scores, the one that ended earlier would not be known any more."""
+    request = beams(num_return_sequences=3)
+    ranked = request.method.rank(request)
+    assert [s.num_generated_tokens for s in request.completions] == [3, 8, 1]
+    assert type(ranked) is list
 
 
 def test_of_equal_scores_the_earlier_is_returned_first():
@@ -1136,11 +1175,37 @@ def test_only_the_best_candidates_of_the_whole_list_count(monkeypatch):
     assert [branch.token_id for branch in request.method.advance(request, samples)] == [0, 1]
 
 
+def test_hypotheses_are_returned_before_beams():
+    """Catches one list by total: the end is worse than the best beam, and comes first all the same."""
+    params = BeamSearchParams(beam_width=2, max_tokens=20, early_stopping="never", length_penalty=2.0)
+    request = make_request([1, 2], BeamSearch(params, StopChecker(params, {0})), params)
+    branches = request.method.advance(request, [Sample([5, 0, 6, 7], [-1.0, -1.1, -1.2, -5.0])])
+    assert [branch.token_id for branch in branches] == [0, 5, 6]
+
+
+def test_one_beam_may_become_as_many_as_there_can_be():
+    """Catches a beam as wide as it is now, and unlikely tokens dropped: only -inf is no candidate."""
+    params = BeamSearchParams(beam_width=2, max_tokens=20)
+    request = make_request([1, 2], BeamSearch(params, StopChecker(params, ())), params)
+    request.sequences = [make_sequence([1, 2], [3], params)]
+    branches = request.method.advance(request, [Sample([5, 6], [-1.0, -2000.0])])
+    assert [branch.token_id for branch in branches] == [5, 6]
+
+
+def test_totals_are_not_rounded():
+    """Catches close totals taken for equal, and ordered by their tokens."""
+    params = BeamSearchParams(beam_width=2, max_tokens=20)
+    request = make_request([1, 2], BeamSearch(params, StopChecker(params, ())), params)
+    branches = request.method.advance(request, [Sample([9, 4, 7, 8], [-1.0, -1.000001, -2.0, -3.0])])
+    assert [branch.token_id for branch in branches] == [9, 4]
+
+
 def asked_whether_done(monkeypatch, request, samples):
     """What `advance` gives `is_done`: best scores, best live total, number of generated tokens."""
     asked = []
     monkeypatch.setattr(request.method, "is_done", lambda _, *numbers: asked.append(numbers))
     request.method.advance(request, samples)
+    assert len(asked) == 1, f"expected `advance` to ask `is_done` once, got {len(asked)} times"
     [(scores, total, length)] = asked
     return [round(score, 3) for score in scores], round(total, 3), length
 
