@@ -261,7 +261,13 @@ def test_no_rank_has_it_alone(rank_class):
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_the_bias_is_in_the_sum_once(rank_class, size):
     """Catches a bias that every rank adds, and half of it from each: there may be 1 rank, or 4."""
-    parts, whole = parts_of(rank_class, size, torch.randn(7, 12), torch.arange(100.0, 170.0, 10.0))
+    bias = torch.arange(100.0, 170.0, 10.0)
+    parts, whole = parts_of(rank_class, size, torch.randn(7, 12), bias)
+    besides = sum(parts)[0] - (whole[0] - bias)
+    told = (
+        f"size {size}, the sum less the product of heads and columns: expected the bias {bias.int().tolist()}"
+    )
+    assert torch.allclose(besides, bias, atol=1e-3), f"{told}, got {besides.round().int().tolist()}"
     assert_sum(parts, whole)
 
 
