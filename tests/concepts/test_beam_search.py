@@ -199,9 +199,11 @@ def test_ids_and_scores_are_those_of_transformers(group, monkeypatch):
         )
     decode(lambda tokens: logits_of(model, tokens), requests, Sampler(eos))
     for request, wanted in zip(requests, expected):
-        best = request.method.rank(request)
+        best = list(request.method.rank(request))
         ends += [sequence.finish_reason for sequence in best]
-        assert [s.output_token_ids for s in best] == [ids for ids, _ in wanted], request.params
-        scores = [request.method.score(s) for s in best]
-        assert scores == pytest.approx([score for _, score in wanted], abs=1e-4), request.params
+        p, found, ids = request.params, [s.output_token_ids for s in best], [ids for ids, _ in wanted]
+        search = f"width {p.beam_width}, penalty {p.length_penalty}, early_stopping {p.early_stopping}"
+        assert found == ids, f"{search}: expected the tokens {ids}, got {found}; {p}"
+        scores, right = [request.method.score(s) for s in best], [score for _, score in wanted]
+        assert scores == pytest.approx(right, abs=1e-4), f"{search}: expected {right}, got {scores}; {p}"
     assert not eos or ends.count("stop") / len(ends) > 0.1, "EOS was hardly reached: the cases test little"

@@ -21,10 +21,10 @@ def table_class():
 
 @pytest.fixture
 def make(table_class):
-    """Makes a pool whose block 0 is the null block, and a table of so many tokens over it."""
+    """Makes a pool whose first block, 0 or `null`, is the null block, and a table of so many tokens."""
 
-    def made(num_tokens, num_blocks=20, block_size=SIZE):
-        pool = BlockAllocator(num_blocks)
+    def made(num_tokens, num_blocks=20, block_size=SIZE, null=0):
+        pool = BlockAllocator(num_blocks, [null])
         [null] = pool.allocate()
         table = table_class(pool, block_size)
         table.append(num_tokens)
@@ -60,6 +60,30 @@ def test_a_block_goes_when_its_last_slot_is_out_of_sight(make, window, hidden):
     told = f"12 tokens, a window of {window}: expected slide to return {hidden}, got {found}"
     assert found == hidden, told
     assert table.blocks.count(null) == hidden
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 4])
+def test_any_length_and_window_hide_what_is_before_the_window(make, block_size):
+    """Catches blocks counted from the end of the table, and a sum that is right only for full blocks."""
+    for num_tokens in range(14):
+        for window in range(1, 16):
+            _, null, table = make(num_tokens, block_size=block_size)
+            visible = num_tokens + 1 - window  # the first position that the next token sees
+            hidden = sum(first + block_size <= visible for first in range(0, num_tokens, block_size))
+            found = table.slide(window, null)
+            told = f"{num_tokens} tokens in blocks of {block_size}, a window of {window}"
+            assert found == hidden, f"{told}: expected slide to return {hidden}, got {found}"
+            assert table.blocks[:hidden] == [null] * hidden, f"{told}: entries before the window are not null"
+
+
+def test_the_null_block_may_be_any_block(make):
+    """Catches `block > null`, and `is not` for numbers: two equal ones above 256 are not one object."""
+    pool, null, table = make(12, num_blocks=400, null=300)
+    assert table.slide(5, null) == 2
+    table.append(4)
+    assert table.slide(5, int(str(null))) == 1
+    assert table.slide(5, int(str(null))) == 0
+    check_counts(pool, null, table)
 
 
 def test_a_full_window_has_lost_a_block_of_one_token(make):
@@ -149,6 +173,22 @@ def test_a_draft_is_kept_up_to_the_first_wrong_token(make):
     assert table.num_tokens == 8
     assert len(table.blocks) == 2
     check_counts(pool, null, table)
+
+
+def test_a_token_may_be_drafted_twice(make):
+    """Catches a wrong token looked up by its value: 5 is right at first, and wrong the second time."""
+    _, _, table = make(10)
+    assert table.settle([5, 6, 5], [5, 6, 1, 8]) == [5, 6, 1]
+    assert table.num_tokens == 9
+
+
+def test_a_draft_may_be_long_and_any_sequence(make):
+    """Catches `is` for numbers: equal ones above 256 are not one object; and a tuple where a list is due."""
+    _, _, table = make(310, num_blocks=80)
+    drafted, chosen = tuple(range(1000, 1300)), tuple(map(int, map(str, range(1000, 1301))))
+    assert type(found := table.settle(drafted, chosen)) is list
+    assert len(found) == 301
+    assert table.num_tokens == 310
 
 
 def test_a_confirmed_draft_brings_one_token_more(make):

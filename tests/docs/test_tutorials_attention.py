@@ -179,6 +179,17 @@ def test_rows_that_see_one_block():
 def test_a_key_ends_at_its_size():
     """Catches padding of tl.arange taken for numbers of a key: behind them the next slot begins."""
     check([(1, 3)], block_size=4, heads=(1, 1), head_dims=(5, 5))
+    check([(1, 3), (2, 4)], block_size=4, head_dims=(5, 5))
+
+
+def test_a_query_ends_at_its_size():
+    """Catches a query loaded without a mask: what is behind it in memory, here NaN, times 0 is not 0."""
+    case = make_case([(1, 3), (2, 4)], block_size=4, head_dims=(5, 5))
+    memory = torch.full((3, 4, 8), math.nan)
+    memory[..., :5] = case.query
+    inputs = (case.key_cache, case.value_cache, case.metadata)
+    expected = oracle.paged_attention(case.query, *inputs, scale=0.3)
+    assert_close(paged_attention(memory[..., :5], *inputs, scale=0.3), expected, case)
 
 
 @pytest.mark.parametrize("head_dims", [(8, 5), (5, 8)])
@@ -192,9 +203,11 @@ def test_the_first_token_sees_itself():
     check([(1, 1)], block_size=4, heads=(1, 1))
 
 
-def test_scores_far_below_zero_have_weights():
-    """Catches a largest score that begins at 0: the weights would all be 0."""
-    check([(1, 3)], scale=50.0, sign=-1, block_size=4)
+@pytest.mark.parametrize("scale", [50.0, 5000.0])
+def test_scores_far_below_zero_have_weights(scale):
+    """Catches a largest score that begins at 0 or -10,000, and hidden slots with such a score: the weights
+    of what is seen would all be 0."""
+    check([(1, 3)], scale=scale, sign=-1, block_size=4)
 
 
 def test_rows_that_see_several_blocks():
@@ -213,9 +226,9 @@ def test_a_row_does_not_see_the_one_after_it():
     check([(4, 4), (2, 3)], block_size=4)
 
 
-@pytest.mark.parametrize("heads", [(4, 2), (6, 2), (4, 1)])
+@pytest.mark.parametrize("heads", [(4, 2), (6, 2), (4, 1), (8, 4), (3, 3)])
 def test_heads_of_a_group_read_one_kv_head(heads):
-    """Catches h % Hkv instead of h // G."""
+    """Catches h % Hkv instead of h // G, and a group of two, or two groups, taken for granted."""
     check([(1, 3), (1, 4)], block_size=4, heads=heads)
 
 
@@ -258,6 +271,7 @@ def test_nothing_is_written_past_the_result(monkeypatch):
         return memory[:-64].view(shape)
 
     monkeypatch.setattr(torch, "empty", with_a_guard)
-    check([(1, 3), (2, 4)], block_size=4, head_dims=(5, 5))
+    case = make_case([(1, 3), (2, 4)], block_size=4, head_dims=(5, 5))
+    paged_attention(case.query, case.key_cache, case.value_cache, case.metadata, scale=0.3)
     changed = [place for guard in behind for place in (guard != 123.0).nonzero().flatten().tolist()]
     assert not changed, f"{len(changed)} numbers behind the last row were overwritten: a store has no mask"

@@ -41,6 +41,31 @@ def order(engine):
 def test_the_shortest_prompt_is_admitted_first(make):
     """Catches arrival order, the longest first, and the shortest output instead of the shortest prompt."""
     assert order(make([9, 3, 6, 12])) == ["r1", "r2", "r0", "r3"]
+    assert order(make([40, 30, 20])) == ["r2", "r1", "r0"]
+
+
+def test_whoever_is_admitted_leaves_the_queue(make):
+    """Catches a copy of the queue put back whole: the request would be running and waiting."""
+    engine = make([9, 3])
+    engine.scheduler.admit_waiting(StepPlan(0), 64)
+    assert [request.request_id for request in engine.scheduler.waiting] == ["r0"]
+
+
+def test_the_last_of_many_may_be_the_shortest(make):
+    """Catches an order among the first of the queue alone."""
+    assert order(make([5] * 12 + [3]))[0] == "r12"
+
+
+def test_every_admission_is_sorted(make):
+    """Catches an order that is made only while nobody runs, or only if prompts may be cut."""
+    engine = make([2], max_num_seqs=2)
+    engine.step()
+    engine.add([1] * 9, 2)
+    engine.add([2] * 3, 2)
+    assert [s.sequence.request.request_id for s in engine.step().scheduled] == ["r0", "r2"]
+    plan = StepPlan(0)
+    make([9, 3]).scheduler.admit_waiting(plan, 64, True)
+    assert [s.sequence.request.request_id for s in plan.scheduled] == ["r1"]
 
 
 def test_of_equal_prompts_the_earlier_is_admitted_first(make):
@@ -81,6 +106,14 @@ def test_an_admission_tells_what_it_spent_and_keeps_to_its_limits(make):
     plan = StepPlan(0)
     make([10, 10], max_num_seqs=4).scheduler.admit_waiting(plan, 6, False, 2)
     assert [s.num_tokens for s in plan.scheduled] == [2, 4]
+    assert [s.sequence.request.request_id for s in plan.scheduled] == ["r0", "r1"]
+
+
+def test_an_admission_counts_its_own_tokens(make):
+    """Catches the tokens of the whole plan: decodes, and prompts that go on, are in it already."""
+    plan, scheduler = StepPlan(0), make([6, 6], max_num_seqs=4).scheduler
+    assert scheduler.admit_waiting(plan, 6) == 6
+    assert scheduler.admit_waiting(plan, 6) == 6
 
 
 def test_the_queue_is_back_in_order_of_arrival_after_each_step(make):
@@ -121,6 +154,13 @@ def test_patience_ends_after_as_many_arrivals_as_it_says(make):
     assert order(engine) == ["r1", "r0", "r2", "r3"]
 
 
+def test_whoever_arrived_and_went_is_counted(make):
+    """Catches patience measured by the last in the queue: r2 was aborted, and has arrived all the same."""
+    engine = make([9, 5], patience=2)
+    engine.scheduler.abort(engine.add([2] * 3))
+    assert order(engine) == ["r0", "r1"]
+
+
 def test_the_impatient_go_in_order_of_arrival(make):
     """Catches requests that have waited too long being sorted by length again."""
     assert order(make([9, 1, 1, 1, 1], patience=3)) == ["r0", "r1", "r2", "r3", "r4"]
@@ -131,6 +171,13 @@ def test_all_who_waited_too_long_go_first_in_one_step(make):
     """Catches only the first of the queue put ahead of shorter ones: r0 and r1 have both waited too long."""
     engine = make([9, 7, 1, 1, 1], patience=3, max_num_seqs=4)
     assert [s.sequence.request.request_id for s in engine.step().scheduled] == ["r0", "r1", "r2", "r3"]
+
+
+def test_behind_those_who_waited_too_long_the_shortest_is_first(make):
+    """Catches patience that ends for all at once: r0, r1 and r2 have waited too long, r3 and r4 have not."""
+    engine = make([9, 8, 7, 5, 3], patience=2, max_num_seqs=5)
+    admitted = [s.sequence.request.request_id for s in engine.step().scheduled]
+    assert admitted == ["r0", "r1", "r2", "r4", "r3"]
 
 
 def test_nobody_overtakes_an_impatient_request_that_does_not_fit(make):

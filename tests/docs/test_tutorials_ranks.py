@@ -34,7 +34,7 @@ def bare(rank_class, number, size):
     return rank
 
 
-def pools(num_blocks=4, heads=4, block_size=4, head_dim=3):
+def pools(num_blocks=5, heads=4, block_size=4, head_dim=3):
     """Keys and values, every number another."""
     count = num_blocks * heads * block_size * head_dim
     keys = torch.arange(count, dtype=torch.float32).view(num_blocks, heads, block_size, head_dim)
@@ -89,11 +89,14 @@ def test_heads_go_to_ranks_in_their_order(rank_class):
 
 @pytest.mark.parametrize(("heads", "size"), [(6, 4), (9, 2), (2, 4)])
 def test_heads_that_cannot_be_shared_out_are_refused_with_both_numbers(rank_class, heads, size):
-    """Catches a head that is silently lost."""
-    with pytest.raises(ValueError) as raised:
-        bare(rank_class, 0, size).own(heads)
-    named = set(re.findall(r"\d+", str(raised.value)))
-    assert {str(heads), str(size)} <= named, f"the message has not both {heads} and {size}: {raised.value}"
+    """Catches a head that is silently lost, and a refusal on one rank alone."""
+    for number in range(size):
+        with pytest.raises(ValueError) as raised:
+            bare(rank_class, number, size).own(heads)
+        named = set(re.findall(r"\d+", str(raised.value)))
+        assert {str(heads), str(size)} <= named, (
+            f"the message has not both {heads} and {size}: {raised.value}"
+        )
 
 
 # -- task 2 --------------------------------------------------------------------------------------
@@ -102,7 +105,7 @@ def test_heads_that_cannot_be_shared_out_are_refused_with_both_numbers(rank_clas
 def test_a_rank_holds_its_heads_of_every_block(rank_class):
     """Catches a rank that keeps whole pools: the memory is what tensor parallelism is for."""
     ranks, keys, values = ranks_over(rank_class, 2)
-    assert [list(rank.key_pool.shape) for rank in ranks] == [[4, 2, 4, 3]] * 2
+    assert [list(rank.key_pool.shape) for rank in ranks] == [[5, 2, 4, 3]] * 2
     ranks[0].follow([], [0], torch.zeros(1, 4, 3), torch.zeros(1, 4, 3))
     keys[0, :2, 0] = values[0, :2, 0] = 0
     assert_pools(ranks, keys, values)
@@ -110,14 +113,14 @@ def test_a_rank_holds_its_heads_of_every_block(rank_class):
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_new_tokens_go_to_the_same_slots_on_every_rank(rank_class, size):
-    """Catches slots recounted on each rank, another rank's heads, and a token that is left out."""
+    """Catches slots recounted on each rank or sorted, another rank's heads, and a token that is left out."""
     ranks, keys, values = ranks_over(rank_class, size)
-    new = torch.randn(2, 3, 4, 3)
-    slots = [6, 7, 13]  # places 2 and 3 of block 1, place 1 of block 3
+    new = torch.randn(2, 5, 4, 3)
+    slots = [13, 6, 7, 8, 0]  # of three sequences: block 3; blocks 1 and 2; block 0
     for rank in ranks:
         rank.follow([], slots, *new)
     for pool, written in zip((keys, values), new):
-        for token, (block, place) in enumerate([(1, 2), (1, 3), (3, 1)]):
+        for token, (block, place) in enumerate([(3, 1), (1, 2), (1, 3), (2, 0), (0, 0)]):
             pool[block, :, place] = written[token]
     assert_pools(ranks, keys, values)
 
@@ -128,7 +131,16 @@ def test_every_rank_copies_every_block_of_the_plan_in_its_order(rank_class):
     nothing = torch.zeros(0, 4, 3)
     for rank in ranks:
         rank.follow([(0, 2), (2, 3)], [], nothing, nothing)
-    assert_pools(ranks, keys[[0, 1, 0, 0]], values[[0, 1, 0, 0]])
+    assert_pools(ranks, keys[[0, 1, 0, 0, 4]], values[[0, 1, 0, 0, 4]])
+
+
+def test_a_block_may_be_copied_twice_and_its_copy_written_over(rank_class):
+    """Catches copies kept in a dict: with a key for each source, or each destination, one of them is lost."""
+    ranks, keys, values = ranks_over(rank_class, 2)
+    nothing = torch.zeros(0, 4, 3)
+    for rank in ranks:
+        rank.follow([(0, 2), (2, 3), (0, 4), (1, 2)], [], nothing, nothing)
+    assert_pools(ranks, keys[[0, 1, 1, 0, 0]], values[[0, 1, 1, 0, 0]])
 
 
 def test_the_plan_stays_as_it_is_for_the_next_rank(rank_class):
@@ -154,6 +166,13 @@ def test_a_block_is_copied_before_its_copy_is_written(rank_class):
 def attended(rank_class, size, case, **parameters):
     ranks = [rank_class(number, size, case.key_cache, case.value_cache) for number in range(size)]
     parts = [rank.attend(case.query, case.metadata, **parameters) for rank in ranks]
+    rows, heads, _ = case.query.shape
+    expected = [rows, heads // size, case.value_cache.shape[-1]]
+    for rank, part in zip(ranks, parts):
+        told = (
+            f"rank {rank.number} of {size}, shape of the result: expected {expected}, got {list(part.shape)}"
+        )
+        assert list(part.shape) == expected, told
     return torch.cat(parts, 1)
 
 
@@ -173,10 +192,11 @@ def test_what_all_heads_share_reaches_every_rank(rank_class):
     assert_close(attended(rank_class, 2, case, **options), whole, case)
 
 
-def test_a_sink_belongs_to_its_query_head(rank_class):
-    """Catches sinks that are dropped, and every rank using the first ones."""
+@pytest.mark.parametrize("sinks", [[-1.0, 0.5, 2.0, 4.0], [0.0] * 4])
+def test_a_sink_belongs_to_its_query_head(rank_class, sinks):
+    """Catches sinks that are dropped, every rank using the first ones, and sinks of 0 taken for none."""
     case = make_case([(1, 7), (2, 9)], block_size=4, heads=(4, 2))
-    sinks = torch.tensor([-1.0, 0.5, 2.0, 4.0])
+    sinks = torch.tensor(sinks)
     whole = oracle.paged_attention(
         case.query, case.key_cache, case.value_cache, case.metadata, scale=0.3, sinks=sinks
     )
@@ -199,9 +219,35 @@ def parts_of(rank_class, size, weight, bias=None, heads=4, head_dim=3):
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
+def test_each_head_is_multiplied_by_its_own_columns(rank_class, size):
+    """Catches another rank's columns, columns counted in heads, and a result that is scaled. The weight is
+    the identity: a rank's numbers come out in its own columns, with 0 in all others."""
+    whole, share = torch.arange(1.0, 25.0).view(2, 4, 3), 4 // size
+    for number in range(size):
+        own = slice(number * share, (number + 1) * share)
+        expected = torch.zeros(2, 4, 3)
+        expected[:, own] = whole[:, own]
+        part = bare(rank_class, number, size).project(whole[:, own], torch.eye(12))
+        name = f"rank {number} of {size} with heads {own.start} to {own.stop - 1} of 4"
+        assert part.shape == (2, 12), f"{name}: expected the shape [2, 12], got {list(part.shape)}"
+        for token, (right, found) in enumerate(zip(expected.flatten(1), part)):
+            told = f"{name}, token {token}: expected {in_words(right)}, got {in_words(found)}"
+            assert torch.allclose(found, right), told
+
+
+def in_words(numbers):
+    """Where the numbers that are not 0 stand: "[7, 8, 9] in columns 6 to 8"."""
+    columns = numbers.nonzero().flatten().tolist()
+    if not columns:
+        return "0 in every column"
+    listed = ", ".join(f"{number:.4g}" for number in numbers[columns[0] : columns[-1] + 1].tolist())
+    return f"[{listed}] in columns {columns[0]} to {columns[-1]}"
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("out", [7, 12])
 def test_the_sum_over_ranks_is_what_one_rank_gets(rank_class, size, out):
-    """Catches another rank's columns, rows for columns, a mean, and own heads taken for all heads."""
+    """Catches rows for columns, a mean, and own heads taken for all heads."""
     parts, whole = parts_of(rank_class, size, torch.randn(out, 12))
     assert_sum(parts, whole)
 
@@ -214,8 +260,14 @@ def test_no_rank_has_it_alone(rank_class):
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_the_bias_is_in_the_sum_once(rank_class, size):
-    """Catches a bias of 100 that every rank adds, and half of it from each: there may be 1 rank, or 4."""
-    parts, whole = parts_of(rank_class, size, torch.randn(7, 12), torch.full((7,), 100.0))
+    """Catches a bias that every rank adds, and half of it from each: there may be 1 rank, or 4."""
+    bias = torch.arange(100.0, 170.0, 10.0)
+    parts, whole = parts_of(rank_class, size, torch.randn(7, 12), bias)
+    besides = sum(parts)[0] - (whole[0] - bias)
+    told = (
+        f"size {size}, the sum less the product of heads and columns: expected the bias {bias.int().tolist()}"
+    )
+    assert torch.allclose(besides, bias, atol=1e-3), f"{told}, got {besides.round().int().tolist()}"
     assert_sum(parts, whole)
 
 

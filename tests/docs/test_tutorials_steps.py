@@ -288,7 +288,8 @@ def test_every_full_block_has_a_hash_and_no_other():
 
 @pytest.mark.parametrize("salt", ["", "alice"])
 def test_the_first_block_follows_the_salt(salt):
-    """Catches a case of its own for no salt: the first block follows the hash of (0, salt), also of ""."""
+    """Catches a case of its own for no salt: the first block follows the hash of (0, salt), also of "". And
+    each block follows the one before it, with all its tokens."""
     keys = []
 
     def recorded(key):
@@ -297,8 +298,19 @@ def test_the_first_block_follows_the_salt(salt):
 
     cache = PrefixCache(BlockAllocator(8), block_size=2, hash_function=recorded)
     keys.clear()
-    cache.extend_hashes([], tokens(1, 2), salt)
-    assert keys == [(0, salt.encode()), (101, tokens(1, 2).tobytes())]
+    cache.extend_hashes([], tokens(2, 1, 4, 3), salt)
+    assert keys == [(0, salt.encode()), (101, tokens(2, 1).tobytes()), (102, tokens(4, 3).tobytes())]
+
+
+def test_a_salted_text_goes_on_from_its_last_hash():
+    """Catches a salt that joins the chain again whenever a text grows: the hashes depend on its chunks."""
+    cache, _, _ = cache_of(1)
+    at_once: list[int] = []
+    cache.extend_hashes(at_once, tokens(1, 2, 3, 4), "alice")
+    in_two: list[int] = []
+    cache.extend_hashes(in_two, tokens(1, 2, 3), "alice")
+    cache.extend_hashes(in_two, tokens(1, 2, 3, 4), "alice")
+    assert in_two == at_once
 
 
 def test_a_salt_gives_every_block_another_hash():
@@ -336,6 +348,7 @@ def test_a_content_is_registered_once():
     assert first is second, "register returned a new entry for tokens and a parent that have one"
     assert cache.num_registered == 1
     assert not cache.is_pending(blocks[1])
+    assert cache.cached[blocks[1]] is None, "the second block is in `cached`, but cannot be found"
 
 
 def test_what_a_failed_step_registered_is_forgotten():
@@ -372,15 +385,18 @@ def test_equal_salts_are_one_parent():
     assert again is entry, "equal tokens after equal salts have two entries"
 
 
-def test_another_content_of_a_known_hash_is_not_registered():
-    """Catches a collision that hides the first content, or that can never be detected afterwards."""
-    cache, _, _ = cache_of(1, 2, 3, 4, hash_function=lambda key: 7)
+@pytest.mark.parametrize(("number", "other"), [(7, (8, 9)), (7, (0, 9)), (0, (8, 9))])
+def test_another_content_of_a_known_hash_is_not_registered(number, other):
+    """Catches a collision that hides the first content, or that can never be detected afterwards. A hash may
+    be 0, too."""
+    cache, _, _ = cache_of(1, 2, 3, 4, hash_function=lambda key: number)
     first, second = cache.allocator.allocate(2)
-    cache.register(first, 7, tokens(1, 2))
-    entry = cache.register(second, 7, tokens(8, 9))
-    assert entry.tokens == tokens(8, 9).tobytes(), "the entry returned for 8, 9 has other tokens"
-    assert cache.block_of == {7: first}
+    cache.register(first, number, tokens(1, 2))
+    entry = cache.register(second, number, tokens(*other))
+    assert entry.tokens == tokens(*other).tobytes(), f"the entry returned for {other} has other tokens"
+    assert cache.block_of == {number: first}
     assert not cache.is_pending(second)
+    assert cache.cached[second] is None, "the second block is in `cached`, but cannot be found"
 
 
 def test_equal_tokens_after_another_prefix_get_an_entry_of_their_own():
@@ -389,6 +405,15 @@ def test_equal_tokens_after_another_prefix_get_an_entry_of_their_own():
     cache.register(first, 7, tokens(1, 2), "alice")
     assert cache.register(second, 7, tokens(1, 2), "bob").parent == "bob"
     assert cache.block_of == {7: first}
+
+
+def test_parents_that_look_alike_are_two():
+    """Catches parents compared by hash or tokens: they may agree in both and follow different texts."""
+    cache, _, (first, second) = cache_of(1, 2, 3, 4, hash_function=lambda key: 7)
+    one, other = (CachedBlock(7, tokens(8, 9).tobytes(), salt) for salt in ("alice", "bob"))
+    cache.register(first, 7, tokens(1, 2), one)
+    found = cache.register(second, 7, tokens(1, 2), other)
+    assert found.parent is other, "the entry returned has another parent, with the same tokens and hash"
 
 
 def release_into_cache(cache, block):
@@ -407,6 +432,18 @@ def test_a_failed_step_returns_what_nobody_holds_to_the_free_list():
     assert cache.num_evictable == 0
     assert cache.allocator.num_free == 7
     cache.check_invariants(blocks[:1])
+
+
+def test_a_failed_step_is_forgotten_whole():
+    """Catches a rollback that ends at the first block that nobody holds, or knows the last block alone."""
+    cache, hashes, blocks = cache_of(1, 2, 3, 4, 5, 6)
+    for block, chain_hash, content in zip(blocks, hashes, (tokens(1, 2), tokens(3, 4), tokens(5, 6))):
+        cache.register(block, chain_hash, content)
+    release_into_cache(cache, blocks[0])
+    cache.roll_back()
+    assert cache.num_registered == 0
+    assert not cache.pending
+    assert cache.allocator.num_free == 6
 
 
 def test_a_failed_step_takes_nothing_from_the_steps_before():
@@ -479,13 +516,41 @@ def test_equal_hashes_of_other_tokens_are_a_miss():
     assert cache.match([7], tokens(1, 2)) == blocks
 
 
+def test_tokens_are_compared_in_their_order_and_place():
+    """Catches tokens compared as a set, by a part of their bytes, or anywhere in the text."""
+    cache, _, blocks = cache_of(1, 2, hash_function=lambda key: 7)
+    cache.register(blocks[0], 7, tokens(1, 2))
+    for other in [(2, 1), (0, 9), (1, 2 + 256), (1, 2 + 65536)]:
+        assert cache.match([7], tokens(*other)) == [], f"the block of 1, 2 was found for {other}"
+    assert cache.match([7, 7], tokens(8, 9, 1, 2)) == []
+
+
+@pytest.mark.parametrize("second", [(9, 9), (3, 9)])
+def test_nothing_is_found_behind_a_miss(second):
+    """Catches a walk that goes on after a miss with the same parent: 3 3 is known after 1 1, not after both.
+    The hash of a block is its first token: 9 9 is unknown, 3 9 has the hash of 3 3."""
+    cache, hashes, blocks = cache_of(1, 1, 3, 3, hash_function=lambda key: len(key[1]) and key[1][0])
+    entry = cache.register(blocks[0], hashes[0], tokens(1, 1))
+    cache.register(blocks[1], hashes[1], tokens(3, 3), entry)
+    text = tokens(1, 1, *second, 3, 3)
+    assert cache.match([1, second[0], 3], text) == blocks[:1]
+
+
 def test_a_parent_with_equal_tokens_may_be_another_parent():
-    """Catches parents compared by their own tokens: the text before the parent differs."""
+    """Catches parents compared by their own tokens: the text before the parent differs, near or far."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4, hash_function=lambda key: len(key[1]) and key[1][0])
     cache.register(blocks[0], hashes[0], tokens(1, 2))
     before = CachedBlock(9, tokens(9, 9).tobytes(), "")
     cache.register(blocks[1], hashes[1], tokens(3, 4), CachedBlock(hashes[0], tokens(1, 2).tobytes(), before))
     assert cache.match(hashes, tokens(1, 2, 3, 4)) == blocks[:1]
+    cache, hashes, blocks = cache_of(*range(1, 9))
+    texts = [tokens(1, 2), tokens(3, 4), tokens(5, 6), tokens(7, 8)]
+    entry = ""
+    for i, text in enumerate(texts):
+        if i == 3:
+            entry = CachedBlock(hashes[2], texts[2].tobytes(), before)
+        entry = cache.register(blocks[i], hashes[i], text, entry)
+    assert cache.match(hashes, tokens(*range(1, 9))) == blocks[:3]
 
 
 def test_equal_hashes_after_another_prefix_are_a_miss():
@@ -526,8 +591,23 @@ def test_only_as_many_blocks_are_evicted_as_are_missing():
     cache.commit()
     for block in blocks:
         release_into_cache(cache, block)
-    cache.allocate(6)  # five are free
+    taken = cache.allocate(6)  # five are free
     assert list(cache.evictable) == blocks[1:]
+    counts = [cache.ref_count(block) for block in taken]
+    assert counts == [1] * 6, f"6 blocks were allocated; their reference counts are {counts}"
+    assert cache.allocate(0) == []
+    assert list(cache.evictable) == blocks[1:]
+
+
+def test_a_pending_block_can_be_evicted():
+    """Catches an allocation that fails although `num_free` has enough: it counts pending blocks, too."""
+    cache, hashes, blocks = cache_of(1, 2)
+    cache.register(blocks[0], hashes[0], tokens(1, 2))
+    release_into_cache(cache, blocks[0])
+    assert sorted(cache.allocate(8)) == list(range(8))
+    assert cache.match(hashes, tokens(1, 2)) == []
+    cache.roll_back()
+    assert cache.num_free == 0
 
 
 # -- lesson 04, task 1, and lesson 07, task 1: one phase of a step at a time -----
@@ -1120,24 +1200,40 @@ def sampled(*totals, n=3):
 
 
 def test_a_branch_carries_the_logprob_of_its_token():
-    """Catches the sum instead of the token's own log-probability: the scheduler adds it to the sum."""
+    """Catches the sum instead of the token's own log-probability (the scheduler adds it to the sum), and
+    candidates that are sorted: the number of a sample is the place of its candidate."""
     request = sampled(-5.0, -7.0)
     branches = request.method.advance(request, [Sample([4], [-0.25]), Sample([5], [-0.5])])
     assert [branch.logprob for branch in branches] == [-0.25, -0.5]
+    request = sampled(-5.0)
+    branches = request.method.advance(request, [Sample([4, 5], [-0.5, -0.25])])
+    assert [branch.logprob for branch in branches] == [-0.5, -0.25]
 
 
 def test_a_branch_carries_the_alternatives_of_its_own_candidate():
-    """Catches top_logprobs that are left out, or are all those of the first candidate."""
+    """Catches top_logprobs that are left out, at the fork or later, or are all those of the first."""
     request = sampled(-5.0)
     first, second = {4: -0.25, 6: -3.0}, {5: -0.5, 6: -2.0}
     branches = request.method.advance(request, [Sample([4, 5], [-0.25, -0.5], [first, second])])
     assert [branch.top_logprobs for branch in branches] == [first, second]
+    request = sampled(-5.0, -7.0)
+    branches = request.method.advance(request, [Sample([4], [-0.25], [first]), Sample([5], [-0.5], [second])])
+    assert [branch.top_logprobs for branch in branches] == [first, second]
 
 
-def test_the_last_live_sample_does_not_fork():
-    """Catches one live sequence taken for the prompt: two of three samples have ended."""
-    request = sampled(-5.0)
+@pytest.mark.parametrize("total", [-5.0, 0.0])
+def test_the_last_live_sample_does_not_fork(total):
+    """Catches one live sequence taken for the prompt: two of three samples have ended. The sum is no sign: it
+    is 0 after a token that was certain."""
+    request = sampled(total)
     assert request.method.num_candidates(request) == 1
+
+
+def test_as_many_candidates_are_drawn_as_there_will_be_sequences():
+    """Catches `params.n`: with best_of = 5, five are drawn, of which the best two are returned."""
+    params = SamplingParams(n=2, best_of=5, max_tokens=20)
+    request = make_request([1, 2], SamplingMethod(params, StopChecker(params, ())), params)
+    assert request.method.num_candidates(request) == 5
 
 
 def test_a_sample_that_goes_on_keeps_its_number():
@@ -1145,6 +1241,9 @@ def test_a_sample_that_goes_on_keeps_its_number():
     request = sampled(-5.0, -7.0)
     branches = request.method.advance(request, [Sample([4], [-0.25]), Sample([5], [-0.5])])
     assert [branch.sample_index for branch in branches] == [None, None]
+    request = sampled(-7.0)  # the last of three
+    [branch] = request.method.advance(request, [Sample([5], [-0.5])])
+    assert branch.sample_index is None
 
 
 def test_every_candidate_is_asked_whether_it_ends():
@@ -1155,11 +1254,21 @@ def test_every_candidate_is_asked_whether_it_ends():
     assert [branch.finish_reason for branch in branches] == [None, "stop", None]
 
 
-def test_equal_candidates_are_samples_of_their_own():
+def test_a_sequence_is_asked_for_itself():
+    """Catches `stop.check` asked of the first sequence for all: only the second has reached its end."""
+    request = sampled(-5.0, -7.0)
+    second = request.sequences[1]
+    request.method.stop.check = lambda sequence, token_id: "length" if sequence is second else None
+    branches = request.method.advance(request, [Sample([4], [-0.25]), Sample([5], [-0.5])])
+    assert [branch.finish_reason for branch in branches] == [None, "length"]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_equal_candidates_are_samples_of_their_own(n):
     """Catches candidates taken for one because they have the same token, and numbers that begin with 1."""
-    request = sampled(-5.0)
-    branches = request.method.advance(request, [Sample([4, 4, 4], [-0.25, -0.25, -0.25])])
-    assert [(branch.token_id, branch.sample_index) for branch in branches] == [(4, 0), (4, 1), (4, 2)]
+    request = sampled(-5.0, n=n)
+    branches = request.method.advance(request, [Sample([4] * n, [-0.25] * n)])
+    assert [(branch.token_id, branch.sample_index) for branch in branches] == [(4, i) for i in range(n)]
 
 
 # -- lesson 09, task 2 ----------------------------------------------------------------------
@@ -1177,10 +1286,13 @@ def beams(**options):
 
 
 def test_a_score_is_the_sum_over_a_power_of_the_length():
-    """Catches a mean that ignores the penalty, and a length that counts the prompt."""
+    """Catches a mean that ignores the penalty, a penalty cut off or made whole, and a rounded score."""
     method = beams(length_penalty=2.0).method
     assert method.normalized(-8.0, 4) == -0.5
     assert beams(length_penalty=0.0).method.normalized(-8.0, 4) == -8.0
+    assert beams(length_penalty=0.5).method.normalized(-8.0, 4) == -4.0
+    assert beams(length_penalty=-1.0).method.normalized(-8.0, 4) == -32.0
+    assert beams().method.normalized(-1.0, 3) == -1.0 / 3
 
 
 def test_completions_are_ranked_by_score():
@@ -1189,6 +1301,14 @@ def test_completions_are_ranked_by_score():
     assert [s.num_generated_tokens for s in request.method.rank(request)] == [8, 3, 1]
     request = beams(num_return_sequences=3, length_penalty=0.0)
     assert [s.num_generated_tokens for s in request.method.rank(request)] == [1, 3, 8]
+
+
+def test_ranking_changes_no_completion():
+    """Catches `completions.sort`: of equal scores, the one that ended earlier would not be known any more."""
+    request = beams(num_return_sequences=3)
+    ranked = request.method.rank(request)
+    assert [s.num_generated_tokens for s in request.completions] == [3, 8, 1]
+    assert type(ranked) is list
 
 
 def test_of_equal_scores_the_earlier_is_returned_first():
@@ -1240,11 +1360,37 @@ def test_only_the_best_candidates_of_the_whole_list_count(monkeypatch):
     assert [branch.token_id for branch in request.method.advance(request, samples)] == [0, 1]
 
 
+def test_hypotheses_are_returned_before_beams():
+    """Catches one list by total: the end is worse than the best beam, and comes first all the same."""
+    params = BeamSearchParams(beam_width=2, max_tokens=20, early_stopping="never", length_penalty=2.0)
+    request = make_request([1, 2], BeamSearch(params, StopChecker(params, {0})), params)
+    branches = request.method.advance(request, [Sample([5, 0, 6, 7], [-1.0, -1.1, -1.2, -5.0])])
+    assert [branch.token_id for branch in branches] == [0, 5, 6]
+
+
+def test_one_beam_may_become_as_many_as_there_can_be():
+    """Catches a beam as wide as it is now, and unlikely tokens dropped: only -inf is no candidate."""
+    params = BeamSearchParams(beam_width=2, max_tokens=20)
+    request = make_request([1, 2], BeamSearch(params, StopChecker(params, ())), params)
+    request.sequences = [make_sequence([1, 2], [3], params)]
+    branches = request.method.advance(request, [Sample([5, 6], [-1.0, -2000.0])])
+    assert [branch.token_id for branch in branches] == [5, 6]
+
+
+def test_totals_are_not_rounded():
+    """Catches close totals taken for equal, and ordered by their tokens."""
+    params = BeamSearchParams(beam_width=2, max_tokens=20)
+    request = make_request([1, 2], BeamSearch(params, StopChecker(params, ())), params)
+    branches = request.method.advance(request, [Sample([9, 4, 7, 8], [-1.0, -1.000001, -2.0, -3.0])])
+    assert [branch.token_id for branch in branches] == [9, 4]
+
+
 def asked_whether_done(monkeypatch, request, samples):
     """What `advance` gives `is_done`: best scores, best live total, number of generated tokens."""
     asked = []
     monkeypatch.setattr(request.method, "is_done", lambda _, *numbers: asked.append(numbers))
     request.method.advance(request, samples)
+    assert len(asked) == 1, f"expected `advance` to ask `is_done` once, got {len(asked)} times"
     [(scores, total, length)] = asked
     return [round(score, 3) for score in scores], round(total, 3), length
 
@@ -1589,6 +1735,15 @@ def test_an_admission_pays_for_evictable_hits_alone():
     charged = [kv.admission_charge(set(blocks[:n]), 20, 4 * n)[0] for n in range(4)]
     assert charged == [0, 0, 0, 1]
     assert kv.num_free == free
+
+
+def test_a_pending_block_that_nobody_holds_is_charged():
+    """Catches pending blocks taken for held ones: the request that computes one may have been aborted."""
+    kv, _ = cached_manager()
+    [block] = kv.prefix_cache.allocate()
+    kv.prefix_cache.register(block, 12345, array("i", range(4)))
+    kv.prefix_cache.free(block)
+    assert kv.admission_charge({block}, 20, 4) == (1, 16)
 
 
 def test_cached_tokens_are_not_charged():

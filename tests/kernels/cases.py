@@ -98,7 +98,8 @@ def assert_close(actual: Tensor, expected: Tensor, case: Case) -> None:
     head of size 1, say). Then the error is measured against half of what was cancelled.
     """
     actual, expected = actual.double().cpu(), expected.double().cpu()
-    assert actual.shape == expected.shape
+    shapes = f"expected the shape {list(expected.shape)}, got {list(actual.shape)}"
+    assert actual.shape == expected.shape, shapes
     if not actual.numel():
         return
     cancelled = (expected.shape[-1] / case.num_seen.double()).sqrt()[:, None]

@@ -1,5 +1,7 @@
 """Lesson 08, done wrong; `caught_by` names the test that must notice, `task` the task whose tests must."""
 
+from array import array
+
 from minipaged.memory import CachedBlock, KVManager, OutOfBlocksError, PrefixCache
 
 
@@ -538,3 +540,228 @@ class FindsOneObjectOfASalt(PrefixCache):
     def match(self, hashes, token_ids, salt=""):
         blocks = super().match(hashes, token_ids, salt)
         return blocks if blocks and self.cached[blocks[0]].parent is salt else []
+
+
+class HashesTheTokensInOrder(PrefixCache):
+    """The same tokens in another order have the same name."""
+
+    task = 1
+
+    def extend_hashes(self, hashes, token_ids, salt=""):
+        def name_of(i, parent, content):
+            return parent, array("i", sorted(array("i", content))).tobytes()
+
+        chain(self, hashes, token_ids, salt, name_of)
+
+
+class SaltsEveryChunk(PrefixCache):
+    """The salt joins the chain again whenever the text grows."""
+
+    task = 1
+
+    def extend_hashes(self, hashes, token_ids, salt=""):
+        size = self.block_size
+        parent = hashes[-1] if hashes else 0
+        if salt or not hashes:
+            parent = self._hash((parent, salt.encode()))
+        for start in range(len(hashes) * size, len(token_ids) - size + 1, size):
+            parent = self._hash((parent, token_ids[start : start + size].tobytes()))
+            hashes.append(parent)
+
+
+def register(self, block, chain_hash, tokens, parent, same):
+    """`PrefixCache.register`, spelled out; `same(known, entry)`: whether these two are one content."""
+    entry = CachedBlock(chain_hash, tokens.tobytes(), parent)
+    holder = self.block_of.get(chain_hash)
+    if holder is not None:
+        known = self.cached[holder]
+        return known if same(known, entry) else entry
+    self.block_of[chain_hash] = block
+    self.cached[block] = entry
+    self.pending.add(block)
+    return entry
+
+
+class NoHashIsZero(PrefixCache):
+    """A hash of 0 is taken for none: the second content takes the place of the first."""
+
+    task = 2
+
+    def register(self, block, chain_hash, tokens, parent=""):
+        if not chain_hash:
+            self.block_of.pop(chain_hash, None)
+        return super().register(block, chain_hash, tokens, parent)
+
+
+class ParentsByTheirHash(PrefixCache):
+    """Two parents with one hash are taken for one."""
+
+    task = 2
+
+    def register(self, block, chain_hash, tokens, parent=""):
+        def same(known, entry):
+            parents = (getattr(e.parent, "chain_hash", e.parent) for e in (known, entry))
+            return known.tokens == entry.tokens and len(set(parents)) == 1
+
+        return register(self, block, chain_hash, tokens, parent, same)
+
+
+class OnePendingBlock(PrefixCache):
+    """A set of its own for each block: a failed step forgets the last one."""
+
+    task = 2
+
+    def register(self, block, chain_hash, tokens, parent=""):
+        entry = super().register(block, chain_hash, tokens, parent)
+        if block in self.pending:
+            self.pending = {block}
+        return entry
+
+
+class EntriesOfCopies(PrefixCache):
+    """The second block of a content gets its entry, too, and is evictable but never found."""
+
+    task = 2
+
+    def register(self, block, chain_hash, tokens, parent=""):
+        entry = super().register(block, chain_hash, tokens, parent)
+        self.cached[block] = entry
+        return entry
+
+
+class StopsAtWhatNobodyHolds(PrefixCache):
+    """Ends at the first block that goes back to the free list."""
+
+    task = 2
+
+    def roll_back(self):
+        for block in sorted(self.pending):
+            if block in self.evictable:
+                self._evict(block)
+                break
+            self.forget(block)
+
+
+def walk(self, hashes, token_ids, salt, same=bytes.__eq__, behind=False, depth=None):
+    """`PrefixCache.match`, spelled out: how tokens compare, whether it goes on, how many parents count."""
+    size, found, parent = self.block_size, [], salt
+    for i, chain_hash in enumerate(hashes):
+        block = self.block_of.get(chain_hash)
+        entry = None if block is None else self.cached[block]
+        tokens = token_ids[i * size : (i + 1) * size].tobytes()
+        right = entry is not None and same(entry.tokens, tokens)
+        if not right or ((depth is None or i < depth) and entry.parent != parent):
+            if behind:
+                continue
+            break
+        found.append(block)
+        parent = entry
+    return found
+
+
+class TokensInAnyOrder(PrefixCache):
+    """Compares the tokens as a set."""
+
+    caught_by = "test_tokens_are_compared_in_their_order_and_place"
+
+    def match(self, hashes, token_ids, salt=""):
+        return walk(self, hashes, token_ids, salt, lambda a, b: sorted(a) == sorted(b))
+
+
+class TheLowByteOfEachToken(PrefixCache):
+    """Compares one byte of four."""
+
+    task = 3
+
+    def match(self, hashes, token_ids, salt=""):
+        return walk(self, hashes, token_ids, salt, lambda a, b: a[::4] == b[::4])
+
+
+class TokensAnywhere(PrefixCache):
+    """`in`: the tokens may be anywhere in the text."""
+
+    task = 3
+
+    def match(self, hashes, token_ids, salt=""):
+        return walk(self, hashes, token_ids, salt, lambda a, b: a in token_ids.tobytes())
+
+
+class GoesOnWithTheSameParent(PrefixCache):
+    """`continue` where `break` is needed."""
+
+    caught_by = "test_nothing_is_found_behind_a_miss"
+
+    def match(self, hashes, token_ids, salt=""):
+        return walk(self, hashes, token_ids, salt, behind=True)
+
+
+class ChecksTwoParents(PrefixCache):
+    """From the third block on, the parent is not compared."""
+
+    task = 3
+
+    def match(self, hashes, token_ids, salt=""):
+        return walk(self, hashes, token_ids, salt, depth=2)
+
+
+class SparesPendingBlocks(PrefixCache):
+    """A pending block is not evicted, though `num_free` counts it."""
+
+    task = 4
+
+    def allocate(self, count=1):
+        if count > self.num_free:
+            raise OutOfBlocksError(f"{count} blocks wanted")
+        for block in [block for block in self.evictable if block not in self.pending]:
+            if self.allocator.num_free < count:
+                self._evict(block)
+        return self.allocator.allocate(count)
+
+
+class HandsOutWithoutAReference(PrefixCache):
+    """Evicted blocks do not pass through the allocator: nobody holds them."""
+
+    task = 4
+
+    def allocate(self, count=1):
+        if count > self.num_free:
+            raise OutOfBlocksError(f"{count} blocks wanted")
+        evicted = []
+        while self.allocator.num_free + len(evicted) < count:
+            evicted.append(self.evictable.popitem(last=False)[0])
+            self.forget(evicted[-1])
+        return evicted + self.allocator.allocate(count - len(evicted))
+
+
+class OneAtLeast(PrefixCache):
+    """Makes room for one block, also when none is wanted."""
+
+    task = 4
+
+    def allocate(self, count=1):
+        if self.evictable and not self.allocator.num_free:
+            self._evict(next(iter(self.evictable)))
+        return super().allocate(count)
+
+
+class PendingIsHeld(KVManager):
+    """Blocks that this step computes are not charged, though nobody may hold them any more."""
+
+    task = 5
+
+    def admission_charge(self, cached, num_tokens, num_cached):
+        known = self.prefix_cache and cached - self.prefix_cache.pending
+        return (self.prefix_cache.count_evictable(known) if known else 0), num_tokens - num_cached
+
+
+class NamesAfterTheFirstBlock(PrefixCache):
+    """The end of the slice is forgotten: from the second block on, the tokens do not matter."""
+
+    task = 1
+
+    def extend_hashes(self, hashes, token_ids, salt=""):
+        size = self.block_size
+        parent = hashes[-1] if hashes else self._hash((0, salt.encode()))
+        for i in range(len(hashes), len(token_ids) // size):
+            parent = self._hash((parent, token_ids[i * size : size].tobytes()))
+            hashes.append(parent)

@@ -219,7 +219,7 @@ class ReturnsThemAll(BeamSearch):
 
 def search(self, request, samples, **wrong):
     """`BeamSearch.advance`, spelled out, with places for mistakes."""
-    width = self.params.beam_width
+    width = len(request.sequences) if wrong.get("narrow") else self.params.beam_width
     token_sign, beam_sign = wrong.get("token_sign", 1), wrong.get("beam_sign", 1)
     candidates = sorted(
         (-(sequence.cumulative_logprob + logprob), beam_sign * beam, token_sign * token_id, logprob)
@@ -419,3 +419,162 @@ class GoesOnUntilSomethingEnds(BeamSearch):
 
     def advance(self, request, samples):
         return search(self, request, samples, done_needs_an_end=True)
+
+
+class TwoAreNoFork(SamplingMethod):
+    """Numbers the branches of a fork from three on: both of two samples are sample 0."""
+
+    task = 1
+
+    def advance(self, request, samples):
+        branches = super().advance(request, samples)
+        return [b._replace(sample_index=None) for b in branches] if len(branches) == 2 else branches
+
+
+class AsWideAsItIs(BeamSearch):
+    """As many go on as there are beams now: one beam stays alone."""
+
+    task = 3
+
+    def advance(self, request, samples):
+        return search(self, request, samples, narrow=request.sequences[0].num_generated_tokens > 0)
+
+
+class InOneOrder(BeamSearch):
+    """Hypotheses and beams in one list, by their totals."""
+
+    task = 3
+
+    def advance(self, request, samples):
+        branches = super().advance(request, samples)
+        return sorted(branches, key=lambda b: -(b.parent.cumulative_logprob + b.logprob))
+
+
+class RoundsTheTotals(BeamSearch):
+    """Candidates that are close are equal, and the smaller token goes on."""
+
+    task = 3
+
+    def advance(self, request, samples):
+        rounded = [
+            s._replace(logprobs=[round(x, 3) if x > -math.inf else x for x in s.logprobs]) for s in samples
+        ]
+        return super().advance(request, rounded)
+
+
+class DropsTheUnlikely(BeamSearch):
+    """A candidate below -1000 is taken for a forbidden one."""
+
+    task = 3
+
+    def advance(self, request, samples):
+        kept = [s._replace(logprobs=[x if x > -1000 else -math.inf for x in s.logprobs]) for s in samples]
+        return super().advance(request, kept)
+
+
+class ForksUntilTheSumFalls(SamplingMethod):
+    """A sum of 0 is taken for the prompt; a token that was certain leaves it at 0."""
+
+    task = 1
+
+    def num_candidates(self, request):
+        return self.num_sequences if request.sequences[0].cumulative_logprob == 0 else 1
+
+
+class DrawsAsManyAsAreReturned(SamplingMethod):
+    """`params.n` is how many texts are returned, not how many are drawn."""
+
+    task = 1
+
+    def num_candidates(self, request):
+        return self.params.n if request.sequences[0].num_generated_tokens == 0 else 1
+
+
+class TheLastLiveSampleIsZero(SamplingMethod):
+    """One sequence is taken for a fork: the last live sample draws the noise of sample 0."""
+
+    task = 1
+
+    def advance(self, request, samples):
+        branches = super().advance(request, samples)
+        alone = len(samples) == 1 and self.num_sequences > 1
+        return [b._replace(sample_index=i) for i, b in enumerate(branches)] if alone else branches
+
+
+class AlternativesOfTheForkAlone(SamplingMethod):
+    """After the fork, `top_logprobs` are left out."""
+
+    task = 1
+
+    def advance(self, request, samples):
+        branches = super().advance(request, samples)
+        return [b if b.sample_index is not None else b._replace(top_logprobs=None) for b in branches]
+
+
+class AsksTheFirstSequence(SamplingMethod):
+    """`stop.check` is asked of the first sequence for all of them."""
+
+    task = 1
+
+    def advance(self, request, samples):
+        first = request.sequences[0]
+        branches = super().advance(request, samples)
+        return [b._replace(finish_reason=self.stop.check(first, b.token_id)) for b in branches]
+
+
+class TheLikeliestFirst(SamplingMethod):
+    """Sorts the branches: sample 0 is whichever is the likeliest."""
+
+    task = 1
+
+    def advance(self, request, samples):
+        return sorted(super().advance(request, samples), key=lambda branch: -branch.logprob)
+
+
+class AWholePenalty(BeamSearch):
+    """A penalty of 0.5 is 0."""
+
+    task = 2
+
+    def normalized(self, total, num_generated_tokens):
+        return total / num_generated_tokens ** int(self.params.length_penalty)
+
+
+class NoPenaltyBelowZero(BeamSearch):
+    """A penalty below 0 is 0."""
+
+    task = 2
+
+    def normalized(self, total, num_generated_tokens):
+        return total / num_generated_tokens ** max(0.0, self.params.length_penalty)
+
+
+class RoundsTheScore(BeamSearch):
+    """Four digits."""
+
+    task = 2
+
+    def normalized(self, total, num_generated_tokens):
+        return round(super().normalized(total, num_generated_tokens), 4)
+
+
+class SortsTheCompletions(BeamSearch):
+    """Ranks in place."""
+
+    caught_by = "test_ranking_changes_no_completion"
+
+    def rank(self, request):
+        request.completions.sort(key=self.score, reverse=True)
+        return request.completions[: self.params.num_return_sequences]
+
+
+class RanksWithoutScore(BeamSearch):
+    """`normalized` in place of `score`: a text without a token has no length to divide by."""
+
+    task = 2
+
+    def rank(self, request):
+        def key(sequence):
+            return -self.normalized(sequence.cumulative_logprob, sequence.num_generated_tokens)
+
+        return sorted(request.completions, key=key)[: self.params.num_return_sequences]

@@ -113,3 +113,12 @@ loads_what_is_behind_a_key = mistake(
     "mask=visible[:, None] & (key_dim < KEY_DIM)[None, :]",
     "mask=visible[:, None] & (key_dim < KEY_PADDED)[None, :]",
 )
+loads_what_is_behind_a_query = mistake(
+    "behind_a_query", "test_a_query_ends_at_its_size", "mask=key_dim < KEY_DIM, other=0.0", ""
+)
+has_two_kv_heads = mistake("two_kv_heads", 1, "head // GROUP", "tl.minimum(head // GROUP, 1)")
+has_groups_of_two = mistake("groups_of_two", 1, "head // GROUP", "tl.minimum(head // 2, NUM_KV_HEADS - 1)")
+begins_the_maximum_at_ten_thousand_below = mistake(
+    "ten_thousand", 1, 'maximum = float("-inf")', "maximum = -1e4"
+)
+hides_with_a_score = mistake("hides", 1, '* scale, float("-inf"))', "* scale, -1e4)")

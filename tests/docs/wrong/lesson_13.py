@@ -252,3 +252,108 @@ class OnlyTheFirstLosesPatience(FCFSScheduler):
         used = super().admit_waiting(plan, budget, whole, share)
         self.waiting = deque(sorted(self.waiting, key=lambda request: request.arrival))
         return used
+
+
+class PatienceEndsForAll(FCFSScheduler):
+    """Counts all arrivals, not those after a request: once there are many, it is first come, first served."""
+
+    caught_by = "test_behind_those_who_waited_too_long_the_shortest_is_first"
+    admit_waiting = by(
+        lambda self, request: (
+            (patient := self.num_arrived <= self.patience),
+            length(request) if patient else 0,
+            request.arrival,
+        )
+    )
+
+
+class ArrivedFirstOfAll(FCFSScheduler):
+    """Of those that waited too long the arrival leads the key: the third goes behind those with patience."""
+
+    task = 2
+    admit_waiting = by(
+        lambda self, request: (
+            (1, length(request), request.arrival) if order(self, request)[0] else (request.arrival, 0, 0)
+        )
+    )
+
+
+class OneForAll(FCFSScheduler):
+    """As soon as one request has waited too long, all go in order of arrival."""
+
+    task = 2
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        late = any(not order(self, request)[0] for request in self.waiting)
+        key = (lambda _, request: request.arrival) if late else order
+        return by(key)(self, plan, budget, whole, share)
+
+
+class PatienceByTheLast(FCFSScheduler):
+    """Counts up to the last that waits: whoever arrived later and has gone is forgotten."""
+
+    task = 2
+    admit_waiting = by(
+        lambda self, request: order(self, request, max(other.arrival for other in tuple(self.waiting)) + 1)
+    )
+
+
+class PutsTheWholeQueueBack(FCFSScheduler):
+    """The queue as it was before the call, with those who were admitted."""
+
+    caught_by = "test_whoever_is_admitted_leaves_the_queue"
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        before = deque(self.waiting)
+        used = by(order)(self, plan, budget, whole, share)
+        self.waiting = before
+        return used
+
+
+class SortsWhenNobodyRuns(FCFSScheduler):
+    """While somebody runs, the queue is admitted in order of arrival."""
+
+    task = 1
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        if self.running:
+            return super().admit_waiting(plan, budget, whole, share)
+        return by(order)(self, plan, budget, whole, share)
+
+
+class SortsPromptsThatMayBeCut(FCFSScheduler):
+    """Whole prompts are admitted in order of arrival."""
+
+    task = 1
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        admit = super().admit_waiting if whole else by(order).__get__(self)
+        return admit(plan, budget, whole, share)
+
+
+class SortsTheFirstTen(FCFSScheduler):
+    """Whoever stands further behind stays there."""
+
+    task = 1
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        first = set(list(self.waiting)[:10])
+        key = lambda self, request: (request not in first, *order(self, request))  # noqa: E731
+        return by(key)(self, plan, budget, whole, share)
+
+
+class TellsWhatThePlanHas(FCFSScheduler):
+    """Counts what was in the plan before the call, too."""
+
+    task = 1
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        by(order)(self, plan, budget, whole, share)
+        return sum(scheduled.num_tokens for scheduled in plan.scheduled)
+
+
+class LongIsLong(FCFSScheduler):
+    """Prompts of more than eight tokens are all alike."""
+
+    task = 1
+    admit_waiting = by(lambda self, request: (min(8, length(request)), request.arrival))

@@ -115,3 +115,21 @@ adds_half_of_the_bias_on_every_rank = mistake(
     "test_the_bias_is_in_the_sum_once",
     ("part if bias is None or self.number else part + bias", "part if bias is None else part + bias / 2"),
 )
+refuses_on_rank_0_alone = mistake(
+    "refuses_first", 1, ("if num_heads % self.size:", "if num_heads % self.size and self.number == 0:")
+)
+copies_from_a_dict_of_sources = mistake(
+    "dict", 2, ("destination in copies:", "destination in dict(copies).items():")
+)
+copies_from_a_dict_of_destinations = mistake(
+    "destinations",
+    2,
+    ("for source, destination in copies:", "for destination, source in {d: s for s, d in copies}.items():"),
+)
+writes_in_order_of_slots = mistake("sorted", 2, ("in enumerate(slots):", "in enumerate(sorted(slots)):"))
+writes_a_block_at_most = mistake("a_block", 2, ("in enumerate(slots):", "in enumerate(slots[:block_size]):"))
+takes_blocks_for_places = mistake("blocks", 2, (WRITES, "        block_size = self.key_pool.shape[0]\n"))
+takes_sinks_of_0_for_none = mistake(
+    "no_sink", 2, ("None if sinks is None else", "None if sinks is None or not sinks.any() else")
+)
+adds_the_mean_of_the_bias = mistake("mean_bias", 3, ("else part + bias", "else part + bias.mean()"))

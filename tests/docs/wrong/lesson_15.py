@@ -302,3 +302,84 @@ class WaitsForMoreThanAWindow(Worked):
 
     def slide(self, window, null):
         return 0 if self.num_tokens <= window else super().slide(window, null)
+
+
+class BlocksFromTheEnd(Worked):
+    """Keeps what a window may touch, counted from the end: a block too many unless the last one is full."""
+
+    caught_by = "test_any_length_and_window_hide_what_is_before_the_window"
+
+    def num_hidden(self, window):
+        return max(0, self.num_tokens // self.block_size - -(-(window - 1) // self.block_size))
+
+
+class FromPositionOne(Worked):
+    """The first visible position is 1 at least: with blocks of one token, the first is always hidden."""
+
+    task = 1
+
+    def num_hidden(self, window):
+        return min(len(self.blocks), max(1, self.num_tokens + 1 - window) // self.block_size)
+
+
+class NullBySize(Worked):
+    """Only block 0 is smaller than all others."""
+
+    caught_by = "test_the_null_block_may_be_any_block"
+
+    def slide(self, window, null):
+        replaced = 0
+        for logical in range(self.num_hidden(window)):
+            if self.blocks[logical] > null:
+                self.pool.share(null)
+                self.pool.free(self.blocks[logical])
+                self.blocks[logical] = null
+                replaced += 1
+        return replaced
+
+
+class NullByIdentity(Worked):
+    """`is not` for numbers."""
+
+    task = 1
+
+    def slide(self, window, null):
+        replaced = 0
+        for logical in range(self.num_hidden(window)):
+            if self.blocks[logical] is not null:
+                self.pool.share(null)
+                self.pool.free(self.blocks[logical])
+                self.blocks[logical] = null
+                replaced += 1
+        return replaced
+
+
+class LooksUpTheWrongToken(Worked):
+    """`index` finds the first token of that value, which may be right."""
+
+    caught_by = "test_a_token_may_be_drafted_twice"
+
+    def num_kept(self, drafted, chosen):
+        wrong = [token for token, own in zip(drafted, chosen) if token != own]
+        return drafted.index(wrong[0]) if wrong else len(drafted)
+
+
+class TokensByIdentity(Worked):
+    """`is` for numbers."""
+
+    task = 2
+
+    def num_kept(self, drafted, chosen):
+        kept = 0
+        while kept < len(drafted) and drafted[kept] is chosen[kept]:
+            kept += 1
+        return kept
+
+
+class PartOfTheChoices(Worked):
+    """A slice of the choices is what they are: a list, or something else."""
+
+    caught_by = "test_a_draft_may_be_long_and_any_sequence"
+
+    def settle(self, drafted, chosen):
+        return chosen[: len(super().settle(drafted, chosen))]
