@@ -20,8 +20,9 @@ namespace {
 constexpr int WIDTH = 64;              // outputs of a panel
 constexpr int VECTORS = WIDTH / LANES;
 constexpr int GROUP = 64;              // k that are multiplied at a time, and share a scale
-constexpr int AHEAD = 8192;            // bytes from what is multiplied to the line that is asked for: the
-                                       // processor fetches its neighbours, but not from the next page
+constexpr int LINE = 64;               // bytes that memory delivers together
+constexpr int AHEAD = 8192;            // bytes from what one pass multiplies to what is fetched meanwhile: the
+                                       // processor fetches neighbours, but not from the next page
 constexpr int MOST_ROWS = LANES == 16 ? 6 : 4;  // that one pass over a panel multiplies
 constexpr int64_t ROW_BLOCK = 96;      // rows whose sums stay in the nearest caches
 constexpr int64_t MOST_TO_DECODE = 12; // rows; for more, the codes of a group become numbers first
@@ -105,11 +106,23 @@ constexpr bool HAS_PAIRS = false;
 
 // ---- One group of a panel --------------------------------------------------------------------------------
 
+// While rows pass over a group, one or two lines of each `stride` bytes from `coming` on are fetched, so that memory
+// delivers all the time, and not just during the first pass:
+//
+//     multiplied     rows 0 to 5                rows 6 to 11     rows 12 to 17
+//     fetched        next group, first third    second third     last third
 struct Group {
     const char* weights;     // [GROUP / STEP][WIDTH] lanes
     const BFloat16* scales;  // [WIDTH], or null for 1
     int count;               // k in the group
+    const char* coming;
+    int64_t stride;
 };
+
+inline void fetch(const char* coming, int64_t stride) {
+    __builtin_prefetch(coming, 0, 2);
+    if (stride > LINE) __builtin_prefetch(coming + stride / 2, 0, 2);
+}
 
 // totals[row][output] += scale[output] * the products of R rows. A row is `stride` floats long, with the sums
 // of its groups in row_sums; in the format Pairs a float holds two elements.
@@ -121,10 +134,11 @@ void add_group(const Group& group, const float* rows, int64_t stride, const floa
     for (int first = 0; first < VECTORS; first += N) {
         Vec sums[R][N] = {};
         const char* source = group.weights + first * sizeof(Vec);
-        for (int k = 0; k < group.count; k += Format::STEP, source += 4 * WIDTH) {
+        const char* coming = group.coming + first * group.stride / VECTORS;
+        for (int k = 0; k < group.count; k += Format::STEP, source += 4 * WIDTH, coming += group.stride) {
             Int raw[N];
             for (int v = 0; v < N; v++) std::memcpy(&raw[v], source + v * sizeof(Vec), sizeof(Vec));
-            __builtin_prefetch(source + AHEAD, 0, 2);
+            fetch(coming, group.stride);
 #pragma GCC unroll 8
             for (int i = 0; i < Format::STEP; i++)
 #pragma GCC unroll 8
@@ -282,10 +296,11 @@ void add_bytes(int num_rows, const Group& group, const ByteGroup<PARTS>* rows, i
             for (int part = 0; part < PARTS; part++)
                 for (Int& sum : sums[r][part]) sum = Int{} - Format::ZERO * rows[r * stride].sums[part];
         const char* source = group.weights + first * sizeof(Vec);
-        for (int k = 0; k < GROUP; source += 4 * WIDTH) {
+        const char* coming = group.coming + first * group.stride / VECTORS;
+        for (int k = 0; k < GROUP; source += 4 * WIDTH, coming += group.stride) {
             Int raw[N];
             for (int v = 0; v < N; v++) std::memcpy(&raw[v], source + v * sizeof(Vec), sizeof(Vec));
-            __builtin_prefetch(source + AHEAD, 0, 2);
+            fetch(coming, group.stride);
 #pragma GCC unroll 2
             for (int i = 0; i < Format::STEP / 4; i++, k += 4) {
                 Int codes[N];
@@ -391,7 +406,11 @@ class Multiplication {
         const int64_t num_passes = (last - first + MOST - 1) / MOST, num_groups = groups_of(call);
         const int64_t rows_at_once = (last - first + num_passes - 1) / num_passes;
         Group group{weights + SCALE_BYTES, IS_CODED ? (const BFloat16*)weights : nullptr,
-                    (int)std::min<int64_t>(GROUP, call.size - g * GROUP)};
+                    (int)std::min<int64_t>(GROUP, call.size - g * GROUP), weights + AHEAD, 4 * WIDTH};
+        if (num_passes > 1) {
+            group.coming = weights + GROUP_BYTES;
+            group.stride /= num_passes;
+        }
         if (expands) {
             expand<Format>(group.weights, in_pairs, numbers);
             group.weights = numbers;
@@ -399,6 +418,7 @@ class Multiplication {
         for (int64_t r = first; r < last; r += rows_at_once) {
             const int num = (int)std::min(rows_at_once, last - r);
             float* own = totals + (r - first) * WIDTH;
+            if (r > first) group.coming += GROUP_BYTES / num_passes;
             if constexpr (PARTS) {
                 add_bytes<Format, PARTS>(num, group, &rows.groups[r * num_groups + g], num_groups, own);
             } else {
