@@ -16,7 +16,7 @@ PreemptionMode = Literal["auto", "recompute", "swap"]
 AttentionBackend = Literal["auto", "torch", "cpp", "triton"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-Quantization = Literal["none", "int8", "int4"]
+Quantization = Literal["none", "int8", "int4", "w8a8"]
 SHORT_DTYPES = {"float": "float32", "half": "float16"}
 
 COUNTS = "block_size max_num_seqs max_num_batched_tokens num_blocks kv_cache_memory max_model_len"
@@ -88,7 +88,7 @@ class EngineConfig:
         "auto", "Data type of the weights and the KV cache. auto means the checkpoint's type."
     )
     quantization: Quantization = _option(
-        "none", "Store the weights of linear layers in 8 or 4 bits, converted at loading (CPU only)."
+        "none", "Keep the weights of linear layers in fewer bits (CPU only); w8a8: activations too."
     )
     revision: str | None = _option(None, "Branch, tag or commit of a model on the hub. Default: main.")
     generation_config: Literal["auto", "none"] = _option(

@@ -1,7 +1,8 @@
 // Paged attention for a CPU: blocks are read in place, each once, by all query heads that share them.
 //
-// A work item is one KV head of one sequence and a few query tokens of it; its rows are the G query heads
-// of each token (row = token * G + g). Keys pass by in tiles of TILE tokens, with an online softmax:
+// A work item is one KV head and a few query tokens: of one sequence, or one each of sequences whose tables
+// begin with the same blocks. Its rows are the G query heads of each token (row = token * G + g). Keys pass by
+// in tiles of TILE tokens, with an online softmax:
 //
 //     block table ->  pointers to a tile's K rows  ->  scores [rows, TILE]  ->  softmax  ->  acc += p V
 //
@@ -104,9 +105,19 @@ void in_groups(int num_rows, Body body) {
 
 // ---- The work items ---------------------------------------------------------------------------------------
 
-// Its rows see the keys at first_key <= position < end_key, together.
+// Some rows of an item, and the keys of a sequence, first_key <= key < end_key, that they see together. The first
+// `rows_alike` of them stand at `position` and see no later key, as many more at the next position, and so on.
+//
+//     decodes of sequences 4, 5, 6, whose tables begin alike:    |  blocks of all three  | of 4 |
+//     one span for the shared blocks, then one a sequence        |    (read once)        | of 5    |
+//                                                                |                       | of 6  |
+struct Span {
+    int sequence, head, first_row, num_rows, rows_alike, first_key, end_key, position;
+};
+
 struct Item {
-    int sequence, head, first_token, num_tokens, first_key, end_key;
+    int head, first_row, num_tokens;  // `first_row` of the query
+    size_t first_span, end_span;
 };
 
 int padded(int64_t count, int multiple) { return (int)((count + multiple - 1) / multiple * multiple); }
@@ -157,13 +168,13 @@ void softmax_rows(float* scores, int num_keys, float* m_i, float* l_i, float* al
 // Points `rows` to the K (or V) rows of one KV head from token `first` on: into the pool itself or, if there
 // is a `tile`, to copies in it, widened and in whole strips. The last is repeated up to a multiple of LANES.
 template <class T, class S>
-void find_rows(const AttentionCall& call, const void* cache, int dim, const Item& item, int first, int num_keys,
+void find_rows(const AttentionCall& call, const void* cache, int dim, const Span& span, int first, int num_keys,
                std::vector<S>& tile, std::vector<const S*>& rows) {
-    const int32_t* table = call.block_tables + item.sequence * call.table_stride;
+    const int32_t* table = call.block_tables + span.sequence * call.table_stride;
     const int width = (int)tile.size() / TILE;
     int64_t block = first / call.block_size, offset = first % call.block_size;
     for (int k = 0; k < num_keys; block++, offset = 0) {
-        int64_t start = (table[block] * call.num_kv_heads + item.head) * call.block_size;
+        int64_t start = (table[block] * call.num_kv_heads + span.head) * call.block_size;
         const T* row = (const T*)cache + (start + offset) * dim;
         for (; offset < call.block_size && k < num_keys; offset++, k++, row += dim) {
             if constexpr (std::is_same_v<S, T>) rows[k] = row;
@@ -177,85 +188,96 @@ void find_rows(const AttentionCall& call, const void* cache, int dim, const Item
     std::fill(rows.begin() + num_keys, rows.begin() + padded(num_keys, LANES), rows[num_keys - 1]);
 }
 
-// T: type of the pool. S: type the products read, T itself or float. `next`: the item after this one, or null.
+// T: type of the pool. S: type the products read, T itself or float. `next`: the span after this one, or null.
 template <class T, class S>
-void attend(const AttentionCall& call, const Item& item, const Item* next, Workspace<S>& work) {
-    const int group = (int)(call.num_heads / call.num_kv_heads), num_rows = item.num_tokens * group;
-    const int first_row = call.query_start[item.sequence] + item.first_token;
-    const int end = item.end_key, position = end - item.num_tokens;
-    const int window = (int)std::min<int64_t>(call.sliding_window, end);
+void attend_span(const AttentionCall& call, const Span& span, const Span* next, Workspace<S>& work) {
+    const int first_row = span.first_row, end_row = first_row + span.num_rows;
+    const int window = (int)std::min<int64_t>(call.sliding_window, span.end_key);
     const bool in_place = work.key_tile.empty();
     const float softcap = (float)call.softcap;
     const int key_dim = (int)call.key_dim, value_dim = (int)call.value_dim;  // of a row of the pool, and
     const int key_row = in_place ? key_dim : work.key_width;                  // of the rows the products read
     const int value_row = in_place ? value_dim : work.value_width;
 
+    auto find_keys = [&](const Span& owner, int first) {
+        const int num_keys = std::min(TILE, owner.end_key - first);
+        find_rows<T>(call, call.key_cache, key_dim, owner, first, num_keys, work.key_tile, work.keys);
+        return num_keys;
+    };
+    auto for_rows = [&](auto body) {
+        in_groups(end_row - first_row, [&](int row, auto rows) { body(first_row + row, rows); });
+    };
+    find_keys(span, span.first_key);
+    for (int first = span.first_key; first < span.end_key; first += TILE) {
+        const int num_keys = std::min(TILE, span.end_key - first), num_scores = padded(num_keys, LANES);
+        find_rows<T>(call, call.value_cache, value_dim, span, first, num_keys, work.value_tile, work.values);
+        for_rows([&](int row, auto rows) {
+            score_rows<rows()>(&work.query[row * work.key_width], key_row, work.key_width, work.keys.data(),
+                               num_scores, in_place && row == first_row ? work.values.data() : nullptr,
+                               &work.scores[row * TILE]);
+        });
+        for (int row = first_row; row < end_row; row++) {
+            float* scores = &work.scores[row * TILE];
+            for (int k = 0; softcap != 0 && k < num_keys; k++)
+                scores[k] = std::tanh(scores[k] / softcap) * softcap;
+            // Of the tile's keys this row sees [oldest, newest); the rest, padding included, weighs nothing.
+            const int seen = span.position + (row - first_row) / span.rows_alike + 1 - first;
+            const int newest = std::clamp(seen, 0, num_keys), oldest = std::clamp(seen - window, 0, newest);
+            std::fill(scores, scores + oldest, -INF);
+            std::fill(scores + newest, scores + num_scores, -INF);
+        }
+        for_rows([&](int row, auto rows) {
+            softmax_rows<rows()>(&work.scores[row * TILE], num_scores, &work.m_i[row], &work.l_i[row],
+                                 &work.alpha[row]);
+        });
+        // To be fetched meanwhile: the keys of the next tile or, after the last, of the next span.
+        int num_coming = 0;
+        if (first + TILE < span.end_key)
+            num_coming = find_keys(span, first + TILE);
+        else if (in_place && next)
+            num_coming = find_keys(*next, next->first_key);
+        for_rows([&](int row, auto rows) {
+            mix_rows<rows()>(&work.scores[row * TILE], value_row, work.value_width, work.values.data(), num_keys,
+                             in_place && row == first_row ? work.keys.data() : nullptr, &work.alpha[row],
+                             &work.acc[row * work.value_width]);
+        });
+        for (int k = num_keys; in_place && k < num_coming; k++)
+            for (int strip = 0; strip < key_dim; strip += STRIP) prefetch_strip(work.keys[k] + strip);
+    }
+}
+
+template <class T, class S>
+void attend(const AttentionCall& call, const Item& item, const std::vector<Span>& spans, Workspace<S>& work) {
+    const int group = (int)(call.num_heads / call.num_kv_heads), num_rows = item.num_tokens * group;
     for (int row = 0; row < num_rows; row++) {
-        int64_t token = first_row + row / group, head = item.head * group + row % group;
+        int64_t token = item.first_row + row / group, head = item.head * group + row % group;
         float* query = &work.query[row * work.key_width];
         const int64_t place = token * call.query_token_stride + head * call.query_head_stride;
-        widen_row((const T*)call.query + place, key_dim, query);
-        clear_shared<T>(key_dim, query);
+        widen_row((const T*)call.query + place, (int)call.key_dim, query);
+        clear_shared<T>((int)call.key_dim, query);
         for (int d = 0; d < work.key_width; d++) query[d] *= (float)call.scale;
         // A sink is one more logit that is there from the start, without a value.
         work.m_i[row] = call.sinks ? call.sinks[head] : -INF;
         work.l_i[row] = call.sinks ? 1 : 0;
     }
     std::fill(work.acc.begin(), work.acc.begin() + num_rows * work.value_width, 0.f);
-
-    auto find_keys = [&](const Item& owner, int first) {
-        const int num_keys = std::min(TILE, owner.end_key - first);
-        find_rows<T>(call, call.key_cache, key_dim, owner, first, num_keys, work.key_tile, work.keys);
-        return num_keys;
-    };
-    find_keys(item, item.first_key);
-    for (int first = item.first_key; first < end; first += TILE) {
-        const int num_keys = std::min(TILE, end - first), num_scores = padded(num_keys, LANES);
-        find_rows<T>(call, call.value_cache, value_dim, item, first, num_keys, work.value_tile,
-                     work.values);
-        in_groups(num_rows, [&](int row, auto rows) {
-            score_rows<rows()>(&work.query[row * work.key_width], key_row, work.key_width, work.keys.data(),
-                               num_scores, in_place && row == 0 ? work.values.data() : nullptr,
-                               &work.scores[row * TILE]);
-        });
-        for (int row = 0; row < num_rows; row++) {
-            float* scores = &work.scores[row * TILE];
-            for (int k = 0; softcap != 0 && k < num_keys; k++)
-                scores[k] = std::tanh(scores[k] / softcap) * softcap;
-            // Of the tile's keys this row sees [oldest, newest); the rest, padding included, weighs nothing.
-            int newest = std::clamp(position + row / group + 1 - first, 0, num_keys);
-            int oldest = std::clamp(position + row / group + 1 - window - first, 0, newest);
-            std::fill(scores, scores + oldest, -INF);
-            std::fill(scores + newest, scores + num_scores, -INF);
-        }
-        in_groups(num_rows, [&](int row, auto rows) {
-            softmax_rows<rows()>(&work.scores[row * TILE], num_scores, &work.m_i[row], &work.l_i[row],
-                                 &work.alpha[row]);
-        });
-        // To be fetched meanwhile: the keys of the next tile or, after the last, of the next item.
-        int num_coming = 0;
-        if (first + TILE < end)
-            num_coming = find_keys(item, first + TILE);
-        else if (in_place && next)
-            num_coming = find_keys(*next, next->first_key);
-        in_groups(num_rows, [&](int row, auto rows) {
-            mix_rows<rows()>(&work.scores[row * TILE], value_row, work.value_width, work.values.data(),
-                             num_keys, in_place && row == 0 ? work.keys.data() : nullptr, &work.alpha[row],
-                             &work.acc[row * work.value_width]);
-        });
-        for (int k = num_keys; in_place && k < num_coming; k++)
-            for (int strip = 0; strip < key_dim; strip += STRIP) prefetch_strip(work.keys[k] + strip);
-    }
-
+    for (size_t s = item.first_span; s < item.end_span; s++)
+        attend_span<T>(call, spans[s], s + 1 < spans.size() ? &spans[s + 1] : nullptr, work);
     for (int row = 0; row < num_rows; row++) {
-        int64_t token = first_row + row / group, head = item.head * group + row % group;
+        int64_t token = item.first_row + row / group, head = item.head * group + row % group;
         T* output = (T*)call.output + (token * call.num_heads + head) * call.value_dim;
-        narrow_row(&work.acc[row * work.value_width], value_dim, work.l_i[row], output);
+        narrow_row(&work.acc[row * work.value_width], (int)call.value_dim, work.l_i[row], output);
     }
 }
 
+struct Items {
+    std::vector<Item> items;
+    std::vector<Span> spans;  // of one item after the other
+};
+
 template <class T, class S>
-void attend_all(const AttentionCall& call, const std::vector<Item>& items, bool in_place, int num_threads) {
+void attend_all(const AttentionCall& call, const Items& all, bool in_place, int num_threads) {
+    const std::vector<Item>& items = all.items;
     if (items.empty()) return;
     int num_tokens = 0;
     for (const Item& item : items) num_tokens = std::max(num_tokens, item.num_tokens);
@@ -265,9 +287,19 @@ void attend_all(const AttentionCall& call, const std::vector<Item>& items, bool 
         // In runs, for a thread fetches the item after its own.
         [[maybe_unused]] const int run = (int)std::clamp<size_t>(items.size() / (4 * num_threads), 1, 8);
 #pragma omp for schedule(dynamic, run)
-        for (size_t i = 0; i < items.size(); i++)
-            attend<T>(call, items[i], i + 1 < items.size() ? &items[i + 1] : nullptr, work);
+        for (size_t i = 0; i < items.size(); i++) attend<T>(call, items[i], all.spans, work);
     }
+}
+
+// Keys, in whole tiles, that lie in the same blocks for both sequences. (In whole tiles, for then each row adds
+// up the same numbers in the same order as it would alone.)
+int num_shared(const AttentionCall& call, int one, int other) {
+    const int32_t *first = call.block_tables + one * call.table_stride,
+                  *second = call.block_tables + other * call.table_stride;
+    const int64_t least = std::min(call.context_len[one], call.context_len[other]);
+    int64_t block = 0;
+    while ((block + 1) * call.block_size <= least && first[block] == second[block]) block++;
+    return (int)(block * call.block_size / TILE * TILE);
 }
 
 // Blocks are read in place, with two exceptions. Rows shorter than a strip are padded in a copied tile, and
@@ -276,18 +308,52 @@ template <class T>
 void attend_batch(const AttentionCall& call) {
     const bool long_rows = call.key_dim >= STRIP && call.value_dim >= STRIP;
     const int group = (int)(call.num_heads / call.num_kv_heads), step = std::max(1, ROWS / group);
-    std::vector<Item> in_place, copied;
+    const auto query_len = [&](int i) { return call.query_start[i + 1] - call.query_start[i]; };
+    Items in_place, copied;
     double pairs = 0;  // of query and key tokens
+    // One token each of `count` sequences, which share so many keys.
+    const auto add_decodes = [&](int sequence, int count, int shared) {
+        Items& own = long_rows && (std::is_same_v<T, float> || group < WIDEN_ROWS) ? in_place : copied;
+        for (int head = 0; head < call.num_kv_heads; head++) {
+            const size_t first_span = own.spans.size();
+            if (shared) own.spans.push_back({sequence, head, 0, count * group, count * group, 0, shared, shared - 1});
+            for (int i = 0; i < count; i++) {
+                const int end = call.context_len[sequence + i];
+                const int first = std::max(shared, end - (int)std::min<int64_t>(call.sliding_window, end));
+                if (first < end) own.spans.push_back({sequence + i, head, i * group, group, group, first, end, end - 1});
+            }
+            own.items.push_back({head, call.query_start[sequence], count, first_span, own.spans.size()});
+        }
+    };
     for (int sequence = 0; sequence < call.num_sequences; sequence++) {
-        const int query_len = call.query_start[sequence + 1] - call.query_start[sequence];
-        pairs += (double)query_len * call.context_len[sequence];
-        for (int token = 0; token < query_len; token += step) {
-            const int num_tokens = std::min(step, query_len - token);
-            const int position = call.context_len[sequence] - query_len + token, end = position + num_tokens;
+        const int length = query_len(sequence);
+        pairs += (double)length * call.context_len[sequence];
+        if (length == 1) {
+            int count = 1, shared = 0;
+            for (; count < step && sequence + count < call.num_sequences; count++) {
+                const int other = sequence + count;
+                const bool sees_all = std::max(call.context_len[sequence], call.context_len[other]) <=
+                                      call.sliding_window;
+                const int more = query_len(other) == 1 && sees_all ? num_shared(call, sequence, other) : 0;
+                if (more == 0 || more < shared) break;
+                if (shared == 0) shared = more;
+                pairs += call.context_len[other];
+            }
+            add_decodes(sequence, count, shared);
+            sequence += count - 1;
+            continue;
+        }
+        for (int token = 0; token < length; token += step) {
+            const int num_tokens = std::min(step, length - token);
+            const int position = call.context_len[sequence] - length + token, end = position + num_tokens;
             const int first = std::max(0, position - (int)std::min<int64_t>(call.sliding_window, end) + 1);
             const bool direct = long_rows && (std::is_same_v<T, float> || num_tokens * group < WIDEN_ROWS);
-            for (int head = 0; head < call.num_kv_heads; head++)
-                (direct ? in_place : copied).push_back({sequence, head, token, num_tokens, first, end});
+            Items& own = direct ? in_place : copied;
+            for (int head = 0; head < call.num_kv_heads; head++) {
+                own.spans.push_back({sequence, head, 0, num_tokens * group, group, first, end, position});
+                own.items.push_back(
+                    {head, call.query_start[sequence] + token, num_tokens, own.spans.size() - 1, own.spans.size()});
+            }
         }
     }
     const double work = pairs * call.num_heads * (call.key_dim + call.value_dim);

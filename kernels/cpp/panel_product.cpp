@@ -20,8 +20,9 @@ namespace {
 constexpr int WIDTH = 64;              // outputs of a panel
 constexpr int VECTORS = WIDTH / LANES;
 constexpr int GROUP = 64;              // k that are multiplied at a time, and share a scale
-constexpr int AHEAD = 8192;            // bytes from what is multiplied to the line that is asked for: the
-                                       // processor fetches its neighbours, but not from the next page
+constexpr int LINE = 64;               // bytes that memory delivers together
+constexpr int AHEAD = 8192;            // bytes from what one pass multiplies to what is fetched meanwhile: the
+                                       // processor fetches neighbours, but not from the next page
 constexpr int MOST_ROWS = LANES == 16 ? 6 : 4;  // that one pass over a panel multiplies
 constexpr int64_t ROW_BLOCK = 96;      // rows whose sums stay in the nearest caches
 constexpr int64_t MOST_TO_DECODE = 12; // rows; for more, the codes of a group become numbers first
@@ -56,7 +57,7 @@ struct Float16 {  // likewise
 // Codes 0 to 255 stand for -128 to 127. As the upper bits of a mantissa a code is 256 + code, with no
 // conversion; what that adds, 384 times the sum of a row's elements, is taken off after each group.
 struct Int8 {
-    static constexpr int STEP = 4, ZERO = 128;
+    static constexpr int STEP = 4, ZERO = 128, PARTS = 3;
     static constexpr float OFFSET = 256 + ZERO;
     static Vec value(Int raw, int i) {
         const Int moved = i < 2 ? raw << (15 - 8 * i) : raw >> (8 * i - 15);
@@ -65,12 +66,17 @@ struct Int8 {
 };
 
 struct Int4 {  // codes 0 to 15 stand for -8 to 7, in the same way
-    static constexpr int STEP = 8, ZERO = 8;
+    static constexpr int STEP = 8, ZERO = 8, PARTS = 3;
     static constexpr float OFFSET = 16 + ZERO;
     static Vec value(Int raw, int i) {
-        const Int moved = i < 5 ? raw << (19 - 4 * i) : raw >> (4 * i - 19);
+        const int place = 8 * (i % 4) + i / 4 * 4;  // the lower halves of four bytes, then the upper ones
+        const Int moved = place < 19 ? raw << (19 - place) : raw >> (place - 19);
         return (Vec)((moved & 0x780000) | 0x41800000);
     }
+};
+
+struct W8A8 : Int8 {  // the elements of the rows in 8 bits, too
+    static constexpr int PARTS = 1;
 };
 
 // The weights as they are, with rows in bfloat16: one instruction for both k of a lane, where there is one.
@@ -100,11 +106,23 @@ constexpr bool HAS_PAIRS = false;
 
 // ---- One group of a panel --------------------------------------------------------------------------------
 
+// While rows pass over a group, one or two lines of each `stride` bytes from `coming` on are fetched, so that memory
+// delivers all the time, and not just during the first pass:
+//
+//     multiplied     rows 0 to 5                rows 6 to 11     rows 12 to 17
+//     fetched        next group, first third    second third     last third
 struct Group {
     const char* weights;     // [GROUP / STEP][WIDTH] lanes
     const BFloat16* scales;  // [WIDTH], or null for 1
     int count;               // k in the group
+    const char* coming;
+    int64_t stride;
 };
+
+inline void fetch(const char* coming, int64_t stride) {
+    __builtin_prefetch(coming, 0, 2);
+    if (stride > LINE) __builtin_prefetch(coming + stride / 2, 0, 2);
+}
 
 // totals[row][output] += scale[output] * the products of R rows. A row is `stride` floats long, with the sums
 // of its groups in row_sums; in the format Pairs a float holds two elements.
@@ -116,10 +134,11 @@ void add_group(const Group& group, const float* rows, int64_t stride, const floa
     for (int first = 0; first < VECTORS; first += N) {
         Vec sums[R][N] = {};
         const char* source = group.weights + first * sizeof(Vec);
-        for (int k = 0; k < group.count; k += Format::STEP, source += 4 * WIDTH) {
+        const char* coming = group.coming + first * group.stride / VECTORS;
+        for (int k = 0; k < group.count; k += Format::STEP, source += 4 * WIDTH, coming += group.stride) {
             Int raw[N];
             for (int v = 0; v < N; v++) std::memcpy(&raw[v], source + v * sizeof(Vec), sizeof(Vec));
-            __builtin_prefetch(source + AHEAD, 0, 2);
+            fetch(coming, group.stride);
 #pragma GCC unroll 8
             for (int i = 0; i < Format::STEP; i++)
 #pragma GCC unroll 8
@@ -213,78 +232,102 @@ constexpr bool HAS_BYTES = true;
 inline Int add_four(Int sum, Int codes, int32_t bytes) {
     return (Int)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(bytes));
 }
+#elif defined(__AVXVNNI__)
+constexpr bool HAS_BYTES = true;
+inline Int add_four(Int sum, Int codes, int32_t bytes) {
+    return (Int)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, _mm256_set1_epi32(bytes));
+}
 #else
 constexpr bool HAS_BYTES = false;
 [[maybe_unused]] inline Int add_four(Int sum, Int, int32_t) { return sum; }
 #endif
 
-// A group of a row in fixed point, as precise as float32: an element is scale * (b0 + 256 b1 + 65536 b2), with
-// bytes of -128 to 127. Sums of their products with codes are exact.
-constexpr int PARTS = 3;
+// A group of a row in fixed point: an element is scale * (b0 + 256 b1 + 65536 b2), with PARTS bytes of -128 to
+// 127. Three are as precise as float32. Sums of their products with codes are exact.
+template <int PARTS>
 struct ByteGroup {
     float scale;
-    int32_t sums[PARTS];              // of each part's bytes
-    int8_t bytes[GROUP / 4][PARTS][4];  // in the order in which the codes of a format come
+    int32_t sums[PARTS];  // of each part's bytes
+    int8_t bytes[PARTS][GROUP];
 };
 
-template <class Format, class T>
-void in_bytes_of(const T* row, int64_t count, ByteGroup& group) {
-    constexpr float MOST = 8.355e6f;  // a little less than three bytes hold
-    float values[GROUP] = {}, furthest = 0, zero = 0;
+constexpr int MOST_PARTS = 6;  // whose sums the registers hold
+
+using Bytes = int8_t __attribute__((vector_size(LANES)));
+
+template <int PARTS, class T>
+void in_bytes(const T* row, int64_t count, ByteGroup<PARTS>& group) {
+    constexpr float MOST = PARTS == 1 ? 127 : 8.355e6f;  // a little less than three bytes hold
+    float values[GROUP] = {};
     for (int k = 0; k < count; k++) values[k] = widened(row[k]);
-    for (int k = 0; k < GROUP; k++) furthest = std::max(furthest, std::fabs(values[k]));
-    for (int k = 0; k < GROUP; k++) zero += values[k] * 0;  // NaN if one is not finite: so is what it meets
+    Vec largest = {}, zeros = {};
+    for (int k = 0; k < GROUP; k += LANES) {
+        const Vec value = load(values + k), size = value < 0 ? -value : value;
+        largest = size > largest ? size : largest;
+        zeros += value * 0.f;
+    }
+    const float furthest = max_of(largest), zero = sum_of(zeros);  // NaN if one is not finite: so is what it meets
     const bool is_zero = !(zero == 0) || furthest < 1e-30f;
-    group = {};
     group.scale = furthest / MOST + zero;
-    for (int k = 0; k < GROUP && !is_zero; k++) {
-        int32_t rest = (int32_t)std::nearbyint(values[k] * (MOST / furthest));
-        const int place = Format::STEP == 8 ? k / 8 * 8 + k % 2 * 4 + k % 8 / 2 : k;
+    Int sums[PARTS] = {};
+    for (int k = 0; k < GROUP; k += LANES) {
+        const Vec value = load(values + k) * (MOST / furthest);
+        Int rest = is_zero ? Int{} : __builtin_convertvector(value + (value < 0 ? Vec{} - 0.5f : Vec{} + 0.5f), Int);
         for (int part = 0; part < PARTS; part++) {
-            const int8_t byte = (int8_t)rest;
-            group.bytes[place / 4][part][place % 4] = byte;
-            group.sums[part] += byte;
+            const Int byte = rest << 24 >> 24;
+            const Bytes bytes = __builtin_convertvector(byte, Bytes);
+            std::memcpy(group.bytes[part] + k, &bytes, sizeof bytes);
+            sums[part] += byte;
             rest = (rest - byte) >> 8;
         }
     }
+    for (int part = 0; part < PARTS; part++)
+        group.sums[part] = (int32_t)sum_of(__builtin_convertvector(sums[part], Vec));
 }
 
-constexpr int MOST_BYTE_ROWS = 2;  // whose sums the registers hold
-
-template <class Format, int R = MOST_BYTE_ROWS>
-void add_bytes(int num_rows, const Group& group, const ByteGroup* rows, int64_t stride, float* totals) {
+template <class Format, int PARTS, int R = MOST_PARTS / PARTS>
+void add_bytes(int num_rows, const Group& group, const ByteGroup<PARTS>* rows, int64_t stride, float* totals) {
     if constexpr (R > 1)
-        if (num_rows < R) return add_bytes<Format, R - 1>(num_rows, group, rows, stride, totals);
-    Int sums[R][PARTS][VECTORS] = {};
-    const char* source = group.weights;
-    for (int four = 0; four < GROUP / 4; source += 4 * WIDTH) {
-        Int raw[VECTORS];
-        for (int v = 0; v < VECTORS; v++) std::memcpy(&raw[v], source + v * sizeof(Vec), sizeof(Vec));
-        __builtin_prefetch(source + AHEAD, 0, 2);
+        if (num_rows < R) return add_bytes<Format, PARTS, R - 1>(num_rows, group, rows, stride, totals);
+    constexpr int N = LANES == 16 ? VECTORS : 2;  // what the registers hold
+    for (int first = 0; first < VECTORS; first += N) {
+        Int sums[R][PARTS][N];
+        for (int r = 0; r < R; r++)
+            for (int part = 0; part < PARTS; part++)
+                for (Int& sum : sums[r][part]) sum = Int{} - Format::ZERO * rows[r * stride].sums[part];
+        const char* source = group.weights + first * sizeof(Vec);
+        const char* coming = group.coming + first * group.stride / VECTORS;
+        for (int k = 0; k < GROUP; source += 4 * WIDTH, coming += group.stride) {
+            Int raw[N];
+            for (int v = 0; v < N; v++) std::memcpy(&raw[v], source + v * sizeof(Vec), sizeof(Vec));
+            fetch(coming, group.stride);
 #pragma GCC unroll 2
-        for (int i = 0; i < Format::STEP / 4; i++, four++)
+            for (int i = 0; i < Format::STEP / 4; i++, k += 4) {
+                Int codes[N];
+                for (int v = 0; v < N; v++) codes[v] = Format::STEP == 4 ? raw[v] : raw[v] >> 4 * i & 0x0f0f0f0f;
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++)
+                for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-                for (int part = 0; part < PARTS; part++) {
-                    int32_t bytes;
-                    std::memcpy(&bytes, rows[r * stride].bytes[four][part], sizeof bytes);
+                    for (int part = 0; part < PARTS; part++) {
+                        int32_t bytes;
+                        std::memcpy(&bytes, rows[r * stride].bytes[part] + k, sizeof bytes);
 #pragma GCC unroll 8
-                    for (int v = 0; v < VECTORS; v++) {
-                        const Int codes = Format::STEP == 4 ? raw[v] : raw[v] >> 4 * i & 0x0f0f0f0f;
-                        sums[r][part][v] = add_four(sums[r][part][v], codes, bytes);
+                        for (int v = 0; v < N; v++)
+                            sums[r][part][v] = add_four(sums[r][part][v], codes[v], bytes);
                     }
-                }
-    }
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < VECTORS; v++) {
-            const ByteGroup& row = rows[r * stride];
-            Vec sum = {};
-            for (int part = PARTS - 1; part >= 0; part--)
-                sum = sum * 256.f + __builtin_convertvector(sums[r][part][v] - Format::ZERO * row.sums[part], Vec);
-            float* total = totals + r * WIDTH + v * LANES;
-            store(total, load(total) + sum * row.scale * load(group.scales + v * LANES));
+            }
         }
+        for (int v = 0; v < N; v++) {
+            const Vec scales = load(group.scales + (first + v) * LANES);
+            for (int r = 0; r < R; r++) {
+                Vec sum = {};
+                for (int part = PARTS - 1; part >= 0; part--)
+                    sum = sum * 256.f + __builtin_convertvector(sums[r][part][v], Vec);
+                float* total = totals + r * WIDTH + (first + v) * LANES;
+                store(total, load(total) + sum * rows[r * stride].scale * scales);
+            }
+        }
+    }
 }
 
 // ---- All panels ------------------------------------------------------------------------------------------
@@ -301,7 +344,7 @@ struct Rows {  // the rows as the kernel reads them, and, for codes, the sums of
     std::vector<float> elements, sums;
     int64_t stride;
 
-    Rows(const Product& call, bool in_pairs, bool with_sums) {
+    Rows(const Product& call, bool in_pairs, bool with_sums, bool rounds) {
         const int64_t num_groups = groups_of(call);
         stride = num_groups * GROUP >> in_pairs;
         elements.resize(call.num_rows * stride);  // (zeros behind the end)
@@ -313,6 +356,11 @@ struct Rows {  // the rows as the kernel reads them, and, for codes, the sums of
                 continue;
             }
             for (int64_t k = 0; k < call.size; k++) own[k] = widened(row[k]);
+            for (int64_t g = 0; rounds && g < num_groups; g++) {
+                ByteGroup<1> group;
+                in_bytes(own + g * GROUP, GROUP, group);
+                for (int k = 0; k < GROUP; k++) own[g * GROUP + k] = group.scale * group.bytes[0][k];
+            }
             for (int64_t g = 0; with_sums && g < num_groups; g++) {
                 Vec sum = {};
                 for (int64_t k = 0; k < GROUP; k += LANES) sum += load(own + g * GROUP + k);
@@ -322,42 +370,47 @@ struct Rows {  // the rows as the kernel reads them, and, for codes, the sums of
     }
 };
 
-template <class Format, class T>
+template <int PARTS, class T>
 struct ByteRows {  // the same in bytes
-    std::vector<ByteGroup> groups;
+    std::vector<ByteGroup<PARTS>> groups;
 
-    ByteRows(const Product& call, bool, bool) : groups(call.num_rows * groups_of(call)) {
+    ByteRows(const Product& call, bool, bool, bool) : groups(call.num_rows * groups_of(call)) {
         for (int64_t r = 0; r < call.num_rows; r++)
             for (int64_t g = 0, start = 0; start < call.size; g++, start += GROUP)
-                in_bytes_of<Format>(row_of<T>(call, r) + start, std::min<int64_t>(GROUP, call.size - start),
-                                    groups[r * groups_of(call) + g]);
+                in_bytes(row_of<T>(call, r) + start, std::min<int64_t>(GROUP, call.size - start),
+                         groups[r * groups_of(call) + g]);
     }
 };
 
 template <class T>
 constexpr bool can_pair = HAS_PAIRS && std::is_same_v<T, BFloat16>;
 
-template <class Format, class T, bool IN_BYTES>
+template <class Format, class T, int PARTS>  // bytes of an element; 0: it stays a float
 class Multiplication {
     static constexpr bool IS_CODED = Format::OFFSET != 0;
     static constexpr int64_t SCALE_BYTES = IS_CODED ? WIDTH * sizeof(BFloat16) : 0;
     static constexpr int64_t GROUP_BYTES = 4 * WIDTH * GROUP / Format::STEP + SCALE_BYTES;
-    static constexpr bool CAN_PAIR = can_pair<T>;
+    static constexpr bool ROUNDS = std::is_same_v<Format, W8A8>;
+    static constexpr bool CAN_PAIR = can_pair<T> && !ROUNDS;
     static constexpr bool IS_NATIVE =
         std::is_same_v<Format, Float32> || (CAN_PAIR && std::is_same_v<Format, Bfloat16>);
 
     const Product& call;
-    const bool expands = !IS_NATIVE && !IN_BYTES && call.num_rows > MOST_TO_DECODE;
+    const bool expands = !IS_NATIVE && !PARTS && call.num_rows > MOST_TO_DECODE;
     const bool in_pairs = CAN_PAIR && (expands || IS_NATIVE);
-    const std::conditional_t<IN_BYTES, ByteRows<Format, T>, Rows<T>> rows{call, in_pairs, IS_CODED};
+    const std::conditional_t<(PARTS > 0), ByteRows<PARTS, T>, Rows<T>> rows{call, in_pairs, IS_CODED, ROUNDS};
 
     // totals [rows, WIDTH] += the products of rows first to last with a group; `numbers` is where it expands.
     void add(const char* weights, int64_t g, int64_t first, int64_t last, char* numbers, float* totals) const {
-        constexpr int64_t MOST = IN_BYTES ? MOST_BYTE_ROWS : MOST_ROWS;
+        constexpr int64_t MOST = PARTS ? MOST_PARTS / std::max(PARTS, 1) : MOST_ROWS;
         const int64_t num_passes = (last - first + MOST - 1) / MOST, num_groups = groups_of(call);
         const int64_t rows_at_once = (last - first + num_passes - 1) / num_passes;
         Group group{weights + SCALE_BYTES, IS_CODED ? (const BFloat16*)weights : nullptr,
-                    (int)std::min<int64_t>(GROUP, call.size - g * GROUP)};
+                    (int)std::min<int64_t>(GROUP, call.size - g * GROUP), weights + AHEAD, 4 * WIDTH};
+        if (num_passes > 1) {
+            group.coming = weights + GROUP_BYTES;
+            group.stride /= num_passes;
+        }
         if (expands) {
             expand<Format>(group.weights, in_pairs, numbers);
             group.weights = numbers;
@@ -365,8 +418,9 @@ class Multiplication {
         for (int64_t r = first; r < last; r += rows_at_once) {
             const int num = (int)std::min(rows_at_once, last - r);
             float* own = totals + (r - first) * WIDTH;
-            if constexpr (IN_BYTES) {
-                add_bytes<Format>(num, group, &rows.groups[r * num_groups + g], num_groups, own);
+            if (r > first) group.coming += GROUP_BYTES / num_passes;
+            if constexpr (PARTS) {
+                add_bytes<Format, PARTS>(num, group, &rows.groups[r * num_groups + g], num_groups, own);
             } else {
                 const float* elements = &rows.elements[r * rows.stride + (g * GROUP >> in_pairs)];
                 const float* sums = rows.sums.data() + r * num_groups + g;
@@ -418,8 +472,9 @@ template <class Format, class T>
 void multiply(const Product& call) {
     // Many rows in bfloat16 are quicker in pairs.
     if constexpr (HAS_BYTES && Format::OFFSET != 0)
-        if (!can_pair<T> || call.num_rows <= MOST_TO_DECODE) return Multiplication<Format, T, true>(call).run();
-    Multiplication<Format, T, false>(call).run();
+        if (Format::PARTS == 1 || !can_pair<T> || call.num_rows <= MOST_TO_DECODE)
+            return Multiplication<Format, T, Format::PARTS>(call).run();
+    Multiplication<Format, T, 0>(call).run();
 }
 
 }  // namespace
@@ -437,4 +492,5 @@ FOR_ROWS(Bfloat16, bfloat16, BFloat16, bfloat16)
 FOR_ROWS(Float16, float16, Half, float16)
 FOR_FORMAT(Int8, int8)
 FOR_FORMAT(Int4, int4)
+FOR_FORMAT(W8A8, w8a8)
 }

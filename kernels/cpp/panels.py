@@ -2,9 +2,10 @@
 
     weights [N, K] -> panels [N / 64], each [K / S, 64, S]     S elements of an output share 32 bits
 
-A panel is read front to back, as fast as memory delivers it; a matrix row by row is not. Two formats are
+A panel is read front to back, as fast as memory delivers it; a matrix row by row is not. Three formats are
 quantized: to each 64 outputs and 64 k belong 64 scales in bfloat16, before the codes (a code of 0 stands for
--128 or -8). Formats: float32, bfloat16, float16, int8, int4. Rows have a float type.
+-128 or -8). w8a8 is int8 whose rows are rounded to 8 bits, too, 64 elements at a time. Formats: float32,
+bfloat16, float16, int8, int4, w8a8. Rows have a float type.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ WIDTH = 64
 GROUP = 64
 """Elements along k that share a scale."""
 
-CODES = {"int8": 128, "int4": 8}
+CODES = {"int8": 128, "int4": 8, "w8a8": 128}
 """Quantized formats, and the code of zero in each."""
 
 PRODUCT = struct.Struct("4P 6q")  # the struct `Product` of calls.h
@@ -82,7 +83,7 @@ def _quantize(weight: Tensor, format: str) -> Tensor:
     best_scale = torch.full_like(furthest, torch.nan)  # stays where a weight is not finite
     least_error = torch.full_like(furthest, torch.inf)
     # The furthest is -8 steps away, or less if that serves the others: there is no step 8.
-    for steps in (128, 127) if format == "int8" else (8, 7.6, 7.2, 6.8, -7, -7.5):
+    for steps in (8, 7.6, 7.2, 6.8, -7, -7.5) if format == "int4" else (128, 127):
         scale = (furthest / -steps).bfloat16().float()
         error = (_codes(groups, scale, zero) - zero).mul_(scale).sub_(groups).square_().sum(2, keepdim=True)
         best_scale = torch.where(error < least_error, scale, best_scale)
@@ -90,7 +91,8 @@ def _quantize(weight: Tensor, format: str) -> Tensor:
     codes = _codes(groups, best_scale, zero).to(torch.uint8)  # [N, groups, 64]
     codes = codes.unflatten(0, (-1, WIDTH)).transpose(1, 2)  # [panels, groups, 64 outputs, 64 k]
     if format == "int4":
-        codes = codes[..., ::2] | codes[..., 1::2] << 4
+        lower, upper = codes.unflatten(3, (-1, 2, 4)).unbind(4)
+        codes = (lower | upper << 4).flatten(3)
     lanes = codes.unflatten(3, (-1, 4)).transpose(2, 3)  # [panels, groups, lanes, 64 outputs, 4 bytes]
     scales = best_scale.squeeze(2).unflatten(0, (-1, WIDTH)).transpose(1, 2)  # [panels, groups, 64]
     scale_bytes = scales.bfloat16().contiguous().view(torch.uint8)
@@ -105,11 +107,12 @@ def _codes(groups: Tensor, scale: Tensor, zero: int) -> Tensor:
 def dequantize(panels: Tensor, format: str, num_outputs: int, size: int) -> Tensor:
     """The weight [num_outputs, size] that the panels of a quantized format stand for, in float32."""
     zero, scale_bytes = CODES[format], 2 * WIDTH
-    groups = panels.unflatten(1, (-1, scale_bytes + GROUP * WIDTH // (1 if format == "int8" else 2)))
+    groups = panels.unflatten(1, (-1, scale_bytes + GROUP * WIDTH // (2 if format == "int4" else 1)))
     scales = groups[..., :scale_bytes].contiguous().view(torch.bfloat16).float()  # [panels, groups, 64]
     codes = groups[..., scale_bytes:].unflatten(2, (-1, WIDTH, 4)).transpose(2, 3).flatten(3)
     if format == "int4":
-        codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(3)
+        fours = codes.unflatten(3, (-1, 4))
+        codes = torch.stack([fours & 15, fours >> 4], dim=-2).flatten(3)
     weight = (codes.float() - zero) * scales[..., None]  # [panels, groups, 64 outputs, 64 k]
     return weight.transpose(1, 2).flatten(2).flatten(0, 1)[:num_outputs, :size]
 

@@ -92,6 +92,18 @@ def bench_decode(benchmark, path, block_size, dtype):
 
 
 @pytest.mark.parametrize("path", ["torch", cpp])
+@pytest.mark.parametrize("shared", [0, 512])
+@dtypes
+def bench_shared_prefix(benchmark, path, shared, dtype):
+    """32 decodes of context 560-591 whose tables begin with the same blocks, or do not."""
+    benchmark.group = f"attention: 32 decodes, the first {shared} of 560-591 tokens shared, {dtype}"
+    batch = make_batch([(1, 560 + number) for number in range(32)], dtype)
+    tables = batch.metadata.block_tables
+    tables[:, : shared // 16] = tables[0, : shared // 16]
+    measure(benchmark, path, batch)
+
+
+@pytest.mark.parametrize("path", ["torch", cpp])
 @pytest.mark.parametrize(
     ("name", "lengths"),
     [

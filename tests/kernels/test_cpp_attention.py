@@ -1,5 +1,7 @@
 """The C++ kernels against the float64 oracle, over the same poisoned pools as the reference path."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -107,6 +109,63 @@ def test_a_row_is_the_same_bits_alone_in_a_chunk_or_in_a_prompt(head_dims, dtype
         part.query = case.query[end - query_len : end]
         part.key_cache, part.value_cache = case.key_cache, case.value_cache
         assert torch.equal(attend(part), whole[end - query_len : end])
+
+
+def with_shared_blocks(lengths, num_keys, **shape):
+    """A case whose tables begin with the blocks of the table before, for `num_keys` keys."""
+    case = make_case(lengths, **shape)
+    block_size = case.key_cache.shape[2]
+    for sequence, count in enumerate(num_keys, 1):
+        num_blocks = count // block_size
+        tables = case.metadata.block_tables
+        tables[sequence, :num_blocks] = tables[sequence - 1, :num_blocks]
+    return case
+
+
+def alone(case, sequence):
+    """The sequence's rows, computed in a call without the others."""
+    metadata = case.metadata
+    start, end = metadata.query_start_list[sequence : sequence + 2]
+    (context,) = metadata.context_len_list[sequence : sequence + 1]
+    own = replace(
+        metadata,
+        query_start=torch.tensor([0, end - start], dtype=torch.int32),
+        context_len=torch.tensor([context], dtype=torch.int32),
+        block_tables=metadata.block_tables[sequence : sequence + 1],
+        query_start_list=[0, end - start],
+        context_len_list=[context],
+    )
+    return replace(case, query=case.query[start:end], metadata=own)
+
+
+SHARED = {
+    "one prompt": ([(1, 200), (1, 190), (1, 300), (1, 65)], [140, 150, 64]),
+    "all but the last": ([(1, 129), (1, 129), (1, 129)], [128, 128]),  # a beam after its first step
+    "less than a tile": ([(1, 70), (1, 80)], [60]),
+    "two families": ([(1, 200), (1, 200), (1, 260), (1, 270), (1, 280)], [128, 0, 200, 128]),
+    "a prompt between": ([(1, 200), (30, 200), (1, 200), (1, 210)], [128, 128, 192]),
+    "more than an item holds": ([(1, 100 + i) for i in range(40)], [96] * 39),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape", [{"head_dims": (64, 64), "block_size": 16}, {"heads": (6, 2)}, {"heads": (40, 1)}]
+)
+@pytest.mark.parametrize("window", [None, 100, 300])
+@pytest.mark.parametrize(("lengths", "num_keys"), SHARED.values(), ids=SHARED)
+def test_shared_blocks_are_read_together_and_change_no_bit(lengths, num_keys, window, shape, dtype):
+    """Catches a sequence that sees another's keys, loses its own, or is cut by another's window."""
+    case = with_shared_blocks(lengths, num_keys, dtype=dtype, **shape)
+    together = attend(case, sliding_window=window, sinks=case.sinks)
+    for sequence, (start, end) in enumerate(
+        zip(case.metadata.query_start_list, case.metadata.query_start_list[1:])
+    ):
+        part = alone(case, sequence)
+        assert torch.equal(attend(part, sliding_window=window, sinks=case.sinks), together[start:end])
+    inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
+    options = {"scale": 0.3, "sliding_window": window, "sinks": case.sinks}
+    assert_close(together, oracle.paged_attention(*inputs, **options), case)
 
 
 def test_threads_change_nothing():

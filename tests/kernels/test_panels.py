@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +27,12 @@ FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of the largest result
 SHAPES = [(1, 1), (40, 96), (64, 64), (130, 65), (200, 331)]  # outputs and inputs
-OTHER_PROCESSORS = {"avx2": ["-mavx2", "-mfma"], "avx512 without bfloat16": ["-mavx512f"], "any": []}
+OTHER_PROCESSORS = {
+    "avx2": ["-mavx2", "-mfma"],
+    "avx2 with products of bytes": ["-mavx2", "-mfma", "-mavxvnni"],
+    "avx512 without bfloat16": ["-mavx512f"],
+    "any": [],
+}
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +59,8 @@ def processor(request, monkeypatch):
     if request.param != "this processor":
         if "avx512" in request.param and "AVX512" not in torch.backends.cpu.get_cpu_capability():
             pytest.skip("this processor has no AVX-512")
+        if "bytes" in request.param and "avx_vnni" not in Path("/proc/cpuinfo").read_text().split():
+            pytest.skip("this processor has no AVX-VNNI")
         monkeypatch.setattr(panels, "_multiply", request.getfixturevalue("libraries")[request.param])
     return request.param
 
@@ -61,23 +69,38 @@ def random(*shape, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
-def assert_near(actual, exact):
-    largest = exact.abs().max()
-    assert (actual.double() - exact).abs().max() <= TOLERANCES[actual.dtype] * largest
+def assert_near(actual, exact, slack=0):
+    most = TOLERANCES[actual.dtype] * exact.abs().max() + slack
+    assert ((actual.double() - exact).abs() <= most).all()
 
 
-def check_layer(layer, dtype, row_counts, bias):
+def in_bytes(rows):
+    """Rows as w8a8 multiplies them, and where it may round either way: the step there, else 0.
+
+    The largest of 64 elements is 127 steps from zero, the others whole steps.
+    """
+    padded = nn.functional.pad(rows.double(), (0, -rows.shape[1] % 64))
+    groups = padded.unflatten(1, (-1, 64))
+    step = groups.abs().amax(2, keepdim=True) / 127
+    num_steps = groups / step.clamp(min=1e-30)
+    either = torch.where(((num_steps % 1) - 0.5).abs() < 1e-4, step, 0)
+    return [part.flatten(1)[:, : rows.shape[1]] for part in (num_steps.round() * step, either)]
+
+
+def check_layer(layer, dtype, row_counts, bias, format="own"):
     """The layer computes what float64 computes with the weights that it says it has."""
+    weight = layer.weight.double().T
     for num_rows in row_counts:
         rows = random(num_rows, layer.in_features, dtype=dtype)
-        exact = rows.double() @ layer.weight.double().T + (0 if bias is None else bias.double())
+        seen, either = in_bytes(rows) if format == "w8a8" else (rows.double(), 0 * rows.double())
+        exact = seen @ weight + (0 if bias is None else bias.double())
         actual = layer(rows)
         assert actual.dtype == dtype
-        assert_near(actual, exact)
+        assert_near(actual, exact, either @ weight.abs())
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("format", ["own", "int8", "int4"])
+@pytest.mark.parametrize("format", ["own", "int8", "int4", "w8a8"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=NAMES.get)
 def test_a_layer_of_panels_multiplies(processor, dtype, format, shape):
     """Catches a wrong lane, half of a pair, the end of a row or panel, a lost bias, codes without zero."""
@@ -85,7 +108,7 @@ def test_a_layer_of_panels_multiplies(processor, dtype, format, shape):
         pytest.skip("float32 panels are oneDNN's")
     bias = random(shape[0], dtype=dtype)
     layer = PanelLinear(random(*shape, dtype=dtype), bias, NAMES[dtype] if format == "own" else format)
-    check_layer(layer, dtype, [*range(1, 9), 13, 100], bias)
+    check_layer(layer, dtype, [*range(1, 9), 13, 100], bias, format)
 
 
 @pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN products")
@@ -135,8 +158,22 @@ def test_rows_of_any_size_are_as_precise(processor, format, size):
     assert ((layer(rows).double() - exact).abs().amax(1) <= 1e-5 * exact.abs().amax(1)).all()
 
 
+@pytest.mark.parametrize("size", [1e-25, 1, 1e25])
+def test_rows_in_8_bits_err_by_half_a_step_at_most(processor, size):
+    """Catches a scale a row, which a single large element would leave with no steps for the others."""
+    layer = PanelLinear(random(70, 200), None, "w8a8")
+    rows = random(100, 200) * size
+    rows[:, 64:128] *= 1000
+    weight = layer.weight.double().abs()
+    steps = nn.functional.pad(rows, (0, 56)).unflatten(1, (-1, 64)).abs().amax(2).double() / 127
+    most = steps.repeat_interleave(64, 1)[:, :200] / 2 @ weight.T
+    error = (layer(rows).double() - rows.double() @ layer.weight.double().T).abs()
+    assert (error <= most * 1.0001).all()
+    assert error.max() > most.max() / 100  # they are rounded
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-@pytest.mark.parametrize("format", ["float16", "int8", "int4"])
+@pytest.mark.parametrize("format", ["float16", "int8", "int4", "w8a8"])
 @pytest.mark.parametrize("num_rows", [2, 8, 20])
 def test_a_row_that_is_not_finite_spoils_only_itself(processor, format, bad, num_rows):
     """Catches a NaN that reaches the other requests of a step, or one that is lost."""

@@ -54,7 +54,7 @@ def decode_logits(driver: Driver, num_steps: int = 3) -> list[torch.Tensor]:
 
 
 needs_packing = pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN products")
-FORMATS = ["int8", "int4", pytest.param("none", marks=needs_packing)]
+FORMATS = ["int8", "int4", "w8a8", pytest.param("none", marks=needs_packing)]
 
 
 @pytest.mark.parametrize("quantization", FORMATS)

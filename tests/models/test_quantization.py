@@ -31,7 +31,7 @@ def perplexity(**options):
     return math.exp(-sum(logprobs) / len(logprobs))
 
 
-@pytest.mark.parametrize(("quantization", "most"), [("int8", 1.01), ("int4", 1.15)])
+@pytest.mark.parametrize(("quantization", "most"), [("int8", 1.01), ("w8a8", 1.02), ("int4", 1.15)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_embedded_model_is_as_good_in_fewer_bits(quantization, most, dtype):
     """Catches a layer whose scales or order are wrong: every later one makes noise of it."""
@@ -74,5 +74,5 @@ def test_without_the_kernels_it_is_refused():
 
 def test_a_format_that_is_not_here_is_refused():
     """Catches a model that runs unquantized where a script asked for another library's format."""
-    with pytest.raises(ConfigError, match="quantization is 'awq'; choose one of none, int8, int4"):
+    with pytest.raises(ConfigError, match="quantization is 'awq'; choose one of none, int8, int4, w8a8"):
         LLM(quantization="awq")

@@ -35,7 +35,7 @@ MOST_LEFT = 0.1
 
 
 class PanelLinear(nn.Module):
-    """`nn.Linear` on a CPU for any number of rows; `format` is float16, bfloat16, int8 or int4."""
+    """`nn.Linear` on a CPU for any number of rows; `format` is float16, bfloat16, int8, int4 or w8a8."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, format: str) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def quantize_linears(model: PreTrainedModel, format: str) -> None:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, PackedLinear) or type(child) is nn.Linear:
-                own = "int8" if child in heads else format
+                own = "int8" if format == "int4" and child in heads else format
                 setattr(module, name, PanelLinear(child.weight.detach(), child.bias, own))
                 num_quantized += child.in_features * child.out_features
     left = {

@@ -19,7 +19,8 @@ class Row:
         goals: peer -> the ratio (its time / ours) to reach; None: compared without a goal, in two rounds.
         pairs: how often each engine runs.
         dtype: of weights and KV cache.
-        quantization: "int8": the linear layers' weights in 8 bits, by each engine's own method.
+        quantization: the linear layers' weights in 8 bits, by each engine's own method; w8a8: what they are
+            multiplied with, too.
         threads: 1 compares CPU seconds, 2 wall seconds.
         method: greedy, beam search of `width`, or `width` samples at temperature 1.
         max_num_seqs: sequences at a time.
@@ -37,7 +38,7 @@ class Row:
     goals: dict[str, float | None]
     pairs: int = 5
     dtype: str = "float32"
-    quantization: Literal["none", "int8"] = "none"
+    quantization: Literal["none", "int8", "w8a8"] = "none"
     threads: int = 1
     method: Method = "greedy"
     width: int = 1
@@ -173,6 +174,15 @@ ROWS = [
         "mixed",
         OPENVINO,
         quantization="int8",
+        **LARGE,
+    ),
+    Row(
+        "m100-openvino-w8a8",
+        "mixed, 134 M, products in 8 bits, beside OpenVINO",
+        "m100",
+        "mixed",
+        OPENVINO,
+        quantization="w8a8",
         **LARGE,
     ),
     Row(

@@ -19,7 +19,9 @@ import openvino_genai
 from serve import Stopwatch, serve
 
 PRECISION = {"float32": "f32", "bfloat16": "bf16"}
-WEIGHTS = {"none": "fp32", "int8": "int8"}
+WEIGHTS = {"none": "fp32", "int8": "int8", "w8a8": "int8"}
+ROW_GROUP = {"none": 0, "int8": 0, "w8a8": 32}
+"""Elements of a row that share a scale in products with 8-bit weights; 0: the row keeps its precision."""
 
 
 def start(task: SimpleNamespace) -> Any:
@@ -35,6 +37,7 @@ def start(task: SimpleNamespace) -> Any:
         "ENABLE_CPU_PINNING": False,
         "INFERENCE_PRECISION_HINT": precision,
         "KV_CACHE_PRECISION": precision,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": ROW_GROUP[task.quantization],
     }
     model = converted(Path(task.model), WEIGHTS[task.quantization])
 
