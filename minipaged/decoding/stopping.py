@@ -58,15 +58,13 @@ class StopChecker:
 
         The sequence itself is as before, but for `text_state`, which follows its tokens.
         """
-        request = sequence.request
-        num_tokens = len(sequence.token_ids) + 1
         if self.stop:
             ends = self.text(sequence).after(token_id).stopped
         else:
-            ends = self.is_end_token(token_id, num_tokens - len(request.prompt_token_ids))
+            ends = token_id in self.end_ids and sequence.num_generated_tokens >= self.min_tokens
         if ends:
             return "stop"
-        return "length" if num_tokens >= request.max_num_tokens else None
+        return "length" if len(sequence.token_ids) + 1 >= sequence.request.max_num_tokens else None
 
     def is_end_token(self, token_id: int, num_tokens: int) -> bool:
         """Whether an output ends with `token_id` as its token number `num_tokens`."""
