@@ -308,6 +308,8 @@ template <class T>
 void attend_batch(const AttentionCall& call) {
     const bool long_rows = call.key_dim >= STRIP && call.value_dim >= STRIP;
     const int group = (int)(call.num_heads / call.num_kv_heads), step = std::max(1, ROWS / group);
+    // So many sequences may share an item, and every thread has one.
+    const int most = (int)std::clamp<int64_t>(call.num_sequences * call.num_kv_heads / call.num_threads, 1, step);
     const auto query_len = [&](int i) { return call.query_start[i + 1] - call.query_start[i]; };
     Items in_place, copied;
     double pairs = 0;  // of query and key tokens
@@ -330,7 +332,7 @@ void attend_batch(const AttentionCall& call) {
         pairs += (double)length * call.context_len[sequence];
         if (length == 1) {
             int count = 1, shared = 0;
-            for (; count < step && sequence + count < call.num_sequences; count++) {
+            for (; count < most && sequence + count < call.num_sequences; count++) {
                 const int other = sequence + count;
                 const bool sees_all = std::max(call.context_len[sequence], call.context_len[other]) <=
                                       call.sliding_window;

@@ -124,11 +124,15 @@ inline void fetch(const char* coming, int64_t stride) {
     if (stride > LINE) __builtin_prefetch(coming + stride / 2, 0, 2);
 }
 
-// totals[row][output] += scale[output] * the products of R rows. A row is `stride` floats long, with the sums
-// of its groups in row_sums; in the format Pairs a float holds two elements.
+struct RowGroup {
+    float sum, scale;  // of the elements, which stand for scale * element
+};
+
+// totals[row][output] += scale[output] * the products of R rows. A row is `stride` floats long, with num_groups
+// row_groups; in the format Pairs a float holds two elements.
 template <class Format, int R>
-void add_group(const Group& group, const float* rows, int64_t stride, const float* row_sums, int64_t num_sums,
-               float* totals) {
+void add_group(const Group& group, const float* rows, int64_t stride, const RowGroup* row_groups,
+               int64_t num_groups, float* totals) {
     constexpr bool IN_PAIRS = std::is_same_v<Format, Pairs>;
     constexpr int N = LANES == 16 ? VECTORS : R == 1 ? 8 : R == 2 ? 4 : 2;  // what the registers hold
     for (int first = 0; first < VECTORS; first += N) {
@@ -152,19 +156,21 @@ void add_group(const Group& group, const float* rows, int64_t stride, const floa
             for (int v = 0; v < N; v++) {
                 float* total = totals + r * WIDTH + (first + v) * LANES;
                 Vec sum = sums[r][v];
-                if (Format::OFFSET) sum -= Format::OFFSET * row_sums[r * num_sums];
-                if (group.scales) sum *= load(group.scales + (first + v) * LANES);
+                if (Format::OFFSET) sum -= Format::OFFSET * row_groups[r * num_groups].sum;
+                if (group.scales)
+                    sum = sum * row_groups[r * num_groups].scale * load(group.scales + (first + v) * LANES);
                 store(total, load(total) + sum);
             }
     }
 }
 
 template <class Format, int R = MOST_ROWS>
-void add_some(int num_rows, const Group& group, const float* rows, int64_t stride, const float* row_sums,
-              int64_t num_sums, float* totals) {
+void add_some(int num_rows, const Group& group, const float* rows, int64_t stride, const RowGroup* row_groups,
+              int64_t num_groups, float* totals) {
     if constexpr (R > 1)
-        if (num_rows < R) return add_some<Format, R - 1>(num_rows, group, rows, stride, row_sums, num_sums, totals);
-    add_group<Format, R>(group, rows, stride, row_sums, num_sums, totals);
+        if (num_rows < R)
+            return add_some<Format, R - 1>(num_rows, group, rows, stride, row_groups, num_groups, totals);
+    add_group<Format, R>(group, rows, stride, row_groups, num_groups, totals);
 }
 
 // The codes of a group as numbers, in the order of Float32 or Pairs: for many rows that is quicker.
@@ -340,12 +346,14 @@ const T* row_of(const Product& call, int64_t r) {
 }
 
 template <class T>
-struct Rows {  // the rows as the kernel reads them, and, for codes, the sums of their groups
-    std::vector<float> elements, sums;
+struct Rows {  // the rows as the kernel reads them. Rounded ones stay whole numbers, whose sums are exact.
+    std::vector<float> elements;
+    std::vector<RowGroup> groups;
     int64_t stride;
 
     Rows(const Product& call, bool in_pairs, bool with_sums, bool rounds) {
         const int64_t num_groups = groups_of(call);
+        groups.assign(call.num_rows * num_groups, {0, 1});
         stride = num_groups * GROUP >> in_pairs;
         elements.resize(call.num_rows * stride);  // (zeros behind the end)
         for (int64_t r = 0; r < call.num_rows; r++) {
@@ -359,12 +367,13 @@ struct Rows {  // the rows as the kernel reads them, and, for codes, the sums of
             for (int64_t g = 0; rounds && g < num_groups; g++) {
                 ByteGroup<1> group;
                 in_bytes(own + g * GROUP, GROUP, group);
-                for (int k = 0; k < GROUP; k++) own[g * GROUP + k] = group.scale * group.bytes[0][k];
+                for (int k = 0; k < GROUP; k++) own[g * GROUP + k] = group.bytes[0][k];
+                groups[r * num_groups + g].scale = group.scale;
             }
             for (int64_t g = 0; with_sums && g < num_groups; g++) {
                 Vec sum = {};
                 for (int64_t k = 0; k < GROUP; k += LANES) sum += load(own + g * GROUP + k);
-                sums.push_back(sum_of(sum));
+                groups[r * num_groups + g].sum = sum_of(sum);
             }
         }
     }
@@ -423,9 +432,9 @@ class Multiplication {
                 add_bytes<Format, PARTS>(num, group, &rows.groups[r * num_groups + g], num_groups, own);
             } else {
                 const float* elements = &rows.elements[r * rows.stride + (g * GROUP >> in_pairs)];
-                const float* sums = rows.sums.data() + r * num_groups + g;
+                const RowGroup* own_groups = &rows.groups[r * num_groups + g];
                 const auto add_as = [&](auto format) {
-                    add_some<decltype(format)>(num, group, elements, rows.stride, sums, num_groups, own);
+                    add_some<decltype(format)>(num, group, elements, rows.stride, own_groups, num_groups, own);
                 };
                 if (in_pairs) {
                     if constexpr (CAN_PAIR) add_as(Pairs{});
