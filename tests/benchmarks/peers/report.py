@@ -73,9 +73,9 @@ in its own process, and the engines take turns (A B C A B C).
 - Tokens equal: in the first completion of each request. In greedy float32, all must be equal. Each engine has
   its own 8-bit weights: llama.cpp's are Q8_0, OpenVINO's and ONNX Runtime's are what their converters call
   int8.
-- Weights in 8 bits: minipaged and OpenVINO multiply them with numbers of full precision. llama.cpp and ONNX
-  Runtime round these to 8 bits as well, as minipaged does with `--quantization w8a8` and OpenVINO by default:
-  the row "products in 8 bits".
+- Weights in 8 bits: minipaged and OpenVINO keep the activations in full precision. llama.cpp and ONNX Runtime
+  round them to 8 bits as well, as do minipaged with `--quantization w8a8` and OpenVINO by default (the row
+  "products in 8 bits").
 
 minipaged runs with the settings of its command line: large tensors in huge pages, freed memory kept. The
 others run with their defaults; ratios with the same settings for every engine are at the end.""".splitlines()
