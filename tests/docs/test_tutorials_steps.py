@@ -1,5 +1,6 @@
 """First steps of the lessons: what an override must do before the concept tests can be run on it at all."""
 
+import re
 from array import array
 from functools import partial
 from types import SimpleNamespace
@@ -1620,6 +1621,14 @@ def test_generated_tokens_are_computed_again_too():
     assert "8 tokens" in Auto(PreemptionCosts(0.0, 1.0, 1.0)).choose_mode(victim, kv).reason
 
 
+def test_the_reason_states_both_sides():
+    """Catches a log that names the choice and not the numbers it was made from."""
+    kv = manager(16)
+    reason = Auto(PreemptionCosts(0.0, 1.0, 1.0)).choose_mode(victim_of(kv, 6), kv).reason
+    for number in (r"\d+ blocks", r"\d+ tokens"):
+        assert re.search(number, reason), f"the reason must say how many blocks and tokens: {reason!r}"
+
+
 def test_a_partly_filled_block_moves_too():
     """Catches full blocks alone: 5 computed tokens are in 2 blocks of 4."""
     kv = manager(16)
@@ -1681,7 +1690,7 @@ def test_a_shared_block_holds_its_own_number_of_tokens():
 
 
 def test_nothing_computed_is_nothing_to_move():
-    """Catches a division by the number of blocks: both ways cost nothing."""
+    """Catches a division by the number of blocks, and a tie that swaps: both ways cost nothing."""
     kv = manager(16)
     assert Auto(PreemptionCosts(1.0, 1.0, 1.0)).choose_mode(victim_of(kv, 1), kv).mode == "recompute"
 
@@ -1701,7 +1710,8 @@ def test_every_block_and_every_token_counts(seconds, mode):
 def test_equal_costs_are_recomputed():
     """Catches a swap that gains nothing: recomputation keeps the host free."""
     kv = manager(16)
-    assert Auto(PreemptionCosts(0.0, 2.0, 1.0)).choose_mode(victim_of(kv, 9), kv).mode == "recompute"
+    mode = Auto(PreemptionCosts(0.0, 2.0, 1.0)).choose_mode(victim_of(kv, 9), kv).mode
+    assert mode == "recompute", f"2 x 2 blocks x 2 s against 8 tokens x 1 s: expected recompute, got {mode}"
 
 
 def test_a_block_without_computed_tokens_does_not_move():

@@ -369,3 +369,12 @@ class ATokenTooFew(Auto):
         computed = min(sum(s.num_computed_tokens for s in victim.sequences), len(blocks) * kv.block_size)
         mode = reckon(self, victim, kv, blocks, computed - 1).mode
         return Decision(mode, reckon(self, victim, kv, blocks, computed).reason)
+
+
+class KeepsTheNumbersToItself(Auto):
+    """The reason names the choice alone."""
+
+    caught_by = "test_the_reason_states_both_sides"
+
+    def choose_mode(self, victim, kv):
+        return super().choose_mode(victim, kv)._replace(reason="the cheaper way")
