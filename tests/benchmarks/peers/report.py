@@ -63,7 +63,8 @@ def page(results: list[dict[str, Any]], same_settings: list[dict[str, Any]]) -> 
 METHOD = """## How it was measured
 
 The models are randomly initialised Llamas, and all requests are present at the start. Each engine runs warm,
-in its own process, and the engines take turns (A B C A B C).
+in its own process, and the engines take turns (A B C A B C). Not all rows were measured on the same machine,
+so compare within a row.
 
 - Seconds: median of the rounds; CPU seconds with one thread, wall-clock seconds with two.
 - Tokens/s: output tokens divided by these seconds.
