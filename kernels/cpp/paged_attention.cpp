@@ -1,8 +1,7 @@
 // Paged attention for a CPU: blocks are read in place, each once, by all query heads that share them.
 //
-// A work item is one KV head and a few query tokens: of one sequence, or one each of sequences whose tables
-// begin with the same blocks. Its rows are the G query heads of each token (row = token * G + g). Keys pass by
-// in tiles of TILE tokens, with an online softmax:
+// A work item (attention_items.h) is one KV head and a few query tokens; its rows are the G query heads of each
+// token (row = token * G + g). Keys pass by in tiles of TILE tokens, with an online softmax:
 //
 //     block table ->  pointers to a tile's K rows  ->  scores [rows, TILE]  ->  softmax  ->  acc += p V
 //
@@ -10,6 +9,7 @@
 // [num_blocks, Hkv, block_size, Dk or Dv], float32 or bfloat16. Of the softmax each row has a maximum m_i, a sum
 // of exponentials l_i and an accumulator acc; earlier sums shrink by alpha. Paper: section 5.1.
 
+#include "attention_items.h"
 #include "calls.h"
 #include "vectors.h"
 
@@ -20,8 +20,6 @@
 
 namespace {
 
-constexpr int TILE = 64;        // keys scored before their values are mixed: both fit in the first cache
-constexpr int ROWS = 32;        // rows of a work item, if a single token does not already have more
 constexpr int WIDEN_ROWS = 16;  // rows from which a bfloat16 tile is widened once, not at each use
 constexpr double PARALLEL_WORK = 1e6;  // multiply-adds below which waking threads costs more than it saves
 constexpr float INF = std::numeric_limits<float>::infinity();
@@ -104,21 +102,6 @@ void in_groups(int num_rows, Body body) {
 }
 
 // ---- The work items ---------------------------------------------------------------------------------------
-
-// Some rows of an item, and the keys of a sequence, first_key <= key < end_key, that they see together. The first
-// `rows_alike` of them stand at `position` and see no later key, as many more at the next position, and so on.
-//
-//     decodes of sequences 4, 5, 6, whose tables begin alike:    |  blocks of all three  | of 4 |
-//     one span for the shared blocks, then one a sequence        |    (read once)        | of 5    |
-//                                                                |                       | of 6  |
-struct Span {
-    int sequence, head, first_row, num_rows, rows_alike, first_key, end_key, position;
-};
-
-struct Item {
-    int head, first_row, num_tokens;  // `first_row` of the query
-    size_t first_span, end_span;
-};
 
 int padded(int64_t count, int multiple) { return (int)((count + multiple - 1) / multiple * multiple); }
 
@@ -248,7 +231,7 @@ void attend_span(const AttentionCall& call, const Span& span, const Span* next, 
 
 template <class T, class S>
 void attend(const AttentionCall& call, const Item& item, const std::vector<Span>& spans, Workspace<S>& work) {
-    const int group = (int)(call.num_heads / call.num_kv_heads), num_rows = item.num_tokens * group;
+    const int group = group_of(call), num_rows = item.num_tokens * group;
     for (int row = 0; row < num_rows; row++) {
         int64_t token = item.first_row + row / group, head = item.head * group + row % group;
         float* query = &work.query[row * work.key_width];
@@ -270,11 +253,6 @@ void attend(const AttentionCall& call, const Item& item, const std::vector<Span>
     }
 }
 
-struct Items {
-    std::vector<Item> items;
-    std::vector<Span> spans;  // of one item after the other
-};
-
 template <class T, class S>
 void attend_all(const AttentionCall& call, const Items& all, bool in_place, int num_threads) {
     const std::vector<Item>& items = all.items;
@@ -283,7 +261,7 @@ void attend_all(const AttentionCall& call, const Items& all, bool in_place, int 
     for (const Item& item : items) num_tokens = std::max(num_tokens, item.num_tokens);
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
-        Workspace<S> work(call, num_tokens * (int)(call.num_heads / call.num_kv_heads), in_place);
+        Workspace<S> work(call, num_tokens * group_of(call), in_place);
         // In runs, for a thread fetches the item after its own.
         [[maybe_unused]] const int run = (int)std::clamp<size_t>(items.size() / (4 * num_threads), 1, 8);
 #pragma omp for schedule(dynamic, run)
@@ -291,72 +269,34 @@ void attend_all(const AttentionCall& call, const Items& all, bool in_place, int 
     }
 }
 
-// Keys, in whole tiles, that lie in the same blocks for both sequences. (In whole tiles, for then each row adds
-// up the same numbers in the same order as it would alone.)
-int num_shared(const AttentionCall& call, int one, int other) {
-    const int32_t *first = call.block_tables + one * call.table_stride,
-                  *second = call.block_tables + other * call.table_stride;
-    const int64_t least = std::min(call.context_len[one], call.context_len[other]);
-    int64_t block = 0;
-    while ((block + 1) * call.block_size <= least && first[block] == second[block]) block++;
-    return (int)(block * call.block_size / TILE * TILE);
-}
-
 // Blocks are read in place, with two exceptions. Rows shorter than a strip are padded in a copied tile, and
 // bfloat16 tiles that many rows share are widened there, once for all of them.
 template <class T>
 void attend_batch(const AttentionCall& call) {
     const bool long_rows = call.key_dim >= STRIP && call.value_dim >= STRIP;
-    const int group = (int)(call.num_heads / call.num_kv_heads), step = std::max(1, ROWS / group);
+    const int step = std::max(1, ROWS / group_of(call));  // tokens of an item
     // So many sequences may share an item, and every thread has one.
     const int most = (int)std::clamp<int64_t>(call.num_sequences * call.num_kv_heads / call.num_threads, 1, step);
-    const auto query_len = [&](int i) { return call.query_start[i + 1] - call.query_start[i]; };
     Items in_place, copied;
-    double pairs = 0;  // of query and key tokens
-    // One token each of `count` sequences, which share so many keys.
-    const auto add_decodes = [&](int sequence, int count, int shared) {
-        Items& own = long_rows && (std::is_same_v<T, float> || group < WIDEN_ROWS) ? in_place : copied;
-        for (int head = 0; head < call.num_kv_heads; head++) {
-            const size_t first_span = own.spans.size();
-            if (shared) own.spans.push_back({sequence, head, 0, count * group, count * group, 0, shared, shared - 1});
-            for (int i = 0; i < count; i++) {
-                const int end = call.context_len[sequence + i];
-                const int first = std::max(shared, end - (int)std::min<int64_t>(call.sliding_window, end));
-                if (first < end) own.spans.push_back({sequence + i, head, i * group, group, group, first, end, end - 1});
-            }
-            own.items.push_back({head, call.query_start[sequence], count, first_span, own.spans.size()});
-        }
+    const auto items_for = [&](int num_tokens) -> Items& {
+        const bool is_widened = !std::is_same_v<T, float> && num_tokens * group_of(call) >= WIDEN_ROWS;
+        return long_rows && !is_widened ? in_place : copied;
     };
-    for (int sequence = 0; sequence < call.num_sequences; sequence++) {
-        const int length = query_len(sequence);
-        pairs += (double)length * call.context_len[sequence];
+    double pairs = 0;  // of query and key tokens
+    for (int sequence = 0, count; sequence < call.num_sequences; sequence += count) {
+        const int length = query_len(call, sequence);
+        count = 1;
         if (length == 1) {
-            int count = 1, shared = 0;
-            for (; count < most && sequence + count < call.num_sequences; count++) {
-                const int other = sequence + count;
-                const bool sees_all = std::max(call.context_len[sequence], call.context_len[other]) <=
-                                      call.sliding_window;
-                const int more = query_len(other) == 1 && sees_all ? num_shared(call, sequence, other) : 0;
-                if (more == 0 || more < shared) break;
-                if (shared == 0) shared = more;
-                pairs += call.context_len[other];
-            }
-            add_decodes(sequence, count, shared);
-            sequence += count - 1;
-            continue;
-        }
-        for (int token = 0; token < length; token += step) {
-            const int num_tokens = std::min(step, length - token);
-            const int position = call.context_len[sequence] - length + token, end = position + num_tokens;
-            const int first = std::max(0, position - (int)std::min<int64_t>(call.sliding_window, end) + 1);
-            const bool direct = long_rows && (std::is_same_v<T, float> || num_tokens * group < WIDEN_ROWS);
-            Items& own = direct ? in_place : copied;
-            for (int head = 0; head < call.num_kv_heads; head++) {
-                own.spans.push_back({sequence, head, 0, num_tokens * group, group, first, end, position});
-                own.items.push_back(
-                    {head, call.query_start[sequence] + token, num_tokens, own.spans.size() - 1, own.spans.size()});
+            const Family family = family_of(call, sequence, most);
+            count = family.count;
+            add_decodes(call, sequence, family, items_for(1));
+        } else {
+            for (int token = 0; token < length; token += step) {
+                const int num_tokens = std::min(step, length - token);
+                add_chunk(call, sequence, token, num_tokens, items_for(num_tokens));
             }
         }
+        pairs += (double)length * count * call.context_len[sequence];
     }
     const double work = pairs * call.num_heads * (call.key_dim + call.value_dim);
     const int num_threads = work < PARALLEL_WORK ? 1 : (int)call.num_threads;
