@@ -125,15 +125,16 @@ def test_an_evictable_block_cannot_be_freed():
     assert (pool.ref_count(block), pool.num_free) == (0, 1)
 
 
-def test_a_refusal_changes_no_count():
-    """Catches a count that changes before the check, to 1 or -1, and an error that is no ValueError."""
+@pytest.mark.parametrize("method", ["share", "release", "reclaim"])
+def test_a_refusal_of_a_free_block_changes_no_count(method):
+    """Catches a method without a check, a count that changes before it, to 1 or -1, and another error."""
     pool = BlockAllocator(2)
     (block,) = pool.allocate()
     pool.free(block)
-    for refused in (pool.share, pool.release, pool.reclaim):
-        with pytest.raises(ValueError):
-            refused(block)
-        assert (pool.ref_count(block), pool.num_free) == (0, 2)
+    with pytest.raises(ValueError):
+        getattr(pool, method)(block)
+    after = pool.ref_count(block), pool.num_free
+    assert after == (0, 2), f"references and free blocks: (0, 2) before `{method}` refused, {after} after it"
 
 
 def test_release_tells_the_last_holder():

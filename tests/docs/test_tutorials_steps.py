@@ -1387,13 +1387,14 @@ def test_totals_are_not_rounded():
 
 
 def asked_whether_done(monkeypatch, request, samples):
-    """What `advance` gives `is_done`: best scores, best live total, number of generated tokens."""
+    """What `advance` gives `is_done`, by name."""
     asked = []
     monkeypatch.setattr(request.method, "is_done", lambda _, *numbers: asked.append(numbers))
     request.method.advance(request, samples)
     assert len(asked) == 1, f"expected `advance` to ask `is_done` once, got {len(asked)} times"
     [(scores, total, length)] = asked
-    return [round(score, 3) for score in scores], round(total, 3), length
+    rounded = [round(score, 3) for score in scores]
+    return {"best_scores": rounded, "best_total": round(total, 3), "num_generated_tokens": length}
 
 
 def test_whether_to_stop_is_asked_of_the_texts_with_their_new_tokens(monkeypatch):
@@ -1402,7 +1403,7 @@ def test_whether_to_stop_is_asked_of_the_texts_with_their_new_tokens(monkeypatch
     request = make_request([1, 2], BeamSearch(params, StopChecker(params, {0})), params)
     request.sequences = [make_sequence([1, 2], [3], params)]  # the sum is -1.0
     found = asked_whether_done(monkeypatch, request, [Sample([0, 5, 6, 7], [-0.5, -2.0, -3.0, -4.0])])
-    assert found == ([-0.75], -3.0, 2)
+    assert found == {"best_scores": [-0.75], "best_total": -3.0, "num_generated_tokens": 2}
 
 
 def test_an_end_past_the_first_w_counts_for_nothing(monkeypatch):
@@ -1410,7 +1411,8 @@ def test_an_end_past_the_first_w_counts_for_nothing(monkeypatch):
     params = BeamSearchParams(beam_width=2, max_tokens=20)
     request = make_request([1, 2], BeamSearch(params, StopChecker(params, {0, 1})), params)
     sample = Sample([0, 5, 1, 6, 7, 8], [-0.5, -2.0, -3.0, -4.0, -5.0, -6.0])
-    assert asked_whether_done(monkeypatch, request, [sample]) == ([-0.5], -2.0, 1)
+    found = asked_whether_done(monkeypatch, request, [sample])
+    assert found == {"best_scores": [-0.5], "best_total": -2.0, "num_generated_tokens": 1}
 
 
 def test_the_best_live_beam_decides_whether_to_stop():
