@@ -57,7 +57,8 @@ struct Float16 {  // likewise
 // Codes 0 to 255 stand for -128 to 127. As the upper bits of a mantissa a code is 256 + code, with no
 // conversion; what that adds, 384 times the sum of a row's elements, is taken off after each group.
 struct Int8 {
-    static constexpr int STEP = 4, ZERO = 128, PARTS = 3;
+    static constexpr int STEP = 4, ZERO = 128;
+    [[maybe_unused]] static constexpr int PARTS = 3;  // bytes of an element of a row
     static constexpr float OFFSET = 256 + ZERO;
     static Vec value(Int raw, int i) {
         const Int moved = i < 2 ? raw << (15 - 8 * i) : raw >> (8 * i - 15);
@@ -66,7 +67,8 @@ struct Int8 {
 };
 
 struct Int4 {  // codes 0 to 15 stand for -8 to 7, in the same way
-    static constexpr int STEP = 8, ZERO = 8, PARTS = 3;
+    static constexpr int STEP = 8, ZERO = 8;
+    [[maybe_unused]] static constexpr int PARTS = 3;
     static constexpr float OFFSET = 16 + ZERO;
     static Vec value(Int raw, int i) {
         const int place = 8 * (i % 4) + i / 4 * 4;  // the lower halves of four bytes, then the upper ones
@@ -76,7 +78,7 @@ struct Int4 {  // codes 0 to 15 stand for -8 to 7, in the same way
 };
 
 struct W8A8 : Int8 {  // the elements of the rows in 8 bits, too
-    static constexpr int PARTS = 1;
+    [[maybe_unused]] static constexpr int PARTS = 1;
 };
 
 // The weights as they are, with rows in bfloat16: one instruction for both k of a lane, where there is one.
