@@ -108,8 +108,8 @@ constexpr bool HAS_PAIRS = false;
 
 // ---- One group of a panel --------------------------------------------------------------------------------
 
-// While rows pass over a group, one or two lines of each `stride` bytes from `coming` on are fetched, so that memory
-// delivers all the time, and not just during the first pass:
+// While rows pass over a group, one or two lines of each `stride` bytes from `coming` on are fetched, so that
+// memory delivers all the time, and not just during the first pass:
 //
 //     multiplied     rows 0 to 5                rows 6 to 11     rows 12 to 17
 //     fetched        next group, first third    second third     last third
@@ -393,23 +393,25 @@ struct ByteRows {  // the same in bytes
     }
 };
 
-template <class T>
-constexpr bool can_pair = HAS_PAIRS && std::is_same_v<T, BFloat16>;
+template <class Format>
+constexpr bool rounds = std::is_same_v<Format, W8A8>;
+
+template <class Format, class T>
+constexpr bool can_pair = HAS_PAIRS && std::is_same_v<T, BFloat16> && !rounds<Format>;
 
 template <class Format, class T, int PARTS>  // bytes of an element; 0: it stays a float
 class Multiplication {
     static constexpr bool IS_CODED = Format::OFFSET != 0;
     static constexpr int64_t SCALE_BYTES = IS_CODED ? WIDTH * sizeof(BFloat16) : 0;
     static constexpr int64_t GROUP_BYTES = 4 * WIDTH * GROUP / Format::STEP + SCALE_BYTES;
-    static constexpr bool ROUNDS = std::is_same_v<Format, W8A8>;
-    static constexpr bool CAN_PAIR = can_pair<T> && !ROUNDS;
+    static constexpr bool CAN_PAIR = can_pair<Format, T>;
     static constexpr bool IS_NATIVE =
         std::is_same_v<Format, Float32> || (CAN_PAIR && std::is_same_v<Format, Bfloat16>);
 
     const Product& call;
     const bool expands = !IS_NATIVE && !PARTS && call.num_rows > MOST_TO_DECODE;
     const bool in_pairs = CAN_PAIR && (expands || IS_NATIVE);
-    const std::conditional_t<(PARTS > 0), ByteRows<PARTS, T>, Rows<T>> rows{call, in_pairs, IS_CODED, ROUNDS};
+    const std::conditional_t<(PARTS > 0), ByteRows<PARTS, T>, Rows<T>> rows{call, in_pairs, IS_CODED, rounds<Format>};
 
     // totals [rows, WIDTH] += the products of rows first to last with a group; `numbers` is where it expands.
     void add(const char* weights, int64_t g, int64_t first, int64_t last, char* numbers, float* totals) const {
@@ -483,7 +485,7 @@ template <class Format, class T>
 void multiply(const Product& call) {
     // Many rows in bfloat16 are quicker in pairs.
     if constexpr (HAS_BYTES && Format::OFFSET != 0)
-        if (Format::PARTS == 1 || !can_pair<T> || call.num_rows <= MOST_TO_DECODE)
+        if (!can_pair<Format, T> || call.num_rows <= MOST_TO_DECODE)
             return Multiplication<Format, T, Format::PARTS>(call).run();
     Multiplication<Format, T, 0>(call).run();
 }

@@ -61,7 +61,8 @@ class StopChecker:
         if self.stop:
             ends = self.text(sequence).after(token_id).stopped
         else:
-            ends = token_id in self.end_ids and sequence.num_generated_tokens >= self.min_tokens
+            # (First the question that hardly any token passes: the others are not numbered.)
+            ends = token_id in self.end_ids and self.is_end_token(token_id, sequence.num_generated_tokens + 1)
         if ends:
             return "stop"
         return "length" if len(sequence.token_ids) + 1 >= sequence.request.max_num_tokens else None
