@@ -6,6 +6,7 @@ A plain ASGI middleware: it neither buffers a stream nor hides a disconnected cl
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import uuid
 from typing import Any
@@ -16,6 +17,8 @@ from starlette.exceptions import HTTPException
 from minipaged.serving.errors import ApiError
 from minipaged.serving.service import Service, shutting_down
 from minipaged.serving.settings import ServerSettings
+
+logger = logging.getLogger(__name__)
 
 OPEN = ("/", "/health", "/version")
 """Paths that need no key: they tell nothing of anybody's requests."""
@@ -39,6 +42,9 @@ class Gate:
         async def send_with_id(message: Any) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                if message["status"] >= 400:
+                    where = scope["method"], scope["path"], message["status"]
+                    logger.info("%s: %s %r, status %d", request_id, *where)
             await send(message)
 
         try:

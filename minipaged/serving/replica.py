@@ -41,7 +41,7 @@ def _serve(job: dict[str, Any]) -> None:
     listener = bind(settings)
     parts = parse_use(job["use"])
     with listener, AsyncLLM(job["model"], max_waiting=settings.max_waiting, use=parts, **options) as llm:
-        server = make_server(llm, job["name"], settings, access_log=False, log_config=None)
+        server = make_server(llm, job["name"], settings)
         listener.listen()
         _report(job, {"port": listener.getsockname()[1]})
         server.run(sockets=[listener])

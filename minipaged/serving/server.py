@@ -52,13 +52,13 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def make_server(llm: AsyncLLM, model_name: str, settings: ServerSettings, **options: Any) -> Server:
-    """A server that is not started; `options` are uvicorn's."""
+def make_server(llm: AsyncLLM, model_name: str, settings: ServerSettings) -> Server:
+    """A server that is not started."""
     app = create_app(llm, model_name, settings)
-    return serve_app(app, app.state.service, settings, **options)
+    return serve_app(app, app.state.service, settings)
 
 
-def serve_app(app: Any, service: Drained, settings: ServerSettings, **options: Any) -> Server:
+def serve_app(app: Any, service: Drained, settings: ServerSettings) -> Server:
     """As `make_server`, for an application that is there."""
     config = uvicorn.Config(
         app,
@@ -67,7 +67,8 @@ def serve_app(app: Any, service: Drained, settings: ServerSettings, **options: A
         timeout_keep_alive=65,  # longer than clients do: else one is closed as it is reused
         timeout_graceful_shutdown=5,  # for what no request of the engine waits for
         server_header=False,
-        **options,
+        access_log=False,  # the application logs each request, with its id
+        log_config=None,
     )
     return Server(config, service)
 

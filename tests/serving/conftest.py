@@ -47,7 +47,7 @@ class Running:
 @contextmanager
 def running(llm: AsyncLLM, **settings: Any) -> Iterator[Running]:
     """Serve `llm` on a free port until the end of the block."""
-    server = make_server(llm, "pocket", ServerSettings(**{"port": 0, **settings}), log_config=None)
+    server = make_server(llm, "pocket", ServerSettings(**{"port": 0, **settings}))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), name="test-server")
     thread.start()
     try:

@@ -352,7 +352,8 @@ def test_who_never_sends_his_body_does_not_spoil_the_end(caplog):
 
 
 def test_the_command_serves_and_ends_on_sigterm(tmp_path):
-    """Catches a command that does not start, ignores SIGTERM, or ends with a traceback."""
+    """Catches a command that does not start, ignores SIGTERM, or ends with a traceback; a request without a
+    line in the log, and one with several."""
     command = [sys.executable, "-m", "minipaged", "serve", "--port", "0", "--num-blocks", "64"]
     environment = {**os.environ, "MINIPAGED_API_KEY": "from-the-environment"}
     with (
@@ -372,6 +373,7 @@ def test_the_command_serves_and_ends_on_sigterm(tmp_path):
             except httpx.HTTPError:
                 time.sleep(0.1)
         assert answer.status_code == 200, answer.text
+        assert httpx.post(url + C, json={"prompt": "secret"}, headers={"X-API-Key": "a"}).status_code == 401
         body = {"prompt": "Once", "stream": True, "max_tokens": 200, "ignore_eos": True}
         with httpx.stream("POST", url + C, headers=headers, json=body, timeout=60) as stream:
             pieces = stream.iter_text()
@@ -381,7 +383,13 @@ def test_the_command_serves_and_ends_on_sigterm(tmp_path):
         assert '"finish_reason": "length"' in text
         assert text.endswith("data: [DONE]\n\n")
         assert process.wait(30) in (0, -signal.SIGTERM)
-        assert "Traceback" not in process.stderr.read()
+        # (The command keeps what it writes to standard output, which a server must not do for ever.)
+        assert process.stdout.read() == ""
+        log = process.stderr.read()
+        assert "Traceback" not in log
+        assert len(re.findall("INFO cmpl-.* 1 prompts of ", log)) == 2
+        assert len(re.findall(f"INFO [0-9a-f]{{32}}: POST '{C}', status 401\n", log)) == 1
+        assert "secret" not in log
 
 
 def test_a_taken_port_and_an_open_address_are_told_in_one_line():

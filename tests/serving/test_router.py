@@ -65,7 +65,7 @@ def routed(count: int = 2, make=toy, options=None, **settings):
         router = Router(
             [Replica(i, server.url) for i, server in enumerate(servers)], ServerSettings(port=0, **settings)
         )
-        front = serve_app(router.app, router, router.settings, log_config=None)
+        front = serve_app(router.app, router, router.settings)
         thread = threading.Thread(target=lambda: asyncio.run(front.serve()), name="test-router")
         thread.start()
         wait_for(lambda: front.started)
