@@ -74,8 +74,18 @@ def axe():
     return script.read_text()
 
 
+SHOW_SCENES = """(async () => {
+    for (const scene of document.querySelectorAll(".scene[data-scene]")) {
+        if (!scene.offsetParent) continue;  // (in a tab that is not open)
+        scene.scrollIntoView();
+        while (!scene.viewer) await new Promise((done) => setTimeout(done, 20));
+    }
+})()"""
+
+
 def violations(page: Page, axe: str) -> list[str]:
-    """Everything that axe finds in a page as it stands now, whatever its weight."""
+    """Everything that axe finds in a page as it stands now, its scenes in sight, whatever its weight."""
+    page.value(SHOW_SCENES)
     page.value(f"{axe};undefined")
     return page.value(
         "axe.run(document, {resultTypes: ['violations']}).then(found => found.violations.map("
