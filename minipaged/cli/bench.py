@@ -69,6 +69,14 @@ def bench(
     until_eos: Annotated[
         bool, typer.Option("--until-eos", help="Let texts end at the end token.", rich_help_panel=PANEL)
     ] = False,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream/--no-stream",
+            help="Ask for one event per token, or for whole answers.",
+            rich_help_panel=PANEL,
+        ),
+    ] = True,
     ttft_target: Annotated[
         float | None,
         typer.Option(help="For goodput: maximum seconds to the first token.", rich_help_panel=PANEL),
@@ -104,6 +112,7 @@ def bench(
             "seconds": seconds,
             "api_key": api_key,
             "model": model,
+            "stream": stream,
             **targets,
         }
         sizes = {"requests": 100, "prompt_tokens": 64, "output_tokens": 64} | sizes

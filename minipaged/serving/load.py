@@ -40,6 +40,7 @@ class Load:
         rate: arrivals a second; None: closed loop.
         seconds: arrivals end then; None: after each item was sent once.
         ignore_eos: generate `max_tokens` each; else a text may end by itself.
+        stream: ask for an event per token; else for whole answers, which have no times between tokens.
         model: None: the first that the server names.
         api_key: None: none.
         ttft_target, itl_target: seconds; a request is good if its first token and its mean time between
@@ -54,6 +55,7 @@ class Load:
     rate: float | None = None
     seconds: float | None = None
     ignore_eos: bool = True
+    stream: bool = True
     model: str | None = None
     api_key: str | None = None
     ttft_target: float | None = None
@@ -68,6 +70,8 @@ class Load:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise LoadError(f"{name} is {value}; give a number above 0")
+            if value is not None and name.endswith("_target") and not self.stream:
+                raise LoadError(f"{name} is {value}, but whole answers do not show it; stream the answers")
 
 
 @dataclass(slots=True)
@@ -178,18 +182,18 @@ class _Clients:
             "max_tokens": item["max_tokens"],
             "temperature": 0,
             "ignore_eos": self._load.ignore_eos,
-            "stream": True,
-            "stream_options": {"include_usage": True},
         }
+        if self._load.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
         last = record.sent
         async with self._http.stream("POST", "/v1/completions", json=body) as answer:
             if answer.status_code != 200:
                 record.error = f"{answer.status_code}: {(await answer.aread()).decode()[:200]}"
                 return
             async for line in answer.aiter_lines():
-                if not line.startswith("data: {"):
+                if not line.startswith(("data: {", "{")):
                     continue
-                now, event = time.monotonic(), json.loads(line[6:])
+                now, event = time.monotonic(), json.loads(line.removeprefix("data: "))
                 if "error" in event:
                     record.error = str(event["error"])
                     return
@@ -236,7 +240,8 @@ def _summary(load: Load, records: list[Record], num_dropped: int, wall: float) -
         "inference_s_p95": quantile(inference, 0.95) if inference else None,
         "s_per_token_mean": sum(r.total / r.num_tokens for r in done) / len(done),
     }
-    for name, values in (("ttft", first), ("itl", gaps), ("e2e", [record.total for record in done])):
+    latencies = {"ttft": first, "itl": gaps} if load.stream else {}
+    for name, values in (latencies | {"e2e": [record.total for record in done]}).items():
         for percent in (50, 95, 99):
             figures[f"{name}_ms_p{percent}"] = 1e3 * quantile(values, percent / 100)
     if load.ttft_target is not None or load.itl_target is not None:

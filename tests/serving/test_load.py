@@ -44,6 +44,21 @@ def test_a_closed_loop_counts_every_request_once():
         server.assert_released()
 
 
+def test_whole_answers_are_counted_and_timed_as_wholes():
+    """Catches a stream where none was asked for, and times between tokens that no client can see."""
+    with running(toy()) as server:
+        items = random_workload(8, 12, 9, vocab_size=50, shared_prefix=8)
+        found = run_load(Load(url=server.url, items=items, users=4, stream=False))
+        assert (found["requests"], found["failed"], found["output_tokens"]) == (8, 0, 8 * 9)
+        assert found["cached_tokens"] > 4 * 8 - 1
+        assert 0 < found["inference_s_mean"] <= found["s_per_token_mean"] * 9
+        assert not [name for name in found if name.startswith(("ttft", "itl"))]
+        with pytest.raises(LoadError, match="no request was answered.*400"):
+            run_load(Load(url=server.url, items=[{"prompt_token_ids": [99], "max_tokens": 1}], stream=False))
+    with pytest.raises(LoadError, match=r"itl_target is 1.*; stream"):
+        Load(url="http://127.0.0.1:1", items=items, stream=False, itl_target=1)
+
+
 def test_an_open_loop_turns_away_whom_the_system_has_no_place_for():
     """Catches a load generator that waits for the server before it sends the next."""
     llm = toy()
@@ -75,6 +90,9 @@ def test_the_command_prints_the_figures(server):
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.stdout)
     assert (found["requests"], found["output_tokens"]) == (6, 30)
+    assert "ttft_ms_p50" in found
+    ran = CliRunner().invoke(app, [*command, "--prompt-tokens", "20", "--no-stream", "--json"])
+    assert "ttft_ms_p50" not in json.loads(ran.stdout)
 
 
 def test_the_curl_lines_of_the_guide_work(server):
