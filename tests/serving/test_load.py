@@ -53,7 +53,7 @@ def test_whole_answers_are_counted_and_timed_as_wholes():
         assert found["cached_tokens"] > 4 * 8 - 1
         assert 0 < found["inference_s_mean"] <= found["s_per_token_mean"] * 9
         assert not [name for name in found if name.startswith(("ttft", "itl"))]
-        with pytest.raises(LoadError, match="no request was answered.*400"):
+        with pytest.raises(LoadError, match=r"no request was answered.*400"):
             run_load(Load(url=server.url, items=[{"prompt_token_ids": [99], "max_tokens": 1}], stream=False))
     with pytest.raises(LoadError, match=r"itl_target is 1.*; stream"):
         Load(url="http://127.0.0.1:1", items=items, stream=False, itl_target=1)
