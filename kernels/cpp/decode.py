@@ -1,4 +1,4 @@
-"""The decoder layers of a step of decodes in one call; the source is `decode_layers.cpp`."""
+"""A step of decodes in one call, but for its logits; the source is `decode_layers.cpp`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from minipaged.kernels.cpp.build import INTEGER, POINTER, declare_by_dtype
 from minipaged.kernels.cpp.panels import PRODUCT, Panels, multiply_of
 from minipaged.kernels.metadata import AttentionMetadata, AttentionParameters
 
-# The structs `DecodeStep`, `Norm` and the end of `Linear` of decode_layers.cpp.
-_STEP, _NORM, _MULTIPLY = struct.Struct("7P 3q"), struct.Struct("P d"), struct.Struct("P")
-_decode_layers = declare_by_dtype("decode_layers", ctypes.c_char_p, INTEGER, ctypes.c_char_p)
+# The structs `DecodeStep`, `Norm`, and the first or last member of others in decode_layers.cpp.
+_STEP, _NORM, _ADDRESS = struct.Struct("8P 3q"), struct.Struct("P d"), struct.Struct("P")
+_decode = declare_by_dtype("decode", ctypes.c_char_p, INTEGER, ctypes.c_char_p, ctypes.c_char_p)
 
 
 class Linear(NamedTuple):
@@ -50,29 +50,43 @@ class DecoderLayer(NamedTuple):
     """Without sinks."""
 
 
-class DecoderLayers:
-    """All layers of a model, for rows of one type."""
+class Decoder:
+    """Embeddings, all layers and the last norm of a model, in one type.
 
-    def __init__(self, layers: Sequence[DecoderLayer], dtype: torch.dtype) -> None:
-        self._layers = layers  # keeps the tensors whose addresses are packed
-        self._packed = b"".join(_pack(layer, dtype) for layer in layers)
-        self._decode = _decode_layers[dtype]
+    Args:
+        embeddings: [V, D], contiguous.
+        layers: at least one.
+        norm: the last.
+    """
 
-    def __call__(self, rows: Tensor, cosines: Tensor, sines: Tensor, metadata: AttentionMetadata) -> None:
-        """Run all layers on rows [T, D], in place, and write their K/V to the pools.
+    def __init__(self, embeddings: Tensor, layers: Sequence[DecoderLayer], norm: Norm) -> None:
+        self._parts = embeddings, layers, norm  # keeps the tensors whose addresses are packed
+        dtype = embeddings.dtype
+        self._layers = b"".join(_pack(layer, dtype) for layer in layers)
+        self._ends = _ADDRESS.pack(embeddings.data_ptr()) + _pack_norm(norm)
+        self._decode = _decode[dtype]
+
+    def __call__(
+        self, token_ids: Tensor, cosines: Tensor, sines: Tensor, metadata: AttentionMetadata
+    ) -> Tensor:
+        """What the output layer multiplies, [T, D]; K/V are written to the pools.
 
         Args:
-            rows: contiguous, one for each sequence of `metadata`.
-            cosines, sines: contiguous, [1, T, head_dim].
+            token_ids: [T] int64, one for each sequence of `metadata`.
+            cosines, sines: contiguous, [T, head_dim].
             metadata: of a step of decodes.
         """
+        embeddings, layers, _ = self._parts
+        output = embeddings.new_empty(len(token_ids), embeddings.shape[1])
         tables = metadata.block_tables
         step = _STEP.pack(
-            *(rows.data_ptr(), cosines.data_ptr(), sines.data_ptr(), metadata.slot_mapping.data_ptr()),
+            *(token_ids.data_ptr(), metadata.slot_mapping.data_ptr()),
+            *(cosines.data_ptr(), sines.data_ptr(), output.data_ptr()),
             *(tables.data_ptr(), metadata.query_start.data_ptr(), metadata.context_len.data_ptr()),
-            *(tables.stride(0), rows.shape[0], torch.get_num_threads()),
+            *(tables.stride(0), len(token_ids), torch.get_num_threads()),
         )
-        self._decode(self._packed, len(self._layers), step)
+        self._decode(self._layers, len(layers), self._ends, step)
+        return output
 
 
 def _pack(layer: DecoderLayer, dtype: torch.dtype) -> bytes:
@@ -96,7 +110,7 @@ def _pack_linear(weights: Panels, bias: Tensor | None, dtype: torch.dtype) -> by
         *(weights.address, 0, 0 if bias is None else bias.data_ptr(), 0),
         *(0, 0, weights.num_outputs, weights.size, weights.panel_bytes, 0),
     )
-    return product + _MULTIPLY.pack(ctypes.cast(multiply_of(weights, dtype), POINTER).value)
+    return product + _ADDRESS.pack(ctypes.cast(multiply_of(weights, dtype), POINTER).value)
 
 
 def _pack_norm(norm: Norm | None) -> bytes:

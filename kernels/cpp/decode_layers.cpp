@@ -1,5 +1,7 @@
-// All decoder layers of a step of decodes, in one call: for few rows, Python would spend as long on the calls as
-// the kernels on their work.
+// A step of decodes in one call, but for its logits: for few rows, Python would spend as long on the calls as the
+// kernels on their work.
+//
+//     token -> its row of the embeddings = x, then all layers, then a norm
 //
 //     x -> norm -> [Q K V] -> rotate Q, K -> write K, V; attend -> product, + x  = y
 //     y -> norm -> [gate up] -> silu(gate) * up                 -> product, + y
@@ -28,11 +30,17 @@ struct DecoderLayer {
     Norm attention_norm, query_norm, key_norm, mlp_norm;
 };
 
+// Around the layers.
+struct Ends {
+    const void* embeddings;  // [V, D]
+    Norm norm;
+};
+
 // ... and what does not. T sequences with one token each.
 struct DecodeStep {
-    void* rows;                   // [T, D], changed in place
-    const void *cosines, *sines;  // [T, head_dim]
-    const int64_t* slots;         // [T]
+    const int64_t *token_ids, *slots;  // [T]
+    const void *cosines, *sines;       // [T, head_dim]
+    void* output;                      // [T, D]
     const int32_t *block_tables, *query_start, *context_len;
     int64_t table_stride, num_rows, num_threads;
 };
@@ -56,7 +64,7 @@ KERNELS_FOR(BFloat16, bfloat16)
 template <class T>
 class Decode {
     const DecodeStep& step;
-    std::vector<T> normed, heads, attended, total, gates, gated;
+    std::vector<T> rows, normed, heads, attended, total, gates, gated;
 
     T* multiply(const Linear& linear, const std::vector<T>& rows, T* output) const {
         Product product = linear.product;
@@ -69,9 +77,9 @@ class Decode {
         return output;
     }
 
-    void norm_rows(const Norm& norm, const T* rows, int64_t size, std::vector<T>& output) {
-        output.resize(step.num_rows * size);
-        Kernels<T>::norm(rows, size, output.data(), size, step.num_rows, 1, size, norm.weight, norm.epsilon,
+    void norm_rows(const Norm& norm, const std::vector<T>& rows, void* output) const {
+        const int64_t size = rows.size() / step.num_rows;
+        Kernels<T>::norm(rows.data(), size, output, size, step.num_rows, 1, size, norm.weight, norm.epsilon,
                          step.num_threads);
     }
 
@@ -87,22 +95,29 @@ class Decode {
                      call.num_kv_heads, call.block_size, row_bytes);
     }
 
-    static void add(T* rows, const T* others, int64_t count) {
-        for (int64_t i = 0; i < count; i += LANES)
-            store(rows + i, load(rows + i, count - i) + load(others + i, count - i), count - i);
+    static void add(T* rows, const std::vector<T>& others) {
+        for (int64_t i = 0, count = others.size(); i < count; i += LANES)
+            store(rows + i, load(rows + i, count - i) + load(&others[i], count - i), count - i);
     }
 
 public:
-    explicit Decode(const DecodeStep& step) : step(step) {}
+    Decode(const DecodeStep& step, const Ends& ends, int64_t size) : step(step) {
+        rows.resize(step.num_rows * size);
+        normed.resize(rows.size());
+        total.resize(rows.size());
+        for (int64_t t = 0; t < step.num_rows; t++)
+            std::memcpy(&rows[t * size], (const T*)ends.embeddings + step.token_ids[t] * size, size * sizeof(T));
+    }
+
+    void finish(const Ends& ends) const { norm_rows(ends.norm, rows, step.output); }
 
     void run(const DecoderLayer& layer) {
-        T* rows = (T*)step.rows;
         AttentionCall call = layer.attention;
-        const int64_t dim = call.key_dim, size = layer.query_key_value.product.size;
+        const int64_t dim = call.key_dim;
         const int64_t stride = layer.query_key_value.product.num_outputs;
         const int64_t query_size = call.num_heads * dim, key_size = call.num_kv_heads * dim;
 
-        norm_rows(layer.attention_norm, rows, size, normed);
+        norm_rows(layer.attention_norm, rows, normed.data());
         heads.resize(step.num_rows * stride);
         T* query = multiply(layer.query_key_value, normed, heads.data());
         T *key = query + query_size, *value = key + key_size;
@@ -125,33 +140,33 @@ public:
         call.num_threads = step.num_threads;
         Kernels<T>::attend(&call);
 
-        total.resize(step.num_rows * size);
-        add(multiply(layer.attention_output, attended, total.data()), rows, total.size());
-        norm_rows(layer.mlp_norm, total.data(), size, normed);
+        add(multiply(layer.attention_output, attended, total.data()), rows);
+        norm_rows(layer.mlp_norm, total, normed.data());
         const int64_t width = layer.mlp_output.product.size;
         gates.resize(step.num_rows * 2 * width);
         gated.resize(step.num_rows * width);
         multiply(layer.gate_up, normed, gates.data());
         Kernels<T>::gate(gates.data(), gated.data(), step.num_rows, width, step.num_threads);
-        add(multiply(layer.mlp_output, gated, rows), total.data(), total.size());
+        add(multiply(layer.mlp_output, gated, rows.data()), total);
     }
 };
 
 template <class T>
-void decode(const DecoderLayer* layers, int64_t num_layers, const DecodeStep& step) {
-    Decode<T> work(step);
+void decode(const DecoderLayer* layers, int64_t num_layers, const Ends& ends, const DecodeStep& step) {
+    Decode<T> work(step, ends, layers[0].query_key_value.product.size);
     for (int64_t i = 0; i < num_layers; i++) work.run(layers[i]);
+    work.finish(ends);
 }
 
 }  // namespace
 
 extern "C" {
 
-void decode_layers_float32(const DecoderLayer* layers, int64_t num_layers, const DecodeStep* step) {
-    decode<float>(layers, num_layers, *step);
+void decode_float32(const DecoderLayer* layers, int64_t num_layers, const Ends* ends, const DecodeStep* step) {
+    decode<float>(layers, num_layers, *ends, *step);
 }
 
-void decode_layers_bfloat16(const DecoderLayer* layers, int64_t num_layers, const DecodeStep* step) {
-    decode<BFloat16>(layers, num_layers, *step);
+void decode_bfloat16(const DecoderLayer* layers, int64_t num_layers, const Ends* ends, const DecodeStep* step) {
+    decode<BFloat16>(layers, num_layers, *ends, *step);
 }
 }

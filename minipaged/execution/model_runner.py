@@ -117,7 +117,9 @@ class ModelRunner:
 
         positions = torch.arange(2)
         forward = partial(self._call, positions=positions[None], output_indices=positions)
-        self.decode_runner = make_decode_runner(self.model, self.cache.pools, forward, self.stage_hooks)
+        self.decode_runner = make_decode_runner(
+            self.model, self.cache.pools, self.max_model_len, forward, self.stage_hooks
+        )
 
     def use_attention(self, attention: PagedAttention) -> None:
         """Attend with this function instead of the backend's, in every step from now on."""

@@ -16,6 +16,7 @@ except BuildError as error:
     pytest.skip(f"C++ kernels: {error}", allow_module_level=True)
 
 from minipaged import LLM, SamplingParams
+from minipaged.execution.accel.decode_runner import FEWEST_POSITIONS
 from minipaged.execution.accel.packed_linear import FEW_ROWS, can_pack
 from minipaged.kernels.reference.attention import paged_attention
 from tests.models.driver import Driver, random_tokens
@@ -69,6 +70,41 @@ def test_one_call_computes_what_its_layers_do(name, dtype, quantization):
     for (_, *actual_pools), (_, *expected_pools) in pools:
         for actual, expected in zip(actual_pools, expected_pools):
             assert torch.equal(actual.nan_to_num(9), expected.nan_to_num(9))
+
+
+ROPES = {
+    "default": {"rope_type": "default", "rope_theta": 100.0},
+    "linear": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0},
+}
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_positions_up_to_the_longest_and_beyond_the_first_table(rope):
+    """Catches angles of other positions: at the end of the table, beyond it, of another sequence, or of
+    a longer sequence than there can be, for which this kind of rotation changes."""
+    longest = {"dynamic": 64}.get(rope, 4096)
+    found = []
+    for in_one_call in (True, False):
+        model = build("llama", **SHAPE, rope_parameters=ROPES[rope], max_position_embeddings=longest)
+        driver = Driver(
+            model, attention_backend="cpp", num_blocks=512, quantization="int8", max_model_len=longest
+        )
+        driver.runner.optimize()
+        if in_one_call:
+            driver.runner.use_one_call()
+            assert driver.runner.decode_runner is not None
+        lengths = min(FEWEST_POSITIONS - 1, longest - 3), 40
+        sequences = [driver.add(random_tokens(n, 101, seed=n)) for n in lengths]
+        for sequence in sequences:
+            driver.execute([(sequence, sequence.num_uncomputed_tokens)])
+            sequence.token_ids.append(7)
+        for _ in range(3):
+            found.append(torch.cat(driver.logits([(sequence, 1) for sequence in sequences])))
+            for sequence in sequences:
+                sequence.token_ids.append(8)
+    for actual, expected in zip(found[:3], found[3:], strict=True):
+        assert torch.equal(actual, expected)
 
 
 @pytest.fixture
@@ -139,6 +175,16 @@ def test_layers_that_attend_in_chunks_run_one_by_one():
     """Catches decodes that see what lies before their chunk."""
     chunks = {"layer_types": ["chunked_attention"] * 2, "attention_chunk_size": 8}
     driver = Driver(build("llama", **SHAPE, **chunks), attention_backend="cpp", quantization="int8")
+    driver.runner.optimize()
+    driver.runner.use_one_call()
+    assert driver.runner.decode_runner is None
+
+
+def test_embeddings_of_another_kind_are_looked_up_by_themselves():
+    """Catches tokens looked up without what their module adds."""
+    model = build("llama", **SHAPE)
+    model.model.embed_tokens.__class__ = type("Scaled", (torch.nn.Embedding,), {})
+    driver = Driver(model, attention_backend="cpp", quantization="int8")
     driver.runner.optimize()
     driver.runner.use_one_call()
     assert driver.runner.decode_runner is None

@@ -1,4 +1,4 @@
-"""Decode steps of few rows on a CPU: all decoder layers in one call of C++ (`kernels/cpp/decode.py`).
+"""Decode steps of few rows on a CPU: all but the logits in one call of C++ (`kernels/cpp/decode.py`).
 
 A layer is a dozen kernels. Called one by one from Python, and with transformers' forward pass around them,
 they cost 3 ms a step in a model of 12 layers: as much as reading 80 MB of weights. What is called, with which
@@ -19,28 +19,39 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from minipaged.execution.accel.fused_layer import FusedLayer
+from minipaged.execution.accel.fused_layer import FusedLayer, FusedNorm
 from minipaged.execution.accel.layer_fusion import EquivalenceContext
 from minipaged.execution.accel.packed_linear import PackedLinear
 from minipaged.execution.accel.panel_linear import panels_of
 from minipaged.execution.attention import LayerPools, set_forward_context
 from minipaged.execution.batch import Batch
-from minipaged.kernels.cpp.decode import DecoderLayer, DecoderLayers, Linear, Norm
+from minipaged.kernels.cpp.decode import Decoder, DecoderLayer, Linear, Norm
 from minipaged.kernels.cpp.panels import Panels
+
+FEWEST_POSITIONS = 1024
+"""Whose angles are computed once; more when a sequence gets that long."""
 
 
 class DecodeRunner:
     """Runs the decode steps that it accepts; see `make_decode_runner`."""
 
     def __init__(
-        self, model: PreTrainedModel, layers: list[FusedLayer], pools: LayerPools, watchers: list[Any]
+        self,
+        model: PreTrainedModel,
+        layers: list[FusedLayer],
+        pools: LayerPools,
+        max_model_len: int,
+        watchers: list[Any],
     ) -> None:
         base: Any = model.base_model
         self._embed, self._rotary, self._norm = base.embed_tokens, base.rotary_emb, base.norm
         self._head = cast(nn.Module, model.get_output_embeddings())
         self._layers, self._watchers = layers, watchers
         described = [_described(layer, *pools[layer.layer_idx][1:]) for layer in layers]
-        self._decode = DecoderLayers(described, model.dtype)
+        self._embeddings: Tensor = self._embed.weight.detach()
+        self._decode = Decoder(self._embeddings, described, Norm(self._norm.weight, self._norm.epsilon))
+        self._max_model_len = max_model_len
+        self._angles = self._embeddings.new_empty(2, 0, 0)
         # They own the panels, so they must live as long as this runner even if the model gets others.
         self._linears = [linear for layer in layers for linear in _linears_of(layer)]
         limits = [linear.most_few_rows for linear in self._linears if isinstance(linear, PackedLinear)]
@@ -54,10 +65,15 @@ class DecodeRunner:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Logits [R, V] of a step that is accepted."""
-        rows = self._embed(batch.input_ids)
-        cosines, sines = self._rotary(rows, position_ids=batch.positions)
-        self._decode(rows[0], cosines, sines, batch.metadata)
-        return self._head(self._norm(rows[0]))
+        length = batch.metadata.max_context_len
+        if length > self._angles.shape[1]:
+            self._angles = self._angles_up_to(min(max(FEWEST_POSITIONS, 2 * length), self._max_model_len))
+        cosines, sines = self._angles[:, batch.positions[0]]
+        return self._head(self._decode(batch.input_ids[0], cosines, sines, batch.metadata))
+
+    def _angles_up_to(self, num_positions: int) -> Tensor:
+        """Cosines and sines of positions 0, 1, ...: [2, P, head_dim]."""
+        return torch.cat(self._rotary(self._embeddings, position_ids=torch.arange(num_positions)[None]))
 
     def run_layer_by_layer(self, token_ids: Tensor) -> Tensor:
         """Logits [1, T, V] of tokens [1, T] at positions 0, 1, ..., under any `ForwardContext`."""
@@ -69,13 +85,18 @@ class DecodeRunner:
 
 
 def make_decode_runner(
-    model: PreTrainedModel, pools: LayerPools, forward: Callable[[Tensor], Tensor], watchers: list[Any]
+    model: PreTrainedModel,
+    pools: LayerPools,
+    max_model_len: int,
+    forward: Callable[[Tensor], Tensor],
+    watchers: list[Any],
 ) -> DecodeRunner | None:
     """The runner of a model, or None if the model is of another kind.
 
     Args:
         model: rewritten by `optimize`; hooks and modules that it gets later are not seen by decodes.
         pools: of its layers; they stay where they are.
+        max_model_len: tokens of the longest sequence; up to there a position always has the same angles.
         forward: the model's own forward pass, tokens [1, T] at positions 0, 1, ... -> logits [1, T, V].
         watchers: while there are any, layers run one by one.
     """
@@ -84,9 +105,12 @@ def make_decode_runner(
         return None
     if any(spec.chunk_size or spec.query_scaling for spec, _, _ in pools.values()):
         return None
-    if not all(hasattr(model.base_model, part) for part in ("embed_tokens", "rotary_emb", "norm")):
+    base: Any = model.base_model
+    if not all(hasattr(base, part) for part in ("embed_tokens", "rotary_emb", "norm")):
         return None
-    runner = DecodeRunner(model, layers, pools, watchers)
+    if type(base.embed_tokens) is not nn.Embedding or type(base.norm) is not FusedNorm:
+        return None
+    runner = DecodeRunner(model, layers, pools, max_model_len, watchers)
     embeddings: Any = model.get_input_embeddings()
     token_ids = torch.tensor([[embeddings.num_embeddings - 1, 0]])
     with torch.inference_mode(), set_forward_context(EquivalenceContext()):
