@@ -1,4 +1,4 @@
-"""A step of decodes in one call, but for its logits; the source is `decode_layers.cpp`."""
+"""A step of decodes in one call; the source is `decode_layers.cpp`."""
 
 from __future__ import annotations
 
@@ -51,42 +51,45 @@ class DecoderLayer(NamedTuple):
 
 
 class Decoder:
-    """Embeddings, all layers and the last norm of a model, in one type.
+    """A whole model, in one type.
 
     Args:
         embeddings: [V, D], contiguous.
         layers: at least one.
         norm: the last.
+        head: the output layer.
     """
 
-    def __init__(self, embeddings: Tensor, layers: Sequence[DecoderLayer], norm: Norm) -> None:
-        self._parts = embeddings, layers, norm  # keeps the tensors whose addresses are packed
+    def __init__(
+        self, embeddings: Tensor, layers: Sequence[DecoderLayer], norm: Norm, head: Linear
+    ) -> None:
+        self._parts = embeddings, layers, norm, head  # keeps the tensors whose addresses are packed
         dtype = embeddings.dtype
         self._layers = b"".join(_pack(layer, dtype) for layer in layers)
-        self._ends = _ADDRESS.pack(embeddings.data_ptr()) + _pack_norm(norm)
+        self._ends = _ADDRESS.pack(embeddings.data_ptr()) + _pack_norm(norm) + _pack_linear(*head, dtype)
         self._decode = _decode[dtype]
 
     def __call__(
         self, token_ids: Tensor, cosines: Tensor, sines: Tensor, metadata: AttentionMetadata
     ) -> Tensor:
-        """What the output layer multiplies, [T, D]; K/V are written to the pools.
+        """Logits [T, V]; K/V are written to the pools.
 
         Args:
             token_ids: [T] int64, one for each sequence of `metadata`.
             cosines, sines: contiguous, [T, head_dim].
             metadata: of a step of decodes.
         """
-        embeddings, layers, _ = self._parts
-        output = embeddings.new_empty(len(token_ids), embeddings.shape[1])
+        embeddings, layers, _, head = self._parts
+        logits = embeddings.new_empty(len(token_ids), head.weights.num_outputs)
         tables = metadata.block_tables
         step = _STEP.pack(
             *(token_ids.data_ptr(), metadata.slot_mapping.data_ptr()),
-            *(cosines.data_ptr(), sines.data_ptr(), output.data_ptr()),
+            *(cosines.data_ptr(), sines.data_ptr(), logits.data_ptr()),
             *(tables.data_ptr(), metadata.query_start.data_ptr(), metadata.context_len.data_ptr()),
             *(tables.stride(0), len(token_ids), torch.get_num_threads()),
         )
         self._decode(self._layers, len(layers), self._ends, step)
-        return output
+        return logits
 
 
 def _pack(layer: DecoderLayer, dtype: torch.dtype) -> bytes:

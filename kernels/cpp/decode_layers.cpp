@@ -1,7 +1,6 @@
-// A step of decodes in one call, but for its logits: for few rows, Python would spend as long on the calls as the
-// kernels on their work.
+// A step of decodes in one call: for few rows, Python would spend as long on the calls as the kernels on their work.
 //
-//     token -> its row of the embeddings = x, then all layers, then a norm
+//     token -> its row of the embeddings = x -> all layers -> norm -> product -> logits
 //
 //     x -> norm -> [Q K V] -> rotate Q, K -> write K, V; attend -> product, + x  = y
 //     y -> norm -> [gate up] -> silu(gate) * up                 -> product, + y
@@ -34,13 +33,14 @@ struct DecoderLayer {
 struct Ends {
     const void* embeddings;  // [V, D]
     Norm norm;
+    Linear head;
 };
 
 // ... and what does not. T sequences with one token each.
 struct DecodeStep {
     const int64_t *token_ids, *slots;  // [T]
     const void *cosines, *sines;       // [T, head_dim]
-    void* output;                      // [T, D]
+    void* logits;                      // [T, V]
     const int32_t *block_tables, *query_start, *context_len;
     int64_t table_stride, num_rows, num_threads;
 };
@@ -109,7 +109,10 @@ public:
             std::memcpy(&rows[t * size], (const T*)ends.embeddings + step.token_ids[t] * size, size * sizeof(T));
     }
 
-    void finish(const Ends& ends) const { norm_rows(ends.norm, rows, step.output); }
+    void finish(const Ends& ends) {
+        norm_rows(ends.norm, rows, normed.data());
+        multiply(ends.head, normed, (T*)step.logits);
+    }
 
     void run(const DecoderLayer& layer) {
         AttentionCall call = layer.attention;

@@ -1,4 +1,4 @@
-"""Decode steps of few rows on a CPU: all but the logits in one call of C++ (`kernels/cpp/decode.py`).
+"""Decode steps of few rows on a CPU: all of it in one call of C++ (`kernels/cpp/decode.py`).
 
 A layer is a dozen kernels. Called one by one from Python, and with transformers' forward pass around them,
 they cost 3 ms a step in a model of 12 layers: as much as reading 80 MB of weights. What is called, with which
@@ -45,15 +45,15 @@ class DecodeRunner:
     ) -> None:
         base: Any = model.base_model
         self._embed, self._rotary, self._norm = base.embed_tokens, base.rotary_emb, base.norm
-        self._head = cast(nn.Module, model.get_output_embeddings())
+        self._head: Any = model.get_output_embeddings()
         self._layers, self._watchers = layers, watchers
         described = [_described(layer, *pools[layer.layer_idx][1:]) for layer in layers]
         self._embeddings: Tensor = self._embed.weight.detach()
-        self._decode = Decoder(self._embeddings, described, Norm(self._norm.weight, self._norm.epsilon))
+        self._decode = Decoder(self._embeddings, described, _norm_of(self._norm), _linear_of(self._head))
         self._max_model_len = max_model_len
         self._angles = self._embeddings.new_empty(2, 0, 0)
         # They own the panels, so they must live as long as this runner even if the model gets others.
-        self._linears = [linear for layer in layers for linear in _linears_of(layer)]
+        self._linears = [linear for layer in layers for linear in _linears_of(layer)] + [self._head]
         limits = [linear.most_few_rows for linear in self._linears if isinstance(linear, PackedLinear)]
         self._max_rows = min(limits, default=sys.maxsize)
 
@@ -69,7 +69,7 @@ class DecodeRunner:
         if length > self._angles.shape[1]:
             self._angles = self._angles_up_to(min(max(FEWEST_POSITIONS, 2 * length), self._max_model_len))
         cosines, sines = self._angles[:, batch.positions[0]]
-        return self._head(self._decode(batch.input_ids[0], cosines, sines, batch.metadata))
+        return self._decode(batch.input_ids[0], cosines, sines, batch.metadata)
 
     def _angles_up_to(self, num_positions: int) -> Tensor:
         """Cosines and sines of positions 0, 1, ...: [2, P, head_dim]."""
@@ -110,6 +110,8 @@ def make_decode_runner(
         return None
     if type(base.embed_tokens) is not nn.Embedding or type(base.norm) is not FusedNorm:
         return None
+    if panels_of(cast(nn.Module, model.get_output_embeddings())) is None:
+        return None
     runner = DecodeRunner(model, layers, pools, max_model_len, watchers)
     embeddings: Any = model.get_input_embeddings()
     token_ids = torch.tensor([[embeddings.num_embeddings - 1, 0]])
@@ -129,7 +131,15 @@ def _can_describe(layer: FusedLayer) -> bool:
 def _described(layer: FusedLayer, key_cache: Tensor, value_cache: Tensor) -> DecoderLayer:
     norms = layer.attention_norm, layer.query_norm, layer.key_norm, layer.mlp_norm
     return DecoderLayer(
-        [Linear(cast(Panels, panels_of(linear)), linear.bias) for linear in _linears_of(layer)],
-        [None if norm is None else Norm(norm.weight, norm.epsilon) for norm in norms],
+        [_linear_of(linear) for linear in _linears_of(layer)],
+        [None if norm is None else _norm_of(norm) for norm in norms],
         *(layer.num_heads[0], key_cache, value_cache, layer.attention_parameters),
     )
+
+
+def _linear_of(linear: Any) -> Linear:
+    return Linear(cast(Panels, panels_of(linear)), linear.bias)
+
+
+def _norm_of(norm: FusedNorm) -> Norm:
+    return Norm(norm.weight, norm.epsilon)
