@@ -1,4 +1,4 @@
-// What Python packs for the kernels, and the kernels that `decode_layers.cpp` calls as Python does.
+// What Python packs for the kernels, and the kernels that `decode.cpp` calls as Python does.
 
 #pragma once
 

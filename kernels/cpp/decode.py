@@ -1,4 +1,4 @@
-"""A step of decodes in one call; the source is `decode_layers.cpp`."""
+"""A step of decodes in one call; the source is `decode.cpp`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minipaged.kernels.cpp.build import INTEGER, POINTER, declare_by_dtype
 from minipaged.kernels.cpp.panels import PRODUCT, Panels, multiply_of
 from minipaged.kernels.metadata import AttentionMetadata, AttentionParameters
 
-# The structs `DecodeStep`, `Norm`, and the first or last member of others in decode_layers.cpp.
+# The structs `DecodeStep`, `Norm`, and the first or last member of others in decode.cpp.
 _STEP, _NORM, _ADDRESS = struct.Struct("8P 3q"), struct.Struct("P d"), struct.Struct("P")
 _decode = declare_by_dtype("decode", ctypes.c_char_p, INTEGER, ctypes.c_char_p, ctypes.c_char_p)
 
@@ -93,7 +93,7 @@ class Decoder:
 
 
 def _pack(layer: DecoderLayer, dtype: torch.dtype) -> bytes:
-    """The struct `DecoderLayer`; what decode_layers.cpp fills in at each step is 0."""
+    """The struct `DecoderLayer`; what decode.cpp fills in at each step is 0."""
     _, num_kv_heads, block_size, head_dim = layer.key_cache.shape
     scale, sliding_window, softcap, _ = layer.parameters
     linears = [_pack_linear(*linear, dtype) for linear in layer.linears]

@@ -196,9 +196,12 @@ def _print(
         return
     values = [Column(name, no_wrap=True) for name in (("median", "least", "most") if spread else ("value",))]
     table = Table(Column("figure", overflow="fold"), *values, title=escape(name))
+    error = result.pop("first_error", None)
     for figure, value in result.items():
         table.add_row(figure, *map(_shown, (value, *(spread or {}).get(figure, ()))))
     Console().print(table)
+    if error is not None:
+        Console().print(f"first error: {escape(error)}")
     if parts:
         table = Table("part of a step", "CPU s", "share")
         total = sum(parts.seconds.values())

@@ -17,6 +17,7 @@ from minipaged.serving.chat import chat, plain_messages
 from minipaged.serving.completions import complete
 from minipaged.serving.errors import ApiError, api_error, install_handlers, json_response
 from minipaged.serving.gate import Gate
+from minipaged.serving.request_log import RequestLog
 from minipaged.serving.responses import respond_to
 from minipaged.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
 from minipaged.serving.service import Service
@@ -58,6 +59,7 @@ def create_app(llm: AsyncLLM, model_name: str, settings: ServerSettings | None =
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=anything, allow_headers=anything
         )
+    app.add_middleware(RequestLog)  # (each goes around those before it)
     return app
 
 

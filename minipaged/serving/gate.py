@@ -1,4 +1,4 @@
-"""What every request passes first: its id, the check for shutdown, the key, and the limits on its body.
+"""What every request passes first: the check for shutdown, the key, and the limits on its body.
 
 A plain ASGI middleware: it neither buffers a stream nor hides a disconnected client.
 """
@@ -6,19 +6,15 @@ A plain ASGI middleware: it neither buffers a stream nor hides a disconnected cl
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-import uuid
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from minipaged.serving.errors import ApiError
 from minipaged.serving.service import Service, shutting_down
 from minipaged.serving.settings import ServerSettings
-
-logger = logging.getLogger(__name__)
 
 OPEN = ("/", "/health", "/version")
 """Paths that need no key: they tell nothing of anybody's requests."""
@@ -36,23 +32,12 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
-
-        async def send_with_id(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
-                if message["status"] >= 400:
-                    where = scope["method"], scope["path"], message["status"]
-                    logger.info("%s: %s %r, status %d", request_id, *where)
-            await send(message)
-
         try:
             self._admit(scope)
         except ApiError as error:
-            await error.response()(scope, receive, send_with_id)
+            await error.response()(scope, receive, send)
             return
-        await self._app(scope, limited(receive, self._service.settings), send_with_id)
+        await self._app(scope, limited(receive, self._service.settings), send)
 
     def _admit(self, scope: Any) -> None:
         path, method = scope["path"], scope["method"]

@@ -189,6 +189,7 @@ async def respond(
     salt = request.state.tenant + (body.cache_salt or "")
     request_id = kind + request.state.request_id
     generation = Generation(service, request_id, prompts, params, salt, prompt_field)
+    request.state.is_logged = True  # when it is closed
     writer = make_writer(service, body, generation)
     timeout = service.settings.request_timeout
     is_handed_on = False

@@ -14,7 +14,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
@@ -169,7 +169,13 @@ class _Clients:
         record = Record(time.monotonic())
         try:
             await self._receive(item, record)
-        except (httpx.HTTPError, ValueError, KeyError) as error:
+        except (
+            httpx.HTTPError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+        ) as error:  # who knows the server
             record.error = f"{type(error).__name__}: {error}"
         self._num_inside -= 1
         self._records.append(record)
@@ -188,13 +194,13 @@ class _Clients:
         last = record.sent
         async with self._http.stream("POST", "/v1/completions", json=body) as answer:
             if answer.status_code != 200:
-                record.error = f"{answer.status_code}: {(await answer.aread()).decode()[:200]}"
+                record.error = (
+                    f"{answer.status_code}: {(await answer.aread()).decode(errors='replace')[:200]}"
+                )
                 return
-            async for line in answer.aiter_lines():
-                if not line.startswith(("data: {", "{")):
-                    continue
-                now, event = time.monotonic(), json.loads(line.removeprefix("data: "))
-                if "error" in event:
+            async for event in _events(answer, self._load.stream):
+                now = time.monotonic()
+                if event.get("error"):
                     record.error = str(event["error"])
                     return
                 if event["choices"]:
@@ -204,7 +210,7 @@ class _Clients:
                         record.gaps.append(now - last)
                     last = now
                 if usage := event.get("usage"):
-                    record.num_tokens = usage["completion_tokens"]
+                    record.num_tokens = int(usage["completion_tokens"])
                     record.num_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
                 timing = event.get("timing") or {}
                 record.queue = timing.get("queue_seconds", record.queue)
@@ -212,6 +218,16 @@ class _Clients:
         record.total = last - record.sent
         if not record.num_tokens:
             record.error = "the answer ended without its usage"
+
+
+async def _events(answer: httpx.Response, is_stream: bool) -> AsyncIterator[dict[str, Any]]:
+    """The events of a stream, or the whole answer as one."""
+    if not is_stream:
+        yield json.loads(await answer.aread())
+        return
+    async for line in answer.aiter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line[6:])
 
 
 def _summary(load: Load, records: list[Record], num_dropped: int, wall: float) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from minipaged.routing import PrefixAware, prefix_keys
 from minipaged.serving.errors import RETRY_AFTER, ApiError, install_handlers, json_response
 from minipaged.serving.exchange import ONE_CONNECTION, Exchange, Outgoing, Replica
 from minipaged.serving.gate import limited
+from minipaged.serving.request_log import RequestLog
 from minipaged.serving.router_metrics import merged
 from minipaged.serving.service import shutting_down
 from minipaged.serving.settings import ServerSettings
@@ -72,6 +73,7 @@ class Router:
             lifespan=self._alive,
         )
         install_handlers(app)
+        app.add_middleware(RequestLog)
         app.get("/health")(self._health)
         app.get("/metrics")(self._metrics)
         methods = ["GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"]

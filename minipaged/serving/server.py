@@ -67,6 +67,7 @@ def serve_app(app: Any, service: Drained, settings: ServerSettings) -> Server:
         timeout_keep_alive=65,  # longer than clients do: else one is closed as it is reused
         timeout_graceful_shutdown=5,  # for what no request of the engine waits for
         server_header=False,
+        ws="none",
         access_log=False,  # the application logs each request, with its id
         log_config=None,
     )

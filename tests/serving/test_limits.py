@@ -310,6 +310,32 @@ def test_log_lines_have_no_prompt(caplog):
     assert "secret" not in told
 
 
+def test_a_request_has_one_line_in_the_log_and_an_id(caplog):
+    """Catches a refused generation that is logged twice, a refusal of the outer layers without a line or an
+    id, a line as long as a client likes, and one that a client forged."""
+    llm = toy()
+    hostile = "/%0aINFO%20forged" + "x" * 3000
+    with caplog.at_level(logging.INFO), running(llm, allowed_origins=("http://page.example",)) as server:
+        logging.getLogger("minipaged").setLevel(logging.INFO)
+        preflight = {"Origin": "http://other.example", "Access-Control-Request-Method": "POST"}
+        llm.engine.executor.num_broken = 3
+        answers = [
+            (500, server.http.post(C, json=IDS)),
+            (200, server.http.post(C, json=IDS)),
+            (400, server.http.post(C, json={**IDS, "prompt": [10**9]})),
+            (400, server.http.post(C, json={**IDS, "temperature": -1})),
+            (400, server.http.options(C, headers=preflight)),
+            (404, server.http.get(hostile)),
+            (200, server.http.get("/health")),
+        ]
+        assert [answer.status_code for _, answer in answers] == [status for status, _ in answers]
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("minipaged.serving")]
+    counts = [sum(answer.headers["X-Request-Id"] in line for line in lines) for _, answer in answers]
+    assert counts == [1] * 6 + [0]
+    assert max(map(len, lines)) < 400
+    assert not [line for line in lines if "\n" in line]
+
+
 # -- the end -------------------------------------------------------------------------------------
 
 

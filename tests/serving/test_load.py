@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
 from typer.testing import CliRunner
 
 from minipaged import AsyncLLM, SamplingParams
@@ -57,6 +58,56 @@ def test_whole_answers_are_counted_and_timed_as_wholes():
             run_load(Load(url=server.url, items=[{"prompt_token_ids": [99], "max_tokens": 1}], stream=False))
     with pytest.raises(LoadError, match=r"itl_target is 1.*; stream"):
         Load(url="http://127.0.0.1:1", items=items, stream=False, itl_target=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            '\n{\n "choices": [{"text": "a\u2028b"}],\n "error": null,\n "usage": {"completion_tokens": 3}}',
+            None,
+        ),
+        ('{"choices": [{}], "usage": {"completion_tokens": "many"}}', "many"),
+        ('{"choices": [{}], "usage": 3}', "TypeError|AttributeError"),
+        ("[]", "TypeError|AttributeError"),
+        ('{"choices": []}', "without its usage"),
+        ('{"error": "tired"}', "tired"),
+    ],
+)
+def test_whole_answers_of_any_server(text, error):
+    """Catches an answer taken for lines, and a crash for one that makes no sense."""
+
+    async def other(scope, receive, send):
+        found = b'{"data": [{"id": "other"}]}' if scope["path"] == "/v1/models" else text.encode()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": found})
+
+    front = uvicorn.Server(uvicorn.Config(other, port=0, lifespan="off", log_config=None))
+    thread = threading.Thread(target=front.run)
+    thread.start()
+    try:
+        while not front.started:
+            time.sleep(0.005)
+        url = f"http://127.0.0.1:{front.servers[0].sockets[0].getsockname()[1]}"
+        load = Load(url=url, items=random_workload(2, 3, 4), stream=False)
+        if error is None:
+            assert run_load(load)["output_tokens"] == 6
+        else:
+            with pytest.raises(LoadError, match=error):
+                run_load(load)
+    finally:
+        front.should_exit = True
+        thread.join(20)
+
+
+def test_the_table_has_room_for_a_long_error(server, tmp_path):
+    """Catches a table in which nothing but the first error can be read."""
+    items = [{"prompt_token_ids": [5], "max_tokens": 2}, {"prompt_token_ids": [10**6], "max_tokens": 2}]
+    (file := tmp_path / "items.json").write_text(json.dumps(items))
+    ran = CliRunner().invoke(app, ["bench", "--url", server.url, "--workload", str(file)])
+    assert ran.exit_code == 0
+    assert "output_tokens" in ran.output
+    assert "first error: 400" in ran.output
 
 
 def test_an_open_loop_turns_away_whom_the_system_has_no_place_for():

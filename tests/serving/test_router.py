@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +85,19 @@ def events(text: str) -> list:
     found = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     assert found.pop() == "[DONE]"
     return [{k: v for k, v in json.loads(line).items() if k not in ("id", "created")} for line in found]
+
+
+def test_what_the_router_refuses_has_a_line_in_the_log_and_an_id(caplog):
+    """Catches a refusal that leaves no trace, and one of a replica that is logged there and here."""
+    with caplog.at_level(logging.INFO), routed(max_body_bytes=1000) as fleet:
+        logging.getLogger("minipaged").setLevel(logging.INFO)
+        large = fleet.http.post(C, json={**IDS, "prompt": [1] * 1000})
+        bad = fleet.http.post(C, json={**IDS, "temperature": -1})
+        good = fleet.http.post(C, json=IDS)
+        assert [answer.status_code for answer in (large, bad, good)] == [413, 400, 200]
+    lines = [record.getMessage() for record in caplog.records]
+    ids = [answer.headers["X-Request-Id"] for answer in (large, bad, good)]
+    assert [sum(name in line for line in lines) for name in ids] == [1, 1, 1]
 
 
 # -- what passes ---------------------------------------------------------------------------------
