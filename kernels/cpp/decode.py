@@ -60,9 +60,7 @@ class Decoder:
         head: the output layer.
     """
 
-    def __init__(
-        self, embeddings: Tensor, layers: Sequence[DecoderLayer], norm: Norm, head: Linear
-    ) -> None:
+    def __init__(self, embeddings: Tensor, layers: Sequence[DecoderLayer], norm: Norm, head: Linear) -> None:
         self._parts = embeddings, layers, norm, head  # keeps the tensors whose addresses are packed
         dtype = embeddings.dtype
         self._layers = b"".join(_pack(layer, dtype) for layer in layers)
