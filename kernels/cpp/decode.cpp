@@ -63,6 +63,7 @@ KERNELS_FOR(BFloat16, bfloat16)
 
 template <class T>
 class Decode {
+    const Ends& ends;
     const DecodeStep& step;
     std::vector<T> rows, normed, heads, attended, total, gates, gated;
 
@@ -101,7 +102,7 @@ class Decode {
     }
 
 public:
-    Decode(const DecodeStep& step, const Ends& ends, int64_t size) : step(step) {
+    Decode(const Ends& ends, const DecodeStep& step, int64_t size) : ends(ends), step(step) {
         rows.resize(step.num_rows * size);
         normed.resize(rows.size());
         total.resize(rows.size());
@@ -109,7 +110,7 @@ public:
             std::memcpy(&rows[t * size], (const T*)ends.embeddings + step.token_ids[t] * size, size * sizeof(T));
     }
 
-    void finish(const Ends& ends) {
+    void finish() {
         norm_rows(ends.norm, rows, normed.data());
         multiply(ends.head, normed, (T*)step.logits);
     }
@@ -156,9 +157,9 @@ public:
 
 template <class T>
 void decode(const DecoderLayer* layers, int64_t num_layers, const Ends& ends, const DecodeStep& step) {
-    Decode<T> work(step, ends, layers[0].query_key_value.product.size);
+    Decode<T> work(ends, step, layers[0].query_key_value.product.size);
     for (int64_t i = 0; i < num_layers; i++) work.run(layers[i]);
-    work.finish(ends);
+    work.finish();
 }
 
 }  // namespace

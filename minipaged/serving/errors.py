@@ -112,10 +112,6 @@ def install_handlers(app: FastAPI) -> None:
         message = messages.get(error.status_code, str(error.detail))
         return ApiError(error.status_code, message, headers=error.headers).response()
 
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> Response:
-        return api_error(error).response()
-
 
 def _invalid(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong with a body, in one line."""

@@ -40,7 +40,7 @@ class Load:
         rate: arrivals a second; None: closed loop.
         seconds: arrivals end then; None: after each item was sent once.
         ignore_eos: generate `max_tokens` each; else a text may end by itself.
-        stream: ask for an event per token; else for whole answers, which have no times between tokens.
+        stream: ask for an event per token; else for whole answers, which do not show when their tokens came.
         model: None: the first that the server names.
         api_key: None: none.
         ttft_target, itl_target: seconds; a request is good if its first token and its mean time between
@@ -124,7 +124,7 @@ class _Clients:
             answer = await self._http.get("/v1/models")
             answer.raise_for_status()
             return str(answer.json()["data"][0]["id"])
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, IndexError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
             reason = str(error).split("\n")[0] or type(error).__name__
             raise LoadError(
                 f"url is {self._load.url}, but no model answers there: {reason}; start the server"
@@ -169,13 +169,7 @@ class _Clients:
         record = Record(time.monotonic())
         try:
             await self._receive(item, record)
-        except (
-            httpx.HTTPError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-        ) as error:  # who knows the server
+        except Exception as error:  # (any server may answer, and anything)
             record.error = f"{type(error).__name__}: {error}"
         self._num_inside -= 1
         self._records.append(record)
@@ -211,13 +205,14 @@ class _Clients:
                     last = now
                 if usage := event.get("usage"):
                     record.num_tokens = int(usage["completion_tokens"])
-                    record.num_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-                timing = event.get("timing") or {}
-                record.queue = timing.get("queue_seconds", record.queue)
-                record.inference = timing.get("inference_seconds", record.inference)
+                    details = usage.get("prompt_tokens_details") or {}
+                    record.num_cached = int(details.get("cached_tokens") or 0)
+                if timing := event.get("timing"):
+                    record.queue = float(timing["queue_seconds"])
+                    record.inference = float(timing["inference_seconds"])
         record.total = last - record.sent
-        if not record.num_tokens:
-            record.error = "the answer ended without its usage"
+        if not record.num_tokens or record.ttft is None:
+            record.error = "the answer ended without its choices or its usage"
 
 
 async def _events(answer: httpx.Response, is_stream: bool) -> AsyncIterator[dict[str, Any]]:

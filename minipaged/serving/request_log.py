@@ -1,4 +1,5 @@
-"""Around an application: an id for each request, and a line in the log for each refusal.
+"""Around an application: an id for each request, a line in the log for each refusal, and an answer to those
+on which the application fails.
 
 Generations log themselves (`generation.py`), and replicas behind a router log theirs. A line has no text of
 the request, and its path only quoted and cut.
@@ -12,7 +13,12 @@ from typing import Any
 
 from starlette.datastructures import MutableHeaders
 
+from minipaged.serving.errors import api_error
+
 logger = logging.getLogger(__name__)
+
+CLIENT_GONE = 499
+"""Nobody receives it."""
 
 
 class RequestLog:
@@ -29,14 +35,23 @@ class RequestLog:
         state = scope.setdefault("state", {})
         state["request_id"], state["is_logged"] = uuid.uuid4().hex, False
 
+        is_begun = False
+
         async def send_with_id(message: Any) -> None:
+            nonlocal is_begun
             if message["type"] == "http.response.start":
+                is_begun = True
                 headers, status = MutableHeaders(scope=message), message["status"]
                 if "X-Request-Id" not in headers:  # else it is a replica's answer
                     headers["X-Request-Id"] = state["request_id"]
-                    if status >= 400 and not state["is_logged"]:
+                    if status >= 400 and status != CLIENT_GONE and not state["is_logged"]:
                         where = scope["method"], scope["path"], status
-                        logger.info("%s: %s %.200r, status %d", state["request_id"], *where)
+                        logger.info("%s: %.20s %.200r, status %d", state["request_id"], *where)
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            if is_begun:
+                raise
+            await api_error(error).response()(scope, receive, send_with_id)

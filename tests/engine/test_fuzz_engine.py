@@ -349,9 +349,9 @@ class Alarm:
         self.before = signal.signal(signal.SIGALRM, self.alarm) if HAS_TIMER else None
         return signal.getsignal(signal.SIGINT)
 
-    def alarm(self, *signal_and_frame: Any) -> None:
-        """The timer is due."""
-        if self.scenario.is_armed:
+    def alarm(self, number: int, frame: Any) -> None:
+        """The timer is due. (What is raised in the callback of a weak reference, Python only reports.)"""
+        if self.scenario.is_armed and frame.f_code.co_name not in ("_remove", "remove"):
             signal.raise_signal(signal.SIGINT)
 
     def __exit__(self, *error: object) -> None:

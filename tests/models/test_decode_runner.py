@@ -180,14 +180,35 @@ def test_layers_that_attend_in_chunks_run_one_by_one():
     assert driver.runner.decode_runner is None
 
 
-def test_embeddings_of_another_kind_are_looked_up_by_themselves():
-    """Catches tokens looked up without what their module adds."""
-    model = build("llama", **SHAPE)
-    model.model.embed_tokens.__class__ = type("Scaled", (torch.nn.Embedding,), {})
-    driver = Driver(model, attention_backend="cpp", quantization="int8")
-    driver.runner.optimize()
-    driver.runner.use_one_call()
-    assert driver.runner.decode_runner is None
+def hooked(embedding):
+    embedding.register_forward_hook(lambda module, arguments, output: output * 3)
+
+
+def scaled(embedding):
+    forward = lambda self, token_ids: 2 * torch.nn.Embedding.forward(self, token_ids)  # noqa: E731
+    embedding.__class__ = type("Scaled", (torch.nn.Embedding,), {"forward": forward})
+
+
+def strided(embedding):
+    wide = torch.cat([embedding.weight.detach()] * 2, dim=1)
+    embedding.weight = torch.nn.Parameter(wide[:, : embedding.embedding_dim])
+
+
+@pytest.mark.parametrize("change", [hooked, scaled, strided])
+def test_embeddings_are_looked_up_as_their_module_does(change):
+    """Catches tokens looked up without what their module adds, or in rows of another length."""
+    drivers = []
+    for in_one_call in (True, False):
+        torch.manual_seed(1)
+        model = build("llama", **SHAPE)
+        change(model.model.embed_tokens)
+        drivers.append(Driver(model, attention_backend="cpp", num_blocks=128, quantization="int8"))
+        drivers[-1].runner.optimize()
+        if in_one_call:
+            drivers[-1].runner.use_one_call()
+    assert (drivers[0].runner.decode_runner is not None) == (change is strided)
+    for actual, expected in zip(*map(decode_logits, drivers), strict=True):
+        assert torch.equal(actual, expected)
 
 
 def test_a_forward_pass_that_does_more_is_left_alone():

@@ -310,7 +310,7 @@ def test_log_lines_have_no_prompt(caplog):
     assert "secret" not in told
 
 
-def test_a_request_has_one_line_in_the_log_and_an_id(caplog):
+def test_a_request_has_one_line_in_the_log_and_an_id(caplog, monkeypatch):
     """Catches a refused generation that is logged twice, a refusal of the outer layers without a line or an
     id, a line as long as a client likes, and one that a client forged."""
     llm = toy()
@@ -328,10 +328,13 @@ def test_a_request_has_one_line_in_the_log_and_an_id(caplog):
             (404, server.http.get(hostile)),
             (200, server.http.get("/health")),
         ]
+        monkeypatch.setattr(server.service, "check_model", lambda name: [][0])
+        answers.insert(0, (500, server.http.post(C, json=IDS)))
         assert [answer.status_code for _, answer in answers] == [status for status, _ in answers]
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("minipaged.serving")]
     counts = [sum(answer.headers["X-Request-Id"] in line for line in lines) for _, answer in answers]
-    assert counts == [1] * 6 + [0]
+    assert counts == [1] * 7 + [0]
+    assert "IndexError" in caplog.text
     assert max(map(len, lines)) < 400
     assert not [line for line in lines if "\n" in line]
 

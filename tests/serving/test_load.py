@@ -70,7 +70,10 @@ def test_whole_answers_are_counted_and_timed_as_wholes():
         ('{"choices": [{}], "usage": {"completion_tokens": "many"}}', "many"),
         ('{"choices": [{}], "usage": 3}', "TypeError|AttributeError"),
         ("[]", "TypeError|AttributeError"),
-        ('{"choices": []}', "without its usage"),
+        ('{"choices": [{}]}', "without its choices or its usage"),
+        ('{"choices": [], "usage": {"completion_tokens": 3}}', "without its choices or its usage"),
+        ('{"choices": [{}], "usage": {"completion_tokens": Infinity}}', "OverflowError"),
+        ('{"choices": [{}], "usage": {"completion_tokens": 3}, "timing": {"queue_seconds": "x"}}', "x"),
         ('{"error": "tired"}', "tired"),
     ],
 )

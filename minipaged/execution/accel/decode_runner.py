@@ -2,11 +2,11 @@
 
 A layer is a dozen kernels. Called one by one from Python, and with transformers' forward pass around them,
 they cost 3 ms a step in a model of 12 layers: as much as reading 80 MB of weights. What is called, with which
-weights and pools, stays the same from step to step, so it is packed once; only rows, slots, block tables and
-lengths are new. On a GPU a CUDA graph does the same (`cuda_graph.py`).
+weights and pools, stays the same from step to step, so it is packed once; only token ids, angles, slots,
+block tables and lengths are new. On a GPU a CUDA graph does the same (`cuda_graph.py`).
 
-For models whose layers all are fused, with weights in panels, and whose forward pass does no more than
-embedding, layers, norm and head one after the other.
+For models whose layers and last norm all are fused, with weights in panels, and whose forward pass does no
+more than look tokens up, then layers, norm and head one after the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from minipaged.kernels.cpp.decode import Decoder, DecoderLayer, Linear, Norm
 from minipaged.kernels.cpp.panels import Panels
 
 FEWEST_POSITIONS = 1024
-"""Whose angles are computed once; more when a sequence gets that long."""
+"""The first table of angles has so many, or as many as there can be; it grows with longer sequences."""
 
 
 class DecodeRunner:
@@ -44,11 +44,11 @@ class DecodeRunner:
         watchers: list[Any],
     ) -> None:
         base: Any = model.base_model
-        self._embed, self._rotary, self._norm = base.embed_tokens, base.rotary_emb, base.norm
+        self._rotary, self._norm = base.rotary_emb, base.norm
         self._head: Any = model.get_output_embeddings()
         self._layers, self._watchers = layers, watchers
         described = [_described(layer, *pools[layer.layer_idx][1:]) for layer in layers]
-        self._embeddings: Tensor = self._embed.weight.detach()
+        self._embeddings: Tensor = base.embed_tokens.weight.detach().contiguous()
         self._decode = Decoder(self._embeddings, described, _norm_of(self._norm), _linear_of(self._head))
         self._max_model_len = max_model_len
         self._angles = self._embeddings.new_empty(2, 0, 0)
@@ -77,7 +77,7 @@ class DecodeRunner:
 
     def run_layer_by_layer(self, token_ids: Tensor) -> Tensor:
         """Logits [1, T, V] of tokens [1, T] at positions 0, 1, ..., under any `ForwardContext`."""
-        rows = self._embed(token_ids)
+        rows = nn.functional.embedding(token_ids, self._embeddings)
         angles = self._rotary(rows, position_ids=torch.arange(token_ids.shape[1])[None])
         for layer in self._layers:
             rows = layer(rows, position_embeddings=angles)
@@ -108,7 +108,7 @@ def make_decode_runner(
     base: Any = model.base_model
     if not all(hasattr(base, part) for part in ("embed_tokens", "rotary_emb", "norm")):
         return None
-    if type(base.embed_tokens) is not nn.Embedding or type(base.norm) is not FusedNorm:
+    if type(base.norm) is not FusedNorm:
         return None
     if panels_of(cast(nn.Module, model.get_output_embeddings())) is None:
         return None
