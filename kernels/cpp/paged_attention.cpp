@@ -155,16 +155,18 @@ void find_rows(const AttentionCall& call, const void* cache, int dim, const Span
                std::vector<S>& tile, std::vector<const S*>& rows) {
     const int32_t* table = call.block_tables + span.sequence * call.table_stride;
     const int width = (int)tile.size() / TILE;
+    const S** found = rows.data();
     int64_t block = first / call.block_size, offset = first % call.block_size;
     for (int k = 0; k < num_keys; block++, offset = 0) {
         int64_t start = (table[block] * call.num_kv_heads + span.head) * call.block_size;
         const T* row = (const T*)cache + (start + offset) * dim;
-        for (; offset < call.block_size && k < num_keys; offset++, k++, row += dim) {
-            if constexpr (std::is_same_v<S, T>) rows[k] = row;
+        const int end = (int)std::min<int64_t>(num_keys, k + call.block_size - offset);
+        for (; k < end; k++, row += dim) {
+            if constexpr (std::is_same_v<S, T>) found[k] = row;
             if constexpr (std::is_same_v<S, float>)
                 if (width) {
                     widen_row(row, dim, &tile[k * width]);
-                    rows[k] = &tile[k * width];
+                    found[k] = &tile[k * width];
                 }
         }
     }
