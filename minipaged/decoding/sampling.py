@@ -62,10 +62,12 @@ class Sampler:
         if beams:
             counts = [min(scheduled[row].num_candidates, logits.shape[1]) for row in beams]
             heat = torch.tensor([[params[row].temperature] for row in beams], device=logits.device)
-            divisor = total[beams, None] if (heat == 1).all() else (logits[beams] / heat).logsumexp(-1, True)
+            is_plain = all(params[row].temperature == 1 for row in beams)
+            divisor = total[beams, None] if is_plain else (logits[beams] / heat).logsumexp(-1, True)
             best = (_take(edited, beams) / heat - divisor).topk(max(counts))
-            for row, count, *found in zip(beams, counts, best.indices.tolist(), best.values.tolist()):
-                samples[row] = Sample(*(values[:count] for values in found))
+            ids, logprobs = _on_host(best.indices.flatten(), best.values.flatten())
+            for row, count, start in zip(beams, counts, range(0, len(ids), max(counts))):
+                samples[row] = Sample(ids[start : start + count], logprobs[start : start + count])
         rows = [row for row, p in enumerate(params) if p.is_greedy]
         picks = [_take(edited, rows).argmax(-1)] if rows else []
         random = [row for row, p in enumerate(params) if row not in samples and not p.is_greedy]
@@ -174,11 +176,12 @@ def _report(
     own = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
     best = logprobs.topk(max(counts))
     likelier = (logprobs > own.unsqueeze(1)).sum(-1)
-    columns = (best.indices, best.values, tokens, own, likelier)
+    table = torch.cat((best.indices, best.values, torch.stack((tokens, own, likelier), dim=1)), dim=1)
     reports = []
-    for count, ids, values, token, value, num_before in zip(counts, *(column.tolist() for column in columns)):
-        report = {ids[i]: (values[i], i + 1) for i in range(count)}
-        report.setdefault(token, (value, max(count, num_before) + 1))
+    for count, (*found, token, value, num_before) in zip(counts, table.tolist()):  # (as in `_on_host`)
+        ids, values = found[: len(found) // 2], found[len(found) // 2 :]
+        report = {int(ids[i]): (values[i], i + 1) for i in range(count)}
+        report.setdefault(int(token), (value, max(count, int(num_before)) + 1))
         reports.append(report)
     return reports
 

@@ -494,6 +494,28 @@ def test_beam_rows_get_their_best_candidates():
         assert sample.logprobs == pytest.approx(raw[row, best].tolist(), abs=1e-5)
 
 
+READS = {
+    "beams": (BeamSearchParams(beam_width=4), 2),
+    "random": (SamplingParams(seed=1), 2),
+    "random with logprobs": (SamplingParams(seed=1, logprobs=5), 3),
+}
+
+
+@pytest.mark.parametrize(("params", "most"), READS.values(), ids=READS)
+def test_a_step_reads_the_device_a_few_times(params, most, monkeypatch):
+    """Catches a read more: on a GPU each waits until all that was launched is done. One for the tokens, one
+    for whether a row has any, one for the reports."""
+    reads = []
+    for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__"):
+        own = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda tensor, own=own, name=name: (reads.append(name), own(tensor))[1]
+        )
+    num_candidates = 8 if isinstance(params, BeamSearchParams) else 1
+    Sampler()(random_logits(3), [schedule(make_sequence([1], params=params), num_candidates)] * 3)
+    assert len(reads) <= most
+
+
 def test_prompt_logprobs_name_the_token_that_came_and_the_likeliest():
     """Catches the token reported for the wrong position, or dropped when it was unlikely."""
     logits = random_logits(4)
