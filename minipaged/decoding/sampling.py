@@ -17,7 +17,7 @@ import torch
 
 from minipaged.decoding.logits import edit_logits, filter_logits
 from minipaged.decoding.noise import gumbel_noise, mix, noise_key
-from minipaged.decoding.params import BeamSearchParams, DecodingParams
+from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.decoding.processors import failure
 from minipaged.kernels.dispatch import greedy_tokens
 from minipaged.scheduling import Sample, ScheduledSequence
@@ -71,7 +71,7 @@ class Sampler:
         rows = [row for row, p in enumerate(params) if p.is_greedy]
         picks = [_take(edited, rows).argmax(-1)] if rows else []
         random = [row for row, p in enumerate(params) if row not in samples and not p.is_greedy]
-        size = max(1, DRAW_ELEMENTS.get(logits.device.type, 1 << 20) // logits.shape[1])
+        size = rows_at_a_time(logits)
         for start in range(0, len(random), size):
             part = random[start : start + size]
             picks.append(self._draw(_take(edited, part), [scheduled[row] for row in part]))
@@ -96,6 +96,20 @@ class Sampler:
             keys += [noise_key(stream + i, sequence.num_generated_tokens) for i in range(num_candidates)]
         noise = gumbel_noise(keys, logits.shape[1], logits.device)
         return noise.add_(_take(filtered, owners)).argmax(-1)
+
+
+def rows_at_a_time(logits: torch.Tensor) -> int:
+    """Rows that are drawn together, see `DRAW_ELEMENTS`."""
+    return max(1, DRAW_ELEMENTS.get(logits.device.type, 1 << 20) // logits.shape[1])
+
+
+def take_memory(logits: torch.Tensor) -> None:
+    """Take as much memory as sampling these rows takes at most, for whoever measures it."""
+    wide = logits.float()
+    edited = wide.clone()
+    flat = torch.zeros_like(edited[: rows_at_a_time(edited)])  # so that all filters sort whole rows
+    filtered = filter_logits(flat, [SamplingParams(top_p=0.9, typical_p=0.9)] * len(flat))
+    gumbel_noise([0] * len(flat), flat.shape[1], flat.device).add_(filtered)
 
 
 def find_errors(

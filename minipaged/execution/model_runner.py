@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from minipaged.config import EngineConfig
-from minipaged.decoding.sampling import Sampler, find_errors, prompt_logprobs
+from minipaged.decoding.sampling import Sampler, find_errors, prompt_logprobs, take_memory
 from minipaged.execution import loading
 from minipaged.execution.accel.cuda_graph import CaptureError, CUDAGraphCapture, CUDAGraphRunner
 from minipaged.execution.accel.optimize import optimize
@@ -254,7 +254,7 @@ class ModelRunner:
             torch.cuda.reset_peak_memory_stats(self.device)
             resting = torch.cuda.memory_allocated(self.device)
             _, logits = self._run_without_pool([0] * count, count)  # prompt_logprobs ask for all rows' logits
-            torch.log_softmax(logits[:num_decodes].float(), dim=-1)  # the sampler's share
+            take_memory(logits[:num_decodes])
             del logits
             peaks.append(torch.cuda.max_memory_allocated(self.device) - resting)
         decode, largest = peaks[0] + self._split_bytes(num_decodes), peaks[1]

@@ -9,12 +9,14 @@ import random
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.generation import logits_process as hf
 
 from minipaged.decoding import BeamSearchParams, SamplingParams
 from minipaged.decoding.logits import edit_logits, filter_logits
 from minipaged.decoding.noise import gumbel_noise, noise_key
-from minipaged.decoding.sampling import Sampler, prompt_logprobs
+from minipaged.decoding.sampling import Sampler, prompt_logprobs, take_memory
 from tests.concepts.decoding_driver import make_sequence, schedule
 
 VOCAB = 200
@@ -514,6 +516,37 @@ def test_a_step_reads_the_device_a_few_times(params, most, monkeypatch):
     num_candidates = 8 if isinstance(params, BeamSearchParams) else 1
     Sampler()(random_logits(3), [schedule(make_sequence([1], params=params), num_candidates)] * 3)
     assert len(reads) <= most
+
+
+class PeakMemory(TorchDispatchMode):
+    """`most`: bytes of all tensors made inside that were alive at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.most = 0
+        self._alive = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self._alive[StorageWeakRef(storage)] = storage.nbytes()
+        self._alive = {ref: size for ref, size in self._alive.items() if not ref.expired()}
+        self.most = max(self.most, sum(self._alive.values()))
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_step_of_random_rows_takes_more_memory_than_is_counted(dtype):
+    """Catches a pool that leaves no room for sampling: the first step with top-p would fail on a full GPU."""
+    logits = torch.zeros(300, 4096, dtype=dtype)
+    params = SamplingParams(seed=1, top_p=0.9, top_k=3000, min_p=1e-5, typical_p=0.9, presence_penalty=0.5)
+    with PeakMemory() as sampled:
+        Sampler()(logits, [schedule(make_sequence([1], [2], params)) for _ in range(300)])
+    with PeakMemory() as counted:
+        take_memory(logits)
+    assert 0.99 * sampled.most <= counted.most <= 1.1 * sampled.most
 
 
 def test_prompt_logprobs_name_the_token_that_came_and_the_likeliest():
