@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 PANEL = "Load on a server (--url)"
+USERS = 32
 
 
 def bench(
@@ -62,7 +63,7 @@ def bench(
             help="Concurrent clients, one request each; with --rate, the maximum number of requests at once.",
             rich_help_panel=PANEL,
         ),
-    ] = 32,
+    ] = USERS,
     seconds: Annotated[
         float | None, typer.Option(help="Repeat the workload for this many seconds.", rich_help_panel=PANEL)
     ] = None,
@@ -105,6 +106,9 @@ def bench(
     if url is not None:
         if use or options or profile or tokens_out or threads:
             raise ValueError("--url measures a running server; give engine settings to minipaged serve")
+        if repeat is not None or limits:
+            name = "--limits" if limits else "--repeat"
+            raise ValueError(f"--url measures a server in one run; drop {name}")
         targets = {"ttft_target": ttft_target, "itl_target": itl_target}
         sent = {
             "users": users,
@@ -118,6 +122,16 @@ def bench(
         sizes = {"requests": 100, "prompt_tokens": 64, "output_tokens": 64} | sizes
         _load(url, workload, sizes, {**sent, "ignore_eos": not until_eos}, as_json)
         return
+    for_servers = {
+        "--users": users != USERS,
+        "--seconds": seconds is not None,
+        "--until-eos": until_eos,
+        "--no-stream": not stream,
+        "--ttft-target": ttft_target is not None,
+        "--itl-target": itl_target is not None,
+    }
+    if given := [option for option, is_given in for_servers.items() if is_given]:
+        raise ValueError(f"{given[0]} measures a server; give its --url, too")
     check_threads(threads)
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)

@@ -119,16 +119,24 @@ def find_errors(
     errors = {}
     for row, (sample, (sequence, *_)) in enumerate(zip(samples, scheduled)):
         if sample.logprobs[0] != sample.logprobs[0]:  # NaN
-            masks = "allowed_token_ids, bad_words, min_tokens and logit_bias"
-            for name in ("structured_outputs", "no_repeat_ngram_size", "logits_processors"):
-                if getattr(sequence.request.params, name):
-                    masks = f"{name}, {masks}"
+            is_finite = logits[row].isfinite().any()
             errors[sequence.request.request_id] = failure(sequence) or (
-                f"{masks} together forbid every token"
-                if logits[row].isfinite().any() and not (logits[row].isnan() | logits[row].isposinf()).any()
+                _why_forbidden(sequence.request.params)
+                if is_finite and not (logits[row].isnan() | logits[row].isposinf()).any()
                 else "the model's logits are not finite: its weights may have NaN, or its dtype overflows"
             )
     return errors or None
+
+
+def _why_forbidden(params: DecodingParams) -> str:
+    masks = "structured_outputs allowed_token_ids bad_words min_tokens logit_bias no_repeat_ngram_size"
+    given = [name for name in [*masks.split(), "logits_processors"] if getattr(params, name, None)]
+    if given == ["structured_outputs"]:
+        return (
+            "structured_outputs forbid every token: the grammar is too large to follow, or spells a special "
+            "token of the model; simplify it"
+        )
+    return f"{' and '.join(given)} forbid every token; relax one of them"
 
 
 def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], count: int) -> list[TopLogprobs]:

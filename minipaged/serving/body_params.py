@@ -49,7 +49,8 @@ async def read_params(
     most = min(engine.config.max_num_seqs, engine.config.max_num_batched_tokens)
     if width > most:
         name = next(name for name in ("beam_width", "best_of", "n") if getattr(body, name) == width)
-        raise ApiError(400, f"{name} is {width}; the server computes {most} sequences at once", name)
+        told = f"{name} is {width}; the server computes {most} sequences at once, so give at most {most}"
+        raise ApiError(400, told, name)
     if isinstance(params, SamplingParams) and params.structured_outputs is not None:
         try:
             # A grammar may take long to compile, and is remembered.

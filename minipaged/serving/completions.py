@@ -63,7 +63,7 @@ class _Writer:
             "model": service.model_name,
         }
         self._chunks = Chunks(self._head, body.wants_usage, PLAIN)
-        self._told: dict[int, int] = {}  # choice -> characters of its text (of those with log-probabilities)
+        self._told: dict[int, int] = {}  # choice -> where its next token's text begins
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """The response."""
@@ -88,7 +88,6 @@ class _Writer:
                 events.append(self._chunks.piece(index, completion.text))
                 continue
             choice = self._choice(position, output, completion, is_first, told)
-            self._told[index] = told + len(choice["text"])
             events.append(self._chunks.event(choice))
         return "".join(events)
 
@@ -110,10 +109,15 @@ class _Writer:
             if tops is not None and output.prompt_logprobs is not None:
                 first: TopLogprobs = {output.prompt_token_ids[0]: self._unknown(output.prompt_token_ids[0])}
                 tops = [top or first for top in output.prompt_logprobs] + tops
+        index = position * self._num_choices + completion.index
+        found = None
+        if tops is not None:
+            found, offset = self._logprobs(output, completion, tops, offset)
+        self._told[index] = offset
         choice = {
-            "index": position * self._num_choices + completion.index,
+            "index": index,
             "text": text,
-            "logprobs": None if tops is None else self._logprobs(output, completion, tops, offset),
+            "logprobs": found,
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
         }
@@ -135,7 +139,8 @@ class _Writer:
 
     def _logprobs(
         self, output: RequestOutput, completion: CompletionOutput, tops: list[TopLogprobs], offset: int
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], int]:
+        """OpenAI's object, and where the text of the next token begins."""
         ids = completion.token_ids
         if len(tops) > len(ids):  # (the prompt's come first)
             ids = output.prompt_token_ids + ids
@@ -156,4 +161,10 @@ class _Writer:
             likeliest.append((best or None) if is_known else None)
             offsets.append(offset)
             offset += 0 if token_id in special else len(text)
-        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": likeliest, "text_offset": offsets}
+        columns = {
+            "tokens": tokens,
+            "token_logprobs": values,
+            "top_logprobs": likeliest,
+            "text_offset": offsets,
+        }
+        return columns, offset

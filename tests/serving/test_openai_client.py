@@ -118,6 +118,21 @@ def test_logprobs_and_echo_have_openais_form(client, offline):
         assert choice.text[offset : offset + len(token)] == token
 
 
+def test_streamed_offsets_are_those_of_the_whole_answer(client):
+    """Catches an offset that counts the text shown so far: some of it waits, it may begin a stop string."""
+    options = {**GREEDY, "model": "pocket", "prompt": PROMPT, "logprobs": 0}
+    whole = client.completions.create(**options).choices[0]
+    stop = [whole.text[9:14] + "#", *(f"{letter}#" for letter in sorted(set(whole.text)))]
+    offsets = [
+        offset
+        for event in client.completions.create(**options, stop=stop, stream=True)
+        for choice in event.choices
+        if choice.logprobs is not None
+        for offset in choice.logprobs.text_offset
+    ]
+    assert offsets == whole.logprobs.text_offset
+
+
 MESSAGES = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 
