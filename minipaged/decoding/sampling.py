@@ -132,10 +132,7 @@ def _why_forbidden(params: DecodingParams) -> str:
     masks = "structured_outputs allowed_token_ids bad_words min_tokens logit_bias no_repeat_ngram_size"
     given = [name for name in [*masks.split(), "logits_processors"] if getattr(params, name, None)]
     if given == ["structured_outputs"]:
-        return (
-            "structured_outputs forbid every token: the grammar is too large to follow, or spells a special "
-            "token of the model; simplify it"
-        )
+        return "structured_outputs forbid every token: the grammar is too large to follow; simplify it"
     return f"{' and '.join(given)} forbid every token; relax one of them"
 
 

@@ -165,6 +165,7 @@ class _Vocabulary:
         except ValueError as error:
             raise ParamsError(f"structured_outputs cannot use the model's tokenizer: {error}") from error
         self._eos_token_ids = eos_token_ids
+        self._special_tokens = tokenizer.all_special_tokens
         self.compile = lru_cache(maxsize=64)(self._compile)
 
     def _compile(self, kind: str, source: str) -> Grammar:
@@ -175,6 +176,8 @@ class _Vocabulary:
                 grammar = LLMatcher.grammar_from_json_schema(source, defaults=JSON_DEFAULTS)  # type: ignore[arg-type]
             else:
                 grammar = grammar_from(kind, source)  # type: ignore[arg-type]
+            if any(token in source.replace("\\", "") for token in self._special_tokens):
+                grammar = _without_forcing(grammar)
             limits = LLParserLimits(max_items_in_row=MOST_ALTERNATIVES)
             matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
             reason = matcher.get_error()
@@ -187,6 +190,18 @@ class _Vocabulary:
             shown = source if len(source) <= 80 else source[:77] + "..."
             raise ParamsError(f"{kind} of structured_outputs is {shown!r}: {told.removeprefix('error: ')}")
         return Grammar(matcher, self._eos_token_ids)
+
+
+def _without_forcing(grammar: str) -> str:
+    """The grammar for a text in which a special token is spelled.
+
+    Where only one text may follow, llguidance asks for the tokens that the tokenizer splits it into. That
+    would be the special token, which is no text.
+    """
+    if grammar.lstrip().startswith("{"):
+        (part,) = json.loads(grammar)["grammars"]
+        grammar = part.get("lark_grammar") or f"start: %json {json.dumps(part['json_schema'])}"
+    return '%llguidance {"no_forcing": true}\n' + grammar.replace("%llguidance {}", "")
 
 
 _vocabularies: WeakKeyDictionary[Any, dict[tuple[int, ...], _Vocabulary]] = WeakKeyDictionary()

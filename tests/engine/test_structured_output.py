@@ -285,6 +285,33 @@ def test_what_may_follow_depends_on_the_tokens_alone(llm):
 # -- where a text ends, and what contradicts it --------------------------------------------------
 
 
+SPELLED = {
+    "choice": (["<|end|>", "x<|end|>y"], r"x?<\|end\|>y?"),
+    "regex": (r"x<\|end\|>y", r"x<\|end\|>y"),
+    "json": ({"const": "b<|begin|>c"}, r'"b<\|begin\|>c"'),
+    "grammar": ('start: "<|user|>"', r"<\|user\|>"),
+}
+
+
+@pytest.mark.parametrize("kind", SPELLED)
+def test_a_text_may_spell_a_special_token(llm, kind):
+    """Catches the special token itself, which is no text: asked for where only one text may follow."""
+    given, wanted = SPELLED[kind]
+    params = SamplingParams(
+        temperature=0, max_tokens=60, structured_outputs=StructuredOutputsParams(**{kind: given})
+    )
+    (output,) = llm.generate("a", params)
+    assert re.fullmatch(wanted, output.outputs[0].text), output.error
+    assert output.outputs[0].finish_reason == "stop"
+
+
+def test_a_grammar_too_large_to_follow_says_so(llm):
+    """Catches an error that blames settings that nobody gave."""
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="(a{1000}){1000}"))
+    (output,) = llm.generate("a", params)
+    assert "too large to follow" in output.error
+
+
 def test_eos_ends_a_complete_text_even_where_it_is_ignored(llm):
     """Text after the last bracket, a row without tokens, EOS repeated up to max_tokens."""
     for ignored in (False, True):
@@ -322,7 +349,8 @@ def test_other_masks_penalties_and_biases_hold_too(llm):
 def test_a_request_whose_masks_leave_nothing_fails_alone_and_says_so(llm, options):
     """Token 0 forever, or an answer that is none."""
     contradicted, fine = llm.generate([STORY, STORY], [follow(**options), follow(choice=["yes", "no"])])
-    assert contradicted.error.startswith("structured_outputs, allowed_token_ids, bad_words, min_tokens and")
+    _, mask = options
+    assert contradicted.error == f"structured_outputs and {mask} forbid every token; relax one of them"
     assert contradicted.outputs[0].finish_reason == "error"
     assert fine.outputs[0].finish_reason == "stop"
 
