@@ -26,6 +26,7 @@ from weakref import WeakKeyDictionary
 
 from minipaged.decoding.checks import ParamsError, items, refuse
 from minipaged.scheduling.request import Sequence
+from minipaged.text_io import lone_surrogate
 
 if TYPE_CHECKING:
     import numpy as np  # where it is used: the engine runs without it, in a browser too
@@ -70,6 +71,10 @@ class StructuredOutputsParams:
         for kind in ("regex", "grammar"):
             if not isinstance(getattr(self, kind), str | None):
                 refuse(kind, getattr(self, kind), "a string")
+        texts = (*(self.choice or ()), self.regex, self.grammar, self.json)
+        for text in texts:
+            if isinstance(text, str) and (wrong := lone_surrogate(text)):
+                raise ParamsError(f"{given[0]} {wrong}")
         if not isinstance(self.json, str | Mapping | None) and not hasattr(self.json, "model_json_schema"):
             refuse("json", self.json, "a JSON schema (a dict or a string) or a pydantic model class")
         if find_spec("llguidance") is None:

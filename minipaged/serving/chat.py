@@ -12,9 +12,9 @@ from starlette.responses import Response
 from minipaged.outputs import CompletionOutput, RequestOutput
 from minipaged.serving.body_params import chat_logprobs, read_params
 from minipaged.serving.errors import ApiError, api_error
-from minipaged.serving.formats import chat_logprobs as logprobs_object
-from minipaged.serving.formats import prompt_logprobs
 from minipaged.serving.generation import Generation, respond
+from minipaged.serving.logprobs import chat_logprobs as logprobs_object
+from minipaged.serving.logprobs import prompt_logprobs
 from minipaged.serving.schemas import ChatBody, Message
 from minipaged.serving.service import Service
 from minipaged.serving.streaming import Chunks, is_plain
@@ -46,7 +46,7 @@ def plain_messages(messages: list[Message], field: str = "messages") -> list[dic
     plain = []
     for number, message in enumerate(messages):
         values = {key: value for key, value in message.model_dump().items() if value is not None}
-        content = values.get("content", "")
+        content = values.get("content")
         if isinstance(content, list):
             content = "".join(_text(part, f"{field}.{number}.content.{i}") for i, part in enumerate(content))
         if calls := values.get("tool_calls"):
@@ -84,6 +84,7 @@ class _Writer:
 
     def __init__(self, service: Service, body: ChatBody, generation: Generation) -> None:
         self._body = body
+        self._tokenizer = service.tokenizer
         self._generation = generation
         self._has_tools = bool(body.tools) and body.tool_choice != "none"
         self._head = {
@@ -143,7 +144,9 @@ class _Writer:
         count = self._body.top_logprobs or 0
         return {
             "index": completion.index,
-            "logprobs": None if tops is None else logprobs_object(tops, completion.token_ids, count),
+            "logprobs": None
+            if tops is None
+            else logprobs_object(self._tokenizer, tops, completion.token_ids, count),
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
         }

@@ -10,16 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from minipaged.decoding.params import SamplingParams
-from minipaged.outputs import CompletionOutput, Logprob, RequestOutput
+from minipaged.outputs import CompletionOutput, RequestOutput
 from minipaged.serving.body_params import read_params
 from minipaged.serving.errors import ApiError, api_error
-from minipaged.serving.formats import finite, prompt_logprobs
 from minipaged.serving.generation import Generation, respond
+from minipaged.serving.logprobs import TextOffsets, TopLogprobs, completion_logprobs, prompt_logprobs
 from minipaged.serving.schemas import MOST_PROMPTS, CompletionBody
 from minipaged.serving.service import Service
 from minipaged.serving.streaming import Chunks, is_plain
 
-TopLogprobs = dict[int, Logprob]
 PLAIN = {"index": 0, "text": "", "logprobs": None, "finish_reason": None, "stop_reason": None}
 
 
@@ -63,7 +62,11 @@ class _Writer:
             "model": service.model_name,
         }
         self._chunks = Chunks(self._head, body.wants_usage, PLAIN)
-        self._told: dict[int, int] = {}  # choice -> where its next token's text begins
+        self._offsets: dict[int, TextOffsets] = {}  # of each choice
+        detokenizer = service.llm.engine.detokenizer
+        if detokenizer is not None and isinstance(generation.params, SamplingParams):
+            detokenizer = detokenizer.skipping(generation.params.skip_special_tokens)
+        self._detokenizer = detokenizer
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """The response."""
@@ -83,12 +86,11 @@ class _Writer:
         events = []
         for completion in output.outputs:
             index = position * self._num_choices + completion.index
-            is_first, told = index not in self._told, self._told.get(index, 0)
+            is_first = index not in self._offsets
             if is_plain(completion) and not is_first and output.prompt_logprobs is None:
                 events.append(self._chunks.piece(index, completion.text))
                 continue
-            choice = self._choice(position, output, completion, is_first, told)
-            events.append(self._chunks.event(choice))
+            events.append(self._chunks.event(self._choice(position, output, completion, is_first)))
         return "".join(events)
 
     def end(self) -> str:
@@ -96,28 +98,14 @@ class _Writer:
         return self._chunks.last(self._generation.usage.fields())
 
     def _choice(
-        self,
-        position: int,
-        output: RequestOutput,
-        completion: CompletionOutput,
-        with_echo: bool = True,
-        offset: int = 0,
+        self, position: int, output: RequestOutput, completion: CompletionOutput, is_first: bool = True
     ) -> dict[str, Any]:
-        text, tops = completion.text, completion.logprobs
-        if self._body.echo and with_echo:
-            text = self._echo(position) + text
-            if tops is not None and output.prompt_logprobs is not None:
-                first: TopLogprobs = {output.prompt_token_ids[0]: self._unknown(output.prompt_token_ids[0])}
-                tops = [top or first for top in output.prompt_logprobs] + tops
         index = position * self._num_choices + completion.index
-        found = None
-        if tops is not None:
-            found, offset = self._logprobs(output, completion, tops, offset)
-        self._told[index] = offset
+        text = self._echo(position) + completion.text if self._body.echo and is_first else completion.text
         choice = {
             "index": index,
             "text": text,
-            "logprobs": found,
+            "logprobs": self._logprobs(position, index, output, completion),
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
         }
@@ -133,38 +121,18 @@ class _Writer:
             return given[position]
         return self._service.tokenizer.decode(self._generation.prompts[position], skip_special_tokens=True)
 
-    def _unknown(self, token_id: int) -> Logprob:
-        """Of a prompt's first token, which nothing predicts."""
-        return Logprob(float("nan"), 0, self._service.tokenizer.decode([token_id]))
-
     def _logprobs(
-        self, output: RequestOutput, completion: CompletionOutput, tops: list[TopLogprobs], offset: int
-    ) -> tuple[dict[str, Any], int]:
-        """OpenAI's object, and where the text of the next token begins."""
-        ids = completion.token_ids
-        if len(tops) > len(ids):  # (the prompt's come first)
-            ids = output.prompt_token_ids + ids
-        count = self._body.logprobs or 0
-        special = set(self._service.tokenizer.all_special_ids)  # that are no text
-        tokens, values, likeliest, offsets = [], [], [], []
-        for token_id, top in zip(ids, tops):
-            chosen = top[token_id]
-            text = chosen.decoded_token or ""
-            is_known = chosen.logprob == chosen.logprob
-            tokens.append(text)
-            values.append(finite(chosen.logprob) if is_known else None)
-            best = {
-                one.decoded_token or str(i): finite(one.logprob)
-                for i, one in top.items()
-                if one.rank <= count
-            }
-            likeliest.append((best or None) if is_known else None)
-            offsets.append(offset)
-            offset += 0 if token_id in special else len(text)
-        columns = {
-            "tokens": tokens,
-            "token_logprobs": values,
-            "top_logprobs": likeliest,
-            "text_offset": offsets,
-        }
-        return columns, offset
+        self, position: int, index: int, output: RequestOutput, completion: CompletionOutput
+    ) -> dict[str, Any] | None:
+        """OpenAI's object; echo puts the prompt's tokens first."""
+        offsets = self._offsets.setdefault(index, TextOffsets(self._detokenizer))
+        if completion.logprobs is None:
+            return None
+        tops: list[TopLogprobs | None] = [*completion.logprobs]
+        ids, starts = completion.token_ids, offsets.of(completion.token_ids)
+        if self._body.echo and output.prompt_logprobs is not None:
+            tops, ids = output.prompt_logprobs + tops, output.prompt_token_ids + ids
+            shift = len(self._echo(position))
+            starts = TextOffsets(self._detokenizer).of(output.prompt_token_ids) + [shift + i for i in starts]
+        tokenizer = None if self._detokenizer is None else self._detokenizer.tokenizer
+        return completion_logprobs(tokenizer, tops, ids, starts, self._body.logprobs or 0)

@@ -110,15 +110,23 @@ def install_handlers(app: FastAPI) -> None:
             413: "the body is larger than the server takes; send less, or raise --max-body-bytes",
         }
         message = messages.get(error.status_code, str(error.detail))
+        match error.__cause__:
+            case UnicodeDecodeError(object=data, start=at):
+                message = f"the body is not UTF-8: byte {data[at]:#04x} at position {at}; send JSON in UTF-8"
+            case RecursionError():
+                message = "the body is nested too deeply; send flatter JSON"
         return ApiError(error.status_code, message, headers=error.headers).response()
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong with a body, in one line."""
     errors = error.errors()
-    # A field of several types has an error for each of them; the deepest knows most.
+    # A field of several types has errors for each of them: the type that fits longest is meant.
     first = errors[0]["loc"][:2]
-    found = max((e for e in errors if e["loc"][:2] == first), key=lambda e: len(e["loc"]))
+    types: dict[Any, Any] = {}
+    for wrong in (wrong for wrong in errors if wrong["loc"][:2] == first):
+        types.setdefault(wrong["loc"][2:3], wrong)
+    found = max(types.values(), key=_fit)
     if found["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {found['ctx']['error']}", code="invalid_json")
     loc = [str(part) for part in found["loc"][1:] if not _is_type(str(part))]
@@ -133,6 +141,11 @@ def _invalid(error: RequestValidationError) -> ApiError:
         return ApiError(400, f"{name} is missing; give it", name, "missing_required_parameter")
     told = found["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return ApiError(400, f"{name} is {shortened(found['input'])}; give {told}", name, "invalid_value")
+
+
+def _fit(error: Mapping[str, Any]) -> tuple[Any, ...]:
+    """How far a value is what a type wants: first by depth, then by the entries before the wrong one."""
+    return len(error["loc"]), tuple(part for part in error["loc"] if isinstance(part, int))
 
 
 def _is_type(part: str) -> bool:

@@ -34,6 +34,8 @@ async def respond_to(service: Service, request: Request, body: ResponsesBody) ->
     for name in NOT_HERE:
         if getattr(body, name) is not None:
             raise ApiError(400, f"{name} is given, but /v1/responses does not support it; leave it out", name)
+    if not body.input:
+        raise ApiError(400, f"input is {body.input!r}; give a text or at least one message", "input")
     body.max_tokens = body.max_output_tokens
     body.response_format = _response_format(body)
     try:

@@ -33,7 +33,8 @@ class Body(BaseModel):
             if name not in known:
                 near = difflib.get_close_matches(str(name), known, n=1)
                 hint = f"did you mean {near[0]}?" if near else "leave it out"
-                raise PydanticCustomError("unknown_field", "unknown", {"field": str(name), "hint": hint})
+                field = str(name).encode(errors="backslashreplace").decode()
+                raise PydanticCustomError("unknown_field", "unknown", {"field": field, "hint": hint})
         return data
 
 
@@ -168,7 +169,7 @@ class TextOptions(Body):
 class ResponsesBody(GenerationBody):
     """`/v1/responses`."""
 
-    input: str | list[Message] = Field(min_length=1)
+    input: str | list[Message]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     text: TextOptions | None = None

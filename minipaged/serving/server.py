@@ -51,6 +51,12 @@ class Server(uvicorn.Server):
             self.should_exit = True
         return await super().on_tick(counter)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """After a second signal, too, the application is told that it ends (else its task is a traceback)."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
+
 
 def make_server(llm: AsyncLLM, model_name: str, settings: ServerSettings) -> Server:
     """A server that is not started."""

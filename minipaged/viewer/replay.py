@@ -24,7 +24,10 @@ class Trace:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.texts: dict[int, str] = {}
-        self.header = self._parse(*next(self._lines(), (1, "")))
+        first = next(self._lines(), None)
+        if first is None:
+            raise TraceError(f"{path} is empty; make a trace with --trace FILE")
+        self.header = self._parse(*first)
         if not FORMAT.items() <= self.header.items():
             theirs = self.header.get("version")
             if self.header.get("format") == FORMAT["format"] and isinstance(theirs, int) and theirs > VERSION:

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from minipaged.decoding import Detokenizer
 from minipaged.decoding.detokenizer import Window
+from minipaged.decoding.token_bytes import token_bytes
 
 TEXT = [
     "The quick brown fox isn't lazy; it jumps over 12 dogs.",
@@ -192,6 +193,18 @@ def test_the_cost_grows_with_the_tokens_not_with_their_square(tokenizer, kind):
     got = pieces(detokenizer, ids)
     assert counting.num_decoded < 60 * len(ids)
     assert "".join(got) == tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+@pytest.mark.parametrize("name", ["byte_level", "sentencepiece_like"])
+def test_the_bytes_of_tokens_join_to_those_of_the_text(name):
+    """Catches a part of a character whose bytes are those of U+FFFD."""
+    tokenizer, text = TOKENIZERS[name], "quick" + "日本🦊é"
+    detokenizer = Detokenizer(tokenizer)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    parts = [token_bytes(tokenizer, token_id, detokenizer.token(token_id)) for token_id in ids]
+    assert b"".join(parts) == text.encode()
+    assert any(len(part) < 2 for part in parts)
+    assert token_bytes(tokenizer, tokenizer.eos_token_id, "<eos>") == b"<eos>"
 
 
 def test_fast_tokenizers_are_asked_directly(monkeypatch):

@@ -302,7 +302,8 @@ def test_generate_shows_the_pool_and_where_the_tokens_lay(capsys, monkeypatch):
     [
         (None, "cannot read trace"),
         (b"\xff\xfe\x00\x80", "not text"),
-        (b"", "line 1 is not JSON"),
+        (b"", "is empty; make a trace with --trace FILE"),
+        (b"\n", "line 1 is not JSON"),
         (b"[1]\n", "line 1 is not a JSON object"),
         (b'{"format": "other"}\n', "not a trace of version 2"),
         (

@@ -111,6 +111,7 @@ def test_a_page_depends_on_its_trace_alone(trace):
         (("{folder}/none", "-o", "{folder}/p.html"), "cannot read trace"),
         (("{trace}", "-o", "{folder}/no/p.html"), "cannot write page"),
         (("{foreign}", "-o", "{folder}/p.html"), "not a trace of version 2"),
+        (("{empty}", "-o", "{folder}/p.html"), "is empty; make a trace with --trace FILE"),
         (("{trace}", "--live", "http://127.0.0.1:1"), "opens the server's own page, not a trace"),
         (("--live", "http://127.0.0.1:1"), "cannot reach http://127.0.0.1:1/live"),
         (("--live", "file:///etc/passwd"), "is not an HTTP address"),
@@ -119,8 +120,14 @@ def test_a_page_depends_on_its_trace_alone(trace):
 def test_view_says_in_one_line_what_is_missing(capsys, monkeypatch, trace, tmp_path, arguments, message):
     """Catches a traceback, a page of something that is no trace, a trace that is overwritten."""
     (tmp_path / "foreign").write_text('{"traceEvents": []}\n')
+    (tmp_path / "empty").touch()
     before = trace.read_text()
-    places = {"trace": trace, "folder": tmp_path, "foreign": tmp_path / "foreign"}
+    places = {
+        "trace": trace,
+        "folder": tmp_path,
+        "foreign": tmp_path / "foreign",
+        "empty": tmp_path / "empty",
+    }
     code, out, err = call(capsys, monkeypatch, "view", *(text.format(**places) for text in arguments))
     assert (code, out) == (2, "")
     assert message in err

@@ -107,6 +107,8 @@ ONE = {
             [{"role": "user", "content": 5}],
             [{"role": 5, "content": "a"}],
             [{"content": "a"}],
+            [{"role": "user"}],
+            [{"role": "user", "content": None}],
             [{"role": "nobody", "content": "a"}],
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}],
             [{"role": "user", "content": [{"type": "text"}]}],
@@ -210,11 +212,12 @@ def test_bad_bodies_are_refused_by_name_and_nothing_is_held(server):
         (b"null", "application/json", 400, "JSON object"),
         (b"[]", "application/json", 400, "JSON object"),
         (b"5", "application/json", 400, "JSON object"),
-        (DEEP.encode(), "application/json", 400, ""),
+        (DEEP.encode(), "application/json", 400, "nested too deeply"),
         (b'{"prompt": "a", "temperature": NaN}', "application/json", 400, "temperature"),
         (b'{"prompt": "a", "temperature": Infinity}', "application/json", 400, "temperature"),
         (b'{"prompt": "a", "n": 1' + b"0" * 5000 + b"}", "application/json", 400, ""),
-        (b'{"prompt": "\xff"}', "application/json", 400, ""),
+        (b'{"prompt": "\xff"}', "application/json", 400, "byte 0xff at position 12"),
+        (b'{"prompt": "a", "\\ud800": 1}', "application/json", 400, "no field \\ud800"),
         (b'{"prompt": "a"}', "text/plain", 400, "application/json"),
         (b'{"prompt": "a"}', "application/x-www-form-urlencoded", 400, "application/json"),
         (b'{"prompt": "' + b"a" * (5 << 20) + b'"}', "application/json", 413, "--max-body-bytes"),
@@ -250,3 +253,24 @@ def test_unknown_paths_and_methods_have_openais_shape(server, method, path, stat
     answer = server.http.request(method, path)
     assert answer.status_code == status
     assert path in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        (C, {"prompt": [1, "a"]}, "prompt.1 is 'a'; give a valid integer"),
+        (C, {"prompt": ["a", 1]}, "prompt.1 is 1; give a valid string"),
+        (C, {"prompt": [1, 2, "a"]}, "prompt.2 is 'a'; give a valid integer"),
+        (C, {"prompt": [[1, "a"]]}, "prompt.0.1 is 'a'; give a valid integer"),
+        (C, {**PROMPT, "structured_outputs": {"choice": ["\ud800"]}}, "'\\ud800' at position 0"),
+        (C, {**PROMPT, "structured_outputs": {"regex": "\ud800"}}, "'\\ud800' at position 0"),
+        ("/v1/responses", {"input": ""}, "input is ''; give a text or at least one message"),
+        ("/v1/responses", {"input": []}, "input is []; give a text or at least one message"),
+    ],
+)
+def test_the_message_is_about_the_value_that_is_wrong(server, path, body, told):
+    """Catches a message about another value, or in a library's words."""
+    content = json.dumps(body)
+    answer = server.http.post(path, content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert told in answer.json()["error"]["message"]

@@ -421,6 +421,24 @@ def test_the_command_serves_and_ends_on_sigterm(tmp_path):
         assert "secret" not in log
 
 
+def test_a_second_signal_ends_the_command_at_once():
+    """Catches a traceback, and a server that waits for what runs."""
+    command = [sys.executable, "-m", "minipaged", "serve", "--port", "0", "--num-blocks", "2048"]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+        closing(SimpleNamespace(close=process.kill)),
+    ):
+        url = process.stdout.readline().split()[-1]
+        body = {"prompt": "Once", "stream": True, "max_tokens": 8000, "ignore_eos": True, "n": 4}
+        with httpx.stream("POST", url + C, json=body, timeout=60) as stream:
+            next(stream.iter_raw())
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) in (0, 130, -signal.SIGINT)
+        assert "Traceback" not in process.stderr.read()
+
+
 def test_a_taken_port_and_an_open_address_are_told_in_one_line():
     """Catches a traceback, and a model loaded for nothing."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

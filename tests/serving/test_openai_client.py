@@ -133,6 +133,42 @@ def test_streamed_offsets_are_those_of_the_whole_answer(client):
     assert offsets == whole.logprobs.text_offset
 
 
+SPLIT = "日本 🦊 fox"  # most of its tokens are parts of characters
+
+
+def test_parts_of_characters_have_their_bytes_and_offsets(client, offline):
+    """Catches bytes of U+FFFD, a part that counts as a character, and parts that share one key."""
+    ids = offline.get_tokenizer().encode(SPLIT, add_special_tokens=False)
+    spell = {"extra_body": {"structured_outputs": {"choice": [SPLIT]}}, "max_tokens": 40, "temperature": 0}
+    chat = client.chat.completions.create(model="pocket", messages=MESSAGES, logprobs=True, **spell)
+    assert chat.choices[0].message.content == SPLIT
+    assert b"".join(bytes(one.bytes) for one in chat.choices[0].logprobs.content[:-1]) == SPLIT.encode()
+    answer = client.completions.create(model="pocket", prompt=ids, logprobs=20, echo=True, **spell)
+    choice, found = answer.choices[0], answer.choices[0].logprobs
+    assert choice.text == SPLIT + SPLIT
+    starts = []
+    for token, offset in zip(found.tokens, found.text_offset):
+        starts.append(offset)
+        if not token.startswith(("bytes:", "<|")):
+            assert choice.text[offset : offset + len(token)] == token
+    assert sorted(starts) == starts
+    assert starts[len(ids)] == len(SPLIT)
+    assert found.tokens[0] == r"bytes:\xe6"
+    assert starts[:4] == [0, 0, 0, 1]
+    assert max(map(len, found.top_logprobs[1:])) >= 20
+
+
+def test_offsets_count_special_tokens_that_are_shown(client):
+    """Catches an offset behind a special token that is part of the text."""
+    options = {"max_tokens": 6, "temperature": 0, "logprobs": 0, "model": "pocket", "prompt": PROMPT}
+    shown = {"skip_special_tokens": False, "structured_outputs": None, "allowed_token_ids": [0, 964]}
+    choice = client.completions.create(**options, extra_body={**shown, "logit_bias": {"0": 1}}).choices[0]
+    found = choice.logprobs
+    assert "<|begin|>" in choice.text
+    for token, offset in zip(found.tokens, found.text_offset):
+        assert choice.text[offset : offset + len(token)] == token
+
+
 MESSAGES = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 

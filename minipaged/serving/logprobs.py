@@ -1,0 +1,112 @@
+"""Log-probabilities in the forms of OpenAI and vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minipaged.decoding.detokenizer import Detokenizer, Window
+from minipaged.decoding.token_bytes import token_bytes
+from minipaged.outputs import Logprob
+
+TopLogprobs = dict[int, Logprob]
+
+LEAST = -9999.0
+"""In the place of -inf, which JSON does not have."""
+
+
+def finite(logprob: float) -> float:
+    """A log-probability as JSON can have it."""
+    return max(logprob, LEAST)
+
+
+def prompt_logprobs(tops: list[TopLogprobs | None]) -> list[dict[str, Any] | None]:
+    """Per prompt token its likeliest alternatives by token id, as vLLM reports them; None for the first."""
+    return [
+        None
+        if top is None
+        else {
+            str(token_id): {
+                "logprob": finite(one.logprob),
+                "rank": one.rank,
+                "decoded_token": one.decoded_token,
+            }
+            for token_id, one in top.items()
+        }
+        for top in tops
+    ]
+
+
+def chat_logprobs(
+    tokenizer: Any, tops: list[TopLogprobs], token_ids: list[int], count: int
+) -> dict[str, Any]:
+    """A chat's object for generated tokens: each with its `count` likeliest alternatives."""
+
+    def entry(token_id: int, one: Logprob) -> dict[str, Any]:
+        text = one.decoded_token or ""
+        data = token_bytes(tokenizer, token_id, text)
+        return {"token": text, "logprob": finite(one.logprob), "bytes": list(data)}
+
+    content = []
+    for token_id, top in zip(token_ids, tops):
+        best = sorted((one.rank, i, one) for i, one in top.items() if one.rank <= count)
+        likeliest = [entry(i, one) for _, i, one in best]
+        content.append({**entry(token_id, top[token_id]), "top_logprobs": likeliest})
+    return {"content": content}
+
+
+def completion_logprobs(
+    tokenizer: Any, tops: list[TopLogprobs | None], token_ids: list[int], starts: list[int], count: int
+) -> dict[str, Any]:
+    """A completion's object: columns, with a row for each token.
+
+    Args:
+        tokenizer: of the model; None if it has none.
+        tops: each token's log-probability and alternatives; None for a prompt's first, which has none.
+        token_ids: the tokens.
+        starts: where in the text each begins.
+        count: alternatives to tell.
+    """
+
+    def name(token_id: int, text: str | None) -> str:
+        if text is not None and "\ufffd" in text:  # so that parts of characters differ
+            data = token_bytes(tokenizer, token_id, text)
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        return str(token_id) if text is None else text
+
+    tokens: list[str] = []
+    values: list[float | None] = []
+    likeliest: list[dict[str, float] | None] = []
+    for token_id, top in zip(token_ids, tops):
+        if top is None:
+            tokens.append(name(token_id, None if tokenizer is None else tokenizer.decode([token_id])))
+            values.append(None)
+            likeliest.append(None)
+            continue
+        tokens.append(name(token_id, top[token_id].decoded_token))
+        values.append(finite(top[token_id].logprob))
+        best = [(name(i, one.decoded_token), one) for i, one in top.items() if one.rank <= count]
+        likeliest.append({key: finite(one.logprob) for key, one in best} or None)
+    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": likeliest, "text_offset": starts}
+
+
+class TextOffsets:
+    """Where in the text of its answer each token begins; parts of a character begin where it does.
+
+    Args:
+        detokenizer: as the text is made; None: there is none, and every token begins at 0.
+    """
+
+    def __init__(self, detokenizer: Detokenizer | None) -> None:
+        self._detokenizer = detokenizer
+        self._window = Window()
+        self._next = 0
+
+    def of(self, token_ids: list[int]) -> list[int]:
+        """Of the next tokens."""
+        starts = []
+        for token_id in token_ids:
+            starts.append(self._next)
+            if self._detokenizer is not None:
+                self._window, text = self._detokenizer.push(self._window, token_id)
+                self._next += len(text)
+        return starts
