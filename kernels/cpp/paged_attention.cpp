@@ -47,12 +47,13 @@ void score_rows(const float* query, int dim, int width, const S* const* keys, in
             const int start = strip_start(strip, dim);
             Vec q0[R], q1[R];
             for (int r = 0; r < R; r++) load_strip(query + r * width + strip, q0[r], q1[r]);
+#pragma GCC unroll 16
             for (int c = 0; c < KEYS; c++) {
                 Vec k0, k1;
                 load_strip(keys[k + c] + start, k0, k1);
                 if (coming) prefetch_strip(coming[k + c] + strip);
-                for (int r = 0; r < R; r++) sum[r * KEYS + c] += q0[r] * k0;
-                for (int r = 0; r < R; r++) sum[r * KEYS + c] += q1[r] * k1;
+                for (int r = 0; r < R; r++) sum[r * KEYS + c] = add_product(sum[r * KEYS + c], q0[r], k0);
+                for (int r = 0; r < R; r++) sum[r * KEYS + c] = add_product(sum[r * KEYS + c], q1[r], k1);
             }
         }
         Vec total = sums_of(sum);
@@ -77,7 +78,7 @@ void mix_strips(const float* p, int strip, int dim, int width, const S* const* v
             if (coming) prefetch_strip(coming[k] + strip + w * STRIP);
         }
         for (int r = 0; r < R; r++)
-            for (int v = 0; v < 2 * W; v++) sum[r][v] += p[r * TILE + k] * value[v];
+            for (int v = 0; v < 2 * W; v++) sum[r][v] = add_product(sum[r][v], p[r * TILE + k] - Vec{}, value[v]);
     }
     for (int r = 0; r < R; r++)
         for (int v = 0; v < 2 * W; v++) store(acc + r * width + strip + v * LANES, sum[r][v]);

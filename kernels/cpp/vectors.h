@@ -8,6 +8,9 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -134,6 +137,18 @@ void narrow_row(const float* wide, int dim, float sum, T* row) {
 }
 
 // ---- Vector arithmetic -----------------------------------------------------------------------------------
+
+// sum + a * b, rounded once. GCC fuses them by itself unless another block of code ends up between the two: in
+// the loop for one row, say, but not in that for four. A row's bits must not depend on its neighbours.
+inline Vec add_product(Vec sum, Vec a, Vec b) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__)
+    return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#else
+    return sum + a * b;
+#endif
+}
 
 // e^x as 2^n * e^f with |f| <= ln(2) / 2 (Cephes' polynomial); exactly 0 for x < -87, -inf included.
 inline Vec exponential(Vec x) {

@@ -83,11 +83,13 @@ def test_softcap_and_sinks_equal_the_oracle(softcap, with_sinks, window, dtype):
     check(MIXED, softcap=softcap, with_sinks=with_sinks, sliding_window=window, dtype=dtype, scale=1.0)
 
 
-@pytest.mark.parametrize("size", [1e-3, 30.0])
+@pytest.mark.parametrize("size", [2**-10, 32])
 def test_scores_of_any_size_stay_finite(size):
     """Catches an exponential that overflows, or is wrong far from 0: scores up to about +-1500."""
     case = make_case(MIXED)
-    case.query *= size
+    # Sixteenths, whose scores float32 holds exactly: an error in one of 1500 would be most of the tolerance.
+    case.query = (case.query * 16).round() / 16 * size
+    case.key_cache = (case.key_cache * 16).round() / 16
     inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
     assert_close(paged_attention(*inputs, scale=1.0), oracle.paged_attention(*inputs, scale=1.0), case)
 

@@ -84,18 +84,19 @@ def stack_linears(*linears: nn.Linear) -> nn.Linear:
     return stacked
 
 
-def can_pack() -> bool:
-    """Whether this build of PyTorch has oneDNN's packed products."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+def can_pack(dtype: torch.dtype = torch.float32) -> bool:
+    """Whether this build of PyTorch, on this processor, has oneDNN's packed products in the type."""
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return False
+    return dtype == torch.float32 or (
+        dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # (AVX-512, AVX-NE-CONVERT)
+    )
 
 
 def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether the module is a linear layer and nothing more, with a weight that can be packed."""
     # Subclasses may do more than multiply; weights in other types have other kernels.
-    dtypes = (
-        [torch.float32, torch.bfloat16] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [torch.float32]
-    )
-    return type(module) is nn.Linear and module.weight.dtype in dtypes
+    return type(module) is nn.Linear and can_pack(module.weight.dtype)
 
 
 def pack_linears(model: nn.Module) -> int:
