@@ -11,9 +11,6 @@
 
 #include <type_traits>
 #include <vector>
-#ifdef __x86_64__
-#include <immintrin.h>
-#endif
 
 namespace {
 
@@ -23,9 +20,8 @@ constexpr int GROUP = 64;              // k that are multiplied at a time, and s
 constexpr int LINE = 64;               // bytes that memory delivers together
 constexpr int AHEAD = 8192;            // bytes from what one pass multiplies to what is fetched meanwhile: the
                                        // processor fetches neighbours, but not from the next page
-constexpr int MOST_ROWS = LANES == 16 ? 6 : 4;  // that one pass over a panel multiplies
 constexpr int64_t ROW_BLOCK = 96;      // rows whose sums stay in the nearest caches
-constexpr int64_t MOST_TO_DECODE = 12; // rows; for more, the codes of a group become numbers first
+constexpr int64_t MOST_IN_WORDS = 2;   // rows that are quicker in fixed point of two words than as floats
 constexpr int64_t PARALLEL_BYTES = 1 << 19;  // below that, waking threads costs more than it saves
 
 // ---- Formats: `STEP` elements of one output in a lane of a vector ----------------------------------------
@@ -58,7 +54,6 @@ struct Float16 {  // likewise
 // conversion; what that adds, 384 times the sum of a row's elements, is taken off after each group.
 struct Int8 {
     static constexpr int STEP = 4, ZERO = 128;
-    [[maybe_unused]] static constexpr int PARTS = 3;  // bytes of an element of a row
     static constexpr float OFFSET = 256 + ZERO;
     static Vec value(Int raw, int i) {
         const Int moved = i < 2 ? raw << (15 - 8 * i) : raw >> (8 * i - 15);
@@ -68,7 +63,6 @@ struct Int8 {
 
 struct Int4 {  // codes 0 to 15 stand for -8 to 7, in the same way
     static constexpr int STEP = 8, ZERO = 8;
-    [[maybe_unused]] static constexpr int PARTS = 3;
     static constexpr float OFFSET = 16 + ZERO;
     static Vec value(Int raw, int i) {
         const int place = 8 * (i % 4) + i / 4 * 4;  // the lower halves of four bytes, then the upper ones
@@ -77,9 +71,13 @@ struct Int4 {  // codes 0 to 15 stand for -8 to 7, in the same way
     }
 };
 
-struct W8A8 : Int8 {  // the elements of the rows in 8 bits, too
-    [[maybe_unused]] static constexpr int PARTS = 1;
-};
+struct W8A8 : Int8 {};  // the elements of the rows in 8 bits, too
+
+template <class Format>  // rows that one pass over a panel multiplies: what the registers hold
+constexpr int MOST_ROWS = LANES == 16 || std::is_same_v<Format, Float32> ? 6 : 4;
+
+template <class Format>  // rows; for more, the codes of a group become numbers first
+constexpr int MOST_TO_DECODE = LANES == 16 || std::is_same_v<Format, Float16> ? 12 : 32;
 
 // The weights as they are, with rows in bfloat16: one instruction for both k of a lane, where there is one.
 struct Pairs {
@@ -121,9 +119,13 @@ struct Group {
     int64_t stride;
 };
 
+template <bool ALL>  // all lines of a row of lanes; else every other one, for the processor fetches neighbours
 inline void fetch(const char* coming, int64_t stride) {
     __builtin_prefetch(coming, 0, 2);
     if (stride > LINE) __builtin_prefetch(coming + stride / 2, 0, 2);
+    if (!ALL) return;
+    __builtin_prefetch(coming + LINE, 0, 2);
+    __builtin_prefetch(coming + 3 * LINE, 0, 2);
 }
 
 struct RowGroup {
@@ -136,7 +138,7 @@ template <class Format, int R>
 void add_group(const Group& group, const float* rows, int64_t stride, const RowGroup* row_groups,
                int64_t num_groups, float* totals) {
     constexpr bool IN_PAIRS = std::is_same_v<Format, Pairs>;
-    constexpr int N = LANES == 16 ? VECTORS : R == 1 ? 8 : R == 2 ? 4 : 2;  // what the registers hold
+    constexpr int N = LANES == 16 || R == 1 ? VECTORS : 2;  // what the registers hold
     for (int first = 0; first < VECTORS; first += N) {
         Vec sums[R][N] = {};
         const char* source = group.weights + first * sizeof(Vec);
@@ -144,7 +146,7 @@ void add_group(const Group& group, const float* rows, int64_t stride, const RowG
         for (int k = 0; k < group.count; k += Format::STEP, source += 4 * WIDTH, coming += group.stride) {
             Int raw[N];
             for (int v = 0; v < N; v++) std::memcpy(&raw[v], source + v * sizeof(Vec), sizeof(Vec));
-            fetch(coming, group.stride);
+            fetch<LANES == 8 && R <= 2>(coming, group.stride);
 #pragma GCC unroll 8
             for (int i = 0; i < Format::STEP; i++)
 #pragma GCC unroll 8
@@ -166,7 +168,7 @@ void add_group(const Group& group, const float* rows, int64_t stride, const RowG
     }
 }
 
-template <class Format, int R = MOST_ROWS>
+template <class Format, int R = MOST_ROWS<Format>>
 void add_some(int num_rows, const Group& group, const float* rows, int64_t stride, const RowGroup* row_groups,
               int64_t num_groups, float* totals) {
     if constexpr (R > 1)
@@ -233,41 +235,72 @@ void narrow(float value, Half& result) {
     else result.bits = sign | (size + 0xfff + (size >> 13 & 1) - (112u << 23)) >> 13;
 }
 
-// ---- Codes times bytes: one instruction for the four k of a lane, where there is one ------------------------
+// ---- Codes times whole numbers: one instruction for four k of a lane, or for two ---------------------------
 
-#if defined(__AVX512VNNI__)
-constexpr bool HAS_BYTES = true;
-inline Int add_four(Int sum, Int codes, int32_t bytes) {
-    return (Int)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(bytes));
-}
-#elif defined(__AVXVNNI__)
-constexpr bool HAS_BYTES = true;
-inline Int add_four(Int sum, Int codes, int32_t bytes) {
-    return (Int)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, _mm256_set1_epi32(bytes));
-}
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+constexpr bool IN_WHOLE_NUMBERS = true, IN_WORDS = false;
+#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
+constexpr bool IN_WHOLE_NUMBERS = true, IN_WORDS = true;
 #else
-constexpr bool HAS_BYTES = false;
-[[maybe_unused]] inline Int add_four(Int sum, Int, int32_t) { return sum; }
+constexpr bool IN_WHOLE_NUMBERS = false, IN_WORDS = false;
 #endif
 
-// A group of a row in fixed point: an element is scale * (b0 + 256 b1 + 65536 b2), with PARTS bytes of -128 to
-// 127. Three are as precise as float32. Sums of their products with codes are exact.
+// A group of a row in fixed point: an element is scale * (p0 + 2^8 p1 + 2^16 p2), with parts of a byte, or
+// scale * (p0 + 2^16 p1), with parts of a word. So many are as precise as float32, and sums of their products
+// with codes are exact. W8A8 has one.
+using Part = std::conditional_t<IN_WORDS, int16_t, int8_t>;
+constexpr int PART_BITS = 8 * sizeof(Part);
+template <class Format>
+constexpr int PARTS_OF = std::is_same_v<Format, W8A8> ? 1 : IN_WORDS ? 2 : 3;
+
 template <int PARTS>
-struct ByteGroup {
+struct FixedGroup {
     float scale;
-    int32_t sums[PARTS];  // of each part's bytes
-    int8_t bytes[PARTS][GROUP];
+    int32_t sums[PARTS];  // of each part's numbers
+    Part numbers[PARTS][GROUP];
 };
 
-constexpr int MOST_PARTS = 6;  // whose sums the registers hold
+// Codes of four k in a lane are words of two k each, the even ones and the odd ones; so the numbers that they
+// meet stand in the order 0 2 1 3.
+struct Codes {
+    Int even, odd;
+};
 
-using Bytes = int8_t __attribute__((vector_size(LANES)));
+int place_of(int k) { return IN_WORDS ? (k & ~3) | (k & 1) << 1 | (k >> 1 & 1) : k; }
+
+[[maybe_unused]] inline Codes split(Int codes) {
+    if (IN_WORDS) return {codes & 0x00ff00ff, codes >> 8 & 0x00ff00ff};
+    return {codes, codes};
+}
+
+inline Int add_lanes(Int sum, Int codes, const Part* numbers) {
+    int32_t lane;
+    std::memcpy(&lane, numbers, sizeof lane);
+#if defined(__AVX512VNNI__)
+    return (Int)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(lane));
+#elif defined(__AVXVNNI__)
+    return (Int)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, _mm256_set1_epi32(lane));
+#elif defined(__AVX512BW__)
+    return sum + (Int)_mm512_madd_epi16((__m512i)codes, _mm512_set1_epi32(lane));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return sum + (Int)_mm256_madd_epi16((__m256i)codes, _mm256_set1_epi32(lane));
+#else
+    return sum + codes * lane;  // (never called)
+#endif
+}
+
+[[maybe_unused]] inline Int add_four(Int sum, const Codes& codes, const Part* numbers) {
+    if (IN_WORDS) return add_lanes(add_lanes(sum, codes.even, numbers), codes.odd, numbers + 2);
+    return add_lanes(sum, codes.even, numbers);
+}
+
+using Narrow = Part __attribute__((vector_size(LANES * sizeof(Part))));
 
 template <int PARTS, class T>
-void in_bytes(const T* row, int64_t count, ByteGroup<PARTS>& group) {
+void in_parts(const T* row, int64_t count, FixedGroup<PARTS>& group) {
     constexpr float MOST = PARTS == 1 ? 127 : 8.355e6f;  // a little less than three bytes hold
     float values[GROUP] = {};
-    for (int k = 0; k < count; k++) values[k] = widened(row[k]);
+    for (int k = 0; k < count; k++) values[place_of(k)] = widened(row[k]);
     Vec largest = {}, zeros = {};
     for (int k = 0; k < GROUP; k += LANES) {
         const Vec value = load(values + k), size = value < 0 ? -value : value;
@@ -282,22 +315,25 @@ void in_bytes(const T* row, int64_t count, ByteGroup<PARTS>& group) {
         const Vec value = load(values + k) * (MOST / furthest);
         Int rest = is_zero ? Int{} : __builtin_convertvector(value + (value < 0 ? Vec{} - 0.5f : Vec{} + 0.5f), Int);
         for (int part = 0; part < PARTS; part++) {
-            const Int byte = rest << 24 >> 24;
-            const Bytes bytes = __builtin_convertvector(byte, Bytes);
-            std::memcpy(group.bytes[part] + k, &bytes, sizeof bytes);
-            sums[part] += byte;
-            rest = (rest - byte) >> 8;
+            const Int number = rest << (32 - PART_BITS) >> (32 - PART_BITS);
+            const Narrow numbers = __builtin_convertvector(number, Narrow);
+            std::memcpy(group.numbers[part] + k, &numbers, sizeof numbers);
+            sums[part] += number;
+            rest = (rest - number) >> PART_BITS;
         }
     }
     for (int part = 0; part < PARTS; part++)
         group.sums[part] = (int32_t)sum_of(__builtin_convertvector(sums[part], Vec));
 }
 
+constexpr int MOST_PARTS = 6;  // whose sums the registers hold
+
 template <class Format, int PARTS, int R = MOST_PARTS / PARTS>
-void add_bytes(int num_rows, const Group& group, const ByteGroup<PARTS>* rows, int64_t stride, float* totals) {
+void add_parts(int num_rows, const Group& group, const FixedGroup<PARTS>* rows, int64_t stride, float* totals) {
     if constexpr (R > 1)
-        if (num_rows < R) return add_bytes<Format, PARTS, R - 1>(num_rows, group, rows, stride, totals);
-    constexpr int N = LANES == 16 ? VECTORS : 2;  // what the registers hold
+        if (num_rows < R) return add_parts<Format, PARTS, R - 1>(num_rows, group, rows, stride, totals);
+    constexpr bool IN_ONE = LANES == 8 && R * PARTS == 1;
+    constexpr int N = LANES == 16 || IN_ONE ? VECTORS : 2;  // what the registers hold
     for (int first = 0; first < VECTORS; first += N) {
         Int sums[R][PARTS][N];
         for (int r = 0; r < R; r++)
@@ -308,21 +344,19 @@ void add_bytes(int num_rows, const Group& group, const ByteGroup<PARTS>* rows, i
         for (int k = 0; k < GROUP; source += 4 * WIDTH, coming += group.stride) {
             Int raw[N];
             for (int v = 0; v < N; v++) std::memcpy(&raw[v], source + v * sizeof(Vec), sizeof(Vec));
-            fetch(coming, group.stride);
+            fetch<IN_ONE>(coming, group.stride);
 #pragma GCC unroll 2
             for (int i = 0; i < Format::STEP / 4; i++, k += 4) {
-                Int codes[N];
-                for (int v = 0; v < N; v++) codes[v] = Format::STEP == 4 ? raw[v] : raw[v] >> 4 * i & 0x0f0f0f0f;
+                Codes codes[N];
+                for (int v = 0; v < N; v++) codes[v] = split(Format::STEP == 4 ? raw[v] : raw[v] >> 4 * i & 0x0f0f0f0f);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-                    for (int part = 0; part < PARTS; part++) {
-                        int32_t bytes;
-                        std::memcpy(&bytes, rows[r * stride].bytes[part] + k, sizeof bytes);
+                    for (int part = 0; part < PARTS; part++)
 #pragma GCC unroll 8
                         for (int v = 0; v < N; v++)
-                            sums[r][part][v] = add_four(sums[r][part][v], codes[v], bytes);
-                    }
+                            sums[r][part][v] =
+                                add_four(sums[r][part][v], codes[v], rows[r * stride].numbers[part] + k);
             }
         }
         for (int v = 0; v < N; v++) {
@@ -330,7 +364,7 @@ void add_bytes(int num_rows, const Group& group, const ByteGroup<PARTS>* rows, i
             for (int r = 0; r < R; r++) {
                 Vec sum = {};
                 for (int part = PARTS - 1; part >= 0; part--)
-                    sum = sum * 256.f + __builtin_convertvector(sums[r][part][v], Vec);
+                    sum = sum * (float)(1 << PART_BITS) + __builtin_convertvector(sums[r][part][v], Vec);
                 float* total = totals + r * WIDTH + (first + v) * LANES;
                 store(total, load(total) + sum * rows[r * stride].scale * scales);
             }
@@ -367,9 +401,9 @@ struct Rows {  // the rows as the kernel reads them. Rounded ones stay whole num
             }
             for (int64_t k = 0; k < call.size; k++) own[k] = widened(row[k]);
             for (int64_t g = 0; rounds && g < num_groups; g++) {
-                ByteGroup<1> group;
-                in_bytes(own + g * GROUP, GROUP, group);
-                for (int k = 0; k < GROUP; k++) own[g * GROUP + k] = group.bytes[0][k];
+                FixedGroup<1> group;
+                in_parts(own + g * GROUP, GROUP, group);
+                for (int k = 0; k < GROUP; k++) own[g * GROUP + k] = group.numbers[0][k];
                 groups[r * num_groups + g].scale = group.scale;
             }
             for (int64_t g = 0; with_sums && g < num_groups; g++) {
@@ -382,13 +416,13 @@ struct Rows {  // the rows as the kernel reads them. Rounded ones stay whole num
 };
 
 template <int PARTS, class T>
-struct ByteRows {  // the same in bytes
-    std::vector<ByteGroup<PARTS>> groups;
+struct FixedRows {  // the same in fixed point
+    std::vector<FixedGroup<PARTS>> groups;
 
-    ByteRows(const Product& call, bool, bool, bool) : groups(call.num_rows * groups_of(call)) {
+    FixedRows(const Product& call, bool, bool, bool) : groups(call.num_rows * groups_of(call)) {
         for (int64_t r = 0; r < call.num_rows; r++)
             for (int64_t g = 0, start = 0; start < call.size; g++, start += GROUP)
-                in_bytes(row_of<T>(call, r) + start, std::min<int64_t>(GROUP, call.size - start),
+                in_parts(row_of<T>(call, r) + start, std::min<int64_t>(GROUP, call.size - start),
                          groups[r * groups_of(call) + g]);
     }
 };
@@ -399,24 +433,26 @@ constexpr bool rounds = std::is_same_v<Format, W8A8>;
 template <class Format, class T>
 constexpr bool can_pair = HAS_PAIRS && std::is_same_v<T, BFloat16> && !rounds<Format>;
 
-template <class Format, class T, int PARTS>  // bytes of an element; 0: it stays a float
+template <class Format, class T, int PARTS>  // of an element; 0: it stays a float
 class Multiplication {
     static constexpr bool IS_CODED = Format::OFFSET != 0;
     static constexpr int64_t SCALE_BYTES = IS_CODED ? WIDTH * sizeof(BFloat16) : 0;
     static constexpr int64_t GROUP_BYTES = 4 * WIDTH * GROUP / Format::STEP + SCALE_BYTES;
     static constexpr bool CAN_PAIR = can_pair<Format, T>;
-    static constexpr bool IS_NATIVE =
-        std::is_same_v<Format, Float32> || (CAN_PAIR && std::is_same_v<Format, Bfloat16>);
+    static constexpr bool IS_NATIVE =  // (a shift is all that bfloat16 takes)
+        std::is_same_v<Format, Float32> || (std::is_same_v<Format, Bfloat16> && (CAN_PAIR || LANES == 8));
 
     const Product& call;
-    const bool expands = !IS_NATIVE && !PARTS && call.num_rows > MOST_TO_DECODE;
+    const bool expands = !IS_NATIVE && !PARTS && call.num_rows > MOST_TO_DECODE<Format>;
     const bool in_pairs = CAN_PAIR && (expands || IS_NATIVE);
-    const std::conditional_t<(PARTS > 0), ByteRows<PARTS, T>, Rows<T>> rows{call, in_pairs, IS_CODED, rounds<Format>};
+    const std::conditional_t<(PARTS > 0), FixedRows<PARTS, T>, Rows<T>> rows{call, in_pairs, IS_CODED, rounds<Format>};
 
     // totals [rows, WIDTH] += the products of rows first to last with a group; `numbers` is where it expands.
     void add(const char* weights, int64_t g, int64_t first, int64_t last, char* numbers, float* totals) const {
-        constexpr int64_t MOST = PARTS ? MOST_PARTS / std::max(PARTS, 1) : MOST_ROWS;
-        const int64_t num_passes = (last - first + MOST - 1) / MOST, num_groups = groups_of(call);
+        const int64_t most = PARTS     ? MOST_PARTS / std::max(PARTS, 1)
+                             : expands ? MOST_ROWS<Float32>
+                                       : MOST_ROWS<Format>;
+        const int64_t num_passes = (last - first + most - 1) / most, num_groups = groups_of(call);
         const int64_t rows_at_once = (last - first + num_passes - 1) / num_passes;
         Group group{weights + SCALE_BYTES, IS_CODED ? (const BFloat16*)weights : nullptr,
                     (int)std::min<int64_t>(GROUP, call.size - g * GROUP), weights + AHEAD, 4 * WIDTH};
@@ -433,7 +469,7 @@ class Multiplication {
             float* own = totals + (r - first) * WIDTH;
             if (r > first) group.coming += GROUP_BYTES / num_passes;
             if constexpr (PARTS) {
-                add_bytes<Format, PARTS>(num, group, &rows.groups[r * num_groups + g], num_groups, own);
+                add_parts<Format, PARTS>(num, group, &rows.groups[r * num_groups + g], num_groups, own);
             } else {
                 const float* elements = &rows.elements[r * rows.stride + (g * GROUP >> in_pairs)];
                 const RowGroup* own_groups = &rows.groups[r * num_groups + g];
@@ -483,10 +519,11 @@ public:
 
 template <class Format, class T>
 void multiply(const Product& call) {
-    // Many rows in bfloat16 are quicker in pairs.
-    if constexpr (HAS_BYTES && Format::OFFSET != 0)
-        if (!can_pair<Format, T> || call.num_rows <= MOST_TO_DECODE)
-            return Multiplication<Format, T, Format::PARTS>(call).run();
+    // Many rows in bfloat16 are quicker in pairs, and more than a few are quicker as floats than in two words.
+    constexpr bool ALWAYS = !can_pair<Format, T> && !(IN_WORDS && PARTS_OF<Format> > 1);
+    if constexpr (IN_WHOLE_NUMBERS && Format::OFFSET != 0)
+        if (ALWAYS || call.num_rows <= (IN_WORDS ? MOST_IN_WORDS : MOST_TO_DECODE<Format>))
+            return Multiplication<Format, T, PARTS_OF<Format>>(call).run();
     Multiplication<Format, T, 0>(call).run();
 }
 

@@ -94,7 +94,7 @@ WORKLOADS_OF_A_MODEL: list[tuple[bytes, str]] = [
     (workload({**ITEM, "prompt_token_ids": [5] * 3000}), "entry 2: the prompt has 3000 tokens"),
 ]
 TRACES: list[tuple[bytes, str]] = [
-    (b"", "line 1 is not JSON"),
+    (b"", "is empty; make a trace with --trace FILE"),
     (b"\xff\xfe", "not text"),
     (lines(HEADER) + b"\n\xff\xfe\n", "not text"),
     (b"[" * 100_000, "line 1 is not JSON"),

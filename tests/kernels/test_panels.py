@@ -31,6 +31,7 @@ OTHER_PROCESSORS = {
     "avx2": ["-mavx2", "-mfma"],
     "avx2 with products of bytes": ["-mavx2", "-mfma", "-mavxvnni"],
     "avx512 without bfloat16": ["-mavx512f"],
+    "avx512 with products of words": ["-mavx512f", "-mavx512bw"],
     "any": [],
 }
 
