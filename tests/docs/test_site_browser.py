@@ -102,6 +102,7 @@ def test_axe_notices_what_nobody_could_read(browser, axe, tmp_path):
     assert any("empty-table-header" in line for line in found)
 
 
+@pytest.mark.timeout(900)  # some fifty pages, each a few seconds of a browser on a busy machine
 @pytest.mark.parametrize(
     ("width", "dark"),
     [(1280, False), (1280, True), (400, True)],
