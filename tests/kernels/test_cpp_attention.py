@@ -1,6 +1,9 @@
 """The C++ kernels against the float64 oracle, over the same poisoned pools as the reference path."""
 
+import ctypes
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ try:
 except BuildError as reason:
     pytest.skip(f"the C++ kernels cannot be built here: {reason}", allow_module_level=True)
 
+from minipaged.kernels.cpp import attention, build
 from minipaged.kernels.cpp.attention import paged_attention, write_kv
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -168,6 +172,27 @@ def test_shared_blocks_are_read_together_and_change_no_bit(lengths, num_keys, wi
     inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
     options = {"scale": 0.3, "sliding_window": window, "sinks": case.sinks}
     assert_close(together, oracle.paged_attention(*inputs, **options), case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tuning", ["generic", "znver3", "skylake"])
+def test_a_row_keeps_its_bits_as_compiled_for_avx2(tuning, tmp_path, monkeypatch):
+    """Catches a product fused in one loop, and not in another: GCC 12 did so, tuning for Zen 3 only."""
+    if "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this processor has no AVX2")
+    library = tmp_path / "library.so"
+    source = next(source for source in build.SOURCES if source.stem == "paged_attention")
+    processor = ["-march=x86-64-v3", f"-mtune={tuning}"]
+    subprocess.run([*build.find_compiler(), *build.FLAGS, *processor, source, "-o", library], check=True)
+    functions = ctypes.CDLL(str(library))
+    for dtype, name in zip(DTYPES, ("float32", "bfloat16")):
+        monkeypatch.setitem(attention._attend, dtype, getattr(functions, f"paged_attention_{name}"))
+        for lengths, num_keys in SHARED.values():
+            for heads in (6, 2), (8, 4), (40, 1):
+                case = with_shared_blocks(lengths, num_keys, dtype=dtype, heads=heads)
+                starts = case.metadata.query_start_list
+                rows = [attend(alone(case, sequence)) for sequence in range(len(starts) - 1)]
+                assert torch.equal(torch.cat(rows), attend(case))
 
 
 def test_threads_change_nothing():
