@@ -2,9 +2,9 @@
 
 A step of few rows takes as long as its weights take to arrive. oneDNN packs float32 and bfloat16 weights in
 panels, too, but for one row reads them at two thirds of the memory's speed: `read_panels` lets our product
-read the same bytes. Up to 64 rows ours is as fast, or a fifth faster (AVX2), and can be called from C++
-(`decode_runner.py`).
-`PanelLinear` has panels of its own, for what oneDNN does not multiply on this processor.
+read the same bytes. Up to 64 rows ours is as fast, or a fifth faster with AVX2 alone, and can be called from
+C++ (`decode_runner.py`). `PanelLinear` has panels of its own, for what oneDNN does not multiply on this
+processor.
 """
 
 from __future__ import annotations
