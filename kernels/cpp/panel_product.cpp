@@ -88,7 +88,7 @@ struct Pairs {
 // sum += the products of the STEP elements in each lane of `raw` with those of a row.
 template <class Format>
 inline __attribute__((always_inline)) Vec add_product(Vec sum, Int raw, const float* row, int i) {
-    return sum + Format::value(raw, i) * row[i];
+    return add_product(sum, Format::value(raw, i), row[i] - Vec{});
 }
 
 #if defined(__AVX512BF16__)
