@@ -65,8 +65,9 @@ def panel_product(rows: Tensor, panels: Panels, bias: Tensor | None = None) -> T
 
 
 def pack(weight: Tensor) -> Tensor:
-    """The panels of a weight [N, K] in bfloat16 or float16, as bytes [N / 64, bytes of a panel]."""
-    return _pairs(_padded(weight, 64)).view(torch.uint8).flatten(1)
+    """The panels of a weight [N, K] in a float type, as bytes [N / 64, bytes of a panel]."""
+    panels = _padded(weight, GROUP).unflatten(0, (-1, WIDTH)).unflatten(2, (-1, 4 // weight.itemsize))
+    return panels.transpose(1, 2).contiguous().view(torch.uint8).flatten(1)
 
 
 def quantize(weight: Tensor, format: str) -> Tensor:
@@ -119,12 +120,8 @@ def dequantize(panels: Tensor, format: str, num_outputs: int, size: int) -> Tens
 
 def unpack(panels: Tensor, dtype: torch.dtype, num_outputs: int, size: int) -> Tensor:
     """The weight [num_outputs, size] whose panels `pack` made."""
-    lanes = panels.view(dtype).unflatten(1, (-1, WIDTH, 2))
+    lanes = panels.view(dtype).unflatten(1, (-1, WIDTH, 4 // dtype.itemsize))
     return lanes.transpose(1, 2).flatten(2).flatten(0, 1)[:num_outputs, :size]
-
-
-def _pairs(weight: Tensor) -> Tensor:
-    return weight.unflatten(0, (-1, WIDTH)).unflatten(2, (-1, 2)).transpose(1, 2).contiguous()
 
 
 def _padded(weight: Tensor, multiple: int) -> Tensor:

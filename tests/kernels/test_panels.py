@@ -26,7 +26,7 @@ from minipaged.kernels.cpp import panels
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of the largest result
-SHAPES = [(1, 1), (40, 96), (64, 64), (130, 65), (200, 331)]  # outputs and inputs
+SHAPES = [(1, 1), (40, 96), (64, 64), (130, 65), (200, 331), (700, 150)]  # outputs and inputs
 OTHER_PROCESSORS = {
     "avx2": ["-mavx2", "-mfma"],
     "avx2 with products of bytes": ["-mavx2", "-mfma", "-mavxvnni"],
@@ -105,8 +105,6 @@ def check_layer(layer, dtype, row_counts, bias, format="own"):
 @pytest.mark.parametrize("dtype", FLOATS, ids=NAMES.get)
 def test_a_layer_of_panels_multiplies(processor, dtype, format, shape):
     """Catches a wrong lane, half of a pair, the end of a row or panel, a lost bias, codes without zero."""
-    if format == "own" and dtype == torch.float32:
-        pytest.skip("float32 panels are oneDNN's")
     bias = random(shape[0], dtype=dtype)
     layer = PanelLinear(random(*shape, dtype=dtype), bias, NAMES[dtype] if format == "own" else format)
     check_layer(layer, dtype, [*range(1, 9), 13, 100], bias, format)
@@ -180,6 +178,17 @@ def test_a_row_in_8_bits_has_the_same_bits_in_any_batch(processor, dtype):
     rows = random(100, 331, dtype=dtype)
     together = layer(rows)
     for num_rows in (1, 2, 7, 13):
+        assert torch.equal(layer(rows[:num_rows]), together[:num_rows])
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=NAMES.get)
+@pytest.mark.parametrize("num_outputs", [64, 330, 700])
+def test_a_row_has_the_same_bits_alone_and_beside_a_few(processor, dtype, num_outputs):
+    """Catches one row that is summed in another order than several, where panels are read together."""
+    layer = PanelLinear(random(num_outputs, 331, dtype=dtype), random(num_outputs, dtype=dtype), NAMES[dtype])
+    rows = random(6, 331, dtype=dtype)
+    together = layer(rows)
+    for num_rows in range(1, 6):
         assert torch.equal(layer(rows[:num_rows]), together[:num_rows])
 
 

@@ -36,7 +36,7 @@ MOST_LEFT = 0.1
 
 
 class PanelLinear(nn.Module):
-    """`nn.Linear` on a CPU for any number of rows; `format` is float16, bfloat16, int8, int4 or w8a8."""
+    """`nn.Linear` on a CPU for any number of rows; `format` is the weight's own type, int8, int4 or w8a8."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, format: str) -> None:
         super().__init__()
