@@ -12,6 +12,8 @@
 #include <immintrin.h>
 #endif
 
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
 namespace {
 
 #ifdef __AVX512F__
@@ -195,7 +197,7 @@ Vec fold(Vec a, Vec b, std::integer_sequence<int, I...>) {
 // Lane i of the result is the sum of all lanes of vectors[i]: LANES horizontal sums for LANES - 1 additions.
 // Inlined by force, for then the vectors stay in registers: a fifth of the time of a decode in cache.
 template <int STEP = 1>
-inline __attribute__((always_inline)) Vec sums_of(Vec* vectors) {
+ALWAYS_INLINE Vec sums_of(Vec* vectors) {
     if constexpr (STEP == LANES) {
         return vectors[0];
     } else {
