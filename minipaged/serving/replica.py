@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 def main() -> None:
     """Read the job from standard input and serve until SIGTERM, or until the router ends."""
     job = json.loads(sys.stdin.readline())
-    threading.Thread(target=_leave_with_the_router, daemon=True).start()
+    folder = Path(job["report"]).parent
+    threading.Thread(target=_leave_with_the_router, args=(folder,), daemon=True).start()
     from minipaged.environment import prepare_process
 
     prepare_process()
@@ -74,8 +76,9 @@ def _report(job: dict[str, Any], told: dict[str, Any]) -> None:
     draft.replace(report)
 
 
-def _leave_with_the_router() -> None:
+def _leave_with_the_router(folder: Path) -> None:
     sys.stdin.read()
+    shutil.rmtree(folder, ignore_errors=True)  # as the router does, if it can
     os._exit(0)
 
 

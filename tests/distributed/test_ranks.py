@@ -147,14 +147,16 @@ def test_torchrun_ranks_give_the_tokens_of_one_process_and_end_with_rank_0():
 @needs_proc
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_is_left_when_rank_0_is_ended(number, tmp_path):
-    """Catches workers that outlive Ctrl-C, a termination or a crash of rank 0."""
-    trace = tmp_path / "trace"
+    """Catches workers that outlive Ctrl-C, a termination or a crash of rank 0, and files that stay for good."""
+    trace, files = tmp_path / "trace", tmp_path / "files"
+    files.mkdir()
     arguments = ["generate", "--max-tokens", "2000", "--n", "40", "--trace", str(trace), *QUICK]
     process = subprocess.Popen(
         command(*arguments, "--tensor-parallel-size", "2"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        env=os.environ | {"TMPDIR": str(files)},
     )
     wait_until(lambda: children(WORKER, process.pid), 30, "the worker")
     (worker,) = children(WORKER, process.pid)
@@ -166,6 +168,7 @@ def test_no_process_is_left_when_rank_0_is_ended(number, tmp_path):
     process.wait(timeout=60)
     assert process.returncode != 0
     wait_until(lambda: not is_alive(worker), 60, "the end of the worker")
+    assert not list(files.glob("minipaged-*"))
 
 
 @pytest.mark.slow

@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 LOST_OTHERS = 75
 """Exit code of a worker that lost another rank: not the one to blame."""
 
+TO_NOTICE = 0.5
+"""Seconds before a worker ends with that code: if it was rank 0, the worker cleans up instead."""
+
 LOG_LINES = 8
 PATIENCE = 5.0
 """Seconds that a rank which is going to die may take for it."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution.distributed import RankError
 from minipaged.execution.distributed.group import Group, one_machine
-from minipaged.execution.distributed.launch import LOST_OTHERS, Workers
+from minipaged.execution.distributed.launch import LOST_OTHERS, TO_NOTICE, Workers
 from minipaged.execution.distributed.message import PlanDecoder
 from minipaged.execution.distributed.place import Place
 from minipaged.execution.distributed.runner import RankRunner
@@ -102,6 +102,7 @@ def _follow(runner: RankRunner) -> None:
         if "gloo" not in str(error) and not isinstance(error, dist.DistError):
             raise
         print(f"lost the other ranks: {in_one_line(error)}", file=sys.stderr, flush=True)
+        time.sleep(TO_NOTICE)
         os._exit(LOST_OTHERS)
 
 

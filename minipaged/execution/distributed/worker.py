@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
+from pathlib import Path
 
 
 def main() -> None:
     """Read the job from standard input and compute steps until rank 0 ends or closes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0
     job = json.loads(sys.stdin.readline())
-    threading.Thread(target=_leave_with_rank_0, daemon=True).start()
+    folder = Path(job["store"]).parent
+    threading.Thread(target=_leave_with_rank_0, args=(folder,), daemon=True).start()
     from minipaged.environment import prepare_process
 
     prepare_process()
@@ -22,8 +25,9 @@ def main() -> None:
     serve_local(job)
 
 
-def _leave_with_rank_0() -> None:
+def _leave_with_rank_0(folder: Path) -> None:
     sys.stdin.read()
+    shutil.rmtree(folder, ignore_errors=True)  # as rank 0 does, if it can
     os._exit(0)
 
 

@@ -1,0 +1,28 @@
+"""The reader that `bench --limits` measures memory with reads everything, once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minipaged.kernels.cpp.build import BuildError, load_library
+
+try:
+    load_library()
+except BuildError as reason:
+    pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
+
+from minipaged.kernels.cpp.read_memory import sum_floats
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 320, 64 * 13 + 7, 10_000])
+def test_every_number_counts_once(count, threads):
+    """Catches a stream that ends early: less memory would be read than is said, and a limit be too high."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        numbers = torch.arange(1, count + 1, dtype=torch.float32)
+        assert sum_floats(numbers).item() == pytest.approx(count * (count + 1) / 2, rel=1e-6)
+    finally:
+        torch.set_num_threads(before)
