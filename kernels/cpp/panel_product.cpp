@@ -153,7 +153,7 @@ struct FixedRows {
 
 // totals[row][output] += scale[output] * the products of R rows with a group.
 template <int R, class Rows>
-void add_group(const Group& group, const Rows& rows, float* totals) {
+void add_group(const Group& group, const Rows rows, float* totals) {
     using Format = typename Rows::Format;
     using Sum = typename Rows::Sum;
     constexpr int N = LANES == 16 ? VECTORS : 2;  // what the registers hold
@@ -166,10 +166,11 @@ void add_group(const Group& group, const Rows& rows, float* totals) {
             for (int v = 0; v < N; v++) sums[i][v] = rows.start(i);
         const char* source = group.weights + first * sizeof(Vec);
         const char* coming = group.coming + first * group.stride / VECTORS;
+        const int64_t stride = group.stride;
         const auto add_line = [&](int k) __attribute__((always_inline)) {
-            fetch(coming, group.stride);
+            fetch(coming, stride);
             rows.add(sums, 0, source, k);
-            source += 4 * WIDTH, coming += group.stride;
+            source += 4 * WIDTH, coming += stride;
         };
         if constexpr (LANES == 8 && Format::STEP < 4)  // what surrounds few products takes a fifth of the time
 #pragma GCC unroll 4
@@ -344,17 +345,22 @@ class Multiplication {
     using Storage = std::conditional_t<(PARTS > 0), FixedPoint<PARTS, T>, Floats<T>>;
     const Storage rows{call, in_pairs, IS_CODED, rounds<Format>};
 
-    // totals [rows, WIDTH] += the products of `num_rows` with a group, in as few passes as the registers allow.
+    // totals [rows, WIDTH] += the products of `num_rows` with a group, in as few passes as the registers allow. They
+    // are of nearly the same size, for the sums of two rows alone are too few to keep the multipliers busy.
     template <class Rows>
     void add_passes(Group group, int64_t num_rows, const Rows& rows, float* totals) const {
         const int64_t num_passes = (num_rows + Rows::MOST - 1) / Rows::MOST;
-        const int64_t rows_at_once = (num_rows + num_passes - 1) / num_passes;
         if (num_passes > 1) {
             group.coming += GROUP_BYTES - AHEAD;
             group.stride /= num_passes;
         }
-        for (int64_t r = 0; r < num_rows; r += rows_at_once, group.coming += GROUP_BYTES / num_passes)
-            add_some(std::min(rows_at_once, num_rows - r), group, rows.from(r), totals + r * WIDTH);
+        const int64_t least = num_rows / num_passes, num_larger = num_rows % num_passes;
+        const int64_t bytes_a_pass = GROUP_BYTES / num_passes;
+        for (int64_t pass = 0, first = 0; pass < num_passes; pass++, group.coming += bytes_a_pass) {
+            const int64_t num = least + (pass < num_larger);
+            add_some(num, group, rows.from(first), totals + first * WIDTH);
+            first += num;
+        }
     }
 
     // totals [streams, rows, WIDTH] += the products of rows first to last with group g of each stream; `numbers`

@@ -1,8 +1,5 @@
 """The built site in a browser: every page, wide and narrow, light and dark."""
 
-import tempfile
-from pathlib import Path
-
 import pytest
 
 from minipaged.viewer.replay import read_trace
@@ -193,7 +190,7 @@ SCENES = {
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("name", SCENES)
-def test_the_scenes_of_a_concept_are_clicked_through(address, browser, axe, name, dark):
+def test_the_scenes_of_a_concept_are_clicked_through(address, browser, axe, name, dark, tmp_path):
     """Catches a scene that does not load, a step that shows another memory than the trace, a button that
     does nothing, and a viewer wider than a phone or unreadable in one of the two colour schemes."""
     home, _ = address
@@ -208,7 +205,7 @@ def test_the_scenes_of_a_concept_are_clicked_through(address, browser, axe, name
         page.value(f"{figure}.scrollIntoView()")
         page.wait_for(f"{figure}.viewer?.state().steps && !{figure}.viewer.state().loading")
         text = page.value(f"fetch(new URL('../../scenes/{scene}.jsonl', location)).then(a => a.text())")
-        (trace := Path(tempfile.mkdtemp()) / scene).write_text(text)
+        (trace := tmp_path / scene).write_text(text)
         records = list(read_trace(trace))
         button = f"[...{figure}.querySelectorAll('button')].find(b => b.ariaLabel === '%s')"
         press = f"{button}.click()"
