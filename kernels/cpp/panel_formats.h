@@ -61,7 +61,6 @@ struct Int4 {  // codes 0 to 15 stand for -8 to 7, in the same way
 
 struct W8A8 : Int8 {};  // the elements of the rows in 8 bits, too
 
-
 // The weights as they are, with rows in bfloat16: one instruction for both k of a lane, where there is one.
 struct Pairs {
     [[maybe_unused]] static constexpr int STEP = 2;

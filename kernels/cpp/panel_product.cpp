@@ -2,9 +2,9 @@
 //
 //     weights [N, K]  ->  panels of 64 outputs, k after k:   | w(0..63, k=0) | w(0..63, k=1) | ...
 //
-// A panel is read once, in one direction, and each of its vectors meets one element of every row: 64 sums a row
-// stay in registers. oneDNN packs float32 and bfloat16 weights in the same order, so one copy serves both.
-// Bytes and nibbles carry a scale for each output and 64 k; `panels.py` puts each in its place.
+// A panel is read from its beginning to its end, 64 k at a time, and each of its vectors meets one element of every
+// row; the sums are in registers meanwhile. oneDNN packs float32 and bfloat16 weights in the same order, so one copy
+// serves both. Bytes and nibbles carry a scale for each output and 64 k; `panels.py` puts each in its place.
 
 #include "calls.h"
 #include "panel_formats.h"
@@ -25,7 +25,9 @@ constexpr int64_t PARALLEL_BYTES = 1 << 19;  // below that, waking threads costs
 template <class Format>  // rows that one pass over a panel multiplies: what the registers hold
 constexpr int MOST_ROWS = LANES == 16 || std::is_same_v<Format, Float32> ? 6 : 4;
 
-template <class Format>  // rows, or parts of them, that read several panels at the same time: as measured on Zen 3
+// Rows (times their parts) that read several panels at the same time, as measured on Zen 3: with more, and with
+// nibbles, the products take longer than the reads. With AVX-512 it has not been measured.
+template <class Format>
 constexpr int MOST_IN_STREAMS = LANES == 16 || std::is_same_v<Format, Int4> ? 0
                                 : std::is_same_v<Format, Float32>           ? 4
                                 : std::is_same_v<Format, Float16>           ? 1
@@ -47,7 +49,7 @@ struct Group {
     int count;               // k in the group
     const char* coming;
     int64_t stride;
-    int64_t num_streams, stream_bytes;  // panels that are read together; from one's group to the next one's
+    int64_t num_streams, stream_bytes;  // panels that are read together (unfetched), and from each to the next
 
     const BFloat16* scales_of(int64_t stream, int vector) const {
         return scales ? scales + stream * stream_bytes / 2 + vector * LANES : nullptr;
@@ -152,6 +154,7 @@ struct FixedRows {
 };
 
 // totals[row][output] += scale[output] * the products of R rows with a group.
+// (`rows` and `stride` are copies, for then the compiler knows that no store changes them.)
 template <int R, class Rows>
 void add_group(const Group& group, const Rows rows, float* totals) {
     using Format = typename Rows::Format;
@@ -211,6 +214,7 @@ void add_in_turns(int64_t num_rows, const Group& group, const Rows& rows, float*
     using Sum = typename Rows::Sum;
     constexpr int TURN = LINES_IN_TURN * Format::STEP, PARTS = Rows::PARTS;
     const int num_parts = (int)num_rows * PARTS;
+    static_assert(STREAMS * MOST_IN_STREAMS<Format> <= ROW_BLOCK, "totals hold the sums of so many rows");
     Sum sums[STREAMS][MOST_IN_STREAMS<Format>][VECTORS];
     for (int s = 0; s < group.num_streams; s++)
         for (int i = 0; i < num_parts; i++)
@@ -239,8 +243,8 @@ void add_in_turns(int64_t num_rows, const Group& group, const Rows& rows, float*
 
 // The codes of a group as numbers, in the order of Float32 or Pairs: for many rows that is quicker.
 template <class Format>
-void expand(const char* group, bool in_pairs, char* numbers) {
-    for (int k = 0; k < GROUP; k += Format::STEP, group += 4 * WIDTH)
+void expand(const char* group, int count, bool in_pairs, char* numbers) {
+    for (int k = 0; k < count; k += Format::STEP, group += 4 * WIDTH)
         for (int v = 0; v < VECTORS; v++) {
             Int raw;
             std::memcpy(&raw, group + v * sizeof(Vec), sizeof raw);
@@ -366,20 +370,19 @@ class Multiplication {
     // totals [streams, rows, WIDTH] += the products of rows first to last with group g of each stream; `numbers`
     // is where it expands.
     void add(Group group, int64_t g, int64_t first, int64_t last, char* numbers, float* totals) const {
-        const auto own = rows.template as<Format>(call, g);
         if constexpr (MOST_IN_STREAMS<Format> > 0)
-            if (in_streams) return add_in_turns(last, group, own, totals);
+            if (in_streams) return add_in_turns(last - first, group, rows.template as<Format>(call, g), totals);
         if (expands) {
-            expand<Format>(group.weights, in_pairs, numbers);
+            expand<Format>(group.weights, group.count, in_pairs, numbers);
             group.weights = numbers;
         }
-        const auto add_as = [&](const auto& rows) { add_passes(group, last - first, rows.from(first), totals); };
+        const auto add_as = [&](const auto& own) { add_passes(group, last - first, own.from(first), totals); };
         if constexpr (!PARTS) {
             if constexpr (CAN_PAIR)
                 if (in_pairs) return add_as(rows.template as<Pairs>(call, g));
             if (expands) return add_as(rows.template as<Float32>(call, g));
         }
-        add_as(own);
+        add_as(rows.template as<Format>(call, g));
     }
 
     void write(int64_t panel, int64_t first, int64_t last, const float* totals) const {
@@ -391,15 +394,15 @@ class Multiplication {
         }
     }
 
-    // Panels first_panel to last_panel.
+    // Panels first_panel to last_panel - 1.
     void run(int64_t first_panel, int64_t last_panel) const {
         const int64_t most = in_streams ? STREAMS : 1;
-        const int64_t stream_panels = (last_panel - first_panel + most - 1) / most;
-        for (int64_t panel = first_panel; panel < first_panel + stream_panels; panel++) {
+        const int64_t panels_a_stream = (last_panel - first_panel + most - 1) / most;
+        for (int64_t panel = first_panel; panel < first_panel + panels_a_stream; panel++) {
             alignas(64) float totals[ROW_BLOCK * WIDTH];
             alignas(64) char numbers[4 * WIDTH * GROUP];
-            const int64_t num_streams = (last_panel - panel + stream_panels - 1) / stream_panels;
-            const int64_t stream_bytes = stream_panels * call.panel_bytes;
+            const int64_t num_streams = (last_panel - panel + panels_a_stream - 1) / panels_a_stream;
+            const int64_t stream_bytes = panels_a_stream * call.panel_bytes;
             for (int64_t first = 0; first < call.num_rows; first += ROW_BLOCK) {
                 const int64_t last = std::min(first + ROW_BLOCK, call.num_rows), size = (last - first) * WIDTH;
                 std::fill(totals, totals + num_streams * size, 0.f);
@@ -412,7 +415,7 @@ class Multiplication {
                     add(group, g, first, last, numbers, totals);
                 }
                 for (int64_t stream = 0; stream < num_streams; stream++)
-                    write(panel + stream * stream_panels, first, last, totals + stream * size);
+                    write(panel + stream * panels_a_stream, first, last, totals + stream * size);
             }
         }
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,62 @@ def test_a_row_has_the_same_bits_alone_and_beside_a_few(processor, dtype, num_ou
     together = layer(rows)
     for num_rows in range(1, 6):
         assert torch.equal(layer(rows[:num_rows]), together[:num_rows])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("format", ["float32", "int8", "w8a8"])
+@pytest.mark.parametrize("num_outputs", [64, 330, 1400])
+def test_threads_share_the_panels(processor, threads, format, num_outputs):
+    """Catches a panel that nobody multiplies, or two do, and more threads than panels."""
+    layer = PanelLinear(random(num_outputs, 640), None, format)
+    before = torch.get_num_threads()
+    try:
+        for num_rows in (1, 3, 100):
+            rows = random(num_rows, 640)
+            torch.set_num_threads(1)
+            alone = layer(rows)
+            torch.set_num_threads(threads)
+            assert torch.equal(layer(rows), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+AT_THE_END_OF_MEMORY = """
+import ctypes, mmap, sys
+import torch
+from minipaged.kernels.cpp import panels
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+torch.set_num_threads(int(sys.argv[1]))
+formats = [*panels.CODES, "float32", "bfloat16"]
+for format, size in [(format, size) for format in formats for size in (6, 70, 150)]:
+    dtype = torch.float32 if format in panels.CODES else getattr(torch, format)
+    for num_panels in range(1, 13):
+        weight = torch.ones(64 * num_panels, size, dtype=dtype)
+        if format in panels.CODES:
+            data = panels.quantize(weight, format)
+        else:  # as oneDNN packs it, with nothing behind the last k
+            data = panels.pack(weight)[:, : 64 * size * dtype.itemsize].contiguous()
+        num_pages = -(-data.nbytes // mmap.PAGESIZE)
+        memory = mmap.mmap(-1, (num_pages + 1) * mmap.PAGESIZE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        end = start + num_pages * mmap.PAGESIZE
+        assert libc.mprotect(end, mmap.PAGESIZE, 0) == 0
+        ctypes.memmove(end - data.nbytes, data.data_ptr(), data.nbytes)
+        own = panels.Panels(end - data.nbytes, data.shape[1], 64 * num_panels, size, format)
+        for num_rows in (1, 2, 3, 4, 13, 40):
+            product = panels.panel_product(torch.ones(num_rows, size, dtype=dtype), own)
+            assert (product - size).abs().max() <= size / 64, (format, size, num_panels, num_rows)
+        assert libc.mprotect(end, mmap.PAGESIZE, 3) == 0
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a fault beyond the end needs mprotect of the C library")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_nothing_is_read_behind_the_last_panel(threads):
+    """Catches a stream or a group that goes on in memory that is not there: it seldom crashes."""
+    subprocess.run([sys.executable, "-c", AT_THE_END_OF_MEMORY, str(threads)], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
