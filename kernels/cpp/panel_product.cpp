@@ -370,7 +370,7 @@ class Multiplication {
     // totals [streams, rows, WIDTH] += the products of rows first to last with group g of each stream; `numbers`
     // is where it expands.
     void add(Group group, int64_t g, int64_t first, int64_t last, char* numbers, float* totals) const {
-        if constexpr (MOST_IN_STREAMS<Format> > 0)
+        if constexpr (MOST_IN_STREAMS<Format> >= std::max(PARTS, 1))
             if (in_streams) return add_in_turns(last - first, group, rows.template as<Format>(call, g), totals);
         if (expands) {
             expand<Format>(group.weights, group.count, in_pairs, numbers);
