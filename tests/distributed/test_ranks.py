@@ -147,7 +147,7 @@ def test_torchrun_ranks_give_the_tokens_of_one_process_and_end_with_rank_0():
 @needs_proc
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_is_left_when_rank_0_is_ended(number, tmp_path):
-    """Catches workers that outlive Ctrl-C, a termination or a crash of rank 0, and files that stay for good."""
+    """Catches workers and files that outlive Ctrl-C, a termination or a crash of rank 0."""
     trace, files = tmp_path / "trace", tmp_path / "files"
     files.mkdir()
     arguments = ["generate", "--max-tokens", "2000", "--n", "40", "--trace", str(trace), *QUICK]
