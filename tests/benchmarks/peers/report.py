@@ -75,7 +75,7 @@ so compare within a row.
   its own 8-bit weights: llama.cpp's are Q8_0, OpenVINO's and ONNX Runtime's are what their converters call
   int8.
 - Weights in 8 bits: minipaged and OpenVINO keep the activations in full precision. llama.cpp and ONNX Runtime
-  round them to 8 bits as well, as do minipaged with `--quantization w8a8` and OpenVINO by default (the row
+  round them to 8 bits as well, as do minipaged with `--quantization w8a8` and OpenVINO by default (the rows
   "products in 8 bits").
 
 minipaged runs with the settings of its command line: large tensors in huge pages, freed memory kept. The

@@ -211,4 +211,13 @@ ROWS = [
         pairs=3,
         quantization="int8",
     ),
+    Row(
+        "m100-single-w8a8",
+        "one request, 134 M, products in 8 bits",
+        "m100",
+        "single",
+        {"openvino": LEVEL, "ort": LEVEL, "llama.cpp": LEVEL},
+        pairs=3,
+        quantization="w8a8",
+    ),
 ]
