@@ -161,17 +161,24 @@ def test_hypotheses_survive_a_neighbour_that_fails():
     assert any(completion.finish_reason == "stop" for completion in request.completions)
 
 
+@pytest.fixture(scope="module")
+def oracle():
+    """Imported here: the other tests of this file run where torch is not installed, and the time limit of a
+    lesson's test does not count the seconds for transformers."""
+    from tests.concepts import beam_oracle
+
+    return beam_oracle
+
+
 @pytest.mark.parametrize("group", range(8))
-def test_ids_and_scores_are_those_of_transformers(group, monkeypatch):
+def test_ids_and_scores_are_those_of_transformers(group, oracle, monkeypatch):
     """Catches any deviation from `generate(num_beams=W)`; 40 random cases in one batch, 8 groups."""
-    # Here, so that the other tests of this file run where torch is not installed.
-    from minipaged.decoding.sampling import Sampler
-    from tests.concepts.beam_oracle import hf_beam_search, likely_tokens, logits_of, tiny_llama
+    from minipaged.decoding.sampling import Sampler  # needs torch
 
     rng = random.Random(group)
-    model = tiny_llama(group, vocab_size=rng.choice([24, 40]))
+    model = oracle.tiny_llama(group, vocab_size=rng.choice([24, 40]))
     requests, expected, ends = [], [], []
-    eos = likely_tokens(model)[: group % 4]
+    eos = oracle.likely_tokens(model)[: group % 4]
     for case in range(40):
         prompt = [rng.randrange(model.config.vocab_size) for _ in range(rng.randint(1, 6))]
         width = WIDTHS[(case + group) % 8]
@@ -186,7 +193,7 @@ def test_ids_and_scores_are_those_of_transformers(group, monkeypatch):
         method = BeamSearch(params, StopChecker(params, eos))
         requests.append(make_request(prompt, method, params, len(prompt) + length))
         expected.append(
-            hf_beam_search(
+            oracle.hf_beam_search(
                 model,
                 prompt,
                 eos,
@@ -197,7 +204,7 @@ def test_ids_and_scores_are_those_of_transformers(group, monkeypatch):
                 **options,
             )
         )
-    decode(lambda tokens: logits_of(model, tokens), requests, Sampler(eos))
+    decode(lambda tokens: oracle.logits_of(model, tokens), requests, Sampler(eos))
     for request, wanted in zip(requests, expected):
         best = list(request.method.rank(request))
         ends += [sequence.finish_reason for sequence in best]
