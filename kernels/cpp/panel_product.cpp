@@ -270,13 +270,16 @@ const T* row_of(const Product& call, int64_t r) {
     return (const T*)call.rows + r * call.row_stride;
 }
 
-template <class T>
+template <class Format>
+constexpr bool rounds = std::is_same_v<Format, W8A8>;
+
+template <class Format, class T>
 struct Floats {  // the rows as the kernel reads them. Rounded ones stay whole numbers, whose sums are exact.
     std::vector<float> elements;
     std::vector<RowGroup> groups;
     int64_t stride;
 
-    Floats(const Product& call, bool in_pairs, bool with_sums, bool rounds) {
+    Floats(const Product& call, bool in_pairs) {
         const int64_t num_groups = groups_of(call);
         groups.assign(call.num_rows * num_groups, {0, 1});
         stride = num_groups * GROUP >> in_pairs;
@@ -289,13 +292,13 @@ struct Floats {  // the rows as the kernel reads them. Rounded ones stay whole n
                 continue;
             }
             for (int64_t k = 0; k < call.size; k++) own[k] = widened(row[k]);
-            for (int64_t g = 0; rounds && g < num_groups; g++) {
+            for (int64_t g = 0; rounds<Format> && g < num_groups; g++) {
                 FixedGroup<1> group;
                 in_parts(own + g * GROUP, GROUP, group);
                 for (int k = 0; k < GROUP; k++) own[g * GROUP + k] = group.numbers[0][k];
                 groups[r * num_groups + g].scale = group.scale;
             }
-            for (int64_t g = 0; with_sums && g < num_groups; g++) {
+            for (int64_t g = 0; Format::OFFSET != 0 && g < num_groups; g++) {
                 Vec sum = {};
                 for (int64_t k = 0; k < GROUP; k += LANES) sum += load(own + g * GROUP + k);
                 groups[r * num_groups + g].sum = sum_of(sum);
@@ -303,18 +306,18 @@ struct Floats {  // the rows as the kernel reads them. Rounded ones stay whole n
         }
     }
 
-    template <class Format>
-    FloatRows<Format> as(const Product& call, int64_t g) const {
-        const int64_t start = g * GROUP / (std::is_same_v<Format, Pairs> ? 2 : 1);
+    template <class As>
+    FloatRows<As> as(const Product& call, int64_t g) const {
+        const int64_t start = g * GROUP / (std::is_same_v<As, Pairs> ? 2 : 1);
         return {&elements[start], stride, &groups[g], groups_of(call)};
     }
 };
 
 template <int PARTS, class T>
-struct FixedPoint {  // the same as parts
+struct FixedPoint {  // the same as parts, never in pairs
     std::vector<FixedGroup<PARTS>> groups;
 
-    FixedPoint(const Product& call, bool, bool, bool) : groups(call.num_rows * groups_of(call)) {
+    FixedPoint(const Product& call, bool) : groups(call.num_rows * groups_of(call)) {
         for (int64_t r = 0; r < call.num_rows; r++)
             for (int64_t g = 0, start = 0; start < call.size; g++, start += GROUP)
                 in_parts(row_of<T>(call, r) + start, std::min<int64_t>(GROUP, call.size - start),
@@ -326,9 +329,6 @@ struct FixedPoint {  // the same as parts
         return {&groups[g], groups_of(call)};
     }
 };
-
-template <class Format>
-constexpr bool rounds = std::is_same_v<Format, W8A8>;
 
 template <class Format, class T>
 constexpr bool can_pair = HAS_PAIRS && std::is_same_v<T, BFloat16> && !rounds<Format>;
@@ -346,8 +346,8 @@ class Multiplication {
     const bool expands = !IS_NATIVE && !PARTS && call.num_rows > MOST_TO_DECODE<Format>;
     const bool in_pairs = CAN_PAIR && (expands || IS_NATIVE);
     const bool in_streams = call.num_rows * std::max(PARTS, 1) <= MOST_IN_STREAMS<Format>;
-    using Storage = std::conditional_t<(PARTS > 0), FixedPoint<PARTS, T>, Floats<T>>;
-    const Storage rows{call, in_pairs, IS_CODED, rounds<Format>};
+    using Storage = std::conditional_t<(PARTS > 0), FixedPoint<PARTS, T>, Floats<Format, T>>;
+    const Storage rows{call, in_pairs};
 
     // totals [rows, WIDTH] += the products of `num_rows` with a group, in as few passes as the registers allow. They
     // are of nearly the same size, for the sums of two rows alone are too few to keep the multipliers busy.

@@ -65,6 +65,7 @@ COMPILED = {"vllm-compiled": None}  # vLLM after torch.compile, which takes it a
 LARGE = {"pairs": 2, "warm_up": 8}  # a run takes most of a minute
 LEVEL = 1.0  # at least as fast
 OPENVINO = {"openvino": LEVEL}
+ONE_REQUEST = {"openvino": LEVEL, "ort": LEVEL, "llama.cpp": LEVEL}
 
 ROWS = [
     Row("tiny", "mixed, 3.4 M", "tiny", "mixed", {"vllm": 1.25, **COMPILED, **EVERY}),
@@ -190,7 +191,7 @@ ROWS = [
         "one request, 134 M",
         "m100",
         "single",
-        {"openvino": LEVEL, "ort": LEVEL, "llama.cpp": LEVEL},
+        ONE_REQUEST,
         pairs=3,
     ),
     Row(
@@ -216,7 +217,7 @@ ROWS = [
         "one request, 134 M, products in 8 bits",
         "m100",
         "single",
-        {"openvino": LEVEL, "ort": LEVEL, "llama.cpp": LEVEL},
+        ONE_REQUEST,
         pairs=3,
         quantization="w8a8",
     ),
