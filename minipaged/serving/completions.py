@@ -25,6 +25,9 @@ PLAIN = {"index": 0, "text": "", "logprobs": None, "finish_reason": None, "stop_
 async def complete(service: Service, request: Request, body: CompletionBody) -> Response:
     """Answer a body."""
     service.check_model(body.model)
+    wants_prompt_alone = bool(body.echo) and body.max_tokens == 0 and not body.min_tokens
+    if wants_prompt_alone:
+        body.max_tokens = 1  # the engine always generates; the token is dropped
     params = await read_params(service, body, body.logprobs)
     try:
         prompts = await _prompts(service, body)
@@ -34,7 +37,9 @@ async def complete(service: Service, request: Request, body: CompletionBody) -> 
         if body.stream:
             raise ApiError(400, "echo with logprobs does not stream; set stream to false", "echo")
         params = replace(params, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
-    return await respond(service, request, body, prompts, params, "cmpl-", "prompt", _Writer)
+    return await respond(
+        service, request, body, prompts, params, "cmpl-", "prompt", _Writer, wants_prompt_alone
+    )
 
 
 async def _prompts(service: Service, body: CompletionBody) -> list[list[int]]:

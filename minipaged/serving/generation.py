@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from minipaged.async_llm import AsyncOutputs, together
 from minipaged.decoding.params import DecodingParams, RequestOutputKind
-from minipaged.outputs import RequestOutput
+from minipaged.outputs import CompletionOutput, RequestOutput
 from minipaged.serving.errors import ApiError, api_error
 from minipaged.serving.schemas import GenerationBody
 from minipaged.serving.service import Service, shutting_down
@@ -34,6 +34,7 @@ class Generation:
         params: for all of them.
         salt: who may share cached prefixes with it.
         prompt_field: the field of the body that the prompts are from.
+        drops_tokens: what is generated is neither told nor counted; the prompts alone are wanted.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Generation:
         params: DecodingParams,
         salt: str,
         prompt_field: str,
+        drops_tokens: bool = False,
     ) -> None:
         self.service = service
         self.request_id = request_id
@@ -54,6 +56,7 @@ class Generation:
         self.usage = Usage()
         self.end = "the client has gone"  # how it ended, for the log
         self._salt = salt
+        self._drops_tokens = drops_tokens
         self._start = monotonic()
         self._streams: list[AsyncOutputs] = []
 
@@ -77,6 +80,8 @@ class Generation:
             ApiError: a request failed, or the server shuts down.
         """
         async for position, output in together(self._streams):
+            if self._drops_tokens:
+                output = replace(output, outputs=[_without_tokens(each) for each in output.outputs])
             self.usage.count(position, output)
             if output.error is not None:
                 status = 400 if "forbid every token" in output.error else 500
@@ -103,6 +108,14 @@ class Generation:
             monotonic() - self._start,
             self.end,
         )
+
+
+def _without_tokens(completion: CompletionOutput) -> CompletionOutput:
+    reason = "length" if completion.finish_reason == "stop" else completion.finish_reason
+    logprobs = completion.logprobs and completion.logprobs[:0]
+    return replace(
+        completion, text="", token_ids=[], logprobs=logprobs, finish_reason=reason, stop_reason=None
+    )
 
 
 class Usage:
@@ -180,6 +193,7 @@ async def respond(
     kind: str,
     prompt_field: str,
     make_writer: type[Writer],
+    drops_tokens: bool = False,
 ) -> Response:
     """Generate, and answer as `make_writer` writes; the response's id begins with `kind`.
 
@@ -188,7 +202,7 @@ async def respond(
     """
     salt = request.state.tenant + (body.cache_salt or "")
     request_id = kind + request.state.request_id
-    generation = Generation(service, request_id, prompts, params, salt, prompt_field)
+    generation = Generation(service, request_id, prompts, params, salt, prompt_field, drops_tokens)
     request.state.is_logged = True  # when it is closed
     writer = make_writer(service, body, generation)
     timeout = service.settings.request_timeout

@@ -145,6 +145,8 @@ TABLE += [
     (C, {**PROMPT, **BEAM, "length_penalty": 90}, "length_penalty"),
     (C, {**PROMPT, **BEAM, "early_stopping": "now"}, "early_stopping"),
     (C, {**PROMPT, "logprobs": 1, "echo": True, "stream": True}, "echo"),
+    (C, {**PROMPT, "echo": True, "max_tokens": 0, "min_tokens": 1}, "max_tokens"),
+    (C, {**PROMPT, "echo": True, "max_tokens": -1}, "max_tokens"),
     (C, {**PROMPT, "temprature": 1}, "temprature"),
     (C, {**PROMPT, "a": None}, "a"),
     (C, {**PROMPT, "stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),

@@ -118,6 +118,38 @@ def test_logprobs_and_echo_have_openais_form(client, offline):
         assert choice.text[offset : offset + len(token)] == token
 
 
+@pytest.mark.parametrize("prompt", [[5], "Once upon a time", ["Once upon", "a time, a fox"]], ids=str)
+def test_echo_without_tokens_scores_the_prompt(client, offline, prompt):
+    """Catches a token that is generated all the same and shown or counted: evaluations send max_tokens 0."""
+    options = {"model": "pocket", "prompt": prompt, "echo": True, "max_tokens": 0}
+    answer = client.completions.create(**options, n=2, temperature=1, logprobs=0)
+    rights = offline.generate(
+        [{"prompt_token_ids": prompt}] if prompt == [5] else prompt,
+        SamplingParams(prompt_logprobs=0, max_tokens=1),
+    )
+    assert len(answer.choices) == 2 * len(rights)
+    for choice in answer.choices:
+        right = rights[choice.index // 2]
+        assert choice.finish_reason == "length"
+        assert choice.text == offline.get_tokenizer().decode(right.prompt_token_ids, skip_special_tokens=True)
+        wanted = [
+            None if top is None else top[token].logprob
+            for token, top in zip(right.prompt_token_ids, right.prompt_logprobs)
+        ]
+        assert choice.logprobs.token_logprobs == pytest.approx(wanted, abs=1e-4)
+    assert answer.usage.completion_tokens == 0
+    assert answer.usage.prompt_tokens == sum(len(right.prompt_token_ids) for right in rights)
+    texts = {}
+    for event in client.completions.create(**options, stream=True, stream_options={"include_usage": True}):
+        for choice in event.choices:
+            texts[choice.index] = texts.get(choice.index, "") + choice.text
+        usage = event.usage
+    assert [texts[i] for i in range(len(rights))] == [choice.text for choice in answer.choices[::2]]
+    assert usage.completion_tokens == 0
+    beams = client.completions.create(**options, n=2, extra_body={"use_beam_search": True})
+    assert [choice.text for choice in beams.choices] == [choice.text for choice in answer.choices]
+
+
 def test_streamed_offsets_are_those_of_the_whole_answer(client):
     """Catches an offset that counts the text shown so far: some of it waits, it may begin a stop string."""
     options = {**GREEDY, "model": "pocket", "prompt": PROMPT, "logprobs": 0}
