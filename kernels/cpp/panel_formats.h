@@ -31,10 +31,17 @@ struct Float16 {  // likewise
     static constexpr float OFFSET = 0;
     static Vec value(Int raw, int i) {
         const Int half = i ? raw >> 16 : raw;
+#if defined(__AVX512F__)  // (without a mask GCC 12 warns about its own headers)
+        const __m256i halves = _mm512_maskz_cvtepi32_epi16((__mmask16)-1, (__m512i)half);
+        return (Vec)_mm512_maskz_cvtph_ps((__mmask16)-1, halves);
+#elif defined(__F16C__)
+        return (Vec)_mm256_cvtph_ps((__m128i)__builtin_convertvector(half, Halves));
+#else
         const Int size = (half & 0x7fff) << 13;
         const Vec finite = (Vec)size * 0x1p112f;  // subnormal numbers too; only the last exponent is special
         const Int bits = size >= 0x0f800000 ? size | 0x7f800000 : (Int)finite;
         return (Vec)(bits | (half & 0x8000) << 16);
+#endif
     }
 };
 

@@ -13,7 +13,6 @@
 
 namespace {
 
-constexpr int LINE = 64;               // bytes that memory delivers together
 constexpr int AHEAD = 8192;            // bytes from what one pass multiplies to what is fetched meanwhile: the
                                        // processor fetches neighbours, but not from the next page
 constexpr int STREAMS = 4;             // panels that few rows read at the same time
@@ -26,7 +25,7 @@ template <class Format>  // rows that one pass over a panel multiplies: what the
 constexpr int MOST_ROWS = LANES == 16 || std::is_same_v<Format, Float32> ? 6 : 4;
 
 // Rows (times their parts) that read several panels at the same time, as measured on Zen 3: with more, and with
-// nibbles, the products take longer than the reads. With AVX-512 it has not been measured.
+// nibbles, the products take longer than the reads. With AVX-512 (Zen 5), fetching ahead is as fast or faster.
 template <class Format>
 constexpr int MOST_IN_STREAMS = LANES == 16 || std::is_same_v<Format, Int4> ? 0
                                 : std::is_same_v<Format, Float32>           ? 4
@@ -38,7 +37,7 @@ constexpr int MOST_TO_DECODE = LANES == 16 || std::is_same_v<Format, Float16> ? 
 
 // ---- A group of a panel, or of several -------------------------------------------------------------------
 
-// While rows pass over a group, one or two lines of each `stride` bytes from `coming` on are fetched, so that
+// While rows pass over a group, the bytes from `coming` on are fetched, `stride` for each row of lanes, so that
 // memory delivers all the time, and not just during the first pass:
 //
 //     multiplied     rows 0 to 5                rows 6 to 11     rows 12 to 17
@@ -56,9 +55,10 @@ struct Group {
     }
 };
 
-inline void fetch(const char* coming, int64_t stride) {  // every other line: the processor fetches neighbours
-    __builtin_prefetch(coming, 0, 2);
-    if (stride > LINE) __builtin_prefetch(coming + stride / 2, 0, 2);
+// Every line of the stride or, for loops that pass several times over a stride, every other one.
+inline void fetch(const char* coming, int64_t stride) {
+    constexpr int LINES = LANES == 16 ? 4 : 2;
+    for (int i = 0; i < LINES; i++) __builtin_prefetch(coming + stride / LINES * i, 0, 2);
 }
 
 template <int N>
@@ -339,8 +339,9 @@ class Multiplication {
     static constexpr int64_t SCALE_BYTES = IS_CODED ? WIDTH * sizeof(BFloat16) : 0;
     static constexpr int64_t GROUP_BYTES = 4 * WIDTH * GROUP / Format::STEP + SCALE_BYTES;
     static constexpr bool CAN_PAIR = can_pair<Format, T>;
-    static constexpr bool IS_NATIVE =  // (a shift is all that bfloat16 takes)
-        std::is_same_v<Format, Float32> || (std::is_same_v<Format, Bfloat16> && (CAN_PAIR || LANES == 8));
+    static constexpr bool IS_NATIVE =  // (bfloat16 takes a shift, float16 two instructions)
+        std::is_same_v<Format, Float32> || (std::is_same_v<Format, Float16> && LANES == 16) ||
+        (std::is_same_v<Format, Bfloat16> && (CAN_PAIR || LANES == 8));
 
     const Product& call;
     const bool expands = !IS_NATIVE && !PARTS && call.num_rows > MOST_TO_DECODE<Format>;
