@@ -32,7 +32,7 @@ TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  #
 SHAPES = [(1, 1), (40, 96), (64, 64), (130, 65), (200, 331), (700, 150)]  # outputs and inputs
 OTHER_PROCESSORS = {
     "avx2": ["-mavx2", "-mfma"],
-    "avx2 with products of bytes": ["-mavx2", "-mfma", "-mavxvnni"],
+    "avx2 with products of bytes": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
     "avx512 without bfloat16": ["-mavx512f"],
     "avx512 with products of words": ["-mavx512f", "-mavx512bw"],
     "any": [],
