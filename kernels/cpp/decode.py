@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minipaged.kernels.cpp.attention import ATTENTION_CALL
 from minipaged.kernels.cpp.build import INTEGER, POINTER, declare_by_dtype
-from minipaged.kernels.cpp.panels import PRODUCT, Panels, multiply_of
+from minipaged.kernels.cpp.panels import Panels, fetches_ahead, multiply_of, pack_product
 from minipaged.kernels.metadata import AttentionMetadata, AttentionParameters
 
 # The structs `DecodeStep`, `Norm`, and the first or last member of others in decode.cpp.
@@ -107,10 +107,7 @@ def _pack(layer: DecoderLayer, dtype: torch.dtype) -> bytes:
 
 
 def _pack_linear(weights: Panels, bias: Tensor | None, dtype: torch.dtype) -> bytes:
-    product = PRODUCT.pack(
-        *(weights.address, 0, 0 if bias is None else bias.data_ptr(), 0),
-        *(0, 0, weights.num_outputs, weights.size, weights.panel_bytes, 0),
-    )
+    product = pack_product(weights, bias, fetches_ahead())
     return product + _ADDRESS.pack(ctypes.cast(multiply_of(weights, dtype), POINTER).value)
 
 

@@ -32,6 +32,11 @@ constexpr int MOST_IN_STREAMS = LANES == 16 || std::is_same_v<Format, Int4> ? 0
                                 : std::is_same_v<Format, Float16>           ? 1
                                                                             : 2;
 
+// Rows (times their parts) that may leave the fetching to the processor (`Product::fetches_ahead`). More make passes
+// over a group that are long enough for memory to be idle, as measured on Zen 4.
+template <int PARTS>
+constexpr int MOST_UNFETCHED = PARTS ? 18 : 5;
+
 template <class Format>  // rows; for more, the codes of a group become numbers first
 constexpr int MOST_TO_DECODE = LANES == 16 || std::is_same_v<Format, Float16> ? 12 : 32;
 
@@ -42,6 +47,8 @@ constexpr int MOST_TO_DECODE = LANES == 16 || std::is_same_v<Format, Float16> ? 
 //
 //     multiplied     rows 0 to 5                rows 6 to 11     rows 12 to 17
 //     fetched        next group, first third    second third     last third
+//
+// (With a stride of 0 nothing is.)
 struct Group {
     const char* weights;     // [GROUP / STEP][WIDTH] lanes
     const BFloat16* scales;  // [WIDTH], or null for 1
@@ -171,7 +178,7 @@ void add_group(const Group& group, const Rows rows, float* totals) {
         const char* coming = group.coming + first * group.stride / VECTORS;
         const int64_t stride = group.stride;
         const auto add_line = [&](int k) __attribute__((always_inline)) {
-            fetch(coming, stride);
+            if (stride) fetch(coming, stride);
             rows.add(sums, 0, source, k);
             source += 4 * WIDTH, coming += stride;
         };
@@ -346,19 +353,21 @@ class Multiplication {
     const Product& call;
     const bool expands = !IS_NATIVE && !PARTS && call.num_rows > MOST_TO_DECODE<Format>;
     const bool in_pairs = CAN_PAIR && (expands || IS_NATIVE);
-    const bool in_streams = call.num_rows * std::max(PARTS, 1) <= MOST_IN_STREAMS<Format>;
+    const int64_t num_parts = call.num_rows * std::max(PARTS, 1);
+    const bool in_streams = num_parts <= MOST_IN_STREAMS<Format>;
+    const int64_t fetch_stride = call.fetches_ahead || num_parts > MOST_UNFETCHED<PARTS> ? 4 * WIDTH : 0;
     using Storage = std::conditional_t<(PARTS > 0), FixedPoint<PARTS, T>, Floats<Format, T>>;
     const Storage rows{call, in_pairs};
 
     // totals [rows, WIDTH] += the products of `num_rows` with a group, in as few passes as the registers allow. They
     // are of nearly the same size, for the sums of two rows alone are too few to keep the multipliers busy.
     template <class Rows>
-    void add_passes(Group group, int64_t num_rows, const Rows& rows, float* totals) const {
+    void add_passes(const Group& whole, int64_t num_rows, const Rows& rows, float* totals) const {
         const int64_t num_passes = (num_rows + Rows::MOST - 1) / Rows::MOST;
-        if (num_passes > 1) {
-            group.coming += GROUP_BYTES - AHEAD;
-            group.stride /= num_passes;
-        }
+        if (num_passes == 1) return add_some(num_rows, whole, rows, totals);
+        Group group = whole;
+        group.coming += GROUP_BYTES - AHEAD;
+        group.stride /= num_passes;
         const int64_t least = num_rows / num_passes, num_larger = num_rows % num_passes;
         const int64_t bytes_a_pass = GROUP_BYTES / num_passes;
         for (int64_t pass = 0, first = 0; pass < num_passes; pass++, group.coming += bytes_a_pass) {
@@ -370,7 +379,7 @@ class Multiplication {
 
     // totals [streams, rows, WIDTH] += the products of rows first to last with group g of each stream; `numbers`
     // is where it expands.
-    void add(Group group, int64_t g, int64_t first, int64_t last, char* numbers, float* totals) const {
+    void add(Group& group, int64_t g, int64_t first, int64_t last, char* numbers, float* totals) const {
         if constexpr (MOST_IN_STREAMS<Format> >= std::max(PARTS, 1))
             if (in_streams) return add_in_turns(last - first, group, rows.template as<Format>(call, g), totals);
         if (expands) {
@@ -411,8 +420,8 @@ class Multiplication {
                     const char* start = call.panels + panel * call.panel_bytes + g * GROUP_BYTES;
                     const BFloat16* scales = IS_CODED ? (const BFloat16*)start : nullptr;
                     const int count = (int)std::min<int64_t>(GROUP, call.size - g * GROUP);
-                    const Group group{start + SCALE_BYTES, scales, count, start + AHEAD, 4 * WIDTH,
-                                      num_streams, stream_bytes};
+                    Group group{start + SCALE_BYTES, scales, count, start + AHEAD, fetch_stride,
+                                num_streams, stream_bytes};
                     add(group, g, first, last, numbers, totals);
                 }
                 for (int64_t stream = 0; stream < num_streams; stream++)

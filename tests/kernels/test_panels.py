@@ -195,6 +195,33 @@ def test_a_row_has_the_same_bits_alone_and_beside_a_few(processor, dtype, num_ou
         assert torch.equal(layer(rows[:num_rows]), together[:num_rows])
 
 
+@pytest.mark.parametrize("format", ["own", "int8", "int4", "w8a8"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=NAMES.get)
+def test_what_is_fetched_ahead_changes_no_bit(processor, dtype, format, monkeypatch):
+    """Catches a step over weights that were to be fetched, or a second way to add them up."""
+    layer = PanelLinear(random(200, 331, dtype=dtype), None, NAMES[dtype] if format == "own" else format)
+    for num_rows in (1, 2, 5, 6, 7, 19, 40):
+        rows, results = random(num_rows, 331, dtype=dtype), []
+        for fetches in (False, True):
+            monkeypatch.setattr(panels, "fetches_ahead", lambda own=fetches: own)
+            results.append(layer(rows))
+        assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("is_faster", [False, True])
+def test_weights_are_fetched_ahead_where_that_is_faster(is_faster, monkeypatch):
+    """Catches the slower way on every processor of a kind, and a choice by one slow trial."""
+    seen = []
+
+    def seconds(_, call):
+        seen.append(panels._PRODUCT.unpack(call)[-1])
+        return 9.0 if len(seen) < 3 else 2.0 if seen[-1] == is_faster else 3.0
+
+    monkeypatch.setattr(panels, "_seconds", seconds)
+    assert panels.fetches_ahead.__wrapped__() == is_faster
+    assert seen == [0, 1] * (len(seen) // 2)  # in turns
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 @pytest.mark.parametrize("format", ["float32", "int8", "w8a8"])
 @pytest.mark.parametrize("num_outputs", [64, 330, 1400])
