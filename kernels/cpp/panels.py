@@ -48,6 +48,11 @@ class Panels(NamedTuple):
     size: int
     format: str
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all panels."""
+        return -(-self.num_outputs // WIDTH) * self.panel_bytes
+
 
 def multiply_of(panels: Panels, dtype: torch.dtype) -> Any:
     """The C++ function that multiplies rows of that type."""

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from minipaged.config import ConfigError, Quantization
+from minipaged.execution.accel.huge_pages import move_into_huge_pages
 from minipaged.execution.accel.layer_fusion import fuse_layers
 from minipaged.execution.accel.packed_linear import can_pack, pack_linears
 from minipaged.kernels.dispatch import Backend
@@ -43,8 +44,10 @@ def optimize(
         if can_pack() and quantization == "none":
             pack_linears(model)
         if backend.name == "cpp":
-            from minipaged.execution.accel.panel_linear import quantize_linears, use_panels  # loads C++
+            from minipaged.execution.accel import panel_linear  # loads C++
 
             if quantization != "none":
-                quantize_linears(model, quantization)
-            use_panels(model)
+                panel_linear.quantize_linears(model, quantization)
+            panel_linear.use_panels(model)
+            for panels in filter(None, map(panel_linear.panels_of, model.modules())):
+                move_into_huge_pages(panels.address, panels.num_bytes)
