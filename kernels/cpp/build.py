@@ -28,7 +28,7 @@ from minipaged.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Types of the rows that the kernels read and write."""
 
 POINTER, INTEGER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
@@ -163,7 +163,7 @@ def declare(name: str, *arguments: Any) -> Any:
 
 
 def declare_by_dtype(name: str, *arguments: Any) -> dict[torch.dtype, Any]:
-    """The functions `{name}_float32` and `{name}_bfloat16`, by the dtype of their rows."""
+    """The functions `{name}_float32`, `{name}_bfloat16` and so on, by the dtype of their rows."""
     return {dtype: declare(f"{name}_{str(dtype).removeprefix('torch.')}", *arguments) for dtype in DTYPES}
 
 

@@ -41,6 +41,7 @@ extern "C" {
     void paged_attention_##NAME(const AttentionCall* call);
 DECLARE_FOR(float32)
 DECLARE_FOR(bfloat16)
+DECLARE_FOR(float16)
 
 // Copies token rows to their slots; strides and sizes in bytes, slot -1 is skipped.
 void write_tokens(const void* tokens, int64_t token_stride, int64_t head_stride, void* cache,

@@ -60,6 +60,7 @@ struct Kernels;
     };
 KERNELS_FOR(float, float32)
 KERNELS_FOR(BFloat16, bfloat16)
+KERNELS_FOR(Half, float16)
 
 template <class T>
 class Decode {
@@ -172,5 +173,9 @@ void decode_float32(const DecoderLayer* layers, int64_t num_layers, const Ends* 
 
 void decode_bfloat16(const DecoderLayer* layers, int64_t num_layers, const Ends* ends, const DecodeStep* step) {
     decode<BFloat16>(layers, num_layers, *ends, *step);
+}
+
+void decode_float16(const DecoderLayer* layers, int64_t num_layers, const Ends* ends, const DecodeStep* step) {
+    decode<Half>(layers, num_layers, *ends, *step);
 }
 }

@@ -4,7 +4,7 @@
 //     gate      silu(gate) * up              greedy    argmax, and its log-probability
 //
 // PyTorch takes 7, 10 and 2 passes for the first three, each with a call, an allocation and a trip to memory.
-// Arithmetic is float32, rows float32 or bfloat16.
+// Arithmetic is float32; rows are float32, bfloat16 or float16.
 
 #include "calls.h"
 #include "vectors.h"
@@ -116,6 +116,7 @@ extern "C" {
     }
 FOR_TYPE(float, float32)
 FOR_TYPE(BFloat16, bfloat16)
+FOR_TYPE(Half, float16)
 
 void greedy_tokens(const float* logits, int64_t num_rows, int64_t vocab_size, int64_t* tokens,
                    float* logprobs, int64_t num_threads) {

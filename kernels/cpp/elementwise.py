@@ -2,7 +2,7 @@
 
 For 32 rows of a model of 3 million parameters, on one core of an AMD EPYC, in microseconds (in brackets
 PyTorch's operations): a norm 3.6 (13), rotating queries and keys 4.7 (20), a gate 6.6 (7.8), the greedy
-choice 13 (55). For tensors on the CPU in float32 or bfloat16.
+choice 13 (55). For tensors on the CPU in `build.DTYPES`.
 """
 
 import torch

@@ -6,7 +6,7 @@
 //     block table ->  pointers to a tile's K rows  ->  scores [rows, TILE]  ->  softmax  ->  acc += p V
 //
 // One pointer a token is all that paging costs, and any block size will do. Arithmetic is float32; pools are
-// [num_blocks, Hkv, block_size, Dk or Dv], float32 or bfloat16. Of the softmax each row has a maximum m_i, a sum
+// [num_blocks, Hkv, block_size, Dk or Dv], of three float types. Of the softmax each row has a maximum m_i, a sum
 // of exponentials l_i and an accumulator acc; earlier sums shrink by alpha. Paper: section 5.1.
 
 #include "attention_items.h"
@@ -23,7 +23,7 @@ namespace {
 constexpr int STREAMS = LANES == 16 ? 1 : 4;  // places of a tile that are fetched in turn, as measured on Zen 3
 constexpr int FETCH_INTO = LANES == 16 ? 2 : 3;  // which cache: the second takes more lines at a time, and on Zen 4
                                                  // decodes read 1.7 times as fast. 3: the first, as measured on Zen 3
-constexpr int WIDEN_ROWS = 16;  // rows from which a bfloat16 tile is widened once, not at each use
+constexpr int WIDEN_ROWS = 16;  // rows from which a tile in 16 bits is widened once, not at each use
 constexpr double PARALLEL_WORK = 1e6;  // multiply-adds below which waking threads costs more than it saves
 constexpr float INF = std::numeric_limits<float>::infinity();
 
@@ -288,7 +288,7 @@ void attend_all(const AttentionCall& call, const Items& all, bool in_place, int 
 }
 
 // Blocks are read in place, with two exceptions. Rows shorter than a strip are padded in a copied tile, and
-// bfloat16 tiles that many rows share are widened there, once for all of them.
+// tiles in 16 bits that many rows share are widened there, once for all of them.
 template <class T>
 void attend_batch(const AttentionCall& call) {
     const bool long_rows = call.key_dim >= STRIP && call.value_dim >= STRIP;
@@ -328,6 +328,7 @@ extern "C" {
 
 void paged_attention_float32(const AttentionCall* call) { attend_batch<float>(*call); }
 void paged_attention_bfloat16(const AttentionCall* call) { attend_batch<BFloat16>(*call); }
+void paged_attention_float16(const AttentionCall* call) { attend_batch<Half>(*call); }
 
 void write_tokens(const void* tokens, int64_t token_stride, int64_t head_stride, void* cache,
                   const int64_t* slots, int64_t num_tokens, int64_t num_heads, int64_t block_size,

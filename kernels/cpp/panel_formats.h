@@ -30,18 +30,7 @@ struct Float16 {  // likewise
     static constexpr int STEP = 2;
     static constexpr float OFFSET = 0;
     static Vec value(Int raw, int i) {
-        const Int half = i ? raw >> 16 : raw;
-#if defined(__AVX512F__)  // (without a mask GCC 12 warns about its own headers)
-        const __m256i halves = _mm512_maskz_cvtepi32_epi16((__mmask16)-1, (__m512i)half);
-        return (Vec)_mm512_maskz_cvtph_ps((__mmask16)-1, halves);
-#elif defined(__F16C__)
-        return (Vec)_mm256_cvtph_ps((__m128i)__builtin_convertvector(half, Halves));
-#else
-        const Int size = (half & 0x7fff) << 13;
-        const Vec finite = (Vec)size * 0x1p112f;  // subnormal numbers too; only the last exponent is special
-        const Int bits = size >= 0x0f800000 ? size | 0x7f800000 : (Int)finite;
-        return (Vec)(bits | (half & 0x8000) << 16);
-#endif
+        return widened(__builtin_convertvector(i ? raw >> 16 : raw, Halves));
     }
 };
 
@@ -92,44 +81,6 @@ ALWAYS_INLINE Vec add_product<Pairs>(Vec sum, Int raw, const float* row, int i) 
 #else
 constexpr bool HAS_PAIRS = false;
 #endif
-
-// ---- Elements as floats -----------------------------------------------------------------------------------
-
-struct Half {
-    uint16_t bits;
-};
-
-float as_float(uint32_t bits) {
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-uint32_t bits_of(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-float widened(float value) { return value; }
-float widened(BFloat16 value) { return as_float((uint32_t)value.bits << 16); }
-float widened(Half value) {
-    const uint32_t size = (value.bits & 0x7fffu) << 13, sign = (value.bits & 0x8000u) << 16;
-    return as_float((size >= 0x0f800000u ? size | 0x7f800000u : bits_of(as_float(size) * 0x1p112f)) | sign);
-}
-
-void narrow(float value, float& result) { result = value; }
-void narrow(float value, BFloat16& result) {
-    const uint32_t bits = bits_of(value);
-    result.bits = value == value ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fc0;
-}
-void narrow(float value, Half& result) {
-    const uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
-    if (size > 0x7f800000) result.bits = 0x7e00;
-    else if (size >= 0x477ff000) result.bits = sign | 0x7c00;  // 65520 and more round to infinity
-    else if (size < 0x38800000) result.bits = sign | (bits_of(as_float(size) + 0.5f) - 0x3f000000);
-    else result.bits = sign | (size + 0xfff + (size >> 13 & 1) - (112u << 23)) >> 13;
-}
 
 // ---- Codes times whole numbers: one instruction for four k of a lane, or for two ---------------------------
 
@@ -197,8 +148,9 @@ using Narrow = Part __attribute__((vector_size(LANES * sizeof(Part))));
 template <int PARTS, class T>
 void in_parts(const T* row, int64_t count, FixedGroup<PARTS>& group) {
     constexpr float MOST = PARTS == 1 ? 127 : 8.355e6f;  // a little less than three bytes hold
-    float values[GROUP] = {};
-    for (int k = 0; k < count; k++) values[place_of(k)] = widened(row[k]);
+    float own[GROUP] = {}, values[GROUP];
+    for (int k = 0; k < count; k += LANES) store(own + k, load(row + k, count - k));
+    for (int k = 0; k < GROUP; k++) values[place_of(k)] = own[k];
     Vec largest = {}, zeros = {};
     for (int k = 0; k < GROUP; k += LANES) {
         const Vec value = load(values + k), size = value < 0 ? -value : value;

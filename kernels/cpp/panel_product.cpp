@@ -298,7 +298,7 @@ struct Floats {  // the rows as the kernel reads them. Rounded ones stay whole n
                 std::memcpy(own, row, call.size * sizeof(T));
                 continue;
             }
-            for (int64_t k = 0; k < call.size; k++) own[k] = widened(row[k]);
+            for (int64_t k = 0; k < call.size; k += LANES) store(own + k, load(row + k, call.size - k));
             for (int64_t g = 0; rounds<Format> && g < num_groups; g++) {
                 FixedGroup<1> group;
                 in_parts(own + g * GROUP, GROUP, group);
@@ -400,7 +400,10 @@ class Multiplication {
         const T* bias = call.bias ? (const T*)call.bias + start : nullptr;
         for (int64_t r = first; r < last; r++, totals += WIDTH) {
             T* output = (T*)call.output + r * call.num_outputs + start;
-            for (int64_t o = 0; o < width; o++) narrow(totals[o] + (bias ? widened(bias[o]) : 0.f), output[o]);
+            for (int64_t o = 0; o < width; o += LANES) {
+                const Vec added = bias ? load(bias + o, width - o) : Vec{};
+                store(output + o, load(totals + o) + added, width - o);
+            }
         }
     }
 

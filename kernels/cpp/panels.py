@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from minipaged.kernels.cpp.build import declare
+from minipaged.kernels.cpp.build import DTYPES, declare
 
 WIDTH = 64
 GROUP = 64
@@ -32,7 +32,7 @@ CODES = {"int8": 128, "int4": 8, "w8a8": 128}
 """Quantized formats, and the code of zero in each."""
 
 _PRODUCT = struct.Struct("4P 7q")  # the struct `Product` of calls.h
-_ROW_TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_ROW_TYPES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
 _FORMATS = {f"{name}_{name}" for name in _ROW_TYPES.values()} | {
     f"{code}_{name}" for code in CODES for name in _ROW_TYPES.values()
 }

@@ -1,4 +1,4 @@
-// What the kernels compute with: vectors of floats, float32 and bfloat16 rows, sums and exponentials.
+// What the kernels compute with: vectors of floats, rows of three types, sums and exponentials.
 // GCC's and Clang's vector extensions, so any processor will do; AVX-512 has registers for 16 floats.
 
 #pragma once
@@ -55,6 +55,49 @@ inline void store(BFloat16* destination, Vec vector) {
     std::memcpy(destination, &halves, sizeof halves);
 }
 
+struct Half {  // float16
+    uint16_t bits;
+};
+
+inline Vec widened(Halves halves) {
+#if defined(__AVX512F__)  // (without a mask GCC 12 warns about its own headers)
+    return (Vec)_mm512_maskz_cvtph_ps((__mmask16)-1, (__m256i)halves);
+#elif defined(__F16C__)
+    return (Vec)_mm256_cvtph_ps((__m128i)halves);
+#else
+    const Int half = __builtin_convertvector(halves, Int), size = (half & 0x7fff) << 13;
+    const Vec finite = (Vec)size * 0x1p112f;  // subnormal numbers too; only the last exponent is special
+    const Int bits = size >= 0x0f800000 ? size | 0x7f800000 : (Int)finite;
+    return (Vec)(bits | (half & 0x8000) << 16);
+#endif
+}
+
+inline Halves narrowed(Vec vector) {  // to nearest even
+#if defined(__AVX512F__)
+    return (Halves)_mm512_maskz_cvtps_ph((__mmask16)-1, (__m512)vector, 0);
+#elif defined(__F16C__)
+    return (Halves)_mm256_cvtps_ph((__m256)vector, 0);
+#else
+    const Int size = (Int)vector & 0x7fffffff, sign = (Int)vector >> 16 & 0x8000;
+    const Int normal = (size + 0xfff + (size >> 13 & 1) - (112 << 23)) >> 13;
+    const Int subnormal = (Int)((Vec)size + 0.5f) - 0x3f000000;
+    const Int finite = size < 0x38800000 ? subnormal : normal;
+    const Int all = size >= 0x477ff000 ? Int{} + 0x7c00 : finite;  // 65520 and more round to infinity
+    return __builtin_convertvector(size > 0x7f800000 ? Int{} + 0x7e00 : all | sign, Halves);
+#endif
+}
+
+inline Vec load(const Half* source) {
+    Halves halves;
+    std::memcpy(&halves, source, sizeof halves);
+    return widened(halves);
+}
+
+inline void store(Half* destination, Vec vector) {
+    const Halves halves = narrowed(vector);
+    std::memcpy(destination, &halves, sizeof halves);
+}
+
 // The end of a row: `count` elements, at most LANES; the others are zero, and stay as they are.
 template <class T>
 Vec load(const T* source, int64_t count) {
@@ -72,9 +115,10 @@ void store(T* destination, Vec vector, int64_t count) {
     std::memcpy(destination, elements, count * sizeof(T));
 }
 
-// ---- Rows of the two storage types: STRIP elements become two vectors ------------------------------------
+// ---- Rows of the three storage types: STRIP elements become two vectors ----------------------------------
 
-inline void load_strip(const float* source, Vec& first, Vec& second) {
+template <class T>
+void load_strip(const T* source, Vec& first, Vec& second) {
     first = load(source);
     second = load(source + LANES);
 }
@@ -88,7 +132,8 @@ inline void load_strip(const BFloat16* source, Vec& first, Vec& second) {
     second = (Vec)(bits & (int32_t)0xffff0000);
 }
 
-inline void store_strip(float* destination, Vec first, Vec second) {
+template <class T>
+void store_strip(T* destination, Vec first, Vec second) {
     store(destination, first);
     store(destination + LANES, second);
 }
@@ -99,7 +144,8 @@ inline void store_strip(BFloat16* destination, Vec first, Vec second) {
     std::memcpy(destination, &bits, sizeof bits);
 }
 
-inline int place(const float*, int inside) { return inside; }
+template <class T>
+int place(const T*, int inside) { return inside; }
 inline int place(const BFloat16*, int inside) { return inside % 2 * LANES + inside / 2; }
 
 // A row of 80 in strips of 32: the last one begins early, so that nothing beyond the row is read.

@@ -13,7 +13,7 @@ from minipaged.kernels.layout import block_size_of, cache_shape
 from minipaged.kernels.metadata import AttentionMetadata
 
 UNUSED_BLOCK_ID = -7
-RELATIVE_ERROR = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+RELATIVE_ERROR = {torch.float64: 1e-6, torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 
 
 @dataclass

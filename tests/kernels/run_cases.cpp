@@ -69,6 +69,11 @@ void elementwise(const std::string& name) {
     give(name == "gate" || name == "greedy" ? first : rows);
 }
 
+template <class T>
+void run(const std::string& name) {
+    name == "attention" ? attention<T>() : elementwise<T>(name);
+}
+
 }  // namespace
 
 int main(int, char** files) {
@@ -77,9 +82,10 @@ int main(int, char** files) {
     for (int64_t left = integer(); left > 0; left--) {
         const auto bytes = array();
         const std::string name(bytes.begin(), bytes.end());
-        const bool is_bfloat16 = integer();
-        if (name == "attention") is_bfloat16 ? attention<BFloat16>() : attention<float>();
-        else is_bfloat16 ? elementwise<BFloat16>(name) : elementwise<float>(name);
+        const int64_t type = integer();
+        if (type == 0) run<float>(name);
+        if (type == 1) run<BFloat16>(name);
+        if (type == 2) run<Half>(name);
     }
     return std::fclose(results);
 }

@@ -14,14 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from minipaged.kernels.cpp.build import SOURCES
+from minipaged.kernels.cpp.build import DTYPES, SOURCES
 from minipaged.kernels.reference import oracle
 from tests.kernels.cases import RELATIVE_ERROR, assert_close, make_case
 
 COMMON = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-Wall", "-Werror")
 WITH_OPENMP = ("-fopenmp", "-Wextra")
 WITHOUT_OPENMP = ("-Wno-unknown-pragmas",)
-DTYPES = [torch.float32, torch.bfloat16]
 
 
 class Target(NamedTuple):
@@ -96,7 +95,7 @@ class Run:
         self.checks: list = []
 
     def add(self, name: str, dtype: torch.dtype, *parts, check) -> None:
-        self.cases.append(packed(name, int(dtype is torch.bfloat16), *parts))
+        self.cases.append(packed(name, DTYPES.index(dtype), *parts))
         self.checks.append(check)
 
     def add_attention(self, lengths, dtype, softcap=None, sliding_window=None, with_sinks=False, **shape):

@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from minipaged.kernels.cpp.build import BuildError, load_library
+from minipaged.kernels.cpp.build import DTYPES, BuildError, load_library
 
 try:
     load_library()
@@ -59,7 +59,7 @@ FORMATS = ["int8", "int4", "w8a8", pytest.param("none", marks=needs_packing)]
 
 
 @pytest.mark.parametrize("quantization", FORMATS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["llama", "llama_yarn_rope", "mistral_sliding", "qwen2", "qwen3"])
 def test_one_call_computes_what_its_layers_do(name, dtype, quantization):
     """Catches another order of kernels, other rounding, a bias or a norm left out, K/V of the wrong heads."""
@@ -228,7 +228,9 @@ def test_a_forward_pass_that_does_more_is_left_alone():
     assert driver.runner.decode_runner is None
 
 
-@pytest.mark.parametrize("settings", [{}, {"quantization": "int8"}, {"dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"quantization": "int8"}, {"dtype": "bfloat16"}, {"dtype": "float16"}], ids=str
+)
 def test_a_loaded_model_decodes_in_one_call(noted, settings):
     """Catches a speed-up that nobody gets: all of it is in the embedded model's reach."""
     llm = LLM(**settings, num_blocks=64)

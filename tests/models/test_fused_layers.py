@@ -146,9 +146,9 @@ def test_layers_of_other_names_stay(backend):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_fused_too(dtype, backend):
-    """Half of the models there are left behind; the C++ operations have no float16."""
+    """Half of the models there are left behind."""
     _, kinds = rebuilt(build("llama").to(dtype), backend)
-    assert kinds.count("FusedLayer") == (0 if (backend, dtype) == ("cpp", torch.float16) else 2)
+    assert kinds.count("FusedLayer") == 2
 
 
 def test_a_norm_that_widens_its_rows_stays(backend):
