@@ -10,7 +10,7 @@ struct Product {
     const void *rows, *bias;  // no bias: null
     void* output;
     int64_t num_rows, row_stride, num_outputs, size, panel_bytes, num_threads;
-    int64_t fetches_ahead;  // 0: a few rows leave that to the processor
+    int64_t fetches_ahead;  // 0: products of few rows leave fetching to the processor, if they may
 };
 
 // What `attention.py` packs. Strides in elements; rows of one head are contiguous, pools throughout.

@@ -21,8 +21,9 @@
 namespace {
 
 constexpr int STREAMS = LANES == 16 ? 1 : 4;  // places of a tile that are fetched in turn, as measured on Zen 3
-constexpr int FETCH_INTO = LANES == 16 ? 2 : 3;  // which cache: the second takes more lines at a time, and on Zen 4
-                                                 // decodes read 1.7 times as fast. 3: the first, as measured on Zen 3
+// The cache to fetch into. 2, the second: it takes more lines at a time (on Zen 4, decodes read 1.7 times as fast; on
+// Zen 5, it makes no difference). 3, the first: as measured on Zen 3.
+constexpr int FETCH_INTO = LANES == 16 ? 2 : 3;
 constexpr int WIDEN_ROWS = 16;  // rows from which a tile in 16 bits is widened once, not at each use
 constexpr double PARALLEL_WORK = 1e6;  // multiply-adds below which waking threads costs more than it saves
 constexpr float INF = std::numeric_limits<float>::infinity();

@@ -30,7 +30,12 @@ struct Float16 {  // likewise
     static constexpr int STEP = 2;
     static constexpr float OFFSET = 0;
     static Vec value(Int raw, int i) {
-        return widened(__builtin_convertvector(i ? raw >> 16 : raw, Halves));
+        const Int half = i ? raw >> 16 : raw;
+#ifdef __AVX512F__  // (GCC 12 takes an eighth longer for its own conversion)
+        return widened((Halves)_mm512_maskz_cvtepi32_epi16((__mmask16)-1, (__m512i)half));
+#else
+        return widened(__builtin_convertvector(half, Halves));
+#endif
     }
 };
 

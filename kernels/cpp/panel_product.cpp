@@ -25,17 +25,18 @@ template <class Format>  // rows that one pass over a panel multiplies: what the
 constexpr int MOST_ROWS = LANES == 16 || std::is_same_v<Format, Float32> ? 6 : 4;
 
 // Rows (times their parts) that read several panels at the same time, as measured on Zen 3: with more, and with
-// nibbles, the products take longer than the reads. With AVX-512 (Zen 5), fetching ahead is as fast or faster.
+// nibbles, the products take longer than the reads. With AVX-512 other ways are as fast or faster.
 template <class Format>
 constexpr int MOST_IN_STREAMS = LANES == 16 || std::is_same_v<Format, Int4> ? 0
                                 : std::is_same_v<Format, Float32>           ? 4
                                 : std::is_same_v<Format, Float16>           ? 1
                                                                             : 2;
 
-// Rows (times their parts) that may leave the fetching to the processor (`Product::fetches_ahead`). More make passes
-// over a group that are long enough for memory to be idle, as measured on Zen 4.
+// Rows (times their parts) that may leave fetching to the processor (`Product::fetches_ahead`), as measured on Zen 4.
+// With more rows, passes over a group take so long that memory would be idle meanwhile.
+constexpr bool MAY_LEAVE_FETCHING = LANES == 16;
 template <int PARTS>
-constexpr int MOST_UNFETCHED = PARTS ? 18 : 5;
+constexpr int MOST_UNFETCHED = !MAY_LEAVE_FETCHING ? 0 : PARTS ? 18 : 5;
 
 template <class Format>  // rows; for more, the codes of a group become numbers first
 constexpr int MOST_TO_DECODE = LANES == 16 || std::is_same_v<Format, Float16> ? 12 : 32;
@@ -48,7 +49,7 @@ constexpr int MOST_TO_DECODE = LANES == 16 || std::is_same_v<Format, Float16> ? 
 //     multiplied     rows 0 to 5                rows 6 to 11     rows 12 to 17
 //     fetched        next group, first third    second third     last third
 //
-// (With a stride of 0 nothing is.)
+// With a stride of 0, nothing is fetched.
 struct Group {
     const char* weights;     // [GROUP / STEP][WIDTH] lanes
     const BFloat16* scales;  // [WIDTH], or null for 1
@@ -353,9 +354,9 @@ class Multiplication {
     const Product& call;
     const bool expands = !IS_NATIVE && !PARTS && call.num_rows > MOST_TO_DECODE<Format>;
     const bool in_pairs = CAN_PAIR && (expands || IS_NATIVE);
-    const int64_t num_parts = call.num_rows * std::max(PARTS, 1);
-    const bool in_streams = num_parts <= MOST_IN_STREAMS<Format>;
-    const int64_t fetch_stride = call.fetches_ahead || num_parts > MOST_UNFETCHED<PARTS> ? 4 * WIDTH : 0;
+    const int64_t num_row_parts = call.num_rows * std::max(PARTS, 1);
+    const bool in_streams = num_row_parts <= MOST_IN_STREAMS<Format>;
+    const int64_t fetch_stride = call.fetches_ahead || num_row_parts > MOST_UNFETCHED<PARTS> ? 4 * WIDTH : 0;
     using Storage = std::conditional_t<(PARTS > 0), FixedPoint<PARTS, T>, Floats<Format, T>>;
     const Storage rows{call, in_pairs};
 
@@ -378,7 +379,7 @@ class Multiplication {
     }
 
     // totals [streams, rows, WIDTH] += the products of rows first to last with group g of each stream; `numbers`
-    // is where it expands.
+    // is where it expands. (A copy of the group would wait for its stores: a tenth of the time of one row.)
     void add(Group& group, int64_t g, int64_t first, int64_t last, char* numbers, float* totals) const {
         if constexpr (MOST_IN_STREAMS<Format> >= std::max(PARTS, 1))
             if (in_streams) return add_in_turns(last - first, group, rows.template as<Format>(call, g), totals);
@@ -459,6 +460,8 @@ void multiply(const Product& call) {
 }  // namespace
 
 extern "C" {
+
+bool may_leave_fetching() { return MAY_LEAVE_FETCHING; }
 
 #define FOR_ROWS(FORMAT, NAME, T, TYPE) \
     void multiply_##NAME##_##TYPE(const Product* call) { multiply<FORMAT, T>(*call); }

@@ -11,6 +11,7 @@ bfloat16, float16, int8, int4, w8a8. Rows have a float type.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import struct
 import time
 from functools import cache
@@ -25,8 +26,8 @@ WIDTH = 64
 GROUP = 64
 """Elements along k that share a scale."""
 
-TRIAL_BYTES = 1 << 27
-"""Weights read to find out what this processor likes: more than a cache holds."""
+TRIAL_BYTES = 1 << 26
+"""Weights that one core reads to find out which way is faster: more than its caches hold."""
 
 CODES = {"int8": 128, "int4": 8, "w8a8": 128}
 """Quantized formats, and the code of zero in each."""
@@ -36,6 +37,8 @@ _ROW_TYPES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
 _FORMATS = {f"{name}_{name}" for name in _ROW_TYPES.values()} | {
     f"{code}_{name}" for code in CODES for name in _ROW_TYPES.values()
 }
+_may_leave_fetching = declare("may_leave_fetching")
+_may_leave_fetching.restype = ctypes.c_bool
 _multiply = {name: declare(f"multiply_{name}", ctypes.c_char_p) for name in sorted(_FORMATS)}
 
 
@@ -65,7 +68,7 @@ def panel_product(rows: Tensor, panels: Panels, bias: Tensor | None = None) -> T
     if flat.stride(-1) != 1:
         flat = flat.contiguous()
     output = rows.new_empty(*rows.shape[:-1], panels.num_outputs)
-    call = pack_product(panels, bias, fetches_ahead(), flat, output)
+    call = pack_product(panels, bias, fetches_ahead(), flat, output, torch.get_num_threads())
     multiply_of(panels, rows.dtype)(call)
     return output
 
@@ -73,16 +76,16 @@ def panel_product(rows: Tensor, panels: Panels, bias: Tensor | None = None) -> T
 def pack_product(
     panels: Panels,
     bias: Tensor | None,
-    fetches_ahead: bool,
+    fetches: bool,
     rows: Tensor | None = None,
     output: Tensor | None = None,
+    num_threads: int = 0,
 ) -> bytes:
-    """The struct `Product`; without rows [T, size], which C++ then fills in, what they determine is 0."""
+    """The struct `Product`. Without rows [T, size], their fields are 0; C++ fills them in."""
     return _PRODUCT.pack(
         *(panels.address, _address(rows), _address(bias), _address(output)),
         *((0, 0) if rows is None else (len(rows), rows.stride(0))),
-        *(panels.num_outputs, panels.size, panels.panel_bytes),
-        *(0 if rows is None else torch.get_num_threads(), fetches_ahead),
+        *(panels.num_outputs, panels.size, panels.panel_bytes, num_threads, fetches),
     )
 
 
@@ -97,15 +100,21 @@ def fetches_ahead() -> bool:
     On an AMD EPYC of Zen 4, two rows in bfloat16 read 19 GB/s with fetching and 28 without; one of Zen 5 is
     faster the more it fetches. The results are the same bits. Measured once in a process, in about 0.1 s.
     """
-    size, num_outputs = 1024, TRIAL_BYTES // (2 * 1024)
-    weights = torch.ones(num_outputs, size, dtype=torch.bfloat16)
-    panels = Panels(weights.data_ptr(), 2 * size * WIDTH, num_outputs, size, "bfloat16")
-    rows, output = weights[:2], weights.new_empty(2, num_outputs)
-    calls = [pack_product(panels, None, fetches, rows, output) for fetches in (False, True)]
+    if not _may_leave_fetching():
+        return True
+    try:  # (not a tensor's own memory: the allocator may keep what is freed)
+        memory = mmap.mmap(-1, TRIAL_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
+        return True
+    size = 1024
+    weights = torch.frombuffer(memory, dtype=torch.bfloat16).fill_(1).view(-1, size)
+    panels = Panels(weights.data_ptr(), 2 * size * WIDTH, len(weights), size, "bfloat16")
+    rows, output = weights[:2], weights.new_empty(2, len(weights))
+    calls = [pack_product(panels, None, fetches, rows, output, num_threads=1) for fetches in (False, True)]
     multiply = multiply_of(panels, torch.bfloat16)
-    trials = [[_seconds(multiply, call) for call in calls] for _ in range(6)]
+    trials = [[_seconds(multiply, call) for call in calls] for _ in range(12)]
     left_alone, fetched = (min(seconds) for seconds in zip(*trials, strict=True))
-    return fetched <= 1.2 * left_alone  # (equal where few rows read several panels in turn)
+    return fetched <= 1.2 * left_alone
 
 
 def _seconds(function: Any, call: bytes) -> float:
