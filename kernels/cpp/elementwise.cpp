@@ -36,7 +36,7 @@ void norm(const T* input, int64_t input_stride, T* output, int64_t output_stride
             }
             const float factor = 1 / std::sqrt(sum_of(squares) / dim + epsilon);
             for (int64_t d = 0; d < dim; d += LANES) {
-                T normed[LANES];  // rounded before the weight, as models do it in bfloat16
+                T normed[LANES];  // rounded before the weight, as models do it in 16 bits
                 store(normed, load(row + d, dim - d) * factor);
                 store(result + d, load(weight + d, dim - d) * load(normed), dim - d);
             }

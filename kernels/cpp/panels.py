@@ -13,7 +13,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import struct
+import sys
 import time
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -27,7 +29,7 @@ GROUP = 64
 """Elements along k that share a scale."""
 
 TRIAL_BYTES = 1 << 26
-"""Weights that one core reads to find out which way is faster: more than its caches hold."""
+"""Weights that one core reads to find out which way is faster: more than most caches hold."""
 
 CODES = {"int8": 128, "int4": 8, "w8a8": 128}
 """Quantized formats, and the code of zero in each."""
@@ -106,6 +108,9 @@ def fetches_ahead() -> bool:
         memory = mmap.mmap(-1, TRIAL_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:
         return True
+    if sys.platform == "linux":  # the weights lie in huge pages, too, if the kernel has them
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
     size = 1024
     weights = torch.frombuffer(memory, dtype=torch.bfloat16).fill_(1).view(-1, size)
     panels = Panels(weights.data_ptr(), 2 * size * WIDTH, len(weights), size, "bfloat16")

@@ -19,7 +19,9 @@ pytestmark = [
 ]
 WHY_NOT_CPP = why_not_cpp(CPU)
 cpp = pytest.param("cpp", marks=pytest.mark.skipif(WHY_NOT_CPP is not None, reason=f"C++: {WHY_NOT_CPP}"))
-dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+dtypes = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"]
+)
 
 
 @pytest.mark.parametrize("weights", ["plain", "packed"])

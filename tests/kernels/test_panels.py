@@ -26,12 +26,13 @@ from minipaged.execution.accel.packed_linear import PackedLinear, can_pack, is_p
 from minipaged.execution.accel.panel_linear import PanelLinear, read_panels
 from minipaged.kernels.cpp import decode, panels
 
-FLOATS = [torch.float32, torch.bfloat16, torch.float16]
-NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+FLOATS = build.DTYPES
+NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in FLOATS}
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of the largest result
 SHAPES = [(1, 1), (40, 96), (64, 64), (130, 65), (200, 331), (700, 150)]  # outputs and inputs
 OTHER_PROCESSORS = {
     "avx2": ["-mavx2", "-mfma"],
+    "avx2 with float16": ["-mavx2", "-mfma", "-mf16c"],
     "avx2 with products of bytes": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
     "avx512 without bfloat16": ["-mavx512f"],
     "avx512 with products of words": ["-mavx512f", "-mavx512bw"],
@@ -282,7 +283,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 num_threads, num_missing = map(int, sys.argv[1:])
 torch.set_num_threads(num_threads)
-formats = [*panels.CODES, "float32", "bfloat16"]
+formats = [*panels.CODES, "float32", "bfloat16", "float16"]
 for format, size in [(format, size) for format in formats for size in (6, 70, 150)]:
     dtype = torch.float32 if format in panels.CODES else getattr(torch, format)
     for num_panels in range(1, 13):
@@ -315,7 +316,7 @@ def test_nothing_is_read_behind_the_last_panel(threads):
     command = [sys.executable, "-c", AT_THE_END_OF_MEMORY, str(threads)]
     whole = run([*command, "0"])
     assert whole.returncode == 0, f"after {whole.stdout.splitlines()[-1:]}: {whole.stderr}"
-    assert len(whole.stdout.splitlines()) == 5 * 3 * 12 * 6
+    assert len(whole.stdout.splitlines()) == 6 * 3 * 12 * 6
     one_line_short = run([*command, "64"])
     assert one_line_short.returncode == -signal.SIGSEGV, "memory behind the end was not protected"
 
@@ -348,6 +349,20 @@ def test_float16_is_exact_at_its_edges(processor):
     edges = torch.tensor([6e-8, -6e-8, 6.1e-5, 65504, -65504, torch.inf, 0.0, 1.0], dtype=torch.float16)
     layer = PanelLinear(edges[:, None], None, "float16")
     torch.testing.assert_close(layer(torch.ones(1, 1, dtype=torch.float16))[0], edges, atol=0, rtol=0)
+
+
+def test_float16_is_rounded_to_even(processor):
+    """Catches results cut off, which no tolerance tells from rounded ones, and ties that all go up."""
+    near_one = [1 + 2**-11, 1 + 3 * 2**-11, 2049, 2051]
+    sums = torch.tensor([*near_one, 65519, 65520, 2**-25, 3 * 2**-25, -(2**-26), 5 * 2**-26])
+    large = sums.half().clamp(max=65504)  # each is large + middle + 2^-12 small
+    middle = (sums - large).half()
+    small = ((sums - large - middle) * 2**12).half()
+    factors = torch.tensor([[1, 1, 2**-12]], dtype=torch.float16)
+    weight = torch.stack([large, middle, small], 1)
+    weight[6:, :2], weight[6:, 2] = 0, (sums[6:] * 2**12).half()
+    assert torch.equal(weight.float() @ factors[0].float(), sums)
+    assert torch.equal(PanelLinear(weight, None, "float16")(factors)[0], sums.half())
 
 
 @pytest.mark.parametrize(("format", "error"), [("int8", 0.0075), ("int4", 0.11)])

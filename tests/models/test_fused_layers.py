@@ -102,10 +102,11 @@ class Impostors:
         norm.forward = lambda rows: nn.functional.layer_norm(rows, rows.shape[-1:], norm.weight)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("trick", [name for name in vars(Impostors) if not name.startswith("_")])
-def test_a_layer_that_computes_something_else_stays(trick, backend, caplog):
+def test_a_layer_that_computes_something_else_stays(trick, dtype, backend, caplog):
     """Wrong numbers because of a name."""
-    model = build("llama")
+    model = build("llama").to(dtype)
     impostor = model.model.layers[1]
     getattr(Impostors(), trick)(impostor)
     with caplog.at_level(logging.INFO, logger="minipaged.execution.accel.layer_fusion"):

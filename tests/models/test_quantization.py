@@ -32,7 +32,7 @@ def perplexity(**options):
 
 
 @pytest.mark.parametrize(("quantization", "most"), [("int8", 1.01), ("w8a8", 1.02), ("int4", 1.15)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_embedded_model_is_as_good_in_fewer_bits(quantization, most, dtype):
     """Catches a layer whose scales or order are wrong: every later one makes noise of it."""
     plain, quantized = perplexity(dtype=dtype), perplexity(dtype=dtype, quantization=quantization)
