@@ -4,7 +4,8 @@
         page = browser.open(url, width=400, dark=True)
         page.value("document.title");  page.problems;  page.requests
 
-Only the standard library. Waits for events, never for a time, except the limit after which it gives up.
+Only the standard library, and pytest to skip where there is no Chromium. Waits for events, never for a
+time, except the limit after which it gives up.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from typing import Any
+
+import pytest
 
 FLAGS = [
     "--headless",
@@ -121,7 +124,9 @@ class Page:
 class Browser:
     """A Chromium of our own, with a new profile. Use as a context manager."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str | None) -> None:
+        if path is None:
+            pytest.skip("chromium is not installed; on Debian: apt-get install chromium")
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         their_in, our_out = os.pipe()
         our_in, their_out = os.pipe()
