@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
@@ -37,7 +38,8 @@ class Sample(NamedTuple):
     top_logprobs: list[TopLogprobs] | None = None  # per candidate, if the request asked for logprobs
 
 
-class Branch(NamedTuple):
+@dataclass(slots=True)
+class Branch:
     """Continue `parent` with one token: what a decoding method returns. With a `finish_reason` it is a
     finished completion. `sample_index` renumbers it (sample 2 of 4); None keeps the parent's."""
 
@@ -141,14 +143,14 @@ class Sequence:
 
     def append(self, branch: Branch) -> None:
         """Add a generated token."""
-        _, token_id, logprob, self.finish_reason, sample_index, top_logprobs = branch
-        self.token_ids.append(token_id)
-        self.cumulative_logprob += logprob
-        if sample_index is not None:
-            self.index = sample_index
-        if top_logprobs is not None:
+        self.token_ids.append(branch.token_id)
+        self.cumulative_logprob += branch.logprob
+        self.finish_reason = branch.finish_reason
+        if branch.sample_index is not None:
+            self.index = branch.sample_index
+        if branch.top_logprobs is not None:
             self.logprobs = self.logprobs or []
-            self.logprobs.append(top_logprobs)
+            self.logprobs.append(branch.top_logprobs)
 
     def __repr__(self) -> str:
         computed = f"{self.num_computed_tokens} of {self.num_tokens} computed"

@@ -119,7 +119,7 @@ class FCFSScheduler:
         row = 0
         for request in plan.sampling:
             first, row = row, row + len(request.sequences)
-            request.error = errors.get(request.request_id)
+            request.error = errors.get(request.request_id) if errors else None
             samples = result.samples[first:row]
             decisions.append(None if request.error else request.method.advance(request, samples))
         self.in_flight = None

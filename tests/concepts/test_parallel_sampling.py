@@ -1,5 +1,7 @@
 """Parallel sampling: n samples of one prompt (paper, section 4.4, Fig. 8)."""
 
+from dataclasses import replace
+
 import pytest
 
 from minipaged.decoding.methods import SamplingMethod
@@ -127,5 +129,5 @@ def test_a_lone_sample_advances_as_one_of_many(token_id, reason, max_num_tokens)
     request = make_request([1, 2], sampling(1, [3]), None, max_num_tokens)
     short = request.method.advance(request, [Sample([token_id], [-0.5])])
     general = request.method.advance(request, [Sample([token_id], [-0.5], [{token_id: -0.5}])])
-    assert short == [branch._replace(top_logprobs=None) for branch in general]
+    assert short == [replace(branch, top_logprobs=None) for branch in general]
     assert short[0].finish_reason == (reason or ("length" if max_num_tokens == 3 else None))

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 from minipaged.decoding.beam_search import BeamSearch
 from minipaged.decoding.methods import SamplingMethod
@@ -32,7 +33,7 @@ class AllAreSampleZero(SamplingMethod):
     caught_by = "test_each_sample_goes_its_own_way"
 
     def advance(self, request, samples):
-        return [branch._replace(sample_index=None) for branch in super().advance(request, samples)]
+        return [replace(branch, sample_index=None) for branch in super().advance(request, samples)]
 
 
 class EachBeamKeepsOneChild(BeamSearch):
@@ -109,7 +110,7 @@ class TheSumAsTheLogprob(SamplingMethod):
 
     def advance(self, request, samples):
         branches = super().advance(request, samples)
-        return [b._replace(logprob=b.parent.cumulative_logprob + b.logprob) for b in branches]
+        return [replace(b, logprob=b.parent.cumulative_logprob + b.logprob) for b in branches]
 
 
 class TheFirstCandidatesAlternatives(SamplingMethod):
@@ -119,7 +120,7 @@ class TheFirstCandidatesAlternatives(SamplingMethod):
 
     def advance(self, request, samples):
         first = {id(s): m.top_logprobs and m.top_logprobs[0] for s, m in zip(request.sequences, samples)}
-        return [b._replace(top_logprobs=first[id(b.parent)]) for b in super().advance(request, samples)]
+        return [replace(b, top_logprobs=first[id(b.parent)]) for b in super().advance(request, samples)]
 
 
 class NoAlternatives(SamplingMethod):
@@ -128,7 +129,7 @@ class NoAlternatives(SamplingMethod):
     task = 1
 
     def advance(self, request, samples):
-        return [branch._replace(top_logprobs=None) for branch in super().advance(request, samples)]
+        return [replace(branch, top_logprobs=None) for branch in super().advance(request, samples)]
 
 
 class AllAlternatives(SamplingMethod):
@@ -138,7 +139,7 @@ class AllAlternatives(SamplingMethod):
 
     def advance(self, request, samples):
         lists = {id(s): m.top_logprobs for s, m in zip(request.sequences, samples)}
-        return [b._replace(top_logprobs=lists[id(b.parent)]) for b in super().advance(request, samples)]
+        return [replace(b, top_logprobs=lists[id(b.parent)]) for b in super().advance(request, samples)]
 
 
 class NumbersEveryStep(SamplingMethod):
@@ -148,7 +149,7 @@ class NumbersEveryStep(SamplingMethod):
 
     def advance(self, request, samples):
         return [
-            branch._replace(sample_index=branch.sample_index or 0)
+            replace(branch, sample_index=branch.sample_index or 0)
             for branch in super().advance(request, samples)
         ]
 
@@ -168,7 +169,7 @@ class NeverStops(SamplingMethod):
     task = 1
 
     def advance(self, request, samples):
-        return [branch._replace(finish_reason=None) for branch in super().advance(request, samples)]
+        return [replace(branch, finish_reason=None) for branch in super().advance(request, samples)]
 
 
 class TheirFormula(BeamSearch):
@@ -262,7 +263,7 @@ class SumsInTheBranches(BeamSearch):
 
     def advance(self, request, samples):
         branches = super().advance(request, samples)
-        return [b._replace(logprob=b.parent.cumulative_logprob + b.logprob) for b in branches]
+        return [replace(b, logprob=b.parent.cumulative_logprob + b.logprob) for b in branches]
 
 
 class TheLargerTokenOfEquals(BeamSearch):
@@ -376,7 +377,7 @@ class NumbersByPlace(SamplingMethod):
         branches = super().advance(request, samples)
         places = {id(sequence): place for place, sequence in enumerate(request.sequences)}
         forks = any(len(sample.token_ids) > 1 for sample in samples)
-        return branches if forks else [b._replace(sample_index=places[id(b.parent)]) for b in branches]
+        return branches if forks else [replace(b, sample_index=places[id(b.parent)]) for b in branches]
 
 
 class CountsAllCandidates(BeamSearch):
@@ -428,7 +429,7 @@ class TwoAreNoFork(SamplingMethod):
 
     def advance(self, request, samples):
         branches = super().advance(request, samples)
-        return [b._replace(sample_index=None) for b in branches] if len(branches) == 2 else branches
+        return [replace(b, sample_index=None) for b in branches] if len(branches) == 2 else branches
 
 
 class AsWideAsItIs(BeamSearch):
@@ -498,7 +499,7 @@ class TheLastLiveSampleIsZero(SamplingMethod):
     def advance(self, request, samples):
         branches = super().advance(request, samples)
         alone = len(samples) == 1 and self.num_sequences > 1
-        return [b._replace(sample_index=i) for i, b in enumerate(branches)] if alone else branches
+        return [replace(b, sample_index=i) for i, b in enumerate(branches)] if alone else branches
 
 
 class AlternativesOfTheForkAlone(SamplingMethod):
@@ -508,7 +509,7 @@ class AlternativesOfTheForkAlone(SamplingMethod):
 
     def advance(self, request, samples):
         branches = super().advance(request, samples)
-        return [b if b.sample_index is not None else b._replace(top_logprobs=None) for b in branches]
+        return [b if b.sample_index is not None else replace(b, top_logprobs=None) for b in branches]
 
 
 class AsksTheFirstSequence(SamplingMethod):
@@ -519,7 +520,7 @@ class AsksTheFirstSequence(SamplingMethod):
     def advance(self, request, samples):
         first = request.sequences[0]
         branches = super().advance(request, samples)
-        return [b._replace(finish_reason=self.stop.check(first, b.token_id)) for b in branches]
+        return [replace(b, finish_reason=self.stop.check(first, b.token_id)) for b in branches]
 
 
 class TheLikeliestFirst(SamplingMethod):
