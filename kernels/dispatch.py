@@ -10,7 +10,7 @@ key pool `[num_blocks, Hkv, block_size, Dk]`, value pool `[num_blocks, Hkv, bloc
 import importlib.util
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -32,8 +32,8 @@ CopyBlocks = Callable[[list[Tensor], Tensor, Tensor], None]
 SwapBlocks = Callable[[list[Tensor], list[Tensor], Tensor, Tensor], None]
 """(source pools, destination pools, source [n] int64, destination [n] int64), pool by pool."""
 
-GreedyTokens = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""float32 logits [R, V] -> the first largest of each row [R] int64, its log-probability [R]."""
+GreedyTokens = Callable[[Tensor], Sequence[Sequence[float]]]
+"""Logits [R, V] of a float type -> the token and log-probability of each row's first largest, on the host."""
 
 
 class PagedAttention(Protocol):
@@ -53,10 +53,12 @@ class PagedAttention(Protocol):
     ) -> Tensor: ...
 
 
-def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
+def greedy_tokens(logits: Tensor) -> Sequence[Sequence[float]]:
     """See `GreedyTokens`; with PyTorch's operations."""
+    # One transfer, for each waits for the device; float32 holds every token id (below 2^24) as it is.
+    logits = logits.float()
     tokens = logits.argmax(-1, keepdim=True)
-    return tokens.squeeze(1), logits.gather(1, tokens).squeeze(1) - logits.logsumexp(-1)
+    return torch.cat((tokens, logits.gather(1, tokens) - logits.logsumexp(-1, keepdim=True)), dim=1).tolist()
 
 
 class LayerOperations(NamedTuple):

@@ -38,9 +38,9 @@ struct Ends {
 
 // ... and what does not. T sequences with one token each.
 struct DecodeStep {
-    const int64_t *token_ids, *slots;  // [T]
-    const void *cosines, *sines;       // [T, head_dim]
-    void* logits;                      // [T, V]
+    const int64_t *token_ids, *positions, *slots;  // [T]
+    const void *cosines, *sines;                   // [every position, head_dim]
+    void* logits;                                  // [T, V]
     const int32_t *block_tables, *query_start, *context_len;
     int64_t table_stride, num_rows, num_threads;
 };
@@ -66,7 +66,14 @@ template <class T>
 class Decode {
     const Ends& ends;
     const DecodeStep& step;
-    std::vector<T> rows, normed, heads, attended, total, gates, gated;
+    std::vector<T> rows, cosines, sines, normed, heads, attended, total, gates, gated;
+
+    std::vector<T> look_up(const void* table, const int64_t* indices, int64_t size) const {
+        std::vector<T> found(step.num_rows * size);
+        for (int64_t t = 0; t < step.num_rows; t++)
+            std::memcpy(&found[t * size], (const T*)table + indices[t] * size, size * sizeof(T));
+        return found;
+    }
 
     T* multiply(const Linear& linear, const std::vector<T>& rows, T* output) const {
         Product product = linear.product;
@@ -103,13 +110,10 @@ class Decode {
     }
 
 public:
-    Decode(const Ends& ends, const DecodeStep& step, int64_t size) : ends(ends), step(step) {
-        rows.resize(step.num_rows * size);
-        normed.resize(rows.size());
-        total.resize(rows.size());
-        for (int64_t t = 0; t < step.num_rows; t++)
-            std::memcpy(&rows[t * size], (const T*)ends.embeddings + step.token_ids[t] * size, size * sizeof(T));
-    }
+    Decode(const Ends& ends, const DecodeStep& step, int64_t size, int64_t head_dim)
+        : ends(ends), step(step), rows(look_up(ends.embeddings, step.token_ids, size)),
+          cosines(look_up(step.cosines, step.positions, head_dim)),
+          sines(look_up(step.sines, step.positions, head_dim)), normed(rows.size()), total(rows.size()) {}
 
     void finish() {
         norm_rows(ends.norm, rows, normed.data());
@@ -128,7 +132,7 @@ public:
         T *key = query + query_size, *value = key + key_size;
         norm_heads(layer.query_norm, query, stride, call.num_heads, dim);
         norm_heads(layer.key_norm, key, stride, call.num_kv_heads, dim);
-        Kernels<T>::rotate(query, stride, step.cosines, step.sines, step.num_rows,
+        Kernels<T>::rotate(query, stride, cosines.data(), sines.data(), step.num_rows,
                            call.num_heads + call.num_kv_heads, dim, step.num_threads);
         write(key, stride, call.key_cache, call);
         write(value, stride, call.value_cache, call);
@@ -158,7 +162,7 @@ public:
 
 template <class T>
 void decode(const DecoderLayer* layers, int64_t num_layers, const Ends& ends, const DecodeStep& step) {
-    Decode<T> work(ends, step, layers[0].query_key_value.product.size);
+    Decode<T> work(ends, step, layers[0].query_key_value.product.size, layers[0].attention.key_dim);
     for (int64_t i = 0; i < num_layers; i++) work.run(layers[i]);
     work.finish();
 }

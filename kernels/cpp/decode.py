@@ -17,7 +17,7 @@ from minipaged.kernels.cpp.panels import Panels, fetches_ahead, multiply_of, pac
 from minipaged.kernels.metadata import AttentionMetadata, AttentionParameters
 
 # The structs `DecodeStep`, `Norm`, and the first or last member of others in decode.cpp.
-_STEP, _NORM, _ADDRESS = struct.Struct("8P 3q"), struct.Struct("P d"), struct.Struct("P")
+_STEP, _NORM, _ADDRESS = struct.Struct("9P 3q"), struct.Struct("P d"), struct.Struct("P")
 _decode = declare_by_dtype("decode", ctypes.c_char_p, INTEGER, ctypes.c_char_p, ctypes.c_char_p)
 
 
@@ -68,23 +68,23 @@ class Decoder:
         self._decode = _decode[dtype]
 
     def __call__(
-        self, token_ids: Tensor, cosines: Tensor, sines: Tensor, metadata: AttentionMetadata
+        self, token_ids: Tensor, positions: Tensor, angles: Tensor, metadata: AttentionMetadata
     ) -> Tensor:
         """Logits [T, V]; K/V are written to the pools.
 
         Args:
-            token_ids: [T] int64, one for each sequence of `metadata`.
-            cosines, sines: contiguous, [T, head_dim].
+            token_ids, positions: [1, T] int64, one for each sequence of `metadata`.
+            angles: cosines and sines of every position, [2, P, head_dim], contiguous.
             metadata: of a step of decodes.
         """
         embeddings, layers, _, head = self._parts
-        logits = embeddings.new_empty(len(token_ids), head.weights.num_outputs)
+        logits = embeddings.new_empty(token_ids.shape[1], head.weights.num_outputs)
         tables = metadata.block_tables
         step = _STEP.pack(
-            *(token_ids.data_ptr(), metadata.slot_mapping.data_ptr()),
-            *(cosines.data_ptr(), sines.data_ptr(), logits.data_ptr()),
+            *(token_ids.data_ptr(), positions.data_ptr(), metadata.slot_mapping.data_ptr()),
+            *(angles.data_ptr(), angles.data_ptr() + angles.nbytes // 2, logits.data_ptr()),
             *(tables.data_ptr(), metadata.query_start.data_ptr(), metadata.context_len.data_ptr()),
-            *(tables.stride(0), len(token_ids), torch.get_num_threads()),
+            *(tables.stride(0), len(logits), torch.get_num_threads()),
         )
         self._decode(self._layers, len(layers), self._ends, step)
         return logits

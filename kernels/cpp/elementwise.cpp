@@ -79,21 +79,36 @@ void gate(const T* input, T* output, int64_t num_tokens, int64_t dim, int64_t nu
 }
 
 // The first largest of a row, and log(e^largest / sum of e^x) = -log(sum of e^(x - largest)).
-void greedy(const float* row, int64_t size, int64_t& token, float& logprob) {
-    const int64_t whole = size / LANES * LANES;
+template <class T>
+void greedy(const T* row, int64_t size, float* result) {
+    const auto lanes_at = [&](int64_t i) {  // behind the end of the row they are -inf
+        if (i + LANES <= size) return load(row + i);
+        float end[LANES];
+        store(end, load(row + i, size - i));
+        std::fill(end + (size - i), end + LANES, -std::numeric_limits<float>::infinity());
+        return load(end);
+    };
     Vec top = Vec{} - std::numeric_limits<float>::infinity();
-    for (int64_t i = 0; i < whole; i += LANES) {
-        const Vec next = load(row + i);
+    Int start = {};  // of the lanes that had the largest
+    for (int64_t i = 0; i < size; i += LANES) {
+        const Vec next = lanes_at(i);
+        start = next > top ? Int{} + (int32_t)i : start;
         top = next > top ? next : top;
     }
-    float largest = max_of(top);
-    for (int64_t i = whole; i < size; i++) largest = std::max(largest, row[i]);
-    token = std::min(std::find(row, row + size, largest) - row, size - 1);  // (NaN is found nowhere)
+    const float largest = max_of(top);
+    int64_t token = size - 1;
+    for (int lane = 0; lane < LANES; lane++)
+        if (top[lane] == largest) token = std::min<int64_t>(token, start[lane] + lane);
     Vec sums = {};
-    for (int64_t i = 0; i < whole; i += LANES) sums += exponential(load(row + i) - largest);
-    float sum = sum_of(sums);
-    for (int64_t i = whole; i < size; i++) sum += std::exp(row[i] - largest);
-    logprob = -std::log(sum);
+    for (int64_t i = 0; i < size; i += LANES) sums += exponential(lanes_at(i) - largest);
+    result[0] = (float)token;
+    result[1] = -std::log(sum_of(sums));
+}
+
+template <class T>
+void greedy_rows(const T* logits, int64_t num_rows, int64_t vocab_size, float* results, int64_t num_threads) {
+#pragma omp parallel for num_threads(threads_for(num_rows * vocab_size, num_threads))
+    for (int64_t row = 0; row < num_rows; row++) greedy(logits + row * vocab_size, vocab_size, results + 2 * row);
 }
 
 }  // namespace
@@ -113,15 +128,12 @@ extern "C" {
     }                                                                                                         \
     void gate_##NAME(const void* input, void* output, int64_t tokens, int64_t dim, int64_t threads) {         \
         gate((const T*)input, (T*)output, tokens, dim, threads);                                              \
+    }                                                                                                         \
+    void greedy_##NAME(const void* logits, int64_t rows, int64_t vocab_size, float* results,                  \
+                       int64_t threads) {                                                                     \
+        greedy_rows((const T*)logits, rows, vocab_size, results, threads);                                    \
     }
 FOR_TYPE(float, float32)
 FOR_TYPE(BFloat16, bfloat16)
 FOR_TYPE(Half, float16)
-
-void greedy_tokens(const float* logits, int64_t num_rows, int64_t vocab_size, int64_t* tokens,
-                   float* logprobs, int64_t num_threads) {
-#pragma omp parallel for num_threads(threads_for(num_rows * vocab_size, num_threads))
-    for (int64_t row = 0; row < num_rows; row++)
-        greedy(logits + row * vocab_size, vocab_size, tokens[row], logprobs[row]);
-}
 }

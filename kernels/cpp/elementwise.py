@@ -5,16 +5,18 @@ PyTorch's operations): a norm 3.6 (13), rotating queries and keys 4.7 (20), a ga
 choice 13 (55). For tensors on the CPU in `build.DTYPES`.
 """
 
+from array import array
+
 import torch
 from torch import Tensor
 
-from minipaged.kernels.cpp.build import INTEGER, POINTER, REAL, declare, declare_by_dtype
+from minipaged.kernels.cpp.build import INTEGER, POINTER, REAL, declare_by_dtype
 
 _threads = torch.get_num_threads
 _norm = declare_by_dtype("norm", POINTER, INTEGER, POINTER, *[INTEGER] * 4, POINTER, REAL, INTEGER)
 _rotate = declare_by_dtype("rotate", POINTER, INTEGER, POINTER, POINTER, *[INTEGER] * 4)
 _gate = declare_by_dtype("gate", POINTER, POINTER, *[INTEGER] * 3)
-_greedy = declare("greedy_tokens", POINTER, INTEGER, INTEGER, POINTER, POINTER, INTEGER)
+_greedy = declare_by_dtype("greedy", POINTER, INTEGER, INTEGER, POINTER, INTEGER)
 
 
 def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -58,10 +60,11 @@ def silu_gate(rows: Tensor) -> Tensor:
     return output
 
 
-def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The first largest of each row of float32 logits [R, V] and its log-probability: ([R] int64, [R])."""
-    logits = logits.contiguous()
+def greedy_tokens(logits: Tensor) -> list[tuple[float, float]]:
+    """The token and log-probability of the first largest of each row of logits [R, V]."""
+    logits = (logits if logits.dtype in _greedy else logits.float()).contiguous()
     num_rows, vocab_size = logits.shape
-    tokens, logprobs = logits.new_empty(num_rows, dtype=torch.int64), logits.new_empty(num_rows)
-    _greedy(logits.data_ptr(), num_rows, vocab_size, tokens.data_ptr(), logprobs.data_ptr(), _threads())
-    return tokens, logprobs
+    results = array("f", bytes(8 * num_rows))
+    address, _ = results.buffer_info()
+    _greedy[logits.dtype](logits.data_ptr(), num_rows, vocab_size, address, _threads())
+    return list(zip(results[::2], results[1::2], strict=True))

@@ -10,7 +10,7 @@ forbidden tokens at -inf, and follow the beams' temperature.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 
 import torch
@@ -19,7 +19,7 @@ from minipaged.decoding.logits import edit_logits, filter_logits
 from minipaged.decoding.noise import gumbel_noise, mix, noise_key
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.decoding.processors import failure
-from minipaged.kernels.dispatch import greedy_tokens
+from minipaged.kernels.dispatch import GreedyTokens, greedy_tokens
 from minipaged.scheduling import Sample, ScheduledSequence
 from minipaged.scheduling.request import TopLogprobs
 
@@ -39,7 +39,7 @@ class Sampler:
         self,
         eos_token_ids: Collection[int] = (),
         seed: int = 0,
-        greedy: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = greedy_tokens,
+        greedy: GreedyTokens = greedy_tokens,
     ) -> None:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.seed = seed
@@ -51,10 +51,10 @@ class Sampler:
         A beam row has `num_candidates` tokens (at most the vocabulary), the best first; a random row one for
         each sample, in order. A row without a valid token (see `find_errors`) has the log-probability NaN.
         """
-        logits = logits.float()
         params = [sequence.request.params for sequence, *_ in scheduled]
         if all(p.is_plain_greedy for p in params):
-            return [Sample([t], [p]) for t, p in zip(*_on_host(*self._greedy(logits)))]
+            return [Sample([int(token)], [logprob]) for token, logprob in self._greedy(logits)]
+        logits = logits.float()
         total = logits.logsumexp(-1)
         edited = edit_logits(logits, [sequence for sequence, *_ in scheduled], self.eos_token_ids)
         samples: dict[int, Sample] = {}

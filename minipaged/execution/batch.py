@@ -5,7 +5,6 @@
     positions 0 1 2 3 4 | 8 | 5 6
     slots     through each sequence's block table: table[position // 4] * 4 + position % 4
 
-The slots are `BlockTable.slots` of every sequence, computed in numpy for all of them at once.
 Paper: section 5.1.
 """
 
@@ -51,50 +50,39 @@ class BatchBuilder:
 
     def build(self, scheduled: list[ScheduledSequence]) -> Batch:
         """The tensors of at least one scheduled sequence."""
-        token_ids = array("i")
+        token_ids, positions, slots = array("i"), array("q"), array("q")
+        query_start, context_len, max_query_len = [0], [], 1
+        block_size = scheduled[0].sequence.table.block_size
         for sequence, start, num_tokens, _ in scheduled:
+            stop, blocks = start + num_tokens, sequence.table.blocks
             if num_tokens == 1:
                 token_ids.append(sequence.token_ids[start])
+                positions.append(start)
+                slots.append(blocks[start // block_size] * block_size + start % block_size)
             else:
-                token_ids += sequence.token_ids[start : start + num_tokens]
-        sequences, starts, lengths, _ = zip(*scheduled)
-        start_of, length_of = np.array((starts, lengths), dtype=np.int32)
-        query_start = np.zeros(len(scheduled) + 1, dtype=np.int32)
-        np.cumsum(length_of, out=query_start[1:])
-        context_len = start_of + length_of
-        query_start_list, context_len_list = query_start.tolist(), context_len.tolist()
-
-        # A row's position: its place in the batch, less where its sequence begins there, plus `start`.
-        tables = self._update_tables([sequence.table.blocks for sequence in sequences])
-        owner = np.repeat(np.arange(len(scheduled)), length_of)
-        positions = np.arange(len(token_ids)) - (query_start[:-1] - start_of)[owner]
-        block_size = sequences[0].table.block_size
-        slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
-
-        outputs, sampling, sampling_index, prompts = choose_outputs(scheduled, query_start_list)
-        of_rows = np.array(token_ids, dtype=np.int64), positions, slots, np.array(outputs, dtype=np.int64)
-        moved = to_device((*of_rows, query_start, context_len, tables.copy()), self.device)
+                max_query_len = max(max_query_len, num_tokens)
+                token_ids += sequence.token_ids[start:stop]
+                positions.frombytes(np.arange(start, stop).tobytes())
+                slots.frombytes(slots_of(blocks, block_size, start, stop).tobytes())
+            query_start.append(len(token_ids))
+            context_len.append(stop)
+        tables = self._update_tables([item.sequence.table.blocks for item in scheduled])
+        chosen = choose_outputs(scheduled, query_start)
+        of_rows = [np.array(rows, dtype=np.int64) for rows in (token_ids, positions, slots, chosen[0])]
+        counts = [np.array(numbers, dtype=np.int32) for numbers in (query_start, context_len)]
+        moved = to_device([*of_rows, *counts, tables.copy()], self.device)
         input_ids, row_positions, slot_mapping, output_indices, query_starts, contexts, block_tables = moved
         metadata = AttentionMetadata(
             slot_mapping=slot_mapping,
             query_start=query_starts,
             context_len=contexts,
             block_tables=block_tables,
-            query_start_list=query_start_list,
-            context_len_list=context_len_list,
-            max_query_len=max(lengths),
-            max_context_len=max(context_len_list),
+            query_start_list=query_start,
+            context_len_list=context_len,
+            max_query_len=max_query_len,
+            max_context_len=max(context_len),
         )
-        return Batch(
-            input_ids=input_ids[None],
-            positions=row_positions[None],
-            metadata=metadata,
-            output_indices=output_indices,
-            output_rows=outputs,
-            sampling=sampling,
-            sampling_index=sampling_index,
-            prompts=prompts,
-        )
+        return Batch(input_ids[None], row_positions[None], metadata, output_indices, *chosen)
 
     def _update_tables(self, tables: list[list[int]]) -> np.ndarray:
         """The block tables [S, longest] int32, a view; what lies behind a shorter one means nothing."""
@@ -110,6 +98,14 @@ class BatchBuilder:
                 self._known[row] = blocks[:]
                 self._tables[row, : len(blocks)] = blocks
         return self._tables[:rows, :columns]
+
+
+def slots_of(blocks: list[int], block_size: int, start: int, stop: int) -> np.ndarray:
+    """`BlockTable.slots` of the positions start <= p < stop, as int64."""
+    first = start // block_size
+    own = np.array(blocks[first : -(-stop // block_size)], dtype=np.int64)
+    slots = own[:, None] * block_size + np.arange(block_size)
+    return slots.ravel()[start - first * block_size :][: stop - start]
 
 
 def choose_outputs(

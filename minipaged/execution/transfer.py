@@ -21,7 +21,9 @@ ALIGNMENT = 16
 
 def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     """The arrays as tensors on the device; on a CPU they share the arrays' memory."""
-    if device.type in ("cpu", "mps"):  # (views of another type are not tried on mps)
+    if device.type == "cpu":
+        return list(map(torch.from_numpy, arrays))
+    if device.type == "mps":  # (views of another type are not tried there)
         return [torch.from_numpy(array).to(device) for array in arrays]
     packed = pack(arrays, pinned=device.type == "cuda")
     return unpack(packed.to(device, non_blocking=True), arrays)

@@ -105,14 +105,25 @@ def test_gate_far_from_zero(dtype):
     assert_near(result[0], torch.nn.functional.silu(gates.double()))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab_size", [1, 7, 16, 1000, 1024])
-def test_greedy(vocab_size):
-    """A maximum in the last few tokens, a log-probability of another distribution."""
+def test_greedy(vocab_size, dtype):
+    """A maximum in the last few tokens, a log-probability of another distribution or in 16 bits."""
     logits = 5 * torch.randn(vocab_size.bit_length() + 20, vocab_size)
     for row in range(logits.shape[0]):
         logits[row, -1 - row % vocab_size] += 20  # every place near the end is a maximum once
-    tokens, logprobs = greedy_tokens(logits)
+    logits = logits.to(dtype)
+    tokens, logprobs = torch.tensor(greedy_tokens(logits)).unbind(1)
     assert tokens.tolist() == logits.argmax(-1).tolist()
+    assert_near(logprobs, logits.double().log_softmax(-1).amax(-1))
+
+
+@pytest.mark.parametrize("vocab_size", [5, 100])
+def test_greedy_among_negative_logits(vocab_size):
+    """Zeros behind the end of a row are larger than all of it."""
+    logits = -torch.arange(1.0, vocab_size + 1).flip(0)[None] - 50
+    tokens, logprobs = torch.tensor(greedy_tokens(logits)).unbind(1)
+    assert tokens.tolist() == [vocab_size - 1]
     assert_near(logprobs, logits.double().log_softmax(-1).amax(-1))
 
 
@@ -120,7 +131,7 @@ def test_of_equal_logits_greedy_takes_the_first():
     """What `argmax` gives, so that both paths choose alike."""
     logits = torch.zeros(1, 100)
     logits[0, [37, 38, 99]] = 2.5
-    assert greedy_tokens(logits)[0].tolist() == [37]
+    assert greedy_tokens(logits)[0][0] == 37
 
 
 def test_greedy_among_forbidden_tokens():
@@ -128,7 +139,7 @@ def test_greedy_among_forbidden_tokens():
     logits = torch.full((2, 50), -torch.inf)
     logits[0, 20] = -3.0
     logits[1] = torch.nan
-    tokens, logprobs = greedy_tokens(logits)
+    tokens, logprobs = torch.tensor(greedy_tokens(logits)).unbind(1)
     assert tokens[0] == 20
     assert logprobs[0] == 0
     assert 0 <= tokens[1] < 50
@@ -149,6 +160,6 @@ def test_two_threads_share_the_rows_of_a_large_batch(num_threads):
         rotate_heads_(alone, angles[300:].cos(), angles[300:].sin())
         assert heads[300:].equal(alone)
         assert_near(silu_gate(rows)[300:], silu_gate(rows[300:]).double())
-        assert greedy_tokens(rows)[0].tolist() == rows.argmax(-1).tolist()
+        assert [token for token, _ in greedy_tokens(rows)] == rows.argmax(-1).tolist()
     finally:
         torch.set_num_threads(before)

@@ -68,8 +68,7 @@ class DecodeRunner:
         length = batch.metadata.max_context_len
         if length > self._angles.shape[1]:
             self._angles = self._angles_up_to(min(max(FEWEST_POSITIONS, 2 * length), self._max_model_len))
-        cosines, sines = self._angles[:, batch.positions[0]]
-        return self._decode(batch.input_ids[0], cosines, sines, batch.metadata)
+        return self._decode(batch.input_ids, batch.positions, self._angles, batch.metadata)
 
     def _angles_up_to(self, num_positions: int) -> Tensor:
         """Cosines and sines of positions 0, 1, ...: [2, P, head_dim]."""
