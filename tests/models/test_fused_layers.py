@@ -83,11 +83,14 @@ def test_biases_and_heads_of_their_own_are_kept(changes, backend):
 
 
 class Impostors:
-    """Layers that bear a known name and compute something else."""
+    """Layers that bear a known name and compute something else, a little louder or in another way."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
 
     def louder(self, layer: Any) -> None:
         forward = layer.forward
-        layer.forward = lambda *args, **kwargs: forward(*args, **kwargs) * 1.01
+        layer.forward = lambda *args, **kwargs: forward(*args, **kwargs) * self.factor
 
     def other_activation(self, layer: Any) -> None:
         layer.mlp.act_fn = nn.GELU()
@@ -95,20 +98,22 @@ class Impostors:
     def other_keys(self, layer: Any) -> None:
         # Shows in what attention is asked alone: the equivalence check answers with the values.
         keys = layer.self_attn.k_proj
-        keys.register_forward_hook(lambda module, arguments, output: output * 1.01)
+        keys.register_forward_hook(lambda module, arguments, output: output * self.factor)
 
     def norm_of_another_kind(self, layer: Any) -> None:
         norm = layer.input_layernorm
         norm.forward = lambda rows: nn.functional.layer_norm(rows, rows.shape[-1:], norm.weight)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "factor"), [(torch.float32, 1.01), (torch.float16, 1.01), (torch.bfloat16, 1.025)]
+)
 @pytest.mark.parametrize("trick", [name for name in vars(Impostors) if not name.startswith("_")])
-def test_a_layer_that_computes_something_else_stays(trick, dtype, backend, caplog):
+def test_a_layer_that_computes_something_else_stays(trick, dtype, factor, backend, caplog):
     """Wrong numbers because of a name."""
     model = build("llama").to(dtype)
     impostor = model.model.layers[1]
-    getattr(Impostors(), trick)(impostor)
+    getattr(Impostors(factor), trick)(impostor)
     with caplog.at_level(logging.INFO, logger="minipaged.execution.accel.layer_fusion"):
         rebuilt(model, backend)
     assert model.model.layers[1] is impostor
