@@ -80,8 +80,21 @@ def openmp_flags() -> tuple[str, ...]:
 
 
 def cache_directory() -> Path:
-    """Where compiled libraries are kept: minipaged/ in $XDG_CACHE_HOME or ~/.cache."""
-    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "minipaged"
+    """Where compiled libraries are kept: minipaged/ in $XDG_CACHE_HOME or ~/.cache.
+
+    For a user without a home directory, minipaged-UID/ among the temporary files.
+
+    Raises:
+        BuildError: that one belongs to somebody else, whose libraries must not be loaded.
+    """
+    cache = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    if not cache.startswith("~"):
+        return Path(cache) / "minipaged"
+    own = Path(tempfile.gettempdir()) / f"minipaged-{os.getuid()}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    if own.lstat().st_uid != os.getuid():
+        raise BuildError(f"{own} belongs to another user; set XDG_CACHE_HOME to a folder of yours")
+    return own
 
 
 def library_path(compiler: list[str], flags: tuple[str, ...]) -> Path:

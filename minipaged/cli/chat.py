@@ -211,7 +211,12 @@ def _line_editing() -> Iterator[None]:
     if not sys.stdin.isatty():
         yield
         return
-    path = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "minipaged" / "chat"
+    try:
+        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    except RuntimeError:  # a user without a home directory
+        yield
+        return
+    path = state / "minipaged" / "chat"
     with suppress(OSError):
         readline.read_history_file(path)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -168,7 +169,8 @@ def generate(
 
 def _read_prompts(name: str) -> list[str]:
     text = read_standard_input() if name == "-" else read_text("prompt file", name)
-    prompts = [line for line in text.splitlines() if line.strip()]
+    # (Not `splitlines`, which also ends a line at form feeds and at Unicode's separators.)
+    prompts = [line.rstrip("\n") for line in io.StringIO(text, newline=None) if line.strip()]
     if not prompts:
         raise ValueError(f"prompt file {name} has no prompt; give one per line")
     return prompts

@@ -74,12 +74,15 @@ def top(
     url: Url = "http://127.0.0.1:8000",
     interval: Annotated[float, typer.Option(help="Seconds between updates.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="MINIPAGED_API_KEY", help="API key of the server.")
+    ] = None,
 ) -> None:
     """Watch a server in the terminal: requests, KV cache, tokens a second, latencies."""
     if not 0.1 <= interval <= 3600:
         raise ValueError(f"interval is {interval}; give 0.1 to 3600 seconds")
     console = Console(highlight=False)
-    last = _look(url)
+    last = _look(url, api_key)
     if once:
         console.print(dashboard(url, last))
         return
@@ -87,14 +90,14 @@ def top(
         try:
             while True:
                 time.sleep(interval)
-                now = _look(url)
+                now = _look(url, api_key)
                 shown.update(dashboard(url, now, last), refresh=True)
                 last = now
         except KeyboardInterrupt:
             return
 
 
-def _look(url: str) -> Scrape:
-    answer = fetch(f"{url.rstrip('/')}/metrics")
+def _look(url: str, api_key: str | None) -> Scrape:
+    answer = fetch(f"{url.rstrip('/')}/metrics", api_key=api_key)
     assert answer is not None
     return read_metrics(answer[1], url, time.monotonic())

@@ -65,7 +65,7 @@ class SamplingParams:
         logits_processors: functions (generated token ids, logits) -> logits, or (prompt token ids, generated
             token ids, logits) -> logits; the logits are a float32 tensor [vocabulary] that they may change.
         seed: sample i draws the random stream `seed + i`: the same seed gives the same text in any batch, and
-            sample i of n equals a single sample with that seed. None: a new stream.
+            sample i of n equals a single sample with that seed. None or -1: a new stream.
         logprobs: report this many of the likeliest tokens and the sampled one, from the model's own
             distribution (before any of the above); -1: the whole vocabulary; None: none.
         prompt_logprobs: the same for the tokens of the prompt.
@@ -147,6 +147,8 @@ class SamplingParams:
         check.number(self, "presence_penalty", -2, 2, "from -2 to 2 (0 is off)")
         check.number(self, "frequency_penalty", -2, 2, "from -2 to 2 (0 is off)")
         check.integer(self, "seed", optional=True)
+        if self.seed == -1:  # vLLM's other way to say so
+            _set(self, "seed", None)
         check.integer(self, "prompt_logprobs", -1, "at least 0, or -1 for every token", optional=True)
         if self.truncate_prompt_tokens != -1:
             check.integer(self, "truncate_prompt_tokens", 1, "at least 1, or -1 for what fits", optional=True)

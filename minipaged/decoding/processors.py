@@ -45,7 +45,8 @@ def failure(sequence: Sequence) -> str | None:
 
 def _num_arguments(processor: Callable[..., Any]) -> int:
     try:
-        return len(inspect.signature(processor).parameters)
+        parameters = inspect.signature(processor).parameters.values()
+        return sum(parameter.default is inspect.Parameter.empty for parameter in parameters)
     except ValueError:  # (some functions written in C have none)
         return 2
 

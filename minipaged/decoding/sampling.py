@@ -132,7 +132,10 @@ def _why_forbidden(params: DecodingParams) -> str:
     masks = "structured_outputs allowed_token_ids bad_words min_tokens logit_bias no_repeat_ngram_size"
     given = [name for name in [*masks.split(), "logits_processors"] if getattr(params, name, None)]
     if given == ["structured_outputs"]:
-        return "structured_outputs forbid every token: the grammar is too large to follow; simplify it"
+        return (
+            "structured_outputs forbid every token: the grammar is too large to follow, or has an end token "
+            "where the text may not end; simplify it"
+        )
     return f"{' and '.join(given)} forbid every token; relax one of them"
 
 

@@ -36,17 +36,24 @@ class Scrape(NamedTuple):
     buckets: Mapping[str, Mapping[float, float]]  # histogram -> upper bound -> count up to it
 
 
-def fetch(address: str, missing_is_none: bool = False) -> tuple[str, str] | None:
-    """(content type, text) of an HTTP address; None for 404 if asked. Raises `ServerError`."""
+def fetch(address: str, missing_is_none: bool = False, api_key: str | None = None) -> tuple[str, str] | None:
+    """(content type, text) of an HTTP address; None for 404 if asked. Raises `ServerError`.
+
+    A server with a key answers 401 to a path that it does not have, too.
+    """
     if not address.startswith(("http://", "https://")):
         raise ServerError(f"{address} is not an HTTP address; give one such as http://127.0.0.1:8000")
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
-        with urllib.request.urlopen(address, timeout=TIMEOUT) as answer:
+        request = urllib.request.Request(address, headers=headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
             return answer.headers.get("Content-Type", ""), answer.read(LARGEST).decode(errors="replace")
     except urllib.error.HTTPError as error:
-        if missing_is_none and error.code == 404:
+        if missing_is_none and error.code in (401, 404):
             return None
         told = f"{address} answered {error.code}"
+        if error.code == 401:
+            raise ServerError(f"{told}: give its key with --api-key or in MINIPAGED_API_KEY") from error
         raise ServerError(f"{told}; is it the address of minipaged serve?") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error

@@ -48,6 +48,14 @@ def test_a_processor_with_three_arguments_gets_the_prompt_too(llm):
     assert prompts == [output.prompt_token_ids] * len(plain.outputs[0].token_ids)
 
 
+def test_a_value_bound_by_default_is_no_third_argument(llm):
+    """Catches the prompt in the place of the tokens, for a lambda that binds a loop's variable."""
+    keep = [lambda generated, logits, factor=factor: logits * factor for factor in (2.0, 0.5)]
+    [output] = llm.generate("The sun", SamplingParams(**GREEDY, logits_processors=keep))
+    [plain] = llm.generate("The sun", SamplingParams(**GREEDY))
+    assert output.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
 def test_masks_hold_whatever_a_processor_wants(llm):
     """Catches a processor that brings back a token which another parameter forbids."""
     wish = [lambda generated, logits: logits.index_fill(0, torch.tensor([60]), 1e4)]

@@ -261,3 +261,9 @@ def test_parameters_and_methods_load_no_torch():
     """Catches an import that makes the command line's checks slow."""
     code = "import minipaged.decoding, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_seed_of_minus_one_is_none():
+    """vLLM's other way to say so; catches a script that gets the same text every time."""
+    assert SamplingParams(seed=-1) == SamplingParams(seed=None)
+    assert SamplingParams(seed=-2).seed == -2

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -309,6 +310,19 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path, request):
     terminal.type("\x04")
     assert terminal.end() == 0
     assert TABLE in (tmp_path / "minipaged" / "chat").read_text()
+
+
+def test_a_chat_without_a_home_has_no_history(monkeypatch):
+    """Catches a traceback in a container whose user has no home directory."""
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    with chat_module._line_editing():
+        pass
 
 
 # -- lines ---------------------------------------------------------------------------------------------------

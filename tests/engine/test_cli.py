@@ -57,12 +57,12 @@ def test_beam_search_reports_what_sharing_saved(capsys, monkeypatch):
 def test_prompts_come_from_a_file(capsys, monkeypatch, tmp_path):
     """A line lost, or the empty line taken for a prompt."""
     path = tmp_path / "prompts.txt"
-    path.write_text("The sun\n\nThe moon\n")
+    path.write_text("The sun\u2028up\n\nThe moon\n")  # (a line separator of Unicode's is text)
     code, out, _ = call(
         capsys, monkeypatch, "generate", "--prompt-file", str(path), "--max-tokens", "3", "--json"
     )
     assert code == 0
-    assert [o["prompt"] for o in json.loads(out)["outputs"]] == ["The sun", "The moon"]
+    assert [o["prompt"] for o in json.loads(out)["outputs"]] == ["The sun\u2028up", "The moon"]
 
 
 def test_stream_prints_the_same_text(capsys, monkeypatch):

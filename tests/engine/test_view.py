@@ -45,10 +45,14 @@ python_gc_objects_collected_total 5
 
 class Server(BaseHTTPRequestHandler):
     pages: ClassVar[dict[str, tuple[str, str]]] = {}
+    key: ClassVar[str | None] = None  # what all but its page asks for, if anything
 
     def do_GET(self):
         kind, text = self.pages.get(self.path, ("", ""))
-        self.send_response(200 if kind else 404)
+        is_known = self.key is None or self.headers.get("Authorization") == f"Bearer {self.key}"
+        if not is_known and self.path != "/":
+            kind, text = "", ""
+        self.send_response(200 if kind else 404 if is_known else 401)
         self.send_header("Content-Type", kind or "text/plain")
         self.end_headers()
         self.wfile.write(text.encode())
@@ -60,7 +64,17 @@ class Server(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     """An HTTP server with pages that the test sets: path -> (type, text)."""
-    handler = type("Handler", (Server,), {"pages": {}})
+    yield from serve(None)
+
+
+@pytest.fixture
+def locked_server():
+    """The same, with the API key "sekret"."""
+    yield from serve("sekret")
+
+
+def serve(key):
+    handler = type("Handler", (Server,), {"pages": {}, "key": key})
     http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=http.serve_forever, daemon=True)
     thread.start()
@@ -246,6 +260,28 @@ def test_top_says_that_a_server_is_none_of_ours(text):
     """Catches a dashboard of zeros for the wrong port."""
     with pytest.raises(ServerError, match="serves no minipaged metrics"):
         read_metrics(text, "http://there", 0.0)
+
+
+def test_top_gives_the_servers_key(locked_server, capsys, monkeypatch):
+    """Catches a server with a key, as every public one has, that cannot be watched, and a key unnamed."""
+    url, pages = locked_server
+    pages["/metrics"] = ("text/plain; version=0.0.4", METRICS)
+    code, _, err = call(capsys, monkeypatch, "top", url, "--once")
+    assert code == 2
+    assert "answered 401: give its key with --api-key or in MINIPAGED_API_KEY" in err
+    code, out, _ = call(capsys, monkeypatch, "top", url, "--once", "--api-key", "sekret")
+    assert (code, "5,000" in out) == (0, True)
+    monkeypatch.setenv("MINIPAGED_API_KEY", "sekret")
+    assert call(capsys, monkeypatch, "top", url, "--once")[0] == 0
+
+
+def test_live_needs_no_key(locked_server, capsys, monkeypatch):
+    """Catches the refusal of a path that the server does not have: the page asks for the key itself."""
+    url, pages = locked_server
+    monkeypatch.setattr("webbrowser.open", lambda address: True)
+    pages["/"] = ("text/html; charset=utf-8", live_page())
+    code, out, _ = call(capsys, monkeypatch, "view", "--live", url)
+    assert (code, f"{url}/" in out) == (0, True)
 
 
 def test_top_says_that_nothing_answers(capsys, monkeypatch):

@@ -131,6 +131,19 @@ def test_an_unwritable_cache_directory_is_a_reason_like_any_other(tmp_path, monk
         load_library()
 
 
+def test_without_a_home_the_cache_is_no_folder_called_tilde(tmp_path, monkeypatch):
+    """Catches ./~/.cache in the current directory: whoever removes it may remove their home."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert cache_directory().parent == tmp_path
+    assert cache_directory().stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr("os.getuid", lambda: 12345)  # (a folder of root's, or whoever runs the tests)
+    (tmp_path / "minipaged-12345").mkdir()
+    with pytest.raises(BuildError, match="belongs to another user; set XDG_CACHE_HOME"):
+        cache_directory()
+
+
 def test_a_library_that_cannot_be_loaded_is_a_reason_like_any_other(tmp_path, monkeypatch):
     """Catches an OSError from a compiler that writes something else than a library."""
     script = 'for last; do :; done; [ "$1" = --version ] || echo nonsense > "$last"'
