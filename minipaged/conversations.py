@@ -88,7 +88,7 @@ def _checked(message: Any) -> dict[str, Any]:
                 f'messages has {shortened(message)}; give parts {{"type": "text", "text": TEXT}}'
             )
         content = "\n".join(part["text"] for part in content)
-    if content is None and message.get("tool_calls"):
+    if content in (None, []) and message.get("tool_calls"):
         content = ""
     if not isinstance(content, str):
         raise RequestError(f"messages has {shortened(message)}; {SHAPE}")

@@ -42,16 +42,16 @@ async def chat(service: Service, request: Request, body: ChatBody) -> Response:
 
 
 def plain_messages(messages: list[Message], field: str = "messages") -> list[dict[str, Any]]:
-    """Messages as chat templates want them: the parts of a content joined, fields that are null left out."""
+    """Messages as chat templates want them, without fields that are null. `as_prompt` joins parts of a text."""
     plain = []
     for number, message in enumerate(messages):
         values = {key: value for key, value in message.model_dump().items() if value is not None}
-        content = values.get("content")
-        if isinstance(content, list):
-            content = "".join(_text(part, f"{field}.{number}.content.{i}") for i, part in enumerate(content))
+        if isinstance(message.content, list):
+            for i, part in enumerate(message.content):
+                _check_part(part, f"{field}.{number}.content.{i}")
         if calls := values.get("tool_calls"):
             values["tool_calls"] = _with_objects(calls, f"{field}.{number}.tool_calls")
-        plain.append({**values, "content": content})
+        plain.append({"content": None, **values})
     return plain
 
 
@@ -67,13 +67,12 @@ def _with_objects(calls: Any, name: str) -> list[dict[str, Any]]:
         raise ApiError(400, message, name) from error
 
 
-def _text(part: dict[str, Any], name: str) -> str:
-    kind, text = part.get("type"), part.get("text")
-    if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
+def _check_part(part: dict[str, Any], name: str) -> None:
+    kind = part.get("type")
+    if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
         raise ApiError(
             400, f'{name} has type {str(kind)[:40]!r}; give {{"type": "text", "text": TEXT}}', name
         )
-    return text
 
 
 PLAIN = {"index": 0, "delta": {"content": ""}, "logprobs": None, "finish_reason": None, "stop_reason": None}

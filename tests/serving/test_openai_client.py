@@ -302,6 +302,19 @@ def test_tokens_and_texts_convert_both_ways(server, offline):
     assert chat["max_model_len"] == 2048
 
 
+def test_parts_of_a_message_are_joined_as_llm_chat_does(server, offline):
+    """Catches words that run together where two parts meet, and parts that each side joins in its own way."""
+    texts = [{"type": "text", "text": "Tell me a story"}, {"type": "text", "text": "about a fox."}]
+    messages = [{"role": "user", "content": texts}]
+    told = server.http.post("/tokenize", json={"messages": messages}).json()["tokens"]
+    assert told == offline.chat_prompt(messages)["prompt_token_ids"]
+    assert "story\nabout" in offline.tokenizer.decode(told)
+    messages[0]["content"] = []
+    assert "'content': []" in server.http.post("/tokenize", json={"messages": messages}).text
+    messages[0]["tool_calls"] = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    assert server.http.post("/tokenize", json={"messages": messages}).status_code == 200
+
+
 def test_a_prompt_logprob_of_nothing_is_json(server):
     """Catches NaN and -Infinity, which no JSON parser but Python's takes."""
     body = {"prompt": PROMPT, "max_tokens": 3, "temperature": 0, "prompt_logprobs": 1, "logprobs": 2}
