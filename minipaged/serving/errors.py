@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -115,6 +116,9 @@ def install_handlers(app: FastAPI) -> None:
                 message = f"the body is not UTF-8: byte {data[at]:#04x} at position {at}; send JSON in UTF-8"
             case RecursionError():
                 message = "the body is nested too deeply; send flatter JSON"
+            case ValueError() as cause if "digits" in str(cause):
+                most = sys.get_int_max_str_digits()
+                message = f"the body has a number of more than {most:,} digits; send a shorter one"
         return ApiError(error.status_code, message, headers=error.headers).response()
 
 
