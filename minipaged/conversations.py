@@ -37,7 +37,8 @@ def as_prompt(
     """The text and tokens of a conversation, up to the assistant's next answer; see `LLM.chat`.
 
     Raises:
-        RequestError: no template, a message without content, or a template that refuses the messages.
+        RequestError: no template, a message without content, tools that the template does not support, or a
+            template that refuses the messages.
     """
     if tokenizer is None:
         raise RequestError("the model has no tokenizer and so no chat template; use generate with token ids")
@@ -56,6 +57,8 @@ def as_prompt(
         )
     if not isinstance(tools, list | tuple | None):
         raise RequestError(f"tools is {shortened(tools)}; give a list of JSON schemas or functions")
+    if tools and "tools" not in tokenizer.get_chat_template(chat_template, tools):
+        raise RequestError("tools are given, but the chat template does not support them; leave them out")
     if not isinstance(chat_template_kwargs, Mapping | None):
         raise RequestError(f"chat_template_kwargs is {shortened(chat_template_kwargs)}; give a mapping")
     if not isinstance(messages, list | tuple) or not messages:

@@ -42,7 +42,7 @@ async def chat(service: Service, request: Request, body: ChatBody) -> Response:
 
 
 def plain_messages(messages: list[Message], field: str = "messages") -> list[dict[str, Any]]:
-    """Messages as chat templates want them, without fields that are null. `as_prompt` joins parts of a text."""
+    """Messages as chat templates want them, without fields that are null; `as_prompt` joins their parts."""
     plain = []
     for number, message in enumerate(messages):
         values = {key: value for key, value in message.model_dump().items() if value is not None}
@@ -56,11 +56,13 @@ def plain_messages(messages: list[Message], field: str = "messages") -> list[dic
 
 
 def _with_objects(calls: Any, name: str) -> list[dict[str, Any]]:
-    """Tool calls whose arguments are objects, as templates want them; OpenAI's are JSON in a string."""
+    """Tool calls whose arguments are objects, as templates want them; OpenAI's are JSON in a string, and
+    some clients' an empty string if there are none."""
     try:
+        functions = [call["function"] for call in calls]
         return [
-            {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
-            for call in calls
+            {**call, "function": {**function, "arguments": json.loads(function["arguments"] or "{}")}}
+            for call, function in zip(calls, functions)
         ]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         message = f'{name} has a call whose arguments are no JSON; give {{"function": {{"arguments": JSON}}}}'

@@ -102,8 +102,6 @@ class Service:
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
     ) -> list[int]:
         """The tokens of a conversation, in another thread: a template is a program."""
-        if tools and "tools" not in self.tokenizer.get_chat_template(tools=tools):
-            raise RequestError("tools are given, but the model's chat template does not support them")
         chat_prompt: Any = partial(self.llm.chat_prompt, tools=tools)
         return (await asyncio.to_thread(chat_prompt, messages))["prompt_token_ids"]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import openai
 import pytest
 
 from minipaged import AsyncLLM
+from minipaged.prompts import RequestError
 from minipaged.serving.tool_calls import ToolCallReader
 from tests.serving.conftest import OPTIONS, running
 
@@ -110,6 +112,19 @@ def test_calls_stream_with_their_text(server):
     assert set(reasons[:-1]) == {None}
 
 
+def test_tools_without_a_place_in_the_template_are_refused_in_the_same_words(server, monkeypatch):
+    """Catches tools that `chat` drops without a word, although the server refuses them."""
+    monkeypatch.setattr(server.llm.get_tokenizer(), "chat_template", "{{ messages[0].content }}")
+    with pytest.raises(openai.BadRequestError) as told:
+        ask(server, CALL)
+    assert told.value.param == "tools"
+    with pytest.raises(RequestError, match=re.escape(told.value.body["message"])):
+        server.llm.chat_prompt(ASKED, tools=TOOLS)
+    assert server.llm.chat_prompt(ASKED, tools=[])["prompt"] == "How is Rome?"
+    text = server.llm.chat_prompt(ASKED, tools=TOOLS, chat_template=TEMPLATE)["prompt"]
+    assert text.startswith("weather;")
+
+
 @pytest.mark.parametrize(
     "values", [{"tools": openai.omit}, {"tool_choice": "none"}], ids=["no tools", "no choice"]
 )
@@ -129,6 +144,10 @@ def test_a_call_and_its_result_go_back_to_the_template(server):
     answer = server.http.post("/tokenize", json={"messages": messages}).json()
     text = server.llm.get_tokenizer().decode(answer["tokens"])
     assert text.endswith("<|assistant|>Rome<|tool|>sunny")
+    message.tool_calls[0].function.arguments = ""  # (some clients write no arguments so)
+    messages[1] = message.model_dump()
+    tokens = server.http.post("/tokenize", json={"messages": messages}).json()["tokens"]
+    assert server.llm.get_tokenizer().decode(tokens).endswith("<|assistant|><|tool|>sunny")
     message.tool_calls[0].function.arguments = "{broken"
     with pytest.raises(openai.BadRequestError, match="arguments") as told:
         ask(server, CALL, messages=[*ASKED, message.model_dump(), result])
