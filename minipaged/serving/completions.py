@@ -49,6 +49,10 @@ async def _prompts(service: Service, body: CompletionBody) -> list[list[int]]:
         given = [given]
     if not given or len(given) > MOST_PROMPTS:
         raise ApiError(400, f"prompt has {len(given)} prompts; give 1 to {MOST_PROMPTS}", "prompt")
+    most = service.llm.max_waiting or MOST_PROMPTS
+    if len(given) > most:
+        told = f"prompt has {len(given)} prompts, but only {most} requests may wait here"
+        raise ApiError(400, f"{told}; give at most {most}, or raise --max-waiting", "prompt")
     return [await service.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
 
 

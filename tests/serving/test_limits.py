@@ -140,9 +140,23 @@ def test_a_full_queue_says_when_to_come_back():
             answer.json()["usage"]["completion_tokens"] for answer in answers if answer.status_code == 200
         ]
         assert done == [20] * (8 - len(refused))
-        many = server.http.post(C, json={**body, "prompt": [[1]] * 5})
+        others = [pool.submit(server.http.post, C, json={**body, "max_tokens": 60}) for _ in range(2)]
+        wait_for(lambda: llm.engine.scheduler.waiting)
+        many = server.http.post(C, json={**body, "prompt": [[1]] * 2})
         assert many.status_code == 429, "some prompts of one body were taken"
+        assert [other.result().status_code for other in others] == [200, 200]
         server.assert_released()
+
+
+def test_a_body_of_more_prompts_than_may_ever_wait_is_told_the_limit():
+    """Catches a 429 for ever, which says that others wait although the server is idle."""
+    with running(toy(max_waiting=2)) as server:
+        answer = server.http.post(C, json={**IDS, "prompt": [[1]] * 3})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "prompt")
+        assert "has 3 prompts" in error["message"]
+        assert "give at most 2, or raise --max-waiting" in error["message"]
+        assert server.http.post(C, json={**IDS, "prompt": [[1]] * 2}).status_code == 200
 
 
 def test_a_request_that_takes_too_long_is_told_so_and_freed():
