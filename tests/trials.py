@@ -14,6 +14,7 @@ import signal
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from minipaged.learn.trials import Outcome
 from tests.overrides import installed, replacements
 
 NOT_FOUND = "there is no such test"
+SECONDS_AFTER_A_LOOP = 1
+"""How long the other tests of a trial may compute once one was not done: most of them meet the same loop."""
 
 
 class TrialRunner:
@@ -31,6 +34,7 @@ class TrialRunner:
         self.trials = json.loads(source.read_text())
         self.destination = destination
         self.seconds = seconds
+        self._left_undone = False  # a test of this trial
         self._outcome = Outcome()
         self._files: list[Path] = []  # of the overrides
         self._write = print
@@ -41,6 +45,7 @@ class TrialRunner:
         results = {}
         self._write = session.config.get_terminal_writer().line  # past the capture of output
         for trial in self.trials:
+            self._left_undone = False
             try:
                 with at_most(self.seconds):
                     pairs = replacements(trial["use"])
@@ -53,6 +58,7 @@ class TrialRunner:
                 for name in trial["tests"]:
                     outcome = self._run(session.items, name)
                     told[name] = outcome._asdict()
+                    self._left_undone |= outcome.failure.startswith("not done")
                     self._write("@ran")
                     if outcome.failure and trial.get("until_red"):
                         break
@@ -73,7 +79,12 @@ class TrialRunner:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Generator[None]:
         """An exercise that works for too long has an endless loop."""
-        with at_most(self.seconds):
+        if self._left_undone:
+            seconds = min(SECONDS_AFTER_A_LOOP, self.seconds)
+            told = f"not done after {seconds} s, and an earlier test was not done; is there an endless loop?"
+        else:
+            seconds, told = self.seconds, ""
+        with at_most(seconds, told):
             return (yield)
 
     def pytest_exception_interact(
@@ -123,15 +134,15 @@ def first_paragraph(item: pytest.Item) -> str:
 
 
 @contextmanager
-def at_most(seconds: int) -> Iterator[None]:
-    """Let the test fail when the `with` computes for longer (where the system has timers).
+def at_most(seconds: int, told: str = "") -> Iterator[None]:
+    """Let the test fail, with `told`, when the `with` computes for longer (where the system has timers).
 
     The time is the processor's: on a busy machine, or while torch is read from a disk, a correct exercise
     waits for more than that.
     """
 
     def stop(*args: object) -> None:
-        pytest.fail(f"not done after {seconds} s; is there an endless loop?")
+        pytest.fail(told or f"not done after {seconds} s; is there an endless loop?")
 
     if not hasattr(signal, "setitimer"):
         yield
@@ -140,9 +151,25 @@ def at_most(seconds: int) -> Iterator[None]:
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
+    except BaseException as error:
+        add_missing_lines(error.__traceback__)
+        raise
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
+
+
+def add_missing_lines(traceback: TracebackType | None) -> None:
+    """Give an entry without a line number the nearest line before it.
+
+    On Python 3.11 a signal may stop a loop at an instruction that has none, which pytest cannot show.
+    """
+    while traceback is not None and (inner := traceback.tb_next) is not None:
+        if inner.tb_lineno is None:
+            lines = [line for line, *_ in inner.tb_frame.f_code.co_positions()][: inner.tb_lasti // 2]
+            line = next(filter(None, reversed(lines)), inner.tb_frame.f_code.co_firstlineno)
+            traceback.tb_next = TracebackType(inner.tb_next, inner.tb_frame, inner.tb_lasti, line)
+        traceback = traceback.tb_next
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """`minipaged learn`: what a student sees before, while and after lesson 05, in a copy of the repository."""
 
+import itertools
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -191,6 +193,18 @@ def test_an_endless_loop_is_told_within_ten_seconds_a_test(clone, where, monkeyp
     assert "endless loop" in output
 
 
+def test_after_an_endless_loop_the_other_tests_have_a_second_each(clone, monkeypatch):
+    """Catches minutes of waiting for tests that all meet the same loop."""
+    monkeypatch.setattr(trials, "SECONDS_PER_TEST", 2)
+    clone.write_text(re.sub(r"raise NotImplementedError\(.*\)", "while True: pass", clone.read_text()))
+    lesson = find("05")
+    trial = trials.Trial("05", lesson.use_options(), [task.tests[0] for task in lesson.tasks])
+    first, *others = trials.run_trials(Path.cwd(), [trial])["05"].values()
+    assert first.failure == "not done after 2 s; is there an endless loop?"
+    told = "not done after 1 s, and an earlier test was not done; is there an endless loop?"
+    assert [other.failure for other in others] == [told, told]
+
+
 def test_waiting_for_a_busy_machine_is_no_endless_loop():
     """Catches a correct exercise refused because something else had the processor."""
 
@@ -203,6 +217,20 @@ def test_waiting_for_a_busy_machine_is_no_endless_loop():
         time.sleep(1.2)
     with pytest.raises(pytest.fail.Exception, match="not done after 1 s"):
         work_forever()
+
+
+def test_a_loop_that_is_stopped_between_two_lines_is_told_with_a_line():
+    """Catches a TypeError of pytest: on Python 3.11 the jump back in such a loop has no line number."""
+
+    def drop_negative(blocks):
+        for block in blocks:
+            if block < 0:
+                blocks.remove(block)
+
+    with pytest.raises(pytest.fail.Exception, match="not done after 1 s") as told, at_most(1):
+        drop_negative(itertools.cycle([1, 2]))
+    [line] = [entry.lineno for entry in told.traceback if entry.name == "drop_negative"]
+    assert line - drop_negative.__code__.co_firstlineno in (0, 1, 2)  # from 0
 
 
 def test_marks_are_readable_on_an_ascii_terminal(clone, monkeypatch):
