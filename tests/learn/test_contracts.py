@@ -228,6 +228,22 @@ def test_a_table_that_keeps_or_loses_references_is_told():
         table.free()
 
 
+def test_a_fork_that_shares_the_list_is_told():
+    """Catches a block appended to the other table too: the text is wrong, and every count is right."""
+
+    def fork(self):
+        for block in self.blocks:
+            self.pool.share(block)
+        child = memory.BlockTable(self.pool, self.block_size)
+        child.blocks, child.num_tokens = self.blocks, self.num_tokens
+        return child
+
+    table = table_with(fork=fork)
+    table.append(5)
+    with pytest.raises(ContractError, match="fork: both tables have the same list of blocks"):
+        table.fork()
+
+
 def _copy_of(table):
     child = memory.BlockTable(table.pool, table.block_size)
     child.blocks, child.num_tokens = list(table.blocks), table.num_tokens

@@ -102,6 +102,8 @@ class BlockTableContract(Watcher):
             child = type(self)(self.rules.concept, self._call, "fork")
             child.rules, child.require = self.rules, self.require
             child._require_state("fork", given, self.num_tokens)
+        told = "fork: both tables have the same list of blocks, so that each changes the other; copy it"
+        self.require(child.blocks is not self.blocks, told)
         return child
 
     def move_to(self, pool: BlockPool, blocks: list[int]) -> None:
