@@ -172,7 +172,7 @@ def test_the_block_that_is_copied_is_that_of_the_next_token():
     assert (a1.blocks, a2.blocks) == ([7, 5, 3], [7, 1])
 
 
-@pytest.mark.parametrize("forked", [False, True])
+@pytest.mark.parametrize("forked", [False, True], ids=["alone", "forked"])
 def test_a_chunk_that_fails_keeps_no_block(forked):
     """Catches blocks taken one at a time: two are needed, one is there, and it must not be kept."""
     pool = FigurePool(7, 1, 3)
@@ -264,7 +264,7 @@ def test_a_chunk_is_the_same_as_its_tokens_one_by_one(block_size):
         assert rows(chunks) == rows(singly)
 
 
-@pytest.mark.parametrize("forked", [False, True])
+@pytest.mark.parametrize("forked", [False, True], ids=["alone", "forked"])
 def test_an_append_that_fails_changes_nothing(forked):
     """Catches a table half grown, or a copy begun, when the pool runs dry; it raises OutOfBlocksError."""
     pool = FigurePool(7, 1)

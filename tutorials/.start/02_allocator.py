@@ -121,7 +121,9 @@ class BlockTable(GivenBlockTable):
 
     def blocks_to_append(self, count: int = 1) -> int:
         """Blocks that `append(count)` will take from the pool, a copy-on-write included."""
-        raise NotImplementedError("Lesson 2, task 4: lesson 1's answer, plus 1 if the next token's block is shared")
+        raise NotImplementedError(
+            "Lesson 2, task 4: lesson 1's answer, plus 1 if count > 0 and the next token's block is shared"
+        )
 
     def append(self, count: int = 1) -> BlockCopy | None:
         """Give the next `count` tokens a slot; take blocks when the last is full.

@@ -44,11 +44,12 @@ class BeamSearch(GivenBeamSearch):
     """Beam search with the semantics of transformers' `generate(num_beams=W)`.
 
     Given: self.params (beam_width, length_penalty, early_stopping, num_return_sequences), self.stop
-    (`check`, `end_ids`), self.num_candidates(request), and what finished hypotheses need:
-    self.best_scores(request) is a list of the W best scores so far; self.enters(best_scores, score) says
-    whether a new one is among them, and adds it; self.is_done(request, best_scores, best_total,
-    num_generated_tokens) says whether the live beams may stop. All include the new token: totals and scores
-    have its log-probability, and there is one more generated token than the sequences have.
+    (`check`, `end_ids`), self.num_candidates(request), self.score(sequence), which calls your `normalized`
+    and is 0 before the first token, and what finished hypotheses need: self.best_scores(request) is a list of
+    the W best scores so far; self.enters(best_scores, score) says whether a new one is among them, and adds
+    it; self.is_done(request, best_scores, best_total, num_generated_tokens) says whether the live beams may
+    stop. All include the new token: totals and scores have its log-probability, and there is one more
+    generated token than the sequences have.
     """
 
     # -- task 2 ---------------------------------------------------------------------------------
