@@ -41,7 +41,10 @@ def overview(context: typer.Context) -> None:
         Console().print(table)
         tasks = [is_green(outcomes) for lesson in lessons for outcomes in done[lesson.number]]
         print(f"{sum(tasks)} of {len(tasks)} tasks are green.")
-        print("minipaged learn next: the first that is not. Then learn check 02, learn hint 02.")
+        print(
+            "`minipaged learn next` names the first task that is not green; "
+            "then use `learn check NN` and `learn hint NN`."
+        )
 
 
 @app.command()
@@ -52,9 +55,7 @@ def check(
     ] = False,
 ) -> None:
     """Run the tests of a lesson on your exercise."""
-    lesson = find(number)
-    if not lesson.tasks:
-        raise LearnError(f"lesson {lesson.number} has no tasks; read {lesson.folder / 'lesson.md'}")
+    lesson = find_with_tasks(number)
     with shown_progress([lesson]) as on_test:
         outcomes = trials.progress([lesson], on_test)[lesson.number]
     console = Console(highlight=False, soft_wrap=True)
@@ -84,7 +85,7 @@ def hint(
     ] = 1,
 ) -> None:
     """A hint for the first task that is not green."""
-    lesson = find(number)
+    lesson = find_with_tasks(number)
     told = f"Lesson {lesson.number} is green; no hint is left."
     if found := open_task(lesson):
         i, task = found
@@ -102,9 +103,7 @@ def solution(
     ] = False,
 ) -> None:
     """Show a solution, task by task, and explain it."""
-    lesson = find(number)
-    if not lesson.tasks:
-        raise LearnError(f"lesson {lesson.number} has no tasks; read {lesson.folder / 'lesson.md'}")
+    lesson = find_with_tasks(number)
     if lesson.is_untouched and not anyway:
         raise LearnError(
             f"{lesson.exercise} has not been started; try it first, or run "
@@ -196,6 +195,14 @@ def next_lesson() -> None:
             print(f"Check  minipaged learn check {lesson.number}")
             return
     print("All lessons are green.")
+
+
+def find_with_tasks(number: str) -> Lesson:
+    """The lesson of a number as a student types it, if there is something to write in it."""
+    lesson = find(number)
+    if not lesson.tasks:
+        raise LearnError(f"lesson {lesson.number} has no tasks; read {lesson.folder / 'lesson.md'}")
+    return lesson
 
 
 @contextmanager

@@ -151,6 +151,14 @@ def test_an_unknown_lesson_is_told():
     assert "there is no lesson 99; choose one of 00, 01" in str(result.exception)
 
 
+@pytest.mark.parametrize("command", ["check", "hint", "solution"])
+def test_a_lesson_without_tasks_is_told_as_such(command):
+    """Catches a lesson with nothing to write that is told to be green."""
+    result = CliRunner().invoke(app, ["learn", command, "00"])
+    assert isinstance(result.exception, LearnError)
+    assert "lesson 00 has no tasks; read " in str(result.exception)
+
+
 def test_a_second_reset_keeps_the_first_backup(clone):
     """Catches the student's work overwritten by the exercise as it was at the start."""
     for text in ("# one\n", "# two\n", "# three\n"):
