@@ -27,6 +27,9 @@ from minipaged.scheduling import ScheduledSequence
 PARTS_PER_STAGE = 2
 """Micro-batches of a step for each stage: of 2 stages one idles for 1 in 5 turns."""
 
+BEYOND_ROWS = ("num_kv_shared_layers", "hidden_size_per_layer_input")
+"""Options of models whose layers need more than the rows of the layer before: K/V of another, token ids."""
+
 
 class Link:
     """From the layers of this stage to the ranks with the same shard in the stages beside it.
@@ -95,16 +98,17 @@ def keep_stage(model: PreTrainedModel, place: Place, link: Link) -> range:
     """Drop what other stages compute; returns the layers that stay.
 
     Raises:
-        UnsupportedModelError: transformers says nothing about stages of this model.
+        UnsupportedModelError: transformers says nothing about stages of this model, or its layers need more
+            than rows.
         ConfigError: more stages than layers.
     """
     name, config, size = type(model).__name__, text_config(model), place.pipeline_size
     plan = list(getattr(config, "base_model_pp_plan", None) or ())
-    if "layers" not in plan or getattr(config, "num_kv_shared_layers", None):
-        raise UnsupportedModelError(
-            f"pipeline_parallel_size is {size}, but transformers has no plan for stages of {name} "
-            "(or its layers share K/V); use tensor_parallel_size, or 1"
-        )
+    more = [option for option in BEYOND_ROWS if getattr(config, option, None)]
+    if "layers" not in plan or more:
+        reason = f"{name} has {more[0]}" if more else f"transformers has no plan for stages of {name}"
+        told = f"pipeline_parallel_size is {size}, but {reason}"
+        raise UnsupportedModelError(f"{told}; use tensor_parallel_size, or 1")
     base: Any = getattr(model, str(model.base_model_prefix))
     count = len(base.layers)
     if size > count:

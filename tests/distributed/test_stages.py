@@ -1,0 +1,51 @@
+"""Which models are cut into stages."""
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from minipaged.execution.attention import UnsupportedModelError
+from minipaged.execution.distributed.place import Place
+from minipaged.execution.distributed.stages import Link, keep_stage
+
+SMALL = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+
+
+def stage_of(model_type, **changes):
+    """What is left of a random model on the second of two ranks."""
+    config = CONFIG_MAPPING[model_type](**SMALL | changes)
+    place = Place(1, 1, 2)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return keep_stage(model, place, Link(place))
+
+
+def test_a_stage_has_its_share_of_the_layers():
+    """Catches stages that all compute everything."""
+    assert stage_of("llama") == range(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "reason"),
+    [
+        ("gemma4_text", {"hidden_size_per_layer_input": 8}, "has hidden_size_per_layer_input"),
+        ("gemma4_text", {"num_kv_shared_layers": 2}, "has num_kv_shared_layers"),
+        ("stablelm", {}, "transformers has no plan for stages of StableLmForCausalLM"),
+    ],
+)
+def test_layers_that_need_more_than_rows_are_not_cut(model_type, changes, reason):
+    """Catches other tokens, without a word: a second stage has no embeddings to give its layers."""
+    if model_type == "gemma4_text":
+        layers = ["sliding_attention", "full_attention"] * 2
+        own = {"layer_types": layers, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+        changes = own | {"vocab_size_per_layer_input": 101, "global_head_dim": 8} | changes
+    with pytest.raises(UnsupportedModelError, match=f"{reason}.*; use tensor_parallel_size, or 1"):
+        stage_of(model_type, **changes)
