@@ -101,9 +101,14 @@ class TrialRunner:
         of_test = [line for line in lines if line[0] == node.path]
         of_override = [line for line in lines if line[0].resolve() in self._files]
         root = node.config.rootpath
+        told = {line[0] for line in (*of_test, *of_override)}
+        of_project = [line for line in lines if line[0] in told or is_of_project(line[0], root)]
+        is_error = not call.excinfo.errisinstance(pytest.fail.Exception)
+        elsewhere = is_error and bool(of_project) and of_project[-1][0] not in told
         self._outcome = self._outcome._replace(
             test_line=named(of_test[-1], root) if of_test else None,
             your_line=named(of_override[-1], root) if of_override else None,
+            failed_line=named(of_project[-1], root) if elsewhere else None,
         )
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -119,6 +124,13 @@ class TrialRunner:
             self._outcome = self._outcome._replace(failure=failure, message=text[:3000])
         if report.skipped and not self._outcome.failure:
             self._outcome = self._outcome._replace(failure=f"skipped: {report.longrepr}")
+
+
+def is_of_project(file: Path, root: Path) -> bool:
+    """Whether a file is neither a library's nor of the machinery that runs trials."""
+    if not file.is_relative_to(root) or file == Path(__file__):
+        return False
+    return file.relative_to(root).parts[0] in ("minipaged", "kernels", "tests")
 
 
 def named(line: tuple[Path, int, str], root: Path) -> tuple[str, int, str]:

@@ -39,6 +39,7 @@ class Outcome(NamedTuple):
     says: str = ""  # the test's docstring: the bug that it catches
     test_line: tuple[str, int, str] | None = None  # where the test failed: file, line number, code
     your_line: tuple[str, int, str] | None = None  # the same of the innermost call of the override
+    failed_line: tuple[str, int, str] | None = None  # of what failed, if it is neither of the two
 
 
 def run_trials(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import operator
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,9 @@ from minipaged.learn.lessons import Lesson
 from minipaged.learn.trials import Outcome, is_green
 
 LONGEST = 160  # characters of a value or a line of code; the rest is cut
+
+SUM = re.compile(r"\((-?\d+) ([-+*]) (-?\d+)\)")
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 BOUNDS = {"<=": "at most", "<": "less than", ">=": "at least", ">": "more than"}
 
@@ -35,6 +39,8 @@ def expected_and_got(message: str) -> str:
         return f"Not written yet. {text}"
     if (missed := re.search(r"DID NOT RAISE (?:<class ')?([\w.]+)", first)) is not None:
         return f"Expected {missed[1].rpartition('.')[2]}, got no error."
+    if first == "AssertionError":
+        return "Expected no error, got an assert that failed."
     if kind in ("", "AssertionError"):
         statement = text.removeprefix("assert ")
         if statement == text:
@@ -59,6 +65,8 @@ def _comparison(statement: str) -> str:
             return f"Expected {words} {_cut(sides[1])}, got {_cut(sides[0])}."
     if statement in ("False", "not True"):
         return f"Expected {statement == 'False'}, got {statement != 'False'}."
+    if statement in ("None", "''", "0", "[]", "()", "{}"):
+        return f"Expected anything but {statement}."
     if statement.startswith("not "):
         return f"This should not hold: {_cut(statement[4:])}."
     return f"This should hold: {_cut(statement)}."
@@ -68,7 +76,14 @@ def _split(statement: str, sign: str) -> tuple[str, str] | None:
     """The sides of a comparison, if it is the only one."""
     signs = re.findall(r" (?:==|!=|<=|>=|<|>|is not|is|in|not in) ", statement)
     left, found, right = statement.partition(sign)
-    return (left, right) if found and signs == [sign] else None
+    return (_computed(left), _computed(right)) if found and signs == [sign] else None
+
+
+def _computed(side: str) -> str:
+    """A sum or product of integers as pytest leaves it: "((2 * 3) + 1)" -> "7"; anything else as it is."""
+    while re.fullmatch(r"[-+* \d()]+", side) and (found := SUM.search(side)) is not None:
+        side = side.replace(found[0], str(OPERATORS[found[2]](int(found[1]), int(found[3]))))
+    return side
 
 
 def _source(statement: str, others: list[str]) -> str:
@@ -79,7 +94,7 @@ def _source(statement: str, others: list[str]) -> str:
             continue
         expression = re.sub(r"<[^<>]*>", "x", where[2])
         name = re.search(r"(\w+)(?:\(.*\))?$", expression)
-        if name is not None and not name[1].isdigit():
+        if name is not None and not name[1].isdigit() and name[1] != "x":
             return f" ({_cut(where[1], 60)} came from {name[1]})"
     return ""
 
@@ -139,6 +154,9 @@ def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]
         file, number, code = outcome.test_line
         lines.append(f"Test  {_cut(code)}    ({file}, line {number})")
         mentioned = mentioned_in(lesson.exercise, code, names) or mentioned
+    if outcome.failed_line is not None and not outcome.failed_line[2].startswith("raise "):
+        file, number, code = outcome.failed_line
+        lines.append(f"Where {_cut(code)}    ({file}, line {number})")
     if outcome.your_line is not None:
         file, number, code = outcome.your_line
         lines.append(f"Yours {_cut(code)}    ({Path(file).name}, line {number})")

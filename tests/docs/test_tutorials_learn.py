@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from minipaged.cli.main import app
-from minipaged.learn import trials
+from minipaged.learn import trials, words
 from minipaged.learn.lessons import LearnError, find, read_lessons
 from minipaged.learn.solutions import solution_of, stubs
 from minipaged.learn.trials import Outcome
@@ -100,6 +100,22 @@ def test_an_error_is_told_with_the_line_that_raised_it(clone):
     assert "Yours return (nedded,)    (exercise.py, line " in output
     assert "✗ task 1: on demand" in output
     assert "✓ What is needed is never cut (on demand)." in output
+
+
+def test_an_error_of_the_engine_is_told_with_the_engines_line(tmp_path):
+    """Catches "too many values to unpack" with nothing that says what the engine asked for."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from minipaged.scheduling import Recompute\n\n\nclass Mine(Recompute):\n"
+        "    def choose_mode(self, victim, kv):\n        return 'recompute'\n"
+    )
+    test = "tests/concepts/test_preemption.py::test_the_latest_is_preempted_even_to_keep_itself_from_running"
+    [outcome] = trials.run_trials(ROOT, [trials.Trial("", [f"preemption={file}:Mine"], [test])])[""].values()
+    assert outcome.failed_line is not None
+    where, _, code = outcome.failed_line
+    assert (where, code.partition(" = ")[0]) == ("minipaged/scheduling/scheduler.py", "mode, reason")
+    told = words.explain(find("06"), 1, test, outcome)
+    assert any(line.startswith("Where mode, reason = ") for line in told)
 
 
 def test_a_solution_is_shown_after_a_try(clone):

@@ -23,6 +23,7 @@ from minipaged.memory import (
 from minipaged.scheduling import (
     Auto,
     ChunkedPrefill,
+    Decision,
     PreemptionCosts,
     PrefillFirst,
     Recompute,
@@ -1600,11 +1601,15 @@ def test_the_newest_token_is_not_computed_again():
 
 
 @pytest.mark.parametrize("policy", [Recompute(), Swap()], ids=["Recompute", "Swap"])
-def test_a_decision_says_why(policy):
-    """Catches a log line and a trace that do not say why a request was preempted."""
+def test_a_decision_names_a_mode_and_says_why(policy):
+    """Catches a mode that the engine does not know, and a log line that does not say why."""
     for num_host_blocks in (0, 16):
         kv = manager(num_host_blocks)
-        assert policy.choose_mode(victim_of(kv, 9), kv).reason.strip()
+        decision = policy.choose_mode(victim_of(kv, 9), kv)
+        assert isinstance(decision, Decision), f"Expected Decision(mode, reason), got {decision!r}."
+        told = f'Expected the mode "recompute" or "swap", got {decision.mode!r}.'
+        assert decision.mode in ("recompute", "swap"), told
+        assert decision.reason.strip(), "Expected a reason in your words, got an empty one."
 
 
 def test_moving_costs_both_ways():

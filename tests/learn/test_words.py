@@ -43,6 +43,11 @@ def test_a_name_is_a_sentence():
         ("NameError: name 'x' is not defined", "Expected no error, got NameError: name 'x' is not defined"),
         ("NotImplementedError: Lesson 2, task 1: x", "Not written yet. Lesson 2, task 1: x"),
         ("AssertionError: Tensor-likes are not close!", "Tensor-likes are not close!"),
+        ("AssertionError", "Expected no error, got an assert that failed."),
+        ("assert None\n +  where None = <function match at 0x7f>('a', 'b')", "Expected anything but None."),
+        ("assert 0 == (7 - 6)", "Expected 1, got 0."),
+        ("assert 9 == ((2 * 3) + 1)\n +  where 9 = f(2)", "Expected 7, got 9. (9 came from f)"),
+        ("assert '(1 + 1)' == (1, 2)", "Expected (1, 2), got '(1 + 1)'."),
         ("not done after 10 s; is there an endless loop?", "not done after 10 s; is there an endless loop?"),
     ],
 )  # fmt: skip
