@@ -100,7 +100,8 @@ class LLM:
             if tokenizer is None:
                 tokenizer = loading.load_tokenizer(name, self.config)
             sampler: Any = runner.sampler
-            sampler.eos_token_ids = runner.eos_token_ids = loading.end_of_text(runner.model, tokenizer)
+            ends = loading.end_of_text(runner.model, runner.vocab_size, tokenizer)
+            sampler.eos_token_ids = runner.eos_token_ids = ends
             defaults = loading.recommended_sampling(runner.model)
         if components.paged_attention is not None:
             # Only an executor with kernels has one; the simulation's has no attention to replace.

@@ -222,8 +222,11 @@ def text_config(model: PreTrainedModel) -> Any:
     return model.config.get_text_config(decoder=True)
 
 
-def end_of_text(model: PreTrainedModel, tokenizer: Any = None) -> tuple[int, ...]:
-    """Token ids that end a text, as `generate` of transformers sees them, and the tokenizer's EOS."""
+def end_of_text(model: PreTrainedModel, vocab_size: int, tokenizer: Any = None) -> tuple[int, ...]:
+    """Token ids that end a text, as `generate` of transformers sees them, and the tokenizer's EOS.
+
+    Files may name more than the model can generate.
+    """
     ends: list[int] = []
     for config in (getattr(model, "generation_config", None), text_config(model)):
         if not ends and (eos := getattr(config, "eos_token_id", None)) is not None:
@@ -231,7 +234,7 @@ def end_of_text(model: PreTrainedModel, tokenizer: Any = None) -> tuple[int, ...
     eos = getattr(tokenizer, "eos_token_id", None)
     if eos is not None and eos not in ends:
         ends.append(eos)
-    return tuple(ends)
+    return tuple(token for token in ends if token < vocab_size)
 
 
 SAMPLING_DEFAULTS = {

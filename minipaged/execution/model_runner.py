@@ -85,7 +85,7 @@ class ModelRunner:
         self.num_blocks, self.num_host_blocks = pool_size(
             config, self.block_bytes, self.max_model_len, self._available_bytes
         )
-        self.eos_token_ids = loading.end_of_text(model)
+        self.eos_token_ids = loading.end_of_text(model, self.vocab_size)
         self.sampler = sampler or Sampler(self.eos_token_ids, config.seed, self.backend.greedy_tokens)
         self.cache = KVCache(specs, self.num_blocks, self.num_host_blocks, config.block_size, self.backend)
         self.builder = BatchBuilder(self.device)

@@ -73,6 +73,15 @@ def test_the_tokenizers_eos_ends_a_text_and_waits_for_min_tokens(copy):
     assert waited.finish_reason == "stop"
 
 
+def test_an_end_token_outside_the_vocabulary_ends_nothing(copy):
+    """Catches a step that fails for all, when `min_tokens` of one forbids such a token."""
+    edit(copy / "generation_config.json", eos_token_id=[5, 100_000])
+    llm = LLM(copy, **SMALL)
+    assert set(llm.engine.executor.eos_token_ids) == {5, 1}
+    params = [SamplingParams(temperature=0, max_tokens=4, min_tokens=n) for n in (2, 0)]
+    assert all(output.error is None for output in llm.generate(["The sun", "The moon"], params))
+
+
 def test_another_tokenizer_may_be_named(copy, tmp_path):
     """Catches a path taken for a tokenizer, and a missing one that is only warned of."""
     edit(copy / "tokenizer_config.json", eos_token="<|user|>")
