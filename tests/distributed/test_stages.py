@@ -6,7 +6,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.distributed.place import Place
-from minipaged.execution.distributed.stages import Link, keep_stage
+from minipaged.execution.distributed.stages import Link, StandIn, keep_stage
+from tests.models.survey import build_small
 
 SMALL = {
     "vocab_size": 101,
@@ -31,6 +32,16 @@ def stage_of(model_type, **changes):
 def test_a_stage_has_its_share_of_the_layers():
     """Catches stages that all compute everything."""
     assert stage_of("llama") == range(2, 4)
+
+
+def test_of_a_multimodal_model_the_decoder_is_cut():
+    """Catches an AttributeError: its layers are one level deeper."""
+    model = build_small("qwen2_vl")
+    count = len(model.get_decoder().layers)
+    place = Place(1, 1, 2)
+    assert keep_stage(model, place, Link(place)) == range(count // 2, count)
+    kept = [not isinstance(layer, StandIn) for layer in model.get_decoder().layers]
+    assert kept == [False] * (count // 2) + [True] * (count - count // 2)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def keep_stage(model: PreTrainedModel, place: Place, link: Link) -> range:
         reason = f"{name} has {more[0]}" if more else f"transformers has no plan for stages of {name}"
         told = f"pipeline_parallel_size is {size}, but {reason}"
         raise UnsupportedModelError(f"{told}; use tensor_parallel_size, or 1")
-    base: Any = getattr(model, str(model.base_model_prefix))
+    base: Any = model.get_decoder()
     count = len(base.layers)
     if size > count:
         raise ConfigError(
