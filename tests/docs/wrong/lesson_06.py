@@ -21,6 +21,15 @@ class NeverTheOneThatNeeds(Recompute):
         return candidates[-2] if len(candidates) > 1 else candidates[-1]
 
 
+class NamesAModeThatIsNone(Recompute):
+    """The engine takes any mode but "swap" for recomputation; the log would repeat the wrong name."""
+
+    task = 1
+
+    def choose_mode(self, victim, kv):
+        return Decision("Recompute", "no blocks are left")
+
+
 class SwapsWithoutAsking(Swap):
     """Swaps although the host is full."""
 
