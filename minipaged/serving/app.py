@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Any
 
@@ -98,16 +97,17 @@ def _model(service: Service) -> dict[str, Any]:
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> Response:
+    async def tokenize(request: Request, body: TokenizeBody) -> Response:
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             what = "neither prompt nor messages is" if body.prompt is None else "both prompt and messages are"
             raise ApiError(400, f"{what} given; give exactly one", "prompt")
         try:
-            if body.prompt is not None:
-                tokens = await service.encode(body.prompt, body.add_special_tokens)
-            else:
-                tokens = await service.encode_chat(plain_messages(body.messages or []))
+            async with service.preparing(request.state.deadline):
+                if body.prompt is not None:
+                    [tokens] = await service.encode([body.prompt], body.add_special_tokens)
+                else:
+                    tokens = await service.encode_chat(plain_messages(body.messages or []))
         except ValueError as error:
             field = "messages" if body.prompt is None else "prompt"
             raise api_error(error, (), field) from error
@@ -115,7 +115,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         return json_response({"count": len(tokens), "max_model_len": length, "tokens": tokens})
 
     @app.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> Response:
+    async def detokenize(request: Request, body: DetokenizeBody) -> Response:
         service.check_model(body.model)
         size = service.llm.engine.executor.vocab_size
         for token in body.tokens:
@@ -123,7 +123,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
                 raise ApiError(400, f"tokens has {token}; give ids from 0 to {size - 1}", "tokens")
         try:
             decode = partial(service.tokenizer.decode, skip_special_tokens=False)
-            text = await asyncio.to_thread(decode, body.tokens)
+            async with service.preparing(request.state.deadline):
+                text = await service.in_thread(decode, body.tokens)
         except ValueError as error:
             raise api_error(error, (), "tokens") from error
         return json_response({"prompt": text})

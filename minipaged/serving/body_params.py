@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from minipaged.decoding.checks import ParamsError
@@ -55,7 +54,7 @@ async def read_params(
         try:
             # A grammar may take long to compile, and is remembered.
             eos = engine.executor.eos_token_ids
-            await asyncio.to_thread(params.structured_outputs.compile, service.tokenizer, eos)
+            await service.in_thread(params.structured_outputs.compile, service.tokenizer, eos)
         except ValueError as error:
             raise _structured_error(body, error) from error
     return params

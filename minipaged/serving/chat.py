@@ -12,7 +12,7 @@ from starlette.responses import Response
 from minipaged.outputs import CompletionOutput, RequestOutput
 from minipaged.serving.body_params import chat_logprobs, read_params
 from minipaged.serving.errors import ApiError, api_error
-from minipaged.serving.generation import Generation, respond
+from minipaged.serving.generation import Asked, Generation, respond
 from minipaged.serving.logprobs import chat_logprobs as logprobs_object
 from minipaged.serving.logprobs import prompt_logprobs
 from minipaged.serving.schemas import ChatBody, Message
@@ -23,6 +23,10 @@ from minipaged.serving.tool_calls import ToolCallReader
 
 async def chat(service: Service, request: Request, body: ChatBody) -> Response:
     """Answer a body."""
+    return await respond(service, request, body, _read, "chatcmpl-", "messages", _Writer)
+
+
+async def _read(service: Service, body: ChatBody) -> Asked:
     service.check_model(body.model)
     if body.max_completion_tokens is not None:
         if body.max_tokens is not None:
@@ -38,7 +42,7 @@ async def chat(service: Service, request: Request, body: ChatBody) -> Response:
         prompt = await service.encode_chat(plain_messages(body.messages), tools)
     except ValueError as error:
         raise api_error(error, ("tools",), "messages") from error
-    return await respond(service, request, body, [prompt], params, "chatcmpl-", "messages", _Writer)
+    return Asked([prompt], params)
 
 
 def plain_messages(messages: list[Message], field: str = "messages") -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from minipaged.decoding.params import SamplingParams
 from minipaged.outputs import CompletionOutput, RequestOutput
 from minipaged.serving.body_params import read_params
 from minipaged.serving.errors import ApiError, api_error
-from minipaged.serving.generation import Generation, respond
+from minipaged.serving.generation import Asked, Generation, respond
 from minipaged.serving.logprobs import TextOffsets, TopLogprobs, completion_logprobs, prompt_logprobs
 from minipaged.serving.schemas import MOST_PROMPTS, CompletionBody
 from minipaged.serving.service import Service
@@ -24,6 +24,10 @@ PLAIN = {"index": 0, "text": "", "logprobs": None, "finish_reason": None, "stop_
 
 async def complete(service: Service, request: Request, body: CompletionBody) -> Response:
     """Answer a body."""
+    return await respond(service, request, body, _read, "cmpl-", "prompt", _Writer)
+
+
+async def _read(service: Service, body: CompletionBody) -> Asked:
     service.check_model(body.model)
     wants_prompt_alone = bool(body.echo) and body.max_tokens == 0 and not body.min_tokens
     if wants_prompt_alone:
@@ -37,9 +41,7 @@ async def complete(service: Service, request: Request, body: CompletionBody) -> 
         if body.stream:
             raise ApiError(400, "echo with logprobs does not stream; set stream to false", "echo")
         params = replace(params, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
-    return await respond(
-        service, request, body, prompts, params, "cmpl-", "prompt", _Writer, wants_prompt_alone
-    )
+    return Asked(prompts, params, wants_prompt_alone)
 
 
 async def _prompts(service: Service, body: CompletionBody) -> list[list[int]]:
@@ -53,7 +55,7 @@ async def _prompts(service: Service, body: CompletionBody) -> list[list[int]]:
     if len(given) > most:
         told = f"prompt has {len(given)} prompts, but only {most} requests may wait here"
         raise ApiError(400, f"{told}; give at most {most}, or raise --max-waiting", "prompt")
-    return [await service.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
+    return await service.encode(given) if isinstance(given[0], str) else given
 
 
 class _Writer:

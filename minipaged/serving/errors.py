@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -59,6 +60,12 @@ class ApiError(Exception):
         return json_response(self.body(), self.status, self.headers)
 
 
+def shutting_down() -> ApiError:
+    """The message for new requests, and for those that are ended."""
+    message = "the server is shutting down; send the request again elsewhere"
+    return ApiError(503, message, code="shutting_down", headers=RETRY_AFTER)
+
+
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A value as JSON, in ASCII: whatever a string has in it can be sent."""
     return Response(json.dumps(value), status, dict(headers or {}), "application/json")
@@ -74,6 +81,8 @@ def api_error(error: BaseException, fields: Collection[str] = (), default: str |
     """
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, asyncio.CancelledError):
+        return shutting_down()  # (nothing else cancels the task of a request)
     if isinstance(error, QueueFullError):
         return ApiError(429, str(error), code="queue_full", headers=RETRY_AFTER)
     if isinstance(error, EngineStoppedError):

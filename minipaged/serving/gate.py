@@ -12,9 +12,8 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from minipaged.serving.errors import ApiError
-from minipaged.serving.service import Service, shutting_down
-from minipaged.serving.settings import ServerSettings
+from minipaged.serving.errors import ApiError, shutting_down
+from minipaged.serving.service import Service
 
 OPEN = ("/", "/health", "/version")
 """Paths that need no key: they tell nothing of anybody's requests."""
@@ -37,7 +36,9 @@ class Gate:
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
-        await self._app(scope, limited(receive, self._service.settings), send)
+        settings = self._service.settings
+        deadline = scope["state"]["deadline"] = asyncio.get_running_loop().time() + settings.request_timeout
+        await self._app(scope, limited(receive, deadline, settings.max_body_bytes), send)
 
     def _admit(self, scope: Any) -> None:
         path, method = scope["path"], scope["method"]
@@ -51,8 +52,8 @@ class Gate:
         scope["state"]["tenant"] = self._service.tenant(bearer[1] if bearer else given)
 
 
-def limited(receive: Any, settings: ServerSettings) -> Any:
-    """`receive` for a body that is neither too long nor too slow: HTTPException 413, 408, 503."""
+def limited(receive: Any, deadline: float, max_bytes: int) -> Any:
+    """`receive` for a body that is neither too long nor too slow: HTTPException 413, 408."""
     num_bytes, is_whole = 0, False
 
     async def receive_some() -> Any:
@@ -60,15 +61,13 @@ def limited(receive: Any, settings: ServerSettings) -> Any:
         if is_whole:
             return await receive()
         try:
-            async with asyncio.timeout(settings.request_timeout):
+            async with asyncio.timeout_at(deadline):
                 message = await receive()
         except TimeoutError:
             raise HTTPException(408, "the body did not arrive in time; send it faster") from None
-        except asyncio.CancelledError:  # (uvicorn's, at the very end)
-            raise HTTPException(503, shutting_down().message) from None
         num_bytes += len(message.get("body", b""))
         is_whole = not message.get("more_body", False)
-        if num_bytes > settings.max_body_bytes:
+        if num_bytes > max_bytes:
             raise HTTPException(413)
         return message
 

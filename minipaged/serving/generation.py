@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,12 +16,23 @@ from starlette.responses import Response
 from minipaged.async_llm import AsyncOutputs, together
 from minipaged.decoding.params import DecodingParams, RequestOutputKind
 from minipaged.outputs import CompletionOutput, RequestOutput
-from minipaged.serving.errors import ApiError, api_error
+from minipaged.serving.errors import ApiError, api_error, shutting_down
 from minipaged.serving.schemas import GenerationBody
-from minipaged.serving.service import Service, shutting_down
+from minipaged.serving.service import Service
 from minipaged.serving.streaming import DONE, EventStream, event_of, unless_gone
 
 logger = logging.getLogger(__name__)
+
+
+class Asked(NamedTuple):
+    """What a body asks for, as the engine takes it."""
+
+    prompts: list[list[int]]
+    """Token ids of each."""
+    params: DecodingParams
+    """For all of them."""
+    drops_tokens: bool = False
+    """What is generated is neither told nor counted; the prompts alone are wanted."""
 
 
 class Generation:
@@ -30,46 +41,33 @@ class Generation:
     Args:
         service: where.
         request_id: of the response; the engine's requests have it and a number.
-        prompts: token ids of each.
-        params: for all of them.
+        asked: the prompts, and what is wanted.
         salt: who may share cached prefixes with it.
-        prompt_field: the field of the body that the prompts are from.
-        drops_tokens: what is generated is neither told nor counted; the prompts alone are wanted.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        request_id: str,
-        prompts: list[list[int]],
-        params: DecodingParams,
-        salt: str,
-        prompt_field: str,
-        drops_tokens: bool = False,
-    ) -> None:
+    def __init__(self, service: Service, request_id: str, asked: Asked, salt: str) -> None:
         self.service = service
         self.request_id = request_id
-        self.prompts = prompts
-        self.params = params
-        self.prompt_field = prompt_field
-        self.ids = [f"{request_id}-{i}" for i in range(len(prompts))]
+        self.prompts, self.params, self._drops_tokens = asked
+        self.ids = [f"{request_id}-{i}" for i in range(len(self.prompts))]
         self.usage = Usage()
         self.end = "the client has gone"  # how it ended, for the log
         self._salt = salt
-        self._drops_tokens = drops_tokens
         self._start = monotonic()
         self._streams: list[AsyncOutputs] = []
 
     async def start(self) -> None:
-        """Hand all prompts to the engine, or none; then `close` must be called.
+        """Hand all prompts to the engine; then, or if it fails at one of them, `close` must be called.
 
         Raises:
             ValueError, QueueFullError, EngineStoppedError: as `AsyncLLM.generate`.
-            ApiError: the server shuts down.
         """
+        for token_ids in self.prompts:
+            self.service.check_length(len(token_ids))
         self.service.enter(self.ids)
         for request_id, token_ids in zip(self.ids, self.prompts):
-            self.service.check_length(len(token_ids))
+            if self._streams:
+                await asyncio.sleep(0)  # a turn for others: each prompt takes a while to check
             prompt = {"prompt_token_ids": token_ids, "cache_salt": self._salt}
             self._streams.append(self.service.llm.generate(prompt, self.params, request_id))
 
@@ -159,10 +157,9 @@ class Usage:
         }
 
 
-async def collect(generation: Generation, timeout: float) -> list[RequestOutput]:
-    """All outputs, complete, in the order of the prompts; TimeoutError after `timeout` seconds."""
-    async with asyncio.timeout(timeout):
-        found = {position: output async for position, output in generation.outputs() if output.finished}
+async def collect(generation: Generation) -> list[RequestOutput]:
+    """All outputs, complete, in the order of the prompts."""
+    found = {position: output async for position, output in generation.outputs() if output.finished}
     return [found[position] for position in range(len(generation.prompts))]
 
 
@@ -188,48 +185,59 @@ async def respond(
     service: Service,
     request: Request,
     body: GenerationBody,
-    prompts: list[list[int]],
-    params: DecodingParams,
+    read: Callable[[Service, Any], Awaitable[Asked]],
     kind: str,
     prompt_field: str,
     make_writer: type[Writer],
-    drops_tokens: bool = False,
 ) -> Response:
-    """Generate, and answer as `make_writer` writes; the response's id begins with `kind`.
+    """Generate what `read` finds in a body, and answer as `make_writer` writes.
+
+    Args:
+        service: where.
+        request: of the client; `request.state.deadline` is when its time is over.
+        body: what it sent.
+        read: raises ApiError, or another ValueError, for a body that cannot be served.
+        kind: the beginning of the response's id.
+        prompt_field: the field of the body that the prompts are from.
+        make_writer: of the endpoint's format.
 
     Raises:
         ApiError: it could not start, or failed before anything was sent.
     """
-    salt = request.state.tenant + (body.cache_salt or "")
-    request_id = kind + request.state.request_id
-    generation = Generation(service, request_id, prompts, params, salt, prompt_field, drops_tokens)
-    request.state.is_logged = True  # when it is closed
-    writer = make_writer(service, body, generation)
-    timeout = service.settings.request_timeout
+    deadline = request.state.deadline
+    generation: Generation | None = None
     is_handed_on = False
     try:
-        await generation.start()
+        async with service.preparing(deadline):
+            asked = await read(service, body)
+            salt = request.state.tenant + (body.cache_salt or "")
+            generation = Generation(service, kind + request.state.request_id, asked, salt)
+            request.state.is_logged = True  # when it is closed
+            writer = make_writer(service, body, generation)
+            await generation.start()
         if body.stream:
             is_handed_on = True
-            return EventStream(_guarded(generation, writer, timeout), generation.close)
-        outputs = await unless_gone(request.receive, collect(generation, timeout))
+            return EventStream(_guarded(generation, writer, deadline), generation.close)
+        async with asyncio.timeout_at(deadline):
+            outputs = await unless_gone(request.receive, collect(generation))
         if outputs is None:
             return Response(status_code=499)
         generation.end = "done"
         return Response(json.dumps(writer.whole(outputs)), media_type="application/json")
-    except Exception as error:
-        told = api_error(error, type(body).model_fields, generation.prompt_field)
-        generation.end = told.message
+    except (Exception, asyncio.CancelledError) as error:
+        told = api_error(error, type(body).model_fields, prompt_field)
+        if generation is not None:
+            generation.end = told.message
         raise told from error
     finally:
-        if not is_handed_on:
+        if generation is not None and not is_handed_on:
             await generation.close()
 
 
-async def _guarded(generation: Generation, writer: Writer, timeout: float) -> AsyncGenerator[str]:
+async def _guarded(generation: Generation, writer: Writer, deadline: float) -> AsyncGenerator[str]:
     """A stream that ends with [DONE]; an error is its last event before that."""
     try:
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout_at(deadline):
             yield writer.begin()
             async for position, output in generation.outputs():
                 yield writer.events(position, output)

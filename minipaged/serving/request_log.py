@@ -7,6 +7,7 @@ the request, and its path only quoted and cut.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from typing import Any
@@ -51,7 +52,7 @@ class RequestLog:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:  # the latter: uvicorn's, at the very end
             if is_begun:
                 raise
             await api_error(error).response()(scope, receive, send_with_id)

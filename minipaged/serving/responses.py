@@ -16,7 +16,7 @@ from minipaged.outputs import RequestOutput
 from minipaged.serving.body_params import read_params
 from minipaged.serving.chat import plain_messages
 from minipaged.serving.errors import ApiError, api_error
-from minipaged.serving.generation import Generation, respond
+from minipaged.serving.generation import Asked, Generation, respond
 from minipaged.serving.schemas import JsonSchema, Message, ResponseFormat, ResponsesBody
 from minipaged.serving.service import Service
 from minipaged.serving.streaming import event_of
@@ -30,6 +30,10 @@ NOT_HERE = (
 
 async def respond_to(service: Service, request: Request, body: ResponsesBody) -> Response:
     """Answer a body."""
+    return await respond(service, request, body, _read, "resp_", "input", _Writer)
+
+
+async def _read(service: Service, body: ResponsesBody) -> Asked:
     service.check_model(body.model)
     for name in NOT_HERE:
         if getattr(body, name) is not None:
@@ -49,7 +53,7 @@ async def respond_to(service: Service, request: Request, body: ResponsesBody) ->
         prompt = await service.encode_chat(_messages(body))
     except ValueError as error:
         raise api_error(error, (), "input") from error
-    return await respond(service, request, body, [prompt], params, "resp_", "input", _Writer)
+    return Asked([prompt], params)
 
 
 def _response_format(body: ResponsesBody) -> ResponseFormat | None:

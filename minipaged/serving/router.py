@@ -23,12 +23,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from minipaged.routing import PrefixAware, prefix_keys
-from minipaged.serving.errors import RETRY_AFTER, ApiError, install_handlers, json_response
+from minipaged.serving.errors import RETRY_AFTER, ApiError, install_handlers, json_response, shutting_down
 from minipaged.serving.exchange import ONE_CONNECTION, Exchange, Outgoing, Replica
 from minipaged.serving.gate import limited
 from minipaged.serving.request_log import RequestLog
 from minipaged.serving.router_metrics import merged
-from minipaged.serving.service import shutting_down
 from minipaged.serving.settings import ServerSettings
 from minipaged.serving.streaming import DONE, event_of, unless_gone
 
@@ -148,7 +147,8 @@ class Router:
     async def _pass_on(self, request: Request) -> Response:
         if self.is_draining:
             raise shutting_down()
-        receive = limited(request.receive, self.settings)
+        deadline = asyncio.get_running_loop().time() + self.settings.request_timeout
+        receive = limited(request.receive, deadline, self.settings.max_body_bytes)
         body = await Request(request.scope, receive).body()
         path, query = request.scope["raw_path"].decode(), request.scope["query_string"].decode()
         target = f"{path}?{query}" if query else path

@@ -6,19 +6,26 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import os
 import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from minipaged.async_llm import LONG_TEXT, AsyncLLM
 from minipaged.prompts import RequestError, split_prompt
 from minipaged.scheduling import RequestTooLongError, StepPlan
-from minipaged.serving.errors import RETRY_AFTER, ApiError
+from minipaged.serving.errors import ApiError, shutting_down
 from minipaged.serving.live import LiveTrace
 from minipaged.serving.prometheus import PrometheusMetrics
 from minipaged.serving.settings import ServerSettings
+from minipaged.serving.threads import DaemonThreads
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 UNHEALTHY_AFTER = 10
 """Failed steps in a row: more than one bad request can cause, as it is given up after three."""
@@ -39,9 +46,9 @@ class Service:
         self.settings = settings
         self.created = int(time.time())
         self.is_draining = False
+        self._preparing: set[asyncio.Task[Any]] = set()  # of requests that the engine does not have yet
         self._active: set[str] = set()  # ids of the engine's requests
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._threads = DaemonThreads(min(32, (os.cpu_count() or 1) + 4))  # as many as asyncio's own pool
         self._keys = {hashlib.sha256(key.encode()).hexdigest() for key in settings.api_keys}
         self._failed_steps = 0  # in a row
         self.metrics = PrometheusMetrics(llm.engine, model_name)
@@ -90,20 +97,26 @@ class Service:
 
     # -- prompts --------------------------------------------------------------------------------
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a text; in another thread if it is long."""
-        tokenizer = self.tokenizer
-        split_prompt(text)  # (checks it)
-        if len(text) <= LONG_TEXT:
-            return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
-        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+    async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `asyncio.to_thread`, in a thread that nothing waits for once this is cancelled."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
+
+    async def encode(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """The tokens of each text; in another thread, unless it is only one, and short."""
+        encode = partial(self.tokenizer.encode, add_special_tokens=add_special_tokens)
+        for text in texts:
+            split_prompt(text)  # (checks it)
+        if len(texts) == 1 and len(texts[0]) <= LONG_TEXT:
+            return [list(encode(texts[0]))]
+        return [await self.in_thread(encode, text) for text in texts]
 
     async def encode_chat(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
     ) -> list[int]:
         """The tokens of a conversation, in another thread: a template is a program."""
         chat_prompt: Any = partial(self.llm.chat_prompt, tools=tools)
-        return (await asyncio.to_thread(chat_prompt, messages))["prompt_token_ids"]
+        return (await self.in_thread(chat_prompt, messages))["prompt_token_ids"]
 
     @property
     def tokenizer(self) -> Any:
@@ -122,40 +135,56 @@ class Service:
 
     # -- shutting down --------------------------------------------------------------------------
 
-    def enter(self, request_ids: list[str]) -> None:
-        """These requests of the engine are being served. Raises ApiError if nothing new is."""
+    @asynccontextmanager
+    async def preparing(self, deadline: float) -> AsyncGenerator[None]:
+        """Around what is done for a request before the engine has it; the shutdown may cancel it.
+
+        Args:
+            deadline: when its time is over, on the event loop's clock.
+
+        Raises:
+            ApiError: the server shuts down already.
+            TimeoutError: its time is over.
+        """
         if self.is_draining:
             raise shutting_down()
+        task = asyncio.current_task()
+        assert task is not None
+        self._preparing.add(task)
+        try:
+            async with asyncio.timeout_at(deadline):
+                yield
+        finally:
+            self._preparing.discard(task)
+
+    def enter(self, request_ids: list[str]) -> None:
+        """The engine has these requests, or soon will."""
         self._active.update(request_ids)
-        self._idle.clear()
 
     def leave(self, request_ids: list[str]) -> None:
-        """They are not any more."""
+        """They are served."""
         self._active.difference_update(request_ids)
-        if not self._active:
-            self._idle.set()
 
     async def drain(self) -> None:
         """Take nothing new, and wait for what runs; what is not done in time is ended."""
         self.is_draining = self.live.is_closed = True
         timeout = self.settings.shutdown_timeout
-        logger.info("Shutting down: %d requests have %g s to finish", len(self._active), timeout)
-        try:
-            await asyncio.wait_for(self._idle.wait(), timeout)
-        except TimeoutError:
-            logger.warning("Ending %d unfinished requests", len(self._active))
+        logger.info("Shutting down: %d requests have %g s to finish", self._num_open, timeout)
+        if not await self._is_idle_within(timeout):
+            logger.warning("Ending %d unfinished requests", self._num_open)
+            for task in self._preparing:
+                task.cancel()
             for request_id in list(self._active):
                 await self.llm.abort(request_id)
             # (Their clients are notified; clients that do not read are not waited for.)
-            await asyncio.wait({asyncio.ensure_future(self._idle.wait())}, timeout=5)
+            await self._is_idle_within(5)
 
+    @property
+    def _num_open(self) -> int:
+        return len(self._preparing) + len(self._active)
 
-def shutting_down() -> ApiError:
-    """The message for new requests, and for those that are ended."""
-    return ApiError(
-        503,
-        "the server is shutting down; send the request again elsewhere",
-        None,
-        "shutting_down",
-        RETRY_AFTER,
-    )
+    async def _is_idle_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self._num_open and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        return not self._num_open

@@ -38,10 +38,11 @@ class Running:
         """Nobody is served and no block is held, or soon is."""
         engine, deadline = self.llm.engine, time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if not engine.has_unfinished and not engine.scheduler.kv.num_used and not self.service._active:
+            served = {*self.service._active, *self.service._preparing}
+            if not engine.has_unfinished and not engine.scheduler.kv.num_used and not served:
                 return
             time.sleep(0.005)
-        pytest.fail(f"{engine.scheduler.kv.num_used} blocks are held, {self.service._active} are served")
+        pytest.fail(f"{engine.scheduler.kv.num_used} blocks are held, {served} are served")
 
 
 @contextmanager

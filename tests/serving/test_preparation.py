@@ -1,0 +1,245 @@
+"""Between the body and the engine: texts become tokens, and neither a timeout, nor the end of the server, nor
+other clients wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from minipaged import AsyncLLM
+from minipaged.serving.threads import DaemonThreads
+from tests.serving.conftest import OPTIONS, running
+from tests.serving.test_limits import C, wait_for
+from tests.serving.toys import IDS, toy
+
+CHAT = "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+BODIES = {
+    C: {"prompt": ["once", "twice"], "max_tokens": 3},
+    CHAT: HELLO,
+    "/v1/responses": {"input": "Hello", "max_output_tokens": 3},
+    "/tokenize": {"messages": HELLO["messages"]},
+    "/detokenize": {"tokens": [300]},
+}
+
+
+class Held:
+    """The functions of a tokenizer, which do not return before they are let go."""
+
+    def __init__(self, llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._free = threading.Event()
+        tokenizer = llm.get_tokenizer()
+        for name in ("encode", "decode", "apply_chat_template"):
+            monkeypatch.setattr(tokenizer, name, self._held(getattr(tokenizer, name)))
+
+    def let_go(self) -> None:
+        self._free.set()
+
+    def _held(self, function):
+        def wait_and_call(*args, **options):
+            assert self._free.wait(60)
+            return function(*args, **options)
+
+        return wait_and_call
+
+
+# -- time ----------------------------------------------------------------------------------------
+
+
+def test_the_time_of_a_request_includes_its_preparation(monkeypatch):
+    """Catches a long text that is tokenized for as long as it takes, and then gets a whole timeout again."""
+    llm = AsyncLLM(**OPTIONS)
+    held = Held(llm, monkeypatch)
+    with running(llm, request_timeout=0.3) as server:
+        for path, body in BODIES.items():
+            answer = server.http.post(path, json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout"), path
+        server.assert_released()
+        held.let_go()
+        assert server.http.post("/tokenize", json=BODIES["/tokenize"]).status_code == 200
+
+
+def test_the_time_of_a_request_includes_its_body():
+    """Catches a timeout that begins anew when the body is there."""
+    llm = toy()
+    llm.engine.executor.seconds = 0.05
+    body = json.dumps({**IDS, "max_tokens": 100}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    with running(llm, request_timeout=1) as server:
+        with socket.create_connection(("127.0.0.1", server.http.base_url.port)) as client:
+            start = time.monotonic()
+            client.sendall(head + b"Content-Length: %d\r\n\r\n{" % len(body))
+            time.sleep(0.8)
+            client.sendall(body[1:])
+            assert client.recv(4096).startswith(b"HTTP/1.1 504")
+            assert time.monotonic() - start < 1.6
+        server.assert_released()
+
+
+# -- the end -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_patient", [True, False])
+def test_a_request_in_preparation_is_one_that_runs_when_the_server_ends(is_patient, monkeypatch, caplog):
+    """Catches a server that thinks it is idle, and cuts off with a traceback what it had taken."""
+    llm = AsyncLLM(**OPTIONS)
+    held = Held(llm, monkeypatch)
+    with (
+        caplog.at_level(logging.INFO),
+        running(llm, shutdown_timeout=30 if is_patient else 0.3) as server,
+        ThreadPoolExecutor(5) as pool,
+    ):
+        answers = {path: pool.submit(server.http.post, path, json=body) for path, body in BODIES.items()}
+        wait_for(lambda: len(server.service._preparing) == 5)
+        server.server.handle_exit(signal.SIGTERM, None)
+        if is_patient:
+            assert server.http.post(CHAT, json=HELLO).status_code == 503
+            held.let_go()
+            assert {answer.result().status_code for answer in answers.values()} == {200}
+        else:
+            for path, answer in answers.items():
+                told = answer.result()
+                assert (told.status_code, told.json()["error"]["code"]) == (503, "shutting_down"), path
+                assert told.headers["Retry-After"]
+        wait_for(lambda: server.server.should_exit)
+        server.assert_released()
+        held.let_go()
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+SLOW = """
+import sys, time
+from minipaged import AsyncLLM
+from minipaged.serving.server import bind, make_server
+from minipaged.serving.settings import ServerSettings
+
+settings = ServerSettings(port=0, shutdown_timeout=float(sys.argv[1]))
+with bind(settings) as listener, AsyncLLM(num_blocks=64, disable_log_stats=True) as llm:
+    llm.get_tokenizer().apply_chat_template = lambda *args, **options: time.sleep(60)
+    server = make_server(llm, "pocket", settings)
+    listener.listen()
+    print(listener.getsockname()[1], flush=True)
+    server.run(sockets=[listener])
+"""
+
+
+@pytest.mark.parametrize(("num_signals", "shutdown_timeout"), [(1, "0.5"), (2, "60")])
+def test_a_process_does_not_wait_for_the_thread_that_tokenizes(num_signals, shutdown_timeout):
+    """Catches a thread that Python joins before it exits, so that even a second signal ends nothing."""
+    command = [sys.executable, "-c", SLOW, shutdown_timeout]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+        closing(SimpleNamespace(close=process.kill)),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        url = f"http://127.0.0.1:{int(process.stdout.readline())}"
+        answer = pool.submit(httpx.post, url + CHAT, json=HELLO, timeout=90)
+        time.sleep(0.5)
+        httpx.get(url + "/health", timeout=60)  # (which is answered after the other has begun)
+        for _ in range(num_signals):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+        assert process.wait(20) in (0, -signal.SIGTERM)
+        told = answer.result()
+        assert (told.status_code, told.json()["error"]["code"]) == (503, "shutting_down")
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_threads_are_few_and_end_when_there_is_nothing_to_do():
+    """Catches a thread for each of a thousand requests, lost work, and an error that kills a thread."""
+    threads, seen, counts = DaemonThreads(3), set(), []
+
+    def work(number: int) -> int:
+        seen.add(threading.current_thread())
+        counts.append(sum(thread.is_alive() for thread in list(seen)))
+        time.sleep(0.001)
+        if number == 5:
+            raise KeyError(number)
+        return number
+
+    futures = [threads.submit(work, number) for number in range(40)]
+    assert isinstance(futures.pop(5).exception(), KeyError)
+    assert [future.result() for future in futures] == [*range(5), *range(6, 40)]
+    assert max(counts) <= 3
+    assert all(thread.daemon for thread in seen)
+    wait_for(lambda: not any(thread.is_alive() for thread in seen))
+    assert threads.submit(work, 7).result() == 7
+
+
+# -- others --------------------------------------------------------------------------------------
+
+
+def test_many_prompts_are_tokenized_apart_from_the_event_loop(monkeypatch):
+    """Catches 256 texts, each just short enough, that hold up everybody's stream for seconds."""
+    llm = AsyncLLM(**OPTIONS)
+    tokenizer, used = llm.get_tokenizer(), set()
+    encode = tokenizer.encode
+
+    def noting(*args, **options):
+        used.add(threading.current_thread().name)
+        return encode(*args, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", noting)
+    with running(llm) as server:
+        answer = server.http.post(C, json={"prompt": ["once upon a time " * 60] * 8, "max_tokens": 1})
+        assert len(answer.json()["choices"]) == 8
+        assert used
+        assert "test-server" not in used
+
+
+def test_others_have_a_turn_between_two_prompts_of_a_body(monkeypatch):
+    """Catches requests that are all checked and built before anybody else's next token goes out."""
+    llm = toy()
+    generate, turns, seen = llm.generate, [], []
+
+    def noting(*args):
+        seen.append(len(turns))
+        asyncio.get_running_loop().call_soon(turns.append, None)
+        return generate(*args)
+
+    monkeypatch.setattr(llm, "generate", noting)
+    with running(llm) as server:
+        assert server.http.post(C, json={**IDS, "prompt": [[1, 2]] * 20}).status_code == 200
+    assert seen == list(range(20))
+
+
+@pytest.mark.parametrize("reason", ["client", "shutdown", "too long"])
+def test_what_ends_between_two_prompts_of_a_body_leaves_nothing(reason, monkeypatch):
+    """Catches prompts that were handed over before their client or the server was gone, and run on."""
+    llm = toy()
+    generate, ids = llm.generate, []
+
+    def slow(*args):
+        time.sleep(0.02)
+        ids.append(args[2])
+        return generate(*args)
+
+    monkeypatch.setattr(llm, "generate", slow)
+    with running(llm, shutdown_timeout=0.1) as server:
+        prompts = [[1, 2]] * 40 + [[1] * 10**4] * (reason == "too long")
+        body = json.dumps({**IDS, "max_tokens": 1000, "prompt": prompts}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", server.http.base_url.port)) as client:
+            client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            if reason == "too long":
+                assert client.recv(4096).startswith(b"HTTP/1.1 400")
+                assert ids == [], "some were handed over before the last was looked at"
+            wait_for(lambda: len(ids) > 2 or reason == "too long")
+            if reason == "shutdown":
+                server.server.handle_exit(signal.SIGTERM, None)
+                assert client.recv(4096).startswith(b"HTTP/1.1 503")
+                assert len(ids) < 40
+        server.assert_released()
