@@ -238,7 +238,8 @@ class LLM:
             One output per conversation, in their order.
 
         Raises:
-            RequestError: no chat template, a message without content, or a template that refuses one.
+            RequestError: no chat template, a message without content, or a template that refuses one or has no
+                place for tools.
             ValueError: as `generate`.
         """
         prompts = [
