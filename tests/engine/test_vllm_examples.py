@@ -81,9 +81,13 @@ def test_chat_with_tools(llm):
     """Tools reach the template; the answer and the tool's result go back as messages."""
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
     messages = [{"role": "user", "content": "How is the weather?"}]
-    output = llm.chat(messages, SamplingParams(max_tokens=8, temperature=0), tools=tools)[0].outputs[0].text
-    messages.append({"role": "assistant", "content": output})
-    assert llm.chat(messages, SamplingParams(max_tokens=8), tools=tools)[0].outputs
+    template = "{% for tool in tools %}{{ tool.function.name }} {% endfor %}"
+    template += "{% for message in messages %}{{ message.content }} {% endfor %}"
+    options = {"tools": tools, "chat_template": template}
+    (answer,) = llm.chat(messages, SamplingParams(max_tokens=8, temperature=0), **options)
+    assert answer.prompt.startswith("weather ")
+    messages.append({"role": "assistant", "content": answer.outputs[0].text})
+    assert llm.chat(messages, SamplingParams(max_tokens=8), **options)[0].outputs
 
 
 class Colour(StrEnum):
