@@ -238,8 +238,8 @@ class LLM:
             One output per conversation, in their order.
 
         Raises:
-            RequestError: no chat template, a message without content, or a template that refuses one or has no
-                place for tools.
+            RequestError: no chat template, a message without content, a template that refuses one, or tools
+                without a template that shows them.
             ValueError: as `generate`.
         """
         prompts = [
