@@ -65,7 +65,7 @@ void elementwise(const std::string& name) {
     if (name == "norm") norm(as<T>(rows), stride, as<T>(rows), stride, tokens, heads, dim, as<T>(first), 1e-5f, 1);
     if (name == "rotate") rotate(as<T>(rows), stride, as<T>(first), as<T>(second), tokens, heads, dim, 1);
     if (name == "gate") gate(as<T>(rows), as<T>(first), tokens, dim, 1);
-    if (name == "greedy") greedy_tokens(as<float>(rows), tokens, dim, as<int64_t>(first), as<float>(second), 1);
+    if (name == "greedy") greedy_rows(as<T>(rows), tokens, dim, as<float>(first), 1);
     give(name == "gate" || name == "greedy" ? first : rows);
 }
 

@@ -149,14 +149,15 @@ class Run:
         self.add("rotate", dtype, rows, cosines, sines, 5, 3, dim, check=near(rotated))
         self.add("gate", dtype, both, torch.zeros(5, dim, dtype=dtype), None, 5, 1, dim, check=near(gate))
 
-    def add_greedy(self, vocab_size: int) -> None:
-        logits = torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(vocab_size))
+    def add_greedy(self, dtype: torch.dtype, vocab_size: int) -> None:
+        logits = torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(vocab_size)).to(dtype)
 
         def check(data: bytearray) -> None:
-            assert torch.equal(torch.frombuffer(data, dtype=torch.int64), logits.argmax(-1))
+            tokens, logprobs = torch.frombuffer(data, dtype=torch.float32).view(6, 2).unbind(1)
+            assert tokens.tolist() == logits.argmax(-1).tolist()
+            torch.testing.assert_close(logprobs, logits.float().log_softmax(-1).amax(-1))
 
-        empty = torch.zeros(6, dtype=torch.int64), torch.zeros(6)
-        self.add("greedy", torch.float32, logits, *empty, 6, 1, vocab_size, check=check)
+        self.add("greedy", dtype, logits, torch.zeros(6, 2), None, 6, 1, vocab_size, check=check)
 
     def check_results(self, data: bytes) -> None:
         for check in self.checks:
@@ -177,8 +178,8 @@ def small_cases() -> Run:
         run.add_attention(mixed, dtype, softcap=0.7, sliding_window=5, with_sinks=True)
         for dim in (6, 32, 80):
             run.add_elementwise(dtype, dim)
-    for vocab_size in (5, 1000):
-        run.add_greedy(vocab_size)
+        for vocab_size in (5, 1000):
+            run.add_greedy(dtype, vocab_size)
     return run
 
 
