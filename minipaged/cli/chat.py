@@ -198,6 +198,15 @@ def _account(turn: Turn) -> str:
     return f"[{reused}; {turn.num_tokens} generated{speed}{ends}]"
 
 
+def _history_file() -> Path | None:
+    """Where the questions are kept; None for a user without a home directory."""
+    try:
+        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    except RuntimeError:
+        return None
+    return state / "minipaged" / "chat"
+
+
 @contextmanager
 def _line_editing() -> Iterator[None]:
     """Arrow keys at the prompt, and the questions of earlier chats, where the system has readline."""
@@ -208,15 +217,10 @@ def _line_editing() -> Iterator[None]:
     except ImportError:
         yield
         return
-    if not sys.stdin.isatty():
+    path = _history_file()
+    if path is None or not sys.stdin.isatty():
         yield
         return
-    try:
-        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    except RuntimeError:  # a user without a home directory
-        yield
-        return
-    path = state / "minipaged" / "chat"
     with suppress(OSError):
         readline.read_history_file(path)
     try:
