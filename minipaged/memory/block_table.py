@@ -59,7 +59,7 @@ class BlockTable:
         return self.blocks[logical] * self.block_size + offset
 
     def slots(self, start: int, stop: int) -> list[int]:
-        """Slots of the positions start <= p < stop. (The batch builder computes the same in numpy.)"""
+        """Slots of the positions start <= p < stop. (The batch builder computes the same, faster.)"""
         return [self.slot(position) for position in range(start, stop)]
 
     def writes_to_shared_block(self) -> bool:
