@@ -7,6 +7,7 @@
 // Arithmetic is float32; rows are float32, bfloat16 or float16.
 
 #include "calls.h"
+#include "parallel.h"
 #include "vectors.h"
 
 #include <algorithm>
@@ -16,16 +17,15 @@ namespace {
 
 constexpr int64_t PARALLEL_ELEMENTS = 1 << 16;  // below that, waking threads costs more than it saves
 
-[[maybe_unused]] int threads_for(int64_t elements, int64_t num_threads) {
-    return elements < PARALLEL_ELEMENTS ? 1 : (int)num_threads;
+int64_t threads_for(int64_t elements, int64_t num_threads) {
+    return elements < PARALLEL_ELEMENTS ? 1 : num_threads;
 }
 
 // Rows of `num_heads` heads of `dim` elements a token; strides of tokens in elements. May be in place.
 template <class T>
 void norm(const T* input, int64_t input_stride, T* output, int64_t output_stride, int64_t num_tokens,
           int64_t num_heads, int64_t dim, const T* weight, float epsilon, int64_t num_threads) {
-#pragma omp parallel for num_threads(threads_for(num_tokens * num_heads * dim, num_threads))
-    for (int64_t token = 0; token < num_tokens; token++) {
+    in_parallel(num_tokens, threads_for(num_tokens * num_heads * dim, num_threads), [&](int64_t token) {
         for (int64_t head = 0; head < num_heads; head++) {
             const T* row = input + token * input_stride + head * dim;
             T* result = output + token * output_stride + head * dim;
@@ -41,7 +41,7 @@ void norm(const T* input, int64_t input_stride, T* output, int64_t output_stride
                 store(result + d, load(weight + d, dim - d) * load(normed), dim - d);
             }
         }
-    }
+    });
 }
 
 // Rotary position embedding in place: element d of a head turns with element d + dim / 2.
@@ -49,8 +49,7 @@ template <class T>
 void rotate(T* rows, int64_t stride, const T* cosines, const T* sines, int64_t num_tokens, int64_t num_heads,
             int64_t dim, int64_t num_threads) {
     const int64_t half = dim / 2;
-#pragma omp parallel for num_threads(threads_for(num_tokens * num_heads * dim, num_threads))
-    for (int64_t token = 0; token < num_tokens; token++) {
+    in_parallel(num_tokens, threads_for(num_tokens * num_heads * dim, num_threads), [&](int64_t token) {
         const T *c = cosines + token * dim, *s = sines + token * dim;
         for (int64_t head = 0; head < num_heads; head++) {
             T *first = rows + token * stride + head * dim, *second = first + half;
@@ -61,21 +60,20 @@ void rotate(T* rows, int64_t stride, const T* cosines, const T* sines, int64_t n
                 store(second + d, b * load(c + half + d, left) + a * load(s + half + d, left), left);
             }
         }
-    }
+    });
 }
 
 // output = silu(gate) * up, the two side by side in a row of 2 * dim; silu(x) = x / (1 + e^-x).
 template <class T>
 void gate(const T* input, T* output, int64_t num_tokens, int64_t dim, int64_t num_threads) {
-#pragma omp parallel for num_threads(threads_for(num_tokens * dim, num_threads))
-    for (int64_t token = 0; token < num_tokens; token++) {
+    in_parallel(num_tokens, threads_for(num_tokens * dim, num_threads), [&](int64_t token) {
         const T *gates = input + token * 2 * dim, *ups = gates + dim;
         for (int64_t d = 0; d < dim; d += LANES) {
             const Vec x = load(gates + d, dim - d);
             const Vec power = exponential(x > -87.f ? -x : Vec{} + 87.f);  // beyond, x / e^87 is 0 all the same
             store(output + token * dim + d, x / (1.f + power) * load(ups + d, dim - d), dim - d);
         }
-    }
+    });
 }
 
 // The first largest of a row, and log(e^largest / sum of e^x) = -log(sum of e^(x - largest)).
@@ -107,8 +105,9 @@ void greedy(const T* row, int64_t size, float* result) {
 
 template <class T>
 void greedy_rows(const T* logits, int64_t num_rows, int64_t vocab_size, float* results, int64_t num_threads) {
-#pragma omp parallel for num_threads(threads_for(num_rows * vocab_size, num_threads))
-    for (int64_t row = 0; row < num_rows; row++) greedy(logits + row * vocab_size, vocab_size, results + 2 * row);
+    in_parallel(num_rows, threads_for(num_rows * vocab_size, num_threads), [&](int64_t row) {
+        greedy(logits + row * vocab_size, vocab_size, results + 2 * row);
+    });
 }
 
 }  // namespace

@@ -11,9 +11,11 @@
 
 #include "attention_items.h"
 #include "calls.h"
+#include "parallel.h"
 #include "vectors.h"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <type_traits>
 #include <vector>
@@ -278,14 +280,15 @@ void attend_all(const AttentionCall& call, const Items& all, bool in_place, int 
     if (items.empty()) return;
     int num_tokens = 0;
     for (const Item& item : items) num_tokens = std::max(num_tokens, item.num_tokens);
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
-    {
+    // In runs, for a thread fetches the item after its own.
+    const size_t run = std::clamp<size_t>(items.size() / (4 * num_threads), 1, 8);
+    std::atomic<size_t> taken = 0;
+    in_parallel(num_threads, num_threads, [&](int64_t) {
         Workspace<S> work(call, num_tokens * group_of(call), in_place);
-        // In runs, for a thread fetches the item after its own.
-        [[maybe_unused]] const int run = (int)std::clamp<size_t>(items.size() / (4 * num_threads), 1, 8);
-#pragma omp for schedule(dynamic, run)
-        for (size_t i = 0; i < items.size(); i++) attend<T>(call, items[i], all.spans, work);
-    }
+        for (size_t first; (first = taken.fetch_add(run)) < items.size();)
+            for (size_t i = first; i < std::min(first + run, items.size()); i++)
+                attend<T>(call, items[i], all.spans, work);
+    });
 }
 
 // Blocks are read in place, with two exceptions. Rows shorter than a strip are padded in a copied tile, and

@@ -8,6 +8,7 @@
 
 #include "calls.h"
 #include "panel_formats.h"
+#include "parallel.h"
 
 #include <vector>
 
@@ -441,9 +442,9 @@ public:
         const int64_t num_panels = (call.num_outputs + WIDTH - 1) / WIDTH;
         const bool is_small = call.num_rows * num_panels * call.panel_bytes < PARALLEL_BYTES;
         const int64_t num_parts = is_small ? 1 : call.num_threads;
-#pragma omp parallel for num_threads((int)num_parts) schedule(static)
-        for (int64_t part = 0; part < num_parts; part++)
+        in_parallel(num_parts, num_parts, [&](int64_t part) {
             run(num_panels * part / num_parts, num_panels * (part + 1) / num_parts);
+        });
     }
 };
 

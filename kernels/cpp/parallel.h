@@ -1,0 +1,21 @@
+// A loop whose turns threads share.
+
+#pragma once
+
+#include <cstdint>
+
+namespace {
+
+// body(0) to body(count - 1). A single thread just calls them: GCC's OpenMP would first make a team of it, and end
+// with a call to the operating system that wakes nobody. A decode step of twelve layers has a hundred such loops.
+template <class Body>
+void in_parallel(int64_t count, int64_t num_threads, const Body& body) {
+    if (num_threads <= 1) {
+        for (int64_t i = 0; i < count; i++) body(i);
+        return;
+    }
+#pragma omp parallel for num_threads((int)num_threads) schedule(static)
+    for (int64_t i = 0; i < count; i++) body(i);
+}
+
+}  // namespace
