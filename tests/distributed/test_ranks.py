@@ -74,6 +74,13 @@ def test_a_model_without_a_plan_for_its_heads_is_refused(name):
         check_plan(build(name), 2)
 
 
+def test_a_plan_that_forgets_a_weight_of_every_head_is_refused():
+    """Catches the error of a tensor operation, far from the cause: Cohere has such norms."""
+    with pytest.raises(UnsupportedModelError, match=r"q_norm\.weight whole"):
+        check_plan(build("cohere"), 2)
+    check_plan(build("cohere", use_qk_norm=False), 2)
+
+
 def report(layers=("FusedLayer",), **changes):
     return Report({"torch": "2.13", "settings": EngineConfig(), **changes}, list(layers), 8, 8)
 

@@ -85,6 +85,14 @@ def check_plan(model: PreTrainedModel, size: int) -> None:
             f"tensor_parallel_size is {size}, which does not divide the {heads} query and {kv_heads} K/V "
             f"heads of {name}; give {' or '.join(map(str, fit))}"
         )
+    for path, weight in model.named_parameters():
+        styles = _style(plan, path), _style(plan, path.rpartition(".")[0])
+        of_heads = "attn" in path and weight.dim() > 1 and len(weight) in (heads, kv_heads)
+        if of_heads and styles == (None, None):
+            raise UnsupportedModelError(
+                f"tensor_parallel_size is {size}, but the plan of {name} leaves {path} whole, "
+                "which has a part for each head; use pipeline_parallel_size, or 1"
+            )
 
 
 def split_weights(model: PreTrainedModel, rank: int, size: int) -> Split:
