@@ -110,9 +110,12 @@ function remember() {
 }
 
 function fromAddress() {
-  const refused = fill(Object.fromEntries(new URLSearchParams(location.hash.slice(1))));
+  const link = location.hash.slice(1);
+  if (link && !link.includes("=")) return; // a heading, the skip link
+  const refused = fill(Object.fromEntries(new URLSearchParams(link)));
   const told = refused.map((pair) => pair.join("=").slice(0, 60)).join(", ");
   if (told) tell(`The link has settings that cannot be taken: ${told}. The others are set.`, true);
+  else if (at("status").dataset.state) tell("");
 }
 addEventListener("hashchange", fromAddress);
 fromAddress();

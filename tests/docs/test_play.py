@@ -189,6 +189,34 @@ def test_a_link_with_settings_that_cannot_be_is_told_and_its_others_are_taken(br
     page.close()
 
 
+def test_a_link_to_a_place_in_the_page_changes_no_setting(browser, address):
+    """Catches "Skip to content" as a setting that cannot be: the others were lost with it."""
+    page = browser.open(f"{address}play/#what-the-blocks-do", 1280, dark=False)
+    assert status(page).startswith("Nothing is loaded yet.")
+    page.value(
+        "(field => { field.value = 20; field.dispatchEvent(new Event('input', {bubbles: true})); })"
+        "(document.querySelector('[name=num_blocks]'))"
+    )
+    page.value("addEventListener('hashchange', () => { globalThis.moved = location.hash; })")
+    page.value("document.querySelector('.md-skip').focus()")
+    page.press("Enter")
+    page.wait_for("globalThis.moved === '#play-with-the-engine'")
+    assert page.value("playground.chosen().num_blocks") == 20
+    assert status(page).startswith("Nothing is loaded yet.")
+    page.close()
+
+
+def test_what_was_wrong_with_a_link_is_forgotten_with_the_link(browser, address):
+    """Catches an error beside a field that is right."""
+    page = browser.open(f"{address}play/#num_blocks=20", 1280, dark=False)
+    page.value("location.hash = '#num_blocks=abc'")
+    page.wait_for("document.getElementById('status').textContent.includes('num_blocks=abc')")
+    page.value("history.back()")
+    page.wait_for("playground.chosen().num_blocks === 20")
+    assert status(page) == ""
+    page.close()
+
+
 @pytest.fixture(scope="module")
 def pocket(browser, address):
     page = browser.open(f"{address}play/pocket/", 1280, dark=False)
