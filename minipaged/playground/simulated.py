@@ -16,10 +16,10 @@ from typing import Any
 
 from minipaged.components import Components, build_scheduler
 from minipaged.config import ConfigError, EngineConfig
-from minipaged.scheduling import DecodingMethod
+from minipaged.scheduling import DecodingMethod, StepPlan
 from minipaged.simulation.costs import CostModel
 from minipaged.simulation.executor import SimulatedExecutor
-from minipaged.simulation.records import time_to_first_token
+from minipaged.simulation.records import Usage, time_to_first_token
 from minipaged.simulation.run import Simulation
 from minipaged.simulation.scripts import ScriptedSampling
 from minipaged.simulation.systems import OPT_13B
@@ -95,6 +95,22 @@ def text_of(token: int) -> str:
     return "p " if token >= FIRST_OWN else "· "
 
 
+class WatchedSimulation(Simulation):
+    """Looks at the memory while a step is computed: after the commit, what ends in the step is gone."""
+
+    peak_blocks = 0
+    _usage: Usage | None = None
+
+    def _note_plan(self, plan: StepPlan) -> None:
+        super()._note_plan(plan)
+        self._usage = super().look()
+        self.peak_blocks = max(self.peak_blocks, self.scheduler.kv.num_used)
+
+    def look(self) -> Usage | None:
+        """As the plan of the newest step left it."""
+        return self._usage
+
+
 class SimulatedRun:
     """A run of the engine that waits to be advanced; its trace begins with the header."""
 
@@ -108,8 +124,7 @@ class SimulatedRun:
         limits = (config.num_blocks, host, OPT_13B.max_model_len, costs.preemption_costs())
         executor = SimulatedExecutor(costs, *limits, block_size=config.block_size)
         scheduler = build_scheduler(config, executor, components)
-        self.simulation = Simulation(scheduler, executor, self.load.method_of, LONGEST, usage_every=1)
-        self.peak_blocks = 0
+        self.simulation = WatchedSimulation(scheduler, executor, self.load.method_of, LONGEST, usage_every=1)
         self._lines: list[str] = []
         self._trace = TraceLines(self.simulation.engine, self._lines.append, text_of)
         self._steps = self._run(self.load.arrivals(config.seed))
@@ -118,17 +133,13 @@ class SimulatedRun:
         simulation, scheduler = self.simulation, self.simulation.scheduler
         for arrival in arrivals:
             while scheduler.has_unfinished and simulation.executor.now < arrival.time:
-                self._step()
+                simulation.engine.step()
                 yield
             simulation.add(arrival)
         while scheduler.has_unfinished:
-            self._step()
+            simulation.engine.step()
             yield
         self._trace.close()
-
-    def _step(self) -> None:
-        self.simulation.engine.step()
-        self.peak_blocks = max(self.peak_blocks, self.simulation.scheduler.kv.num_used)
 
     def advance(self, steps: int) -> list[str]:
         """Take so many steps; what they add to the trace. Empty once the run is over."""
@@ -153,7 +164,7 @@ class SimulatedRun:
             "refused": run.num_refused,
             "preemptions": run.num_preemptions,
             "cached_tokens": run.num_cached_tokens,
-            "peak_blocks": self.peak_blocks,
+            "peak_blocks": self.simulation.peak_blocks,
             "seconds": run.seconds,
             "ttft": sum(waits) / len(waits) if waits else 0.0,
             "waste": 1 - run.usage.tokens / run.usage.held if run.usage.held else 0.0,

@@ -122,10 +122,17 @@ class Simulation:
                 run.records.append(record)
 
     def _watch(self, seconds: float) -> None:
+        usage = self.look()
+        if usage is not None:
+            for i, value in enumerate((1.0, *usage)):
+                self._watched[i] += seconds * value
+
+    def look(self) -> Usage | None:
+        """How the memory is used now; None if nothing runs."""
         kv = self.scheduler.kv
         sequences = [s for request in self.scheduler.running for s in request.sequences]
         if not sequences:
-            return
+            return None
         entries = sum(len(s.table.blocks) for s in sequences)
         tokens = sum(s.table.num_tokens for s in sequences)
         blocks = kv.num_used
@@ -134,9 +141,7 @@ class Simulation:
             tokens = _distinct_tokens(sequences)
         slots = kv.allocator.num_blocks * kv.block_size
         shared = max(0.0, 1 - blocks / entries)
-        usage = (len(self.scheduler.running), tokens / slots, blocks * kv.block_size / slots, shared)
-        for i, value in enumerate((1.0, *usage)):
-            self._watched[i] += seconds * value
+        return Usage(len(self.scheduler.running), tokens / slots, blocks * kv.block_size / slots, shared)
 
     def forget_usage(self) -> None:
         """Average from here on: what was before is warm-up."""

@@ -2,6 +2,7 @@
 
 import json
 from itertools import count
+from operator import mul
 
 import pytest
 
@@ -53,11 +54,37 @@ def test_its_lines_are_a_trace(settings, tmp_path):
     (tmp_path / "trace").write_text("".join(line + "\n" for line in lines))
     records = list(read_trace(tmp_path / "trace"))
     assert len(records) == run.counts()["steps"]
-    assert max(record.committed.num_used for record in records) == run.peak_blocks
     assert records[-1].committed.num_used == 0
     texts = {token: text for line in lines[1:] for token, text in json.loads(line).get("texts", {}).items()}
     assert {text for token, text in texts.items() if int(token) >= 1000} == {"p "}
     assert texts["0"] == "· "
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *SETTINGS,
+        {"requests": 1, "prompt": 1, "output": 1},
+        {"requests": 1, "output": 5, "samples": 8},
+        {"num_blocks": 14, "preemption_mode": "swap", "samples": 2, "prefix": 32},
+    ],
+    ids=str,
+)
+def test_what_memory_is_in_use_is_seen_while_a_step_is_computed(settings, tmp_path):
+    """Catches a look after the commit: what ends in a step is gone by then, and a short run used nothing."""
+    run, begun, seconds = SimulatedRun(settings), [], []
+    engine, executor = run.simulation.engine, run.simulation.executor
+    engine.on_planned.append(lambda plan: begun.append(executor.now))
+    engine.on_committed.append(lambda *step: seconds.append(executor.now - begun[-1]))
+    lines = [line for piece in iter(lambda: run.advance(9), []) for line in piece]
+    (tmp_path / "trace").write_text("".join(line + "\n" for line in lines))
+    views = [record.planned for record in read_trace(tmp_path / "trace")]
+    counts = run.counts()
+    assert counts["peak_blocks"] == max(view.num_used for view in views) > 0
+    filled = [sum(block.filled or 0 for block in view.blocks()) for view in views]
+    slots = [view.num_used * view.block_size for view in views]
+    waste = 1 - sum(map(mul, filled, seconds)) / sum(map(mul, slots, seconds))
+    assert counts["waste"] == pytest.approx(waste)
 
 
 def test_the_examples_of_the_page_show_what_they_ask_about():
