@@ -17,6 +17,7 @@ from minipaged.scheduling import (
     PreemptionCosts,
     PrefillFirst,
     Recompute,
+    RequestTooLongError,
     Sample,
     Swap,
 )
@@ -453,6 +454,61 @@ def test_a_scheduler_that_loses_or_disorders_requests_is_told():
     engine.add(range(3))
     with pytest.raises(ContractError, match="running requests stand in the order"):
         engine.run()
+
+
+def test_a_request_that_is_lost_or_queued_twice_is_told():
+    """Catches a caller that waits forever, and a request that ends without a word."""
+
+    class Drops(FCFSScheduler):
+        def admit_waiting(self, plan, budget, whole=False, share=None):
+            if len(self.waiting) > 1:
+                self.waiting.pop()
+            return super().admit_waiting(plan, budget, whole, share)
+
+    class DropsTheLast(FCFSScheduler):
+        def commit(self, plan, result):
+            touched = super().commit(plan, result)
+            self.running.clear()
+            return touched
+
+    class SaysThatAllIsDone(DropsTheLast):
+        has_unfinished = property(lambda self: False)
+
+    class Doubles(FCFSScheduler):
+        def add(self, request):
+            super().add(request)
+            self.waiting.append(request)
+
+    lost = "was added, has not ended and is in no queue; keep it in one until it ends"
+    for scheduler, message in (
+        (Drops, rf"^scheduler: request r1 {lost}$"),
+        (DropsTheLast, rf"^scheduler: request r0 {lost}$"),
+        (SaysThatAllIsDone, rf"^scheduler: request r0 {lost}$"),
+        (Doubles, "^scheduler: request r0 was added, has not ended and is in the queues 2 times; keep"),
+    ):
+        engine = toy_with(scheduler)
+        engine.add(range(3))
+        engine.add(range(3))
+        with pytest.raises(ContractError, match=message):  # noqa: PT012
+            while engine.scheduler.has_unfinished:
+                plan = engine.scheduler.schedule()
+                engine.scheduler.commit(plan, engine.executor.execute(plan))
+
+
+def test_a_request_that_has_ended_is_not_missed():
+    """Catches a scheduler accused of losing what was aborted, refused or failed."""
+    engine = toy_with()
+    scheduler = engine.scheduler
+    with pytest.raises(RequestTooLongError):
+        engine.add(range(100))
+    waits, runs, fails = (engine.add(range(3)) for _ in range(3))
+    scheduler.abort(waits)
+    plan = scheduler.schedule()
+    scheduler.abort(runs)
+    scheduler.roll_back(plan)
+    scheduler.end(fails, "error")
+    assert not scheduler.has_unfinished
+    scheduler.commit(plan := scheduler.schedule(), engine.executor.execute(plan))
 
 
 def test_a_branch_from_nowhere_is_told():

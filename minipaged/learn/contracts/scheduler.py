@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from minipaged.learn.contracts.rules import Rules, short
@@ -17,10 +18,12 @@ class SchedulerContract(FCFSScheduler):
     3. Running requests reserve at most `max_num_seqs` sequences, and stand in order of arrival.
     4. Nothing is admitted in a step that preempts, nor while something is swapped out.
     5. While requests wait or run, a step computes, moves, preempts or ends something: no standstill.
+    6. From `add` until it ends, a request is in one of the queues `waiting`, `running` and `swapped`.
     """
 
     def __init__(self, *args: Any, **kw: Any) -> None:
         self.rules = Rules("scheduler")
+        self._present: list[Request] = []  # added, and not ended when it was last looked at
         super().__init__(*args, **kw)
 
     def add(self, request: Request) -> None:
@@ -28,11 +31,19 @@ class SchedulerContract(FCFSScheduler):
         self.rules.call(super().add, request, may_raise=(RequestTooLongError,))
         name = request.request_id
         self.rules.require(request in self.waiting, f"add({name}) left the request out of the queue")
+        self._present.append(request)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """A lost request counts: without a next step, which tells of it, its caller would wait forever."""
+        return super().has_unfinished or any(not request.is_finished for request in self._present)
 
     def schedule(self) -> StepPlan:
-        """Rules 1 to 5."""
+        """Rules 1 to 6."""
+        self._check_queues()
         unfinished, swapped = self.has_unfinished, bool(self.swapped)
         plan = self.rules.call(super().schedule)
+        self._check_queues()
         require = self.rules.require
         check_plan(self.rules, plan, self)
         if unfinished:
@@ -49,6 +60,15 @@ class SchedulerContract(FCFSScheduler):
         told = f"step {plan.step} admits {short(admitted)} while a request is swapped out"
         require(not (admitted and swapped and self.swapped), told)
         return plan
+
+    def _check_queues(self) -> None:
+        self._present = [request for request in self._present if not request.is_finished]
+        places = Counter(map(id, (*self.waiting, *self.running, *self.swapped)))
+        for request in self._present:
+            count = places[id(request)]
+            where = f"in the queues {count} times" if count else "in no queue"
+            told = f"request {request.request_id} was added, has not ended and is {where}"
+            self.rules.require(count == 1, f"{told}; keep it in one until it ends")
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
         """Every computed token is counted."""
@@ -91,8 +111,9 @@ def check_plan(rules: Rules, plan: StepPlan, scheduler: FCFSScheduler) -> None:
 
 def check_progress(rules: Rules, plan: StepPlan, scheduler: FCFSScheduler) -> None:
     """A step with something to do does something."""
+    is_empty = not (scheduler.running or scheduler.swapped or scheduler.waiting)
     rules.require(
-        bool(plan.has_work or plan.num_preempted or plan.finished or not scheduler.has_unfinished),
+        bool(plan.has_work or plan.num_preempted or plan.finished or is_empty),
         f"step {plan.step} does nothing, though {len(scheduler.running)} requests run, "
         f"{len(scheduler.swapped)} are swapped out and {len(scheduler.waiting)} wait",
     )
