@@ -7,6 +7,7 @@ from, and `failure` says why the request ends.
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,22 +20,25 @@ _failures: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()
 
 
 def process(sequence: Sequence, logits: torch.Tensor) -> torch.Tensor:
-    """Logits [vocab_size] float32 as the processors of a sequence leave them; NaN if one fails."""
+    """Logits [vocab_size] float32 as the processors of a sequence leave them; NaN if one fails.
+
+    `logits` may be written to, and even change their shape: they are the processors' own.
+    """
     prompt, generated = list(sequence.request.prompt_token_ids), sequence.output_token_ids
+    failed = torch.full_like(logits, torch.nan)
     for processor in sequence.request.params.logits_processors:
         try:
             told = (prompt, generated) if _num_arguments(processor) == 3 else (generated,)
-            edited = processor(*told, logits)
-            wrong = _what_is_wrong(edited, logits)
-        except Exception as error:  # the user's code
-            wrong = f"raised {type(error).__name__}: {' '.join(str(error).split())}"
-        if wrong is not None:
+            logits = _checked(processor(*told, logits), failed)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the user's code: even SystemExit ends no other request
+            wrong = str(error) if isinstance(error, _WrongResultError) else f"raised {_in_one_line(error)}"
             name = getattr(processor, "__name__", type(processor).__name__)
             _failures[sequence] = (
                 f"{name} of logits_processors {wrong}; return a tensor like the logits, without NaN or inf"
             )
-            return torch.full_like(logits, torch.nan)
-        logits = edited.to(logits)
+            return failed
     return logits
 
 
@@ -44,18 +48,32 @@ def failure(sequence: Sequence) -> str | None:
 
 
 def _num_arguments(processor: Callable[..., Any]) -> int:
+    """How many it must be given by place."""
+    function = processor.forward if isinstance(processor, torch.nn.Module) else processor
     try:
-        parameters = inspect.signature(processor).parameters.values()
-        return sum(parameter.default is inspect.Parameter.empty for parameter in parameters)
+        parameters = inspect.signature(function).parameters.values()
     except ValueError:  # (some functions written in C have none)
         return 2
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in by_place and p.default is inspect.Parameter.empty for p in parameters)
 
 
-def _what_is_wrong(edited: Any, logits: torch.Tensor) -> str | None:
+class _WrongResultError(Exception):
+    """What a processor returned instead of logits."""
+
+
+def _checked(edited: Any, like: torch.Tensor) -> torch.Tensor:
     if not isinstance(edited, torch.Tensor):
-        return f"returned {type(edited).__name__ if edited is not None else None}"
-    if edited.shape != logits.shape:
-        return f"returned a tensor of shape {list(edited.shape)}, not {list(logits.shape)}"
+        raise _WrongResultError(f"returned {type(edited).__name__ if edited is not None else None}")
+    if edited.layout is not torch.strided:
+        raise _WrongResultError(f"returned a tensor of layout {edited.layout}")
+    if edited.shape != like.shape:
+        raise _WrongResultError(f"returned a tensor of shape {list(edited.shape)}, not {list(like.shape)}")
+    edited = edited.to(like)
     if edited.isnan().any() or edited.isposinf().any():
-        return "returned NaN or infinity"
-    return None
+        raise _WrongResultError("returned NaN or infinity")
+    return edited
+
+
+def _in_one_line(error: BaseException) -> str:
+    return " ".join("".join(traceback.format_exception_only(error)).split())

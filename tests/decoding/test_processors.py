@@ -1,9 +1,11 @@
 """Functions of the user that edit the logits: what they get, when, and what happens when one fails."""
 
+import asyncio
 import math
 
 import pytest
 import torch
+from transformers import LogitsProcessorList
 
 from minipaged import LLM, SamplingParams
 
@@ -56,6 +58,68 @@ def test_a_value_bound_by_default_is_no_third_argument(llm):
     assert output.outputs[0].token_ids == plain.outputs[0].token_ids
 
 
+class Module(torch.nn.Module):
+    """A processor with weights."""
+
+    def forward(self, prompt, generated, logits):
+        assert isinstance(prompt, list)
+        assert isinstance(generated, list)
+        return logits
+
+
+def with_options(prompt, generated, logits, **options):
+    assert not options
+    return logits
+
+
+def with_a_rest(generated, logits, *rest):
+    assert not rest
+    return logits
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        lambda generated, logits, **options: logits,
+        lambda generated, logits, *, factor=2: logits,
+        LogitsProcessorList([]),
+        with_options,
+        with_a_rest,
+        Module(),
+    ],
+)
+def test_only_arguments_that_must_be_given_by_place_count(llm, processor):
+    """Catches the prompt as a third argument because of `**options`, and a module's forward not asked."""
+    params = SamplingParams(**GREEDY)
+    [output] = llm.generate("The sun", params.clone(logits_processors=[processor]))
+    assert output.error is None
+    assert output.outputs[0].token_ids == llm.generate("The sun", params)[0].outputs[0].token_ids
+
+
+def test_what_a_processor_does_to_its_logits_reaches_no_other_row(llm):
+    """Catches a view of the whole step's logits that is made longer: behind it are those of others."""
+
+    def greedy_for_memory(generated, logits):
+        logits.resize_(2 * len(logits)).zero_()
+        return logits
+
+    params = SamplingParams(**GREEDY)
+    wide = params.clone(logits_processors=[greedy_for_memory])
+    same = params.clone(logits_processors=[lambda generated, logits: logits])
+    failed, fine = llm.generate(["The sun", "The moon"], [wide, same])
+    assert "returned a tensor of shape" in failed.error
+    assert fine.outputs[0].token_ids == llm.generate("The moon", params)[0].outputs[0].token_ids
+
+
+def test_an_interrupt_ends_the_call(llm):
+    """Catches Ctrl-C told as a mistake of the processor; afterwards everything goes on."""
+    params = SamplingParams(**GREEDY)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("The sun", params.clone(logits_processors=[raising(KeyboardInterrupt())]))
+    assert llm.generate("The sun", params)[0].error is None
+    assert not llm.engine.has_unfinished
+
+
 def test_masks_hold_whatever_a_processor_wants(llm):
     """Catches a processor that brings back a token which another parameter forbids."""
     wish = [lambda generated, logits: logits.index_fill(0, torch.tensor([60]), 1e4)]
@@ -76,6 +140,22 @@ def test_log_probabilities_are_those_before_the_processors(llm):
     assert {token: value for token, value in second.items() if token in first} == first
 
 
+class OwnError(BaseException):
+    """Cannot even say what is wrong."""
+
+    def __str__(self):
+        raise ValueError
+
+
+def raising(error):
+    """A processor that raises `error`."""
+
+    def function(generated, logits):
+        raise error
+
+    return function
+
+
 @pytest.mark.parametrize(
     ("processor", "reason"),
     [
@@ -85,7 +165,19 @@ def test_log_probabilities_are_those_before_the_processors(llm):
         (lambda generated, logits: logits * math.nan, "returned NaN"),
         (lambda generated, logits: logits + math.inf, "returned NaN or infinity"),
         (lambda generated, logits: logits - math.inf, "logits_processors"),
+        (lambda generated, logits: logits.double() - 1e300, "logits_processors"),
+        (lambda generated, logits: logits.double() + 1e300, "returned NaN or infinity"),
         (lambda generated: generated, "raised TypeError"),
+        (raising(SystemExit("enough")), "function of logits_processors raised SystemExit: enough"),
+        (raising(asyncio.CancelledError()), "raised asyncio.exceptions.CancelledError; return"),
+        (raising(GeneratorExit()), "raised GeneratorExit; return"),
+        (raising(OwnError()), "OwnError: <exception str() failed>"),
+        (lambda generated, logits: logits.resize_(10), "returned a tensor of shape [10]"),
+        (lambda generated, logits: logits.unsqueeze_(1), "returned a tensor of shape"),
+        (lambda generated, logits: logits.resize_(3) and None, "raised RuntimeError"),
+        (lambda generated, logits: logits.unsqueeze_(1).fill_(1.0)[0], "returned a tensor of shape [1]"),
+        (lambda generated, logits: logits.to_sparse(), "returned a tensor of layout torch.sparse_coo"),
+        (lambda generated, logits: logits.to("meta"), "raised"),
     ],
 )
 def test_a_processor_that_fails_fails_its_request_alone(llm, processor, reason):
