@@ -1,6 +1,7 @@
 """Contracts: an override that keeps them is never accused; one that breaks them is told the rule."""
 
 import random
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -370,9 +371,12 @@ def test_a_cache_that_keeps_what_a_failed_step_registered_is_told():
         cache.match(hashes, tokens(1, 2))
 
 
-def toy_with(scheduler=FCFSScheduler, policy=ChunkedPrefill, preemption=Recompute, num_blocks=16):
+def toy_with(
+    scheduler=FCFSScheduler, policy=ChunkedPrefill, preemption=Recompute, num_blocks=16, num_host_blocks=0
+):
     allocator = memory.BlockAllocator(num_blocks)
-    kv = memory.KVManager(allocator, 4, memory.OnDemand())
+    swap = memory.SwapSpace(num_host_blocks, num_blocks) if num_host_blocks else None
+    kv = memory.KVManager(allocator, 4, memory.OnDemand(), swap_space=swap)
     return ToyEngine(
         watched("scheduler", subclass(scheduler))(
             kv,
@@ -454,6 +458,40 @@ def test_a_scheduler_that_loses_or_disorders_requests_is_told():
     engine.add(range(3))
     with pytest.raises(ContractError, match="running requests stand in the order"):
         engine.run()
+
+
+def test_a_queue_left_out_of_order_is_told():
+    """Catches a queue still sorted by length: preemption would put requests back wrongly."""
+
+    class ShortestFirst(FCFSScheduler):
+        def admit_waiting(self, plan, budget, whole=False, share=None):
+            self.waiting = deque(sorted(self.waiting, key=lambda request: len(request.prompt_token_ids)))
+            return super().admit_waiting(plan, budget, whole, share)
+
+    class PutsItBack(ShortestFirst):
+        def admit_waiting(self, plan, budget, whole=False, share=None):
+            used = super().admit_waiting(plan, budget, whole, share)
+            self.waiting = deque(sorted(self.waiting, key=lambda request: request.arrival))
+            return used
+
+    class LastOutFirstIn(FCFSScheduler):
+        def resume_preempted(self, plan, budget):
+            self.swapped.reverse()
+            return super().resume_preempted(plan, budget)
+
+    def run(scheduler, preemption=Recompute):
+        engine = toy_with(scheduler, preemption=preemption, num_blocks=8, num_host_blocks=8)
+        for length in (6, 5, 4, 4):
+            engine.add(range(length), 12)
+        engine.run()
+
+    told = r"^scheduler: waiting requests stand in the order \[\d, .*\] of arrival; keep every"
+    with pytest.raises(ContractError, match=told):
+        run(ShortestFirst)
+    with pytest.raises(ContractError, match=told.replace("waiting", "swapped")):
+        run(LastOutFirstIn, Swap)
+    run(PutsItBack)
+    run(PutsItBack, Swap)
 
 
 def test_a_request_that_is_lost_or_queued_twice_is_told():

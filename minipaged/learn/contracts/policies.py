@@ -94,7 +94,8 @@ class DecodingMethodContract(Watcher):
     1. `num_sequences` is at least 1, and never more sequences are alive.
     2. Every live sequence is asked for at least one candidate.
     3. A branch continues a live sequence with one of the candidates of that very sequence.
-    4. `rank` returns some of the request's completions, at least one, each once.
+    4. A branch that reaches the request's `max_num_tokens` has a `finish_reason`.
+    5. `rank` returns some of the request's completions, at least one, each once.
     """
 
     def __init__(self, concept: str, make: Callable[..., Any], params: Any, stop: Any) -> None:
@@ -109,7 +110,7 @@ class DecodingMethodContract(Watcher):
         return count
 
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
-        """Rules 1 and 3."""
+        """Rules 1, 3 and 4."""
         live = list(request.sequences)
         branches = self._call("advance", request, samples)
         told = f"advance({request.request_id}) returned {short(branches)}; give a list of Branch"
@@ -122,13 +123,16 @@ class DecodingMethodContract(Watcher):
             candidates = zip(offered[0].token_ids, offered[0].logprobs)
             told = f"{what} (log-probability {branch.logprob:.4f}), which is not one of its candidates"
             self.require((branch.token_id, branch.logprob) in candidates, told)
+            length = len(branch.parent.token_ids) + 1
+            told = f"{what} to {length} tokens, where it must end; give a finish_reason"
+            self.require(branch.finish_reason is not None or length < request.max_num_tokens, told)
         alive, most = sum(branch.finish_reason is None for branch in branches), self.num_sequences
         told = f"advance({request.request_id}) left {alive} sequences alive; num_sequences is {most}"
         self.require(alive <= most, told)
         return branches
 
     def rank(self, request: Request) -> list[TokenSequence]:
-        """Rule 4."""
+        """Rule 5."""
         ranked = self._call("rank", request)
         places = {i for s in ranked for i, done in enumerate(request.completions) if done is s}
         told = f"rank({request.request_id}) returned {len(ranked)} sequences of which {len(places)} are"

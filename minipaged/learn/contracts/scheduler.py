@@ -15,7 +15,8 @@ class SchedulerContract(FCFSScheduler):
     1. A plan computes at most `max_num_batched_tokens` tokens; a sequence is scheduled once, from where its
        computed tokens end and no further than its tokens.
     2. Only running requests are computed; all sequences of a request are sampled together.
-    3. Running requests reserve at most `max_num_seqs` sequences, and stand in order of arrival.
+    3. Running requests reserve at most `max_num_seqs` sequences. Each queue is in order of arrival after a
+       step is scheduled, whatever the order of admission.
     4. Nothing is admitted in a step that preempts, nor while something is swapped out.
     5. While requests wait or run, a step computes, moves, preempts or ends something: no standstill.
     6. From `add` until it ends, a request is in one of the queues `waiting`, `running` and `swapped`.
@@ -51,9 +52,10 @@ class SchedulerContract(FCFSScheduler):
         reserved = sum(request.method.num_sequences for request in self.running)
         told = f"{reserved} sequences run in step {plan.step}; max_num_seqs is {self.max_num_seqs}"
         require(reserved <= self.max_num_seqs, told)
-        arrivals = [request.arrival for request in self.running]
-        told = f"running requests stand in the order {short(arrivals)} of arrival"
-        require(arrivals == sorted(arrivals), told)
+        for name in ("waiting", "running", "swapped"):
+            arrivals = [request.arrival for request in getattr(self, name)]
+            told = f"{name} requests stand in the order {short(arrivals)} of arrival"
+            require(arrivals == sorted(arrivals), f"{told}; keep every queue sorted by it")
         admitted = [event.request_id for event in plan.events if event.kind == "admitted"]
         told = f"step {plan.step} preempts and admits {short(admitted)}; the blocks are for those who run"
         require(not (admitted and plan.num_preempted), told)
