@@ -123,9 +123,9 @@ class DecodingMethodContract(Watcher):
             candidates = zip(offered[0].token_ids, offered[0].logprobs)
             told = f"{what} (log-probability {branch.logprob:.4f}), which is not one of its candidates"
             self.require((branch.token_id, branch.logprob) in candidates, told)
-            length = len(branch.parent.token_ids) + 1
-            told = f"{what} to {length} tokens, where it must end; give a finish_reason"
-            self.require(branch.finish_reason is not None or length < request.max_num_tokens, told)
+            length, most = len(branch.parent.token_ids) + 1, request.max_num_tokens
+            told = f"{what}, which is token {length} of at most {most}; give it a finish_reason"
+            self.require(branch.finish_reason is not None or length < most, told)
         alive, most = sum(branch.finish_reason is None for branch in branches), self.num_sequences
         told = f"advance({request.request_id}) left {alive} sequences alive; num_sequences is {most}"
         self.require(alive <= most, told)
