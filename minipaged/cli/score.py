@@ -11,10 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from minipaged.components import Components
+from minipaged.learn.contracts import CONCEPTS
 from minipaged.learn.lessons import LearnError, find, repository
 from minipaged.learn.overrides import components_from, parse_use
 
 CAPSTONE = "13"
+IDLE = ("parallel_sampling", "beam_search", "paged_attention")
+"""Concepts that the workloads never call: their requests follow a script, without a model."""
 
 
 def score(
@@ -40,11 +43,16 @@ def score(
                 "classes with --use CONCEPT=FILE.py:Class"
             )
         use = lesson.use_options()
+    chosen = parse_use(use)
+    for concept in IDLE:
+        if concept in chosen:
+            counted = ", ".join(name for name in CONCEPTS if name not in IDLE)
+            raise LearnError(f"{concept} counts for nothing in the workloads; give one of {counted}")
     leaderboard = Leaderboard(root / "tutorials" / ".leaderboard.json")
     key = key or leaderboard.key
     # Thousands of preemptions are part of the game.
     logging.getLogger("minipaged").setLevel(logging.ERROR)
-    components = components_from(parse_use(use))
+    components = components_from(chosen)
     own = {contest: run_contest(contest, key, Components()) for contest in CONTESTS}
     yours = {contest: run_contest(contest, key, components) for contest in CONTESTS}
     scored = points(yours, own)

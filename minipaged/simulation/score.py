@@ -23,6 +23,11 @@ from minipaged.simulation.records import time_to_first_token
 from minipaged.simulation.run import simulate
 from minipaged.simulation.systems import OPT_13B, paged
 from minipaged.simulation.workloads import SHAREGPT, Independent, Lognormal, Workload, poisson
+from minipaged.text_io import TextError, read_json
+
+
+class ScoreError(ValueError):
+    """A score that cannot be given; the message says why."""
 
 
 class Marks(NamedTuple):
@@ -74,10 +79,17 @@ def seed_of(key: str, contest: str) -> int:
 
 
 def run_contest(contest: str, key: str, components: Components, count: int | None = None) -> Marks:
-    """Run `count` requests (`REQUESTS`) on the simulated clock, and look at the memory after every step."""
-    asked = CONTESTS[contest]
+    """Run `count` requests (`REQUESTS`) on the simulated clock, and look at the memory after every step.
+
+    Raises `ScoreError` unless all of them are answered in full.
+    """
+    asked, count = CONTESTS[contest], count or REQUESTS
     simulation = paged(OPT_13B, components=components, usage_every=1, **asked.options)
-    run = simulate(simulation, poisson(asked.workload, asked.rate, count or REQUESTS, seed_of(key, contest)))
+    run = simulate(simulation, poisson(asked.workload, asked.rate, count, seed_of(key, contest)))
+    num_full = sum(record.num_tokens == record.lengths.output for record in run.records)
+    if num_full < count:
+        lost = f"{run.num_refused} were refused and {count - num_full - run.num_refused} ended early"
+        raise ScoreError(f"of {count} requests of {contest}, {lost}; answer all of them in full")
     waste = 1 - run.usage.tokens / run.usage.held
     return Marks(run.throughput, run.quantile(time_to_first_token, 0.95), waste)
 
@@ -89,11 +101,19 @@ def points(marks: dict[str, Marks], own: dict[str, Marks]) -> float:
 
 
 class Leaderboard:
-    """The best points of each name, by key, in a JSON file. The key of a new file is drawn at random."""
+    """The best points of each name, by key, in a JSON file. The key of a new file is drawn at random.
+
+    Raises `ScoreError` if the file holds something else.
+    """
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        data: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        try:
+            data: Any = read_json("leaderboard", file) if file.exists() else {}
+        except TextError:
+            data = None
+        if not _is_leaderboard(data):
+            raise ScoreError(f"{file} is not a leaderboard; move it away, and a new one begins")
         self.key: str = data.get("key") or secrets.token_hex(8)
         self._points: dict[str, dict[str, float]] = data.get("points", {})
 
@@ -106,6 +126,15 @@ class Leaderboard:
         scores = self._points.setdefault(board(key), {})
         scores[name] = max(scored, scores.get(name, 0.0))
         self.file.write_text(json.dumps({"key": self.key, "points": self._points}, indent=1) + "\n")
+
+
+def _is_leaderboard(data: Any) -> bool:
+    if not isinstance(data, dict) or not isinstance(data.get("key", ""), str):
+        return False
+    boards = data.get("points", {})
+    if not isinstance(boards, dict) or not all(isinstance(scores, dict) for scores in boards.values()):
+        return False
+    return all(isinstance(best, int | float) for scores in boards.values() for best in scores.values())
 
 
 def board(key: str) -> str:

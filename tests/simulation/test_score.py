@@ -3,10 +3,25 @@
 import json
 
 import pytest
+from typer.testing import CliRunner
 
+from minipaged.cli.main import app
+from minipaged.cli.score import IDLE
 from minipaged.components import Components
+from minipaged.learn.contracts import CONCEPTS
+from minipaged.learn.lessons import LearnError
+from minipaged.learn.overrides import components_from
 from minipaged.memory import Chunked
-from minipaged.simulation.score import CONTESTS, Leaderboard, Marks, points, run_contest, seed_of
+from minipaged.scheduling import FCFSScheduler, RequestTooLongError
+from minipaged.simulation.score import (
+    CONTESTS,
+    Leaderboard,
+    Marks,
+    ScoreError,
+    points,
+    run_contest,
+    seed_of,
+)
 
 OWN = {"a": Marks(2.0, 10.0, 0.1), "b": Marks(4.0, 1.0, 0.5)}
 
@@ -49,6 +64,77 @@ def test_a_component_that_wastes_memory_is_told_by_its_waste():
     own = run_contest("questions", "k", Components(), 100)
     chunked = run_contest("questions", "k", Components(page_growth=Chunked), 100)
     assert chunked.waste > own.waste + 0.1
+
+
+class Busy(FCFSScheduler):
+    """Refuses whoever would be one too many."""
+
+    def add(self, request):
+        if len(self.running) > 2:
+            raise RequestTooLongError("busy")
+        super().add(request)
+
+
+class Curt(FCFSScheduler):
+    """Ends every request after its first tokens."""
+
+    def commit(self, plan, result):
+        touched = super().commit(plan, result)
+        for request in tuple(self.running):
+            self.end(request, "length")
+            touched.append(request)
+        return list(dict.fromkeys(touched))
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "lost"),
+    [(Busy, r"\d+ were refused and 0 ended early"), (Curt, r"0 were refused and \d+ ended early")],
+)
+def test_work_that_is_not_done_brings_no_points(scheduler, lost):
+    """Catches a first place for a scheduler that refuses requests or cuts their answers."""
+    message = f"^of 60 requests of questions, {lost}; answer all of them in full$"
+    with pytest.raises(ScoreError, match=message):
+        run_contest("questions", "k", Components(scheduler=scheduler), 60)
+
+
+@pytest.mark.parametrize("concept", CONCEPTS)
+def test_what_counts_is_made_in_some_contest(concept):
+    """Catches a class that is scored though no workload calls it, and one that counts and is refused."""
+    own = getattr(components_from({concept: CONCEPTS[concept].originals[0]}), concept)
+    made = []
+
+    def make(*args, **kw):
+        made.append(concept)
+        return own(*args, **kw)
+
+    for contest in CONTESTS:
+        run_contest(contest, "k", Components(**{concept: make}), 4)
+    assert bool(made) is (concept not in IDLE)
+
+
+@pytest.mark.parametrize("concept", IDLE)
+def test_a_class_that_counts_for_nothing_is_refused(concept):
+    """Catches 100.0 points for a class that no workload ever calls."""
+    arguments = ["learn", "score", "--use", "allocator=mine.py:Mine", "--use", f"{concept}=mine.py:Mine"]
+    error = CliRunner().invoke(app, arguments).exception
+    assert isinstance(error, LearnError)
+    counted = ", ".join(name for name in CONCEPTS if name not in IDLE)
+    assert str(error) == f"{concept} counts for nothing in the workloads; give one of {counted}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "no JSON", "[]", "null", "7", '{"key": 7}', '{"points": []}', '{"points": {"b": 7}}'),
+        *('{"points": {"b": {"me": "many"}}}', "\xff", "[" * 100_000),
+    ],
+)
+def test_a_file_that_is_no_leaderboard_is_told(tmp_path, text):
+    """Catches a traceback, and "Expecting value: line 1 column 1" without the name of a file."""
+    file = tmp_path / "board.json"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ScoreError, match=r"board.json is not a leaderboard; move it away, and a new one beg"):
+        Leaderboard(file)
 
 
 def test_a_new_leaderboard_draws_a_key_and_keeps_it(tmp_path):
