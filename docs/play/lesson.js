@@ -46,6 +46,9 @@ const stage = element("div", { className: "play-viewer" });
 const question = element("div", { className: "buttons", hidden: true },
   element("span", { textContent: "Throw away what you have written?" }),
   small("Begin anew", () => reset()), small("Keep it", () => ask(false)));
+const conflict = element("div", { className: "buttons", role: "alert", hidden: true },
+  element("span", { textContent: "Another tab has written something else, too." }),
+  small("Keep this one", () => overwrite()), small("Take the other one", () => take(kept.read())));
 const which = element("select", { ariaLabel: "Which run", hidden: demos.length < 2 }, ...demos.map((text, value) => element("option", { value, textContent: text })));
 const stop = small("Stop", () => end("Stopped."), { hidden: true });
 const panel = element("section", { className: "lesson-panel", hidden: true, ariaLabel: "Your exercise" },
@@ -54,7 +57,7 @@ const panel = element("section", { className: "lesson-panel", hidden: true, aria
     small("Run the engine with it", () => run()), which, stop,
     element("span", { className: "lesson-space" }),
     small("Download", () => download(), { title: "exercise.py" }), small("Reset", () => ask(true)), small("Close", () => close())),
-  question, progress, status, editorBox, results, stage);
+  question, conflict, progress, status, editorBox, results, stage);
 
 const say = (text, failed = false) => {
   status.textContent = text;
@@ -62,6 +65,7 @@ const say = (text, failed = false) => {
 };
 
 let start, editor, viewer, saving;
+let known; // what this tab last read or wrote; null: nothing was kept
 
 async function show() {
   open.disabled = true;
@@ -77,7 +81,8 @@ async function show() {
       start = await answer.text();
       box.append(panel);
       const keys = [{ key: "Ctrl-Enter", run: () => (check(), true) }];
-      editor = openEditor(editorBox, { text: kept.read() ?? start, label: "exercise.py", onchange, keys });
+      known = kept.read();
+      editor = openEditor(editorBox, { text: known ?? start, label: "exercise.py", onchange, keys });
       say("What you write is kept in this browser and sent nowhere. Tab indents; Esc, then Tab leaves the editor.");
     }
     squeeze(true);
@@ -99,11 +104,29 @@ function close() {
   open.focus();
 }
 
+// What another tab has written since stands here too, unless something was written here as well.
 function keep() {
   clearTimeout(saving);
   saving = undefined;
-  const text = editor.text();
-  if (!kept.write(text === start ? null : text)) say("This browser keeps nothing: download exercise.py before you leave.", true);
+  const mine = editor.text() === start ? null : editor.text();
+  const theirs = kept.read();
+  conflict.hidden = true;
+  if (mine === theirs) known = theirs;
+  else if (mine === known) take(theirs);
+  else if (theirs !== known) conflict.hidden = false;
+  else if (kept.write(mine)) known = mine;
+  else say("This browser keeps nothing: download exercise.py before you leave.", true);
+}
+
+function take(theirs) {
+  conflict.hidden = true;
+  known = theirs;
+  editor.set(theirs ?? start);
+}
+
+function overwrite() {
+  known = kept.read();
+  keep();
 }
 
 function onchange() {
@@ -111,6 +134,7 @@ function onchange() {
   saving = setTimeout(keep, 300);
 }
 addEventListener("pagehide", () => saving && keep());
+addEventListener("storage", ({ key }) => editor && (key === KEY || key === null) && keep());
 
 function ask(asked) {
   question.hidden = !asked;
@@ -119,7 +143,7 @@ function ask(asked) {
 function reset() {
   ask(false);
   editor.set(start);
-  keep();
+  overwrite();
   results.replaceChildren();
   say("The exercise is back to its original state.");
 }

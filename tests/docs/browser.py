@@ -142,9 +142,10 @@ class Browser:
         self._ids = itertools.count(1)
         self._pages: dict[str, Page] = {}
 
-    def open(self, url: str, width: int, dark: bool) -> Page:
-        """Open an address and wait until it is loaded."""
-        context = self.call("Target.createBrowserContext", {})["browserContextId"]
+    def open(self, url: str, width: int, dark: bool, beside: Page | None = None) -> Page:
+        """Open an address and wait until it is loaded; `beside` a page, with what that one keeps."""
+        context = beside and beside.context
+        context = context or self.call("Target.createBrowserContext", {})["browserContextId"]
         target = self.call("Target.createTarget", {"url": "about:blank", "browserContextId": context})
         attach = {"targetId": target["targetId"], "flatten": True}
         session = self.call("Target.attachToTarget", attach)["sessionId"]

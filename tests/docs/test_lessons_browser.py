@@ -152,6 +152,32 @@ def test_what_was_written_survives_a_reload_and_a_reset_asks_first(browser, addr
     assert first.value("Object.keys(localStorage).filter(key => key.includes('01_block_table'))") == []
 
 
+def test_two_tabs_of_a_lesson_hold_one_text_and_neither_overwrites_the_other(browser, address):
+    """Catches an hour of work that a tab forgotten in the background writes over."""
+    link = f"{address}learn/{LESSONS['05'].folder.name}/"
+    one = browser.open(link, 1280, dark=False)
+    other = browser.open(link, 1280, dark=False, beside=one)
+    for page in (one, other):
+        page.value("lesson.show()")
+    for writer, reader, text in ((one, other, "# a\n"), (other, one, "# b\n")):
+        writer.value(f"lesson.set({json.dumps(text)})")
+        reader.wait_for(f"lesson.text() === {json.dumps(text)}")
+    kept = "Object.keys(localStorage).find(key => key.includes('05_'))"
+    asked = f"!{EDITOR}.querySelector('[role=alert]').hidden"
+    press = f"[...{EDITOR}.querySelectorAll('button')].find(b => b.textContent === '%s').click()"
+    for number, (choice, chosen) in enumerate((("Keep this one", "here"), ("Take the other one", "there"))):
+        # As if the other tab wrote while this one was frozen: no event comes.
+        other.value(f"localStorage[{kept}] = '# there {number}'; lesson.set('# here {number}')")
+        other.wait_for(asked)
+        assert other.value(f"localStorage[{kept}]") == f"# there {number}"
+        other.value(press % choice)
+        assert not other.value(asked)
+        for page in (one, other):
+            page.wait_for(f"lesson.text() === '# {chosen} {number}'")
+    assert one.problems == other.problems == []
+    one.close()
+
+
 def test_an_endless_loop_is_stopped_and_told(first):
     """Catches a page that has to be closed; and an engine that is lost with the loop."""
     start = LESSONS["01"].start.read_text()
