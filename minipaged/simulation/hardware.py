@@ -108,7 +108,7 @@ class Constants:
     worker_seconds: float = _from(
         0.006,
         "fitted once, to the range of Fig. 12 c: host time of a step for each additional chip, a remote call "
-        "with the plan and its answer",
+        "with the plan and its answer; `minipaged simulate` leaves it out",
     )
     paged_read_tokens: float = _from(
         3.5,

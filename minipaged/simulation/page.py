@@ -23,13 +23,14 @@ growth, and those that vLLM reports for prefix-caching-aware scheduling and chun
 estimates how long a step takes. The same code that serves real models decides which blocks go where, and
 which requests are admitted and preempted.
 
-This command runs everything and prints these tables:
+This command runs all experiments, and prints their claims in one table:
 
 ```bash
 minipaged reproduce --all
 ```
 
-`--json` prints the claims as JSON, and `--docs docs/reproduce` writes this page.
+`--json` prints the claims as JSON, with the reasons for differences. `--docs docs/reproduce` writes this
+page; only then is the dependence on the [fitted values](#what-is-fitted) computed.
 
 The data sets cannot be included, so lengths are drawn from lognormal distributions with the published means.
 The time of a step comes from a model with the constants below. The same constants are used for all figures,
@@ -102,20 +103,21 @@ def _fitted(changes: list[dict[str, Any]]) -> str:
 def _section(result: dict[str, Any]) -> str:
     name, title = result["experiment"], result["title"]
     notes = list(dict.fromkeys(claim["note"] for claim in result["claims"] if claim["note"]))
-    published, measured_only = [], []
+    published: list[tuple[str, ...]] = []
+    measured_only: dict[str, list[tuple[str, ...]]] = {}
     for claim in result["claims"]:
         mark = f" ({notes.index(claim['note']) + 1})" if claim["note"] else ""
         row = (claim["claim"] + mark, *claim_row(claim))
         if claim["paper"] is None:
-            measured_only.append((row[0], row[1], row[3]))
+            measured_only.setdefault(claim["reading"], []).append((row[0], row[1], row[3]))
         else:
             published.append(row)
     head = f"## {title}\n\nSource: {result['source']}. {result['setup']}\n\n"
     head += f"```bash\nminipaged reproduce {name}\n```\n\n![{title}]({name}.svg)"
     lines = _table(CLAIM, CLAIM_ALIGN, published) if published else []
-    if measured_only:
-        lines += ["", "Without a published value:"]
-        lines += _table("measured only | source | measured", "---|---|---:", measured_only)
+    for reading, rows in measured_only.items():
+        plotted = "Plotted in the source, but not read off:" if reading else "Without a published value:"
+        lines += ["", plotted, *_table("measured only | source | measured", "---|---|---:", rows)]
     told = [f"({i}) {note[0].upper()}{note[1:]}.  " for i, note in enumerate(notes, start=1)]
     return "\n".join([head, *lines, "", *told, ""])
 
@@ -154,8 +156,9 @@ def _table(heads: str, align: str, rows: Iterable[tuple[Any, ...]]) -> list[str]
 
 
 LENGTHS = f"""\
-The means of the first two are published (paper, Fig. 11), but the variances are not. We fitted each sigma of
-the logarithm once: ShareGPT's to the mean context of a running request implied by Fig. 2 and 13 a, and
-Alpaca's to Fig. 15. Nothing is published about the translated sentences, so we chose plausible means with
-Fig. 16 in mind. In a beam search, each beam draws a random parent with probability {BEAM_SWITCH:g} and
-otherwise continues its own sequence. We fitted this probability to Fig. 15."""
+The means of the first two are published (paper, Fig. 11), but their variances and limits are not. We assumed
+the limits, and fitted each sigma of the logarithm once: ShareGPT's to the mean context of a running request
+implied by Fig. 2 and 13 a, and Alpaca's to Fig. 15. Nothing is published about the translated sentences, so
+we chose plausible means with Fig. 16 in mind. In a beam search, each beam draws a random parent with
+probability {BEAM_SWITCH:g} and otherwise continues its own sequence. We fitted this probability to Fig.
+15."""

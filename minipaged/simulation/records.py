@@ -52,7 +52,8 @@ class Run:
     num_dropped: int = 0  # arrivals turned away at `max_users`
     num_refused: int = 0  # requests that could never run
     num_cached_tokens: int = 0  # of prompts, found in the prefix cache
-    gaps: Counter[int] = field(default_factory=Counter)  # inter-token latencies / `GAP_RESOLUTION`
+    gaps: Counter[int] = field(default_factory=Counter)  # inter-token latencies / `GAP_RESOLUTION`, rounded
+    gap_seconds: float = 0.0  # their exact sum
     usage: Usage = Usage(0.0, 0.0, 0.0, 0.0)
 
     @property
@@ -76,8 +77,8 @@ class Run:
 
     @property
     def gap_mean(self) -> float:
-        """Mean inter-token latency, s."""
-        return GAP_RESOLUTION * sum(g * n for g, n in self.gaps.items()) / max(1, self.gaps.total())
+        """Mean inter-token latency, s; 0 if there were none."""
+        return self.gap_seconds / max(1, self.gaps.total())
 
     def quantile(self, what: Callable[[Record], float], share: float) -> float:
         """The value of `what` that this share of the finished requests does not exceed."""

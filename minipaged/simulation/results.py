@@ -10,6 +10,9 @@ from typing import Any
 Published = float | tuple[float | None, float | None] | None
 """A number, a range (either end open), or None: the source gives none."""
 
+NOT_READ = "not read off"
+"""The reading of a claim whose number is plotted in the source and that we did not read off."""
+
 
 @dataclass(frozen=True)
 class Claim:

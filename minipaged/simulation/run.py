@@ -111,7 +111,9 @@ class Simulation:
             if record.last_token is None:
                 record.first_token = now
             else:
-                gaps[int((now - record.last_token) * per_second)] += 1
+                gap = now - record.last_token
+                run.gap_seconds += gap
+                gaps[round(gap * per_second)] += 1
             record.last_token = now
         finished = RequestState.FINISHED
         for request in touched:

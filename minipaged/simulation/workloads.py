@@ -1,8 +1,8 @@
 """Requests: token lengths, arrival times, shared prefixes. The seed determines every value.
 
 The data sets behind the sources' figures cannot be shipped; lengths are drawn from lognormal
-distributions with the published means (paper, Fig. 11) and a stated spread, cut to the published limits;
-a file with real lengths may be given instead. Arrivals are a Poisson process.
+distributions with the published means (paper, Fig. 11), a stated spread and an assumed limit; a file with
+real lengths may be given instead. Arrivals are a Poisson process.
 """
 
 import json
@@ -169,7 +169,8 @@ def read_lengths(path: Path) -> FromFile:
 
 # Means: the paper's Fig. 11. It publishes no variances; the sigmas are fitted once, ShareGPT's to the mean
 # context of a running request that Fig. 2 and Fig. 13 a imply (440 to 500 tokens), Alpaca's to the share of
-# full prompt blocks that Fig. 15 implies. Translation: English in, German out; nothing is published.
+# full prompt blocks that Fig. 15 implies. The limit of 1,024 tokens is assumed. Translation: English in,
+# German out; nothing is published.
 SHAREGPT = Independent(Lognormal(161.31, 1.0, 1024), Lognormal(337.99, 0.8, 1024))
 ALPACA = Independent(Lognormal(19.31, 0.6, 1024), Lognormal(58.45, 0.9, 1024))
 TRANSLATION = Independent(Lognormal(40, 0.5, 256), Lognormal(50, 0.5, 256))

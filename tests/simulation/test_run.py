@@ -93,6 +93,22 @@ def test_the_clock_is_the_sum_of_the_steps():
     assert run.normalized_latency == pytest.approx(sum(expected) / 3)
 
 
+def test_the_mean_gap_is_that_of_the_records():
+    """Catches a mean of gaps that are rounded down to a tenth of a millisecond."""
+    run = simulate(paged(OPT_13B), poisson(ALPACA, 5.0, 40, 0))
+    gaps = sum(record.num_tokens - 1 for record in run.records)
+    exact = sum(record.last_token - record.first_token for record in run.records) / gaps
+    assert run.gap_mean == pytest.approx(exact, rel=1e-9)
+
+
+def test_a_quantile_of_the_gaps_is_rounded_to_the_nearest():
+    """One gap of a decode step. Catches a bin named by its lower end."""
+    run = simulate(paged(OPT_13B), [Arrival(0, 0.0, Lengths(120, 2))])
+    gap = run.records[0].last_token - run.records[0].first_token
+    assert gap % 1e-4 > 6e-5, "an example that tells the two apart"
+    assert run.gap_quantile(0.99) == pytest.approx(gap, abs=0.5e-4)
+
+
 def test_an_idle_clock_jumps_to_the_next_arrival():
     run = simulate(paged(OPT_13B), [Arrival(0, 1000.0, Lengths(5, 1))])
     assert run.records[0].admitted == 1000.0

@@ -26,7 +26,7 @@ def conclude(results: dict[str, tuple[float, float]]) -> Outcome:
     curves = [
         Curve("token states", names, tokens),
         Curve("reserved or rounded up", names, [h - t for h, t in zip(held, tokens)]),
-        Curve("free, but not in one piece", names, [100 - h for h in held]),
+        Curve("free", names, [100 - h for h in held]),
     ]
     axes = ("", "share of the KV memory [%]")
     panel = Panel("KV memory by use, queue never empty", *axes, curves, "stacked", y_limit=100)

@@ -4,7 +4,7 @@ from functools import partial
 
 from minipaged.simulation.experiments.common import DATA, capacity
 from minipaged.simulation.measure import saturate
-from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
+from minipaged.simulation.results import NOT_READ, Claim, Curve, Experiment, Outcome, Panel
 from minipaged.simulation.run import MethodOf
 from minipaged.simulation.scripts import ScriptedBeams, ScriptedSampling
 from minipaged.simulation.systems import OPT_13B, system
@@ -51,8 +51,8 @@ def conclude(results: dict[tuple[str, str, int], float]) -> Outcome:
     claims = []
     for key, text in TEXT.items():
         claim = f"sustained rate of paged over Orca (Oracle), {text}"
-        note = SATURATED if key in PUBLISHED else ""
-        claims.append(Claim(claim, "Fig. 14", PUBLISHED.get(key), ratio[key], note=note))
+        note, reading = (SATURATED, "") if key in PUBLISHED else ("", NOT_READ)
+        claims.append(Claim(claim, "Fig. 14", PUBLISHED.get(key), ratio[key], "x", note, reading))
     curves = [
         Curve("parallel sampling", [1, *WIDTHS], [ratio["sampling", n] for n in (1, *WIDTHS)]),
         Curve("beam search", list(WIDTHS), [ratio["beams", n] for n in WIDTHS]),
