@@ -100,6 +100,20 @@ def test_the_pool_follows_the_server_from_the_middle_of_a_run(live):
     assert page.problems == []
 
 
+def test_an_answer_and_its_table_have_one_name_to_the_end(live):
+    """Catches a table that loses its number when its siblings have ended, while its text still has one."""
+    page, lines, _ = live
+    name = f"cmpl-{'0' * 32}-0"
+    tables = {f"{name}/{i}": {"blocks": [0, [i]], "num_tokens": 2} for i in range(3)}
+    ended = {f"{name}/{i}": None for i in (0, 2)}
+    lines.put(HEADER)
+    lines.put({"step": 0, "num_waiting": 0, "planned": {"tables": tables}})
+    lines.put({"step": 1, "num_waiting": 0, "committed": {"tables": ended}})
+    page.wait_for("viewer.state().step === 1")
+    page.wait_for("document.querySelectorAll('.mpv-name').length === 1")
+    assert page.value("document.querySelector('.mpv-name b').textContent") == "1.2"
+
+
 def test_text_streams_in_as_text(live):
     """Catches an answer that becomes elements, completions that mix, a character cut in two."""
     page, _, asked = live

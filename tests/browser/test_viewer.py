@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minipaged.decoding.params import SamplingParams
+from minipaged.decoding.params import BeamSearchParams, SamplingParams
 from minipaged.viewer.displays import html_of
 from minipaged.viewer.page import WEB, script, trace_page
 from minipaged.viewer.pictures import palette
@@ -124,17 +124,22 @@ def states(page: Page, steps: list[int]) -> list[dict]:
     )
 
 
+def load_scenario(page: Page, seed: int, path: Path) -> None:
+    """A random run of forks, swaps, preemptions, evictions, aborts and failed steps."""
+    scenario = Scenario(seed)
+    engine = TracedToyEngine(toy_scheduler(**scenario.settings), path)
+    scenario.engine = engine
+    scenario.run()
+    engine.file.close()
+    load(page, path.read_text())
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_memory_in_the_page_is_that_of_the_run_at_every_step(seed, page, tmp_path, caplog):
     """Catches an owner, count, fill, table or state that differs after a fork, a swap, a preemption, an
     eviction, an abort or a failed step; also when steps are visited in any order."""
     caplog.set_level(logging.ERROR, "minipaged")
-    scenario = Scenario(seed)
-    engine = TracedToyEngine(toy_scheduler(**scenario.settings), tmp_path / "trace")
-    scenario.engine = engine
-    scenario.run()
-    engine.file.close()
-    load(page, (tmp_path / "trace").read_text())
+    load_scenario(page, seed, tmp_path / "trace")
     records = {record.step: record for record in read_trace(tmp_path / "trace")}
     there, back = sorted(records), sorted(records, reverse=True)
     for order in (there, back[::7], there[::13] + back[::11]):
@@ -151,6 +156,114 @@ def test_the_memory_in_the_page_is_that_of_the_run_at_every_step(seed, page, tmp
                 if phase == "planned":
                     assert state["waste"] == pytest.approx(waste_of(view))
     assert page.problems == []
+
+
+def told(page: Page, step: int, phase: str) -> list[dict]:
+    """What the viewer says happens at a step."""
+    return page.value(f"viewer.seek({step}, {phase!r}), viewer.state().events")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_commit_changes_nothing_of_what_is_told_of_the_plan(seed, page, tmp_path, caplog):
+    """Catches hits, copies, allocations or names that are made up from the memory after the commit."""
+    caplog.set_level(logging.ERROR, "minipaged")
+    load_scenario(page, seed, tmp_path / "trace")
+    of_the_commit = {"fork", "free", "end"}
+    kinds = set()
+    for record in read_trace(tmp_path / "trace"):
+        planned, committed = (
+            [event for event in told(page, record.step, phase) if event["kind"] not in of_the_commit]
+            for phase in ("planned", "committed")
+        )
+        assert committed == planned
+        kinds |= {event["kind"] for event in planned}
+    assert {"admission", "allocation", "prefill", "decode"} <= kinds
+
+
+@pytest.mark.parametrize("phase", ["planned", "committed"])
+def test_a_prefix_hit_names_the_blocks_that_were_there(phase, page, tmp_path):
+    """Catches blocks that the step has filled itself, taken for hits once they are full."""
+    params = SamplingParams(max_tokens=6)
+    requests = {"0": (range(19), params), "1": ([*range(8), *range(50, 61)], params)}
+    load(page, recorded(tmp_path / "trace", modelless(32), requests))
+    hits = [event for event in told(page, 0, phase) if event["kind"] == "hit"]
+    assert [event["blocks"] for event in hits] == [[0, 1]]
+    assert "8 tokens of 1 are there already in blocks 0, 1," in hits[0]["text"]
+    prefills = {e["text"]: e["concept"] for e in told(page, 0, phase) if e["kind"] == "prefill"}
+    assert prefills == {
+        "0 computes its prompt: 19 tokens in one forward pass.": "scheduler",
+        "1 computes tokens 8 to 18 of 19: what is cached is left out.": "prefix-cache",
+    }
+
+
+def test_a_beam_is_told_what_it_copies_and_takes_before_it_continues_another(page, tmp_path):
+    """Catches owners and reasons of copies and blocks read from tables that the commit has moved."""
+    requests = {"0": (range(5), BeamSearchParams(beam_width=4, max_tokens=8))}
+    load(page, recorded(tmp_path / "trace", modelless(32), requests))
+    moved = 0
+    for record in read_trace(tmp_path / "trace"):
+        owner = {block: table.position for table in record.planned.tables.values() for block in table.blocks}
+        events = told(page, record.step, "committed")
+        texts = [event["text"] for event in events if event["kind"] == "copy"]
+        assert len(texts) == len(record.copies)
+        for (source, target), text in zip(record.copies, texts):
+            readers = record.planned.blocks()[source].ref_count
+            assert f"to block {target}, because 0.{owner[target] + 1} writes" in text
+            assert ("prefix cache keeps" in text) == (readers == 0)
+        for event in events:
+            if event["kind"] == "allocation" and record.step:
+                assert event["text"].startswith(f"0.{owner[event['blocks'][0]] + 1} takes")
+        moved += sum(event["kind"] == "fork" for event in events)
+    assert moved > 4
+
+
+def test_what_a_commit_gives_back_names_what_the_step_has_taken(page, tmp_path):
+    """Catches a block that is taken and given back within a step, of which only the taking is told."""
+    load(page, recorded(tmp_path / "trace", modelless(8), {"0": (range(4), SamplingParams(max_tokens=2))}))
+    free = [event["blocks"] for event in told(page, 1, "committed") if event["kind"] == "free"]
+    assert free == [[0, 1]]
+
+
+LIMITED = "the step's budget limits the rest."
+
+
+@pytest.mark.parametrize(
+    ("prompt", "chunks"),
+    [
+        (10, [f"tokens 0 to 3 of 10: {LIMITED}", f"tokens 4 to 7 of 10: what is done is left out, and {LIMITED}",
+              "tokens 8 to 9 of 10: what is done is left out."]),
+        (5, [f"tokens 0 to 3 of 5: {LIMITED}", "token 4 of 5: what is done is left out."]),
+    ],
+)  # fmt: skip
+def test_a_chunk_blames_the_budget_only_for_what_is_left(prompt, chunks, page, tmp_path):
+    """Catches a last chunk that is told as if something had cut it short, and "tokens 4 to 4"."""
+    engine = modelless(8, max_num_batched_tokens=4)
+    load(page, recorded(tmp_path / "trace", engine, {"A": (range(prompt), SamplingParams(max_tokens=2))}))
+    events = [told(page, step, "planned")[-1] for step in range(len(chunks))]
+    assert [event["text"] for event in events] == [f"A computes {chunk}" for chunk in chunks]
+    assert {event["concept"] for event in events} == {"batch-policies"}
+
+
+def test_a_snapshot_forks_nobody(page):
+    """Catches a page that comes late and tells of forks long past as if they had just happened."""
+    tables = {f"A/{i}": {"blocks": [0, [0, 1 + i]], "num_tokens": 6} for i in range(3)}
+    event = {"kind": "snapshot"}
+    load(
+        page,
+        trace_text(HEADER, {"step": 7, "num_waiting": 0, "events": [event], "committed": {"tables": tables}}),
+    )
+    assert [event["kind"] for event in told(page, 7, "committed")] == ["other"]
+
+
+@pytest.mark.parametrize("phase", ["planned", "committed"])
+def test_a_sequence_keeps_its_name_when_its_siblings_end(phase, page, tmp_path):
+    """Catches three samples that are all called 0 once they have ended, or one that is left alone."""
+    load(
+        page,
+        recorded(tmp_path / "trace", modelless(32), {"0": (range(5), SamplingParams(n=3, max_tokens=3))}),
+    )
+    last = page.value("viewer.seek(99), viewer.state().step")
+    assert told(page, last, phase)[-1]["text"] == "0.1, 0.2, 0.3 decode: one new token each."
 
 
 def test_appended_entries_show_what_a_loaded_trace_shows(page, swapping):

@@ -17,25 +17,21 @@ export const CONCEPTS = {
 
 const MOST = 60; // letters of a name or a reason from outside
 const short = (text, most = MOST) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
-const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+export const plural = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 const list = (items, most = 8) =>
   items.length > most ? `${items.slice(0, most).join(", ")} and ${items.length - most} more` : items.join(", ");
 const blocksText = (blocks) => `${blocks.length === 1 ? "block" : "blocks"} ${list(blocks)}`;
 
-// What a sequence is called: its request, and its number if the request has several.
-export function labels(memory) {
-  const several = new Map();
-  for (const table of memory.tables.values()) several.set(table.request, (several.get(table.request) ?? 0) + 1);
-  return (table) => (several.get(table.request) > 1 ? `${short(table.request)}.${table.position + 1}` : short(table.request));
-}
+// What a sequence is called: its request, and its number if the request is one of the `several` that have more.
+export const labels = (several) => (table) => `${short(table.request)}${several.has(table.request) ? `.${table.position + 1}` : ""}`;
 
-// All that a step does, in the order in which it is decided: [{kind, text, concept, blocks}].
-export function explain({ entry, before, memory }, committed) {
+// All that a step does, in the order in which it is decided: [{kind, text, concept, blocks}]. What the plan does is
+// read from the memory that it made: the commit has moved tables and filled blocks since.
+export function explain({ entry, before, planned, memory }, nameOf) {
   const told = [];
   const tell = (kind, concept, text, blocks = []) => told.push({ kind, concept, text, blocks });
-  const size = memory.header.block_size;
-  const label = labels(memory);
-  const nameOf = (table) => label(table);
+  const size = planned.header.block_size;
+  const committed = memory !== planned;
   const events = entry.events ?? [];
 
   for (const event of events) {
@@ -52,11 +48,11 @@ export function explain({ entry, before, memory }, committed) {
       const again = event.kind === "resumed" ? "is back and computes its tokens again" : "is admitted";
       const need = Number(event.prompt_tokens) || 0;
       const blocks = Number(event.blocks) || 0;
-      tell("admission", "scheduler", `${who} ${again}: its ${count(need, "prompt token")} ${need === 1 ? "needs" : "need"} ${count(blocks, "new block")}, and the pool has them.`);
+      tell("admission", "scheduler", `${who} ${again}: its ${plural(need, "prompt token")} ${need === 1 ? "needs" : "need"} ${plural(blocks, "new block")}, and the pool has them.`);
       if (event.cached_tokens > 0) {
-        const hits = hitBlocks(before, memory, request, size);
+        const hits = hitBlocks(before, planned, request, size);
         const where = hits.length ? ` in ${blocksText(hits)}` : "";
-        tell("hit", "prefix-cache", `Prefix hit: ${count(event.cached_tokens, "token")} of ${who} ${event.cached_tokens === 1 ? "is" : "are"} there already${where}, so nothing of that is computed.`, hits);
+        tell("hit", "prefix-cache", `Prefix hit: ${plural(event.cached_tokens, "token")} of ${who} ${event.cached_tokens === 1 ? "is" : "are"} there already${where}, so nothing of that is computed.`, hits);
       }
     } else if (event.kind === "resumed") {
       tell("admission", "swapping", `${who} is back from host memory: its blocks fit again, and it goes on where it was.`);
@@ -71,71 +67,47 @@ export function explain({ entry, before, memory }, committed) {
     }
   }
   if (entry.swap_out?.length)
-    tell("swap", "swapping", `${count(entry.swap_out.length, "block")} ${entry.swap_out.length === 1 ? "moves" : "move"} to host memory before their device blocks are given away.`, entry.swap_out.map(([block]) => block));
+    tell("swap", "swapping", `${plural(entry.swap_out.length, "block")} ${entry.swap_out.length === 1 ? "moves" : "move"} to host memory before their device blocks are given away.`, entry.swap_out.map(([block]) => block));
   if (entry.swap_in?.length)
-    tell("swap", "swapping", `${count(entry.swap_in.length, "block")} ${entry.swap_in.length === 1 ? "comes" : "come"} back from host memory.`, entry.swap_in.map(([, block]) => block));
+    tell("swap", "swapping", `${plural(entry.swap_in.length, "block")} ${entry.swap_in.length === 1 ? "comes" : "come"} back from host memory.`, entry.swap_in.map(([, block]) => block));
 
-  const gone = evicted(memory, entry, before.tables);
+  const gone = evicted(planned, entry, before.tables);
   if (gone.length)
     tell("eviction", "prefix-cache", `The prefix cache gives up ${blocksText(gone)}: nothing else is free, and by default the least recently used goes first.`, gone);
 
   const copied = new Set();
   for (const [from, to] of entry.copies ?? []) {
     copied.add(to);
-    const writer = [...memory.tables.values()].find((table) => !table.on_host && table.blocks.includes(to));
+    const writer = [...planned.tables.values()].find((table) => !table.on_host && table.blocks.includes(to));
     const who = writer ? nameOf(writer) : "A sequence";
-    const others = memory.refs[0][from] ?? 0;
+    const others = planned.refs[0][from] ?? 0;
     const why = others ? `${who} writes where ${others === 1 ? "another sequence reads" : `${others} others read`}` : `${who} writes to a block that the prefix cache keeps`;
     tell("copy", "block-table", `Copy-on-write: block ${from} is copied to block ${to}, because ${why}.`, [from, to]);
   }
 
-  for (const table of memory.tables.values()) {
-    if (table.on_host) continue;
+  for (const table of planned.tables.values()) {
     const old = before.tables.get(table.name);
-    if (!old || old.on_host) {
-      if (!old && !committed) {
-        const fresh = newBlocks(table, undefined, size).filter(({ hit, block }) => !hit && !copied.has(block));
-        const blocks = fresh.map(({ block }) => block);
-        const needed = Math.ceil(table.num_tokens / size);
-        const ahead = table.blocks.length - needed;
-        if (fresh.length && ahead > 0)
-          tell("allocation", "page-growth", `${nameOf(table)} gets ${blocksText(blocks)}, ${count(ahead, "block")} more than its ${count(table.num_tokens, "token")} ${table.num_tokens === 1 ? "needs" : "need"}: kept for tokens that may never come.`, blocks);
-        else if (fresh.length)
-          tell("allocation", "allocator", `${nameOf(table)} gets ${blocksText(blocks)} for ${count(table.num_tokens, "token")}${fresh.length > 1 ? "; they need not lie side by side" : ""}.`, blocks);
-      }
-      continue;
-    }
-    const fresh = newBlocks(table, old, size).filter(({ block, logical }) => !copied.has(block) && logical >= old.blocks.length);
-    if (fresh.length) {
-      const blocks = fresh.map(({ block }) => block);
-      const ahead = table.blocks.length - Math.ceil(table.num_tokens / size);
+    if (table.on_host || old?.on_host) continue;
+    const blocks = newBlocks(table, old, size)
+      .filter(({ block, logical, hit }) => !hit && !copied.has(block) && logical >= (old?.blocks.length ?? 0))
+      .map(({ block }) => block);
+    if (!blocks.length) continue;
+    const who = nameOf(table);
+    const ahead = table.blocks.length - Math.ceil(table.num_tokens / size);
+    const tokens = plural(table.num_tokens, "token");
+    if (!old && ahead > 0)
+      tell("allocation", "page-growth", `${who} gets ${blocksText(blocks)}, ${plural(ahead, "block")} more than its ${tokens} ${table.num_tokens === 1 ? "needs" : "need"}: kept for tokens that may never come.`, blocks);
+    else if (!old)
+      tell("allocation", "allocator", `${who} gets ${blocksText(blocks)} for ${tokens}${blocks.length > 1 ? "; they need not lie side by side" : ""}.`, blocks);
+    else if (ahead > 0)
+      tell("allocation", "page-growth", `${who} takes ${blocksText(blocks)}, more than it fills now: its growth policy asks ahead.`, blocks);
+    else {
       const full = old.blocks.length ? `block ${old.blocks[old.blocks.length - 1]} is full` : "it has no block";
-      if (ahead > 0) tell("allocation", "page-growth", `${nameOf(table)} takes ${blocksText(blocks)}, more than it fills now: its growth policy asks ahead.`, blocks);
-      else tell("allocation", "block-table", `${nameOf(table)} takes ${blocksText(blocks)}: ${full}, and one more token has to be written.`, blocks);
+      tell("allocation", "block-table", `${who} takes ${blocksText(blocks)}: ${full}, and one more token has to be written.`, blocks);
     }
   }
 
-  if (committed) {
-    for (const table of memory.tables.values()) {
-      if (before.tables.has(table.name) || !table.position) continue;
-      const sibling = [...memory.tables.values()].find((other) => other !== table && other.request === table.request);
-      if (sibling && sibling.blocks[0] === table.blocks[0])
-        tell("fork", "parallel-sampling", `${nameOf(table)} is forked: it holds the same ${count(table.blocks.length, "block")}, and nothing is copied until one of them writes.`, table.blocks);
-    }
-    for (const table of memory.tables.values()) {
-      const old = before.tables.get(table.name);
-      if (!old || old.on_host || table.on_host || old.blocks.every((block, i) => block === table.blocks[i])) continue;
-      if (!(entry.copies ?? []).some(([, to]) => table.blocks.includes(to)))
-        tell("fork", "beam-search", `${nameOf(table)} now continues another beam, whose ${blocksText(table.blocks)} it shares; what it held before is dropped.`, table.blocks);
-    }
-    const back = [];
-    before.refs[0].forEach((refs, block) => refs && !memory.refs[0][block] && back.push(block));
-    if (back.length) {
-      const kept = back.filter((block) => memory.evictable.has(block));
-      const note = kept.length ? ` (${kept.length === back.length ? "all" : kept.length} stay cached until the room is needed)` : "";
-      tell("free", "allocator", `${blocksText(back)} ${back.length === 1 ? "comes" : "come"} back: no sequence holds ${back.length === 1 ? "it" : "them"} any more${note}.`.replace(/^b/, "B"), back);
-    }
-  }
+  if (committed) tellCommit(before, planned, memory, nameOf, tell);
   if (entry.finished?.length)
     tell("end", "allocator", `${list(entry.finished.map((request) => short(String(request))))} ${entry.finished.length === 1 ? "has" : "have"} ended: every block that nobody else holds comes back ${committed ? "now" : "with this step's commit"}.`);
   if (events.some((event) => event.kind === "closed"))
@@ -143,25 +115,48 @@ export function explain({ entry, before, memory }, committed) {
 
   const decodes = [];
   for (const scheduled of entry.scheduled ?? []) {
-    const table = memory.tables.get(`${scheduled[0]}/${scheduled[1]}`) ?? before.tables.get(`${scheduled[0]}/${scheduled[1]}`);
-    if (isDecode(table, scheduled)) decodes.push(table ? nameOf(table) : short(scheduled[0]));
-    else {
-      const [, , start, number] = scheduled;
-      const request = table ? nameOf(table) : short(scheduled[0]);
-      const total = table?.tokens.length ?? 0;
-      const part = start > 0 || start + number < total;
-      if (part) tell("prefill", "batch-policies", `${request} computes tokens ${start} to ${start + number - 1}${total ? ` of ${total}` : ""}: what is cached or done is left out, and the step's budget limits the rest.`);
-      else tell("prefill", "scheduler", `${request} computes its prompt: ${count(number, "token")} in one forward pass.`);
-    }
+    const [request, position, start, number] = scheduled;
+    const name = `${request}/${position}`;
+    const table = planned.tables.get(name);
+    const who = table ? nameOf(table) : short(request);
+    const total = table?.tokens.length ?? 0;
+    const rest = start + number < total;
+    const cached = start > 0 && !before.tables.has(name);
+    const why = [start > 0 && `what is ${cached ? "cached" : "done"} is left out`, rest && "the step's budget limits the rest"].filter(Boolean);
+    const which = `${number === 1 ? `token ${start}` : `tokens ${start} to ${start + number - 1}`}${total ? ` of ${total}` : ""}`;
+    if (isDecode(table, scheduled)) decodes.push(who);
+    else if (why.length) tell("prefill", cached && !rest ? "prefix-cache" : "batch-policies", `${who} computes ${which}: ${why.join(", and ")}.`);
+    else tell("prefill", "scheduler", `${who} computes its prompt: ${plural(number, "token")} in one forward pass.`);
   }
   if (decodes.length) tell("decode", "scheduler", `${list(decodes, 6)} ${decodes.length === 1 ? "decodes: one new token" : "decode: one new token each"}.`);
   if (!told.length) tell("other", "scheduler", "Nothing is computed in this step.");
   return told;
 }
 
-function hitBlocks(before, memory, request, size) {
+// Who is forked, who continues another, and what comes back.
+function tellCommit(before, planned, memory, nameOf, tell) {
+  for (const table of memory.tables.values()) {
+    if (planned.tables.has(table.name)) continue;
+    const sibling = [...planned.tables.values()].find((other) => other.request === table.request);
+    if (sibling && sibling.blocks[0] === table.blocks[0])
+      tell("fork", "parallel-sampling", `${nameOf(table)} is forked: it holds the same ${plural(table.blocks.length, "block")}, and nothing is copied until one of them writes.`, table.blocks);
+  }
+  for (const table of memory.tables.values()) {
+    const old = planned.tables.get(table.name);
+    if (old && !table.blocks.every((block, i) => block === old.blocks[i]))
+      tell("fork", "beam-search", `${nameOf(table)} now continues another beam, whose ${blocksText(table.blocks)} it shares; what it held before is dropped.`, table.blocks);
+  }
+  const back = [];
+  memory.refs[0].forEach((refs, block) => !refs && (before.refs[0][block] || planned.refs[0][block]) && back.push(block));
+  if (!back.length) return;
+  const kept = back.filter((block) => memory.evictable.has(block));
+  const note = kept.length ? ` (${kept.length === back.length ? "all" : kept.length} stay cached until the room is needed)` : "";
+  tell("free", "allocator", `${blocksText(back)} ${back.length === 1 ? "comes" : "come"} back: no sequence holds ${back.length === 1 ? "it" : "them"} any more${note}.`.replace(/^b/, "B"), back);
+}
+
+function hitBlocks(before, planned, request, size) {
   const blocks = new Set();
-  for (const table of memory.tables.values())
+  for (const table of planned.tables.values())
     if (table.request === request && !before.tables.has(table.name))
       for (const { block, hit } of newBlocks(table, undefined, size)) if (hit) blocks.add(block);
   return [...blocks];

@@ -3,7 +3,7 @@
 export const JUMPS = ["preemptions", "copies", "hits", "evictions"];
 
 // Blocks of a table that it did not hold before: {block, logical, hit}. A hit is a block of the prefix cache
-// (or of another sequence) that has its tokens already.
+// (or of another sequence) that has its tokens already; a commit fills others, so only the plan tells them apart.
 export function newBlocks(table, before, size) {
   const held = before && before.on_host === table.on_host ? before.blocks : [];
   const added = [];
@@ -18,7 +18,7 @@ export function isDecode(table, [, , start, count]) {
   return count === 1 && table !== undefined && start >= table.num_prompt;
 }
 
-// Cached blocks that were given away; `known`: names of the tables before the step.
+// Cached blocks that were given away; `memory`: after the plan, `known`: names of the tables before the step.
 export function evicted(memory, entry, known) {
   const reused = new Set();
   for (const name of Object.keys(entry.planned?.tables ?? {})) {

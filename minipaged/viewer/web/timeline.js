@@ -19,6 +19,7 @@ export class Timeline {
     this.current = null;
     this.totals = Object.fromEntries(JUMPS.map((kind) => [kind, 0])); // steps with at least one
     this.requests = new Map(); // id -> its number, in the order in which they appear
+    this.several = new Set(); // those that ever had more than one sequence
     this.preemptions = []; // [step number, request, whether it waits from now on]
     this.hostEver = false;
     this.hostHighest = -1; // last block of either pool that was ever held
@@ -54,6 +55,9 @@ export class Timeline {
     }
     for (const [request] of entry.scheduled ?? [])
       if (!this.requests.has(request)) this.requests.set(request, this.requests.size);
+    for (const { tables } of [entry.planned ?? {}, entry.committed ?? {}])
+      for (const name of Object.keys(tables ?? {}))
+        if (!name.endsWith("/0")) this.several.add(name.slice(0, name.lastIndexOf("/")));
     this.hostEver ||= stats.host > 0;
     for (const [, block] of entry.swap_out ?? []) this.hostHighest = Math.max(this.hostHighest, block);
     this.highest = stats.highest;
@@ -95,8 +99,8 @@ export class Timeline {
     return low;
   }
 
-  // A step: {entry, before, memory, stats}; `before` is the memory when it began, `memory` while it is
-  // computed, or after its commit. All are valid until the next call.
+  // A step: {entry, before, planned, memory, stats}; `before` is the memory when it began, `planned` while it is
+  // computed, `memory` the same or that after its commit. All are valid until the next call.
   at(index, committed = false) {
     const current = this.current;
     const near = current && current.index <= index && index - current.index < SEGMENT;
@@ -109,10 +113,11 @@ export class Timeline {
     }
     this.current = { index, memory: before };
     const entry = this.entry(index);
-    const memory = Memory.from(this.header, before.kept());
-    memory.plan(entry);
+    const planned = Memory.from(this.header, before.kept());
+    planned.plan(entry);
+    const memory = committed ? Memory.from(this.header, planned.kept()) : planned;
     if (committed) memory.commit(entry);
-    return { entry, before, memory, stats: this.stats[index] };
+    return { entry, before, planned, memory, stats: this.stats[index] };
   }
 
   // The next index after `from` (by 1 or -1) where something of this kind happens, or -1.

@@ -192,7 +192,7 @@ class Viewer {
   }
 
   told() {
-    this.cachedTold ??= explain(this.moment(), this.phase === "committed");
+    this.cachedTold ??= explain(this.moment(), labels(this.timeline.several));
     return this.cachedTold;
   }
 
@@ -523,7 +523,7 @@ class Viewer {
   drawPool() {
     const { timeline, parts, colours, pool } = this;
     const memory = timeline.length ? this.moment().memory : timeline.memory;
-    const label = labels(memory);
+    const label = labels(timeline.several);
     const marks = timeline.length ? this.marks() : { fresh: new Set(), hit: new Set(), evicted: new Set() };
     const scene = { memory, chosen: this.chosenTable, colours, hueOf: (table) => this.hueOf(table), nameOf: label, selected: this.selected, marks, progress: this.progress };
     pool.draw(scene);
@@ -607,7 +607,7 @@ class Viewer {
     const { memory } = this.moment();
     const { parts, timeline } = this;
     const size = timeline.header.block_size;
-    const label = labels(memory);
+    const label = labels(timeline.several);
     const all = [...memory.tables.values()];
     if (this.chosenTable && !memory.tables.has(this.chosenTable)) this.chosenTable = null;
     let shown = all.slice(0, MOST_TABLES);
