@@ -3,11 +3,14 @@
 import base64
 import json
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+from minipaged.cli.main import app
 from minipaged.learn.lessons import read_lessons
 from tests.docs.browser import find_chromium
 from tests.docs.site import ROOT, build_once
@@ -42,6 +45,19 @@ def test_a_handout_is_one_file(make):
     assert re.findall(r"url\((?!#)|@import", html) == []
     assert "![" not in html
     assert "`" not in re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL)
+
+
+def test_commands_of_the_cheat_sheet_work(tmp_path, monkeypatch):
+    """Catches a command that asks for more than the sheet gives it. What takes long is asked for help."""
+    monkeypatch.chdir(tmp_path)
+    _, _, section = (ROOT / "docs/_generate/cheat_sheet.md").read_text().partition("## Commands")
+    commands = [text.removeprefix("minipaged ") for text in re.findall("`(.+?)`", section)]
+    assert len(commands) > 5
+    for command in commands:
+        words = shlex.split(command.replace("...", "--prompt Once"))
+        words += [] if words[0] in ("generate", "view") else ["--help"]
+        ran = CliRunner().invoke(app, words)
+        assert ran.exit_code == 0, (command, ran.exception)
 
 
 @pytest.mark.slow
