@@ -52,7 +52,7 @@ def view(
     if output is not None:
         text = trace_page(trace)
         if (problem := breaks_off(trace)) is not None:
-            print(f"minipaged: {trace}, {problem}", file=sys.stderr)
+            print(f"minipaged: {problem}", file=sys.stderr)
         write_text("page", output, text)
         print(f"{output}: {len(text.encode()):,} bytes; open it in a browser")
     if export is not None:

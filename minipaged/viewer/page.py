@@ -13,12 +13,12 @@ import base64
 import gzip
 import hashlib
 import html
-import json
 import re
+from collections import deque
 from pathlib import Path
 
 from minipaged.text_io import read_text
-from minipaged.viewer.replay import read_trace
+from minipaged.viewer.replay import TraceError, read_trace
 
 WEB = Path(__file__).with_name("web")
 IMPORT = re.compile(r'^import .*? from "\./(\w+\.js)";\n', re.MULTILINE)
@@ -75,12 +75,11 @@ def trace_page(path: Path) -> str:
 
 
 def breaks_off(path: Path) -> str | None:
-    """What is wrong with the lines of a trace, in a sentence; None if all of them are JSON."""
-    for number, line in enumerate(read_text("trace", path).splitlines(), start=1):
-        try:
-            json.loads(line)
-        except (ValueError, RecursionError):
-            return f"line {number} is not JSON (was it truncated?); the page shows the steps before it"
+    """Why a trace cannot be read to its end, in a sentence; None if it can."""
+    try:
+        deque(read_trace(path), maxlen=0)
+    except TraceError as error:
+        return f"{error} (the page shows the steps before it)"
     return None
 
 

@@ -162,6 +162,31 @@ def test_a_cut_trace_is_written_with_a_word_of_warning(capsys, monkeypatch, trac
     assert page.exists()
 
 
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (["[]"], "line 4 is not a JSON object"),
+        (['{"x": 1}'], "line 4 does not continue the trace (KeyError('step')); is a line missing?"),
+        ([], "line 4 does not continue the trace"),
+    ],
+    ids=["list", "foreign", "missing"],
+)
+def test_a_page_of_a_broken_trace_says_what_perfetto_says(
+    capsys, monkeypatch, trace, tmp_path, broken, message
+):
+    """Catches a page of a few steps, with no word, of a trace with a foreign or a missing line."""
+    lines = trace.read_text().splitlines()
+    trace.write_text("\n".join([*lines[:3], *broken, *lines[7:]]))
+    page = tmp_path / "page.html"
+    code, _, err = call(capsys, monkeypatch, "view", str(trace), "-o", str(page))
+    assert (code, err.count("\n")) == (0, 1)
+    assert message in err
+    assert page.exists()
+    with pytest.raises(TraceError) as told:
+        perfetto(trace)
+    assert err == f"minipaged: {told.value} (the page shows the steps before it)\n"
+
+
 def test_perfetto_has_a_slice_for_every_step_of_a_request(trace, capsys, monkeypatch, tmp_path):
     """Catches a timeline with gaps, rows without names, or events that Perfetto does not read."""
     file = tmp_path / "run.json"
