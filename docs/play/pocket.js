@@ -110,8 +110,11 @@ function step({ lines, outputs, texts, running, more }) {
   at("answers").ariaBusy = String(more); // read out when it is whole
 }
 
+let stopped = 0; // how often all were
 async function ask(options) {
+  const then = stopped;
   await engine.load();
+  if (stopped > then) return;
   results.busy = true;
   sent.set(++last, begin(options.text));
   await engine.send({ call: "prompt", id: last, ...options });
@@ -123,5 +126,8 @@ form.addEventListener("submit", (event) => {
   const [beams, temperature] = [value("beams"), value("temperature")];
   ask({ text: form.elements.prompt.value, max_tokens: value("max_tokens"), temperature, n: value("n"), beams }).catch(() => {});
 });
-at("stop").addEventListener("click", () => engine.ready && engine.send({ call: "stop" }));
+at("stop").addEventListener("click", () => {
+  stopped++;
+  if (engine.ready) engine.send({ call: "stop" });
+});
 results.ask = ask;

@@ -335,6 +335,19 @@ def test_the_button_loads_the_model_too_and_then_the_network_may_go(browser, add
     page.close()
 
 
+def test_what_is_stopped_while_the_model_loads_is_not_written(browser, address):
+    """Catches a text that is written although it was stopped, and a page that then writes none at all."""
+    page = browser.open(f"{address}play/pocket/", 1280, dark=False)
+    page.value("document.getElementById('send').click()")
+    page.value("document.getElementById('stop').click()")
+    page.wait_for("document.getElementById('load').parentElement.hidden")
+    page.value("pocket.ask({text: 'The little robot', max_tokens: 8}).then(() => true)")
+    page.wait_for("!pocket.busy && pocket.tokens[0]?.[0].length === 8")
+    assert page.value("document.querySelectorAll('.answer').length") == 1
+    assert page.problems == []
+    page.close()
+
+
 def test_a_site_without_pyodide_says_what_is_missing(browser, site, tmp_path):
     """Catches a button that does nothing where npm could not fetch Pyodide."""
     target = tmp_path / "site"
