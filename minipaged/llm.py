@@ -7,14 +7,14 @@ scripts carry over. Everything below this module works with token ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from minipaged import pocket_model
 from minipaged.components import Components
-from minipaged.config import ConfigError, config_from
+from minipaged.config import ConfigError, EngineConfig, config_from
 from minipaged.conversations import Message, Tool, as_prompt, conversations_of
 from minipaged.decoding.checks import ParamsError
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
@@ -77,7 +77,9 @@ class LLM:
     ) -> None:
         register_displays()
         self.config = config_from(own_settings(options))
-        components = components_from(use) if use else components or Components()
+        if use and components is not None:
+            raise ConfigError("use and components are both given; give only one of them")
+        components = components or components_from(use or {})
         name = str(model if model is not None else pocket_model.PATH)
         defaults: dict[str, Any] = {}
         if isinstance(tokenizer, str | Path):
@@ -103,6 +105,8 @@ class LLM:
             ends = loading.end_of_text(runner.model, runner.vocab_size, tokenizer)
             sampler.eos_token_ids = runner.eos_token_ids = ends
             defaults = loading.recommended_sampling(runner.model)
+        else:
+            check_settings(self.config, executor)
         if components.paged_attention is not None:
             # Only an executor with kernels has one; the simulation's has no attention to replace.
             attending: Any = executor
@@ -274,6 +278,16 @@ class LLM:
             engine.reset_prefix_cache()
         return True
 
+    def shutdown(self) -> None:
+        """End its other ranks, if it has any, and give their memory back; it cannot generate any more.
+
+        Dropping the last reference does the same. Without other ranks there is nothing to end.
+        """
+        with self._turns.turn() as engine:
+            close: Callable[[], None] | None = getattr(engine.executor, "close", None)
+            if close is not None:
+                close()
+
     def _step(self) -> None:
         """One step for all callers; each finds the outputs in its own requests."""
         with self._turns.turn() as engine:
@@ -303,6 +317,19 @@ class LLM:
                 token_ids = check_token_ids(token_ids, executor.vocab_size)
                 token_ids = params.truncate(token_ids, executor.max_model_len)
         return token_ids, params, cache_salt
+
+
+def check_settings(config: EngineConfig, executor: Executor) -> None:
+    """Raise ConfigError if a setting says what an executor, which is made already, is not."""
+    for name in ("num_blocks", "max_model_len"):
+        wanted, has = getattr(config, name), getattr(executor, name)
+        if wanted not in (None, has):
+            raise ConfigError(
+                f"{name} is {wanted}, but the executor has {has}; make an executor that has {wanted}"
+            )
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if (size := getattr(config, name)) > 1:
+            raise ConfigError(f"{name} is {size}, but an executor of your own is one rank; leave it out")
 
 
 def default_params(recommended: Mapping[str, Any], model: str) -> SamplingParams:

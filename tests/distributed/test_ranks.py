@@ -1,5 +1,6 @@
 """Two ranks as users start them: the tokens are those of one, and nothing is left behind."""
 
+import gc
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 from minipaged import LLM, SamplingParams
 from minipaged.config import ConfigError, EngineConfig
@@ -26,14 +28,23 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 SMALL = {"num_blocks": 64, "attention_backend": "torch", "disable_log_stats": True}
 
 
+@pytest.fixture
+def eight_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(8)
+    yield
+    torch.set_num_threads(before)
+
+
 def tokens(outputs):
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 @needs_proc
-def test_two_ranks_give_the_tokens_of_one_and_survive_ctrl_c_but_not_a_killed_worker():
-    """Catches a wrong split, sum or message; ranks out of step after Ctrl-C; a run that hangs when a
-    worker dies, or leaves one alive. (One test, for it takes seconds to start a rank.)"""
+def test_two_ranks_give_the_tokens_of_one_and_survive_ctrl_c_but_not_a_killed_worker(eight_threads):
+    """Catches a wrong split, sum or message; ranks out of step after Ctrl-C, or ended by a signal to all of
+    them; a run that hangs when a worker dies, leaves one alive, or stands in the way of the next; a fork that
+    hangs or disturbs the ranks. (One test, for it takes seconds to start a rank.)"""
     alone = LLM(**SMALL)
     expected = tokens(alone.generate(PROMPTS, GREEDY))
     llm = LLM(**SMALL, tensor_parallel_size=2)
@@ -48,6 +59,8 @@ def test_two_ranks_give_the_tokens_of_one_and_survive_ctrl_c_but_not_a_killed_wo
                 llm.generate(PROMPTS * 8, SamplingParams(max_tokens=500, ignore_eos=True))
         assert tokens(llm.generate(PROMPTS, GREEDY)) == expected
         (worker,) = children(WORKER)
+        os.kill(worker, signal.SIGTERM)  # as systemd and `timeout` do: to the whole group
+        assert tokens(llm.generate(PROMPTS, GREEDY)) == expected
         os.kill(worker, signal.SIGKILL)
         began = time.monotonic()
         with pytest.raises(RankError, match="rank 1 was killed by SIGKILL"):
@@ -56,8 +69,49 @@ def test_two_ranks_give_the_tokens_of_one_and_survive_ctrl_c_but_not_a_killed_wo
         with pytest.raises(RankError, match="rank 1 was killed by SIGKILL"):
             llm.generate(PROMPTS, GREEDY)
         assert not children(WORKER)
+        anew = LLM(**SMALL, tensor_parallel_size=2)  # (while the lost one is still there)
+        assert torch.get_num_threads() == 4
+        assert tokens(anew.generate(PROMPTS, GREEDY)) == expected
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            gc.collect()
+            anew.shutdown()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0  # and not the alarm's signal
+        assert tokens(anew.generate(PROMPTS, GREEDY)) == expected
+        anew.shutdown()
+        llm.shutdown()
+        assert torch.get_num_threads() == 8
+        assert not children(WORKER)
+        with pytest.raises(RankError, match="is shut down; build a new one"):
+            anew.generate(PROMPTS, GREEDY)
     finally:
-        llm.engine.executor.close()
+        llm.shutdown()
+
+
+def test_a_start_that_fails_gives_threads_and_connections_back(monkeypatch, eight_threads):
+    """Catches a refusal of everything that comes after a failed start, or with ever fewer threads."""
+
+    def differ(*reports):
+        raise RankError("rank 1 differs from rank 0 in its weather")
+
+    monkeypatch.setattr("minipaged.execution.distributed.runner.check_reports", differ)
+    kept = []
+    for _ in range(2):
+        with pytest.raises(RankError, match="weather") as error:
+            LLM(**SMALL, tensor_parallel_size=2)
+        kept.append(error)  # with its traceback, which holds the group
+        assert not torch.distributed.is_initialized()
+        assert torch.get_num_threads() == 8
+
+
+def test_a_second_llm_with_ranks_is_refused_before_anything_is_started(monkeypatch):
+    """Catches a refusal that comes when the weights are loaded, and ranks started only to be ended."""
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr(start, "Workers", None)
+    with pytest.raises(ConfigError, match=r"another LLM .* exists .*; shut it down first"):
+        LLM(**SMALL, tensor_parallel_size=2)
 
 
 def test_heads_that_do_not_divide_are_refused_with_the_numbers():

@@ -39,13 +39,6 @@ class Group:
         self, place: Place, store: Any, device: torch.device, shared_file: Path | None = None
     ) -> None:
         self.place = place
-        if dist.is_initialized():
-            gc.collect()  # of an `LLM` that nobody holds any more
-        if dist.is_initialized():
-            raise ConfigError(
-                "another LLM with several ranks exists in this process, or torch.distributed is in use; "
-                "delete it first"
-            )
         if shared_file and place.rank == 0:
             make_shared_file(shared_file, place)
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -69,7 +62,8 @@ class Group:
         )
         """Replace a rank's partial result by the sum over the ranks of its stage."""
         self._buffer = torch.empty(FIRST_PART, dtype=torch.int32)
-        self.close = finalize(self, _close, self._control if place.rank == 0 else None)
+        others = self._control if place.rank == 0 else None
+        self.close = finalize(self, _close, os.getpid(), dist.group.WORLD, others)
         """Give the connections up; rank 0 tells the others first."""
 
     def send(self, message: array[int]) -> None:
@@ -98,7 +92,26 @@ class Group:
         return reports
 
 
-def _close(others: Any) -> None:
+def check_free() -> None:
+    """Raise ConfigError if this process is connected already."""
+    if dist.is_initialized():
+        gc.collect()  # of an `LLM` that nobody holds any more
+    if dist.is_initialized():
+        raise ConfigError(
+            "another LLM with several ranks exists in this process, or torch.distributed is in use; "
+            "shut it down first"
+        )
+
+
+def give_up() -> None:
+    """Drop this process's connections, if it has any, without a word to the others: they are lost."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _close(pid: int, world: Any, others: Any) -> None:
+    if os.getpid() != pid or dist.group.WORLD is not world:
+        return  # a fork's copy, or given up
     if others is not None:
         with suppress(RuntimeError):  # they are gone
             dist.broadcast(torch.zeros(FIRST_PART, dtype=torch.int32), 0, group=others)

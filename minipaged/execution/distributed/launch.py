@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from weakref import finalize
@@ -44,7 +45,7 @@ class Workers:
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
         self._processes: list[subprocess.Popen[bytes]] = []
-        self.stop = finalize(self, _stop, self._processes, self.folder)
+        self.stop = finalize(self, _stop, os.getpid(), self._processes, self.folder)
         try:
             for rank in range(1, count + 1):
                 with self._log(rank).open("wb") as log:
@@ -72,33 +73,42 @@ class Workers:
     def failure(self, reason: str) -> RankError:
         """Which rank ended the run, and why; `reason` is told if all of them live. Ends them all."""
         deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            codes = [process.poll() for process in self._processes]
-            guilty = [rank for rank, code in enumerate(codes, 1) if code not in (None, LOST_OTHERS)]
-            if guilty:
-                break
+        while not (guilty := self._guilty()) and time.monotonic() < deadline:
             time.sleep(0.02)
-        else:
-            self.stop()
-            return RankError(f"the ranks lost each other: {reason}; build the LLM anew")
-        rank = guilty[0]
-        code = codes[rank - 1] or 0
-        lines = self._log(rank).read_text(errors="replace").splitlines()[-LOG_LINES:]
-        for line in lines:
-            logger.error("rank %d: %s", rank, line)
+        told = self.loss or f"the ranks lost each other: {reason}; build the LLM anew"
+        for line in self._last_lines(guilty):
+            logger.error("rank %d: %s", guilty, line)
         self.stop()
-        how = (
-            f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with code {code}"
-        )
-        told = lines[-1].strip() if lines else "its log is empty"
-        return RankError(f"rank {rank} {how}: {told}; the run is lost, build the LLM anew")
+        return RankError(told)
+
+    @property
+    def loss(self) -> str | None:
+        """Which rank has ended, and how; None: they live. (Only looks, so any thread may ask.)"""
+        if not (rank := self._guilty()):
+            return None
+        code = self._processes[rank - 1].returncode
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        *_, last = self._last_lines(rank) or ["its log is empty"]
+        return f"rank {rank} {how}: {last.strip()}; the run is lost, build the LLM anew"
+
+    def _guilty(self) -> int:
+        """The first rank that ended of itself; 0: none."""
+        codes = [process.poll() for process in self._processes]
+        return next((rank for rank, code in enumerate(codes, 1) if code not in (None, LOST_OTHERS)), 0)
+
+    def _last_lines(self, rank: int) -> list[str]:
+        with suppress(FileNotFoundError):  # rank 0, or stopped
+            return self._log(rank).read_text(errors="replace").splitlines()[-LOG_LINES:]
+        return []
 
     def _log(self, rank: int) -> Path:
         return self.folder / f"rank{rank}.log"
 
 
-def _stop(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
+def _stop(pid: int, processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
     """End all workers and take their files away."""
+    if os.getpid() != pid:
+        return  # a fork's copy
     for process in processes:
         assert process.stdin is not None
         process.stdin.close()

@@ -22,7 +22,7 @@ from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution import loading
 from minipaged.execution.batch import Batch, BatchBuilder
 from minipaged.execution.distributed import RankError
-from minipaged.execution.distributed.group import Group
+from minipaged.execution.distributed.group import Group, give_up
 from minipaged.execution.distributed.launch import Workers
 from minipaged.execution.distributed.message import PlanDecoder, PlanEncoder
 from minipaged.execution.distributed.place import Place
@@ -34,6 +34,7 @@ from minipaged.execution.distributed.sharding import (
     sum_over_ranks,
 )
 from minipaged.execution.distributed.stages import PARTS_PER_STAGE, Link, keep_stage, micro_batches
+from minipaged.execution.distributed.threads import SharedThreads
 from minipaged.execution.kv_cache import KVCache
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.interrupts import DeferredInterrupts
@@ -95,17 +96,18 @@ class RankRunner(ModelRunner):
         num_parts = place.pipeline_size * PARTS_PER_STAGE if place.pipeline_size > 1 else 1
         self._part_builders = [BatchBuilder(device) for _ in range(num_parts)]
         self._encoder = PlanEncoder(config.max_num_seqs)
-        self._workers: Workers | None = None
         self._in_step = False
         self._failure: RankError | None = None
 
-    def connect(self, group: Group, workers: Workers | None = None) -> None:
+    def connect(
+        self, group: Group, workers: Workers | None = None, threads: SharedThreads | None = None
+    ) -> None:
         """Agree with the other ranks on versions, weights and the size of the pools.
 
         Raises:
             RankError: they differ.
         """
-        self._group, self._workers = group, workers
+        self._group, self._workers, self._threads = group, workers, threads
         base: Any = getattr(self.model, str(self.model.base_model_prefix))
         layers = [type(layer).__name__ for layer in getattr(base, "layers", ())]
         same = {
@@ -158,9 +160,18 @@ class RankRunner(ModelRunner):
 
     def _lost(self, error: BaseException) -> RankError:
         reason = loading.in_one_line(error)
+        lost = RankError(f"the ranks lost each other: {reason}; start all of them anew")
         if self._workers is not None:
-            return self._workers.failure(reason)
-        return RankError(f"the ranks lost each other: {reason}; start all of them anew")
+            lost = self._workers.failure(reason)
+        give_up()
+        return lost
+
+    @property
+    def loss(self) -> str | None:
+        """Why nothing can be computed any more; None: nothing is known. Any thread may ask."""
+        if self._failure is not None:
+            return str(self._failure)
+        return None if self._workers is None else self._workers.loss
 
     @torch.inference_mode()
     def follow(self, decoder: PlanDecoder) -> None:
@@ -210,10 +221,13 @@ class RankRunner(ModelRunner):
         return whole
 
     def close(self) -> None:
-        """End the other ranks and the connections."""
+        """End the other ranks and the connections; nothing can be computed any more."""
+        self._failure = self._failure or RankError("this LLM is shut down; build a new one")
         self._group.close()
         if self._workers is not None:
             self._workers.stop()
+        if self._threads is not None:
+            self._threads.give_back()
 
 
 def _code() -> str:

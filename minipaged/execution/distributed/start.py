@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import torch.distributed as dist
 
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution.distributed import RankError
-from minipaged.execution.distributed.group import Group, one_machine
+from minipaged.execution.distributed.group import Group, check_free, give_up, one_machine
 from minipaged.execution.distributed.launch import LOST_OTHERS, TO_NOTICE, Workers
 from minipaged.execution.distributed.message import PlanDecoder
 from minipaged.execution.distributed.place import Place
 from minipaged.execution.distributed.runner import RankRunner
+from minipaged.execution.distributed.threads import SharedThreads
 from minipaged.execution.loading import in_one_line
 
 
@@ -30,7 +32,7 @@ def load(name: str, config: EngineConfig) -> RankRunner:
 
     Raises:
         RankError: a rank died while it started, or the ranks differ.
-        ConfigError: more ranks than GPUs, or other ranks than torchrun started.
+        ConfigError: more ranks than GPUs, other ranks than torchrun started, or a second `LLM` with ranks.
         UnsupportedModelError, ModelLoadError: as `ModelRunner.load`.
     """
     size = config.tensor_parallel_size * config.pipeline_parallel_size
@@ -43,26 +45,28 @@ def load(name: str, config: EngineConfig) -> RankRunner:
         if started != size:
             raise ConfigError(f"{what}, but torchrun started {started}; use the same number for both")
         return _join(name, config, what)
+    check_free()
     device = _device(0, size, what)
-    threads = _share_threads(size)
-    workers = Workers(size - 1, {"model": name, "config": asdict(config)}, threads)
-    try:
-        runner = RankRunner(name, config, Place.of(0, config), device)
-        store = dist.FileStore(str(workers.store_file), size)
-        while not store.check([_loaded(rank) for rank in range(1, size)]):
-            workers.check()
-            time.sleep(0.02)
-        with one_machine():
-            group = Group(runner.place, store, device, _shared_file(workers.store_file, device))
-        runner.connect(group, workers)
-    except (RankError, ValueError):
-        workers.stop()
-        raise
-    except RuntimeError as error:
-        raise workers.failure(in_one_line(error)) from error
-    except BaseException:
-        workers.stop()
-        raise
+    with ExitStack() as undo:
+        undo.callback(give_up)
+        threads = SharedThreads(size)
+        undo.callback(threads.give_back)
+        workers = Workers(size - 1, {"model": name, "config": asdict(config)}, threads.count)
+        undo.callback(workers.stop)
+        try:
+            runner = RankRunner(name, config, Place.of(0, config), device)
+            store = dist.FileStore(str(workers.store_file), size)
+            while not store.check([_loaded(rank) for rank in range(1, size)]):
+                workers.check()
+                time.sleep(0.02)
+            with one_machine():
+                group = Group(runner.place, store, device, _shared_file(workers.store_file, device))
+            runner.connect(group, workers, threads)
+        except RankError:
+            raise
+        except RuntimeError as error:
+            raise workers.failure(in_one_line(error)) from error
+        undo.pop_all()
     return runner
 
 
@@ -85,10 +89,11 @@ def _join(name: str, config: EngineConfig, what: str) -> RankRunner:
     """Take the place among the ranks that torchrun gave this process."""
     place = Place.of(int(os.environ["RANK"]), config)
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", place.size))
+    check_free()
     device = _device(int(os.environ.get("LOCAL_RANK", place.rank)), local_size, what)
-    _share_threads(local_size)
+    threads = SharedThreads(local_size)
     runner = RankRunner(name, config, place, device)
-    runner.connect(Group(place, None, device))
+    runner.connect(Group(place, None, device), threads=threads)
     if place.rank == 0:
         return runner
     _follow(runner)
@@ -126,10 +131,3 @@ def _device(local_rank: int, local_size: int, what: str) -> torch.device:
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
-
-
-def _share_threads(local_size: int) -> int:
-    """Let each rank of this machine have its share of PyTorch's threads; returns how many that is."""
-    threads = max(1, torch.get_num_threads() // local_size)
-    torch.set_num_threads(threads)
-    return threads

@@ -13,7 +13,8 @@ from pathlib import Path
 
 def main() -> None:
     """Read the job from standard input and compute steps until rank 0 ends or closes it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group, but meant for rank 0
+        signal.signal(number, signal.SIG_IGN)
     job = json.loads(sys.stdin.readline())
     folder = Path(job["store"]).parent
     threading.Thread(target=_leave_with_rank_0, args=(folder,), daemon=True).start()
