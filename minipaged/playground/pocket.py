@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from minipaged.config import EngineConfig
+from minipaged.decoding.checks import ParamsError
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.engine import Engine
 from minipaged.scheduling import PreemptionCosts, Request, Sample, StepPlan, StepResult
@@ -88,9 +89,18 @@ class PocketRun:
         n: int = 1,
         beams: int = 1,
     ) -> str:
-        """Queue a prompt; its id. With `beams` above 1 by beam search, else `n` samples."""
+        """Queue a prompt; its id. With `beams` above 1 by beam search, else `n` samples.
+
+        Raises:
+            ParamsError: a beam search with samples or a temperature, or what `SamplingParams` refuses.
+        """
         params: DecodingParams
         if beams > 1:
+            if n > 1 or temperature:
+                raise ParamsError(
+                    f"beams is {beams}, but samples is {n} and temperature is {temperature}; beam search "
+                    "does not sample: set samples to 1 and temperature to 0, or beams to 1"
+                )
             params = BeamSearchParams(beam_width=beams, max_tokens=max_tokens)
         else:
             params = SamplingParams(temperature=temperature, max_tokens=max_tokens, n=n)

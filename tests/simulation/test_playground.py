@@ -7,6 +7,7 @@ from operator import mul
 import pytest
 
 from minipaged.config import ConfigError
+from minipaged.decoding.checks import ParamsError
 from minipaged.playground.pocket import PocketRun
 from minipaged.playground.simulated import LONGEST, SimulatedRun, split
 from minipaged.simulation.run import simulate
@@ -168,6 +169,20 @@ def test_the_pocket_models_requests_are_scheduled_and_told():
     assert (second["tokens"], second["start"], second["table"]) == ([10], 5, first["table"])
     assert "<10>" in "".join(told[0]["lines"])
     assert json.loads(run.step())["outputs"] == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n": 2}, "beams is 3, but samples is 2 and temperature is 0.0; beam search does not sample"),
+        ({"temperature": 0.8}, "samples is 1 and temperature is 0.8; beam search does not sample"),
+    ],
+)
+def test_a_beam_search_with_samples_or_a_temperature_is_refused(options, message):
+    """Catches fields of the page that are filled in and then ignored."""
+    run = PocketRun(Counting(), MODEL, [f"<{i}>" for i in range(100)], {"block_size": 4, "num_blocks": 8})
+    with pytest.raises(ParamsError, match=message):
+        run.add([0, 5], 4, beams=3, **options)
 
 
 def test_stopping_the_pocket_model_frees_its_blocks():
