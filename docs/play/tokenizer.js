@@ -1,4 +1,5 @@
-// Byte-level BPE from a tokenizer.json: text -> token ids -> text. Digits stand alone; the first token is <|begin|>.
+// Byte-level BPE from a tokenizer.json: text -> token ids -> text. Digits and added tokens stand
+// alone; the first token is <|begin|>.
 
 // Bytes as printable letters, as GPT-2 writes them: what is printable is itself, the others follow 255.
 const LETTERS = (() => {
@@ -7,7 +8,8 @@ const LETTERS = (() => {
   return Array.from({ length: 256 }, (_, byte) => String.fromCodePoint(printable(byte) ? byte : next++));
 })();
 const BYTES = new Map(LETTERS.map((letter, byte) => [letter, byte]));
-const WORDS = /\p{N}|'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+/gu;
+// (\s would have U+FEFF, and not U+0085.)
+const WORDS = /\p{N}|'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?[^\p{White_Space}\p{L}\p{N}]+|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}+/gu;
 
 export class Tokenizer {
   constructor({ model, added_tokens }) {
@@ -15,14 +17,20 @@ export class Tokenizer {
     this.pieces = [];
     for (const [piece, id] of this.ids) this.pieces[id] = piece;
     this.special = new Map(added_tokens.map(({ id, content }) => [id, content]));
-    this.begin = added_tokens.find(({ content }) => content === "<|begin|>").id;
+    this.added = new Map(added_tokens.map(({ id, content }) => [content, id]));
+    this.begin = this.added.get("<|begin|>");
+    this.marks = new RegExp(`(${[...this.added.keys()].map((content) => content.replace(/\W/g, "\\$&")).join("|")})`);
     this.ranks = new Map(model.merges.map((pair, rank) => [Array.isArray(pair) ? pair.join(" ") : pair, rank]));
   }
 
   encode(text) {
+    return [this.begin, ...text.split(this.marks).flatMap((part) => this.added.get(part) ?? this.encodePart(part))];
+  }
+
+  encodePart(text) {
     // A digit ends what was before it, so that no space joins it.
     const words = text.split(/(\p{N})/u).flatMap((part) => part.match(WORDS) ?? []);
-    return [this.begin, ...words.flatMap((word) => this.encodeWord(word))];
+    return words.flatMap((word) => this.encodeWord(word));
   }
 
   encodeWord(word) {
