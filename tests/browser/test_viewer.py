@@ -153,8 +153,7 @@ def test_the_memory_in_the_page_is_that_of_the_run_at_every_step(seed, page, tmp
                 assert state["host"] == block_of(view, True)
                 assert state["tables"] == tables_of(view)
                 assert (state["used"], state["free"]) == (view.num_used, view.num_free)
-                if phase == "planned":
-                    assert state["waste"] == pytest.approx(waste_of(view))
+                assert state["waste"] == pytest.approx(waste_of(view))
     assert page.problems == []
 
 
@@ -224,15 +223,15 @@ def test_what_a_commit_gives_back_names_what_the_step_has_taken(page, tmp_path):
     assert free == [[0, 1]]
 
 
-LIMITED = "the step's budget limits the rest."
+DONE, LIMITED = "what is done is left out", "the step's budget limits the rest."
 
 
 @pytest.mark.parametrize(
     ("prompt", "chunks"),
     [
-        (10, [f"tokens 0 to 3 of 10: {LIMITED}", f"tokens 4 to 7 of 10: what is done is left out, and {LIMITED}",
-              "tokens 8 to 9 of 10: what is done is left out."]),
-        (5, [f"tokens 0 to 3 of 5: {LIMITED}", "token 4 of 5: what is done is left out."]),
+        (10, [f"tokens 0 to 3 of 10: {LIMITED}", f"tokens 4 to 7 of 10: {DONE}, and {LIMITED}",
+              f"tokens 8 to 9 of 10: {DONE}."]),
+        (5, [f"tokens 0 to 3 of 5: {LIMITED}", f"token 4 of 5: {DONE}."]),
     ],
 )  # fmt: skip
 def test_a_chunk_blames_the_budget_only_for_what_is_left(prompt, chunks, page, tmp_path):
@@ -361,6 +360,86 @@ def test_the_keyboard_steps_jumps_and_chooses_blocks(page, swapping):
     assert pressed("ArrowRight", ".mpv-pool")["selected"] == {"block": 1, "onHost": False}
     assert pressed(" ")["playing"] is True
     assert pressed(" ")["playing"] is False
+
+
+def drawn(page: Page, selector: str) -> list[str]:
+    """The texts of elements, once what was asked for before is drawn."""
+    return page.value(
+        "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        f".then(() => [...document.querySelectorAll({selector!r})].map(each => each.textContent))"
+    )
+
+
+def press(page: Page, letter: str) -> None:
+    """Press a key of the keyboard."""
+    for kind in ("keyDown", "keyUp"):
+        event = {"type": kind, "key": letter, "code": f"Key{letter.upper()}", "text": letter}
+        page.browser.call("Input.dispatchKeyEvent", event, page.session)
+
+
+def test_a_letter_that_is_pressed_in_the_viewer_stays_there(page, swapping):
+    """Catches the documentation's own keys, by which p jumps to a preemption and leaves the page as well."""
+    load(page, swapping)
+    page.value("globalThis.heard = ''; addEventListener('keydown', event => heard += event.key)")
+    for focused in (".mpv-pool", ".mpv-name", ".mpv-events a", ".mpv-scrub", ".mpv-controls select"):
+        drawn(page, focused)
+        page.value(f"document.querySelector({focused!r}).focus()")
+        for letter in "pnsfp":
+            press(page, letter)
+            drawn(page, focused)
+    assert page.value("viewer.state().queues.swapped") == ["C"]
+    assert page.value("heard") == ""
+    page.value("(() => { const title = document.querySelector('h1'); title.tabIndex = 0; title.focus(); })()")
+    press(page, "n")
+    assert page.value("heard") == "n"
+
+
+@pytest.mark.parametrize(("button", "letter"), [(".mpv-name", "p"), ("[title*='(End)']", "P")])
+def test_keys_go_on_when_the_button_that_was_pressed_is_gone(button, letter, page, swapping):
+    """Catches a button that is drawn anew, or has nothing more to do, and takes the focus with it."""
+    load(page, swapping)
+    drawn(page, button)
+    page.value(f"document.querySelector({button!r}).focus()")
+    page.press("Enter")
+    drawn(page, button)
+    press(page, letter)
+    assert page.value("viewer.state().queues.swapped") == ["C"]
+
+
+def test_waste_is_that_of_the_moment_that_is_shown(page, swapping):
+    """Catches an empty pool with slots that are wasted in it."""
+    load(page, swapping)
+    page.value("viewer.seek(99, 'committed')")
+    assert "waste, now 0.0 %" in drawn(page, ".mpv-strip .mpv-key span")
+    assert page.value("document.querySelector('.mpv-chart').ariaLabel") == (
+        "Over all steps: 0 blocks in use, 0.0 % of their slots empty (waste) now."
+    )
+
+
+def test_one_of_anything_is_told_in_the_singular(page):
+    """Catches "1 blocks", and a number of waiting requests that reads like the name of one."""
+    table = {"blocks": [0, [0]], "num_tokens": 1}
+    entry = {"step": 0, "num_waiting": 1, "planned": {"tables": {f"{i}/0": table for i in range(7)}}}
+    load(page, trace_text(HEADER, entry))
+    assert set(drawn(page, ".mpv-name")) == {f"{i} 1 token in 1 block, 3 of 4 slots empty" for i in range(6)}
+    assert drawn(page, ".mpv-tables > .mpv-more")[0].startswith("and 1 more sequence;")
+    assert drawn(page, ".mpv-queues dd")[1] == "1 request"
+    assert "1 block in use," in page.value("document.querySelector('.mpv-chart').ariaLabel")
+    long = {"blocks": [0, list(range(11))], "num_tokens": 44}
+    events = [{"kind": "preempted", "request": "B", "mode": "recompute"}]
+    entry = {"step": 0, "num_waiting": 3, "events": events, "planned": {"tables": {"A/0": long}}}
+    load(page, trace_text({**HEADER, "num_blocks": 11}, entry))
+    assert drawn(page, ".mpv-table .mpv-more") == ["1 block before"]
+    assert drawn(page, ".mpv-queues dd")[1] == "Band 2 more"
+
+
+def test_the_jumps_count_what_happened_and_not_the_steps_in_which_it_did(page, tmp_path):
+    """Catches a page that says 1 copy of a run with 3."""
+    requests = {"0": (range(5), BeamSearchParams(beam_width=4, max_tokens=8))}
+    load(page, recorded(tmp_path / "trace", modelless(32), requests))
+    copies = sum(len(record.copies) for record in read_trace(tmp_path / "trace"))
+    assert copies > 3
+    assert drawn(page, ".mpv-jump-copies") == [f"Copy {copies}"]
 
 
 def test_playing_ends_with_the_pool_empty(page, swapping):

@@ -56,11 +56,10 @@ export function happenings(memory, entry, last) {
   for (const scheduled of entry.scheduled ?? [])
     if (isDecode(memory.tables.get(`${scheduled[0]}/${scheduled[1]}`), scheduled)) stats.decode += 1;
     else stats.prefill += scheduled[3];
-  const { held, empty } = memory.slots();
   stats.used = memory.used[0];
   stats.host = memory.used[1];
   stats.evictable = memory.evictable.size;
-  stats.waste = held ? empty / held : 0;
+  stats.waste = memory.waste();
   stats.waiting = entry.num_waiting;
   stats.highest = Math.max(memory.highest, last?.highest ?? -1);
   return stats;

@@ -182,8 +182,8 @@ export class Memory {
     this.apply(entry.committed ?? {});
   }
 
-  // Slots of held device blocks, and how many of them have no token; a shared block counts once.
-  slots() {
+  // The share of the slots of held device blocks that has no token; a shared block counts once.
+  waste() {
     const size = this.header.block_size;
     const shared = new Map(); // block -> most slots that a holder has filled
     let filled = 0;
@@ -198,7 +198,7 @@ export class Memory {
     }
     for (const here of shared.values()) filled += here;
     const held = this.used[0] * size;
-    return { held, empty: held - filled };
+    return held && 1 - filled / held;
   }
 
   // Every block of the device pool or of the host pool.

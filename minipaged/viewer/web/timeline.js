@@ -17,7 +17,7 @@ export class Timeline {
     this.dropped = 0; // steps of a live view that are not kept any more
     this.problem = ""; // why it ends early
     this.current = null;
-    this.totals = Object.fromEntries(JUMPS.map((kind) => [kind, 0])); // steps with at least one
+    this.totals = Object.fromEntries(JUMPS.map((kind) => [kind, 0])); // of all steps
     this.requests = new Map(); // id -> its number, in the order in which they appear
     this.several = new Set(); // those that ever had more than one sequence
     this.preemptions = []; // [step number, request, whether it waits from now on]
@@ -47,7 +47,7 @@ export class Timeline {
   }
 
   remember(entry, stats) {
-    for (const kind of JUMPS) if (stats[kind]) this.totals[kind] += 1;
+    for (const kind of JUMPS) this.totals[kind] += stats[kind];
     const at = this.dropped + this.length;
     for (const { kind, request, mode } of entry.events ?? []) {
       if (kind === "preempted" && mode !== "swap") this.preemptions.push([at, String(request), true]);

@@ -11,7 +11,7 @@
 import { TraceError } from "./memory.js";
 import { Reader, Timeline } from "./timeline.js";
 import { JUMPS } from "./happenings.js";
-import { CONCEPTS, explain, labels } from "./explain.js";
+import { CONCEPTS, explain, labels, plural } from "./explain.js";
 import { HUES, Pool, arrow, palette } from "./pool.js";
 import { drawChart } from "./chart.js";
 
@@ -165,7 +165,7 @@ class Viewer {
       used: memory.used[0],
       evictable: memory.evictable.size,
       free: timeline.header.num_blocks - memory.used[0] - memory.evictable.size,
-      waste: stats.waste,
+      waste: memory.waste(),
       events: this.told().map(({ kind, text, blocks, concept }) => ({ kind, text, blocks, concept })),
       counts: timeline.counts(),
       selected: this.selected,
@@ -189,6 +189,10 @@ class Viewer {
   moment() {
     this.cachedMoment ??= this.timeline.at(this.index, this.phase === "committed");
     return this.cachedMoment;
+  }
+
+  get memory() {
+    return this.timeline.length ? this.moment().memory : this.timeline.memory;
   }
 
   told() {
@@ -297,7 +301,7 @@ class Viewer {
     const jumps = h("div", { className: "mpv-jumps", role: "group", ariaLabel: "Jump to the next" });
     for (const kind of JUMPS) {
       const [name, key] = JUMP_NAMES[kind];
-      button(kind, name, `To the next (${key}; before: shift ${key})`, (event) => this.jump(kind, event.shiftKey ? -1 : 1));
+      button(kind, name, `To the next step with one (${key}; before: shift ${key})`, (event) => this.jump(kind, event.shiftKey ? -1 : 1));
       parts[kind].classList.add(`mpv-jump-${kind}`);
       jumps.append(parts[kind]);
     }
@@ -333,7 +337,7 @@ class Viewer {
     const keys = "Keys: space plays and pauses, ← and → go a step, Home and End to the first and last, p c h e to the next preemption, copy, prefix hit, eviction (with shift: the one before). In the pool, arrow keys choose a block.";
     this.root = h(
       "div",
-      { className: "mpv", role: "region", ariaLabel: this.label },
+      { className: "mpv", role: "region", ariaLabel: this.label, tabIndex: -1 },
       parts.error,
       h("div", { className: "mpv-controls" },
         h("div", { className: "mpv-buttons" }, parts.first, parts.back, parts.play, parts.next, parts.last),
@@ -375,7 +379,9 @@ class Viewer {
   }
 
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || /^(SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key.length === 1) event.stopPropagation(); // the page around it may have letters of its own
+    if (/^(SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
     const typing = event.target.tagName === "INPUT";
     const actions = {
       ArrowRight: () => this.move(() => this.step(1)),
@@ -399,11 +405,8 @@ class Viewer {
 
   select(block) {
     this.selected = block;
-    const memory = this.timeline?.length ? this.moment().memory : null;
-    if (block && memory) {
-      const owner = memory.blocks(block.onHost)[block.block].owners[0];
-      if (owner) this.chosenTable = owner;
-    }
+    const owner = block && this.memory.blocks(block.onHost)[block.block].owners[0];
+    if (owner) this.chosenTable = owner;
     this.render();
   }
 
@@ -436,6 +439,7 @@ class Viewer {
   render() {
     if (!this.pool || !this.colours) return;
     const { parts, timeline } = this;
+    const focused = this.root.contains(document.activeElement) ? document.activeElement : null;
     parts.error.hidden = !this.error;
     parts.error.textContent = this.error;
     const ready = Boolean(timeline?.length);
@@ -457,6 +461,8 @@ class Viewer {
     }
     this.layoutPool();
     this.drawPool();
+    // What had the focus may be drawn anew or disabled; keys remain the viewer's.
+    if (focused && (!focused.isConnected || focused.disabled)) this.root.focus({ preventScroll: true });
   }
 
   drawControls() {
@@ -484,16 +490,13 @@ class Viewer {
   }
 
   drawChartKey() {
-    const { parts, timeline } = this;
-    const stats = timeline.stats[this.index];
-    const told = stats
-      ? `${number(stats.used)} blocks in use, ${percent(stats.waste)} of their slots empty (waste)`
-      : "Blocks in use and waste, over all steps";
-    parts.chart.setAttribute("aria-label", `Over all steps: ${told} now.`);
+    const { parts, memory } = this;
+    const waste = percent(memory.waste());
+    parts.chart.setAttribute("aria-label", `Over all steps: ${plural(memory.used[0], "block")} in use, ${waste} of their slots empty (waste) now.`);
     parts.chartKey.replaceChildren(
       h("span", {}, h("i", { className: "mpv-swatch mpv-bar0" }), "blocks in use"),
       h("span", {}, h("i", { className: "mpv-swatch mpv-bar1" }), "cached"),
-      h("span", {}, h("i", { className: "mpv-swatch mpv-line5" }), `waste${stats ? `, now ${percent(stats.waste)}` : ""}`),
+      h("span", {}, h("i", { className: "mpv-swatch mpv-line5" }), `waste, now ${waste}`),
       h("span", {}, "■ preemption ● copy ▲ prefix hit ▼ eviction"),
     );
   }
@@ -521,15 +524,14 @@ class Viewer {
   }
 
   drawPool() {
-    const { timeline, parts, colours, pool } = this;
-    const memory = timeline.length ? this.moment().memory : timeline.memory;
+    const { timeline, parts, colours, pool, memory } = this;
     const label = labels(timeline.several);
     const marks = timeline.length ? this.marks() : { fresh: new Set(), hit: new Set(), evicted: new Set() };
     const scene = { memory, chosen: this.chosenTable, colours, hueOf: (table) => this.hueOf(table), nameOf: label, selected: this.selected, marks, progress: this.progress };
     pool.draw(scene);
     const cached = memory.evictable.size;
     const free = timeline.header.num_blocks - memory.used[0] - cached;
-    const usage = `${number(memory.used[0])} of ${number(timeline.header.num_blocks)} blocks of ${timeline.header.block_size} tokens in use, ${cached ? `${number(cached)} cached and evictable, ` : ""}${number(free)} free`;
+    const usage = `${number(memory.used[0])} of ${number(timeline.header.num_blocks)} blocks of ${plural(timeline.header.block_size, "token")} in use, ${cached ? `${number(cached)} cached and evictable, ` : ""}${number(free)} free`;
     const hidden = this.hiddenBlocks ? ` (the last ${number(this.hiddenBlocks)}, never used, are not drawn)` : "";
     parts.usage.textContent = usage + hidden;
     parts.pool.setAttribute("aria-label", `Pool: ${usage}. Arrow keys choose a block.`);
@@ -604,8 +606,7 @@ class Viewer {
   }
 
   drawTables() {
-    const { memory } = this.moment();
-    const { parts, timeline } = this;
+    const { parts, timeline, memory } = this;
     const size = timeline.header.block_size;
     const label = labels(timeline.several);
     const all = [...memory.tables.values()];
@@ -614,7 +615,7 @@ class Viewer {
     const chosen = memory.tables.get(this.chosenTable);
     if (chosen && !shown.includes(chosen)) shown = [chosen, ...shown.slice(0, MOST_TABLES - 1)];
     const made = shown.map((table) => this.tableElement(table, label, size, shown.length));
-    if (all.length > shown.length) made.push(h("p", { className: "mpv-more" }, `and ${number(all.length - shown.length)} more sequences; choose a block in the pool to see its own`));
+    if (all.length > shown.length) made.push(h("p", { className: "mpv-more" }, `and ${plural(all.length - shown.length, "more sequence")}; choose a block in the pool to see its own`));
     if (!all.length) made.push(h("p", { className: "mpv-more" }, "No sequence holds a block."));
     parts.tables.replaceChildren(...made);
   }
@@ -625,7 +626,7 @@ class Viewer {
     const slots = table.blocks.length * size;
     const empty = slots - table.num_tokens;
     const title = h("button", { type: "button", className: "mpv-name", ariaPressed: String(chosen) }, h("b", {}, label(table)));
-    title.append(` ${number(table.num_tokens)} tokens in ${number(table.blocks.length)} blocks${table.on_host ? " on the host" : ""}, ${number(Math.max(0, empty))} of ${number(slots)} slots empty`);
+    title.append(` ${plural(table.num_tokens, "token")} in ${plural(table.blocks.length, "block")}${table.on_host ? " on the host" : ""}, ${number(Math.max(0, empty))} of ${plural(slots, "slot")} empty`);
     title.addEventListener("click", () => {
       this.chosenTable = chosen ? null : table.name;
       this.render();
@@ -633,13 +634,13 @@ class Viewer {
     const most = chosen ? 40 : together > 4 ? 3 : MOST_ROWS;
     const first = Math.max(0, table.blocks.length - most);
     const rows = [];
-    if (first) rows.push(h("li", { className: "mpv-more" }, `${number(first)} blocks before`));
+    if (first) rows.push(h("li", { className: "mpv-more" }, `${plural(first, "block")} before`));
     for (let logical = first; logical < table.blocks.length; logical++) {
       const block = table.blocks[logical];
       const start = logical * size;
       const done = this.textOf(table.tokens.slice(start, Math.max(start, Math.min(start + size, table.num_computed))));
       const now = this.textOf(table.tokens.slice(Math.max(start, Math.min(start + size, table.num_computed)), Math.min(start + size, table.num_tokens)));
-      const refs = this.moment().memory.refs[table.on_host ? 1 : 0][block];
+      const refs = this.memory.refs[table.on_host ? 1 : 0][block];
       const row = h("li", {}, h("span", { className: "mpv-map" }, `${logical} → ${block}`), h("span", { className: "mpv-words" }, h("span", {}, done), h("u", {}, now)));
       row.append(h("span", { className: "mpv-refs", title: "reference count" }, refs > 1 ? `×${refs}` : ""));
       Object.assign(row.dataset, { block, host: table.on_host, hue, chosen });
@@ -675,7 +676,8 @@ class Viewer {
     const chips = (names, total = names.length) => {
       const made = names.slice(0, MOST_CHIPS).map((name) => h("span", { className: "mpv-chip" }, name));
       const more = total - made.length;
-      return made.length || more ? [...made, ...(more > 0 ? [made.length ? `and ${number(more)} more` : number(more)] : [])] : ["none"];
+      if (more) made.push(made.length ? `and ${number(more)} more` : plural(more, "request"));
+      return made.length ? made : ["none"];
     };
     parts.queues.replaceChildren(
       h("dt", {}, "Running"), h("dd", {}, ...chips(queues.running)),
