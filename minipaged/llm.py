@@ -56,7 +56,7 @@ class LLM:
             already built).
         use: concept -> class or "FILE.py:Class" to use, e.g. `{"allocator": MyAllocator}`; it is checked
             as it runs, and one line names any rule it breaks (see `minipaged.learn.contracts`).
-        components: the same as one object, unchecked (see `minipaged.components`).
+        components: the same as one object, unchecked (see `minipaged.components`); give one of the two.
         options: fields of `EngineConfig`, and vLLM's settings (see `minipaged.vllm_settings`).
 
     Raises:
