@@ -10,10 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from minipaged.viewer.page import live_page
-from tests.docs.browser import Browser, find_chromium
+from tests.docs.browser import Browser, Page, find_chromium
 
 HEADER = {"format": "minipaged-trace", "version": 2, "block_size": 4, "num_blocks": 8, "num_host_blocks": 0}
 PREFIX = "/behind/a/proxy"
+OFFLINE = {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
 
 
 class Replay(BaseHTTPRequestHandler):
@@ -143,6 +144,77 @@ def test_a_refusal_is_shown_where_the_answer_would_be(live):
     page.wait_for("document.querySelector('#answers p')?.dataset.state === 'failed'")
     text = page.value("document.querySelector('#answers p').textContent")
     assert text == "refuse [prompt is <b>refused</b>]"
+
+
+def ask(page: Page, prompt: str, **fields: object) -> None:
+    """Fill the form in and press its button."""
+    for name, value in {"prompt": prompt, **fields}.items():
+        page.value(f"void (document.getElementById({name!r}).value = {json.dumps(value)})")
+    page.value("document.querySelector('#ask button:not([type])').click()")
+
+
+@pytest.mark.parametrize("field", ["n", "max_tokens"])
+def test_an_empty_number_is_asked_for_and_not_sent(field, live):
+    """Catches a request for "" completions, and a refusal of it that has no answer to stand in."""
+    page, _, asked = live
+    ask(page, "refuse", **{field: ""})
+    assert page.value("document.querySelector('#ask :invalid')?.id") == field
+    assert asked == []
+    page.value("document.getElementById('ask').dispatchEvent(new Event('submit', { cancelable: true }))")
+    page.wait_for("document.querySelector('#answers p')?.dataset.state === 'failed'")
+    assert [problem for problem in page.problems if "400" not in problem] == []
+
+
+def test_a_long_prompt_is_shown_by_its_end(live):
+    """Catches 5,000 words above the one line that says why they were refused."""
+    page, _, _ = live
+    ask(page, "refuse " + "word " * 5000 + "end")
+    page.wait_for("document.querySelector('#answers p')?.dataset.state === 'failed'")
+    prompt = page.value("document.querySelector('#answers b').textContent")
+    assert prompt == "…" + ("word " * 5000 + "end")[-300:]
+
+
+def test_a_key_that_cannot_be_sent_is_told_so(live):
+    """Catches "Failed to execute 'fetch' on 'Window': String contains non ISO-8859-1 code point"."""
+    page, lines, asked = live
+    told = "the key has characters that a key cannot have"
+    page.value("void (document.getElementById('key').value = 'ключ')")
+    ask(page, "Once")
+    page.wait_for("document.querySelector('#answers p')?.dataset.state === 'failed'")
+    assert page.value("document.querySelector('#answers p').textContent") == f"Once [{told}]"
+    lines.put(None)  # the stream ends; the page connects again, with this key
+    page.wait_for(f"document.getElementById('status').textContent === 'not connected: {told}'")
+    page.value(
+        "(() => { const key = document.getElementById('key'); key.value = 'key';"
+        "key.dispatchEvent(new Event('change')); })()"
+    )
+    page.wait_for("document.getElementById('status').textContent === 'connected'")
+    assert asked == []
+    assert page.problems == []
+
+
+def test_a_server_that_is_gone_is_told_so(live):
+    """Catches "Failed to fetch", which says nothing of the server."""
+    page, lines, _ = live
+    told = "the server cannot be reached"
+    page.browser.call("Network.emulateNetworkConditions", OFFLINE, page.session)
+    ask(page, "Once")
+    page.wait_for("document.querySelector('#answers p')?.dataset.state === 'failed'")
+    assert page.value("document.querySelector('#answers p').textContent") == f"Once [{told}]"
+    lines.put(None)
+    page.wait_for(f"document.getElementById('status').textContent === 'not connected: {told}'")
+
+
+def test_the_title_stays_whole_beside_a_long_message(live):
+    """Catches "minipag... live" on a phone whose page says why it is not connected."""
+    page, _, _ = live
+    page.resize(360)
+    title = "document.querySelector('h1')"
+    for length in range(25):
+        page.value(f"void (document.getElementById('status').textContent = 'not '.repeat({length}))")
+        assert page.value(f"{title}.scrollWidth <= {title}.clientWidth")
+        assert page.value(f"{title}.clientHeight < 2 * parseFloat(getComputedStyle({title}).fontSize)")
+        assert page.value("document.documentElement.scrollWidth") <= 360
 
 
 def test_the_live_page_fits_a_phone(live):

@@ -6,6 +6,7 @@ import { themeButton } from "./theme.js";
 
 const at = (id) => document.getElementById(id);
 const KEPT_ANSWERS = 6;
+const LONGEST = 300; // letters of a prompt above its answer
 const AGAIN = 2000; // milliseconds until the server is asked again
 
 themeButton(at("theme"));
@@ -13,13 +14,22 @@ const viewer = (globalThis.viewer = mountViewer(at("viewer")));
 
 // -- the server ---------------------------------------------------------------------------------------------
 
-const authorization = () => (at("key").value ? { Authorization: `Bearer ${at("key").value}` } : {});
+class WrongKey extends Error {}
 
-// Why a request was refused; a server that wants a key gets the field for it shown.
-async function told(response) {
-  at("key-part").hidden &&= response.status !== 401;
+const reached = (promise) => promise.catch(() => Promise.reject(Error("the server cannot be reached")));
+
+// The server's answer, or why there is none; a server that wants a key gets the field for it shown.
+async function call(address, options) {
+  const key = at("key").value;
+  if (/[^!-~]/.test(key)) throw new WrongKey("the key has characters that a key cannot have");
+  const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
+  const response = await reached(fetch(address, { headers, ...options }));
+  if (response.ok) return response;
   const answer = await response.json().catch(() => null);
-  return answer?.error?.message ?? `the server answers ${response.status}`;
+  const message = answer?.error?.message ?? `the server answers ${response.status}`;
+  if (response.status !== 401) throw Error(message);
+  at("key-part").hidden = false;
+  throw new WrongKey(message);
 }
 
 // The data of server-sent events as they arrive.
@@ -27,7 +37,7 @@ async function* events(response) {
   let rest = "";
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reached(reader.read());
     if (done) return;
     const parts = (rest + value).split(/\r?\n\r?\n/);
     rest = parts.pop();
@@ -61,15 +71,14 @@ async function watch() {
   for (;;) {
     let again = () => after(AGAIN);
     try {
-      const response = await fetch("trace/live", { headers: authorization() });
-      if (response.status === 401) again = keyChange;
-      if (!response.ok) throw Error(await told(response));
+      const response = await call("trace/live");
       if (!response.headers.get("Content-Type")?.startsWith("text/event-stream")) throw Error("it sends no steps; is it minipaged serve?");
       at("status").textContent = "connected";
       for await (const data of events(response)) show(data);
       at("status").textContent = "the server has ended; connecting again";
     } catch (error) {
       at("status").textContent = `not connected: ${error.message}`;
+      if (error instanceof WrongKey) again = keyChange;
     }
     await again();
   }
@@ -78,13 +87,13 @@ async function watch() {
 // -- a prompt -----------------------------------------------------------------------------------------------
 
 async function ask(prompt, maxTokens, completions) {
-  const texts = Array.from({ length: completions }, () => {
+  const texts = Array.from({ length: completions || 1 }, () => {
     const answer = document.createElement("p");
     const number = document.createElement("span");
     const asked = document.createElement("b");
     number.className = "mpv-chip";
     number.hidden = true;
-    asked.textContent = prompt;
+    asked.textContent = prompt.length > LONGEST ? `…${prompt.slice(-LONGEST)}` : prompt;
     answer.append(number, asked, document.createTextNode(""));
     return answer;
   });
@@ -102,9 +111,7 @@ async function ask(prompt, maxTokens, completions) {
   };
   try {
     const body = { prompt, max_tokens: maxTokens, n: completions, stream: true };
-    const request = { method: "POST", headers: { "Content-Type": "application/json", ...authorization() }, body: JSON.stringify(body) };
-    const response = await fetch("v1/completions", request);
-    if (!response.ok) throw Error(await told(response));
+    const response = await call("v1/completions", { method: "POST", body: JSON.stringify(body) });
     for await (const data of events(response)) {
       if (data === "[DONE]") break;
       const piece = JSON.parse(data);
