@@ -35,8 +35,8 @@ def components_from(use: Mapping[str, Any]) -> Components:
     for name, given in use.items():
         concept = concept_of(name)
         override = exercise_class(name, given) if isinstance(given, str) else given
+        concept.check(override)
         if not getattr(override, "__module__", "").startswith("minipaged."):
-            concept.check(override)
             override = concept.watch(override)
         elif name == "preemption":
             override = partial(make_preemption, override)

@@ -1,0 +1,33 @@
+"""`use={...}`: the project's own classes are checked, too, where they do not belong."""
+
+import pytest
+
+from minipaged.decoding import BeamSearch
+from minipaged.learn.contracts import CONCEPTS, ContractError
+from minipaged.learn.overrides import components_from
+from minipaged.memory import BlockAllocator, OnDemand, PrefixCache
+from minipaged.scheduling import FCFSScheduler
+
+
+@pytest.mark.parametrize(
+    ("concept", "given", "told"),
+    [
+        ("allocator", PrefixCache, r"PrefixCache has no method reclaim\(block\); see BlockAllocator in"),
+        ("allocator", BlockAllocator(3), "<.*BlockAllocator.*> is not a class; see BlockAllocator in"),
+        ("preemption", OnDemand, r"OnDemand has no method choose_mode\(victim, kv\); see PreemptionPolicy"),
+        ("scheduler", BeamSearch, "BeamSearch has no method "),
+        ("kv_manager", FCFSScheduler, "FCFSScheduler has no method "),
+        ("allocator", None, "None is not a class"),
+    ],
+)
+def test_a_class_of_the_projects_in_the_wrong_place_is_told(concept, given, told):
+    """Catches a TypeError from the middle of the engine, and a policy that fails at the first preemption."""
+    with pytest.raises(ContractError, match=f"^{concept}: {told}"):
+        components_from({concept: given})
+
+
+@pytest.mark.parametrize("concept", CONCEPTS)
+def test_the_projects_own_classes_are_fine_in_their_place(concept):
+    """Catches a check that refuses what the engine itself uses."""
+    for own in CONCEPTS[concept].originals:
+        assert components_from({concept: own})
