@@ -9,6 +9,7 @@ const demos = JSON.parse(box.dataset.demos);
 const open = box.querySelector("button");
 const place = (file) => new URL(file, import.meta.url).href;
 const SECONDS = 10; // of a test, and of a run
+const LOADING = 30; // of what comes before the first test
 
 // ---- what was written --------------------------------------------------------------------------------------
 
@@ -170,10 +171,10 @@ const engine = new EngineWorker((message) => {
 }, { button: null, progress, say, lessons: true });
 
 // Counts seconds, so that a page that stood still itself does not blame the worker.
-function setAlarm() {
+function setAlarm(most = SECONDS) {
   let seconds = 0;
   clearInterval(task.alarm);
-  task.alarm = setInterval(() => ++seconds >= SECONDS && end(`Not done after ${SECONDS} s; is there an endless loop?`), 1000);
+  task.alarm = setInterval(() => ++seconds >= most && end(`Not done after ${most} s; is there an endless loop?`), 1000);
 }
 
 function finish(message) {
@@ -202,7 +203,7 @@ async function call(request) {
   const begin = () => {
     if (task?.id !== id) return; // stopped while it loaded
     say(request.call === "check" ? "Loading the tests ..." : "The engine runs ...");
-    if (request.call === "run") setAlarm();
+    setAlarm(request.call === "run" ? SECONDS : LOADING);
     engine.send({ ...request, id, number, source: editor.text() });
   };
   engine.load().then(begin, () => task?.id === id && finish({}));

@@ -190,6 +190,19 @@ def test_an_endless_loop_is_stopped_and_told(first):
     assert first.problems == []
 
 
+def test_an_engine_that_answers_nothing_is_ended_and_told(first):
+    """Catches a page that loads the tests for ever after the student's file closed the thread."""
+    checked(first, "import js\n\njs.close()\n")
+    first.value(
+        "globalThis.plain = setInterval, globalThis.setInterval = (call, wait) => plain(call, wait / 10)"
+    )
+    assert checked(first) is None
+    assert status(first) == "Not done after 30 s; is there an endless loop?"
+    first.value("globalThis.setInterval = plain")
+    assert checked(first, "BlockTable = 5\n") is not None
+    assert first.problems == []
+
+
 def test_the_editor_can_be_read_and_fits(first):
     """Catches pale letters, nameless controls, and sideways scrolling, in both colour schemes."""
     script = ROOT / "node_modules/axe-core/axe.min.js"
