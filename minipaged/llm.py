@@ -288,6 +288,9 @@ class LLM:
             if close is not None:
                 close()
 
+    def __reduce__(self) -> Any:
+        raise TypeError("an LLM cannot be pickled or copied; build one per process")
+
     def _step(self) -> None:
         """One step for all callers; each finds the outputs in its own requests."""
         with self._turns.turn() as engine:

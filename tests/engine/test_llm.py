@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 
 from minipaged import LLM, BeamSearchParams, SamplingParams
@@ -232,3 +235,10 @@ def test_an_id_is_free_again_when_its_request_is_aborted_in_a_step_that_fails(mo
     assert not engine.has_unfinished
     engine.add_request("a", prompts[0], SamplingParams(max_tokens=1))
     engine.step()
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy, copy.copy])
+def test_an_engine_is_not_copied(model, copied):
+    """Catches an error about a tensor's storage, and two that write to one pool."""
+    with pytest.raises(TypeError, match=r"^an LLM cannot be pickled or copied; build one per process$"):
+        copied(make_llm(model))
