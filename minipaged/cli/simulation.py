@@ -17,6 +17,7 @@ from rich.table import Table
 from minipaged.config import config_from
 from minipaged.progress import progress_bar
 from minipaged.simulation.experiments import EXPERIMENTS
+from minipaged.simulation.fleet import find_router
 from minipaged.simulation.hardware import CHIPS, CONSTANTS, MODELS, Deployment, find
 from minipaged.simulation.page import write_page
 from minipaged.simulation.plots import check_figures, save_figure, save_figures
@@ -39,19 +40,22 @@ def reproduce(
     list_: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the claims as JSON.")] = False,
     figures: Annotated[Path | None, typer.Option(help="Draw each experiment into this folder.")] = None,
-    figure_format: Annotated[str, typer.Option(help="svg or png.")] = "svg",
+    figure_format: Annotated[str | None, typer.Option(help="svg or png. [default: svg]")] = None,
     docs: Annotated[
-        Path | None, typer.Option(help="Write a page of the results, with SVG figures, into this folder.")
+        Path | None,
+        typer.Option(help="With --all: write a page of the results, with SVG figures, into this folder."),
     ] = None,
 ) -> None:
     """Run the experiments of the sources on a simulated clock; paper beside measured."""
     console = Console()
-    if list_ or not (experiments or all_):
+    _refuse_contradictions(experiments or [], all_, list_, figures, figure_format, docs)
+    if not (experiments or all_):
         for experiment in EXPERIMENTS.values():
             print(f"{experiment.name:16} {experiment.title} ({experiment.source})")
         if not list_:
             print("\nName some of them, or give --all.")
         return
+    figure_format = figure_format or "svg"
     if figure_format not in ("svg", "png"):
         raise ValueError(f"figure_format is {figure_format!r}; choose svg or png")
     chosen = find_experiments(list(EXPERIMENTS) if all_ else experiments or [])
@@ -61,7 +65,7 @@ def reproduce(
     with progress_bar("simulating") as progress:
         results = run_experiments(chosen, progress)
     changes = []
-    if docs is not None and all_:
+    if docs is not None:
         with progress_bar("moving what is fitted") as progress:
             changes = sensitivity(progress)
     if as_json:
@@ -75,6 +79,27 @@ def reproduce(
         write_page(results, changes, docs)
 
 
+def _refuse_contradictions(
+    experiments: list[str],
+    all_: bool,
+    list_: bool,
+    figures: Path | None,
+    figure_format: str | None,
+    docs: Path | None,
+) -> None:
+    names = " ".join(experiments)
+    if list_ and (names or all_):
+        raise ValueError(f"--list runs nothing; leave it or {names or '--all'} out")
+    if all_ and names:
+        raise ValueError(f"experiments is {names}, but --all runs every one; leave one of the two out")
+    if docs is not None and not all_:
+        raise ValueError(
+            f"docs is '{docs}', the page of all experiments; give --all too, or --figures instead"
+        )
+    if figure_format is not None and figures is None:
+        raise ValueError(f"figure_format is {figure_format!r}, but no figure is drawn; give --figures too")
+
+
 def simulate(
     options: dict[str, Any],
     model: Annotated[
@@ -84,11 +109,14 @@ def simulate(
         str, typer.Option(help="Chip to simulate; an unknown name lists all of them.")
     ] = "a100-80gb",
     chips: Annotated[int, typer.Option(help="Chips per replica (tensor parallel).")] = 1,
-    rate: Annotated[float, typer.Option(help="Mean arrivals per second; inf means all at once.")] = 1.0,
+    rate: Annotated[
+        float | None, typer.Option(help="Mean arrivals per second; inf means all at once. [default: 1.0]")
+    ] = None,
     workload: Annotated[
         str,
         typer.Option(
-            help="Lengths: sharegpt, alpaca, chat, translation, or a .json file of [prompt, output] pairs."
+            help="Lengths: sharegpt, alpaca, chat, translation, or a .json file of [prompt, output] pairs. "
+            "Only translation has a prefix to share: the rounds of a chat come as separate requests."
         ),
     ] = "sharegpt",
     requests: Annotated[int, typer.Option(help="Number of requests in the trace.")] = 1000,
@@ -96,9 +124,12 @@ def simulate(
         float, typer.Option(help="Host time per step in ms, on top of the time per sequence.")
     ] = 1e3 * CONSTANTS.step_seconds,
     replicas: Annotated[int, typer.Option(help="Engines behind the router.")] = 1,
-    router: Annotated[str, typer.Option(help="round-robin, least-loaded or prefix-aware.")] = "least-loaded",
-    sweep: Annotated[
+    router: Annotated[
         str | None,
+        typer.Option(help="round-robin, least-loaded or prefix-aware. [default: least-loaded]"),
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
         typer.Option(help="Run once for each value of an engine flag or of the rate: FLAG=V1,V2,..."),
     ] = None,
     plot: Annotated[
@@ -106,37 +137,58 @@ def simulate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what a model on some hardware would do under a load; no GPU and no weights needed."""
+    """Say what a model on some hardware would do under a load; no GPU and no weights needed.
+
+    Requests do not say how long their outputs may be, so --page-growth reserve takes max_model_len tokens for
+    each.
+    """
     for name, value, most in (("requests", requests, MOST_REQUESTS), ("replicas", replicas, MOST_REPLICAS)):
         if not 1 <= value <= most:
             raise ValueError(f"{name} is {value}; give a number from 1 to {most:,}")
-    if plot is not None and (sweep is None or plot.suffix not in (".svg", ".png")):
+    if router is not None:
+        find_router(router)
+        if replicas == 1:
+            raise ValueError(f"router is {router!r}, but there is 1 replica; give --replicas 2 or more")
+    if plot is not None and (not sweep or plot.suffix not in (".svg", ".png")):
         raise ValueError(f"plot is {plot}; give a .svg or .png file, and --sweep to have something to draw")
     if not 0 <= host_ms <= MOST_HOST_MS:
         raise ValueError(f"host_ms is {host_ms}; give a number from 0 to {MOST_HOST_MS:,}")
     if plot is not None:
         check_figures(plot.parent)
     check_settings(options)
-    constants = replace(CONSTANTS, step_seconds=host_ms / 1e3)
+    # A remote call to each further chip is the paper's system, not an engine of today.
+    constants = replace(CONSTANTS, step_seconds=host_ms / 1e3, worker_seconds=0.0)
     deployment = Deployment(find("model", MODELS, model), find("chip", CHIPS, hardware), chips, constants)
     config = config_from(options)
-    load = Load(deployment, workload, requests, replicas, router)
-    if sweep is None:
-        load.check(rate, config)
-        flag, values, reports = "metric", ["value"], [load.run(rate, config)]
-    else:
-        flag, values = parse_sweep(sweep)
+    load = Load(deployment, workload, requests, replicas, router or "least-loaded")
+    given = options if rate is None else {**options, "rate": rate}
+    rate = 1.0 if rate is None else rate
+    if sweep:
+        flag, values = _sweep_of(sweep, given)
         with progress_bar("simulating") as progress:
             reports = load.sweep(rate, config, flag, values, progress)
+    else:
+        load.check(rate, config)
+        flag, values, reports = "metric", ["value"], [load.run(rate, config)]
     if not as_json:
         print_reports(reports, flag, values)
-    elif sweep is None:
+    elif not sweep:
         print(json.dumps(asdict(reports[0]), indent=1))
     else:
         rows = [{flag: value, **asdict(report)} for value, report in zip(values, reports)]
         print(json.dumps(rows, indent=1))
     if plot is not None:
         save_figure({"panels": [asdict(panel) for panel in sweep_panels(flag, values, reports)]}, plot)
+
+
+def _sweep_of(sweeps: list[str], given: dict[str, Any]) -> tuple[str, list[Any]]:
+    if len(sweeps) > 1:
+        raise ValueError(f"sweep is given {len(sweeps)} times; give it once")
+    flag, values = parse_sweep(sweeps[0])
+    if flag in given:
+        option = flag.replace("_", "-")
+        raise ValueError(f"{flag} is {given[flag]}, but the sweep has its own; leave --{option} out")
+    return flag, values
 
 
 def print_reports(reports: list[Report], name: str, values: list[Any]) -> None:
@@ -174,7 +226,10 @@ def calibrate(
     ] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Fit the simulation's time of a step to this machine, and say how well it predicts held-out runs."""
+    """Fit the simulation's time of a step to this machine, and say how well it predicts held-out runs.
+
+    This tests whether such a model can predict real runs at all; no other command uses the fitted numbers.
+    """
     if threads < 1 or rounds < 1:
         raise ValueError(f"threads is {threads}, rounds is {rounds}; give at least 1 of each")
     with progress_bar("loading libraries"):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from minipaged.metrics import quantile
 from minipaged.simulation.workloads import Lengths
 
-GAP_RESOLUTION = 1e-4
+GAP_RESOLUTION = 1e-5
 """Inter-token latencies are counted in bins of so many seconds."""
 
 
@@ -46,13 +46,16 @@ class Run:
 
     records: list[Record] = field(default_factory=list)  # of the finished requests, in that order
     seconds: float = 0.0  # simulated, at the end
+    watched_seconds: float = 0.0  # of the steps that `usage` is the average of
     num_steps: int = 0
     num_samples: int = 0  # tokens generated, one sample of each request counted
     num_preemptions: int = 0
     num_dropped: int = 0  # arrivals turned away at `max_users`
     num_refused: int = 0  # requests that could never run
     num_cached_tokens: int = 0  # of prompts, found in the prefix cache
-    gaps: Counter[int] = field(default_factory=Counter)  # inter-token latencies / `GAP_RESOLUTION`, rounded
+    gaps: Counter[int] = field(
+        default_factory=Counter
+    )  # inter-token latencies / `GAP_RESOLUTION`, rounded up
     gap_seconds: float = 0.0  # their exact sum
     usage: Usage = Usage(0.0, 0.0, 0.0, 0.0)
 

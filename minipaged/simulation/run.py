@@ -4,6 +4,7 @@ The executor's clock jumps from step to step and is the engine's clock; records 
 """
 
 from collections.abc import Callable, Iterable
+from math import ceil
 
 from minipaged.config import EngineConfig
 from minipaged.engine import Engine
@@ -68,6 +69,9 @@ class Simulation:
         lengths = arrival.lengths
         if lengths.prompt >= limit:
             self.run.num_refused += 1
+            self.refusal = (
+                f"a prompt has {lengths.prompt} tokens, but max_model_len is {limit}; give shorter prompts"
+            )
             return
         if lengths.prompt + lengths.output > limit:
             arrival = arrival._replace(lengths=lengths._replace(output=limit - lengths.prompt))
@@ -113,7 +117,7 @@ class Simulation:
             else:
                 gap = now - record.last_token
                 run.gap_seconds += gap
-                gaps[round(gap * per_second)] += 1
+                gaps[ceil(gap * per_second)] += 1
             record.last_token = now
         finished = RequestState.FINISHED
         for request in touched:
@@ -155,7 +159,24 @@ class Simulation:
         seconds, *sums = self._watched
         if seconds:
             self.run.usage = Usage(*(value / seconds for value in sums))
+            self.run.watched_seconds = seconds
         return self.run
+
+
+class WatchedSimulation(Simulation):
+    """Looks at the memory while each step is computed: after the commit, what ends in the step is gone."""
+
+    def __init__(self, scheduler: FCFSScheduler, executor: SimulatedExecutor) -> None:
+        super().__init__(scheduler, executor, usage_every=1)
+        self._usage: Usage | None = None
+
+    def _note_plan(self, plan: StepPlan) -> None:
+        super()._note_plan(plan)
+        self._usage = super().look()
+
+    def look(self) -> Usage | None:
+        """As the plan of the newest step left it."""
+        return self._usage
 
 
 def _distinct_tokens(sequences: Iterable[Sequence]) -> int:

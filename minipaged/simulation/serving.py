@@ -4,13 +4,14 @@ The scheduler and memory manager are built from an `EngineConfig` exactly as for
 executor is simulated.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
 from minipaged.components import build_scheduler
-from minipaged.config import ConfigError, EngineConfig
+from minipaged.config import MOST, ConfigError, EngineConfig
 from minipaged.simulation.costs import CostModel
 from minipaged.simulation.executor import SimulatedExecutor
 from minipaged.simulation.fleet import find_router, simulate_fleet
@@ -18,7 +19,7 @@ from minipaged.simulation.hardware import Deployment
 from minipaged.simulation.records import Run, queue_time, time_to_first_token
 from minipaged.simulation.reproduce import quiet, run_cases
 from minipaged.simulation.results import Curve, Panel
-from minipaged.simulation.run import Simulation
+from minipaged.simulation.run import Simulation, WatchedSimulation
 from minipaged.simulation.workloads import find_workload, poisson
 
 MOST_BLOCKS = 10_000_000
@@ -29,8 +30,8 @@ MOST_VALUES = 1000
 
 WITHOUT_EFFECT = (
     *("attention_backend", "enable_cuda_graphs", "dtype", "revision"),
-    *("generation_config", "disable_log_stats"),
-    *("tensor_parallel_size", "pipeline_parallel_size"),  # --chips says how many there are
+    *("device", "quantization", "trust_remote_code", "generation_config", "disable_log_stats"),
+    *("tensor_parallel_size", "pipeline_parallel_size"),
 )
 
 
@@ -38,7 +39,8 @@ def check_settings(names: Iterable[str]) -> None:
     """`ConfigError` for a setting that changes nothing here."""
     for name in names:
         if name in WITHOUT_EFFECT:
-            raise ConfigError(f"{name} has no effect in a simulation; leave it out")
+            fix = "use --chips" if name == "tensor_parallel_size" else "leave it out"
+            raise ConfigError(f"{name} has no effect in a simulation; {fix}")
 
 
 def engine_simulation(deployment: Deployment, config: EngineConfig, replicas: int = 1) -> Simulation:
@@ -70,7 +72,7 @@ def engine_simulation(deployment: Deployment, config: EngineConfig, replicas: in
     executor = SimulatedExecutor(
         costs, num_blocks, num_host_blocks, longest, costs.preemption_costs(), config.block_size
     )
-    return Simulation(build_scheduler(config, executor), executor, usage_every=8)
+    return WatchedSimulation(build_scheduler(config, executor), executor)
 
 
 def _shown(label: str) -> Any:
@@ -100,15 +102,18 @@ class Report:
 
 
 def report(runs: Sequence[Run]) -> Report:
-    """One report over the runs of one or several replicas; `ValueError` if nothing finished."""
+    """One report over the runs of one or several replicas."""
     total = Run(seconds=max(run.seconds for run in runs))
     for run in runs:
         total.records += run.records
         total.gaps += run.gaps
-    if not total.records:
-        raise ValueError("no request finished; give a longer trace, or lengths that the model can take")
-    held = sum(run.usage.held for run in runs) / len(runs)
-    tokens = sum(run.usage.tokens for run in runs) / len(runs)
+        total.gap_seconds += run.gap_seconds
+    # Averages over all of the time, where those of a run are over its steps.
+    shares = [run.watched_seconds / total.seconds for run in runs]
+    running, tokens, held, _ = (
+        sum(share * value for share, value in zip(shares, values))
+        for values in zip(*(run.usage for run in runs))
+    )
     return Report(
         requests=len(total.records),
         refused=sum(run.num_refused for run in runs),
@@ -123,8 +128,8 @@ def report(runs: Sequence[Run]) -> Report:
         queue_p95=total.quantile(queue_time, 0.95),
         preemptions=sum(run.num_preemptions for run in runs),
         cached_tokens=sum(run.num_cached_tokens for run in runs),
-        running=sum(run.usage.requests for run in runs),
-        kv_usage=held,
+        running=running,
+        kv_usage=held / len(runs),
         kv_waste=1 - tokens / held if held else 0.0,
     )
 
@@ -144,7 +149,11 @@ class Load:
         quiet()
         fleet = [engine_simulation(self.deployment, config, self.replicas) for _ in range(self.replicas)]
         arrivals = poisson(find_workload(self.workload), rate, self.requests, config.seed)
-        return report(simulate_fleet(fleet, arrivals, find_router(self.router)))
+        runs = simulate_fleet(fleet, arrivals, find_router(self.router))
+        if not any(run.records for run in runs):
+            why = next(replica.refusal for replica in fleet if replica.refusal)
+            raise ValueError(f"no request finished: {why}")
+        return report(runs)
 
     def check(self, rate: float, config: EngineConfig) -> None:
         """Raise what `run` would raise at once."""
@@ -176,7 +185,8 @@ def parse_sweep(text: str) -> tuple[str, list[Any]]:
     name = flag.strip().lstrip("-").replace("-", "_")
     known = [option.name for option in fields(EngineConfig)]
     if name not in (*known, "rate") or not values:
-        raise ConfigError(f"sweep is {text!r}; give FLAG=V1,V2,... with rate or one of {', '.join(known)}")
+        offered = ", ".join(option for option in known if option not in WITHOUT_EFFECT)
+        raise ConfigError(f"sweep is {text!r}; give FLAG=V1,V2,... with rate or one of {offered}")
     check_settings([name])
     parsed = [_parse_value(value.strip()) for value in values.split(",")]
     if len(parsed) > MOST_VALUES:
@@ -186,27 +196,38 @@ def parse_sweep(text: str) -> tuple[str, list[Any]]:
     return name, [float(value) for value in parsed] if name == "rate" else parsed
 
 
+WORDS = {"true": True, "false": False, "none": None}
+
+
 def _parse_value(text: str) -> Any:
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    if text.lower() in WORDS:
+        return WORDS[text.lower()]
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return int(value) if value.is_integer() and abs(value) < MOST else value
+
+
+def _named(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def sweep_panels(flag: str, values: Sequence[Any], reports: Sequence[Report]) -> list[Panel]:
-    """Throughput and latencies along a sweep."""
-    numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-    x = list(values) if numeric else [str(value) for value in values]
+    """Throughput and latencies along a sweep; bars where a value has no place on an axis."""
+    numeric = all(type(value) in (int, float) and math.isfinite(value) for value in values)
+    x = list(values) if numeric else [_named(value) for value in values]
+    label = {figure.name: figure.metadata["label"].partition(" [")[0] for figure in fields(Report)}
     panels = []
     for title, *names in (
         ("throughput [tok/s]", "token_rate"),
         ("time to first token [s]", "ttft_p50", "ttft_p95"),
         ("inter-token latency [s]", "itl_mean", "itl_p99"),
     ):
-        curves = [Curve(name, x, [getattr(report, name) for report in reports]) for name in names]
+        curves = [Curve(label[name], x, [getattr(report, name) for report in reports]) for name in names]
         panels.append(Panel(title.partition(" [")[0], flag, title, curves, "line" if numeric else "bar"))
     return panels

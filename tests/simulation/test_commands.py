@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import re
 import select
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import pytest
 import typer
@@ -18,8 +19,10 @@ from typer.testing import CliRunner
 from minipaged.cli.simulation import reproduce, simulate
 from minipaged.config import EngineConfig
 from minipaged.simulation import plots
+from minipaged.simulation.experiments import EXPERIMENTS
 from minipaged.simulation.page import page
 from minipaged.simulation.results import Claim, Curve, Experiment, Panel, as_json
+from minipaged.simulation.serving import Report, check_settings, parse_sweep, sweep_panels
 
 
 def command_line(*arguments: str, options: dict | None = None):
@@ -55,13 +58,35 @@ def test_reproduce_prints_json_with_the_promised_keys():
     assert {claim["experiment"] for claim in claims} == {"growth"}
 
 
-def test_reproduce_writes_figures_results_and_a_page(tmp_path):
+def test_reproduce_writes_figures_results_and_a_page(monkeypatch, tmp_path):
     pytest.importorskip("matplotlib", reason="figures need the extra `plot`")
-    shown = command_line("reproduce", "growth", "--docs", str(tmp_path))
+    monkeypatch.setattr("minipaged.cli.simulation.EXPERIMENTS", {"growth": EXPERIMENTS["growth"]})
+    monkeypatch.setattr("minipaged.cli.simulation.sensitivity", lambda progress: [])
+    shown = command_line("reproduce", "--all", "--docs", str(tmp_path))
     assert "requests finished" in shown
     assert (tmp_path / "growth.svg").read_text().startswith("<?xml")
     assert json.loads((tmp_path / "results.json").read_text())[0]["experiment"] == "growth"
     assert "![Dynamic page growth](growth.svg)" in (tmp_path / "index.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["growth", "--docs", "."], "docs is '.', the page of all experiments; give --all too, or --figures"),
+        (["growth", "--all"], "experiments is growth, but --all runs every one; leave one of the two out"),
+        (["--all", "--list"], "--list runs nothing; leave it or --all out"),
+        (["growth", "--list"], "--list runs nothing; leave it or growth out"),
+        (
+            ["growth", "--figure-format", "png"],
+            "figure_format is 'png', but no figure is drawn; give --figures",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused_before_the_run(monkeypatch, arguments, message):
+    """Catches a complete page overwritten with a partial one, and options that are ignored in silence."""
+    monkeypatch.setattr("minipaged.cli.simulation.run_experiments", lambda *_, **__: pytest.fail("ran"))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        command_line("reproduce", *arguments)
 
 
 def test_an_unknown_experiment_lists_the_known_ones():
@@ -101,13 +126,84 @@ def test_a_sweep_runs_once_per_value_and_draws(tmp_path):
 def test_a_sweep_over_choices_and_rates():
     rows = json.loads(command_line(*SMALL, "--sweep", "page_growth=reserve,on_demand", "--json"))
     assert rows[0]["kv_waste"] > rows[1]["kv_waste"]
-    rows = json.loads(command_line(*SMALL, "--sweep", "rate=1,inf", "--json"))
+    rows = json.loads(command_line(*SMALL[:-2], "--sweep", "rate=1,inf", "--json"))
     assert rows[0]["request_rate"] < rows[1]["request_rate"]
 
 
 def test_a_fleet_serves_everything():
     report = json.loads(command_line(*SMALL, "--replicas", "3", "--router", "prefix-aware", "--json"))
     assert report["requests"] == 30
+
+
+def test_short_runs_and_idle_replicas_are_averaged_over_all_of_the_time(tmp_path):
+    """Catches steps that nobody looks at, and means over busy replicas alone that are added up."""
+    file = tmp_path / "lengths.json"
+    for output in (1, 5):
+        file.write_text(f"[[10, {output}]]")
+        burst = ("simulate", "--workload", str(file), "--requests", "20", "--json")
+        report = json.loads(command_line(*burst, "--rate", "inf"))
+        assert report["running"] == pytest.approx(20)
+        assert report["kv_usage"] > 0
+        assert report["kv_waste"] == pytest.approx(1 - (10 + (output - 1) / 2) / 16, abs=0.01)
+    spread = json.loads(command_line(*burst, "--rate", "0.001", "--replicas", "20"))
+    alone = json.loads(command_line(*burst, "--rate", "0.001"))
+    assert spread["running"] == pytest.approx(alone["running"], rel=0.01)
+    assert alone["running"] == pytest.approx(
+        alone["normalized_latency"] * 5 * alone["request_rate"], rel=0.01
+    )
+    assert spread["kv_usage"] == pytest.approx(alone["kv_usage"] / 20, rel=0.01)
+
+
+def test_more_chips_do_not_cost_a_remote_call_each():
+    """Catches the host time of the paper's workers, which nothing but a fit to its Fig. 12 c asks for."""
+    command = ("simulate", "--hardware", "h100", "--requests", "30", "--json", "--chips")
+    one, eight = (json.loads(command_line(*command, chips))["itl_mean"] for chips in "18")
+    assert eight < one
+
+
+def test_when_every_request_is_refused_the_reason_is_told():
+    """Catches advice about the trace where the pool is too small."""
+    options = {"num_blocks": 30, "page_growth": "reserve"}
+    with pytest.raises(
+        ValueError, match=r"no request finished: the request needs 512 KV blocks .* raise num"
+    ):
+        command_line(*SMALL, options=options)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "values"),
+    [
+        ("enable_prefix_caching=True,FALSE", [True, False]),
+        ("max_model_len=None,100", [None, 100]),
+        ("kv_cache_memory=1e9,2000000000.0", [10**9, 2 * 10**9]),
+        ("gpu-memory-utilization=0.5,1.0", [0.5, 1]),
+    ],
+)
+def test_the_values_of_a_sweep_may_be_written_as_in_python(sweep, values):
+    assert parse_sweep(sweep)[1] == values
+    assert [type(value) for value in parse_sweep(sweep)[1]] == [type(value) for value in values]
+
+
+def test_a_sweep_draws_every_value_under_its_name():
+    """Catches an infinite rate that no axis has, and legends of field names."""
+    values = [1.0, math.inf]
+    reports = [Report(*[1.0] * len(fields(Report)))] * 2
+    panels = sweep_panels("rate", values, reports)
+    assert {panel.kind for panel in panels} == {"bar"}
+    assert panels[0].curves[0].x == ["1", "inf"]
+    assert [curve.label for curve in panels[1].curves] == [
+        "time to first token, median",
+        "time to first token, p95",
+    ]
+    assert {panel.kind for panel in sweep_panels("rate", [1.0, 2.0], reports)} == {"line"}
+
+
+def test_the_settings_offered_for_a_sweep_are_those_that_it_takes():
+    """Catches a list of names that are all refused when they are tried."""
+    with pytest.raises(ValueError, match="one of") as caught:
+        parse_sweep("foo=1")
+    for name in str(caught.value).partition("one of ")[2].split(", "):
+        check_settings([name])
 
 
 @pytest.mark.parametrize(
@@ -153,6 +249,13 @@ def test_a_fleet_serves_everything():
             "kv_cache_memory is 5; one block takes 2097152 bytes",
         ),
         (["--sweep", "dtype=float32,bfloat16"], "dtype has no effect in a simulation; leave it out"),
+        (["--sweep", "quantization=none,int8"], "quantization has no effect in a simulation; leave it out"),
+        (["--rate", "5", "--sweep", "rate=1,2"], "rate is 5.0, but the sweep has its own; leave --rate out"),
+        (
+            ["--sweep", "rate=1,2", "--sweep", "num_blocks=40,80"],
+            "sweep is given 2 times; give it once",
+        ),
+        (["--router", "prefix-aware"], "router is 'prefix-aware', but there is 1 replica; give --replicas 2"),
         (
             ["--plot", "no/such/folder/x.svg", "--sweep", "rate=1,2"],
             "cannot write to no/such/folder: No such file",
@@ -197,11 +300,30 @@ def test_an_endless_output_ends_at_the_longest_sequence_and_is_counted_as_genera
     assert report["token_rate"] * report["seconds"] == pytest.approx(2 * (8192 - 10))
 
 
-@pytest.mark.parametrize("setting", ["attention_backend", "enable_cuda_graphs", "dtype", "disable_log_stats"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("attention_backend", "enable_cuda_graphs", "dtype", "disable_log_stats"),
+        *("quantization", "device", "trust_remote_code", "pipeline_parallel_size"),
+    ],
+)
 def test_a_setting_that_changes_nothing_in_a_simulation_is_refused(setting):
     """Catches `--dtype float32` that is taken in silence: the figures stay those of 16 bits."""
     with pytest.raises(ValueError, match=f"{setting} has no effect in a simulation; leave it out"):
         command_line(*SMALL, options={setting: getattr(EngineConfig(), setting)})
+
+
+def test_ranks_are_called_chips_in_a_simulation():
+    with pytest.raises(ValueError, match="tensor_parallel_size has no effect in a simulation; use --chips"):
+        command_line(*SMALL, options={"tensor_parallel_size": 2})
+
+
+def test_a_setting_is_given_once():
+    """Catches a flag whose value the sweep replaces in silence."""
+    with pytest.raises(
+        ValueError, match="num_blocks is 40, but the sweep has its own; leave --num-blocks out"
+    ):
+        command_line(*SMALL, "--sweep", "num_blocks=50,60", options={"num_blocks": 40})
 
 
 @pytest.mark.parametrize("option", ["--figures", "--docs"])
@@ -210,7 +332,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_run(monkeypatch, 
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("minipaged.cli.simulation.run_experiments", lambda *_, **__: pytest.fail("ran"))
     with pytest.raises(ValueError, match=r"cannot write to .*file"):
-        command_line("reproduce", "growth", option, str(tmp_path / "file"))
+        command_line("reproduce", "--all", option, str(tmp_path / "file"))
 
 
 def test_without_matplotlib_nothing_is_run(monkeypatch, tmp_path):

@@ -1,5 +1,9 @@
 """Tensor and pipeline parallel by the link: the cost of a pipeline, and the table of the documentation."""
 
+import json
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,6 +61,14 @@ def test_a_slow_link_costs_tensor_parallel_more_than_a_pipeline():
     assert 0 < staged[1] - staged[0] < 0.1 * (tensor[1] - tensor[0])
     slower = replace(FAST, latency=1.0)
     assert pipeline(slower, 4).step_seconds(plan) - staged[0] == pytest.approx(3, rel=0.01)
+
+
+def test_the_command_of_the_documentation_gives_the_first_number_of_its_table():
+    """Catches a table with other constants than the command that is recommended for other loads."""
+    text = PAGE.read_text()
+    command = re.search(r"^minipaged simulate .*", text, re.MULTILINE)[0]
+    ran = subprocess.run([sys.executable, "-m", *command.split(), "--json"], capture_output=True, check=True)
+    assert f"| {LINKS[0].name} | {json.loads(ran.stdout)['token_rate']:,.0f} |" in text
 
 
 @pytest.mark.slow
