@@ -47,8 +47,8 @@ below a table were checked as described there. A difference without a reason is 
 FITTED = """\
 Six values were fitted by hand to figures that this page scores, so agreement with those figures is not
 evidence. We had already seen Fig. 16 when we chose the sentence lengths, and the published table when we
-chose the machine and the lengths for page growth. No value was fitted to Figs. 17, 18 b and 19, to chunked
-prefill or to prefix-caching-aware scheduling.
+chose the machine and the lengths for page growth. No value was fitted to Figs. 13 b, 17, 18 b and 19, to
+chunked prefill or to prefix-caching-aware scheduling.
 
 To see how much depends on the fitted values, we changed each one by 20 % and left the others alone. The
 second table gives the resulting change in each figure, in percent (with the value lowered / raised). Some of
