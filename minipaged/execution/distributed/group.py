@@ -8,6 +8,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from ctypes import py_object, pythonapi
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -62,8 +63,8 @@ class Group:
         )
         """Replace a rank's partial result by the sum over the ranks of its stage."""
         self._buffer = torch.empty(FIRST_PART, dtype=torch.int32)
-        others = self._control if place.rank == 0 else None
-        self.close = finalize(self, _close, os.getpid(), dist.group.WORLD, others)
+        groups = (dist.group.WORLD, self._control, stage)
+        self.close = finalize(self, _close, os.getpid(), place.rank, groups)
         """Give the connections up; rank 0 tells the others first."""
 
     def send(self, message: array[int]) -> None:
@@ -109,13 +110,16 @@ def give_up() -> None:
         dist.destroy_process_group()
 
 
-def _close(pid: int, world: Any, others: Any) -> None:
-    if os.getpid() != pid or dist.group.WORLD is not world:
-        return  # a fork's copy, or given up
-    if others is not None:
-        with suppress(RuntimeError):  # they are gone
-            dist.broadcast(torch.zeros(FIRST_PART, dtype=torch.int32), 0, group=others)
-    dist.destroy_process_group()
+def _close(pid: int, rank: int, groups: tuple[Any, ...]) -> None:
+    world, control, _ = groups
+    if os.getpid() != pid:  # a fork has no threads that could end these: it must never destroy them
+        for group in groups:
+            pythonapi.Py_IncRef(py_object(group))
+    elif dist.group.WORLD is world:  # not given up
+        if rank == 0:
+            with suppress(RuntimeError):  # the others are gone
+                dist.broadcast(torch.zeros(FIRST_PART, dtype=torch.int32), 0, group=control)
+        dist.destroy_process_group()
 
 
 @contextmanager
