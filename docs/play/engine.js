@@ -8,6 +8,8 @@ export function element(name, properties = {}, ...children) {
   return made;
 }
 
+export const counted = (number, thing) => `${number} ${thing}${number === 1 ? "" : "s"}`;
+
 export function tell(text, failed = false) {
   at("status").textContent = text;
   at("status").dataset.state = failed ? "failed" : "";

@@ -1,7 +1,7 @@
 // A lesson's exercise in its own page: an editor beside the text, the lesson's tests, and the engine with the
 // student's classes in the viewer. What is written stays in this browser. Nothing is loaded before the first click.
 
-import { EngineWorker, element } from "./engine.js";
+import { EngineWorker, counted, element } from "./engine.js";
 
 const box = document.querySelector(".lesson");
 const { number, name } = box.dataset;
@@ -221,7 +221,7 @@ function showReport({ green, tasks, elsewhere }) {
       ...each.tests.map(([fact, ...lines]) => element("div", { className: "lesson-test" }, line(fact, "lesson-fact"), ...lines.map((text) => line(text)))))));
   const others = elsewhere ? ` ${elsewhere} tests need torch: they run with minipaged learn check ${number} in a clone.` : "";
   const todo = tasks.filter((each) => !each.green).length;
-  say(green ? `Lesson ${number} is green. Now run the engine with it, and compare with the real module, linked in the lesson.${others}` : `${todo} of ${tasks.length} tasks are red.${others}`);
+  say(green ? `Lesson ${number} is green. Now run the engine with it, and compare with the real module, linked in the lesson.${others}` : `${todo} of ${counted(tasks.length, "task")} ${todo === 1 ? "is" : "are"} red.${others}`);
 }
 
 async function check() {

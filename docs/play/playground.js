@@ -1,7 +1,7 @@
 // The playground: a form of settings, a run of the real engine in a worker, its trace in the viewer. The settings
 // that are not the defaults are in the address, after #.
 
-import { EngineWorker, at, element, tell } from "./engine.js";
+import { EngineWorker, at, counted, element, tell } from "./engine.js";
 import { mountViewer } from "../javascripts/viewer/viewer.js";
 
 const FIELDS = [
@@ -41,7 +41,7 @@ const QUESTIONS = [
     settings: { num_blocks: 20 },
     options: ["nobody", "1 to 5 times", "more often"],
     answer: ({ preemptions }) => (preemptions === 0 ? 0 : preemptions <= 5 ? 1 : 2),
-    told: ({ preemptions }) => `${preemptions} preemptions.`,
+    told: ({ preemptions }) => `${counted(preemptions, "preemption")}.`,
   },
   {
     text: "All blocks that a request might ever need (256 tokens of output) are reserved when it is admitted. How much of the memory handed out is empty?",
@@ -131,7 +131,7 @@ const engine = new EngineWorker(({ id, error, lines, ...result }) => {
   if (!run) return;
   if (lines) {
     run.lines.push(...lines);
-    tell(`${run.lines.length - 1} steps ...`);
+    tell(`${counted(run.lines.length - 1, "step")} ...`);
     return;
   }
   runs.delete(id);
@@ -166,8 +166,8 @@ async function simulate(settings) {
   const { counts, trace, refusal, stopped } = ended;
   show(counts);
   viewer.load(trace);
-  const steps = `${stopped ? "Stopped after " : ""}${counts.steps} steps. Play them below, or change a setting and run again.`;
-  const refused = counts.refused ? `${counts.refused} of ${settings.requests ?? counts.refused + counts.finished} requests can never run: ${refusal}.` : "";
+  const steps = `${stopped ? "Stopped after " : ""}${counted(counts.steps, "step")}. Play the run below, or change a setting and run again.`;
+  const refused = counts.refused ? `${counts.refused} of ${counted(settings.requests ?? counts.refused + counts.finished, "request")} can never run: ${refusal}.` : "";
   tell([counts.steps ? steps : "", refused].filter(Boolean).join(" "));
   globalThis.playground.counts = counts;
   return counts;

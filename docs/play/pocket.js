@@ -1,6 +1,6 @@
 // The pocket model: prompts in, text as it is written, and the blocks that it takes.
 
-import { EngineWorker, at, element, tell } from "./engine.js";
+import { EngineWorker, at, counted, element, tell } from "./engine.js";
 import { mountViewer } from "../javascripts/viewer/viewer.js";
 
 const viewer = mountViewer(at("viewer"), { baseUrl: "../../" });
@@ -104,7 +104,7 @@ function step({ lines, outputs, texts, running, more }) {
   for (const request of [...answers.keys()]) if (!running.includes(request)) end(request);
   const tokens = count() - before;
   const rate = tokens / ((performance.now() - started) / 1000);
-  tell(`${tokens} tokens, ${rate.toFixed(0)} a second${more ? " ..." : "."}`);
+  tell(`${counted(tokens, "token")}, ${rate.toFixed(0)} a second${more ? " ..." : "."}`);
   results.rate = rate;
   results.busy = writing = more;
   at("answers").ariaBusy = String(more); // read out when it is whole

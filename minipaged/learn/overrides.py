@@ -95,9 +95,9 @@ def load_override(where: str) -> Any:
     module = _load_file(Path(file))
     if not hasattr(module, name):
         known = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
-        raise OverrideError(
-            f"{file} has no {name}; it defines {', '.join(known) or 'nothing'}; give one of those"
-        )
+        if not known:
+            raise OverrideError(f"{file} has no {name}; define it there")
+        raise OverrideError(f"{file} has no {name}; it defines {', '.join(known)}; give one of those")
     return getattr(module, name)
 
 
@@ -117,8 +117,7 @@ def _load_file(path: Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         line = getattr(error, "lineno", None)
         where = f"{path}, line {line}" if line else str(path)
-        reason = getattr(error, "msg", error)
-        raise OverrideError(
-            f"{where} cannot be loaded: {type(error).__name__}: {reason}; fix the file"
-        ) from error
+        kind, reason = type(error).__name__, str(getattr(error, "msg", error))
+        told = f"{kind}: {reason}" if reason else kind
+        raise OverrideError(f"{where} cannot be loaded: {told}; fix the file") from error
     return module

@@ -10,6 +10,7 @@ Costs are those of OPT-13B on an A100, as in the paper's experiments.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -151,8 +152,9 @@ class SimulatedRun:
 
     @property
     def refusal(self) -> str:
-        """Why the last request that was refused can never run; "" if none was."""
-        return self.simulation.refusal
+        """Why the last request that was refused can never run, in words of the page; "" if none was."""
+        told = self.simulation.refusal.replace("num_blocks or kv_cache_memory", "num_blocks")
+        return re.sub(r"\b1 tokens", "1 token", told)
 
     def counts(self) -> dict[str, float]:
         """What came out, up to now."""

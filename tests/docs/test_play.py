@@ -283,6 +283,15 @@ def test_tokens_of_several_requests_computed_together_are_those_of_each_alone(po
             assert logprobs == pytest.approx(their_logprobs, abs=1e-4)
 
 
+def test_one_of_a_kind_is_told_as_one(playground, pocket):
+    """Catches "1 tokens"."""
+    pocket.value("pocket.ask({text: 'Once', max_tokens: 1}).then(() => true)")
+    pocket.wait_for("!pocket.busy")
+    assert status(pocket).startswith("1 token, ")
+    playground.value("playground.run({requests: 1, prompt: 1, output: 1})")
+    assert status(playground).startswith("1 step. ")
+
+
 def test_prompts_with_the_same_beginning_share_its_blocks(pocket):
     """Catches a prefix cache that is not told to the viewer, or whose blocks hold nothing."""
     text = "Once upon a time, there was a little boy named Otto. He lived in a valley between two mountains."

@@ -116,6 +116,13 @@ def test_what_cannot_be_loaded_is_told(tmp_path, mine):
     (tmp_path / "bad.py").write_text("x = 1\ndef f(:\n")
     with pytest.raises(OverrideError, match=r"bad.py, line 2 cannot be loaded: SyntaxError"):
         load_override(f"{tmp_path}/bad.py:f")
+    (tmp_path / "bare.py").write_text("")
+    with pytest.raises(OverrideError, match=r"bare.py has no f; define it there$"):
+        load_override(f"{tmp_path}/bare.py:f")
+    for statement, told in (("raise SystemExit", "SystemExit;"), ("raise MemoryError", "MemoryError;")):
+        (tmp_path / "ends.py").write_text(statement)
+        with pytest.raises(OverrideError, match=rf"ends.py cannot be loaded: {told} fix the file"):
+            load_override(f"{tmp_path}/ends.py:f")
     with pytest.raises(ContractError, match="allocator: Empty has no method allocate"):
         components_from({"allocator": f"{mine}:Empty"})
 

@@ -118,6 +118,13 @@ def test_why_requests_are_refused_is_told(settings, reason):
     assert bool(reason) == bool(run.refusal)
 
 
+def test_a_refusal_names_what_the_page_has():
+    """Catches advice to raise a setting that the page does not have, and "1 tokens"."""
+    run, _ = finished({"num_blocks": 1, "block_size": 1})
+    assert "KV blocks of 1 token to be admitted" in run.refusal
+    assert run.refusal.endswith("the pool has 1; raise num_blocks, or ask for less")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
