@@ -29,11 +29,14 @@ def process(sequence: Sequence, logits: torch.Tensor) -> torch.Tensor:
     for processor in sequence.request.params.logits_processors:
         try:
             told = (prompt, generated) if _num_arguments(processor) == 3 else (generated,)
-            logits = _checked(processor(*told, logits), failed)
+            edited = processor(*told, logits)
+            wrong = _what_is_wrong(edited, failed)
+            logits = failed if wrong else edited.to(failed)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the user's code: even SystemExit ends no other request
-            wrong = str(error) if isinstance(error, _WrongResultError) else f"raised {_in_one_line(error)}"
+            wrong = f"raised {_in_one_line(error)}"
+        if wrong is not None:
             name = getattr(processor, "__name__", type(processor).__name__)
             _failures[sequence] = (
                 f"{name} of logits_processors {wrong}; return a tensor like the logits, without NaN or inf"
@@ -58,21 +61,15 @@ def _num_arguments(processor: Callable[..., Any]) -> int:
     return sum(p.kind in by_place and p.default is inspect.Parameter.empty for p in parameters)
 
 
-class _WrongResultError(Exception):
-    """What a processor returned instead of logits."""
-
-
-def _checked(edited: Any, like: torch.Tensor) -> torch.Tensor:
+def _what_is_wrong(edited: Any, like: torch.Tensor) -> str | None:
     if not isinstance(edited, torch.Tensor):
-        raise _WrongResultError(f"returned {type(edited).__name__ if edited is not None else None}")
+        return f"returned {type(edited).__name__ if edited is not None else None}"
     if edited.layout is not torch.strided:
-        raise _WrongResultError(f"returned a tensor of layout {edited.layout}")
+        return f"returned a tensor of layout {edited.layout}"
     if edited.shape != like.shape:
-        raise _WrongResultError(f"returned a tensor of shape {list(edited.shape)}, not {list(like.shape)}")
-    edited = edited.to(like)
-    if edited.isnan().any() or edited.isposinf().any():
-        raise _WrongResultError("returned NaN or infinity")
-    return edited
+        return f"returned a tensor of shape {list(edited.shape)}, not {list(like.shape)}"
+    edited = edited.to(like)  # (float64 may overflow)
+    return "returned NaN or infinity" if edited.isnan().any() or edited.isposinf().any() else None
 
 
 def _in_one_line(error: BaseException) -> str:
