@@ -52,7 +52,7 @@ class AsyncLLM:
         self._llm = _LLM(model, **options)
         self._thread = EngineThread(self._llm.engine)
         # (Also when the object is dropped and when the interpreter ends.)
-        self._shutdown = weakref.finalize(self, self._thread.stop)
+        self._shutdown = weakref.finalize(self, _shut_down, self._thread, self._llm)
 
     @property
     def engine(self) -> Engine:
@@ -134,7 +134,8 @@ class AsyncLLM:
         self._thread.abort(request_id)
 
     def shutdown(self) -> None:
-        """End the thread after the current step. Open iterators raise EngineStoppedError."""
+        """End the thread after the current step, and the other ranks. Open iterators raise
+        EngineStoppedError."""
         self._shutdown()
 
     def __enter__(self) -> Self:
@@ -147,7 +148,8 @@ class AsyncLLM:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await asyncio.to_thread(self.shutdown)
+        await asyncio.to_thread(self._thread.stop)  # (it may wait for a step)
+        self.shutdown()
 
     def _build(self, request_id: str, prompt: Any, params: DecodingParams) -> Request:
         return self._llm.engine.add_request(request_id, *self._llm.tokenize(prompt, params))
@@ -216,3 +218,8 @@ async def together(streams: Sequence[AsyncOutputs]) -> AsyncGenerator[tuple[int,
 class _LLM(LLM):
     engine_class = QueuedEngine
     engine: QueuedEngine
+
+
+def _shut_down(thread: EngineThread, llm: LLM) -> None:
+    if thread.stop():  # (else its ranks end with the last reference: this step needs them)
+        llm.shutdown()

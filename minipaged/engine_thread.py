@@ -2,7 +2,8 @@
 
 Requests are checked and built by their callers; changes to the engine (a request to queue or to abort) go
 through an inbox to the thread, and only this thread touches the scheduler and the memory. Outputs go to each
-reader's event loop. A step that fails is rolled back by the engine and computed again, three times at most.
+reader's event loop. A step that fails is rolled back by the engine and computed again, three times at most;
+a lost rank ends the thread.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import queue
 import threading
 from collections import Counter, deque
@@ -18,6 +20,7 @@ from functools import partial
 
 from minipaged.decoding.params import RequestOutputKind
 from minipaged.engine import Engine
+from minipaged.execution.distributed import RankError
 from minipaged.output_processor import OutputProgress
 from minipaged.outputs import RequestOutput
 from minipaged.prompts import RequestError
@@ -44,11 +47,17 @@ class Reader:
     def __init__(self, request_id: str, prompt: str | None) -> None:
         self.request_id = request_id
         self.prompt = prompt
-        self.loop = asyncio.get_running_loop()
+        try:
+            self.loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise RequestError(
+                "AsyncLLM.generate needs a running event loop; call it in a coroutine, or use LLM"
+            ) from None
         self.news = asyncio.Event()
         self.pending: deque[RequestOutput | Exception] = deque()  # an exception is the last
         self.done = False  # nothing comes after what is pending
         self.request: Request | None = None  # None: not handed over yet
+        self.is_aborted = False  # before it was
         self.progress: OutputProgress | None = None
 
     def put(self, output: RequestOutput | Exception) -> None:
@@ -98,7 +107,8 @@ class EngineThread:
     """The thread that steps an engine, and its interface for other threads."""
 
     def __init__(self, engine: QueuedEngine) -> None:
-        self.stopped: str | None = None  # why
+        self._stopped: str | None = None  # why
+        self._pid = os.getpid()
         self._engine = engine
         self._readers: dict[str, Reader] = {}  # of unfinished requests
         self._lock = threading.RLock()  # of these two; never held during a step
@@ -112,11 +122,23 @@ class EngineThread:
 
     # -- called from anywhere -------------------------------------------------------------------
 
+    @property
+    def stopped(self) -> str | None:
+        """Why it takes no requests; None: it does. A rank that died while nothing ran is noticed here."""
+        if os.getpid() != self._pid:
+            return "this process is a fork of the one that built the AsyncLLM; build it after the fork"
+        loss = getattr(self._engine.executor, "loss", None)
+        if self._stopped is None and loss is not None:
+            logger.error("%s", loss)
+            self._stopped = loss
+            self._inbox.put(None)
+        return self._stopped
+
     def register(self, reader: Reader, max_waiting: int | None) -> None:
         """Reserve its id, and its place if there is one."""
         with self._lock:
-            if self.stopped is not None:
-                raise EngineStoppedError(self.stopped)
+            if (why := self.stopped) is not None:
+                raise EngineStoppedError(why)
             if reader.request_id in self._readers:
                 raise RequestError(f"request_id {reader.request_id!r} is in use; give each request its own")
             if max_waiting is not None and self._num_waiting() >= max_waiting:
@@ -134,6 +156,8 @@ class EngineThread:
                     request, reader.prompt, self._engine.text_rules(request.params)
                 )
                 self._inbox.put(partial(self._engine.enqueue, request))
+                if reader.is_aborted:
+                    self.close(reader)
 
     def close(self, reader: Reader) -> None:
         """Nobody reads it any more."""
@@ -147,23 +171,28 @@ class EngineThread:
 
     def abort(self, request_id: str) -> None:
         """End a request, and notify its reader."""
-        reader = self._readers.get(request_id)
-        if reader is not None:
-            self.close(reader)
-            if reader.request is None:
-                _send(reader.loop, [(reader, RequestError(f"request {request_id!r} was aborted"))])
+        with self._lock:
+            reader = self._readers.get(request_id)
+            if reader is not None and reader.request is None:
+                reader.is_aborted = True
+            elif reader is not None:
+                self.close(reader)
 
     def between_steps(self, action: Callable[[], None]) -> None:
         """Let the thread call `action`, which must not raise."""
         self._inbox.put(action)
 
-    def stop(self) -> None:
-        """End the thread; open readers get an error."""
+    def stop(self) -> bool:
+        """End the thread; open readers get an error. False: it goes on to the end of the step that called."""
+        if os.getpid() != self._pid:
+            return True
         with self._lock:
-            self.stopped = self.stopped or "the engine is shut down; build a new AsyncLLM"
+            self._stopped = self._stopped or "the engine is shut down; build a new AsyncLLM"
         self._inbox.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        if threading.current_thread() is self._thread:
+            return False
+        self._thread.join()
+        return True
 
     def _num_waiting(self) -> int:
         requests = [reader.request for reader in list(self._readers.values())]
@@ -176,9 +205,12 @@ class EngineThread:
             while self._read_inbox():
                 if self._engine.has_unfinished:
                     self._step()
+        except RankError as error:
+            logger.error("%s", error)
+            self._stopped = self._stopped or str(error)
         except BaseException as error:
             logger.exception("The engine's thread dies")
-            self.stopped = f"the engine's thread died of {error!r}; build a new AsyncLLM"
+            self._stopped = f"the engine's thread died of {error!r}; build a new AsyncLLM"
         finally:
             self._end()
 
@@ -204,6 +236,8 @@ class EngineThread:
         self._planned = None
         try:
             self._tell(self._engine.step())
+        except RankError:
+            raise  # the next one would fail too
         except Exception as error:
             logger.exception("A step failed; what it was to compute is computed again")
             self._note_failure(f"{type(error).__name__}: {error}")
@@ -252,13 +286,13 @@ class EngineThread:
 
     def _end(self) -> None:
         with self._lock:
-            self.stopped = self.stopped or "the engine's thread has ended; build a new AsyncLLM"
+            self._stopped = self._stopped or "the engine's thread has ended; build a new AsyncLLM"
             readers = list(self._readers.values())
             self._readers.clear()
         for reader in readers:
             with contextlib.suppress(Exception):  # (of an engine in whatever state; all must be told)
                 self._engine.abort(reader.request_id)
-            _send(reader.loop, [(reader, EngineStoppedError(self.stopped))])
+            _send(reader.loop, [(reader, EngineStoppedError(self._stopped))])
 
 
 def _send(loop: asyncio.AbstractEventLoop, batch: list[tuple[Reader, RequestOutput | Exception]]) -> bool:

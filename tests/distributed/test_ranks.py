@@ -1,5 +1,6 @@
 """Two ranks as users start them: the tokens are those of one, and nothing is left behind."""
 
+import asyncio
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import time
 import pytest
 import torch
 
-from minipaged import LLM, SamplingParams
+from minipaged import LLM, AsyncLLM, SamplingParams
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.distributed import RankError, start
@@ -178,6 +179,27 @@ def command(*arguments):
 
 
 QUICK = ["--attention-backend", "torch", "--num-blocks", "64", "--disable-log-stats"]
+
+
+@needs_proc
+@pytest.mark.slow
+def test_ranks_end_with_their_async_llm_and_one_that_dies_is_noticed_while_nothing_runs(eight_threads):
+    """Catches ranks that stand in the way of the next AsyncLLM, and a request that has to find out."""
+
+    async def serve(is_killed):
+        async with AsyncLLM(**SMALL, tensor_parallel_size=2) as llm:
+            outputs = [output async for output in llm.generate(PROMPTS[0], GREEDY)]
+            assert outputs[-1].finished
+            assert torch.get_num_threads() == 4
+            if is_killed:
+                os.kill(*children(WORKER), signal.SIGKILL)
+                wait_until(lambda: not llm.is_running, 20, "the loss")
+                assert "rank 1 was killed by SIGKILL" in llm.stopped
+        assert not children(WORKER)
+        assert torch.get_num_threads() == 8
+
+    for is_killed in (False, True, False):
+        asyncio.run(serve(is_killed))
 
 
 FORK = """

@@ -7,7 +7,9 @@ import asyncio
 import gc
 import itertools
 import logging
+import os
 import random
+import signal
 import threading
 import time
 
@@ -25,6 +27,7 @@ from minipaged import (
 from minipaged.async_llm import together
 from minipaged.decoding.params import ParamsError
 from minipaged.engine import RequestError
+from minipaged.execution.distributed import RankError
 from minipaged.scheduling import RequestTooLongError
 from tests.engine.toy_model import ToyModel
 
@@ -287,6 +290,25 @@ def test_a_request_aborted_by_its_id_ends_with_what_there_is():
             assert last.finished
             assert last.outputs[0].finish_reason == "abort"
             assert len(await read(llm.generate(PROMPT, LONG, request_id="a"))) > 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_abort_ends_a_long_prompt_like_a_short_one(begun):
+    """Catches an error in place of the output, as the prompt is not tokenized yet."""
+
+    async def main():
+        with AsyncLLM(**OPTIONS | {"max_model_len": 2048}) as llm:
+            outputs = llm.generate("hello world " * 380, LONG, request_id="a")
+            reading = asyncio.create_task(read(outputs)) if begun else None
+            await asyncio.sleep(0)
+            await llm.abort("a")
+            (last,) = await (reading or read(outputs))
+            assert last.finished
+            assert last.prompt.startswith("hello")
+            assert [done.finish_reason for done in last.outputs] == ["abort"]
+            assert not llm._thread._readers
 
     asyncio.run(main())
 
@@ -561,6 +583,98 @@ def test_a_thread_that_dies_tells_everybody():
                 llm.generate(PROMPT, LONG)
 
     asyncio.run(main())
+
+
+def test_a_lost_executor_ends_the_engine_at_once():
+    """Catches a step without hope that is tried three times, for one request after the other."""
+
+    async def main():
+        model = SlowModel()
+        with toy(model) as llm:
+            outputs = llm.generate(PROMPT, LONG)
+            await anext(outputs)
+            model.broken = RankError("rank 1 was killed by SIGKILL; build the LLM anew")
+            with pytest.raises(EngineStoppedError, match=r"^rank 1 was killed"):
+                await read(outputs)
+            assert 10**9 - model.num_broken == 1
+            with pytest.raises(EngineStoppedError, match=r"^rank 1 was killed"):
+                llm.generate(PROMPT, LONG)
+
+    asyncio.run(main())
+
+
+def test_an_executor_that_is_lost_while_nothing_runs_is_noticed():
+    """Catches an engine that says it runs, and a request that has to find out."""
+
+    async def main():
+        model = SlowModel()
+        with toy(model) as llm:
+            await read(llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=2)))
+            assert llm.is_running
+            model.loss = "rank 1 was killed by SIGKILL; build the LLM anew"
+            assert llm.stopped == model.loss
+            assert not llm.is_running
+            with pytest.raises(EngineStoppedError, match="rank 1 was killed"):
+                llm.generate(PROMPT, LONG)
+            await until(lambda: not llm._thread._thread.is_alive())
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_the_end_closes_the_executor_once_the_thread_has_ended(in_time):
+    """Catches ranks that outlive their engine, and ones that end in the middle of a step."""
+
+    async def main():
+        model = SlowModel()
+        closed = []
+        async with toy(model) as llm:
+            model.close = lambda: closed.append(llm._thread._thread.is_alive())
+            if not in_time:
+                model.broken = SystemExit()
+            outputs = llm.generate(PROMPT, LONG)
+            if in_time:
+                await anext(outputs)
+            else:
+                await until(lambda: not llm.is_running)
+        assert closed == [False]
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_is_told_to_build_its_own():
+    """Catches a child that waits forever for a thread of its parent."""
+    told, say = os.pipe()
+    with toy() as llm:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+
+            async def main():
+                assert not llm.is_running
+                llm.generate(PROMPT, LONG)
+
+            try:
+                asyncio.run(main())
+            except BaseException as error:
+                os.write(say, f"{type(error).__name__}: {error}".encode())
+            llm.shutdown()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert llm.is_running
+    assert os.read(told, 1000).startswith(b"EngineStoppedError: this process is a fork")
+    os.close(told)
+    os.close(say)
+
+
+def test_outside_a_coroutine_generate_says_where_to_call_it():
+    """Catches an error about event loops that names neither the call nor the fix."""
+    with toy() as llm:
+        with pytest.raises(RequestError, match=r"AsyncLLM\.generate .* call it in a coroutine"):
+            llm.generate(PROMPT, LONG)
+        assert not llm._thread._readers
 
 
 def test_an_engine_that_is_dropped_ends_its_thread():

@@ -305,6 +305,19 @@ def test_a_dead_engine_turns_health_red_and_refuses():
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_stopped")
 
 
+def test_a_rank_that_dies_while_nothing_runs_turns_health_red_at_once():
+    """Catches a server that looks healthy until enough requests have failed."""
+    llm = toy()
+    with running(llm) as server:
+        assert server.http.get("/health").status_code == 200
+        llm.engine.executor.loss = "rank 1 was killed by SIGKILL"
+        red = server.http.get("/health")
+        assert (red.status_code, red.json()["error"]["code"]) == (503, "unhealthy")
+        assert "rank 1 was killed" in red.json()["error"]["message"]
+        answer = server.http.post(C, json=IDS)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_stopped")
+
+
 def test_log_lines_have_no_prompt(caplog):
     """Catches a prompt in a log, of a good request, a bad one or one that fails."""
     llm = toy()
