@@ -50,7 +50,7 @@ figure + figure svg, section:has(figure + figure) svg{{max-height:36vh}}
 @media print{{section{{height:720px;min-height:0}}svg{{max-height:440px}}
   section:has(figure + figure) svg{{max-height:250px}}}}
 @media (max-width:700px){{html{{font-size:18px;scroll-snap-type:none}}
-  h1{{font-size:40px}}h2{{font-size:28px}}}}
+  h1{{font-size:min(40px,9.5vw)}}h2{{font-size:28px}}}}
 """
 
 # Space, arrows and page keys turn slides; without scripts they scroll.
@@ -70,7 +70,7 @@ SHEET_CSS = f"""
 @page{{size:A4;margin:9mm}}
 html{{font:13.5px/1.42 {SYSTEM};color:var(--mp-ink);background:var(--mp-paper)}}
 body{{margin:0 auto;max-width:192mm;padding:8px}}
-h1{{font-size:22px;margin:0 0 8px}}
+h1{{font-size:22px;margin:0 0 8px;column-span:all}}
 main{{columns:2;column-gap:7mm}}
 h2{{font-size:15.5px;margin:0 0 4px;color:var(--mp-hue0);border-bottom:1px solid var(--mp-line)}}
 section{{break-inside:avoid;margin:0 0 10px}}
@@ -92,7 +92,8 @@ def slides() -> str:
     parts = [
         f"<section>\n{as_html(part)}\n</section>" for part in re.split(r"^---$", text, flags=re.MULTILINE)
     ]
-    return page("PagedAttention: slides", SLIDES_CSS, "\n".join([*parts, SLIDES_SCRIPT]))
+    body = "\n".join(["<main>", *parts, "</main>", SLIDES_SCRIPT])
+    return page("PagedAttention: slides", SLIDES_CSS, body)
 
 
 def cheat_sheet() -> str:
@@ -101,7 +102,7 @@ def cheat_sheet() -> str:
     sections = "\n".join(f"<section>\n{as_html('## ' + part)}\n</section>" for part in parts)
     figure = f"<section>{svg('block-table')}</section>"
     return page(
-        "PagedAttention: cheat sheet", SHEET_CSS, f"<h1>{title.strip()}</h1>\n<main>{figure}{sections}</main>"
+        "PagedAttention: cheat sheet", SHEET_CSS, f"<main><h1>{title.strip()}</h1>\n{figure}{sections}</main>"
     )
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from minipaged.cli.main import app
 from minipaged.learn.lessons import read_lessons
-from tests.docs.browser import find_chromium
+from tests.docs.browser import Browser, find_chromium
 from tests.docs.site import ROOT, build_once
 
 sys.path.insert(0, str(ROOT / "docs/_generate"))
@@ -78,6 +78,20 @@ def test_handouts_fit_their_sheets(make, count, tmp_path):
     )
     sheets = len(re.findall(rb"/Type\s*/Page\b", (tmp_path / "page.pdf").read_bytes()))
     assert sheets == (count or make().count("<section>"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [handouts.slides, handouts.cheat_sheet])
+def test_a_handout_fits_a_phone_and_all_of_it_is_its_main_part(make, tmp_path):
+    """Catches a title that is wider than the screen, and text that a screen reader skips on its way to main."""
+    (tmp_path / "page.html").write_text(make())
+    with Browser(find_chromium()) as browser:
+        page = browser.open((tmp_path / "page.html").as_uri(), 360, dark=False)
+        for width in (1280, 360, 320):
+            page.resize(width)
+            assert page.value("document.documentElement.scrollWidth") <= width
+        outside = page.value("[...document.body.children].map(each => each.tagName)")
+        assert [name for name in outside if name != "SCRIPT"] == ["MAIN"]
 
 
 @pytest.mark.parametrize("folder", LESSONS, ids=lambda folder: folder.name[:2])
