@@ -83,7 +83,7 @@ def test_handouts_fit_their_sheets(make, count, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [handouts.slides, handouts.cheat_sheet])
 def test_a_handout_fits_a_phone_and_all_of_it_is_its_main_part(make, tmp_path):
-    """Catches a title that is wider than the screen, and text that a screen reader skips on its way to main."""
+    """Catches a title that is wider than the screen, and text outside of main."""
     (tmp_path / "page.html").write_text(make())
     with Browser(find_chromium()) as browser:
         page = browser.open((tmp_path / "page.html").as_uri(), 360, dark=False)
