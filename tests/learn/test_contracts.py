@@ -1,6 +1,7 @@
 """Contracts: an override that keeps them is never accused; one that breaks them is told the rule."""
 
 import random
+import re
 from collections import deque
 from types import SimpleNamespace
 
@@ -492,6 +493,25 @@ def test_a_queue_left_out_of_order_is_told():
         run(LastOutFirstIn, Swap)
     run(PutsItBack)
     run(PutsItBack, Swap)
+
+
+@pytest.mark.parametrize("queue", [None, (), 7])
+def test_a_queue_that_is_none_is_told(queue):
+    """Catches a TypeError out of the checks: `reverse()` returns None."""
+
+    class Replaces(FCFSScheduler):
+        def schedule(self):
+            plan = super().schedule()
+            self.waiting = queue
+            return plan
+
+    engine = toy_with(Replaces)
+    engine.add(range(3))
+    for _ in range(2):  # the first breach is repeated
+        with pytest.raises(ContractError, match=rf"^scheduler: waiting is {re.escape(repr(queue))}; keep a "):
+            engine.scheduler.schedule()
+        engine.scheduler.running.clear()
+        engine.scheduler.waiting = deque()
 
 
 def test_a_request_that_is_lost_or_queued_twice_is_told():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from typing import Any
 
 from minipaged.learn.contracts.rules import Rules, short
@@ -41,7 +41,7 @@ class SchedulerContract(FCFSScheduler):
 
     def schedule(self) -> StepPlan:
         """Rules 1 to 6."""
-        self._check_queues()
+        self.rules.call(self._check_queues)
         unfinished, swapped = self.has_unfinished, bool(self.swapped)
         plan = self.rules.call(super().schedule)
         self._check_queues()
@@ -64,6 +64,10 @@ class SchedulerContract(FCFSScheduler):
         return plan
 
     def _check_queues(self) -> None:
+        for name in ("waiting", "running", "swapped"):
+            queue = getattr(self, name)
+            told = f"{name} is {short(queue)}; keep a deque or a list of requests"
+            self.rules.require(isinstance(queue, deque | list), told)
         self._present = [request for request in self._present if not request.is_finished]
         places = Counter(map(id, (*self.waiting, *self.running, *self.swapped)))
         for request in self._present:
