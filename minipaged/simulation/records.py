@@ -53,9 +53,7 @@ class Run:
     num_dropped: int = 0  # arrivals turned away at `max_users`
     num_refused: int = 0  # requests that could never run
     num_cached_tokens: int = 0  # of prompts, found in the prefix cache
-    gaps: Counter[int] = field(
-        default_factory=Counter
-    )  # inter-token latencies / `GAP_RESOLUTION`, rounded up
+    gaps: Counter[int] = field(default_factory=Counter)  # between tokens, / `GAP_RESOLUTION`, rounded up
     gap_seconds: float = 0.0  # their exact sum
     usage: Usage = Usage(0.0, 0.0, 0.0, 0.0)
 

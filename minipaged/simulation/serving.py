@@ -196,12 +196,12 @@ def parse_sweep(text: str) -> tuple[str, list[Any]]:
     return name, [float(value) for value in parsed] if name == "rate" else parsed
 
 
-WORDS = {"true": True, "false": False, "none": None}
+_WORDS = {"true": True, "false": False, "none": None}
 
 
 def _parse_value(text: str) -> Any:
-    if text.lower() in WORDS:
-        return WORDS[text.lower()]
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
     try:
         return int(text)
     except ValueError:
