@@ -20,7 +20,7 @@ from minipaged.viewer.replay import read_trace
 from tests.engine.test_cli import call
 
 FIX = re.compile(
-    r"\b(give|choose|drop|raise|lower|use|set|mean|permit|widen|remove|save|fix|change|read|see|shorten|draw)\b"
+    r"\b(give|define|choose|drop|raise|lower|use|set|mean|permit|widen|remove|save|fix|change|read|see|shorten|draw)\b"
 )
 """Words with which a message says what to do."""
 
