@@ -17,11 +17,11 @@ from typing import Any
 
 from minipaged.components import Components, build_scheduler
 from minipaged.config import ConfigError, EngineConfig
-from minipaged.scheduling import DecodingMethod, StepPlan
+from minipaged.scheduling import DecodingMethod
 from minipaged.simulation.costs import CostModel
 from minipaged.simulation.executor import SimulatedExecutor
-from minipaged.simulation.records import Usage, time_to_first_token
-from minipaged.simulation.run import Simulation
+from minipaged.simulation.records import time_to_first_token
+from minipaged.simulation.run import WatchedSimulation
 from minipaged.simulation.scripts import ScriptedSampling
 from minipaged.simulation.systems import OPT_13B
 from minipaged.simulation.workloads import Arrival, Independent, Lognormal, poisson
@@ -94,22 +94,6 @@ def split(settings: Mapping[str, Any]) -> tuple[Load, EngineConfig]:
 def text_of(token: int) -> str:
     """A letter for the viewer: p for a prompt's own token, a dot for one that is shared or generated."""
     return "p " if token >= FIRST_OWN else "· "
-
-
-class WatchedSimulation(Simulation):
-    """Looks at the memory while a step is computed: after the commit, what ends in the step is gone."""
-
-    peak_blocks = 0
-    _usage: Usage | None = None
-
-    def _note_plan(self, plan: StepPlan) -> None:
-        super()._note_plan(plan)
-        self._usage = super().look()
-        self.peak_blocks = max(self.peak_blocks, self.scheduler.kv.num_used)
-
-    def look(self) -> Usage | None:
-        """As the plan of the newest step left it."""
-        return self._usage
 
 
 class SimulatedRun:

@@ -164,15 +164,15 @@ class Simulation:
 
 
 class WatchedSimulation(Simulation):
-    """Looks at the memory while each step is computed: after the commit, what ends in the step is gone."""
+    """Looks at the memory while a step is computed: after the commit, what ends in the step is gone."""
 
-    def __init__(self, scheduler: FCFSScheduler, executor: SimulatedExecutor) -> None:
-        super().__init__(scheduler, executor, usage_every=1)
-        self._usage: Usage | None = None
+    peak_blocks = 0
+    _usage: Usage | None = None
 
     def _note_plan(self, plan: StepPlan) -> None:
         super()._note_plan(plan)
         self._usage = super().look()
+        self.peak_blocks = max(self.peak_blocks, self.scheduler.kv.num_used)
 
     def look(self) -> Usage | None:
         """As the plan of the newest step left it."""

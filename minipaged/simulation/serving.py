@@ -72,7 +72,7 @@ def engine_simulation(deployment: Deployment, config: EngineConfig, replicas: in
     executor = SimulatedExecutor(
         costs, num_blocks, num_host_blocks, longest, costs.preemption_costs(), config.block_size
     )
-    return WatchedSimulation(build_scheduler(config, executor), executor)
+    return WatchedSimulation(build_scheduler(config, executor), executor, usage_every=1)
 
 
 def _shown(label: str) -> Any:
