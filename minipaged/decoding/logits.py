@@ -61,7 +61,7 @@ def edit_logits(
         return logits
     logits = logits.clone()
     for row in processed:
-        logits[row] = process(sequences[row], logits[row].clone())
+        logits[row] = process(sequences[row], logits[row])
     if structured:
         mask = torch.from_numpy(allowed_tokens([sequences[row] for row in structured], logits.shape[1]))
         rows = torch.tensor(structured, device=logits.device)

@@ -22,16 +22,16 @@ _failures: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()
 def process(sequence: Sequence, logits: torch.Tensor) -> torch.Tensor:
     """Logits [vocab_size] float32 as the processors of a sequence leave them; NaN if one fails.
 
-    `logits` may be written to, and even change their shape: they are the processors' own.
+    `logits` stay as they are: processors get a copy, which they may write to and even reshape.
     """
     prompt, generated = list(sequence.request.prompt_token_ids), sequence.output_token_ids
-    failed = torch.full_like(logits, torch.nan)
+    edited: Any = logits.clone()
     for processor in sequence.request.params.logits_processors:
         try:
             told = (prompt, generated) if _num_arguments(processor) == 3 else (generated,)
-            edited = processor(*told, logits)
-            wrong = _what_is_wrong(edited, failed)
-            logits = failed if wrong else edited.to(failed)
+            edited = processor(*told, edited)
+            wrong = _what_is_wrong(edited, logits)
+            edited = edited if wrong else edited.to(logits)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the user's code: even SystemExit ends no other request
@@ -41,8 +41,8 @@ def process(sequence: Sequence, logits: torch.Tensor) -> torch.Tensor:
             _failures[sequence] = (
                 f"{name} of logits_processors {wrong}; return a tensor like the logits, without NaN or inf"
             )
-            return failed
-    return logits
+            return torch.full_like(logits, torch.nan)
+    return edited
 
 
 def failure(sequence: Sequence) -> str | None:
