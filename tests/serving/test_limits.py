@@ -238,11 +238,12 @@ def test_a_fault_fails_the_requests_of_its_step_alone(where, monkeypatch):
         "sampling": (runner, "sampler"),
     }[where]
     original, count = getattr(owner, name), [0]
+    first = 1 if where == "swap" else 3  # (how many swaps there are depends on when requests arrive)
 
     def faulty(*args):
         if where != "swap" or args[0]:
             count[0] += 1
-            if 3 <= count[0] < 6:
+            if first <= count[0] < first + 3:
                 raise RuntimeError("injected fault")
         return original(*args)
 
@@ -255,7 +256,7 @@ def test_a_fault_fails_the_requests_of_its_step_alone(where, monkeypatch):
             return server.http.post(C, json={**body, "prompt": prompts[i], "stream": i % 2 == 1})
 
         answers = list(pool.map(ask, range(6)))
-        assert count[0] >= 3, "the fault never came"
+        assert count[0] >= first, "the fault never came"
         failed = [i for i, answer in enumerate(answers) if "injected fault" in answer.text]
         # (After a failed swap its requests are computed anew, without one: none is lost.)
         assert len(failed) in ((0,) if where == "swap" else (1, 2)), "another number than one step has"
