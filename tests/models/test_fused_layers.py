@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from importlib.util import find_spec
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from minipaged import SamplingParams
+from minipaged.execution.accel import fused_layer
 from minipaged.execution.accel.fused_layer import FusedLayer, FusedNorm
 from minipaged.execution.accel.layer_fusion import EquivalenceContext
-from minipaged.execution.accel.packed_linear import PackedLinear, can_pack
+from minipaged.execution.accel.packed_linear import PackedLinear, can_pack, stack_linears
 from minipaged.execution.attention import set_forward_context
 from minipaged.kernels.dispatch import why_not_cpp
 from minipaged.kernels.metadata import AttentionParameters
@@ -172,6 +174,21 @@ def test_without_operations_for_layers_a_model_stays_as_it_is():
     """A PyTorch backend, chosen or fallen back to, that computes with the kernels of another."""
     _, kinds = rebuilt(build("llama"), "torch")
     assert kinds == []
+
+
+def test_a_layers_weights_are_freed_before_the_next_layers_are_stacked(backend, monkeypatch):
+    """Catches an iterator that keeps the originals: all weights twice, on a card that the pool has filled."""
+    model = build("llama", num_hidden_layers=4)
+    weights = [ref(layer.mlp.gate_proj.weight) for layer in model.model.layers]
+    alive = []
+
+    def stack(*linears: nn.Linear) -> nn.Linear:
+        alive.append(sum(weight() is not None for weight in weights))
+        return stack_linears(*linears)
+
+    monkeypatch.setattr(fused_layer, "stack_linears", stack)
+    Driver(model, attention_backend=backend).runner.optimize()
+    assert alive == [4, 4, 3, 3, 2, 2, 1, 1]
 
 
 def storage_of(tensor: torch.Tensor) -> int:

@@ -91,12 +91,14 @@ def _is_norm(module: nn.Module) -> bool:
 def _replace_in(
     parent: nn.Module, calls: dict[nn.Module, Call], context: EquivalenceContext, operations: LayerOperations
 ) -> None:
-    for name, child in list(parent.named_children()):
+    for name in [name for name, _ in parent.named_children()]:  # names alone keep no layer alive
+        child = getattr(parent, name)
         fused = _fused(child, calls.pop(child), context, operations) if child in calls else None
         if fused is None:
             _replace_in(child, calls, context, operations)
         else:
-            setattr(parent, name, fused)  # the original's weights are freed before the next are stacked
+            setattr(parent, name, fused)
+        del child  # the original's weights are freed before the next are stacked
 
 
 def _fused(
