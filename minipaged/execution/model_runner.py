@@ -8,10 +8,12 @@ layers do not all attend through the pool.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import proxy
 
 import torch
 from torch import Tensor
@@ -79,6 +81,7 @@ class ModelRunner:
         except UnsupportedModelError as reason:
             model.set_attn_implementation(own_attention)
             raise UnsupportedModelError(f"{type(model).__name__} is not supported: {reason}") from reason
+        model.config.pad_token_id = None  # with one, GPT-2 asks the device in each step if its rows hold it
         self.backend = select_backend(config.attention_backend, self.device)
         self.block_size = config.block_size
         self.block_bytes = block_bytes(specs, config.block_size)
@@ -240,12 +243,15 @@ class ModelRunner:
         longest = min(self.max_model_len, self.num_blocks * self.block_size, *chunk_sizes)
         num_rows = min(config.max_num_batched_tokens, config.max_num_seqs)
         capture = CUDAGraphCapture(device, num_rows)
-        return CUDAGraphRunner(self.compute, capture, num_rows, longest, self.block_size, device)
+        me = proxy(self)  # in a circle the pools would outlive their last user
+        sizes = num_rows, longest, self.block_size
+        return CUDAGraphRunner(lambda batch: me.compute(batch), capture, *sizes, device)
 
     def _available_bytes(self) -> int:
         """Bytes for the pool if the settings do not say: on a GPU, what the largest step leaves."""
         if self.device.type != "cuda":
             return DEFAULT_CPU_MEMORY
+        gc.collect()  # of an engine that nobody holds any more
         torch.cuda.empty_cache()
         num_tokens = self._config.max_num_batched_tokens
         num_decodes = min(num_tokens, self._config.max_num_seqs)

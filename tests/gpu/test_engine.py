@@ -75,7 +75,7 @@ def test_fused_layers_give_the_logits_of_plain_ones(name, dtype):
         assert (kinds == [FusedLayer] * len(kinds)) == is_fused
         sequence, other = driver.add(token_ids), driver.add(random_tokens(90, VOCAB_SIZE, seed=2))
         counts = [30, 1, 1, 1, 17, *[1] * 40]
-        logits = torch.cat([driver.logits([(other, 1), (sequence, count)])[1].clone() for count in counts])
+        logits = torch.cat([driver.logits([(other, 1), (sequence, count)])[1] for count in counts])
         assert logits.isfinite().all()
         assert driver.runner.decode_runner is not None
         errors.append(errors_of(logits, exact))

@@ -71,7 +71,7 @@ class Driver:
         batch = self.runner.builder.build(self.scheduled(parts))
         rows = torch.arange(batch.input_ids.shape[1])
         batch = batch._replace(output_indices=rows, output_rows=rows.tolist())
-        return list(self.runner.forward(batch).split([count for _, count in parts]))
+        return list(self.runner.forward(batch).clone().split([count for _, count in parts]))
 
 
 def random_tokens(length: int, vocab_size: int, seed: int) -> list[int]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -123,6 +124,9 @@ class CaptureError(RuntimeError):
     """The computation cannot be captured; the message says why."""
 
 
+_capturing = Lock()  # PyTorch has one mode that refuses to wait, for all threads
+
+
 class CUDAGraphCapture:
     """Captures computations on a CUDA or ROCm device. One replay runs at a time, so they share memory."""
 
@@ -133,8 +137,13 @@ class CUDAGraphCapture:
         self._pool = torch.cuda.graph_pool_handle()
         self._results: Tensor | None = None  # [max_rows, V], of whichever replay ran last
 
+    @torch.inference_mode()  # like the steps: a generator keeps tensors of the mode of the first capture
     def __call__(self, compute: Compute) -> Compute:
         """The replay of a computation, which runs thrice; CaptureError if no graph can hold it."""
+        with _capturing:
+            return self._captured(compute)
+
+    def _captured(self, compute: Compute) -> Compute:
         caller = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(caller)
         sync_mode = torch.cuda.get_sync_debug_mode()
@@ -142,14 +151,15 @@ class CUDAGraphCapture:
         try:
             with torch.cuda.stream(self._stream):
                 logits = compute()  # compiles kernels, which cannot be captured
-                # Neither can a wait for the device; found out here, not half-way through a capture.
+                # Neither can a wait for the device; found out here, not half-way through a capture, which
+                # would leave PyTorch's allocator in the graphs' pool.
                 torch.cuda.set_sync_debug_mode("error")
                 compute()
                 torch.cuda.set_sync_debug_mode(sync_mode)
                 if self._results is None:
                     self._results = logits.new_empty((self._max_rows, logits.shape[1]))
                 result = self._results[: logits.shape[0]]
-                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                     result.copy_(compute())
         except RuntimeError as error:
             raise CaptureError(str(error).strip().split("\n")[0]) from error
@@ -157,6 +167,7 @@ class CUDAGraphCapture:
             torch.cuda.set_sync_debug_mode(sync_mode)
             caller.wait_stream(self._stream)
 
+        @torch.inference_mode()
         def replay() -> Tensor:
             graph.replay()
             return result
