@@ -49,8 +49,9 @@ def make_output(request: Request, prompt: str | None, rules: StopChecker | None)
     for rank, sequence in enumerate(ranked):
         token_ids, score = sequence.output_token_ids, request.method.score(sequence)
         text = "" if rules is None or not token_ids else final_text(rules, token_ids)
-        completion = _completion(sequence, text, rules)
-        outputs.append(completion if score is None else replace(completion, index=rank, score=score))
+        # (Of `best_of` samples the n best are numbered anew.)
+        index = sequence.index if score is None and not request.is_finished else rank
+        outputs.append(replace(_completion(sequence, text, rules), index=index, score=score))
     return _around(request, prompt, outputs, _prompt_logprobs(request, rules))
 
 

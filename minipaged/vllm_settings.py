@@ -1,49 +1,107 @@
 """vLLM's settings under vLLM's names, so that scripts carry over.
 
-A setting that this engine has under another name is translated. A setting that it does not have is accepted
-with values that have no effect, and refused with others, because these would be ignored.
+A setting that this engine has under another name is translated; None stands for the default. A setting that
+it does not have is accepted with values that have no effect, and refused with others, because these would be
+ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-from minipaged.config import ConfigError
+from minipaged.config import ConfigError, EngineConfig
+
+
+def _names(text: str, *values: Any) -> dict[str, tuple[Any, ...]]:
+    return dict.fromkeys(text.split(), values)
+
 
 ONLY: dict[str, tuple[Any, ...]] = {
-    "data_parallel_size": (1,),
-    "distributed_executor_backend": (None, "uni"),
-    "kv_cache_dtype": ("auto",),
-    "load_format": ("auto", "hf", "safetensors"),
-    "tokenizer_mode": ("auto", "hf"),
-    "skip_tokenizer_init": (False,),
-    "tokenizer_revision": (None,),
-    "hf_overrides": (None, {}),
-    "hf_token": (None, True),
-    "task": ("auto", "generate"),
-    "runner": ("auto", "generate"),
+    **_names(
+        """disable_sliding_window enable_expert_parallel enable_lora enable_prompt_embeds
+        enable_return_routed_experts enable_sleep_mode enable_trace_replay return_sampling_mask
+        skip_tokenizer_init tokens_only""",
+        False,
+    ),
+    **_names(
+        """additional_config chat_template code_revision collect_detailed_traces data_parallel_rank
+        device_ids diffusion_config download_dir ec_transfer_config engram_config hf_config_path hf_overrides
+        io_processor_plugin kv_events_config kv_offloading_size kv_transfer_config limit_mm_per_prompt
+        logits_processors max_num_active_seqs max_num_queued_reqs max_num_queued_tokens model_class_overrides
+        model_loader_extra_config model_weights otlp_traces_endpoint override_generation_config pooler_config
+        quantization_config reasoning_config reasoning_parser reasoning_parser_plugin rope_scaling rope_theta
+        scheduler_cls spec_method spec_model spec_tokens speculative_config tokenizer_revision
+        watermark_config weight_transfer_config worker_extension_cls""",
+        *(None, {}, [], ""),
+    ),
+    **_names("cpu_offload_gb node_rank offload_group_size", 0),
+    **_names("data_parallel_size decode_context_parallel_size nnodes prefill_context_parallel_size", 1),
+    **_names("kv_cache_dtype worker_cls", "auto"),
+    **_names("runner task", "auto", "generate"),
+    **_names("config_format tokenizer_mode", "auto", "hf"),
     "convert": ("auto", "none"),
+    "distributed_executor_backend": ("mp", "uni"),
+    "hf_token": (None, True),
+    "load_format": ("auto", "hf", "safetensors"),
+    "logprobs_mode": ("raw_logprobs",),
     "model_impl": ("auto", "transformers"),
-    "cpu_offload_gb": (0,),
-    "enable_lora": (False,),
-    "limit_mm_per_prompt": (None, {}),
-    "speculative_config": (None,),
     "scheduling_policy": ("fcfs",),
-    "logits_processors": (None, []),
 }
-"""Setting -> the values that ask for nothing."""
+"""Setting -> the values that ask for nothing; None is always one."""
 
-ANY = {
-    "compilation_config",
-    "disable_custom_all_reduce",
-    "max_logprobs",
-    "max_seq_len_to_capture",
-    "structured_outputs_config",
-}
-"""Settings that change speed or limits of vLLM's own machinery, never a text: ignored."""
+ANY = _names(
+    """aggregate_engine_logging all2all_backend allow_deprecated_quantization allowed_local_media_path
+    allowed_media_domains async_scheduling attention_config aux_output_config compilation_config
+    cp_kv_cache_interleave_size cpu_distributed_timeout_seconds cpu_offload_params cudagraph_capture_sizes
+    cudagraph_metrics custom_histogram_buckets default_mm_loras disable_async_output_proc
+    disable_cascade_attn disable_chunked_mm_input disable_custom_all_reduce disable_hybrid_kv_cache_manager
+    disable_nccl_for_dp_synchronization distributed_timeout_seconds dp_sync_interval ec_manager_config
+    elastic_ep_max_dp_size enable_batch_sharded_sampling enable_cumem_allocator enable_dbo enable_elastic_ep
+    enable_ep_weight_filter enable_eplb enable_fault_tolerance enable_flashinfer_autotune enable_hc_sp
+    enable_layerwise_nvtx_tracing enable_log_requests enable_logging_iteration_details enable_mfu_metrics
+    enable_mixed_moe_lora_format enable_mm_embeds enable_mm_processor_stats enable_moe_shared_loras
+    enable_nccl_comm_suspend enable_shm_tensor_arena enable_tower_connector_lora eplb_config
+    expert_placement_strategy fail_on_environ_validation fault_tolerance_config fully_sharded_loras
+    gdn_prefill_backend guided_decoding_backend ignore_patterns interleave_mm_strings ir_op_priority
+    jit_monitor_mode jit_monitor_verbose kernel_config kv_cache_dtype_skip_layers kv_cache_metrics
+    kv_cache_metrics_sample kv_offloading_backend kv_sharing_fast_prefill language_model_only linear_backend
+    log_config_file log_level logging_config long_prefill_token_threshold
+    long_prefill_token_threshold_adaptive lora_dtype lora_target_modules master_addr master_port
+    max_cpu_loras max_cudagraph_capture_size max_logprobs max_lora_cls_labels max_lora_rank max_loras
+    max_num_scheduled_tokens max_parallel_loading_workers max_seq_len_to_capture media_io_kwargs moe_backend
+    num_scheduler_steps optimization_level per_request_spec_decode_metrics performance_mode
+    prefill_schedule_interval prefix_cache_retention_interval prefix_caching_hash_algo prefix_match_unit
+    profiler_config pt_load_map_location ray_workers_use_nsight renderer_num_workers replayssm_buffer_len
+    scheduler_reserve_full_isl served_model_name show_hidden_metrics_for_version shutdown_timeout
+    skip_mm_profiling sparse_indexer_topk_backend specialize_active_lora stream_interval
+    structured_outputs_config swa_bounded_replay ubatch_size use_fp64_gumbel use_replayssm use_tqdm_on_load
+    use_v2_block_manager watermark"""
+)
+"""Speed, limits and logs of vLLM's own machinery, or details of what is refused elsewhere: ignored."""
+
+ANY_OF = tuple(
+    _names("data_parallel_ dbo_ dcp_ enable_mamba_ kda_ mamba_ mm_ numa_ offload_ safetensors_ sleep_ video_")
+)
+"""How more of these begin."""
 
 RENAMED = {"num_gpu_blocks_override": "num_blocks", "kv_cache_memory_bytes": "kv_cache_memory"}
+
+INSTEAD = {
+    "chat_template": "give it to LLM.chat",
+    "data_parallel_size": "give 1 (for an HTTP server, see minipaged serve --replicas)",
+    "download_dir": "set HF_HOME in the environment instead",
+    "hf_token": "set HF_TOKEN in the environment instead",
+    "logits_processors": "give functions in SamplingParams",
+    "max_num_active_seqs": "give max_num_seqs",
+    "override_generation_config": "give the values in SamplingParams",
+    "skip_tokenizer_init": "give False, and SamplingParams(detokenize=False)",
+    "tokenizer_revision": "give tokenizer one that is loaded",
+}
+"""What to do, where it is more than leaving a setting out."""
+
+OWN = {option.name for option in fields(EngineConfig)}
 
 
 def own_settings(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,19 +112,19 @@ def own_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     own: dict[str, Any] = {}
     for name, value in options.items():
+        name = RENAMED.get(name, name)
         if name in ONLY:
             # (True is 1 to Python, but not to the person who writes it.)
-            if not any(
+            if value is not None and not any(
                 value == one and isinstance(value, bool) == isinstance(one, bool) for one in ONLY[name]
             ):
-                fix = " or ".join(map(repr, ONLY[name]))
-                raise ConfigError(f"{name} is {value!r}, which is not supported; give {fix}, or drop it")
+                shown = "given" if name == "hf_token" else repr(value)  # (a secret)
+                fix = INSTEAD.get(name) or f"give {ONLY[name][0]!r}, or drop it"
+                raise ConfigError(f"{name} is {shown}, which is not supported; {fix}")
         elif name == "enforce_eager":
             own |= {"enable_cuda_graphs": False} if value else {}
         elif name == "generation_config" and value == "vllm":
             own[name] = "none"
-        elif name in ("seed", "quantization") and value is None:
-            continue
-        elif name not in ANY:
-            own[RENAMED.get(name, name)] = value
+        elif not (name in ANY or name.startswith(ANY_OF) or (value is None and name in OWN)):
+            own[name] = value
     return own

@@ -178,7 +178,7 @@ def _load(
         from minipaged.serving.load import Load, run_load
     except ImportError as error:
         raise ValueError(
-            f"--url needs {error.name}; install the extra: pip install 'minipaged[serve]'"
+            f"--url needs {error.name}; in your clone, run pip install -c constraints.txt -e '.[serve]'"
         ) from error
     from minipaged.bench import random_workload, read_workload
     from minipaged.progress import progress_bar

@@ -69,7 +69,7 @@ def serve(
         from minipaged.serving.settings import ServerSettings
     except ImportError as error:
         raise ValueError(
-            f"serve needs {error.name}; install the extra: pip install 'minipaged[serve]'"
+            f"serve needs {error.name}; in your clone, run pip install -c constraints.txt -e '.[serve]'"
         ) from error
     settings = ServerSettings(
         host=host,

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 import minipaged.decoding.checks as check
 from minipaged.decoding.checks import ParamsError
+from minipaged.decoding.field_names import named_fields
 from minipaged.decoding.structured import StructuredOutputsParams
 
 GREEDY_BELOW = 1e-5
@@ -37,6 +38,12 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2  # everything, once, at the end
 
 
+@named_fields(
+    """extra_args flat_logprobs logprob_token_ids output_text_buffer_length prompt_logprob_start
+    prompt_logprob_token_ids repetition_detection routed_experts_prompt_start skip_clone
+    skip_reading_prefix_cache stream_interval thinking_token_budget trace_decode_token_ids watermarking""",
+    guided_decoding="give structured_outputs",
+)
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """Greedy decoding and random sampling, one or several samples of a prompt.
@@ -258,6 +265,7 @@ class SamplingParams:
         return tokens - {token for token, bias in (self.logit_bias or {}).items() if bias == -math.inf}
 
 
+@named_fields()
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
     """Beam search, with the semantics of transformers' `generate(num_beams=beam_width)`.

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from minipaged.decoding.checks import ParamsError, items, refuse
+from minipaged.decoding.field_names import named_fields
 from minipaged.scheduling.request import Sequence
 from minipaged.text_io import lone_surrogate
 
@@ -40,6 +41,13 @@ MOST_ALTERNATIVES = 100_000
 """Ways to go on at one place that are followed: of thousands of choices many begin alike."""
 
 
+@named_fields(
+    json_object='give json={"type": "object"}',
+    structural_tag="give regex or grammar",
+    whitespace_pattern='give the schema "x-guidance": {"whitespace_pattern": ...}',
+    disable_any_whitespace='give the schema "x-guidance": {"whitespace_pattern": ""}',
+    disable_additional_properties='give the schema "additionalProperties": false',
+)
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
     """What the text of a completion must follow; give exactly one.
@@ -79,7 +87,8 @@ class StructuredOutputsParams:
             refuse("json", self.json, "a JSON schema (a dict or a string) or a pydantic model class")
         if find_spec("llguidance") is None:
             raise ParamsError(
-                "structured_outputs needs llguidance; install the extra: pip install 'minipaged[structured]'"
+                "structured_outputs needs llguidance; in your clone, run "
+                "pip install -c constraints.txt -e '.[structured]'"
             )
 
     def compile(self, tokenizer: Any, eos_token_ids: Collection[int]) -> StructuredOutputsParams:

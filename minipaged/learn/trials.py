@@ -56,7 +56,9 @@ def run_trials(
         LearnError: the tests could not be run.
     """
     if find_spec("pytest") is None:
-        raise LearnError("lessons are checked with pytest; install the extra: pip install 'minipaged[test]'")
+        raise LearnError(
+            "lessons are checked with pytest; in your clone, run pip install -c constraints.txt -e '.[test]'"
+        )
     with tempfile.TemporaryDirectory() as folder:
         destination = Path(folder, "out.json")
         command = [sys.executable, "-m", "pytest", *pytest_arguments(trials, Path(folder), destination)]

@@ -67,7 +67,9 @@ def _need_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise PlotError("figures need matplotlib; install the extra: pip install 'minipaged[plot]'") from None
+        raise PlotError(
+            "figures need matplotlib; in your clone, run pip install -c constraints.txt -e '.[plot]'"
+        ) from None
 
 
 def draw(result: dict[str, Any]) -> Any:

@@ -1,7 +1,10 @@
 """Decoding parameters: what is accepted, and what each bad value is told."""
 
+import copy
 import dataclasses
+import inspect
 import math
+import pickle
 import subprocess
 import sys
 
@@ -192,6 +195,61 @@ def test_params_are_frozen():
         SamplingParams().n = 2
     with pytest.raises(dataclasses.FrozenInstanceError):
         BeamSearchParams(beam_width=2).beam_width = 3
+
+
+def test_an_assignment_is_told_how_to_make_a_changed_copy():
+    """Catches a script that changes its parameters and learns only that it may not."""
+    with pytest.raises(dataclasses.FrozenInstanceError, match=r"clone\(max_tokens=\.\.\.\)"):
+        SamplingParams().max_tokens = 10
+    with pytest.raises(dataclasses.FrozenInstanceError, match=r"replace\(params, max_tokens=\.\.\.\)"):
+        BeamSearchParams(beam_width=2).max_tokens = 10
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: SamplingParams(temprature=0), "unknown field 'temprature' .*mean temperature"),
+        (lambda: BeamSearchParams(beam_with=2), "unknown field 'beam_with' .*mean beam_width"),
+        (lambda: StructuredOutputsParams(regexp="a"), "unknown field 'regexp' .*mean regex"),
+        (lambda: SamplingParams(qqq=0), "unknown field 'qqq' of SamplingParams; drop it"),
+        (lambda: SamplingParams().clone(temprature=0), "mean temperature"),
+    ],
+)
+def test_an_unknown_field_is_a_value_error_with_a_suggestion(make, told):
+    """Catches a misspelt parameter that ends in a TypeError, which nobody who checks parameters expects."""
+    with pytest.raises(ParamsError, match=told):
+        make()
+
+
+def test_fields_of_vllm_that_ask_for_nothing_pass():
+    """Catches a script that spells out a default of vLLM; other values would be ignored."""
+    assert (
+        SamplingParams(flat_logprobs=False, extra_args=None, thinking_token_budget=None) == SamplingParams()
+    )
+    assert StructuredOutputsParams(regex="a", json_object=None, disable_any_whitespace=False).regex == "a"
+    for make, told in (
+        (
+            lambda: SamplingParams(flat_logprobs=True),
+            "flat_logprobs is True, which is not supported; drop it",
+        ),
+        (
+            lambda: StructuredOutputsParams(json_object=True),
+            'json_object is True.*give json={"type": "object"}',
+        ),
+        (lambda: SamplingParams(guided_decoding=5), "guided_decoding is 5.*give structured_outputs"),
+    ):
+        with pytest.raises(ParamsError, match=told):
+            make()
+
+
+def test_params_can_be_copied_in_every_way():
+    """Catches a check of names that stands in the way of replace, pickle and copy."""
+    params = SamplingParams(temperature=0.5, stop="x", seed=3)
+    assert params.num_samples == 1  # (a cached property)
+    for copied in (dataclasses.replace(params), params.clone(), copy.deepcopy(params), copy.copy(params)):
+        assert copied == params
+    assert pickle.loads(pickle.dumps(params)) == params
+    assert "temperature" in inspect.signature(SamplingParams).parameters
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,40 @@ def test_settings_of_vllm_that_ask_for_nothing_pass():
 
 
 @pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("max_num_seqs", None),
+        ("max_num_batched_tokens", None),
+        ("block_size", None),
+        ("enable_prefix_caching", None),
+        ("enable_chunked_prefill", None),
+        ("served_model_name", None),
+        ("download_dir", None),
+        ("code_revision", None),
+        ("chat_template", None),
+        ("async_scheduling", None),
+        ("pooler_config", None),
+        ("mm_processor_kwargs", None),
+        ("speculative_config", {}),
+        ("prefix_caching_hash_algo", "sha256"),
+        ("worker_cls", "auto"),
+        ("disable_sliding_window", False),
+        ("enable_expert_parallel", False),
+        ("distributed_executor_backend", "mp"),
+    ],
+)
+def test_a_default_of_vllm_means_the_default_here(name, default):
+    """Catches a default that is refused, or taken for a misspelt setting of this engine."""
+    assert own_settings({name: default}) == {}
+
+
+def test_none_is_no_default_of_a_setting_that_does_not_exist():
+    """Catches a misspelt name that passes because its value asks for nothing."""
+    with pytest.raises(ConfigError, match="unknown setting 'blok_size'; did you mean block_size"):
+        LLM(blok_size=None)
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("data_parallel_size", 2),
@@ -135,6 +169,8 @@ def test_settings_of_vllm_that_ask_for_nothing_pass():
         ("enable_lora", True),
         ("speculative_config", {"model": "x"}),
         ("cpu_offload_gb", 4),
+        ("enable_expert_parallel", True),
+        ("disable_sliding_window", True),
     ],
 )
 def test_settings_of_vllm_that_would_be_ignored_are_refused(name, value):
@@ -144,6 +180,28 @@ def test_settings_of_vllm_that_would_be_ignored_are_refused(name, value):
     ) as error:
         LLM(**{name: value})
     assert "; give" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "way"),
+    [
+        ("download_dir", "/models", "set HF_HOME"),
+        ("chat_template", "{{ messages }}", "give it to LLM.chat"),
+        ("logits_processors", ["a.b"], "give functions in SamplingParams"),
+        ("data_parallel_size", 2, "minipaged serve --replicas"),
+    ],
+)
+def test_a_refusal_names_the_way_to_do_it_here(name, value, way):
+    """Catches a reader who is told only what does not work."""
+    with pytest.raises(ConfigError, match=way):
+        LLM(**{name: value})
+
+
+def test_a_token_is_never_printed():
+    """Catches a secret in a log."""
+    with pytest.raises(ConfigError, match="hf_token is given.*HF_TOKEN") as error:
+        LLM(hf_token="hf_SECRET")
+    assert "SECRET" not in str(error.value)
 
 
 def test_settings_of_vllm_with_a_counterpart_are_translated():

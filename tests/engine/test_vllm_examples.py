@@ -206,3 +206,21 @@ def test_async_streaming():
             return text
 
     assert asyncio.run(stream()).startswith(" rises")
+
+
+@pytest.mark.parametrize(
+    ("name", "own"), [("EngineArgs", "LLM"), ("AsyncEngineArgs", "AsyncLLM"), ("LLMEngine", "LLM")]
+)
+def test_a_class_that_is_not_here_is_told_with_the_one_that_is(name, own):
+    """Catches "cannot import name", which says nothing of what to do."""
+    with pytest.raises(ImportError, match=f"minipaged has no {name}; give the settings to {own}"):
+        __import__("minipaged", fromlist=[name])
+
+
+def test_the_best_samples_are_numbered_from_zero(llm):
+    """Catches indices of samples that were drawn and not returned."""
+    params = SamplingParams(n=3, best_of=5, seed=1, max_tokens=8)
+    best = llm.generate("The sun", params)[0].outputs
+    assert [output.index for output in best] == [0, 1, 2]
+    likelihoods = [output.cumulative_logprob for output in best]
+    assert likelihoods == sorted(likelihoods, reverse=True)
