@@ -15,6 +15,7 @@ from torch import Tensor
 
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution.attention import LayerPools, LayerSpec
+from minipaged.execution.transfer import ALIGNMENT
 from minipaged.kernels.dispatch import Backend
 from minipaged.kernels.layout import cache_shape
 from minipaged.memory import BlockCopy
@@ -63,12 +64,7 @@ class KVCache:
         """Copy (device block, host block); done before any later work of this step."""
         if copies:
             if not self._host_pools:
-                self._host_pools = [
-                    torch.empty(
-                        (self._num_host_blocks, *pool.shape[1:]), dtype=pool.dtype, pin_memory=self._is_cuda
-                    )
-                    for pool in self._device_pools
-                ]
+                self._host_pools = self._make_host_pools()
             with self._transfer():
                 self._backend.swap_blocks(self._device_pools, self._host_pools, *_columns(copies))
 
@@ -77,6 +73,16 @@ class KVCache:
         if copies:
             with self._transfer():
                 self._backend.swap_blocks(self._host_pools, self._device_pools, *_columns(copies))
+
+    def _make_host_pools(self) -> list[Tensor]:
+        """Views of one buffer: each allocation of pinned memory is rounded up to a power of two."""
+        sizes = [self._num_host_blocks * pool[0].nbytes for pool in self._device_pools]
+        rooms = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+        buffer = torch.empty(sum(rooms), dtype=torch.uint8, pin_memory=self._is_cuda)
+        return [
+            room[:size].view(pool.dtype).view(-1, *pool.shape[1:])
+            for room, size, pool in zip(buffer.split(rooms), sizes, self._device_pools)
+        ]
 
     @contextmanager
     def _transfer(self) -> Iterator[None]:

@@ -78,6 +78,20 @@ def test_the_host_pool_appears_with_the_first_swap() -> None:
     cache.swap_in([])
     assert cache._host_pools == []
     cache.swap_out([BlockCopy(0, 1)])
+    assert [pool.shape for pool in cache._host_pools] == [
+        (3, *pool.shape[1:]) for pool in cache._device_pools
+    ]
+
+
+def test_the_host_pools_lie_side_by_side_in_one_allocation() -> None:
+    """Catches pinned memory of nearly twice its size: each allocation is rounded up to a power of two."""
+    cache = make_cache()
+    cache.swap_out([BlockCopy(0, 1)])
+    pools = cache._host_pools
+    [buffer] = {pool.untyped_storage().data_ptr() for pool in pools}
+    places = [pool.data_ptr() - buffer for pool in pools]
+    assert places == [0, 384, 768, 848]  # 3 blocks each: of 128, 128, 24 and 16 bytes; 16 divides all places
+    assert pools[0].untyped_storage().nbytes() == 896
     assert [len(pool) for pool in cache._host_pools] == [3] * 4
 
 
