@@ -250,18 +250,27 @@ CHECKS: dict[str, Callable[[], None]] = dict(
 ALONE = dict([named(a_pool_of_more_than_2_to_the_31_elements_is_addressed)])
 
 
+def has_context() -> bool:
+    """Whether the device still answers: after an illegal access no call of this process succeeds."""
+    try:
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
 def run(checks: dict[str, Callable[[], None]], records: Records, seconds: float) -> bool:
     """Run them all, however many fail; whether none did."""
-    failures, started = 0, time.monotonic()
+    failures, lost, started = 0, "", time.monotonic()
     torch.use_deterministic_algorithms(DEVICE == "cpu")  # fresh memory is NaN
     for name, check in checks.items():
         began = time.monotonic()
         record = {"check": name, "result": "passed"}
-        if began - started > seconds:
-            record |= {
-                "result": "not run",
-                "reason": f"{seconds:.0f} seconds are over",
-            }
+        if lost:
+            record |= {"result": "not run", "reason": f"the context is lost after {lost}"}
+        elif began - started > seconds:
+            record |= {"result": "not run", "reason": f"{seconds:.0f} seconds are over"}
         else:
             try:
                 torch.manual_seed(0)
@@ -272,6 +281,7 @@ def run(checks: dict[str, Callable[[], None]], records: Records, seconds: float)
                 traceback.print_exc()
                 failures += 1
                 record |= {"result": "failed", "reason": reason_of(error)}
+                lost = "" if has_context() else name
         records.add(record | {"seconds": round(time.monotonic() - began, 2)})
         print(f"  {record['result']:<8} {name}  {record.get('reason', '')}", flush=True)
     return failures == 0

@@ -72,6 +72,22 @@ def test_a_failed_check_and_a_failed_benchmark_are_recorded_and_end_nothing_else
     assert found[0]["reason"] == found[2]["not_measured"] == "RuntimeError: illegal access"
 
 
+def test_after_a_lost_context_no_check_is_called_failed(tmp_path, monkeypatch):
+    """Catches a hundred failures that are one: after an illegal access every call of the process fails."""
+    pytest.importorskip("triton", reason="needs the package triton")
+    from tests.gpu import check_kernels
+    from tests.gpu.records import Records
+
+    def wrong() -> None:
+        raise RuntimeError("illegal access")
+
+    records = Records(tmp_path / "records.jsonl")
+    monkeypatch.setattr(check_kernels, "has_context", lambda: False)
+    assert not check_kernels.run({"fine": int, "wrong": wrong, "next": wrong, "last": int}, records, seconds=60)
+    assert [record["result"] for record in records.read()] == ["passed", "failed", "not run", "not run"]
+    assert records.read()[-1]["reason"] == "the context is lost after wrong"
+
+
 def test_kernels_are_checked_without_pytest_or_transformers():
     """Catches an import that a machine with torch and triton alone does not have."""
     pytest.importorskip("triton", reason="needs the package triton")
