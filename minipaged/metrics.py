@@ -18,7 +18,8 @@ from minipaged.scheduling import FCFSScheduler, Request, StepPlan
 
 logger = logging.getLogger(__name__)
 
-SAMPLE_EVERY = 8  # steps between two looks at the tables, each of which costs time in every sequence
+ALL_OF = 64  # steps of which each looks at the tables, which costs time in every sequence
+SAMPLE_EVERY = 7  # from then on one in so many; odd, so that it does not always meet the same fill of a block
 KEEP = 65_536  # latencies that are kept for quantiles
 
 
@@ -63,15 +64,16 @@ class Metrics:
             for sequence, *_ in plan.scheduled:
                 request = sequence.request
                 request.times.setdefault("scheduled", max(now, request.arrival_time))
-        if plan.step % SAMPLE_EVERY:
+        weight = 1 if self.steps < ALL_OF else SAMPLE_EVERY
+        if self.steps % weight:
             return
         tables = [sequence.table for request in scheduler.running for sequence in request.sequences]
         # Only the tail of a table is not full, and a shared tail counts once.
         tails = {t.blocks[-1]: t.capacity - t.num_tokens for t in reversed(tables) if t.blocks}
-        self._empty_slots += sum(tails.values())
-        self._logical_blocks += sum(len(table.blocks) for table in tables)
-        self._physical_blocks += kv.num_used
-        self._held_slots += kv.num_used * kv.block_size
+        self._empty_slots += weight * sum(tails.values())
+        self._logical_blocks += weight * sum(len(table.blocks) for table in tables)
+        self._physical_blocks += weight * kv.num_used
+        self._held_slots += weight * kv.num_used * kv.block_size
 
     def observe(self, plan: StepPlan, scheduler: FCFSScheduler, now: float) -> None:
         """Take a committed step into account."""

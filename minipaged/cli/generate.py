@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 DEFAULT_PROMPT = "Once upon a time"
 
 ACCOUNT = (
-    "[bold]{peak_kv_blocks}[/bold] of {num_blocks:,} KV blocks of {block_size} tokens at peak, "
-    "{kv_waste:.1%} of their slots empty",
+    "[bold]{peak_kv_blocks}[/bold] of {num_blocks:,} KV blocks of {block_size} tokens at peak; "
+    "on average {kv_waste:.1%} of the held slots were empty",
     "[bold]{output_tokens}[/bold] tokens in {seconds:.2f} s, {out_tok_per_s:.0f} tokens/s, "
     "{preemptions} preemptions",
     "sharing saved [bold]{sharing_saving:.1%}[/bold] of the blocks ({blocks_copied} copied on write)",

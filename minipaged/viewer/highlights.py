@@ -43,7 +43,7 @@ class Highlights(Recorder):
     """Watches an engine until `close`; use as a context manager."""
 
     def __init__(self, engine: Engine) -> None:
-        self.fullest: PoolView | None = None  # the planned memory with the most blocks in use
+        self.fullest: PoolView | None = None  # the last planned memory with the most blocks in use
         self.fullest_step = 0
         self.text_of = text_of(engine)
         self._block_size = engine.scheduler.kv.block_size
@@ -53,7 +53,7 @@ class Highlights(Recorder):
 
     def observe(self, record: StepRecord) -> None:
         """Take a step into account."""
-        if self.fullest is None or record.planned.num_used > self.fullest.num_used:
+        if self.fullest is None or record.planned.num_used >= self.fullest.num_used:
             self.fullest, self.fullest_step = record.planned, record.step
         for request in {tokens.request for tokens in record.scheduled}:
             self._last[request] = [t for t in record.planned.tables.values() if t.request == request]

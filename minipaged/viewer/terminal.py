@@ -82,7 +82,7 @@ class Table:
 
 
 def print_blocks(seen: Highlights, outputs: Sequence[RequestOutput], console: Console) -> None:
-    """What `minipaged generate --show-blocks` adds: the pool at its fullest, then where the tokens were."""
+    """What `generate --show-blocks` adds: the pool at its fullest, then where each output ended."""
     if seen.fullest is None:
         return
     console.print(Text(f"\nThe pool at its fullest (step {seen.fullest_step})", style="bold"))

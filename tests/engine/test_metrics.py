@@ -65,9 +65,17 @@ def test_prefix_hits_are_counted_in_tokens(engine):
 
 def test_waste_is_the_share_of_empty_slots(engine):
     """Waste that counts full blocks, or counts a block of two owners twice."""
-    run(engine, [[5, 6, 7, 8, 9]])
-    # Looked at in the first step: 5 tokens in 2 blocks of 4.
-    assert engine.metrics.kv_waste == pytest.approx(3 / 8)
+    run(engine, [[5, 6, 7, 8, 9]], GREEDY.clone(max_tokens=4))
+    # 5 to 8 tokens in 2 blocks of 4, one step each.
+    assert engine.metrics.kv_waste == pytest.approx((3 + 2 + 1 + 0) / (4 * 8))
+
+
+def test_the_waste_of_a_long_run_gives_every_step_the_same_weight(engine):
+    """A mean in which the first steps, all of which are looked at, count for more than the later ones."""
+    run(engine, [[5, 6, 7, 8]], GREEDY.clone(max_tokens=120))
+    shares = [(-tokens % 4, tokens + -tokens % 4) for tokens in range(4, 124)]
+    exact = sum(empty for empty, _ in shares) / sum(held for _, held in shares)
+    assert engine.metrics.kv_waste == pytest.approx(exact, rel=0.15)
 
 
 def test_the_log_line_comes_every_few_seconds_and_says_what_users_look_for(engine, caplog):

@@ -251,6 +251,16 @@ def test_highlights_keep_the_fullest_moment(traced, model):
     assert records[seen.fullest_step].planned == seen.fullest
 
 
+def test_the_fullest_moment_of_one_request_is_its_last(model):
+    """A picture whose last block holds one token above a table where it is full."""
+    llm = make_llm(model)
+    with Highlights(llm.engine) as seen:
+        [output] = llm.generate(
+            {"prompt_token_ids": [5, 6, 7]}, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        )
+    assert list(seen.fullest.tables.values()) == list(seen.place(output).tables)
+
+
 def test_every_completion_is_placed_in_the_blocks_it_ended_in(model, prompts):
     """A sample that ended early, a beam of another step, a preempted request: tokens in foreign blocks."""
     llm = make_llm(model, block_size=4, num_blocks=40, preemption_mode="swap", max_num_batched_tokens=48)
