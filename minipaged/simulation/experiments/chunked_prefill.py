@@ -73,7 +73,7 @@ def conclude(results: dict[tuple[bool | str, int], Any]) -> Outcome:
 EXPERIMENT = Experiment(
     "chunked_prefill",
     "Chunked prefill",
-    "vLLM, optimization and tuning",
+    "vLLM, optimization and tuning (of the V0 engine, early 2025)",
     "We simulate Llama-3-8B on an A100 80 GB with 5 requests per second for 2 min. Prompts have 1,000 "
     "tokens and outputs 200 on average. The source gives no numbers, so we read its statements as ratios "
     "above or below 1.",
