@@ -18,7 +18,6 @@ from minipaged.config import ConfigError, EngineConfig, config_from
 from minipaged.conversations import Message, Tool, as_prompt, conversations_of
 from minipaged.decoding.checks import ParamsError
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
-from minipaged.decoding.stopping import OutputText
 from minipaged.engine import Engine
 from minipaged.engine_turns import EngineTurns
 from minipaged.execution.executor import Executor
@@ -192,10 +191,9 @@ class LLM:
         if rules is None:
             reason = "detokenize is False" if not params.detokenize else "the model has no tokenizer"
             raise RequestError(f"{reason}, so there is no text to stream; use generate")
-        text = OutputText(rules)
         request = self._add(prompt, params)
         try:
-            is_last = False
+            text, is_last = rules.begin_text(request.prompt_token_ids), False
             while not is_last:
                 is_last = request.is_finished  # (read before the tokens: others may step meanwhile)
                 sequence = (request.completions or request.sequences)[0]

@@ -48,7 +48,9 @@ def make_output(request: Request, prompt: str | None, rules: StopChecker | None)
     outputs = []
     for rank, sequence in enumerate(ranked):
         token_ids, score = sequence.output_token_ids, request.method.score(sequence)
-        text = "" if rules is None or not token_ids else final_text(rules, token_ids)
+        text = ""
+        if rules is not None and token_ids:
+            text = final_text(rules, token_ids, request.prompt_token_ids)
         # (Of `best_of` samples the n best are numbered anew.)
         index = sequence.index if score is None and not request.is_finished else rank
         outputs.append(replace(_completion(sequence, text, rules), index=index, score=score))
@@ -112,7 +114,8 @@ class OutputProgress:
     def _new_text(self, sequence: Sequence) -> str:
         if self._rules is None:
             return ""
-        text, pieces = self._texts.get(sequence.index) or OutputText(self._rules), []
+        text = self._texts.get(sequence.index) or self._rules.begin_text(self._request.prompt_token_ids)
+        pieces = []
         for token_id in sequence.token_ids[sequence.num_prompt_tokens + text.num_tokens :]:
             text = text.after(token_id)
             pieces.append(text.delta)

@@ -7,18 +7,23 @@ new text:
     tokens   ... [ The | quick ] [ br | own ]      shown: decode(window[:num_read])
                  ^ window        ^ num_read         delta: decode(window) without `shown`
 
-Text is held back while it ends in U+FFFD (a character's bytes are not all there), so that the pieces
-always join to `decode` of all tokens. (The prefix and read offsets are those of Hugging Face's
-text-generation-inference and of vLLM.)
+An output's window begins with the last tokens of its prompt, all read. Text is held back while it ends in
+U+FFFD (a character's bytes are not all there), so that the pieces join to `decode` of all tokens. (Only a
+decoder that looks across words, as WordPiece's around apostrophes, may space them differently. The prefix
+and read offsets are those of Hugging Face's text-generation-inference and of vLLM.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Reversible, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 MAX_PENDING = 8
 """Tokens that may wait for the end of a character: the longest has 4 bytes, so more are garbage."""
+
+NUM_BEFORE = 5
+"""Tokens of a prompt that an output's window begins with."""
 
 
 class Window(NamedTuple):
@@ -70,6 +75,21 @@ class Detokenizer:
                 [token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
         return self._tokens[token_id]
+
+    def window_after(self, prompt_token_ids: Reversible[int]) -> Window:
+        """The window in which an output begins. After half a character it is empty, so that the output has
+        the rest."""
+        shown = (i for i in reversed(prompt_token_ids) if i not in self._skipped)
+        last = tuple(islice(shown, NUM_BEFORE + 3))[::-1]
+        for first in range(max(len(last) - NUM_BEFORE, 0), -1, -1):  # (one of four begins a character)
+            if not self.decode(last[first:]).endswith("\ufffd"):
+                return Window(last[first:], len(last) - first)
+        return Window()
+
+    def decode_after(self, prompt_token_ids: Reversible[int], token_ids: Sequence[int]) -> str:
+        """The text of all tokens of an output at once."""
+        before = self.window_after(prompt_token_ids)
+        return self.flush(Window((*before.tokens, *token_ids), before.num_read))
 
     def push(self, window: Window, token_id: int) -> tuple[Window, str]:
         """Add a token; return the new window and the text that is certain now, possibly none."""

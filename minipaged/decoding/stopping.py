@@ -11,7 +11,7 @@ held back until the next tokens decide:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Reversible
 from typing import cast
 
 from minipaged.decoding.checks import ParamsError
@@ -97,9 +97,13 @@ class StopChecker:
         )
         return max(lengths, default=0)
 
+    def begin_text(self, prompt_token_ids: Reversible[int]) -> OutputText:
+        """The text of an output that has no tokens yet."""
+        return OutputText(self, self.detokenizer.window_after(prompt_token_ids))
+
     def text(self, sequence: Sequence) -> OutputText:
         """The text of a sequence so far (remembered at the sequence)."""
-        text = sequence.text_state or OutputText(self)
+        text = sequence.text_state or self.begin_text(sequence.request.prompt_token_ids)
         for token_id in sequence.token_ids[sequence.num_prompt_tokens + text.num_tokens :]:
             text = text.after(token_id)
         sequence.text_state = text
@@ -109,14 +113,14 @@ class StopChecker:
 class OutputText:
     """The text of a sequence after `num_tokens` generated tokens. Immutable."""
 
-    def __init__(self, rules: StopChecker, num_tokens: int = 0) -> None:
+    def __init__(self, rules: StopChecker, window: Window, num_tokens: int = 0) -> None:
         self.num_tokens = num_tokens
         # What the last token made certain: no half character, no part of a stop string (unless included).
         self.delta = ""
         self.stopped = False  # by an end token or a stop string: the text is complete
         self.stop_string: str | None = None  # which stop string stopped it
         self._rules = rules
-        self._window = Window()
+        self._window = window
         self._held = ""  # what may be the beginning of a stop string
         self._pending = ""  # bytes that are a character by now, but not certain to stay one
         self._after: dict[int, OutputText] = {}
@@ -138,12 +142,12 @@ class OutputText:
     def _make_after(self, token_id: int) -> OutputText:
         if self.stopped:
             return self
-        rules, text = self._rules, OutputText(self._rules, self.num_tokens + 1)
+        rules, text = self._rules, OutputText(self._rules, self._window, self.num_tokens + 1)
         is_end = rules.is_end_token(token_id, text.num_tokens)
         if is_end and not rules.include_stop:
             text.stopped, text.delta = True, self.rest()
             return text
-        text._window, new = rules.detokenizer.push(self._window, token_id)
+        text._window, new = rules.detokenizer.push(text._window, token_id)
         seen = self._held + new
         if rules.stop and not new:
             # A run of byte tokens is shown when it is over, but what it spells so far may be a stop string.
@@ -165,9 +169,11 @@ class OutputText:
         return text
 
 
-def stream_text(rules: StopChecker, token_ids: Iterable[int]) -> Iterator[str]:
+def stream_text(
+    rules: StopChecker, token_ids: Iterable[int], prompt_token_ids: Reversible[int] = ()
+) -> Iterator[str]:
     """Text pieces of a sequence, as its tokens come; they join to `final_text`."""
-    text = OutputText(rules)
+    text = rules.begin_text(prompt_token_ids)
     for token_id in token_ids:
         text = text.after(token_id)
         if text.delta:
@@ -176,9 +182,9 @@ def stream_text(rules: StopChecker, token_ids: Iterable[int]) -> Iterator[str]:
         yield rest
 
 
-def final_text(rules: StopChecker, token_ids: list[int]) -> str:
+def final_text(rules: StopChecker, token_ids: list[int], prompt_token_ids: Reversible[int] = ()) -> str:
     """The text of all generated tokens."""
     if rules.stop or not token_ids:
-        return "".join(stream_text(rules, token_ids))
+        return "".join(stream_text(rules, token_ids, prompt_token_ids))
     cut = not rules.include_stop and rules.is_end_token(token_ids[-1], len(token_ids))
-    return rules.detokenizer.decode(token_ids[:-1] if cut else token_ids)
+    return rules.detokenizer.decode_after(prompt_token_ids, token_ids[:-1] if cut else token_ids)

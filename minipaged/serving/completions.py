@@ -136,11 +136,12 @@ class _Writer:
         self, position: int, index: int, output: RequestOutput, completion: CompletionOutput
     ) -> dict[str, Any] | None:
         """OpenAI's object; echo puts the prompt's tokens first."""
-        offsets = self._offsets.setdefault(index, TextOffsets(self._detokenizer))
+        if index not in self._offsets:
+            self._offsets[index] = TextOffsets(self._detokenizer, output.prompt_token_ids)
         if completion.logprobs is None:
             return None
         tops: list[TopLogprobs | None] = [*completion.logprobs]
-        ids, starts = completion.token_ids, offsets.of(completion.token_ids)
+        ids, starts = completion.token_ids, self._offsets[index].of(completion.token_ids)
         if self._body.echo and output.prompt_logprobs is not None:
             tops, ids = output.prompt_logprobs + tops, output.prompt_token_ids + ids
             shift = len(self._echo(position))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Reversible
 from typing import Any
 
 from minipaged.decoding.detokenizer import Detokenizer, Window
@@ -94,11 +95,12 @@ class TextOffsets:
 
     Args:
         detokenizer: as the text is made; None: there is none, and every token begins at 0.
+        prompt_token_ids: what is before the text.
     """
 
-    def __init__(self, detokenizer: Detokenizer | None) -> None:
+    def __init__(self, detokenizer: Detokenizer | None, prompt_token_ids: Reversible[int] = ()) -> None:
         self._detokenizer = detokenizer
-        self._window = Window()
+        self._window = Window() if detokenizer is None else detokenizer.window_after(prompt_token_ids)
         self._next = 0
 
     def of(self, token_ids: list[int]) -> list[int]:

@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerFast
 from minipaged.decoding import (
     BeamSearchParams,
     Detokenizer,
-    OutputText,
     ParamsError,
     SamplingMethod,
     SamplingParams,
@@ -191,7 +190,7 @@ def test_streams_agree_with_a_plain_search(tokens, stop, include, min_tokens):
     """Catches any stop string missed or shown in part: all texts over a, b, c against `str.find`."""
     tokenizer = Letters("a", "b", "ab", "aab", "ba", "c")
     rules = rules_of(tokenizer, stop=stop, include_stop_str_in_output=include, min_tokens=min_tokens)
-    text, shown = OutputText(rules), ""
+    text, shown = rules.begin_text(()), ""
     whole = ""
     for count, token in enumerate(tokens, 1):
         text = text.after(tokenizer.pieces.index(token))

@@ -70,8 +70,8 @@ TOKENIZERS = {make.__name__: make() for make in (byte_level, sentencepiece_like,
 every_tokenizer = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
 
 
-def pieces(detokenizer, token_ids):
-    window, texts = Window(), []
+def pieces(detokenizer, token_ids, window=Window()):  # noqa: B008  (immutable)
+    texts = []
     for token_id in token_ids:
         window, delta = detokenizer.push(window, token_id)
         texts.append(delta)
@@ -107,6 +107,36 @@ def test_pieces_join_to_decode_for_any_tokens(tokenizer, skip, data):
     ids = data.draw(st.lists(st.one_of(token, early, st.just(tokenizer.eos_token_id)), max_size=40))
     expected = tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
     assert "".join(pieces(Detokenizer(tokenizer, skip), ids)) == expected
+
+
+@every_tokenizer
+@pytest.mark.parametrize("text", TEXT)
+def test_a_prompt_and_its_output_join_to_the_whole_text(tokenizer, text):
+    """Catches the space lost between them: alone, an output's first word would begin a text."""
+    detokenizer = Detokenizer(tokenizer)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    for cut in range(len(ids)):
+        prompt = detokenizer.decode(ids[:cut])
+        if not prompt.endswith("\ufffd"):
+            stream = pieces(detokenizer, ids[cut:], detokenizer.window_after(ids[:cut]))
+            assert prompt + "".join(stream) == detokenizer.decode(ids)
+            assert detokenizer.decode_after(ids[:cut], ids[cut:]) == "".join(stream)
+
+
+def test_a_prompt_that_ends_within_a_character_leaves_the_rest_of_it_to_the_output():
+    """Catches a character that neither text has."""
+    detokenizer = Detokenizer(TOKENIZERS["byte_level"])
+    ids = detokenizer.tokenizer.encode("a🙂b")
+    assert detokenizer.decode_after(ids[:3], ids[3:]) == "\ufffd\ufffdb"
+
+
+def test_special_tokens_at_the_end_of_a_prompt_do_not_hide_its_text():
+    """Catches a space that is lost after the markers of a chat template."""
+    detokenizer = Detokenizer(TOKENIZERS["sentencepiece_like"])
+    quick, over = (detokenizer.tokenizer.encode(word, add_special_tokens=False) for word in ("quick", "over"))
+    special = [detokenizer.tokenizer.eos_token_id] * 9
+    assert detokenizer.decode_after(quick + special, over) == " over"
+    assert detokenizer.decode_after(special, over) == "over", "nothing is before it"
 
 
 def test_a_character_of_four_tokens_comes_out_with_the_last():
