@@ -19,13 +19,14 @@ from collections.abc import Collection, Mapping
 from collections.abc import Sequence as SequenceOf
 from copy import copy
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from minipaged.decoding.checks import ParamsError, items, refuse
 from minipaged.decoding.field_names import named_fields
+from minipaged.decoding.grammar_source import check_source, with_deep_stack
 from minipaged.scheduling.request import Sequence
 from minipaged.text_io import lone_surrogate
 
@@ -183,17 +184,9 @@ class _Vocabulary:
         self.compile = lru_cache(maxsize=64)(self._compile)
 
     def _compile(self, kind: str, source: str) -> Grammar:
-        from llguidance import LLMatcher, LLParserLimits, grammar_from
-
         try:
-            if kind == "json":
-                grammar = LLMatcher.grammar_from_json_schema(source, defaults=JSON_DEFAULTS)  # type: ignore[arg-type]
-            else:
-                grammar = grammar_from(kind, source)  # type: ignore[arg-type]
-            if any(token in source.replace("\\", "") for token in self._special_tokens):
-                grammar = _without_forcing(grammar)
-            limits = LLParserLimits(max_items_in_row=MOST_ALTERNATIVES)
-            matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+            check_source(kind, source)
+            matcher = with_deep_stack(partial(self._matcher, kind, source))
             reason = matcher.get_error()
         except ValueError as error:
             reason = str(error)
@@ -204,6 +197,18 @@ class _Vocabulary:
             shown = source if len(source) <= 80 else source[:77] + "..."
             raise ParamsError(f"{kind} of structured_outputs is {shown!r}: {told.removeprefix('error: ')}")
         return Grammar(matcher, self._eos_token_ids)
+
+    def _matcher(self, kind: str, source: str) -> Any:
+        from llguidance import LLMatcher, LLParserLimits, grammar_from
+
+        if kind == "json":
+            grammar = LLMatcher.grammar_from_json_schema(source, defaults=JSON_DEFAULTS)  # type: ignore[arg-type]
+        else:
+            grammar = grammar_from(kind, source)  # type: ignore[arg-type]
+        if any(token in source.replace("\\", "") for token in self._special_tokens):
+            grammar = _without_forcing(grammar)
+        limits = LLParserLimits(max_items_in_row=MOST_ALTERNATIVES)
+        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
 
 
 def _without_forcing(grammar: str) -> str:

@@ -1,0 +1,98 @@
+"""What a schema or a grammar must be so that llguidance compiles it exactly, and the stack that this needs.
+
+llguidance reads the numbers of a schema as doubles, and its own code for ranges overflows the stack at -2^63.
+It follows references by recursion: a thousand of them, each in an object, need more than the usual stack of
+8 MB. Either would end the process.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+MOST_BYTES = 1 << 18
+"""Of a source: half of `STACK` is enough for any chain of references in it."""
+
+STACK = 1 << 29
+"""Bytes of address space; memory is taken only as it is used."""
+
+EXACT = 2**53
+"""Up to here, doubles are exact."""
+
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+VALUES = ("const", "enum")
+
+_starting = threading.Lock()
+
+
+def check_source(kind: str, source: str) -> None:
+    """Raise ValueError, with the reason, for what would end the process or not be followed exactly."""
+    if kind == "choice":
+        return
+    if (size := len(source.encode())) > MOST_BYTES:
+        raise ValueError(f"it has {size:,} bytes; give at most {MOST_BYTES:,}")
+    try:
+        for schema in _schemas(kind, source):
+            _check_schema(schema)
+    except json.JSONDecodeError:
+        return  # (llguidance says where)
+    except RecursionError:
+        raise ValueError("it is nested too deeply; give a flatter one") from None
+
+
+def _schemas(kind: str, source: str) -> Iterator[Any]:
+    if kind == "json":
+        yield json.loads(source)
+    elif kind == "grammar":
+        for found in re.finditer(r"%json[^{]*", source):
+            yield json.JSONDecoder().raw_decode(source, found.end())[0]
+
+
+def _check_schema(schema: Any, keyword: str = "") -> None:
+    """`keyword`: what it is the value of, or a part of the value, if numbers in it must be exact."""
+    if isinstance(schema, dict):
+        _check_keys(schema)
+        for name, part in schema.items():
+            is_exact = name in VALUES or (name in BOUNDS and isinstance(part, int | float))
+            _check_schema(part, name if is_exact else keyword)
+    elif isinstance(schema, list):
+        for part in schema:
+            _check_schema(part, keyword)
+    elif keyword and isinstance(schema, int | float) and abs(schema) > EXACT:
+        fix = f"numbers are exact from -2**53 to 2**53 = {EXACT:,}: give one of these, or leave it out"
+        raise ValueError(f"{keyword} is {schema!r:.40}; {fix}")
+
+
+def _check_keys(schema: dict[str, Any]) -> None:
+    """A key that `properties` does not name may be generated twice, which is one property."""
+    least, required = schema.get("minProperties"), schema.get("required")
+    most = 1 + len(required if isinstance(required, list) else ())
+    if type(least) in (int, float) and least > most:
+        fix = "keys may repeat, and count once: give the names of all but one in required"
+        raise ValueError(f"minProperties is {least!r:.40}; {fix}")
+
+
+def with_deep_stack(work: Callable[[], T]) -> T:
+    """The result of `work`, or its exception; called in a thread with `STACK`."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    thread = threading.Thread(target=run, name="minipaged-grammar", daemon=True)
+    with _starting:
+        usual = threading.stack_size(STACK)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(usual)
+    return future.result()

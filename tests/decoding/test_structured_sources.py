@@ -1,0 +1,124 @@
+"""Schemas and grammars that would end the process, or would not be followed exactly, are refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from minipaged import LLM, StructuredOutputsParams
+from minipaged.decoding.params import ParamsError
+
+LEAST, MOST = -(2**63), 2**63 - 1
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(num_blocks=16, disable_log_stats=True)
+
+
+def compiled(llm: LLM, **given) -> StructuredOutputsParams:
+    return StructuredOutputsParams(**given).compile(llm.get_tokenizer(), llm.engine.executor.eos_token_ids)
+
+
+def chain(link: str, count: int) -> str:
+    """A schema whose definitions refer each to the next; `link` has NEXT for it."""
+    links = [link.replace("NEXT", f'{{"$ref":"#/$defs/{i + 1}"}}') for i in range(count)]
+    definitions = ",".join(f'"{i}":{text}' for i, text in enumerate([*links, '{"type":"null"}']))
+    return f'{{"$ref":"#/$defs/0","$defs":{{{definitions}}}}}'
+
+
+def rules(link: str, count: int) -> str:
+    """A grammar whose rules refer each to the next; `link` has THIS and NEXT."""
+    links = [link.replace("THIS", f"r{i}").replace("NEXT", f"r{i + 1}") for i in range(count)]
+    return "\n".join(["start: r0", *links, f'r{count}: "a"'])
+
+
+DEADLY = [
+    {"json": {"type": "integer", "minimum": LEAST, "maximum": LEAST}},
+    {"json": {"type": "integer", "minimum": -(10**20) - 5, "maximum": -(10**20)}},
+    {"json": {"type": "integer", "minimum": -1e300, "maximum": -1e299}},
+    {"json": {"const": LEAST}},
+    {"json": {"enum": [1, {"a": [LEAST]}]}},
+    {"grammar": f'start: "a" %json {{"const": {LEAST}}}'},
+    {"json": chain("NEXT", 8000)},
+    {"json": chain('{"items":NEXT}', 6000)},
+    {"json": chain('{"type":"object","properties":{"x":NEXT},"required":["x"]}', 3000)},
+    {"grammar": rules("THIS: NEXT", 15_000)},
+    {"grammar": rules('THIS: "b" | NEXT', 12_000).replace("r", "R").replace("staRt", "start")},
+]
+
+ALL = """
+import json, sys
+from minipaged import LLM, StructuredOutputsParams
+from minipaged.decoding.params import ParamsError
+
+llm = LLM(num_blocks=16, disable_log_stats=True)
+for given in json.load(sys.stdin):
+    try:
+        StructuredOutputsParams(**given).compile(llm.get_tokenizer(), llm.engine.executor.eos_token_ids)
+        print("compiled", flush=True)
+    except ParamsError as error:
+        print("refused", error, flush=True)
+"""
+
+
+def test_no_schema_and_no_grammar_ends_the_process():
+    """Catches a request that kills the server, and every other request with it: llguidance overflows the
+    stack at -2^63, and where references follow each other by the thousand."""
+    command = [sys.executable, "-c", ALL]
+    ran = subprocess.run(command, input=json.dumps(DEADLY), capture_output=True, text=True, timeout=300)
+    told = ran.stdout.splitlines()
+    assert (ran.returncode, len(told)) == (0, len(DEADLY)), ran.stderr
+    assert [line.split()[0] for line in told[:6]] == ["refused"] * 6
+    # (One of them is more than llguidance computes, which it says.)
+    assert [line.split()[0] for line in told[6:]].count("compiled") >= 4
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"json": {"type": "integer", "minimum": LEAST, "maximum": MOST}}, f"minimum is {LEAST}; "),
+        ({"json": {"type": "integer", "minimum": 2**53 + 1}}, f"minimum is {2**53 + 1}; "),
+        ({"json": {"items": {"exclusiveMaximum": 1e19}}}, "exclusiveMaximum is 1e+19; "),
+        ({"json": {"const": 10**25}}, f"const is {10**25}; "),
+        ({"json": {"enum": ["a", {"b": 2**53 + 1}]}}, f"enum is {2**53 + 1}; "),
+        ({"json": {"multipleOf": 10**17}}, f"multipleOf is {10**17}; "),
+        ({"json": '{"const": 1' + "0" * 5000 + "}"}, "digits"),
+        ({"json": '{"const": 1'}, "EOF"),
+        ({"json": "[" * 100_000}, "nested too deeply"),
+        ({"grammar": f'start: %json {{"maximum": {MOST}}}'}, f"maximum is {MOST}; "),
+        ({"grammar": "start: %json {"}, "EOF"),
+        ({"json": {"description": "a" * 300_000}}, "has 300,019 bytes; give at most 262,144"),
+        ({"regex": "é" * 200_000}, "has 400,000 bytes; give at most 262,144"),
+        ({"grammar": 'start: "a"' + " " * 300_000}, "has 300,010 bytes; give at most 262,144"),
+        ({"json": {"type": "object", "minProperties": 2}}, "minProperties is 2; "),
+        ({"json": {"items": {"required": ["a"], "minProperties": 3}}}, "minProperties is 3; "),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_would_not_be_exact_is_refused_with_its_value(llm, given, told):
+    """Catches a bound that llguidance rounds to a double or to 64 bits, so that texts do not validate; a key
+    that is written twice and counts as two; and a refusal in the library's words."""
+    with pytest.raises(ParamsError) as raised:
+        compiled(llm, **given)
+    assert told in str(raised.value)
+    assert len(str(raised.value)) < 400
+
+
+def test_what_is_exact_is_not_refused(llm):
+    """Catches a check that is too strict: the greatest exact numbers, names of keywords as names of
+    properties, a great number that is no bound, many choices, keys of which all must be there."""
+    for schema in (
+        {"type": "integer", "minimum": -(2**53), "maximum": 2**53},
+        {"enum": [2**53, -(2**53), 0.1]},
+        {"type": "object", "properties": {"minimum": {"default": MOST, "type": "integer"}}},
+        {"type": "object", "minProperties": 1},
+        {"type": "object", "required": ["a", "b"], "minProperties": 3},
+        chain('{"items":NEXT}', 1000),
+    ):
+        compiled(llm, json=schema)
+    compiled(llm, choice=[f"choice {i}" for i in range(30_000)])
+    compiled(llm, grammar='start: "a" %json {"type": "null"} "b" %json {"maximum": 5}')
