@@ -56,12 +56,14 @@ def commands() -> str:
     prints = re.search(r"It prints:\n\n(```text\n.*?```\n)", readme, re.DOTALL)
     assert run is not None
     assert test is not None
+    wheels = re.search(r"On Linux, pip installs torch.*?\n\n", readme, re.DOTALL)
     assert prints is not None
+    assert wheels is not None
     run_lines, test_lines = (found[1].replace(" && ", " &&\n") for found in (run, test))
     return (
-        "In a clone of the repository: install it and generate text with the embedded model (3 million "
-        "parameters, no download, no GPU).\n\n"
-        f"{run_lines}\nIt prints:\n\n{prints[1]}\nInstall it and run the tests:\n\n{test_lines}"
+        "In a clone of the repository, install minipaged and generate text with the embedded model (3 "
+        "million parameters, no download, no GPU).\n\n"
+        f"{run_lines}\nIt prints:\n\n{prints[1]}\n{wheels[0]}Install it and run the tests:\n\n{test_lines}"
     )
 
 
@@ -454,8 +456,10 @@ def picture(name: str) -> str:
 
 
 def framed(svg: str) -> str:
-    """An SVG in the page."""
-    sheet = f'<div class="sheet" tabindex="0" role="group">{svg.strip()}</div>'
+    """An SVG in the page; on a phone, a wide one scrolls rather than shrinks."""
+    width = re.search(r'viewBox="0 0 (\d+)', svg)
+    shape = "sheet wide" if width is not None and int(width[1]) > 800 else "sheet"
+    sheet = f'<div class="{shape}" tabindex="0" role="group">{svg.strip()}</div>'
     return f'<figure class="frame">{sheet}</figure>\n'
 
 
@@ -465,8 +469,8 @@ def benchmarks() -> str:
     lines = [
         front_matter(source="docs/benchmarks"),
         "# Benchmarks\n",
-        "Only what was measured, with the machine, the versions, the date and the command. What is not here",
-        "has not been measured.\n",
+        "This page lists only what was measured, with the machine, the versions, the date and the command.",
+        "What is not here has not been measured.\n",
     ]
     # Results first, the method last.
     pages = sorted(folder.glob("*.md"), key=lambda page: (page.name == "how_to_compare.md", page.name))

@@ -143,6 +143,13 @@ def test_a_picture_of_a_lesson_stands_in_its_page():
     assert 'raise NotImplementedError("Lesson 2, task 1: take blocks off' in page
 
 
+def test_wide_pictures_may_scroll_on_a_phone():
+    """Catches a map or a chart that shrinks until its words cannot be read."""
+    assert 'class="sheet wide"' in pages.framed('<svg viewBox="0 0 986 520">')
+    assert 'class="sheet"' in pages.framed('<svg viewBox="0 0 406 144">')
+    assert '<div class="sheet wide" tabindex="0" role="group"><svg viewBox="0 0 760' in pages.benchmarks()
+
+
 def test_the_tour_is_a_page_with_its_pictures():
     """Catches a tour that a visitor of the site cannot take."""
     page = pages.tour()

@@ -47,8 +47,9 @@ def conclude(results: dict[Any, Any]) -> Outcome:
     others = [f"{_gains(results, rounds)} if the average is {rounds}" for rounds in ROUNDS]
     full = [f"{100 * full_prompts(rounds):.0f} % with {rounds}" for rounds in (*ROUNDS, CHAT.mean_rounds)]
     note = (
-        f"unexplained; fewer rounds give more (checked: {', and '.join(others)}), but the paper says that "
-        f"most prompts have 1024 tokens, and fewer rounds have fewer of those ({', '.join(full)} on average)"
+        f"unexplained; fewer rounds give a higher ratio (checked: {', and '.join(others)}), but the paper "
+        f"says that most prompts have 1024 tokens, and fewer rounds have fewer of those ({', '.join(full)} "
+        "on average)"
     )
     claims = []
     for name in RESERVATIONS:

@@ -103,8 +103,9 @@ def chart(rows: list[dict[str, Any]]) -> str:
         y += ROW
     body = "".join(parts).replace("`", "")
     return (
+        '<figure class="frame"><div class="sheet wide" tabindex="0" role="group">'
         f'<svg viewBox="0 0 {WIDTH} {y}" role="img" aria-label="Speed of each engine relative to minipaged" '
-        f'font-size="11" fill="currentColor" style="max-width: 48rem">{body}</svg>'
+        f'font-size="11" fill="currentColor" style="max-width: 48rem">{body}</svg></div></figure>'
     )
 
 
