@@ -199,7 +199,7 @@ def test_a_refusal_names_the_way_to_do_it_here(name, value, way):
 
 def test_a_token_is_never_printed():
     """Catches a secret in a log."""
-    with pytest.raises(ConfigError, match="hf_token is given.*HF_TOKEN") as error:
+    with pytest.raises(ConfigError, match=r"hf_token is given.*HF_TOKEN") as error:
         LLM(hf_token="hf_SECRET")
     assert "SECRET" not in str(error.value)
 
