@@ -9,7 +9,8 @@ Paper: section 5.1, Figure 5.
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -51,6 +52,8 @@ class AttentionMetadata:
     """The longest query of the step, in tokens."""
     max_context_len: int
     """The longest context of the step, in tokens."""
+    max_decode_len: int = field(init=False)
+    """The longest context of a sequence with one query row; 0: there is none."""
 
     def __post_init__(self) -> None:
         if len(self.query_start_list) != len(self.context_len_list) + 1:
@@ -58,6 +61,11 @@ class AttentionMetadata:
                 f"query_start_list has {len(self.query_start_list)} entries for {len(self.context_len_list)} "
                 "sequences: it needs one more than there are sequences"
             )
+        longest = self.max_context_len  # (of a padded step more than the list says)
+        if not self.is_decode_only:
+            lengths = (end - start for start, end in pairwise(self.query_start_list))
+            longest = max((c for c, length in zip(self.context_len_list, lengths) if length == 1), default=0)
+        object.__setattr__(self, "max_decode_len", longest)
 
     @property
     def num_sequences(self) -> int:

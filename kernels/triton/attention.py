@@ -1,5 +1,7 @@
-"""Paged attention in Triton: `decode` for steps of decodes alone, `prefill` for all others.
+"""Paged attention in Triton: `decode` for sequences with one query row, `prefill` for those with more.
 
+In a mixed step both are launched for all sequences, and each leaves the other's alone: which is whose, they
+read on the device. So a decode's result is the same to the last bit, whoever is in its step.
 Pools are `[num_blocks, Hkv, block_size, Dk or Dv]`. Paper: section 5.1.
 """
 
@@ -31,8 +33,11 @@ def paged_attention(
         raise ValueError("Triton's interpreter computes bfloat16 wrongly: use float16 or float32 there")
     architecture = architecture_of(query.device)
     head_dim = max(query.shape[-1], value_cache.shape[-1])
-    inputs = query, key_cache, value_cache, metadata
+    output = query.new_empty(*query.shape[:2], value_cache.shape[-1])
+    inputs = output, query, key_cache, value_cache, metadata
     parameters = AttentionParameters(scale, sliding_window, softcap, sinks)
-    if metadata.is_decode_only:
-        return paged_decode(*inputs, decode_config(architecture, head_dim, query.dtype), *parameters)
-    return paged_prefill(*inputs, prefill_config(architecture, head_dim, query.dtype), *parameters)
+    if metadata.max_decode_len:
+        paged_decode(*inputs, decode_config(architecture, head_dim, query.dtype), *parameters)
+    if metadata.max_query_len > 1:
+        paged_prefill(*inputs, prefill_config(architecture, head_dim, query.dtype), *parameters)
+    return output

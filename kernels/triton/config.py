@@ -8,8 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
+MAX_SPLITS = 32
+"""Of one context: a batch of long ones has programs enough, and each split's partial result takes memory."""
+
 # Every tile costs milliseconds there, and small shapes must still span several tiles.
 INTERPRETER = "interpreter"
+
+ROOMY = ("sm_90", "sm_100", "sm_103")
+"""227 KB of shared memory, which the matrix units read instead of registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +25,27 @@ class DecodeConfig:
     tile: int
     """Tokens whose K/V a program holds at once; a power of two, at least 16."""
     split_length: int
-    """Tokens of a context one program attends to, a multiple of `tile`.
+    """Tokens of a context one program attends to, a multiple of `tile`; more where splits would be too many.
 
-    A fixed length, not a fixed count: ragged batches stay balanced, and a sequence's result does not depend
-    on who else is in the batch.
+    A length that only the sequence itself decides, not a fixed count: ragged batches stay balanced, and a
+    sequence's result does not depend on who else is in the batch.
     """
     num_warps: int
     num_stages: int
-    """Depth of the load pipeline; the block-table lookup takes one level of it."""
+    """Depth of the load pipeline, in which K and V wait for the block ids.
+
+    5 (or 6) gives them two buffers each: a tile is loaded while the one before is computed. 3 (or 4) gives
+    them one: only the block ids come early.
+    """
+    max_splits: int = MAX_SPLITS
+
+    def num_splits(self, max_context_len: int, sliding_window: int | None = None) -> int:
+        """The most splits that a context of up to so many tokens has."""
+        count = -(-max_context_len // self.split_length)
+        if sliding_window is None:
+            return min(count, self.max_splits)
+        # A window touches one more than it fills, however it lies.
+        return min(count, min(-(-sliding_window // self.split_length), self.max_splits) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +77,16 @@ def decode_config(architecture: str, head_dim: int, dtype: torch.dtype) -> Decod
     if dtype == torch.float32:
         tile = 32 if head_dim <= 64 else 16
     else:
-        tile = 64 if head_dim <= 128 else 32
-    return DecodeConfig(tile=tile, split_length=512, num_warps=4, num_stages=3)
+        tile = 64 if head_dim <= 128 else 32 if head_dim <= 256 else 16
+    num_stages = 5 if architecture in ROOMY else 3
+    return DecodeConfig(tile=tile, split_length=512, num_warps=4, num_stages=num_stages)
 
 
 def split_bytes(
     config: DecodeConfig, num_sequences: int, num_heads: int, value_dim: int, max_context_len: int
 ) -> int:
     """Bytes of the partial results of a decode in splits: maximum, sum and accumulator of each, in fp32."""
-    num_splits = -(-max_context_len // config.split_length)
+    num_splits = config.num_splits(max_context_len)
     return num_sequences * num_heads * num_splits * (value_dim + 2) * 4 if num_splits > 1 else 0
 
 
@@ -77,7 +97,13 @@ def prefill_config(architecture: str, head_dim: int, dtype: torch.dtype) -> Pref
     if dtype == torch.float32:
         rows, tile = (32, 32) if head_dim <= 64 else (32, 16) if head_dim <= 128 else (16, 16)
         return PrefillConfig(rows=rows, tile=tile, num_warps=8, num_stages=2)
-    roomy = architecture in ("sm_90", "sm_100")  # the matrix units read shared memory, not registers
-    if head_dim > 128:
-        return PrefillConfig(rows=128 if roomy else 64, tile=32, num_warps=8, num_stages=2)
-    return PrefillConfig(rows=128, tile=64 if roomy or head_dim <= 64 else 32, num_warps=8, num_stages=3)
+    roomy = architecture in ROOMY
+    if head_dim > 256:  # more rows spill
+        rows, tile, num_stages = 32, 32 if roomy else 16, 2
+    elif head_dim > 128:
+        rows, tile, num_stages = 128 if roomy else 64, 32, 2
+    else:
+        rows, tile, num_stages = 128, 64 if roomy or head_dim <= 64 else 32, 3
+    if architecture == "sm_90":  # later chips spill
+        num_stages = 5
+    return PrefillConfig(rows=rows, tile=tile, num_warps=8, num_stages=num_stages)

@@ -11,8 +11,9 @@ Pools are `[num_blocks, Hkv, block_size, Dk or Dv]`. Paper: section 5.1 (the Pag
                                               \\                  |                  /
     reduce                                       program (s, query head): output row
 
-With a sliding window the splits are counted from the one that holds the window's first token. Where one split
-is enough for everyone, its programs write the output themselves and there is no reduce.
+The splits of a long context are longer, so that it has no more than `max_splits`. With a sliding window they
+are counted from the one that holds the window's first token. Where one split is enough for everyone, its
+programs write the output themselves and there is no reduce.
 """
 
 # Kernel arguments are Triton's own: pointers, numbers, compile-time constants.
@@ -33,6 +34,7 @@ SPLITS_AT_ONCE = tl.constexpr(16)
 
 
 def paged_decode(
+    output: Tensor,
     query: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
@@ -42,14 +44,11 @@ def paged_decode(
     sliding_window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-) -> Tensor:
-    """Attention of a decode-only batch over the pools: query [S, Hq, Dk] -> [S, Hq, Dv]."""
-    num_sequences, num_heads, key_dim = query.shape
+) -> None:
+    """Attention over the pools of all sequences with one row of query [T, Hq, Dk], to output [T, Hq, Dv]."""
+    num_sequences, (_, num_heads, key_dim) = metadata.num_sequences, query.shape
     num_kv_heads, value_dim = num_kv_heads_of(key_cache), value_cache.shape[-1]
-    num_splits = triton.cdiv(metadata.max_context_len, config.split_length)
-    if sliding_window is not None:  # a window touches this many splits, however it lies
-        num_splits = min(num_splits, triton.cdiv(sliding_window, config.split_length) + 1)
-    output = query.new_empty(num_sequences, num_heads, value_dim)
+    num_splits = config.num_splits(metadata.max_decode_len, sliding_window)
     m_splits = l_splits = None
     acc_splits = output
     if num_splits > 1:
@@ -61,7 +60,7 @@ def paged_decode(
     value_dim_padded = max(16, triton.next_power_of_2(value_dim))
     decode_kernel[(num_sequences, num_kv_heads, num_splits)](
         *(acc_splits, m_splits, l_splits, query, key_cache, value_cache),
-        *(metadata.block_tables, metadata.context_len, sinks, scale, softcap),
+        *(metadata.block_tables, metadata.query_start, metadata.context_len, sinks, scale, softcap),
         *(query.stride(0), query.stride(1), metadata.block_tables.stride(0)),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
@@ -74,17 +73,17 @@ def paged_decode(
         WINDOW=sliding_window,
         TILE=config.tile,
         SPLIT_LENGTH=config.split_length,
+        MAX_SPLITS=config.max_splits,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
     if num_splits > 1:
         reduce_kernel[(num_sequences, num_heads)](
-            *(output, acc_splits, m_splits, l_splits, sinks, num_splits),
+            *(output, acc_splits, m_splits, l_splits, metadata.query_start, sinks, num_splits),
             VALUE_DIM=value_dim,
             VALUE_DIM_PADDED=value_dim_padded,
             num_warps=4,
         )
-    return output
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -96,6 +95,7 @@ def decode_kernel(
     key_cache,
     value_cache,
     block_tables,
+    query_starts,
     context_lens,
     sinks,
     scale,
@@ -114,30 +114,39 @@ def decode_kernel(
     WINDOW: tl.constexpr,
     TILE: tl.constexpr,
     SPLIT_LENGTH: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
 ):
     """Attend one split for all query heads of a KV head; without `m_out`, the split is all there is."""
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_splits = tl.num_programs(2)
+    query_start = tl.load(query_starts + sequence)
+    if tl.load(query_starts + sequence + 1) - query_start != 1:
+        return
     context_len = tl.load(context_lens + sequence)
     oldest = 0
     if WINDOW is not None:
         oldest = tl.maximum(context_len - WINDOW, 0)
-    split_start = (oldest // SPLIT_LENGTH + split) * SPLIT_LENGTH
-    start = tl.maximum(split_start, oldest // TILE * TILE)
-    end = tl.minimum(split_start + SPLIT_LENGTH, context_len)
+    start, end = oldest // TILE * TILE, context_len
+    if m_out is not None:
+        split_length = tl.maximum(SPLIT_LENGTH, tl.cdiv(context_len - oldest, MAX_SPLITS * TILE) * TILE)
+        split_start = (oldest // split_length + split) * split_length
+        start, end = tl.maximum(start, split_start), tl.minimum(split_start + split_length, end)
 
     row = tl.arange(0, ROWS)
     real = row < GROUP
     head = kv_head * GROUP + row
-    result = (sequence.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head) * num_splits + split  # [ROWS]
-    if m_out is not None and start >= end:  # an empty split: the reduce reads no more than this
-        tl.store(m_out + result, float("-inf"), mask=real)
-        tl.store(l_out + result, 0.0, mask=real)
-        return
+    place = query_start if m_out is None else sequence
+    result = place.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head  # [ROWS]
+    if m_out is not None:
+        result = result * num_splits + split
+        if start >= end:  # an empty split: the reduce reads no more than this
+            tl.store(m_out + result, float("-inf"), mask=real)
+            tl.store(l_out + result, 0.0, mask=real)
+            return
 
     key_dim = tl.arange(0, KEY_DIM_PADDED)
     query_row = (
-        query + sequence.to(tl.int64) * query_stride_row + head[:, None].to(tl.int64) * query_stride_head
+        query + query_start.to(tl.int64) * query_stride_row + head[:, None].to(tl.int64) * query_stride_head
     )
     q = tl.load(query_row + key_dim[None, :], mask=real[:, None] & (key_dim[None, :] < KEY_DIM), other=0.0)
     m_i = tl.full([ROWS], float("-inf"), tl.float32)
@@ -175,14 +184,18 @@ def reduce_kernel(
     acc_in,
     m_in,
     l_in,
+    query_starts,
     sinks,
     num_splits,
     VALUE_DIM: tl.constexpr,
     VALUE_DIM_PADDED: tl.constexpr,
 ):
     """Fold the splits of one (sequence, query head) into its output row."""
-    head, num_heads = tl.program_id(1), tl.num_programs(1)
-    result = tl.program_id(0).to(tl.int64) * num_heads + head
+    sequence, head, num_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    query_start = tl.load(query_starts + sequence)
+    if tl.load(query_starts + sequence + 1) - query_start != 1:
+        return
+    result = sequence.to(tl.int64) * num_heads + head
     value_dim = tl.arange(0, VALUE_DIM_PADDED)
     m_i = tl.full([1], float("-inf"), tl.float32)
     l_i = tl.zeros([1], tl.float32)
@@ -205,4 +218,5 @@ def reduce_kernel(
         sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
         l_i, acc = fold_sink(sink, m_i, l_i, acc)
     row = tl.reshape(acc / l_i[:, None], [VALUE_DIM_PADDED])
-    tl.store(output + result * VALUE_DIM + value_dim, row, mask=value_dim < VALUE_DIM)
+    place = query_start.to(tl.int64) * num_heads + head
+    tl.store(output + place * VALUE_DIM + value_dim, row, mask=value_dim < VALUE_DIM)

@@ -1,4 +1,4 @@
-"""Attention for any mix of prompts, chunks and decodes in Triton: ragged queries, one launch.
+"""Attention for prompts and chunks of them in Triton, among decodes or not: ragged queries, one launch.
 
 One program per (query tile, KV head). A tile is a run of consecutive query tokens of one sequence, times the
 G query heads that share the KV head: `rows` rows of one matrix product. Tiles are numbered without a list of
@@ -26,6 +26,7 @@ from minipaged.kernels.triton.tiles import LOG2_E, find_entries, fold_sink, fold
 
 
 def paged_prefill(
+    output: Tensor,
     query: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
@@ -35,14 +36,13 @@ def paged_prefill(
     sliding_window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-) -> Tensor:
-    """Attention of a ragged batch over the pools: query [T, Hq, Dk] -> [T, Hq, Dv]."""
+) -> None:
+    """As `paged_decode`, for all sequences with more than one row."""
     num_rows, num_heads, key_dim = query.shape
     num_kv_heads, value_dim = num_kv_heads_of(key_cache), value_cache.shape[-1]
     group = num_heads // num_kv_heads
     rows = max(config.rows, triton.next_power_of_2(group))  # a token's heads stay together
     tokens = rows // group
-    output = query.new_empty(num_rows, num_heads, value_dim)
     prefill_kernel[(num_rows // tokens + metadata.num_sequences, num_kv_heads)](
         *(output, query, key_cache, value_cache),
         *(metadata.block_tables, metadata.query_start, metadata.context_len, sinks, scale, softcap),
@@ -60,7 +60,6 @@ def paged_prefill(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
-    return output
 
 
 @triton.jit
@@ -110,7 +109,7 @@ def prefill_kernel(
     query_start = tl.load(query_starts + sequence)
     query_len = tl.load(query_starts + sequence + 1) - query_start
     first_token = (tile - (query_start // TOKENS + sequence)) * TOKENS
-    if first_token >= query_len:
+    if (first_token >= query_len) | (query_len == 1):
         return
     context_len = tl.load(context_lens + sequence)
 

@@ -263,7 +263,8 @@ class ModelRunner:
             take_memory(logits[:num_decodes])
             del logits
             peaks.append(torch.cuda.max_memory_allocated(self.device) - resting)
-        decode, largest = peaks[0] + self._split_bytes(num_decodes), peaks[1]
+        split_bytes = self._split_bytes(num_decodes)  # of the decodes in either kind of step
+        decode, largest = (peak + split_bytes for peak in peaks)
         # A pool of captured decodes keeps its memory; without graphs the two kinds of step take turns.
         peak = decode + largest if self._can_capture else max(decode, largest)
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Times the attention kernels under every tiling and prints rows for the table in kernels/triton/config.py.
+"""Times the attention kernels under every tiling and names the best ones, for kernels/triton/config.py.
 
     python -m tests.gpu.sweep [--out DIR] [--seconds N] [--head-dim N] [--dry-run]
 
@@ -24,36 +24,45 @@ from tests.gpu.benchmarks.batches import KV_HEADS, metadata
 from tests.gpu.benchmarks.timing import Machine
 from tests.gpu.records import Records, reason_of
 
-GROUP, BLOCK_SIZE = 4, 16
-DECODES = {"1 x 4096": [(1, 4096)], "16 x 4096": [(1, 4096)] * 16, "64 x 4096": [(1, 4096)] * 64}
-PREFILLS = {"8 x 1024": [(1024, 1024)] * 8, "512 of 16384": [(512, 16384)]}
+BLOCK_SIZE = 16
+DECODES = {  # query heads of a KV head, lengths
+    "1 x 4096, GQA 4": (4, [(1, 4096)]),
+    "16 x 4096, GQA 4": (4, [(1, 4096)] * 16),
+    "64 x 4096, GQA 4": (4, [(1, 4096)] * 64),
+    "64 x 4096, GQA 1": (1, [(1, 4096)] * 64),
+}
+PREFILLS = {"8 x 1024, GQA 4": (4, [(1024, 1024)] * 8), "512 of 16384, GQA 4": (4, [(512, 16384)])}
 DECODE_CONFIGS = [
     DecodeConfig(tile, split_length, num_warps, num_stages)
     for split_length, tile, num_stages, num_warps in product(
-        (512, 256, 1024, 128, 2048), (64, 128), (3, 2, 4, 5), (4, 8)
+        (512, 256, 1024, 128, 2048), (64, 128), (5, 3, 2), (4, 8)
     )
 ]
 PREFILL_CONFIGS = [
     PrefillConfig(rows, tile, num_warps, num_stages)
-    for rows, tile, num_stages, num_warps in product((128, 64), (64, 128), (3, 2, 4, 5), (8, 4))
+    for rows, tile, num_stages, num_warps in product((128, 64), (64, 128), (5, 3, 2), (8, 4))
 ]
 
 
-def trials(dry_run: bool) -> Iterator[tuple[str, str, list[tuple[int, int]], Any]]:
-    """(kernel, batch, lengths, tiling), the two kernels in turn: a short run has something of each."""
+Batch = tuple[int, list[tuple[int, int]]]
+
+
+def trials(dry_run: bool) -> Iterator[tuple[str, str, Batch, Any]]:
+    """(kernel, batch's name, batch, tiling), the two kernels in turn: a short run has something of each."""
     if dry_run:
-        yield "decode", "2 x 40", [(1, 40)] * 2, DecodeConfig(16, 32, 1, 1)
-        yield "prefill", "1 x 20", [(20, 20)], PrefillConfig(16, 16, 1, 1)
+        yield "decode", "2 x 40, GQA 4", (4, [(1, 40)] * 2), DecodeConfig(16, 32, 1, 1)
+        yield "prefill", "1 x 20, GQA 1", (1, [(20, 20)]), PrefillConfig(16, 16, 1, 1)
         return
     for place, decode in enumerate(DECODE_CONFIGS):
-        yield from (("decode", name, lengths, decode) for name, lengths in DECODES.items())
+        yield from (("decode", *batch, decode) for batch in DECODES.items())
         if place < len(PREFILL_CONFIGS):
             prefill = PREFILL_CONFIGS[place]
-            yield from (("prefill", name, lengths, prefill) for name, lengths in PREFILLS.items())
+            yield from (("prefill", *batch, prefill) for batch in PREFILLS.items())
 
 
-def time_ms(machine: Machine, lengths: list[tuple[int, int]], tiling: Any, head_dim: int) -> float:
+def time_ms(machine: Machine, batch: Batch, tiling: Any, head_dim: int) -> float:
     """Median milliseconds of one call, several pools in rotation."""
+    group, lengths = batch
     attend = paged_decode if isinstance(tiling, DecodeConfig) else paged_prefill
     heads = 1 if machine.dry_run else KV_HEADS
     step = metadata(lengths, BLOCK_SIZE, machine.device)
@@ -66,12 +75,14 @@ def time_ms(machine: Machine, lengths: list[tuple[int, int]], tiling: Any, head_
         for _ in range(copies)
     ]
     rows = step.query_start_list[-1]
-    query = torch.randn(rows, heads * GROUP, head_dim, device=machine.device, dtype=machine.dtype)
-    scale = head_dim**-0.5
-    return machine.time_ms(lambda i: attend(query, *pools[i % copies], step, tiling, scale), reads=nbytes)
+    query = torch.randn(rows, heads * group, head_dim, device=machine.device, dtype=machine.dtype)
+    output, scale = torch.empty_like(query), head_dim**-0.5
+    return machine.time_ms(
+        lambda i: attend(output, query, *pools[i % copies], step, tiling, scale), reads=nbytes
+    )
 
 
-def best_rows(records: list[dict[str, Any]]) -> list[str]:
+def best_tilings(records: list[dict[str, Any]]) -> list[str]:
     """Per kernel, chip, head size and dtype the tiling that is least behind the best of any batch."""
     groups: dict[tuple, dict[tuple, dict[str, float]]] = {}
     for record in records:
@@ -94,15 +105,15 @@ def best_rows(records: list[dict[str, Any]]) -> list[str]:
             tiling = min(slowdown, key=slowdown.__getitem__)
             arguments = ", ".join(f"{name}={value}" for name, value in tiling)
             rows.append(
-                f'("{chip}", {head_dim}, {dtype}): {kernel.title()}Config({arguments}),'
-                f"  # at most {100 * slowdown[tiling] - 100:.0f} % behind the best of each batch"
+                f"{chip}, head size {head_dim}, {dtype}: {kernel.title()}Config({arguments}), "
+                f"at most {100 * slowdown[tiling] - 100:.0f} % behind the best of each batch"
             )
     return rows
 
 
 @torch.inference_mode()
 def main() -> None:
-    """Time what is not timed yet, then print the rows."""
+    """Time what is not timed yet, then print the best."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("gpu-results"))
     parser.add_argument("--seconds", type=float, default=200)
@@ -121,20 +132,20 @@ def main() -> None:
     done = [
         {key: record.get(key) for key in ("kernel", "batch", "tiling", *about)} for record in records.read()
     ]
-    for kernel, batch, lengths, tiling in trials(arguments.dry_run):
-        trial = {"kernel": kernel, "batch": batch, "tiling": asdict(tiling)} | about
+    for kernel, name, batch, tiling in trials(arguments.dry_run):
+        trial = {"kernel": kernel, "batch": name, "tiling": asdict(tiling)} | about
         if trial in done:
             continue
         if time.monotonic() - started > arguments.seconds:
             print(f"{arguments.seconds:.0f} seconds are over: call it again for the other tilings")
             break
         try:
-            result: dict[str, Any] = {"ms": time_ms(machine, lengths, tiling, arguments.head_dim)}
+            result: dict[str, Any] = {"ms": time_ms(machine, batch, tiling, arguments.head_dim)}
         except Exception as error:  # a tiling that does not fit this chip
             result = {"not_measured": reason_of(error)}
         records.add(trial | result)
-        print(f"  {kernel:<8} {batch:<12} {tiling} {result}", flush=True)
-    print("\n".join(["", "For kernels/triton/config.py:", *best_rows(records.read())]))
+        print(f"  {kernel:<8} {name:<20} {tiling} {result}", flush=True)
+    print("\n".join(["", "The best so far, for kernels/triton/config.py:", *best_tilings(records.read())]))
 
 
 if __name__ == "__main__":

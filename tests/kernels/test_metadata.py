@@ -17,10 +17,13 @@ def test_queries_that_nobody_wants_are_left_out_and_see_what_they_saw():
         max_query_len=5,
         max_context_len=9,
     )
+    assert metadata.max_decode_len == 9
     fewer = metadata.select_queries(torch.tensor([5, 7]), [5, 7])
     assert fewer.query_start_list == fewer.query_start.tolist() == [0, 0, 1, 2]
     assert fewer.query_start.dtype == torch.int32
     assert fewer.max_query_len == 1
+    assert fewer.max_decode_len == 9
     assert fewer.context_len_list == [5, 9, 7]
     none = metadata.select_queries(torch.tensor([], dtype=torch.int64), [])
     assert none.query_start_list == none.query_start.tolist() == [0, 0, 0, 0]
+    assert none.max_decode_len == 0

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minipaged.kernels.layout import cache_shape
+from minipaged.kernels.metadata import AttentionMetadata
 from minipaged.kernels.reference import cache as reference_cache
 from minipaged.kernels.reference import oracle
 from tests.kernels.cases import assert_close, make_case
@@ -25,6 +26,8 @@ from triton.runtime import interpreter
 
 from minipaged.kernels.dispatch import select_backend
 from minipaged.kernels.triton import cache as triton_cache
+from minipaged.kernels.triton.config import DecodeConfig
+from minipaged.kernels.triton.decode import paged_decode
 
 pytestmark = pytest.mark.interpreter
 
@@ -102,6 +105,42 @@ def test_a_sequence_without_query_rows_is_skipped():
 def test_more_splits_than_one_reduce_chunk():
     """Catches a reduce that keeps only its last chunk of splits."""
     check([(1, 17 * 32 + 3), (1, 40)], heads=(1, 1), head_dims=(16, 16))
+
+
+@pytest.mark.parametrize("window", [None, 40, 150, 300])
+def test_long_contexts_have_longer_splits_but_no_more_of_them(window):
+    """Catches a split that the grid has no program for, and one counted from another place than it starts."""
+    lengths = [(1, 128), (1, 129), (1, 300), (1, 421)]
+    case = make_case(lengths, heads=(1, 1), head_dims=(16, 16), sliding_window=window)
+    inputs = case.query, case.key_cache, case.value_cache, case.metadata
+    actual = torch.empty_like(case.query)
+    config = DecodeConfig(tile=16, split_length=32, num_warps=1, num_stages=1, max_splits=4)
+    assert config.num_splits(421, window) == {None: 4, 40: 3}.get(window, 5)
+    paged_decode(actual, *inputs, config, 0.3, window)
+    assert_close(actual, oracle.paged_attention(*inputs, scale=0.3, sliding_window=window), case)
+
+
+def test_a_decode_among_prompts_has_the_bits_that_it_has_without_them():
+    """Catches decodes that run through another kernel, unsplit, and rows written by both or neither."""
+    options = {"scale": 0.3, "sinks": make_case(MIXED).sinks}
+    mixed = make_case([(1, 20), (9, 40), (1, 75), (0, 6), (2, 5), (1, 3)])
+    pools, given = (mixed.key_cache, mixed.value_cache), mixed.metadata
+    attended = TRITON.paged_attention(mixed.query, *pools, given, **options)
+    alone = [0, 2, 5]
+    rows = [given.query_start_list[sequence] for sequence in alone]
+    contexts = [given.context_len_list[sequence] for sequence in alone]
+    decodes = AttentionMetadata(
+        slot_mapping=given.slot_mapping[rows],
+        query_start=torch.arange(4, dtype=torch.int32),
+        context_len=given.context_len[alone],
+        block_tables=given.block_tables[alone],
+        query_start_list=[0, 1, 2, 3],
+        context_len_list=contexts,
+        max_query_len=1,
+        max_context_len=max(contexts),
+    )
+    assert torch.equal(TRITON.paged_attention(mixed.query[rows], *pools, decodes, **options), attended[rows])
+    assert_close(attended, oracle.paged_attention(mixed.query, *pools, given, **options), mixed)
 
 
 def test_who_else_is_in_the_batch_changes_no_bit():
