@@ -83,7 +83,9 @@ def test_after_a_lost_context_no_check_is_called_failed(tmp_path, monkeypatch):
 
     records = Records(tmp_path / "records.jsonl")
     monkeypatch.setattr(check_kernels, "has_context", lambda: False)
-    assert not check_kernels.run({"fine": int, "wrong": wrong, "next": wrong, "last": int}, records, seconds=60)
+    assert not check_kernels.run(
+        {"fine": int, "wrong": wrong, "next": wrong, "last": int}, records, seconds=60
+    )
     assert [record["result"] for record in records.read()] == ["passed", "failed", "not run", "not run"]
     assert records.read()[-1]["reason"] == "the context is lost after wrong"
 

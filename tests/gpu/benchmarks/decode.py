@@ -1,5 +1,6 @@
 """Decode attention: the share of the memory bandwidth it reaches, and what others reach."""
 
+import inspect
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -162,6 +163,9 @@ def varlen(
     """`torch.nn.attention.varlen.varlen_attn`, pages of [page, page size, heads, dim]."""
     from torch.nn.attention.varlen import varlen_attn
 
+    needed = {"block_table", "seqused_k", "enable_gqa"}
+    if missing := sorted(needed - inspect.signature(varlen_attn).parameters.keys()):
+        raise NotImplementedError(f"varlen_attn of torch {torch.__version__} takes no {', '.join(missing)}")
     shape = (batch * context // PEER_BLOCK_SIZE, PEER_BLOCK_SIZE, KV_HEADS, HEAD_DIM)
     starts = torch.arange(batch + 1, dtype=torch.int32, device=query.device)
 

@@ -3,6 +3,8 @@
 import random
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -27,16 +29,58 @@ def build_model(machine: Machine) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).to(machine.device, machine.dtype).eval()
 
 
+class Workload(NamedTuple):
+    """Every request at t = 0, greedy, of a fixed length."""
+
+    model: LlamaForCausalLM
+    prompts: list[list[int]]
+    longest: int
+    new_tokens: int
+
+    @classmethod
+    def of(cls, machine: Machine) -> "Workload":
+        num_requests, longest, new_tokens = (3, 12, 4) if machine.dry_run else (64, 512, 128)
+        draw = random.Random(0)
+        model = build_model(machine)
+        prompts = [
+            [draw.randrange(3, model.config.vocab_size) for _ in range(draw.randint(longest // 8, longest))]
+            for _ in range(num_requests)
+        ]
+        return cls(model, prompts, longest, new_tokens)
+
+    @property
+    def greedy(self) -> GenerationConfig:
+        """The same for transformers."""
+        return GenerationConfig(
+            max_new_tokens=self.new_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+
+    def measure(self, machine: Machine, name: str, prepare: Callable[[], Callable[[], None]]) -> None:
+        """Output tokens a second of the run that `prepare` returns."""
+        parameters = f"{len(self.prompts)} prompts of {self.longest // 8}-{self.longest}, "
+        parameters += f"{self.new_tokens} new tokens: {name}"
+        with machine.attempt("engine", parameters):
+            run = prepare()
+            seconds = min(timed(machine, run) for _ in range(2))  # the first one compiles
+            machine.record("engine", parameters, len(self.prompts) * self.new_tokens / seconds, "tok/s")
+
+
+def batching(machine: Machine) -> None:
+    """Transformers' continuous batching, which may hang: in a process of its own, like every benchmark."""
+    work = Workload.of(machine)
+
+    def prepare() -> Callable[[], None]:
+        if machine.dry_run:
+            raise NotImplementedError("generate_batch needs a GPU")
+        return partial(work.model.generate_batch, inputs=work.prompts, generation_config=work.greedy)
+
+    work.measure(machine, "transformers generate_batch", prepare)
+
+
 def engine(machine: Machine) -> None:
-    """Output tokens a second; every request at t = 0, greedy, of a fixed length."""
-    num_requests, longest, new_tokens = (3, 12, 4) if machine.dry_run else (64, 512, 128)
-    draw = random.Random(0)
-    model = build_model(machine)
-    prompts = [
-        [draw.randrange(3, model.config.vocab_size) for _ in range(draw.randint(longest // 8, longest))]
-        for _ in range(num_requests)
-    ]
-    greedy = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
+    """The engine and transformers' `generate`."""
+    work = Workload.of(machine)
+    model, prompts, longest, new_tokens = work
 
     def generate() -> None:
         """One batch, padded on the left."""
@@ -45,13 +89,10 @@ def engine(machine: Machine) -> None:
         ids = [[0] * pad + prompt for pad, prompt in zip(padding, prompts)]
         mask = [[0] * pad + [1] * (width - pad) for pad in padding]
         tensors = [torch.tensor(rows, device=machine.device) for rows in (ids, mask)]
-        model.generate(tensors[0], attention_mask=tensors[1], generation_config=greedy)
-
-    def continuous_batching() -> None:
-        model.generate_batch(inputs=prompts, generation_config=greedy)
+        model.generate(tensors[0], attention_mask=tensors[1], generation_config=work.greedy)
 
     def through(backend: str, graphs: bool = True, fused: bool = False) -> Callable[[], None]:
-        blocks = num_requests * (-(-(longest + new_tokens) // 16) + 1)
+        blocks = len(prompts) * (-(-(longest + new_tokens) // 16) + 1)
         options = {
             "attention_backend": backend,
             "enable_cuda_graphs": graphs,
@@ -73,22 +114,14 @@ def engine(machine: Machine) -> None:
     # In this order: the engine switches the model's attention to its own, and at last fuses its layers.
     contenders: dict[str, Callable[[], Callable[[], None]]] = {
         "transformers generate": lambda: generate,
-        "transformers generate_batch": lambda: continuous_batching,
         "engine, torch": lambda: through("torch"),
         "engine, triton, no graphs": lambda: through("triton", graphs=False),
         "engine, triton": lambda: through("triton"),
         "engine, triton, fused layers, no graphs": lambda: through("triton", graphs=False, fused=True),
         "engine, triton, fused layers": lambda: through("triton", fused=True),
     }
-    parameters = f"{num_requests} prompts of {longest // 8}-{longest}, {new_tokens} new tokens"
     for name, prepare in contenders.items():
-        if machine.dry_run and name == "transformers generate_batch":
-            machine.skip("engine", f"{parameters}: {name}", "needs a GPU")
-            continue
-        with machine.attempt("engine", f"{parameters}: {name}"):
-            run = prepare()
-            seconds = min(timed(machine, run) for _ in range(2))  # the first one compiles
-            machine.record("engine", f"{parameters}: {name}", num_requests * new_tokens / seconds, "tok/s")
+        work.measure(machine, name, prepare)
 
 
 def timed(machine: Machine, run: Callable[[], None]) -> float:
