@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as SequenceOf
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,12 @@ from minipaged.scheduling.request import Sequence
 
 SHORTLIST = 64
 """Likeliest tokens that top-p looks at first; only rows that need more sort the whole vocabulary."""
+
+
+def on_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The values as a tensor on the device; to a GPU from pinned memory, for which the host does not wait."""
+    tensor = torch.as_tensor(values, dtype=dtype)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def edit_logits(
@@ -63,16 +70,16 @@ def edit_logits(
     for row in processed:
         logits[row] = process(sequences[row], logits[row])
     if structured:
-        mask = torch.from_numpy(allowed_tokens([sequences[row] for row in structured], logits.shape[1]))
-        rows = torch.tensor(structured, device=logits.device)
-        logits[rows] = logits[rows].masked_fill_(~mask.to(logits.device), -math.inf)
+        mask = allowed_tokens([sequences[row] for row in structured], logits.shape[1])
+        rows = on_device(structured, logits.device)
+        logits[rows] = logits[rows].masked_fill_(~on_device(mask, logits.device), -math.inf)
     for row in allowed:
-        ids = torch.tensor(sequences[row].request.params.allowed_token_ids, device=logits.device)
+        ids = on_device(sequences[row].request.params.allowed_token_ids, logits.device)
         kept = logits[row, ids]
         logits[row] = -math.inf
         logits[row, ids] = kept
     if biases:
-        rows, ids, values = (torch.tensor(column, device=logits.device) for column in zip(*biases))
+        rows, ids, values = (on_device(column, logits.device) for column in zip(*biases))
         logits.index_put_((rows, ids), values, accumulate=True)  # (a token may be forbidden twice)
     if penalized:
         _penalize(logits, penalized, [sequences[row] for row in penalized])
@@ -88,7 +95,7 @@ def filter_logits(logits: torch.Tensor, params: SequenceOf[SamplingParams]) -> t
     """
 
     def column(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=logits.device).unsqueeze(1)
+        return on_device(values, logits.device, torch.float32).unsqueeze(1)
 
     # The maximum is moved to 0 first: a small temperature then cannot overflow.
     scaled = (logits - logits.amax(-1, keepdim=True)).div_(column([p.temperature for p in params]))
@@ -100,7 +107,7 @@ def filter_logits(logits: torch.Tensor, params: SequenceOf[SamplingParams]) -> t
     has_threshold = bool(rows) or any(p.min_p for p in params)
     while rows:
         size = min(size, vocab_size)
-        index = torch.tensor(rows, device=logits.device)
+        index = on_device(rows, logits.device)
         top_p = column([params[row].top_p for row in rows])
         lowest, enough = _lowest_kept(scaled[index], size, [top_k[row] for row in rows], top_p)
         threshold[index] = torch.maximum(threshold[index], lowest)
@@ -110,7 +117,7 @@ def filter_logits(logits: torch.Tensor, params: SequenceOf[SamplingParams]) -> t
         scaled.masked_fill_(scaled < threshold, -math.inf)
     typical = [row for row, p in enumerate(params) if p.typical_p < 1]
     if typical:
-        index = torch.tensor(typical, device=logits.device)
+        index = on_device(typical, logits.device)
         scaled[index] = keep_typical(scaled[index], column([p.typical_p for p in params])[index])
     return scaled
 
@@ -125,8 +132,8 @@ def _lowest_kept(
     vocab_size = logits.shape[1]
     ranked = logits.sort(-1, descending=True) if size == vocab_size else logits.topk(size)
     values = ranked.values
-    has_top_k = torch.tensor([k < vocab_size for k in top_k], device=logits.device).unsqueeze(1)
-    last = torch.tensor([min(k, size) - 1 for k in top_k], device=logits.device).unsqueeze(1)
+    has_top_k = on_device([k < vocab_size for k in top_k], logits.device).unsqueeze(1)
+    last = on_device([min(k, size) - 1 for k in top_k], logits.device).unsqueeze(1)
     kth = values.gather(1, last)
     kept = torch.where(values < kth, -math.inf, values)
     # What top-p shares out is the probability that top-k left: of the list, or of all tokens.
@@ -150,10 +157,11 @@ def _penalize(logits: torch.Tensor, rows: list[int], sequences: list[Sequence]) 
         lengths = torch.tensor([len(ids) for ids in tokens])
         ids = torch.from_numpy(np.concatenate(tokens)).long()
         owner = torch.arange(len(tokens)).repeat_interleave(lengths)
-        return owner.to(device), (torch.tensor(rows)[owner] * vocab_size + ids).to(device)
+        places = torch.tensor(rows)[owner] * vocab_size + ids
+        return on_device(owner, device), on_device(places, device)
 
     def of_owner(name: str, owner: torch.Tensor) -> torch.Tensor:
-        return torch.tensor([getattr(p, name) for p in params], dtype=torch.float32, device=device)[owner]
+        return on_device([getattr(p, name) for p in params], device, torch.float32)[owner]
 
     owner, places = occurrences([np.frombuffer(sequence.token_ids, np.int32) for sequence in sequences])
     penalty = of_owner("repetition_penalty", owner)

@@ -15,7 +15,7 @@ from collections.abc import Sequence as SequenceOf
 
 import torch
 
-from minipaged.decoding.logits import edit_logits, filter_logits
+from minipaged.decoding.logits import edit_logits, filter_logits, on_device
 from minipaged.decoding.noise import gumbel_noise, mix, noise_key
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.decoding.processors import failure
@@ -61,7 +61,7 @@ class Sampler:
         beams = [row for row, p in enumerate(params) if isinstance(p, BeamSearchParams)]
         if beams:
             counts = [min(scheduled[row].num_candidates, logits.shape[1]) for row in beams]
-            heat = torch.tensor([[params[row].temperature] for row in beams], device=logits.device)
+            heat = on_device([[params[row].temperature] for row in beams], logits.device)
             is_plain = all(params[row].temperature == 1 for row in beams)
             divisor = total[beams, None] if is_plain else (logits[beams] / heat).logsumexp(-1, True)
             best = (_take(edited, beams) / heat - divisor).topk(max(counts))
@@ -146,7 +146,7 @@ def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], count: int
     """
     logits = logits.float()
     rows = list(range(len(token_ids)))
-    known = torch.tensor(token_ids, device=logits.device)
+    known = on_device(token_ids, logits.device)
     return _report(logits, logits.logsumexp(-1), rows, known, [count] * len(rows))
 
 
@@ -154,7 +154,7 @@ def _as_samples(
     logits: torch.Tensor, total: torch.Tensor, rows: list[int], tokens: torch.Tensor
 ) -> dict[int, Sample]:
     """Samples by row; `rows` names the row of each token, the tokens of a row stand together."""
-    index = torch.tensor(rows, device=logits.device)
+    index = on_device(rows, logits.device)
     logprobs = logits[index, tokens] - total[index]
     samples = {row: Sample([], []) for row in rows}
     for row, token, logprob in zip(rows, *_on_host(tokens, logprobs)):
@@ -173,7 +173,7 @@ def _report_asked(
     asked = [row for row in samples if params[row].logprobs is not None]
     if asked:
         rows = [row for row in asked for _ in samples[row].token_ids]
-        tokens = torch.tensor([t for row in asked for t in samples[row].token_ids], device=logits.device)
+        tokens = on_device([t for row in asked for t in samples[row].token_ids], logits.device)
         reports = iter(_report(logits, total, rows, tokens, [params[row].logprobs or 0 for row in rows]))
         for row in asked:
             found = [next(reports) for _ in samples[row].token_ids]
@@ -212,4 +212,4 @@ def _take(rows_of: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """The rows named; the tensor itself when that is all of them in order."""
     if rows == list(range(rows_of.shape[0])):
         return rows_of
-    return rows_of[torch.tensor(rows, device=rows_of.device)]
+    return rows_of[on_device(rows, rows_of.device)]

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minipaged import LLM, BeamSearchParams, SamplingParams
+from minipaged.decoding.logits import edit_logits, filter_logits
+from minipaged.decoding.noise import gumbel_noise
 from minipaged.decoding.sampling import Sampler
 from minipaged.execution import model_runner
 from minipaged.execution.accel.cuda_graph import (
@@ -560,6 +562,21 @@ class TestOnAGpu:
         again = make_llm(on_device, attention_backend="triton")
         assert_same(texts(again, prompts[:4], METHODS), found)
         assert again.engine.executor.decode_runner is not None
+
+    def test_what_sampling_needs_reaches_the_device_without_a_wait(self) -> None:
+        """Catches small copies from pageable memory: each is a wait, several a step."""
+        logits = torch.randn(4, VOCAB_SIZE, device="cuda")
+        sequences = [Driver(build("llama")).add([3, 4], SamplingParams(logit_bias={5: 1.0}))] * 4
+        params = [SamplingParams(temperature=0.7, min_p=0.1)] * 4
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            edited = edit_logits(logits, sequences, ())
+            noise = gumbel_noise([1, 2, 3, 4], VOCAB_SIZE, logits.device)
+            noise += filter_logits(edited, params)
+        finally:
+            torch.cuda.set_sync_debug_mode(0)
+        assert noise.isfinite().any(dim=-1).all()
 
     def test_a_capture_leaves_torch_as_it_was(self, on_device) -> None:
         """The stream in force and the mode that refuses to wait would outlive a capture that fails."""
