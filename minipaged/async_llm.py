@@ -152,7 +152,7 @@ class AsyncLLM:
         self.shutdown()
 
     def _build(self, request_id: str, prompt: Any, params: DecodingParams) -> Request:
-        return self._llm.engine.add_request(request_id, *self._llm.tokenize(prompt, params))
+        return self._llm.engine.make_request(request_id, *self._llm.tokenize(prompt, params))
 
 
 class AsyncOutputs:

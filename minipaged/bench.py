@@ -198,7 +198,8 @@ def run_workload(
                 prompt, max_tokens = items[number]["prompt_token_ids"], items[number]["max_tokens"]
                 params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
                 name = f"bench-{number}"
-                requests[number] = engine.add_request(name, prompt, params, arrival_time=start + due)
+                requests[number] = request = engine.add_request(name, prompt, params)
+                request.arrival_time = start + due  # (and not the end of the step that it came in)
             if engine.has_unfinished:
                 if profile:
                     profile.start()

@@ -24,6 +24,7 @@ from minipaged.output_processor import make_output
 from minipaged.outputs import RequestOutput
 from minipaged.prompts import RequestError, check_params, check_token_ids
 from minipaged.scheduling import FCFSScheduler, Request, StepPlan, StepResult
+from minipaged.scheduling.limits import check_can_ever_run
 
 PlannedHook = Callable[[StepPlan], None]
 CommittedHook = Callable[[StepPlan, StepResult, list[Request]], None]
@@ -69,12 +70,7 @@ class Engine:
         self._now = clock()  # at the last commit or abort
 
     def add_request(
-        self,
-        request_id: str,
-        prompt_token_ids: Sequence[int],
-        params: DecodingParams,
-        cache_salt: str = "",
-        arrival_time: float | None = None,
+        self, request_id: str, prompt_token_ids: Sequence[int], params: DecodingParams, cache_salt: str = ""
     ) -> Request:
         """Validate a request completely, then queue it.
 
@@ -83,13 +79,20 @@ class Engine:
             prompt_token_ids: at least one token of the model's vocabulary.
             params: the decoding method and its settings.
             cache_salt: prefixes are shared only among requests with the same salt.
-            arrival_time: seconds on the engine's clock; default now.
 
         Raises:
             RequestError, ParamsError, RequestTooLongError: ValueErrors with one clear line.
         """
         if request_id in self._requests:
             raise RequestError(f"request_id {request_id!r} is in use; give each request its own")
+        request = self.make_request(request_id, prompt_token_ids, params, cache_salt)
+        self.submit(request)
+        return request
+
+    def make_request(
+        self, request_id: str, prompt_token_ids: Sequence[int], params: DecodingParams, cache_salt: str = ""
+    ) -> Request:
+        """Validate and build a request without queueing it; see `add_request`. Any thread may call."""
         prompt_token_ids = check_token_ids(prompt_token_ids, vocab_size := self.executor.vocab_size)
         check_params(params).check_vocabulary(vocab_size)
         stop = StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
@@ -107,9 +110,9 @@ class Engine:
             len(prompt_token_ids) + max_tokens,
             self.scheduler.kv.new_table(),
             cache_salt,
-            self.clock() if arrival_time is None else arrival_time,
+            self.clock(),
         )
-        self.submit(request)
+        check_can_ever_run(request, self.scheduler)
         return request
 
     def submit(self, request: Request) -> None:

@@ -25,7 +25,6 @@ from minipaged.output_processor import OutputProgress
 from minipaged.outputs import RequestOutput
 from minipaged.prompts import RequestError
 from minipaged.scheduling import Request, RequestState, StepPlan
-from minipaged.scheduling.limits import check_can_ever_run
 
 logger = logging.getLogger(__name__)
 
@@ -83,14 +82,6 @@ class Reader:
 
 class QueuedEngine(Engine):
     """An engine whose requests are built by one thread and queued by another."""
-
-    def submit(self, request: Request) -> None:
-        """Only the check, so that `add_request` builds a request: `enqueue` does the rest."""
-        check_can_ever_run(request, self.scheduler)
-
-    def enqueue(self, request: Request) -> None:
-        """Queue a request that is built."""
-        super().submit(request)
 
     def fail(self, request: Request) -> None:
         """End a request with "error", between two steps."""
@@ -155,7 +146,7 @@ class EngineThread:
                 reader.progress = OutputProgress(
                     request, reader.prompt, self._engine.text_rules(request.params)
                 )
-                self._inbox.put(partial(self._engine.enqueue, request))
+                self._inbox.put(partial(self._engine.submit, request))
                 if reader.is_aborted:
                     self.close(reader)
 

@@ -73,7 +73,7 @@ def _check_keys(schema: dict[str, Any]) -> None:
     """A key that `properties` does not name may be generated twice, which is one property."""
     least, required = schema.get("minProperties"), schema.get("required")
     most = 1 + len(required if isinstance(required, list) else ())
-    if type(least) in (int, float) and least > most:
+    if isinstance(least, int | float) and least > most:
         fix = "keys may repeat, and count once: give the names of all but one in required"
         raise ValueError(f"minProperties is {least!r:.40}; {fix}")
 

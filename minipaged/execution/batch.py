@@ -111,7 +111,7 @@ def slots_of(blocks: list[int], block_size: int, start: int, stop: int) -> np.nd
 def choose_outputs(
     scheduled: list[ScheduledSequence], query_start: list[int]
 ) -> tuple[list[int], list[ScheduledSequence], list[int] | None, list[tuple[ScheduledSequence, int]]]:
-    """The fields `output_indices`, `sampling`, `sampling_index`, `prompts` of a `Batch`.
+    """The fields `output_rows`, `sampling`, `sampling_index` and `prompts` of a `Batch`.
 
     Sampling needs the last row; a prompt's log-probabilities, every row whose next token is in the prompt.
     """

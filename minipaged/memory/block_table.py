@@ -36,7 +36,7 @@ class BlockTable:
             raise ValueError(f"block_size is {block_size}; a block holds at least 1 token")
         self.pool = pool  # where the blocks come from: host blocks while the sequence is swapped out
         self.block_size = block_size
-        self.blocks: list[int] = []  # of each logical block the physical; past `num_tokens` preallocated
+        self.blocks: list[int] = []  # the physical block of each logical one; past `num_tokens` preallocated
         self.num_tokens = 0  # tokens that have a slot
 
     @property
@@ -64,7 +64,7 @@ class BlockTable:
 
     def writes_to_shared_block(self) -> bool:
         """Whether the next token goes to a block that another table also holds."""
-        # A preallocated block is never shared, so only a partly filled one can have two holders.
+        # At a block's start, the next token goes to a new or preallocated block, and those are never shared.
         count, size = self.num_tokens, self.block_size
         return count % size != 0 and self.pool.ref_count(self.blocks[count // size]) > 1
 

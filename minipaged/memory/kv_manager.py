@@ -73,15 +73,15 @@ class KVManager:
             wishes.append(wish if others_run else (*wish, needed))
         num_tokens = sum(len(sequence.token_ids) for sequence in sequences)
         num_cached = sum(hit.num_tokens(sequence) for sequence, hit in zip(sequences, hits))
-        blocks, num_charged = self.admission_charge(
-            {block for hit in hits for block in hit.blocks}, num_tokens, num_cached
-        )
+        cached = {block for hit in hits for block in hit.blocks}
+        blocks, num_charged = self.admission_charge(cached, num_tokens, num_cached)
         available = self.pool.num_free - blocks
         if others_run:
             available -= int(self.watermark * self.allocator.num_blocks)
-        grants = [wish[0] for wish in wishes]
-        if sum(grants) > available:
-            grants = [wish[-1] for wish in wishes]
+        for i in range(max(map(len, wishes))):  # the preferred counts first; the last ones are the least
+            grants = [wish[min(i, len(wish) - 1)] for wish in wishes]
+            if sum(grants) <= available:
+                break
         return Admission(sum(grants) <= available, hits, grants, num_cached, num_charged)
 
     def admission_charge(self, cached: set[int], num_tokens: int, num_cached: int) -> tuple[int, int]:
@@ -136,7 +136,7 @@ class KVManager:
         """Give each sequence a slot for all its tokens; `needed` is what `blocks_to_grow` answered, at most
         `num_free`. Returns the copies (copy-on-write) to run first."""
         copies: list[BlockCopy] = []
-        if not needed:  # 15 steps of 16
+        if not needed:  # (nearly always: a block of 16 tokens is taken every 16 steps)
             for sequence in sequences:
                 sequence.table.use_slots(len(sequence.token_ids))
             return copies

@@ -12,22 +12,21 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from minipaged.memory.allocator import BlockAllocator, OutOfBlocksError
 
 HashFunction = Callable[[tuple[int, bytes]], int]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class CachedBlock:
-    """What a registered block contains: its chain hash, its tokens (int32), and its parent, the cached block
-    before it (the salt for the first). Two of them are equal if they are the same object."""
+    """What a registered block contains. Two of them are equal if they are the same object."""
 
-    __slots__ = ("chain_hash", "parent", "tokens")
-
-    def __init__(self, chain_hash: int, tokens: bytes, parent: CachedBlock | str) -> None:
-        self.chain_hash = chain_hash
-        self.tokens = tokens
-        self.parent = parent
+    chain_hash: int
+    tokens: bytes  # int32
+    parent: CachedBlock | str  # the cached block before it; the salt for the first
+    is_findable: bool = False  # registered, and not forgotten since
 
 
 class PrefixCache:
@@ -59,7 +58,7 @@ class PrefixCache:
             state = f"{self.allocator.num_free} free and {len(self.evictable)} evictable"
             raise OutOfBlocksError(f"{count} blocks wanted, {state} of {self.allocator.num_blocks}")
         for _ in range(missing):
-            self._evict(next(iter(self.evictable)))
+            self.forget(next(iter(self.evictable)))
         return self.allocator.allocate(count)
 
     def share(self, block: int) -> None:
@@ -79,16 +78,6 @@ class PrefixCache:
     def num_free(self) -> int:
         """Blocks that `allocate` could hand out: free and evictable ones."""
         return self.allocator.num_free + len(self.evictable)
-
-    @property
-    def num_evictable(self) -> int:
-        """Registered blocks that no table holds."""
-        return len(self.evictable)
-
-    @property
-    def num_registered(self) -> int:
-        """Blocks that can be found, evictable or in use."""
-        return len(self.block_of)
 
     def count_evictable(self, blocks: Iterable[int]) -> int:
         """How many of these distinct blocks are evictable: sharing them uses up what `num_free` counts."""
@@ -141,13 +130,17 @@ class PrefixCache:
             The entry that stands for this content.
         """
         entry = CachedBlock(chain_hash, tokens.tobytes(), parent)
-        holder = self.block_of.get(chain_hash)
-        known = None if holder is None else self.cached[holder]
-        if known is not None and known.tokens == entry.tokens and known.parent == parent:
-            return known
-        if known is None and self.cached[block] is None:
+        if (holder := self.block_of.get(chain_hash)) is not None:
+            known = self.cached[holder]
+            assert known is not None
+            if known.tokens == entry.tokens and known.parent == parent:
+                return known
+            if not isinstance(known.parent, str) and not known.parent.is_findable:
+                self.forget(holder)  # `match` stops at the missing parent
+        if chain_hash not in self.block_of and self.cached[block] is None:
             self.block_of[chain_hash] = block
             self.cached[block] = entry
+            entry.is_findable = True
             self.pending.add(block)
         return entry
 
@@ -166,24 +159,23 @@ class PrefixCache:
     def roll_back(self) -> None:
         """The step failed: forget what it registered, so that no request attends to garbage."""
         for block in list(self.pending):
-            (self._evict if block in self.evictable else self.forget)(block)
+            self.forget(block)
 
     def clear(self) -> None:
         """Forget every evictable block (blocks in use stay findable)."""
         while self.evictable:
-            self._evict(next(iter(self.evictable)))
-
-    def _evict(self, block: int) -> None:
-        del self.evictable[block]
-        self.forget(block)
-        self.allocator.reclaim(block)
+            self.forget(next(iter(self.evictable)))
 
     def forget(self, block: int) -> None:
-        """Make a registered block unfindable."""
+        """Make a registered block unfindable; it is free if no table holds it."""
         cached, self.cached[block] = self.cached[block], None
         assert cached is not None
+        cached.is_findable = False
         del self.block_of[cached.chain_hash]
         self.pending.discard(block)
+        if block in self.evictable:
+            del self.evictable[block]
+            self.allocator.reclaim(block)
 
     def check_invariants(self, references: Iterable[int]) -> None:
         """Raise AssertionError unless index, LRU order and allocator agree; see the allocator's."""

@@ -45,11 +45,11 @@ class StepPlan:
     swap_out: list[BlockCopy] = field(default_factory=list)  # (device block, host block)
     swap_in: list[BlockCopy] = field(default_factory=list)  # (host block, device block)
     copies: list[BlockCopy] = field(default_factory=list)  # copy-on-write, (device block, device block)
-    moved: list[Request] = field(default_factory=list)  # whose blocks change
+    changed: list[Request] = field(default_factory=list)  # whose block tables change
     finished: list[Request] = field(default_factory=list)  # ended while planning: outgrew the pool
     events: list[Event] = field(default_factory=list)  # what was decided, and why
     num_preempted: int = 0  # nobody is admitted or resumed in a step that preempts
-    is_rolled_back: bool = False  # or was to be: it failed
+    has_failed: bool = False  # it is rolled back, or its roll-back failed, too
 
     @property
     def num_tokens(self) -> int:
@@ -58,8 +58,8 @@ class StepPlan:
 
     @property
     def touched(self) -> list[Request]:
-        """Requests that the step moves or computes."""
-        return list(dict.fromkeys((*self.moved, *(s.sequence.request for s in self.scheduled))))
+        """Requests whose blocks the step changes, or whose tokens it computes."""
+        return list(dict.fromkeys((*self.changed, *(s.sequence.request for s in self.scheduled))))
 
     @property
     def has_work(self) -> bool:

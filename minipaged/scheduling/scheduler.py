@@ -96,16 +96,16 @@ class FCFSScheduler:
 
     def has_room_for(self, request: Request) -> bool:
         """Whether `max_num_seqs` allows it to run. A request reserves the sequences that it will fork."""
-        left = self.max_num_seqs - request.method.num_sequences
-        return len(self.running) <= left and sum([r.method.num_sequences for r in self.running]) <= left
+        reserved = sum(r.method.num_sequences for r in self.running)
+        return reserved + request.method.num_sequences <= self.max_num_seqs
 
     # -- one step -------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan:
         """Decide what the next step computes and moves; then `commit` or `roll_back`, even if this fails."""
-        left = self.in_flight  # ... if its roll-back failed: then that is done again
-        assert left is None or left.is_rolled_back, "commit or roll back the last plan first"
-        ended = self._end_others() if left is None else self.roll_back(left)
+        failed = self.in_flight  # None, or a plan whose roll-back failed: that is done again
+        assert failed is None or failed.has_failed, "commit or roll back the last plan first"
+        ended = self._end_others() if failed is None else self.roll_back(failed)
         self.in_flight = plan = StepPlan(self.num_steps, finished=ended)
         self.num_steps += 1
         self.policy.fill(plan, self)
@@ -180,7 +180,7 @@ class FCFSScheduler:
     def roll_back(self, plan: StepPlan) -> list[Request]:
         """The step failed: forget what it registered, and queue every request it touched, to be recomputed.
         Returns the requests that ended all the same."""
-        plan.is_rolled_back = True
+        plan.has_failed = True
         self.kv.roll_back_registered()
         for request in plan.touched:
             if not request.is_finished:
@@ -213,7 +213,7 @@ class FCFSScheduler:
             if needed:
                 if not self.make_room(plan, request, needed, position - 1):
                     break  # the request itself was preempted: nobody is behind it
-                plan.moved.append(request)
+                plan.changed.append(request)
             plan.copies += self.kv.grow(sequences, needed)
             left -= self.schedule_last(plan, request)
         return budget - left
@@ -235,17 +235,17 @@ class FCFSScheduler:
 
     def resume_preempted(self, plan: StepPlan, budget: int) -> int:
         """Bring swapped-out requests back, the earliest arrived first."""
-        left = budget
-        admitted = False
+        left, has_admitted = budget, False
         while self.swapped and left and not plan.num_preempted:
-            # A waiting request that arrived earlier is not new: when it was preempted, the host had no room.
-            is_waiting = bool(self.waiting) and self.waiting[0].arrival < self.swapped[0].arrival
-            if admitted and not is_waiting:
+            if self.waiting and self.waiting[0].arrival < self.swapped[0].arrival:
+                # It is not new: when it was preempted, the host had no room.
+                used, has_admitted = self.admit_first(plan, left), True
+            elif not has_admitted:
+                used = self.swap_in_first(plan, left)
+            else:
                 # Admission may copy from a cached block that nobody holds. A swap-in of the same step would
                 # run before the copy, perhaps into that very block.
                 break
-            used = self.admit_first(plan, left) if is_waiting else self.swap_in_first(plan, left)
-            admitted |= is_waiting
             if not used:
                 break
             left -= used
@@ -319,6 +319,7 @@ class FCFSScheduler:
         }
         kind = "resumed" if request.num_preemptions else "admitted"
         plan.events.append(Event(kind, request.request_id, detail))
+        # 0, unless the manager charges for cached tokens, too, as a scheduler unaware of prefixes does.
         cached_but_charged = admission.num_charged_tokens - request.num_uncomputed_tokens
         limit = left if share is None or not self.waiting else min(left, share)
         return min(left, self.schedule_request(plan, request, limit) + cached_but_charged)
@@ -340,7 +341,7 @@ class FCFSScheduler:
         return self.schedule_request(plan, request, left)
 
     def _start(self, plan: StepPlan, request: Request) -> None:
-        plan.moved.append(request)
+        plan.changed.append(request)
         self._leave_queue(request)
         request.state = RequestState.RUNNING
         # (After a failed step an earlier request may come back behind a later one.)
@@ -371,7 +372,7 @@ class FCFSScheduler:
         victim.num_preemptions += 1
         self.num_preemptions += 1
         if mode == "swap":
-            plan.moved.append(victim)
+            plan.changed.append(victim)
             self._leave_queue(victim)
             victim.state = RequestState.SWAPPED
             insort(self.swapped, victim, key=by_arrival)

@@ -195,6 +195,17 @@ def test_a_reserving_policy_waits_while_others_run_and_takes_what_it_gets_when_a
     assert (admission.fits, admission.grants) == (True, [3])
 
 
+def test_every_count_that_the_policy_would_take_is_tried_in_its_order():
+    """Catches a sequence that gets the minimum although a middle count fits."""
+
+    class Halving(OnDemand):
+        def at_admission(self, needed, remaining):
+            return (8, 4, needed)
+
+    kv = manager(num_blocks=6, growth=Halving())
+    assert kv.can_admit([kv_sequence(kv, range(3), max_num_tokens=40)]).grants == [4]
+
+
 # -- growth ------------------------------------------------------------------------------------------------
 
 

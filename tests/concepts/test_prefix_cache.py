@@ -143,7 +143,7 @@ def test_the_first_block_of_a_content_wins():
     assert found(cache, 1, 2) == first
     give_back(cache, second)
     assert found(cache, 1, 2) == first
-    assert cache.num_registered == 1
+    assert len(cache.block_of) == 1
 
 
 # -- keeping and evicting ----------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_a_block_that_nobody_holds_keeps_its_content():
     give_back(cache, blocks)
     assert found(cache, 1, 2, 3, 4) == blocks
     assert cache.num_free == 4
-    assert cache.num_evictable == 2
+    assert len(cache.evictable) == 2
 
 
 def test_free_blocks_are_used_before_cached_ones_are_evicted():
@@ -176,6 +176,22 @@ def test_the_tail_of_a_chain_is_evicted_before_its_head():
     for left in (2, 1, 0):
         cache.allocate()
         assert found(cache, 1, 2, 3, 4, 5, 6) == blocks[:left]
+
+
+def test_a_block_whose_parent_is_gone_gives_way_to_one_computed_anew():
+    """Catches blocks behind a hole: nothing finds them, and they keep the same content from being found."""
+    cache = cache_of(6)
+    hashes, tokens = [], array("i", [1, 2, 3, 4])
+    cache.extend_hashes(hashes, tokens)
+    old, behind, new, after = cache.allocate(4)
+    parent = cache.register(old, hashes[0], tokens[:2])
+    cache.register(behind, hashes[1], tokens[2:], parent)  # (by a sequence that has a copy of `old`)
+    cache.commit()
+    cache.forget(old)
+    parent = cache.register(new, hashes[0], tokens[:2])
+    cache.register(after, hashes[1], tokens[2:], parent)
+    assert found(cache, 1, 2, 3, 4) == [new, after]
+    cache.check_invariants([old, behind, new, after])
 
 
 def test_the_least_recently_used_chain_is_evicted_first():
@@ -237,7 +253,7 @@ def test_clear_forgets_evictable_blocks_only():
     give_back(cache, registered(cache, 3, 4))
     cache.clear()
     assert (found(cache, 1, 2), found(cache, 3, 4)) == (held, [])
-    assert (cache.num_free, cache.num_evictable) == (3, 0)
+    assert (cache.num_free, len(cache.evictable)) == (3, 0)
 
 
 def test_a_double_free_of_a_cached_block_raises():
@@ -271,7 +287,7 @@ def test_a_failed_step_rolls_back_what_it_registered():
     cache.roll_back()
     assert (found(cache, 1, 2), found(cache, 3, 4)) == (kept, [])
     give_back(cache, lost)
-    assert cache.num_evictable == 0
+    assert len(cache.evictable) == 0
     assert cache.num_free == 3
 
 
@@ -281,7 +297,7 @@ def test_a_pending_block_that_nobody_holds_any_more_is_free_after_a_roll_back():
     give_back(cache, registered(cache, 1, 2, commit=False))
     cache.roll_back()
     cache.check_invariants([])
-    assert (cache.num_free, cache.num_evictable) == (2, 0)
+    assert (cache.num_free, len(cache.evictable)) == (2, 0)
 
 
 def test_content_can_be_registered_again_after_a_roll_back():
@@ -420,6 +436,6 @@ def test_the_cache_takes_under_460_bytes_a_block(num_blocks):
         used.append(tracemalloc.get_traced_memory()[0])
         cache.commit()
     tracemalloc.stop()
-    assert cache.num_registered > 0.98 * num_blocks
+    assert len(cache.block_of) > 0.98 * num_blocks
     most = max(used)
     assert most < 460 * num_blocks, f"{most / num_blocks:.0f} bytes a block in step {used.index(most)}"

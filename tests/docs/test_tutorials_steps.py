@@ -338,7 +338,7 @@ def test_a_registered_block_is_known_and_pending():
     """Catches a block that can be copied from before its step has run."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4)
     cache.register(blocks[0], hashes[0], tokens(1, 2))
-    assert cache.num_registered == 1
+    assert len(cache.block_of) == 1
     assert cache.is_pending(blocks[0])
     assert not cache.is_pending(blocks[1])
 
@@ -348,7 +348,7 @@ def test_a_content_is_registered_once():
     cache, hashes, blocks = cache_of(1, 2, 3, 4)
     first, second = [cache.register(block, hashes[0], tokens(1, 2)) for block in blocks]
     assert first is second, "register returned a new entry for tokens and a parent that have one"
-    assert cache.num_registered == 1
+    assert len(cache.block_of) == 1
     assert not cache.is_pending(blocks[1])
     assert cache.cached[blocks[1]] is None, "the second block is in `cached`, but cannot be found"
 
@@ -360,7 +360,7 @@ def test_what_a_failed_step_registered_is_forgotten():
     cache.commit()
     cache.register(blocks[1], hashes[1], tokens(3, 4))
     cache.roll_back()
-    assert cache.num_registered == 1
+    assert len(cache.block_of) == 1
     assert not cache.is_pending(blocks[1])
     assert cache.allocator.ref_count(blocks[1]) == 1
 
@@ -431,7 +431,7 @@ def test_a_failed_step_returns_what_nobody_holds_to_the_free_list():
         cache.register(block, chain_hash, content)
     release_into_cache(cache, blocks[1])
     cache.roll_back()
-    assert cache.num_evictable == 0
+    assert len(cache.evictable) == 0
     assert cache.allocator.num_free == 7
     cache.check_invariants(blocks[:1])
 
@@ -443,7 +443,7 @@ def test_a_failed_step_is_forgotten_whole():
         cache.register(block, chain_hash, content)
     release_into_cache(cache, blocks[0])
     cache.roll_back()
-    assert cache.num_registered == 0
+    assert len(cache.block_of) == 0
     assert not cache.pending
     assert cache.allocator.num_free == 6
 
@@ -455,7 +455,7 @@ def test_a_failed_step_takes_nothing_from_the_steps_before():
     cache.commit()
     release_into_cache(cache, blocks[0])
     cache.roll_back()
-    assert (cache.num_evictable, cache.num_registered) == (1, 1)
+    assert (len(cache.evictable), len(cache.block_of)) == (1, 1)
 
 
 def test_the_walk_finds_every_block_of_a_cached_prefix():
@@ -579,7 +579,7 @@ def test_a_pending_block_that_nobody_holds_is_evictable():
     cache, hashes, blocks = cache_of(1, 2)
     cache.register(blocks[0], hashes[0], tokens(1, 2))
     cache.free(blocks[0])
-    assert (cache.num_evictable, cache.allocator.num_free) == (1, 7)
+    assert (len(cache.evictable), cache.allocator.num_free) == (1, 7)
     cache.check_invariants([])
     cache.commit()
     assert cache.match(hashes, tokens(1, 2)) == blocks

@@ -106,7 +106,7 @@ def test_the_partial_results_are_what_a_decode_allocates(monkeypatch) -> None:
 
 
 def test_the_partial_results_of_a_long_context_take_no_more_than_those_of_a_middling_one() -> None:
-    """Catches gigabytes put aside for one context of 100k tokens, times the batch; and splits for it alone."""
+    """Catches gigabytes kept for one context of 100k tokens, times the batch, and splits for it alone."""
     config = decode_config("sm_90", 128, torch.bfloat16)
     assert config.num_splits(32 * 512) == config.num_splits(100_000) == 32
     assert split_bytes(config, 256, 32, 128, 131_072) == split_bytes(config, 256, 32, 128, 16_384)
