@@ -14,6 +14,7 @@ preemption, rolled-back steps and forks need no code in this module.
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as SequenceOf
@@ -205,17 +206,24 @@ class _Vocabulary:
             grammar = LLMatcher.grammar_from_json_schema(source, defaults=JSON_DEFAULTS)  # type: ignore[arg-type]
         else:
             grammar = grammar_from(kind, source)  # type: ignore[arg-type]
-        if any(token in source.replace("\\", "") for token in self._special_tokens):
+        is_special = any(token in source.replace("\\", "") for token in self._special_tokens)
+        if is_special or not self._spells(source):
             grammar = _without_forcing(grammar)
         limits = LLParserLimits(max_items_in_row=MOST_ALTERNATIVES)
         return LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
 
+    def _spells(self, source: str) -> bool:
+        """Whether the tokens of a text are that text: some tokenizers compose its letters, or put a space
+        before it."""
+        text = re.sub(r"\\u(?!d[89a-f])([0-9a-f]{4})", lambda code: chr(int(code[1], 16)), source, flags=re.I)
+        return bool(self._tokenizer.decode_bytes(self._tokenizer.tokenize_str(text)) == text.encode())
+
 
 def _without_forcing(grammar: str) -> str:
-    """The grammar for a text in which a special token is spelled.
+    """The grammar for a text whose tokens would not be that text.
 
     Where only one text may follow, llguidance asks for the tokens that the tokenizer splits it into. That
-    would be the special token, which is no text.
+    may be a special token, which is no text, or the tokens of another text.
     """
     if grammar.lstrip().startswith("{"):
         (part,) = json.loads(grammar)["grammars"]

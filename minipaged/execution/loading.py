@@ -225,16 +225,21 @@ def text_config(model: PreTrainedModel) -> Any:
 def end_of_text(model: PreTrainedModel, vocab_size: int, tokenizer: Any = None) -> tuple[int, ...]:
     """Token ids that end a text, as `generate` of transformers sees them, and the tokenizer's EOS.
 
-    Files may name more than the model can generate.
+    Files may name more than the model can generate, or -1. Raises ModelLoadError for what is no token id.
     """
     ends: list[int] = []
     for config in (getattr(model, "generation_config", None), text_config(model)):
         if not ends and (eos := getattr(config, "eos_token_id", None)) is not None:
-            ends += [eos] if isinstance(eos, int) else eos
+            ends += eos if isinstance(eos, list) else [eos]
     eos = getattr(tokenizer, "eos_token_id", None)
     if eos is not None and eos not in ends:
         ends.append(eos)
-    return tuple(token for token in ends if token < vocab_size)
+    for token in ends:
+        if not isinstance(token, int):
+            raise ModelLoadError(
+                f"eos_token_id is {token!r}; give an int or a list of ints in generation_config.json"
+            )
+    return tuple(token for token in ends if 0 <= token < vocab_size)
 
 
 SAMPLING_DEFAULTS = {

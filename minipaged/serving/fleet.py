@@ -79,8 +79,8 @@ class ReplicaProcess(Replica):
     def has_reported(self) -> bool:
         """Whether it serves, at `url`. Raises ReplicaError if it never will."""
         assert self._process is not None
-        code = self._process.poll()
-        if self._report.exists():
+        code, has_report = self._process.poll(), self._report.exists()
+        if has_report:
             told = json.loads(self._report.read_text())
             if "error" in told:
                 raise ReplicaError(f"replica {self.number} cannot start: {told['error']}")
@@ -89,7 +89,7 @@ class ReplicaProcess(Replica):
             raise ReplicaError(
                 f"replica {self.number} {_ended(code)} before it could serve; see its log above"
             )
-        return bool(self._report.exists())
+        return has_report
 
     async def tend(self) -> None:
         """Start it anew if it has died, or kill it if it has been unable to serve for too long."""

@@ -146,15 +146,14 @@ class Usage:
 
     def fields(self) -> dict[str, Any]:
         """OpenAI's object, and how long it took, if there is one prompt."""
-        return {"usage": self._tokens(), **({} if self._timing is None else {"timing": self._timing})}
-
-    def _tokens(self) -> dict[str, Any]:
-        return {
+        usage = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        has_timing = self._timing is not None and len(self._prompts) == 1
+        return {"usage": usage, **({"timing": self._timing} if has_timing else {})}
 
 
 async def collect(generation: Generation) -> list[RequestOutput]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from minipaged.config import EngineConfig
 from minipaged.decoding.params import SamplingParams
+from minipaged.execution.loading import ModelLoadError
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.memory import BlockAllocator, BlockCopy, SwapSpace
 from minipaged.scheduling import Sample, ScheduledSequence, StepPlan
@@ -42,11 +43,19 @@ def test_it_tells_the_engine_what_it_must_know() -> None:
     assert runner.eos_token_ids == (2, 7)
 
 
-@pytest.mark.parametrize(("eos", "expected"), [(None, ()), (2, (2,))])
+@pytest.mark.parametrize(("eos", "expected"), [(None, ()), (2, (2,)), (-1, ())])
 def test_end_of_text_may_be_one_token_or_none(eos: int | None, expected: tuple[int, ...]) -> None:
-    """Configurations write it in three ways."""
+    """Configurations write it in four ways; -1 is not the last token of the vocabulary."""
     runner = ModelRunner(build("llama", eos_token_id=eos), EngineConfig(num_blocks=5))
     assert runner.eos_token_ids == expected
+
+
+def test_an_end_of_text_that_is_no_token_id_is_named() -> None:
+    """Catches a TypeError that does not say which file has it."""
+    model = build("llama")
+    model.generation_config.eos_token_id = "1"
+    with pytest.raises(ModelLoadError, match=r"eos_token_id is '1'; give an int .* generation_config.json"):
+        ModelRunner(model, EngineConfig(num_blocks=5))
 
 
 def test_max_model_len_is_the_wish_if_it_is_shorter() -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import random
 import re
+import shutil
 from array import array
 from collections import Counter
 
@@ -13,7 +14,7 @@ import jsonschema
 import pydantic
 import pytest
 
-from minipaged import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from minipaged import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams, pocket_model
 from minipaged.decoding import structured
 from minipaged.decoding.params import ParamsError
 from tests.concepts.test_sampling import make_sequence
@@ -413,6 +414,31 @@ def test_who_cannot_follow_says_so(llm, model, monkeypatch):
     monkeypatch.setattr(structured, "find_spec", lambda name: None)
     with pytest.raises(ParamsError, match=r"needs llguidance.*pip install -c .* -e '\.\[structured\]'"):
         StructuredOutputsParams(regex="a")
+
+
+def composing(tokenizer):
+    """As Qwen's tokenizers: a letter and its accent become one."""
+    tokenizer["normalizer"] = {"type": "NFC"}
+
+
+def prefixing(tokenizer):
+    """As RoBERTa's: a space comes before a text."""
+    tokenizer["pre_tokenizer"]["pretokenizers"][-1]["add_prefix_space"] = True
+
+
+@pytest.mark.parametrize("change", [composing, prefixing])
+def test_a_tokenizer_that_changes_what_it_encodes_does_not_change_what_is_forced(change, tmp_path):
+    """Catches "y e", or a request that fails: tokens of another text than the one that must follow."""
+    shutil.copytree(pocket_model.PATH, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    change(tokenizer)
+    file.write_text(json.dumps(tokenizer))
+    llm, choices = pocket(model=str(tmp_path)), ["cafe\u0301 noir", "cafe\u0301 au lait"]
+    params = [follow(choice=choices), follow(json={"const": {"cafe\u0301": True}})]
+    chosen, constant = (output.outputs[0].text for output in llm.generate(["Drink:"] * 2, params))
+    assert chosen in choices
+    assert json.loads(constant) == {"cafe\u0301": True}
 
 
 def test_a_grammar_is_compiled_once_for_all_requests_with_it(llm):

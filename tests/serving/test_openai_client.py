@@ -34,6 +34,13 @@ def test_a_completion_is_that_of_generate(client, offline):
     assert again.usage.prompt_tokens_details.cached_tokens > 16
 
 
+@pytest.mark.parametrize(("prompts", "has_timing"), [([PROMPT], True), ([PROMPT, "The"], False)])
+def test_the_timing_is_told_of_a_single_prompt_alone(client, prompts, has_timing):
+    """Catches the last prompt's time told as everybody's."""
+    answer = client.completions.create(model="pocket", prompt=prompts, max_tokens=2)
+    assert hasattr(answer, "timing") == has_timing
+
+
 PARAMS = [
     {"temperature": 0.9, "seed": 4, "n": 3, "max_tokens": 12},
     {"temperature": 0.7, "seed": 1, "top_p": 0.8, "max_tokens": 12, "presence_penalty": 0.5},
