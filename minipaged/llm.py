@@ -87,6 +87,8 @@ class LLM:
             # (It is not the model's own, so `revision` says nothing of it.)
             own = replace(self.config, revision=None)
             tokenizer = loading.load_tokenizer(str(tokenizer), own, must_exist=True)
+        elif tokenizer is not None and not hasattr(tokenizer, "get_vocab"):
+            raise ConfigError(f"tokenizer is {tokenizer!r}; give a directory, a hub id or a tokenizer")
         if executor is None:
             from minipaged.execution import loading
             from minipaged.execution.model_runner import ModelRunner

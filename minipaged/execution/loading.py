@@ -163,7 +163,7 @@ def _check_directory(name: str, path: Path) -> None:
         return
     if any(path.glob("*.gguf")):
         raise ModelLoadError(f"{name} holds GGUF files; {_NO_GGUF}")
-    raise ModelLoadError(f"{name} has no config.json; give the directory of a Hugging Face model")
+    raise ModelLoadError(f"{path} has no config.json; give the directory of a Hugging Face model")
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
@@ -210,7 +210,7 @@ def load_tokenizer(name: str, config: EngineConfig, must_exist: bool = False) ->
             reason = "tokenizer.model needs a package that is missing; pip install sentencepiece protobuf"
         if must_exist:
             raise ModelLoadError(
-                f"tokenizer is {name}, which cannot be loaded: {reason}; give a directory or a hub id"
+                f"tokenizer is {name!r}, which cannot be loaded: {reason}; give a directory or a hub id"
             ) from error
         logger.warning("no tokenizer for %s, so prompts are token ids: %s", name, reason)
         return None

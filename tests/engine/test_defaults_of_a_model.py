@@ -88,6 +88,8 @@ def test_another_tokenizer_may_be_named(copy, tmp_path):
     llm = LLM(tokenizer=str(copy), **SMALL)
     assert llm.get_tokenizer().eos_token == "<|user|>"
     assert llm.get_tokenizer().eos_token_id in llm.engine.executor.eos_token_ids
+    with pytest.raises(ConfigError, match="tokenizer is 5; give a directory"):
+        LLM(tokenizer=5)
     with pytest.raises(ModelLoadError, match=r"tokenizer is .*nowhere.*; give"):
         LLM(tokenizer=tmp_path / "nowhere", **SMALL)
 

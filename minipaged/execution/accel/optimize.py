@@ -32,7 +32,7 @@ def optimize(
     if quantization != "none" and backend.name != "cpp":
         raise ConfigError(
             f"quantization is {quantization}, which needs the C++ kernels for CPUs, but the backend is "
-            f"{backend.name}; drop quantization, or install a C++ compiler"
+            f"{backend.name}; drop quantization, or set attention_backend to cpp (it needs a C++ compiler)"
         )
     with progress_bar("preparing layers"):
         if backend.layer is not None:
