@@ -9,6 +9,7 @@ are the process's; with one thread, a busy machine affects them least.
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -139,16 +140,16 @@ def repeat_workload(
 ) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
     """Run a workload so many times after one run that is not counted.
 
-    Returns the median of each field (nearest rank; the tokens are those of the last run), its least and most.
+    Returns the median of each field (the tokens are those of the last run), its least and most.
     `options` are those of `run_workload`.
     """
     if repeat < 1:
         raise WorkloadError(f"repeat is {repeat}; give at least 1")
     run_workload(llm, items, **options)
     runs = [run_workload(llm, items, **options) for _ in range(repeat)]
-    columns = {name: sorted(run[name] for run in runs) for name in runs[0] if name != "tokens"}
-    median = {name: values[len(values) // 2] for name, values in columns.items()}
-    spread = {name: (values[0], values[-1]) for name, values in columns.items()}
+    columns = {name: [run[name] for run in runs] for name in runs[0] if name != "tokens"}
+    median = {name: statistics.median(values) for name, values in columns.items()}
+    spread = {name: (min(values), max(values)) for name, values in columns.items()}
     return median | {"tokens": runs[-1]["tokens"]}, spread
 
 
@@ -157,10 +158,16 @@ def check_workload(engine: Engine, items: list[WorkloadItem]) -> None:
     for number, item in enumerate(items):
         name, params = f"check-{number}", SamplingParams(temperature=0, max_tokens=item["max_tokens"])
         try:
-            engine.add_request(name, item["prompt_token_ids"], params)
+            request = engine.add_request(name, item["prompt_token_ids"], params)
         except ValueError as error:
             raise WorkloadError(f"entry {number}: {error}") from error
         engine.abort(name)
+        wanted = len(item["prompt_token_ids"]) + item["max_tokens"]
+        if wanted > request.max_num_tokens:
+            raise WorkloadError(
+                f"entry {number} has {wanted} tokens, prompt and output together, but max_model_len is "
+                f"{request.max_num_tokens}; ask for fewer, or raise max_model_len"
+            )
 
 
 def run_workload(

@@ -64,10 +64,14 @@ def lone_surrogate(text: str) -> str | None:
     return None
 
 
-def check_writable(what: str, path: Path | None) -> None:
-    """Raise `TextError` if a result could not be written to this file; call it before there is one."""
+def check_writable(what: str, path: Path | None, *sources: str | Path | None) -> None:
+    """Raise `TextError` if a result could not be written to this file, or if the file is one of the sources;
+    call it before there is a result."""
     if path is None:
         return
+    for source in sources:
+        if source and path.exists() and Path(source).exists() and path.samefile(source):
+            raise TextError(f"{what} {path} is the input itself; give another file")
     existed = path.exists()
     try:
         with path.open("a"):

@@ -144,12 +144,14 @@ def bench(
         raise ValueError("no workload; give --workload FILE, --prompt-tokens and --output-tokens, or --url")
     if rate is not None and not 0 < rate < float("inf"):
         raise ValueError(f"rate is {rate}; give a number of requests per second above 0")
-    check_writable("tokens", tokens_out)
+    check_writable("tokens", tokens_out, workload)
     if threads is not None:
         import torch
 
         torch.set_num_threads(threads)
     llm = load(model, {"disable_log_stats": True, **options}, use)
+    if limits and llm.config.num_ranks > 1:
+        raise ValueError(f"--limits measures one process, not {llm.config.num_ranks} ranks; drop it")
     parts = StepProfile() if profile else None
     if not workload:
         items = random_workload(**{"requests": 1} | sizes, vocab_size=llm.engine.executor.vocab_size)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from rich.console import Console
-from typer import Option
+from typer import Exit, Option
 
 from minipaged.cli.conversation import PLAIN_STOP, PLAIN_TEMPLATE, Conversation, Turn
 from minipaged.cli.options import Model, Use, load
@@ -80,6 +80,8 @@ def chat(
         raise ValueError(
             f"chat template {chat_template} is empty; give a Jinja template, or drop --chat-template"
         )
+    if sys.stdin is None:
+        raise ValueError("standard input is closed; chat from a terminal, or pipe the questions in")
     llm = load(model, {"disable_log_stats": True, **options}, use)
     notes = Console(stderr=True, highlight=False, markup=False, emoji=False)
     if llm.tokenizer is not None and template is not None:
@@ -90,7 +92,8 @@ def chat(
         given["stop"] = (*given.get("stop", ()), *PLAIN_STOP)
     conversation = Conversation(llm, samples(given), system)
     with _line_editing():
-        Chat(conversation, notes).run()
+        if not Chat(conversation, notes).run():
+            raise Exit(1)
 
 
 class Chat:
@@ -108,8 +111,10 @@ class Chat:
             "/help": lambda: self._show.print(HELP),
         }
 
-    def run(self) -> None:
-        """Until the input ends or /exit; Ctrl-C ends only what is going on."""
+    def run(self) -> bool:
+        """Until the input ends or /exit; Ctrl-C ends only what is going on. False: questions came from a
+        pipe, and all of them failed."""
+        failed = succeeded = False
         if self._interactive:
             length = self._conversation.llm.engine.executor.max_model_len
             self._note(f"The context is {length:,} tokens. /help lists the commands.")
@@ -117,13 +122,15 @@ class Chat:
             try:
                 line = self._read()
                 if line is None or line in ("/exit", "/quit"):
-                    return
+                    return self._interactive or succeeded or not failed
                 self._act(line)
+                succeeded |= bool(line)
             except KeyboardInterrupt:
                 if not self._interactive:
                     raise
                 self._note("\nCtrl-D or /exit leaves.")
             except ValueError as error:  # this question cannot be answered; the next may be
+                failed = True
                 self._notes.print(f"minipaged: {error}", soft_wrap=True)
 
     def _read(self) -> str | None:

@@ -136,8 +136,9 @@ def generate(
             )
         if len(prompts) != 1:
             raise ParamsError(f"--stream prints the text of one prompt, not of {len(prompts)}; drop --stream")
-    check_writable("trace", trace)
-    llm = load(model, options, use)
+    check_writable("trace", trace, prompt_file)
+    # (A line of statistics would come into the middle of the text.)
+    llm = load(model, {"disable_log_stats": True, **options} if stream else options, use)
     from minipaged.viewer.highlights import Highlights
     from minipaged.viewer.terminal import print_blocks
     from minipaged.viewer.trace import TraceWriter
@@ -205,6 +206,7 @@ def outputs_json(outputs: Sequence[RequestOutput], engine: Engine) -> dict[str, 
                 "prompt": output.prompt,
                 "prompt_token_ids": output.prompt_token_ids,
                 "completions": [_completion_json(completion) for completion in output.outputs],
+                **({} if output.error is None else {"error": output.error}),
             }
             for output in outputs
         ],
@@ -215,6 +217,9 @@ def outputs_json(outputs: Sequence[RequestOutput], engine: Engine) -> dict[str, 
 def _completion_json(completion: CompletionOutput) -> dict[str, Any]:
     shown = ("text", "token_ids", "finish_reason", "cumulative_logprob")
     told = {name: getattr(completion, name) for name in shown}
+    told |= {
+        name: value for name in ("stop_reason", "score") if (value := getattr(completion, name)) is not None
+    }
     return told | ({"logprobs": token_logprobs(completion)} if completion.logprobs is not None else {})
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from minipaged.cli.options import check_threads
 from minipaged.config import config_from
 from minipaged.progress import progress_bar
 from minipaged.simulation.experiments import EXPERIMENTS
@@ -230,8 +231,9 @@ def calibrate(
 
     This tests whether such a model can predict real runs at all; no other command uses the fitted numbers.
     """
-    if threads < 1 or rounds < 1:
-        raise ValueError(f"threads is {threads}, rounds is {rounds}; give at least 1 of each")
+    check_threads(threads)
+    if rounds < 1:
+        raise ValueError(f"rounds is {rounds}; give at least 1")
     with progress_bar("loading libraries"):
         import torch
 
@@ -242,7 +244,7 @@ def calibrate(
     torch.set_num_threads(threads)
     # CPU time of several threads is not the time that passes.
     clock = time.process_time if threads == 1 else time.perf_counter
-    llm = LLM(model, **options)
+    llm = LLM(model, **{"disable_log_stats": True, **options})
     with progress_bar("measuring") as progress:
         result = fit_machine(llm.engine, rounds=rounds, clock=clock, progress=progress)
     costs = asdict(result.costs)

@@ -44,9 +44,7 @@ def view(
     if output is None and export is None:
         raise ValueError("view needs a place to write to; give -o PAGE.html, or --perfetto FILE.json")
     for what, path in (("page", output), ("Perfetto trace", export)):
-        check_writable(what, path)
-        if path is not None and path.exists() and trace.exists() and path.samefile(trace):
-            raise ValueError(f"{what} {path} is the trace itself; give another file")
+        check_writable(what, path, trace)
     if output is not None and export is not None and output.resolve() == export.resolve():
         raise ValueError(f"page and Perfetto trace are both {output}; give each its own file")
     if output is not None:

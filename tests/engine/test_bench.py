@@ -117,6 +117,24 @@ def test_of_repeated_runs_the_first_does_not_count_and_the_median_is_told(timed_
     assert result["tokens"] == [[0, 0, 0]]
 
 
+def test_the_median_of_two_runs_is_between_them(timed_llm):
+    """Catches the better throughput told beside the worse latency."""
+    llm = timed_llm()
+    seconds = iter([1.0, 0.1, 0.3])
+    machine = llm.engine.executor
+    whole = machine.execute
+
+    def execute(plan):
+        result = whole(plan)
+        if any(item.start + item.num_tokens == 20 for item in plan.scheduled):
+            machine.now += next(seconds) - STEP
+        return result
+
+    machine.execute = execute
+    result, _ = repeat_workload(llm, [{"prompt_token_ids": [5] * 18, "max_tokens": 3}], 2)
+    assert result["wall_s"] == pytest.approx(2 * STEP + 0.2)
+
+
 def test_a_random_workload_has_the_sizes_asked_for():
     """Catches ids outside the vocabulary, and equal prompts, which the prefix cache would not compute."""
     items = random_workload(3, prompt_tokens=40, output_tokens=7, vocab_size=50)

@@ -191,6 +191,15 @@ def test_a_bad_question_does_not_end_the_chat(capsys, monkeypatch, llm):
     assert "is no Unicode character" in err
 
 
+def test_a_script_hears_of_a_chat_that_failed_throughout(capsys, monkeypatch, llm):
+    """Catches exit code 0 for no answer at all, and a traceback where there is no input."""
+    code, out, err = chat(capsys, monkeypatch, llm, "word " * 3000)
+    assert (code, out) == (1, "")
+    monkeypatch.setattr(sys, "stdin", None)
+    code, out, err = call(capsys, monkeypatch, "chat")
+    assert (code, "standard input is closed" in err) == (2, True)
+
+
 def test_an_answer_that_was_cut_says_so(capsys, monkeypatch, llm):
     """Catches an answer that ends in the middle without a word."""
     code, _, err = chat(capsys, monkeypatch, llm, FOX, flags=("--max-tokens", "5"))
@@ -228,7 +237,7 @@ def test_a_template_of_ones_own(capsys, monkeypatch, llm, tmp_path):
     path = tmp_path / "template.jinja"
     path.write_text("{{ raise_exception('no ' + messages[0].content) }}")
     code, _, err = chat(capsys, monkeypatch, llm, TABLE, flags=("--chat-template", str(path)))
-    assert code == 0
+    assert code == 1, "no question was answered"
     assert f"the chat template rejects the messages: no {TABLE}" in err
 
 

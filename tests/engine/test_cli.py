@@ -73,6 +73,32 @@ def test_stream_prints_the_same_text(capsys, monkeypatch):
     assert streamed == json.loads(out)["outputs"][0]["completions"][0]["text"] + "\n"
 
 
+def test_a_result_does_not_overwrite_what_it_is_made_from(capsys, monkeypatch, tmp_path):
+    """Catches a file of prompts or a workload that is lost."""
+    prompts, workload = tmp_path / "prompts.txt", tmp_path / "workload.json"
+    prompts.write_text("The robot")
+    workload.write_text('[{"prompt_token_ids": [5], "max_tokens": 2}]')
+    for arguments in (
+        ("generate", "--prompt-file", str(prompts), "--trace", str(prompts)),
+        ("bench", "--workload", str(workload), "--tokens-out", str(workload)),
+    ):
+        code, _, err = call(capsys, monkeypatch, *arguments)
+        assert (code, "is the input itself" in err) == (2, True), err
+    assert prompts.read_text() == "The robot"
+    assert json.loads(workload.read_text())
+
+
+def test_json_says_why_a_completion_ended_and_what_it_scored(capsys, monkeypatch):
+    """Catches figures that only the text has."""
+    options = ("--max-tokens", "12", "--json")
+    _, out, _ = call(capsys, monkeypatch, "generate", "Once upon a time", *options, "--beam-width", "2")
+    (completion,) = json.loads(out)["outputs"][0]["completions"]
+    assert completion["score"] < 0
+    _, out, _ = call(capsys, monkeypatch, "generate", "Once upon a time", *options, "--stop", " a")
+    (completion,) = json.loads(out)["outputs"][0]["completions"]
+    assert (completion["finish_reason"], completion["stop_reason"]) == ("stop", " a")
+
+
 def test_trace_has_a_header_and_a_line_per_step(capsys, monkeypatch, tmp_path):
     """A trace that cannot be read back."""
     path = tmp_path / "trace.jsonl"
@@ -138,6 +164,8 @@ def test_bench_reports_every_documented_figure(capsys, monkeypatch, tmp_path):
         (["generate", "--prompt-file", "no-such-file"], "cannot read prompt file no-such-file"),
         (["bench", "--workload", "no-such-file"], "cannot read workload no-such-file"),
         (["bench"], "no workload; give --workload FILE, --prompt-tokens and --output-tokens, or --url"),
+        (["bench", "--prompt-tokens", "5", "--output-tokens", "5000"], "entry 0 has 5005 tokens"),
+        (["calibrate", "--threads", "4096"], "threads is 4096; give a number from 1 to"),
         (["bench", "--prompt-tokens", "4"], "no workload; give --workload FILE"),
         (["frobnicate"], "frobnicate"),
     ],

@@ -120,7 +120,7 @@ def test_a_page_depends_on_its_trace_alone(trace):
     [
         ((), "view needs a trace"),
         (("{trace}",), "view needs a place to write to"),
-        (("{trace}", "-o", "{trace}"), "is the trace itself"),
+        (("{trace}", "-o", "{trace}"), "is the input itself"),
         (("{trace}", "-o", "{folder}/p", "--perfetto", "{folder}/p"), "give each its own file"),
         (("{folder}/none", "-o", "{folder}/p.html"), "cannot read trace"),
         (("{trace}", "-o", "{folder}/no/p.html"), "cannot write page"),
