@@ -7,7 +7,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, Response
 
 import minipaged
@@ -15,7 +14,7 @@ from minipaged.async_llm import AsyncLLM
 from minipaged.serving.chat import chat, plain_messages
 from minipaged.serving.completions import complete
 from minipaged.serving.errors import ApiError, api_error, install_handlers, json_response
-from minipaged.serving.gate import Gate
+from minipaged.serving.gate import Gate, allow_origins
 from minipaged.serving.request_log import RequestLog
 from minipaged.serving.responses import respond_to
 from minipaged.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
@@ -44,6 +43,7 @@ def create_app(llm: AsyncLLM, model_name: str, settings: ServerSettings | None =
         version=minipaged.__version__,
         docs_url=None,  # (they load scripts from elsewhere)
         redoc_url=None,
+        redirect_slashes=False,  # (behind a router or a proxy, the address would be a private one)
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.service = service
@@ -53,11 +53,7 @@ def create_app(llm: AsyncLLM, model_name: str, settings: ServerSettings | None =
     _add_state(app, service)
     _add_views(app, service)
     app.add_middleware(Gate, service=service)
-    if service.settings.allowed_origins:
-        origins, anything = list(service.settings.allowed_origins), ["*"]
-        app.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=anything, allow_headers=anything
-        )
+    allow_origins(app, service.settings)
     app.add_middleware(RequestLog)  # (each goes around those before it)
     return app
 

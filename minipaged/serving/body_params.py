@@ -21,6 +21,9 @@ OF_SAMPLES = (
 MOST = {"stop": 64, "bad_words": 512, "logit_bias": 1024, "stop_token_ids": 1024, "allowed_token_ids": 65536}
 """Entries of fields that every step goes through: more would hold up everybody's next token."""
 
+MOST_CHARACTERS = 16384
+"""Of all bad words: they become tokens while everybody waits."""
+
 OF_BEAMS = ("beam_width", "length_penalty", "early_stopping")
 
 
@@ -36,6 +39,9 @@ async def read_params(
         value = getattr(body, name)
         if isinstance(value, list | dict) and len(value) > most:
             raise ApiError(400, f"{name} has {len(value)} entries; give at most {most}", name)
+    if (size := sum(map(len, body.bad_words or ()))) > MOST_CHARACTERS:
+        message = f"bad_words has {size:,} characters; give at most {MOST_CHARACTERS:,}"
+        raise ApiError(400, message, "bad_words")
     try:
         params = _params(body, logprobs, defaults)
     except ParamsError as error:

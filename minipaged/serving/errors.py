@@ -141,7 +141,11 @@ def _invalid(error: RequestValidationError) -> ApiError:
         types.setdefault(wrong["loc"][2:3], wrong)
     found = max(types.values(), key=_fit)
     if found["type"] == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {found['ctx']['error']}", code="invalid_json")
+        return ApiError(
+            400,
+            f"the body is not JSON: {found['ctx']['error']} at position {found['loc'][-1]}",
+            code="invalid_json",
+        )
     loc = [str(part) for part in found["loc"][1:] if not _is_type(str(part))]
     if found["type"] == "unknown_field":
         loc.append(found["ctx"]["field"])

@@ -9,11 +9,14 @@ import asyncio
 import re
 from typing import Any
 
+from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from minipaged.serving.errors import ApiError, shutting_down
 from minipaged.serving.service import Service
+from minipaged.serving.settings import ServerSettings
 
 OPEN = ("/", "/health", "/version")
 """Paths that need no key: they tell nothing of anybody's requests."""
@@ -50,6 +53,15 @@ class Gate:
         given = Headers(scope=scope).get("authorization")
         bearer = re.fullmatch(r"(?i:bearer) +(\S+)", given or "")
         scope["state"]["tenant"] = self._service.tenant(bearer[1] if bearer else given)
+
+
+def allow_origins(app: FastAPI, settings: ServerSettings) -> None:
+    """Let web pages of the settings' origins read the answers, errors included."""
+    if settings.allowed_origins:
+        origins, anything = list(settings.allowed_origins), ["*"]
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=anything, allow_headers=anything
+        )
 
 
 def limited(receive: Any, deadline: float, max_bytes: int) -> Any:

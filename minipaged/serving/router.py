@@ -25,7 +25,7 @@ from starlette.responses import Response
 from minipaged.routing import PrefixAware, prefix_keys
 from minipaged.serving.errors import RETRY_AFTER, ApiError, install_handlers, json_response, shutting_down
 from minipaged.serving.exchange import ONE_CONNECTION, Exchange, Outgoing, Replica
-from minipaged.serving.gate import limited
+from minipaged.serving.gate import allow_origins, limited
 from minipaged.serving.request_log import RequestLog
 from minipaged.serving.router_metrics import merged
 from minipaged.serving.settings import ServerSettings
@@ -68,10 +68,12 @@ class Router:
         self._http = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
         app = FastAPI(
             openapi_url=None,
+            redirect_slashes=False,
             telemetry={"tracing": False, "metrics": False, "logs": False},
             lifespan=self._alive,
         )
         install_handlers(app)
+        allow_origins(app, settings)  # (for what it answers itself)
         app.add_middleware(RequestLog)
         app.get("/health")(self._health)
         app.get("/metrics")(self._metrics)

@@ -8,9 +8,9 @@ the answer silently.
 from __future__ import annotations
 
 import difflib
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 MOST_LOGPROBS = 20
@@ -18,6 +18,30 @@ MOST_LOGPROBS = 20
 
 MOST_PROMPTS = 256
 """Prompts in one body."""
+
+MOST_ENTRIES = 1024
+"""Of an object whose keys are the client's."""
+
+T = TypeVar("T")
+
+
+class _FailFast(FailFast):
+    __hash__ = object.__hash__  # (a type in a union must have one)
+
+
+List = Annotated[list[T], _FailFast()]
+"""A list with one error: to describe a million wrong entries would hold up everybody."""
+
+
+def _check_size(value: Any) -> Any:
+    """Before the entries are looked at, for the same reason."""
+    if isinstance(value, dict) and len(value) > MOST_ENTRIES:
+        raise PydanticCustomError("too_long", "at most {most} entries", {"most": MOST_ENTRIES})
+    return value
+
+
+Table = Annotated[dict[str, T], BeforeValidator(_check_size)]
+"""An object with keys of the client's."""
 
 
 class Body(BaseModel):
@@ -31,9 +55,9 @@ class Body(BaseModel):
         known = [field.alias or name for name, field in cls.model_fields.items()]
         for name in data if isinstance(data, dict) else ():
             if name not in known:
-                near = difflib.get_close_matches(str(name), known, n=1)
+                near = difflib.get_close_matches(str(name)[:80], known, n=1, cutoff=0.8)
                 hint = f"did you mean {near[0]}?" if near else "leave it out"
-                field = str(name).encode(errors="backslashreplace").decode()
+                field = str(name)[:80].encode(errors="backslashreplace").decode()
                 raise PydanticCustomError("unknown_field", "unknown", {"field": field, "hint": hint})
         return data
 
@@ -65,7 +89,7 @@ class StructuredOutputs(Body):
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = Field(None, max_length=1024)
+    choice: List[str] | None = Field(None, max_length=1024)
     grammar: str | None = None
 
 
@@ -85,12 +109,12 @@ class GenerationBody(Body):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    logit_bias: Table[float] | None = None
+    bad_words: List[str] | None = None
+    allowed_token_ids: List[int] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | List[str] | None = None
+    stop_token_ids: List[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
@@ -111,7 +135,7 @@ class GenerationBody(Body):
     cache_salt: str | None = None
     # Of OpenAI's, without effect here:
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Table[str] | None = None
     store: bool | None = None
     service_tier: str | None = None
 
@@ -124,7 +148,7 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """`/v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | List[str] | List[int] | List[List[int]]
     echo: bool | None = None
     logprobs: int | None = None
 
@@ -135,17 +159,17 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: str | List[dict[str, Any]] | None = None
 
 
 class ChatBody(GenerationBody):
     """`/v1/chat/completions`."""
 
-    messages: list[Message]
+    messages: List[Message]
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: List[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: bool | None = None
 
@@ -169,7 +193,7 @@ class TextOptions(Body):
 class ResponsesBody(GenerationBody):
     """`/v1/responses`."""
 
-    input: str | list[Message]
+    input: str | List[Message]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     text: TextOptions | None = None
@@ -180,7 +204,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: List[Message] | None = None
     add_special_tokens: bool = True
 
 
@@ -188,4 +212,4 @@ class DetokenizeBody(Body):
     """`/detokenize`."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: List[int]

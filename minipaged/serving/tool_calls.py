@@ -12,6 +12,8 @@ import re
 import uuid
 from typing import Any
 
+from minipaged.text_io import lone_surrogate
+
 TAG = "<tool_call>"
 CALL = re.compile(rf"(?<!\s)\s*+{TAG}(.*?)</tool_call>", re.DOTALL)
 _beginnings = "|".join(re.escape(TAG[:length]) for length in range(len(TAG) - 1, 0, -1))
@@ -47,10 +49,12 @@ def _call(text: str) -> dict[str, Any] | None:
     """OpenAI's object; None if the text is no call."""
     try:
         call = json.loads(text)
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return None
+        arguments = json.dumps(call.get("arguments", {}), ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+    if lone_surrogate(call["name"] + arguments):
         return None
-    arguments = json.dumps(call.get("arguments", {}), ensure_ascii=False)
     function = {"name": call["name"], "arguments": arguments}
     return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from pydantic import ValidationError
+
+from minipaged.serving import schemas
 
 C, CHAT = "/v1/completions", "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
 HELLO = [{"role": "user", "content": "Hello"}]
 PROMPT = {"prompt": "Once"}
 DEEP = "[" * 100_000
@@ -131,6 +135,7 @@ TABLE = [
     for field, values in (BOTH | ONE[path]).items()
     for value in values
 ]
+TABLE += [(C, {**PROMPT, "bad_words": ["word " * 400] * 9}, "bad_words")]
 # Combinations, and the field that is to be named.
 BEAM = {"use_beam_search": True, "n": 2}
 TABLE += [
@@ -276,3 +281,40 @@ def test_the_message_is_about_the_value_that_is_wrong(server, path, body, told):
     answer = server.http.post(path, content=content, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert told in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (schemas.CompletionBody, {"prompt": [None] * 1000}),
+        (schemas.CompletionBody, {"prompt": [[]] * 1000 + [1]}),
+        (schemas.CompletionBody, {**PROMPT, "logit_bias": {str(i): "x" for i in range(100_000)}}),
+        (schemas.ChatBody, {"messages": [0] * 1000}),
+        (schemas.ChatBody, {"messages": HELLO, "tools": [0] * 1000}),
+        (schemas.DetokenizeBody, {"tokens": [""] * 1000}),
+    ],
+)
+def test_of_many_wrong_entries_one_is_described(model, body):
+    """Catches a body of 4 MB that holds up every stream for a minute."""
+    with pytest.raises(ValidationError) as error:
+        model.model_validate(body)
+    assert error.value.error_count() <= 6, "one for each type that the field may have"
+
+
+def test_what_is_misspelt_beyond_recognition_gets_no_guess(server):
+    """Catches a hint at a field that has nothing to do with it, and a name of 100 kB told twice."""
+    for field in ("reasoning_effort", "web_search_options", "x" * 100_000):
+        error = server.http.post(C, json={**PROMPT, field: 1}).json()["error"]
+        assert "leave it out" in error["message"]
+        assert len(error["message"]) < 200
+
+
+def test_an_address_with_a_slash_too_many_leads_nowhere_else(server):
+    """Catches a redirection to an address that only the server knows."""
+    assert server.http.post(f"{C}/", json=PROMPT).status_code == 404
+
+
+def test_text_after_the_body_is_told_with_its_place(server):
+    """Catches "Extra data" somewhere in four megabytes."""
+    error = server.http.post(C, content='{"prompt": "a"} x', headers=JSON).json()["error"]
+    assert error["message"] == "the body is not JSON: Extra data at position 16"

@@ -100,6 +100,18 @@ def test_what_the_router_refuses_has_a_line_in_the_log_and_an_id(caplog):
     assert [sum(name in line for line in lines) for name in ids] == [1, 1, 1]
 
 
+def test_a_web_page_can_read_what_the_router_says_itself():
+    """Catches a page that sees "network error" in the place of an answer; a header that is there twice."""
+    with routed(allowed_origins=("http://page.example",), max_body_bytes=1000) as fleet:
+        origin = {"Origin": "http://page.example"}
+        for answer in (
+            fleet.http.get("/health", headers=origin),
+            fleet.http.post(C, json={**IDS, "prompt": [1] * 1000}, headers=origin),
+            fleet.http.post(C, json=IDS, headers=origin),
+        ):
+            assert answer.headers.get_list("access-control-allow-origin") == ["http://page.example"]
+
+
 # -- what passes ---------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from tests.serving.conftest import OPTIONS, running
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 TIME = '<tool_call>{"name": "time"}</tool_call>'
+NO_JSON = ("NaN", "1e999", "-Infinity", '"\\ud800"')  # what Python reads, and clients do not
 
 TEXTS = [
     ("Hello there.", "Hello there.", []),
@@ -28,6 +29,7 @@ TEXTS = [
     ("a < b <tool <tool_cal", "a < b <tool <tool_cal", []),
     ("<tool_call>{broken</tool_call>.", "<tool_call>{broken</tool_call>.", []),
     ('<tool_call>["name"]</tool_call>', '<tool_call>["name"]</tool_call>', []),
+    *((wrong, wrong, []) for wrong in (CALL.replace('"Rome"', value) for value in NO_JSON)),
     ('x <tool_call>{"name": "cut off', 'x <tool_call>{"name": "cut off', []),
     ('<tool_call>{"name": "r\u00f4le", "arguments": {}}</tool_call>', "", [("r\u00f4le", "{}")]),
 ]
