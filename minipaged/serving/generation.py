@@ -216,7 +216,7 @@ async def respond(
             await generation.start()
         if body.stream:
             is_handed_on = True
-            return EventStream(_guarded(generation, writer, deadline), generation.close)
+            return EventStream(_guarded(generation, writer, deadline), generation.close, deadline)
         async with asyncio.timeout_at(deadline):
             outputs = await unless_gone(request.receive, collect(generation))
         if outputs is None:
@@ -236,11 +236,17 @@ async def respond(
 async def _guarded(generation: Generation, writer: Writer, deadline: float) -> AsyncGenerator[str]:
     """A stream that ends with [DONE]; an error is its last event before that."""
     try:
-        async with asyncio.timeout_at(deadline):
-            yield writer.begin()
-            async for position, output in generation.outputs():
-                yield writer.events(position, output)
-            yield writer.end()
+        yield writer.begin()
+        outputs, now = generation.outputs(), asyncio.get_running_loop().time
+        while now() < deadline:
+            async with asyncio.timeout_at(deadline):  # (around a `yield`, it would cancel the sending)
+                found = await anext(outputs, None)
+            if found is None:
+                break
+            yield writer.events(*found)
+        else:
+            raise TimeoutError  # there was always something to send
+        yield writer.end()
         generation.end = "done"
     except Exception as error:
         told = api_error(error)

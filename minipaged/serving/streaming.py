@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -17,6 +18,9 @@ from minipaged.outputs import CompletionOutput
 
 T = TypeVar("T")
 DONE = "data: [DONE]\n\n"
+
+TO_READ = 5.0
+"""Seconds after a stream's deadline that a slow client has to read why it ends."""
 
 
 def event_of(value: Any, name: str | None = None) -> str:
@@ -66,23 +70,36 @@ class Chunks:
 
 
 class EventStream(Response):
-    """Server-sent events, one or several at a time, until they end or the client disconnects."""
+    """Server-sent events, one or several at a time, until they end or the client disconnects.
+
+    Args:
+        events: end by themselves at the deadline.
+        close: called at the end, whatever it is.
+        deadline: on the event loop's clock; a client that has not read all a little later is left.
+    """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncGenerator[str], close: Callable[[], Awaitable[None]] | None = None
+        self,
+        events: AsyncGenerator[str],
+        close: Callable[[], Awaitable[None]] | None = None,
+        deadline: float | None = None,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._close = close
+        self._end = None if deadline is None else deadline + TO_READ
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """As ASGI wants it."""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await unless_gone(receive, self._send(send))
+        except TimeoutError as error:
+            with suppress(TimeoutError):
+                await self._events.athrow(error)  # for the log; nobody reads what it says
         finally:
             await self._events.aclose()
             if self._close is not None:
@@ -91,7 +108,8 @@ class EventStream(Response):
     async def _send(self, send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
         async for events in self._events:
             if events:
-                await send({"type": "http.response.body", "body": events.encode(), "more_body": True})
+                async with asyncio.timeout_at(self._end):
+                    await send({"type": "http.response.body", "body": events.encode(), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

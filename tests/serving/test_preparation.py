@@ -20,6 +20,9 @@ import httpx
 import pytest
 
 from minipaged import AsyncLLM
+from minipaged.serving import streaming
+from minipaged.serving.generation import _guarded
+from minipaged.serving.streaming import DONE, EventStream
 from minipaged.serving.threads import DaemonThreads
 from tests.serving.conftest import OPTIONS, running
 from tests.serving.test_limits import C, wait_for
@@ -70,6 +73,56 @@ def test_the_time_of_a_request_includes_its_preparation(monkeypatch):
         server.assert_released()
         held.let_go()
         assert server.http.post("/tokenize", json=BODIES["/tokenize"]).status_code == 200
+
+
+def test_a_stream_whose_time_is_over_while_it_is_sent_says_so():
+    """Catches a client that reads slowly, and finds its stream cut off in the place of an error."""
+
+    async def outputs():
+        for number in range(1000):
+            yield number, None
+
+    generation = SimpleNamespace(outputs=outputs, end="")
+    writer = SimpleNamespace(begin=lambda: "begin", events=lambda *output: "event", end=lambda: "end")
+
+    async def read():
+        pieces = []
+        async for piece in _guarded(generation, writer, asyncio.get_running_loop().time() + 0.05):
+            pieces.append(piece)
+            await asyncio.sleep(0.03)
+        return pieces
+
+    *_, error, done = asyncio.run(read())
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "timeout"
+    assert done == DONE
+    assert "longer than the server allows" in generation.end
+
+
+def test_a_client_that_does_not_read_is_left(monkeypatch):
+    """Catches a connection that lasts as long as the client likes, and a traceback at its end."""
+    monkeypatch.setattr(streaming, "TO_READ", 0.05)
+    told = []
+
+    async def events():
+        try:
+            yield "event"
+        except TimeoutError:
+            told.append("timeout")
+            yield "too late"
+
+    async def close():
+        told.append("closed")
+
+    async def never(*message):
+        if not message or message[0]["type"] == "http.response.body":
+            await asyncio.sleep(60)
+
+    async def answer():
+        response = EventStream(events(), close, asyncio.get_running_loop().time())
+        await asyncio.wait_for(response({"type": "http"}, never, never), 10)
+
+    asyncio.run(answer())
+    assert told == ["timeout", "closed"]
 
 
 def test_the_time_of_a_request_includes_its_body():
