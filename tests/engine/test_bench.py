@@ -96,22 +96,28 @@ def test_prompts_without_decodes_have_no_decode_rate(timed_llm):
     assert result["decode_tok_per_s"] == result["decode_steps_per_s"] == 0
 
 
-def test_of_repeated_runs_the_first_does_not_count_and_the_median_is_told(timed_llm):
-    """Catches a cold run in the median, and a spread that leaves a run out."""
-    llm = timed_llm()
-    seconds = iter([9.0, 0.05, 0.4, 0.1])
+ITEM = {"prompt_token_ids": [5] * 18, "max_tokens": 3}  # computes 20 tokens; the warm-up ends before
+
+
+def with_last_steps(llm: LLM, *seconds: float) -> LLM:
+    """The last step of each run takes so long."""
+    left = iter(seconds)
     machine = llm.engine.executor
     whole = machine.execute
 
     def execute(plan):
         result = whole(plan)
         if any(item.start + item.num_tokens == 20 for item in plan.scheduled):
-            machine.now += next(seconds) - STEP
+            machine.now += next(left) - STEP
         return result
 
     machine.execute = execute
-    item = {"prompt_token_ids": [5] * 18, "max_tokens": 3}  # computes 20 tokens; the warm-up ends before
-    result, spread = repeat_workload(llm, [item], 3)
+    return llm
+
+
+def test_of_repeated_runs_the_first_does_not_count_and_the_median_is_told(timed_llm):
+    """Catches a cold run in the median, and a spread that leaves a run out."""
+    result, spread = repeat_workload(with_last_steps(timed_llm(), 9.0, 0.05, 0.4, 0.1), [ITEM], 3)
     assert result["wall_s"] == pytest.approx(2 * STEP + 0.1)
     assert spread["wall_s"] == pytest.approx((2 * STEP + 0.05, 2 * STEP + 0.4))
     assert result["tokens"] == [[0, 0, 0]]
@@ -119,19 +125,7 @@ def test_of_repeated_runs_the_first_does_not_count_and_the_median_is_told(timed_
 
 def test_the_median_of_two_runs_is_between_them(timed_llm):
     """Catches the better throughput told beside the worse latency."""
-    llm = timed_llm()
-    seconds = iter([1.0, 0.1, 0.3])
-    machine = llm.engine.executor
-    whole = machine.execute
-
-    def execute(plan):
-        result = whole(plan)
-        if any(item.start + item.num_tokens == 20 for item in plan.scheduled):
-            machine.now += next(seconds) - STEP
-        return result
-
-    machine.execute = execute
-    result, _ = repeat_workload(llm, [{"prompt_token_ids": [5] * 18, "max_tokens": 3}], 2)
+    result, _ = repeat_workload(with_last_steps(timed_llm(), 1.0, 0.1, 0.3), [ITEM], 2)
     assert result["wall_s"] == pytest.approx(2 * STEP + 0.2)
 
 
