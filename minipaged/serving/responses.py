@@ -28,6 +28,10 @@ NOT_HERE = (
 """Fields of other endpoints; `max_output_tokens` and `text` stand for two of them."""
 
 
+OWN_NAMES = {"response_format": "text.format", "max_tokens": "max_output_tokens"}
+"""Of fields that have others in this endpoint."""
+
+
 async def respond_to(service: Service, request: Request, body: ResponsesBody) -> Response:
     """Answer a body."""
     return await respond(service, request, body, _read, "resp_", "input", _Writer)
@@ -45,9 +49,9 @@ async def _read(service: Service, body: ResponsesBody) -> Asked:
     try:
         params = await read_params(service, body, None, max_tokens=None)
     except ApiError as error:
-        if error.param == "response_format":
-            message = error.message.replace("response_format", "text.format")
-            raise ApiError(400, message, "text.format") from error
+        if error.param in OWN_NAMES:
+            name = OWN_NAMES[error.param]
+            raise ApiError(400, error.message.replace(error.param, name), name) from error
         raise
     try:
         prompt = await service.encode_chat(_messages(body))

@@ -115,3 +115,12 @@ def test_what_cannot_be_done_is_refused_by_name(client, values, name):
         client.responses.create(**MODEL, **values)
     assert told.value.param is not None
     assert told.value.param.split(".")[0] == name
+
+
+def test_a_wrong_length_is_told_under_its_own_name(server):
+    """Catches an error about `max_tokens`, which the body does not have."""
+    error = server.http.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 2**63}).json()[
+        "error"
+    ]
+    assert error["param"] == "max_output_tokens"
+    assert error["message"].startswith("max_output_tokens is 9223372036854775808")
