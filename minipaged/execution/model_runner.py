@@ -81,7 +81,7 @@ class ModelRunner:
         except UnsupportedModelError as reason:
             model.set_attn_implementation(own_attention)
             raise UnsupportedModelError(f"{type(model).__name__} is not supported: {reason}") from reason
-        model.config.pad_token_id = None  # with one, GPT-2 asks the device in each step if its rows hold it
+        vars(model.config)["pad_token_id"] = None  # (else GPT-2 looks for it in each step)
         self.backend = select_backend(config.attention_backend, self.device)
         self.block_size = config.block_size
         self.block_bytes = block_bytes(specs, config.block_size)

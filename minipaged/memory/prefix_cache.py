@@ -58,7 +58,7 @@ class PrefixCache:
             state = f"{self.allocator.num_free} free and {len(self.evictable)} evictable"
             raise OutOfBlocksError(f"{count} blocks wanted, {state} of {self.allocator.num_blocks}")
         for _ in range(missing):
-            self.forget(next(iter(self.evictable)))
+            self._evict(next(iter(self.evictable)))
         return self.allocator.allocate(count)
 
     def share(self, block: int) -> None:
@@ -136,7 +136,8 @@ class PrefixCache:
             if known.tokens == entry.tokens and known.parent == parent:
                 return known
             if not isinstance(known.parent, str) and not known.parent.is_findable:
-                self.forget(holder)  # `match` stops at the missing parent
+                # `match` stops at the missing parent
+                (self._evict if holder in self.evictable else self.forget)(holder)
         if chain_hash not in self.block_of and self.cached[block] is None:
             self.block_of[chain_hash] = block
             self.cached[block] = entry
@@ -159,23 +160,25 @@ class PrefixCache:
     def roll_back(self) -> None:
         """The step failed: forget what it registered, so that no request attends to garbage."""
         for block in list(self.pending):
-            self.forget(block)
+            (self._evict if block in self.evictable else self.forget)(block)
 
     def clear(self) -> None:
         """Forget every evictable block (blocks in use stay findable)."""
         while self.evictable:
-            self.forget(next(iter(self.evictable)))
+            self._evict(next(iter(self.evictable)))
+
+    def _evict(self, block: int) -> None:
+        del self.evictable[block]
+        self.forget(block)
+        self.allocator.reclaim(block)
 
     def forget(self, block: int) -> None:
-        """Make a registered block unfindable; it is free if no table holds it."""
+        """Make a registered block unfindable."""
         cached, self.cached[block] = self.cached[block], None
         assert cached is not None
         cached.is_findable = False
         del self.block_of[cached.chain_hash]
         self.pending.discard(block)
-        if block in self.evictable:
-            del self.evictable[block]
-            self.allocator.reclaim(block)
 
     def check_invariants(self, references: Iterable[int]) -> None:
         """Raise AssertionError unless index, LRU order and allocator agree; see the allocator's."""
