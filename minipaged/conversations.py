@@ -15,6 +15,14 @@ chat template reads: "name", "tool_calls" (then the content may be missing), "to
 Tool = Mapping[str, Any] | Callable[..., Any]
 """A JSON schema of a function, or a Python function with types and a docstring."""
 
+RESERVED = frozenset(
+    {
+        *("conversation", "messages", "tokenize", "chat_template", "add_generation_prompt"),
+        *("continue_final_message", "tools", "return_tensors", "return_dict", "tokenizer_kwargs"),
+    }
+)
+"""What `apply_chat_template` is given, or would take for an option."""
+
 SHAPE = 'give {"role": TEXT, "content": TEXT}'
 
 
@@ -61,6 +69,11 @@ def as_prompt(
         raise RequestError("tools are given, but the chat template does not support them; leave them out")
     if not isinstance(chat_template_kwargs, Mapping | None):
         raise RequestError(f"chat_template_kwargs is {shortened(chat_template_kwargs)}; give a mapping")
+    for name in RESERVED & {*(chat_template_kwargs or ())}:
+        raise RequestError(
+            f"chat_template_kwargs has {name}, which is not the template's; leave it out, or give it as an "
+            "option of its own"
+        )
     if not isinstance(messages, list | tuple) or not messages:
         raise RequestError(f"messages is {shortened(messages)}; give a list of at least one message")
     conversation = [_checked(message) for message in messages]

@@ -125,7 +125,11 @@ def check_params(params: Any) -> DecodingParams:
 
 def shortened(value: Any) -> str:
     """How a value looks, in at most 80 characters and one line."""
-    text = " ".join(repr(value).split())
+    return cut(" ".join(repr(value).split()))
+
+
+def cut(text: str) -> str:
+    """A text, or its beginning: at most 80 characters."""
     return text if len(text) <= 80 else text[:77] + "..."
 
 

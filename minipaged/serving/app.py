@@ -17,7 +17,14 @@ from minipaged.serving.errors import ApiError, api_error, install_handlers, json
 from minipaged.serving.gate import Gate, allow_origins
 from minipaged.serving.request_log import RequestLog
 from minipaged.serving.responses import respond_to
-from minipaged.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
+from minipaged.serving.schemas import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    ResponsesBody,
+    TemplateOptions,
+    TokenizeBody,
+)
 from minipaged.serving.service import Service
 from minipaged.serving.settings import ServerSettings
 from minipaged.serving.streaming import EventStream
@@ -43,6 +50,7 @@ def create_app(llm: AsyncLLM, model_name: str, settings: ServerSettings | None =
         version=minipaged.__version__,
         docs_url=None,  # (they load scripts from elsewhere)
         redoc_url=None,
+        responses={"4XX": {"description": "OpenAI's error object"}},
         redirect_slashes=False,  # (behind a router or a proxy, the address would be a private one)
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
@@ -103,10 +111,11 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
                 if body.prompt is not None:
                     [tokens] = await service.encode([body.prompt], body.add_special_tokens)
                 else:
-                    tokens = await service.encode_chat(plain_messages(body.messages or []))
+                    messages = plain_messages(body.messages or [])
+                    tokens = await service.encode_chat(messages, **body.template_options)
         except ValueError as error:
             field = "messages" if body.prompt is None else "prompt"
-            raise api_error(error, (), field) from error
+            raise api_error(error, TemplateOptions.model_fields, field) from error
         length = service.llm.engine.executor.max_model_len
         return json_response({"count": len(tokens), "max_model_len": length, "tokens": tokens})
 
@@ -127,6 +136,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
         if service.ailment is not None:
@@ -139,11 +149,13 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
 
 def _add_views(app: FastAPI, service: Service) -> None:
+    @app.head("/", include_in_schema=False)
     @app.get("/")
     async def page() -> Response:
         headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
         return HTMLResponse(live_page(), headers=headers)
 
+    @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)

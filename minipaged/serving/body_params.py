@@ -8,7 +8,7 @@ from minipaged.decoding.checks import ParamsError
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, RequestOutputKind, SamplingParams
 from minipaged.decoding.structured import StructuredOutputsParams
 from minipaged.serving.errors import ApiError, api_error
-from minipaged.serving.schemas import MOST_LOGPROBS, ChatBody, GenerationBody, ResponseFormat
+from minipaged.serving.schemas import MOST_LOGPROBS, OF_BEAMS, ChatBody, GenerationBody, ResponseFormat
 from minipaged.serving.service import Service
 
 COMMON = ("ignore_eos", "min_tokens", "max_tokens", "stop_token_ids")
@@ -23,8 +23,6 @@ MOST = {"stop": 64, "bad_words": 512, "logit_bias": 1024, "stop_token_ids": 1024
 
 MOST_CHARACTERS = 16384
 """Of all bad words: they become tokens while everybody waits."""
-
-OF_BEAMS = ("beam_width", "length_penalty", "early_stopping")
 
 
 async def read_params(

@@ -15,7 +15,7 @@ from minipaged.serving.errors import ApiError, api_error
 from minipaged.serving.generation import Asked, Generation, respond
 from minipaged.serving.logprobs import chat_logprobs as logprobs_object
 from minipaged.serving.logprobs import prompt_logprobs
-from minipaged.serving.schemas import ChatBody, Message
+from minipaged.serving.schemas import ChatBody, Message, TemplateOptions
 from minipaged.serving.service import Service
 from minipaged.serving.streaming import Chunks, is_plain
 from minipaged.serving.tool_calls import ToolCallReader
@@ -38,15 +38,18 @@ async def _read(service: Service, body: ChatBody) -> Asked:
     # (An answer ends by itself, or where the model's length does.)
     params = await read_params(service, body, chat_logprobs(body), max_tokens=None)
     try:
-        tools = None if body.tool_choice == "none" else body.tools
-        prompt = await service.encode_chat(plain_messages(body.messages), tools)
+        options = body.template_options
+        if body.tool_choice == "none":
+            options["tools"] = None
+        prompt = await service.encode_chat(plain_messages(body.messages), **options)
     except ValueError as error:
-        raise api_error(error, ("tools",), "messages") from error
+        raise api_error(error, TemplateOptions.model_fields, "messages") from error
     return Asked([prompt], params)
 
 
 def plain_messages(messages: list[Message], field: str = "messages") -> list[dict[str, Any]]:
-    """Messages as chat templates want them, without fields that are null; `as_prompt` joins their parts."""
+    """Messages as chat templates want them: fields that are null left out, OpenAI's newer role "developer" as
+    "system"; `as_prompt` joins their parts."""
     plain = []
     for number, message in enumerate(messages):
         values = {key: value for key, value in message.model_dump().items() if value is not None}
@@ -55,6 +58,8 @@ def plain_messages(messages: list[Message], field: str = "messages") -> list[dic
                 _check_part(part, f"{field}.{number}.content.{i}")
         if calls := values.get("tool_calls"):
             values["tool_calls"] = _with_objects(calls, f"{field}.{number}.tool_calls")
+        if message.role == "developer":
+            values["role"] = "system"
         plain.append({"content": None, **values})
     return plain
 
@@ -97,7 +102,9 @@ class _Writer:
             "created": int(time.time()),
             "model": service.model_name,
         }
-        self._chunks = Chunks({**self._head, "object": "chat.completion.chunk"}, body.wants_usage, PLAIN)
+        head = {**self._head, "object": "chat.completion.chunk"}
+        usage = generation.usage.fields if body.wants_usage_so_far else None
+        self._chunks = Chunks(head, body.wants_usage, PLAIN, usage)
         self._readers: dict[int, ToolCallReader] = {}  # of each choice
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:

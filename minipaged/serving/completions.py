@@ -72,7 +72,8 @@ class _Writer:
             "created": int(time.time()),
             "model": service.model_name,
         }
-        self._chunks = Chunks(self._head, body.wants_usage, PLAIN)
+        usage = generation.usage.fields if body.wants_usage_so_far else None
+        self._chunks = Chunks(self._head, body.wants_usage, PLAIN, usage)
         self._offsets: dict[int, TextOffsets] = {}  # of each choice
         detokenizer = service.llm.engine.detokenizer
         if detokenizer is not None and isinstance(generation.params, SamplingParams):

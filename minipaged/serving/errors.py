@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from minipaged.decoding.checks import ParamsError
 from minipaged.engine_thread import EngineStoppedError, QueueFullError
-from minipaged.prompts import shortened
+from minipaged.prompts import cut
 from minipaged.scheduling import RequestTooLongError
 
 logger = logging.getLogger(__name__)
@@ -156,8 +156,27 @@ def _invalid(error: RequestValidationError) -> ApiError:
     name = ".".join(loc)
     if found["type"] == "missing":
         return ApiError(400, f"{name} is missing; give it", name, "missing_required_parameter")
-    told = found["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    return ApiError(400, f"{name} is {shortened(found['input'])}; give {told}", name, "invalid_value")
+    in_json = WANTED.get(found["type"], "").format(**found.get("ctx", {}))
+    wanted = in_json or found["msg"].removeprefix("Input should be ")
+    given = json.dumps(found["input"], default=repr)
+    return ApiError(400, f"{name} is {cut(given)}; give {wanted}", name, "invalid_value")
+
+
+WANTED = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "finite_number": "a finite number",
+    "too_long": "at most {max_length} entries",
+    "greater_than_equal": "a number from {ge}",
+    "none_required": "null, or leave it out",
+}
+"""What a field wants, in JSON's words, for each kind of error that pydantic tells in Python's."""
 
 
 def _fit(error: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -21,13 +21,6 @@ from minipaged.serving.schemas import JsonSchema, Message, ResponseFormat, Respo
 from minipaged.serving.service import Service
 from minipaged.serving.streaming import event_of
 
-NOT_HERE = (
-    *("n", "best_of", "use_beam_search", "max_tokens", "response_format", "structured_outputs"),
-    *("prompt_logprobs", "stream_options"),
-)
-"""Fields of other endpoints; `max_output_tokens` and `text` stand for two of them."""
-
-
 OWN_NAMES = {"response_format": "text.format", "max_tokens": "max_output_tokens"}
 """Of fields that have others in this endpoint."""
 
@@ -39,9 +32,6 @@ async def respond_to(service: Service, request: Request, body: ResponsesBody) ->
 
 async def _read(service: Service, body: ResponsesBody) -> Asked:
     service.check_model(body.model)
-    for name in NOT_HERE:
-        if getattr(body, name) is not None:
-            raise ApiError(400, f"{name} is given, but /v1/responses does not support it; leave it out", name)
     if not body.input:
         raise ApiError(400, f"input is {body.input!r}; give a text or at least one message", "input")
     body.max_tokens = body.max_output_tokens
@@ -77,8 +67,7 @@ def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
         if (kind := (item.model_extra or {}).get("type", "message")) != "message":
             name = f"input.{number}"
             raise ApiError(400, f"{name} has type {str(kind)[:40]!r}; give messages", name)
-        role = "system" if item.role == "developer" else item.role
-        messages.append(Message(role=role, content=item.content))
+        messages.append(Message(role=item.role, content=item.content))
     if body.instructions is not None:
         messages.insert(0, Message(role="system", content=body.instructions))
     return plain_messages(messages, "input")

@@ -13,9 +13,8 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 import httpx
 from fastapi import FastAPI, Request
@@ -29,7 +28,7 @@ from minipaged.serving.gate import allow_origins, limited
 from minipaged.serving.request_log import RequestLog
 from minipaged.serving.router_metrics import merged
 from minipaged.serving.settings import ServerSettings
-from minipaged.serving.streaming import DONE, event_of, unless_gone
+from minipaged.serving.streaming import DONE, EventStream, event_of, unless_gone
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +161,9 @@ class Router:
         exchange = await unless_gone(receive, self._exchange(outgoing, keys))
         if exchange is None:
             return Response(status_code=499)
-        return Stream(exchange) if exchange.is_stream else _whole(exchange)
+        if not exchange.is_stream:
+            return _whole(exchange)
+        return EventStream(_events(exchange), exchange.close, headers=exchange.headers + _which(exchange))
 
     async def _exchange(self, outgoing: Outgoing, keys: Sequence[int]) -> Exchange:
         """The first answer of a replica that is worth passing on; of a stream, it is open.
@@ -212,39 +213,19 @@ class Router:
         return self.replicas[self._policy(keys, loads)]
 
 
-class Stream(Response):
-    """The events of a replica, until they end or the client disconnects."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        super().__init__(status_code=exchange.status)
-        self.raw_headers = exchange.headers + _which(exchange)
-        self._exchange = exchange
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """As ASGI wants it."""
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await unless_gone(receive, self._send(send))
-        finally:
-            await self._exchange.close()
-
-    async def _send(self, send: Any) -> None:
-        async def put(piece: bytes) -> None:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-
-        exchange = self._exchange
-        await put(exchange.body)
-        try:
-            async for piece in exchange.events():
-                await put(piece)
-        except httpx.TransportError:
-            number = exchange.replica.number
-            exchange.replica.is_up = False
-            logger.warning("Replica %d is taken out of service: it was lost during an answer", number)
-            if exchange.outgoing.size:
-                message = f"replica {number} was lost in the middle of the answer; send the request again"
-                await put((event_of(ApiError(503, message, code="replica_lost").body()) + DONE).encode())
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+async def _events(exchange: Exchange) -> AsyncGenerator[bytes]:
+    """The events of a replica; if it is lost, the last tells so."""
+    yield exchange.body
+    try:
+        async for piece in exchange.events():
+            yield piece
+    except httpx.TransportError:
+        number = exchange.replica.number
+        exchange.replica.is_up = False
+        logger.warning("Replica %d is taken out of service: it was lost during an answer", number)
+        if exchange.outgoing.size:
+            message = f"replica {number} was lost in the middle of the answer; send the request again"
+            yield (event_of(ApiError(503, message, code="replica_lost").body()) + DONE).encode()
 
 
 def _whole(exchange: Exchange) -> Response:

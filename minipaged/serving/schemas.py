@@ -8,7 +8,7 @@ the answer silently.
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -21,6 +21,9 @@ MOST_PROMPTS = 256
 
 MOST_ENTRIES = 1024
 """Of an object whose keys are the client's."""
+
+OF_BEAMS = ("beam_width", "length_penalty", "early_stopping")
+"""Fields of `BeamSearchParams` alone."""
 
 T = TypeVar("T")
 
@@ -36,7 +39,7 @@ List = Annotated[list[T], _FailFast()]
 def _check_size(value: Any) -> Any:
     """Before the entries are looked at, for the same reason."""
     if isinstance(value, dict) and len(value) > MOST_ENTRIES:
-        raise PydanticCustomError("too_long", "at most {most} entries", {"most": MOST_ENTRIES})
+        raise PydanticCustomError("too_long", "too long", {"max_length": MOST_ENTRIES})
     return value
 
 
@@ -48,15 +51,18 @@ class Body(BaseModel):
     """An object whose fields are all known."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+    elsewhere: ClassVar[dict[str, str]] = {}
+    """Fields that it inherits and does not have -> its own in their place, or ""."""
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown(cls, data: Any) -> Any:
-        known = [field.alias or name for name, field in cls.model_fields.items()]
+        names = [field.alias or name for name, field in cls.model_fields.items()]
         for name in data if isinstance(data, dict) else ():
-            if name not in known:
-                near = difflib.get_close_matches(str(name)[:80], known, n=1, cutoff=0.8)
-                hint = f"did you mean {near[0]}?" if near else "leave it out"
+            if name not in names or name in cls.elsewhere:
+                [near] = difflib.get_close_matches(str(name)[:80], names, n=1, cutoff=0.8) or [""]
+                near = cls.elsewhere.get(near, near)
+                hint = f"did you mean {near}?" if near else "leave it out"
                 field = str(name)[:80].encode(errors="backslashreplace").decode()
                 raise PydanticCustomError("unknown_field", "unknown", {"field": field, "hint": hint})
         return data
@@ -66,6 +72,7 @@ class StreamOptions(Body):
     """What a stream contains besides the text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class JsonSchema(Body):
@@ -144,6 +151,11 @@ class GenerationBody(Body):
         """Whether a stream tells its usage, in a last event of its own."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def wants_usage_so_far(self) -> bool:
+        """Whether each event of a stream tells it, too."""
+        return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
 
 class CompletionBody(GenerationBody):
     """`/v1/completions`."""
@@ -162,14 +174,45 @@ class Message(BaseModel):
     content: str | List[dict[str, Any]] | None = None
 
 
-class ChatBody(GenerationBody):
+class Function(BaseModel):
+    """What a tool does; whatever else it has goes to the chat template."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    """Of those that a model may call."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Literal["function"]
+    function: Function
+
+
+class TemplateOptions(Body):
+    """How a conversation becomes a prompt; see `LLM.chat`."""
+
+    tools: List[Tool] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Table[Any] | None = None
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Of `LLM.chat_prompt`."""
+        return self.model_dump(include={*TemplateOptions.model_fields}, exclude_unset=True)
+
+
+class ChatBody(TemplateOptions, GenerationBody):
     """`/v1/chat/completions`."""
 
     messages: List[Message]
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
-    tools: List[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: bool | None = None
 
@@ -193,13 +236,30 @@ class TextOptions(Body):
 class ResponsesBody(GenerationBody):
     """`/v1/responses`."""
 
+    elsewhere = dict.fromkeys(
+        ("n", "best_of", "use_beam_search", "prompt_logprobs", "stream_options", *OF_BEAMS), ""
+    ) | {"max_tokens": "max_output_tokens", "response_format": "text", "structured_outputs": "text"}
+
     input: str | List[Message]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     text: TextOptions | None = None
+    # Only the values that ask for nothing:
+    tools: List[Any] | None = Field(None, max_length=0)
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: bool | None = None
+    include: List[str] | None = Field(None, max_length=0)
+    background: Literal[False] | None = None
+    truncation: Literal["disabled"] | None = None
+    previous_response_id: None = None
+    conversation: None = None
+    reasoning: None = None
+    # Without effect here:
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
 
 
-class TokenizeBody(Body):
+class TokenizeBody(TemplateOptions):
     """`/tokenize`: a text, or a conversation."""
 
     model: str | None = None

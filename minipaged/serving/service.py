@@ -111,11 +111,14 @@ class Service:
             return [list(encode(texts[0]))]
         return [await self.in_thread(encode, text) for text in texts]
 
-    async def encode_chat(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
-    ) -> list[int]:
-        """The tokens of a conversation, in another thread: a template is a program."""
-        chat_prompt: Any = partial(self.llm.chat_prompt, tools=tools)
+    async def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+        """The tokens of a conversation, in another thread: a template is a program.
+
+        Args:
+            messages: as `plain_messages` makes them.
+            options: of `LLM.chat_prompt`.
+        """
+        chat_prompt: Any = partial(self.llm.chat_prompt, **options)
         return (await self.in_thread(chat_prompt, messages))["prompt_token_ids"]
 
     @property

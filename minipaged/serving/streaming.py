@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 
 from minipaged.outputs import CompletionOutput
+from minipaged.serving.errors import shutting_down
 
 T = TypeVar("T")
 DONE = "data: [DONE]\n\n"
@@ -41,28 +42,42 @@ class Chunks:
         head: the fields before `choices`.
         wants_usage: whether a last event tells the usage; then each has the field, null until there.
         plain: a choice that goes on and tells nothing but a text: first its "index", 0, then the text, "".
+        so_far: tells the usage until now, if each event is to tell it.
     """
 
-    def __init__(self, head: dict[str, Any], wants_usage: bool, plain: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        head: dict[str, Any],
+        wants_usage: bool,
+        plain: dict[str, Any],
+        so_far: Callable[[], dict[str, Any]] | None = None,
+    ) -> None:
         self._head = head
         self._wants_usage = wants_usage
+        self._so_far = so_far
         event = event_of({**head, "choices": [], **({"usage": None} if wants_usage else {})})
         # (A string has no quotes in JSON that are not escaped, so that none contains this.)
-        self._before, _, self._after = event.partition('"choices": []')
+        self._before, _, self._end = event.partition('"choices": []')
         self._before += '"choices": ['
-        self._after = "]" + self._after
+        self._end = "]" + self._end
         before_index, _, rest = json.dumps(plain).partition("0")
         between, _, after_text = rest.partition('""')
-        self._piece = self._before + before_index, between, after_text + self._after
+        self._piece = self._before + before_index, between, after_text
 
     def event(self, choice: dict[str, Any]) -> str:
         """The event with this choice."""
         return f"{self._before}{json.dumps(choice)}{self._after}"
 
+    @property
+    def _after(self) -> str:
+        if self._so_far is None:
+            return self._end
+        return self._end.replace("null", json.dumps(self._so_far()["usage"]))
+
     def piece(self, index: int, text: str) -> str:
         """The event with the plain choice of this index and text."""
         before, between, after = self._piece
-        return f"{before}{index}{between}{json.dumps(text)}{after}"
+        return f"{before}{index}{between}{json.dumps(text)}{after}{self._after}"
 
     def last(self, usage: dict[str, Any]) -> str:
         """The event that tells the usage, if it is wanted."""
@@ -76,18 +91,21 @@ class EventStream(Response):
         events: end by themselves at the deadline.
         close: called at the end, whatever it is.
         deadline: on the event loop's clock; a client that has not read all a little later is left.
+        headers: in place of those of a new stream.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        events: AsyncGenerator[str],
+        events: AsyncGenerator[str] | AsyncGenerator[bytes],
         close: Callable[[], Awaitable[None]] | None = None,
         deadline: float | None = None,
+        headers: list[tuple[bytes, bytes]] | None = None,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
+        self.raw_headers = headers or self.raw_headers
         self._events = events
         self._close = close
         self._end = None if deadline is None else deadline + TO_READ
@@ -97,9 +115,11 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await unless_gone(receive, self._send(send))
-        except TimeoutError as error:
-            with suppress(TimeoutError):
-                await self._events.athrow(error)  # for the log; nobody reads what it says
+        except (TimeoutError, asyncio.CancelledError) as error:
+            # The time is over, or the server ends and waits no longer for a client that does not read.
+            reason = error if isinstance(error, TimeoutError) else shutting_down()
+            with suppress(type(reason), StopAsyncIteration):
+                await self._events.athrow(reason)  # for the log; nobody reads what it says
         finally:
             await self._events.aclose()
             if self._close is not None:
@@ -108,8 +128,9 @@ class EventStream(Response):
     async def _send(self, send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
         async for events in self._events:
             if events:
+                body = events.encode() if isinstance(events, str) else events
                 async with asyncio.timeout_at(self._end):
-                    await send({"type": "http.response.body", "body": events.encode(), "more_body": True})
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -322,6 +322,72 @@ def test_parts_of_a_message_are_joined_as_llm_chat_does(server, offline):
     assert server.http.post("/tokenize", json={"messages": messages}).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_options_of_the_template_are_those_of_llm_chat(server, offline, monkeypatch, path):
+    """Catches an option that is read and dropped."""
+    template = (
+        "{% for message in messages %}<{{ message.role }}>{{ message.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}{{ mood }}"
+    )
+    monkeypatch.setattr(server.llm.get_tokenizer(), "chat_template", template)
+    messages = [*MESSAGES, {"role": "assistant", "content": "Once upon"}]
+    kwargs = {"chat_template_kwargs": {"mood": "glad"}}
+    for options in ({}, {"add_generation_prompt": False}, {"continue_final_message": True}, kwargs):
+        right = offline.chat_prompt(messages, chat_template=template, **options)["prompt_token_ids"]
+        body = {"messages": messages, **options, **({} if path == "/tokenize" else GREEDY)}
+        answer = server.http.post(path, json=body).json()
+        if path == "/tokenize":
+            assert answer["tokens"] == right
+        else:
+            assert answer["usage"]["prompt_tokens"] == len(right)
+            [text] = offline.generate([{"prompt_token_ids": right}], SamplingParams(**GREEDY))
+            assert answer["choices"][0]["message"]["content"] == text.outputs[0].text
+
+
+def test_a_developer_is_the_system(server):
+    """Catches instructions under OpenAI's newer name that a template refuses, or drops."""
+    tokens = []
+    for role in ("developer", "system"):
+        messages = [{"role": role, "content": "Be brief."}, *MESSAGES]
+        tokens.append(server.http.post("/tokenize", json={"messages": messages}).json()["tokens"])
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_stream_may_tell_its_usage_in_every_event(server, path):
+    """Catches a count that runs behind, or is told only at the end."""
+    said = {"prompt": PROMPT} if path.endswith("v1/completions") else {"messages": MESSAGES}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**said, **GREEDY, "stream": True, "stream_options": options}
+    events = server.http.post(path, json=body).text.split("\n\n")
+    told = [
+        json.loads(event.removeprefix("data: "))["usage"]
+        for event in events
+        if "[DONE]" not in event
+        if event
+    ]
+    counts = [usage["completion_tokens"] for usage in told]
+    assert counts == sorted(counts)
+    assert len(set(counts)) == counts[-1] == 24
+    assert told[-1] == told[-2]
+    body["stream_options"] = {"continuous_usage_stats": True}
+    assert '"usage"' not in server.http.post(path, json=body).text
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/metrics"])
+def test_a_head_is_a_get_without_its_body(server, path):
+    """Catches a monitor that asks for the head alone, and hears that the server is ill."""
+    answer = server.http.head(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_the_document_knows_no_other_errors_than_are_sent(server):
+    """Catches FastAPI's own 422, which no path sends."""
+    for path in server.http.get("/openapi.json").json()["paths"].values():
+        for operation in path.values():
+            assert "422" not in operation["responses"]
+
+
 def test_a_prompt_logprob_of_nothing_is_json(server):
     """Catches NaN and -Infinity, which no JSON parser but Python's takes."""
     body = {"prompt": PROMPT, "max_tokens": 3, "temperature": 0, "prompt_logprobs": 1, "logprobs": 2}

@@ -21,6 +21,7 @@ import pytest
 
 from minipaged import AsyncLLM
 from minipaged.serving import streaming
+from minipaged.serving.errors import api_error
 from minipaged.serving.generation import _guarded
 from minipaged.serving.streaming import DONE, EventStream
 from minipaged.serving.threads import DaemonThreads
@@ -98,16 +99,18 @@ def test_a_stream_whose_time_is_over_while_it_is_sent_says_so():
     assert "longer than the server allows" in generation.end
 
 
-def test_a_client_that_does_not_read_is_left(monkeypatch):
-    """Catches a connection that lasts as long as the client likes, and a traceback at its end."""
+@pytest.mark.parametrize("end", ["timeout", "shutting_down"])
+def test_a_client_that_does_not_read_is_left(monkeypatch, end):
+    """Catches a connection that lasts as long as the client likes, and a traceback at its end: that of its
+    time, or the server's, which cancels what still runs."""
     monkeypatch.setattr(streaming, "TO_READ", 0.05)
     told = []
 
     async def events():
         try:
             yield "event"
-        except TimeoutError:
-            told.append("timeout")
+        except Exception as error:
+            told.append(api_error(error).code)
             yield "too late"
 
     async def close():
@@ -118,11 +121,16 @@ def test_a_client_that_does_not_read_is_left(monkeypatch):
             await asyncio.sleep(60)
 
     async def answer():
-        response = EventStream(events(), close, asyncio.get_running_loop().time())
-        await asyncio.wait_for(response({"type": "http"}, never, never), 10)
+        now = asyncio.get_running_loop().time()
+        response = EventStream(events(), close, now if end == "timeout" else None)
+        task = asyncio.create_task(response({"type": "http"}, never, never))
+        await asyncio.sleep(0.02)
+        if end == "shutting_down":
+            task.cancel()
+        await asyncio.wait_for(task, 10)
 
     asyncio.run(answer())
-    assert told == ["timeout", "closed"]
+    assert told == [end, "closed"]
 
 
 def test_the_time_of_a_request_includes_its_body():

@@ -117,6 +117,15 @@ def test_what_cannot_be_done_is_refused_by_name(client, values, name):
     assert told.value.param.split(".")[0] == name
 
 
+def test_what_clients_send_to_say_nothing_is_taken(client, right):
+    """Catches a client that names what it does not want, and is refused."""
+    nothing = {"include": [], "tools": [], "tool_choice": "auto", "parallel_tool_calls": True}
+    more = {"truncation": "disabled", "background": False, "previous_response_id": None, "reasoning": None}
+    keys = {"prompt_cache_key": "a", "safety_identifier": "b", "store": False}
+    response = client.responses.create(**MODEL, input=ASKED, **GREEDY, **nothing, **more, **keys)
+    assert response.output_text == right.outputs[0].text
+
+
 def test_a_wrong_length_is_told_under_its_own_name(server):
     """Catches an error about `max_tokens`, which the body does not have."""
     error = server.http.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 2**63}).json()[
