@@ -21,7 +21,7 @@ from typing import Any, Self
 from minipaged.conversations import Message
 from minipaged.decoding.params import DecodingParams
 from minipaged.engine import Engine, RequestError
-from minipaged.engine_thread import EngineThread, QueuedEngine, Reader
+from minipaged.engine_thread import EngineThread, Reader
 from minipaged.llm import LLM
 from minipaged.outputs import RequestOutput
 from minipaged.prompts import Prompt, TokensPrompt, check_params, split_prompt
@@ -49,7 +49,7 @@ class AsyncLLM:
         if max_waiting is not None and (type(max_waiting) is not int or max_waiting < 1):
             raise RequestError(f"max_waiting is {max_waiting!r}; give at least 1, or None for no limit")
         self.max_waiting = max_waiting
-        self._llm = _LLM(model, **options)
+        self._llm = LLM(model, **options)
         self._thread = EngineThread(self._llm.engine)
         # (Also when the object is dropped and when the interpreter ends.)
         self._shutdown = weakref.finalize(self, _shut_down, self._thread, self._llm)
@@ -115,11 +115,11 @@ class AsyncLLM:
             raise RequestError(f"request_id is {request_id!r}; give a string")
         text, token_ids, _ = split_prompt(prompt)
         reader = Reader(request_id or uuid.uuid4().hex, text)
-        is_long = text is not None and token_ids is None and len(text) > LONG_TEXT
+        is_long = token_ids is None and len(text or "") > LONG_TEXT and self.get_tokenizer() is not None
         self._thread.register(reader, self.max_waiting)
         try:
-            # Of a long text the beginning, which shows at once whether the parameters work.
-            request = self._build(reader.request_id, str(text)[:64] if is_long else prompt, params)
+            # One token for a long text shows at once whether the parameters work.
+            request = self._build(reader.request_id, [0] if is_long else prompt, params)
         except BaseException:
             self._thread.close(reader)
             raise
@@ -189,6 +189,7 @@ class AsyncOutputs:
         """Abort the request, unless it has ended; there are no more outputs."""
         self._reader.pending.clear()
         self._reader.done = True
+        self._reader.news.set()  # for a task that waits for the next output
         self._llm._thread.close(self._reader)
 
     def __del__(self) -> None:
@@ -213,11 +214,6 @@ async def together(streams: Sequence[AsyncOutputs]) -> AsyncGenerator[tuple[int,
         if all(reader.done and not reader.pending for reader in readers):
             return
         await news.wait()
-
-
-class _LLM(LLM):
-    engine_class = QueuedEngine
-    engine: QueuedEngine
 
 
 def _shut_down(thread: EngineThread, llm: LLM) -> None:

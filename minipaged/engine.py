@@ -121,12 +121,13 @@ class Engine:
             self.scheduler.add(request)
             self._requests[request.request_id] = request
 
-    def abort(self, request_id: str) -> None:
-        """End a request now; unknown and finished requests are ignored."""
+    def abort(self, request_id: str, error: str | None = None) -> None:
+        """End a request now, as failed if there is an `error`; unknown and finished ones are ignored."""
         request = self._requests.get(request_id)
         if request is not None:
             with DeferredInterrupts():
                 self._now = self.clock()
+                request.error = error
                 self.scheduler.abort(request)
                 self._forget(request)
 

@@ -2,8 +2,8 @@
 
 Requests are checked and built by their callers; changes to the engine (a request to queue or to abort) go
 through an inbox to the thread, and only this thread touches the scheduler and the memory. Outputs go to each
-reader's event loop. A step that fails is rolled back by the engine and computed again, three times at most;
-a lost rank ends the thread.
+reader's event loop. A step that fails is rolled back by the engine and computed again, up to `MAX_FAILURES`
+failures in a row; a lost rank ends the thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from minipaged.scheduling import Request, RequestState, StepPlan
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3
-"""Steps that may fail in a row before the requests they compute end with "error"."""
+"""As many failed steps in a row end the requests that they were to compute with "error"."""
 
 
 class QueueFullError(RuntimeError):
@@ -80,29 +80,15 @@ class Reader:
         return output
 
 
-class QueuedEngine(Engine):
-    """An engine whose requests are built by one thread and queued by another."""
-
-    def fail(self, request: Request) -> None:
-        """End a request with "error", between two steps."""
-        self.scheduler.end(request, "error")
-        self._forget(request)
-
-    @property
-    def unfinished(self) -> list[Request]:
-        """Requests that are queued."""
-        return list(self._requests.values())
-
-
 class EngineThread:
     """The thread that steps an engine, and its interface for other threads."""
 
-    def __init__(self, engine: QueuedEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._stopped: str | None = None  # why
         self._pid = os.getpid()
         self._engine = engine
         self._readers: dict[str, Reader] = {}  # of unfinished requests
-        self._lock = threading.RLock()  # of these two; never held during a step
+        self._lock = threading.RLock()  # of `_readers` and `_stopped`; never held during a step
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None: end
         self._planned: StepPlan | None = None  # what the present step is to compute
         self._failures: Counter[str] = Counter()  # failed steps in a row of a request
@@ -232,7 +218,10 @@ class EngineThread:
         except Exception as error:
             logger.exception("A step failed; what it was to compute is computed again")
             self._note_failure(f"{type(error).__name__}: {error}")
-            self._tell([reader.request for reader in list(self._readers.values()) if reader.request])
+            self._tell(self._requests())
+
+    def _requests(self) -> list[Request]:
+        return [reader.request for reader in list(self._readers.values()) if reader.request]
 
     def _note_plan(self, plan: StepPlan) -> None:
         self._planned = plan
@@ -243,12 +232,10 @@ class EngineThread:
 
     def _note_failure(self, error: str) -> None:
         """Count a failure for each request of the step; without a plan, its cause cannot be known."""
-        for request in self._planned.touched if self._planned is not None else self._engine.unfinished:
+        for request in self._planned.touched if self._planned is not None else self._requests():
             self._failures[request.request_id] += 1
-            if self._failures[request.request_id] >= MAX_FAILURES and not request.is_finished:
-                self._engine.fail(request)
-            if any(completion.finish_reason == "error" for completion in request.completions):
-                request.error = request.error or error
+            if self._failures[request.request_id] >= MAX_FAILURES:
+                self._engine.abort(request.request_id, error)
 
     def _tell(self, requests: Iterable[Request]) -> None:
         """Send what is new of them to their readers, one message an event loop."""

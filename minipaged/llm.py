@@ -62,8 +62,6 @@ class LLM:
         ConfigError, ModelLoadError, UnsupportedModelError, OverrideError, ContractError: one clear line each.
     """
 
-    engine_class: type[Engine] = Engine
-
     def __init__(
         self,
         model: str | Path | None = None,
@@ -113,7 +111,7 @@ class LLM:
             attending: Any = executor
             attending.use_attention(components.paged_attention)
         self.tokenizer = tokenizer
-        self.engine = self.engine_class(executor, self.config, tokenizer, components)
+        self.engine = Engine(executor, self.config, tokenizer, components)
         self._default_sampling_params = default_params(defaults, name)
         self._num_requests = 0
         self._turns = EngineTurns(self.engine)
@@ -198,7 +196,8 @@ class LLM:
             text, is_last = rules.begin_text(request.prompt_token_ids), False
             while not is_last:
                 is_last = request.is_finished  # (read before the tokens: others may step meanwhile)
-                sequence = (request.completions or request.sequences)[0]
+                # (In this order: a commit fills `completions` before it empties `sequences`.)
+                sequence = (request.sequences or request.completions)[0]
                 for token_id in sequence.output_token_ids[text.num_tokens :]:
                     text = text.after(token_id)
                     if text.delta:

@@ -54,7 +54,7 @@ def make_output(request: Request, prompt: str | None, rules: StopChecker | None)
         # (Of `best_of` samples the n best are numbered anew.)
         index = sequence.index if score is None and not request.is_finished else rank
         outputs.append(replace(_completion(sequence, text, rules), index=index, score=score))
-    return _around(request, prompt, outputs, _prompt_logprobs(request, rules))
+    return _request_output(request, prompt, outputs, _prompt_logprobs(request, rules))
 
 
 class OutputProgress:
@@ -74,13 +74,13 @@ class OutputProgress:
         self._prompt = prompt
         self._rules = rules
         self._kind: RequestOutputKind = request.params.output_kind
-        self._told: dict[int, tuple[int, bool]] = {}  # index -> tokens told, and whether its end was
-        self._whole: dict[int, CompletionOutput] = {}  # index -> all that was told, if outputs are cumulative
+        self._told: dict[int, tuple[int, bool]] = {}  # index -> tokens sent, and whether its end was
+        self._whole: dict[int, CompletionOutput] = {}  # index -> all that was sent, if outputs are cumulative
         self._texts: dict[int, OutputText] = {}
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     def next(self) -> RequestOutput | None:
-        """What is to be told now; None: nothing, as there is no new token, or the end is waited for."""
+        """What is to be sent now; None: nothing, as there is no new token, or the end is waited for."""
         request = self._request
         if request.is_finished and self._kind != RequestOutputKind.DELTA:
             return make_output(request, self._prompt, self._rules)
@@ -92,23 +92,23 @@ class OutputProgress:
             return None
         if self._prompt_logprobs is None:
             self._prompt_logprobs = _prompt_logprobs(request, self._rules)
-        outputs = deltas if self._kind == RequestOutputKind.DELTA else self._grown(deltas)
-        return _around(request, self._prompt, outputs, self._prompt_logprobs)
+        outputs = deltas if self._kind == RequestOutputKind.DELTA else self._cumulative(deltas)
+        return _request_output(request, self._prompt, outputs, self._prompt_logprobs)
 
     def _advance(self, sequence: Sequence) -> CompletionOutput | None:
         """What is new of a sequence; None: nothing."""
-        told = self._told.get(sequence.index, (0, False))
+        sent = self._told.get(sequence.index, (0, False))
         now = (sequence.num_generated_tokens, sequence.finish_reason is not None)
-        if told == now:
+        if sent == now:
             return None
         self._told[sequence.index] = now
-        return _completion(sequence, self._new_text(sequence), self._rules, told[0])
+        return _completion(sequence, self._new_text(sequence), self._rules, sent[0])
 
-    def _grown(self, deltas: list[CompletionOutput]) -> list[CompletionOutput]:
-        """All that was told of every sequence, these included."""
+    def _cumulative(self, deltas: list[CompletionOutput]) -> list[CompletionOutput]:
+        """All text and tokens of every sequence so far, these included."""
         for delta in deltas:
-            told = self._whole.get(delta.index)
-            self._whole[delta.index] = delta if told is None else _joined(told, delta)
+            sent = self._whole.get(delta.index)
+            self._whole[delta.index] = delta if sent is None else _joined(sent, delta)
         return list(self._whole.values())
 
     def _new_text(self, sequence: Sequence) -> str:
@@ -125,12 +125,12 @@ class OutputProgress:
         return "".join(pieces) + (text.rest() if sequence.finish_reason is not None else "")
 
 
-def _joined(told: CompletionOutput, new: CompletionOutput) -> CompletionOutput:
+def _joined(sent: CompletionOutput, new: CompletionOutput) -> CompletionOutput:
     return replace(
         new,
-        text=told.text + new.text,
-        token_ids=told.token_ids + new.token_ids,
-        logprobs=None if new.logprobs is None else (told.logprobs or []) + new.logprobs,
+        text=sent.text + new.text,
+        token_ids=sent.token_ids + new.token_ids,
+        logprobs=None if new.logprobs is None else (sent.logprobs or []) + new.logprobs,
     )
 
 
@@ -170,7 +170,7 @@ def _prompt_logprobs(request: Request, rules: StopChecker | None) -> list[dict[i
     return [None if top is None else _with_tokens(top, rules) for top in found]
 
 
-def _around(
+def _request_output(
     request: Request,
     prompt: str | None,
     outputs: list[CompletionOutput],

@@ -89,9 +89,8 @@ def edit_logits(
 def filter_logits(logits: torch.Tensor, params: SequenceOf[SamplingParams]) -> torch.Tensor:
     """Temperature (above 0), then top-k, top-p, min-p and typical_p of each row.
 
-    Logits are [rows, vocab_size] float32.
-
-    The softmax of the new logits is to be sampled; dropped tokens are -inf.
+    Takes and returns logits [rows, vocab_size] float32. Tokens are sampled from the softmax of what it
+    returns, in which dropped tokens are -inf.
     """
 
     def column(values: list[float]) -> torch.Tensor:

@@ -61,10 +61,10 @@ class Sampler:
         beams = [row for row, p in enumerate(params) if isinstance(p, BeamSearchParams)]
         if beams:
             counts = [min(scheduled[row].num_candidates, logits.shape[1]) for row in beams]
-            heat = on_device([[params[row].temperature] for row in beams], logits.device)
+            temperature = on_device([[params[row].temperature] for row in beams], logits.device)
             is_plain = all(params[row].temperature == 1 for row in beams)
-            divisor = total[beams, None] if is_plain else (logits[beams] / heat).logsumexp(-1, True)
-            best = (_take(edited, beams) / heat - divisor).topk(max(counts))
+            divisor = total[beams, None] if is_plain else (logits[beams] / temperature).logsumexp(-1, True)
+            best = (_take(edited, beams) / temperature - divisor).topk(max(counts))
             ids, logprobs = _on_host(best.indices.flatten(), best.values.flatten())
             for row, count, start in zip(beams, counts, range(0, len(ids), max(counts))):
                 samples[row] = Sample(ids[start : start + count], logprobs[start : start + count])

@@ -142,9 +142,8 @@ def _local_first(path: Path, name: str, load: Callable[..., Any], revision: str 
     try:
         return load(name, local_files_only=True)
     except OSError:
-        model_info(
-            name, revision=revision, timeout=HUB_TIMEOUT
-        )  # fails at once where transformers would ask again and again
+        # Fails at once where transformers would ask again and again.
+        model_info(name, revision=revision, timeout=HUB_TIMEOUT)
         return load(name)
 
 

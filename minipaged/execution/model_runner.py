@@ -2,7 +2,7 @@
 
     StepPlan -> swap out, swap in, copies -> Batch -> model -> logits [R, V] -> samples
 
-When it is built, a probe pass of two tokens finds out each layer's K/V shapes and refuses a model whose
+When it is built, probe passes of a few tokens find out each layer's K/V shapes and refuse a model whose
 layers do not all attend through the pool.
 """
 

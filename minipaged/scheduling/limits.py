@@ -1,4 +1,4 @@
-"""Requests that can never run are refused, with the numbers; preemptions are logged.
+"""Requests that can never run are refused, with the numbers; preemptions and early ends are logged.
 
 The warnings name the settings to change, as the tuning guide of vLLM does ("Optimization and tuning").
 """

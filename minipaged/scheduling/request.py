@@ -195,7 +195,8 @@ class Request:
         self.completions: list[Sequence] = []  # ended
         self.error: str | None = None  # why it failed
         self.num_preemptions = 0
-        self.num_cached_tokens = 0
+        self.has_run = False  # in a step that was committed
+        self.num_cached_tokens = 0  # of the prompt, when it was first admitted
         self.prompt_logprobs: dict[int, TopLogprobs] = {}  # of each position, if asked for
         self.times: dict[str, float] = {}  # when it was "scheduled", ...; kept by the metrics
 

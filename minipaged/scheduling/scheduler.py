@@ -57,10 +57,11 @@ class FCFSScheduler:
 
     def abort(self, request: Request) -> None:
         """End a request now, whatever its state; one that is being computed ends with that step's commit."""
-        if self.in_flight is not None and request.state is not RequestState.WAITING:
+        is_computing = self.in_flight is not None and not self.in_flight.has_failed
+        if is_computing and request.state is not RequestState.WAITING:
             self._ending.append(request)
         elif not request.is_finished:
-            self.end(request, "abort")
+            self.end(request, "abort" if request.error is None else "error")
 
     def end(self, request: Request, reason: str) -> None:
         """The live sequences become completions as they are, and every block is freed."""
@@ -70,9 +71,6 @@ class FCFSScheduler:
         self._leave_queue(request)
         for sequence in request.sequences:
             sequence.finish_reason = reason
-        self._finish(request)
-
-    def _finish(self, request: Request) -> None:
         request.completions += request.sequences
         request.sequences = []
         request.state = RequestState.FINISHED
@@ -125,6 +123,8 @@ class FCFSScheduler:
         self.in_flight = None
         try:
             self.kv.commit_registered()
+            for request in plan.changed:
+                request.has_run = True
             for sequence, start, num_tokens, _ in plan.scheduled:
                 sequence.num_computed_tokens = start + num_tokens
             for request, branches in zip(plan.sampling, decisions):
@@ -151,28 +151,23 @@ class FCFSScheduler:
         branches   A+x  A+y  C+z          B has none: freed
         live       A    A'   C            A' is forked from A before anything is appended
         """
-        if len(branches) == 1 and len(request.sequences) == 1:
-            request.sequences[0].append(branches[0])
-            if request.sequences[0].finish_reason is not None:
-                self.kv.free(request.sequences)
-                self._finish(request)
+        if len(branches) == len(request.sequences) == 1 and branches[0].finish_reason is None:
+            request.sequences[0].append(branches[0])  # (nearly every request of nearly every step)
             return
-        live: list[Sequence] = []
         children: list[Sequence] = []
         for branch in branches:
+            child = branch.parent
             if branch.finish_reason is not None:
-                child = branch.parent.fork(self.kv.new_table())
-                request.completions.append(child)
-            else:
-                child = branch.parent
-                if child in live:
-                    child = child.fork(self.kv.fork(child))
-                    request.sequences.append(child)  # whatever happens, its blocks come back
-                live.append(child)
+                child = child.fork(self.kv.new_table())
+            elif child in children:
+                child = child.fork(self.kv.fork(child))
+                request.sequences.append(child)  # whatever happens, its blocks come back
             children.append(child)
         for child, branch in zip(children, branches):
             child.append(branch)
+        live = [child for child in children if child.finish_reason is None]
         self.kv.free(sequence for sequence in request.sequences if sequence not in live)
+        request.completions += [child for child in children if child.finish_reason is not None]
         request.sequences = live
         if not live:
             request.state = RequestState.FINISHED
@@ -310,14 +305,14 @@ class FCFSScheduler:
             return 0
         self._start(plan, request)
         plan.copies += self.kv.admit(request.sequences, admission)
-        if not request.num_preemptions:
+        if not request.has_run:
             request.num_cached_tokens = admission.num_cached_tokens
         detail = {
             "prompt_tokens": len(request.prompt_token_ids),
             "cached_tokens": admission.num_cached_tokens,
             "blocks": sum(admission.grants),
         }
-        kind = "resumed" if request.num_preemptions else "admitted"
+        kind = "resumed" if request.has_run else "admitted"
         plan.events.append(Event(kind, request.request_id, detail))
         # 0, unless the manager charges for cached tokens, too, as a scheduler unaware of prefixes does.
         cached_but_charged = admission.num_charged_tokens - request.num_uncomputed_tokens

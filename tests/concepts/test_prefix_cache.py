@@ -391,6 +391,18 @@ def test_a_failed_step_leaves_no_prefix_behind():
     assert engine.run() == [alone(range(10), 3, samples())] * 2
 
 
+def test_a_request_whose_step_failed_is_not_admitted_anew():
+    """Catches prompt tokens that are counted twice, and hits in what the request computed itself."""
+    engine = ToyEngine(toy_scheduler(caching=True))
+    engine.add(range(10), 8)
+    for _ in range(5):
+        engine.step()
+    engine.fail_step()
+    assert engine.run() == [alone(range(10), 8, samples())]
+    assert [e.kind for plan in engine.plans for e in plan.events] == ["admitted", "resumed"]
+    assert cached_tokens(engine) == [0]
+
+
 def test_a_preempted_request_finds_its_own_blocks_again():
     """Catches a recomputation of everything although the blocks were not needed by others."""
     engine = ToyEngine(toy_scheduler(9, 2, caching=True))

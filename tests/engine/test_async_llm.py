@@ -14,6 +14,8 @@ import threading
 import time
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from minipaged import (
     LLM,
@@ -309,6 +311,36 @@ def test_abort_ends_a_long_prompt_like_a_short_one(begun):
             assert last.prompt.startswith("hello")
             assert [done.finish_reason for done in last.outputs] == ["abort"]
             assert not llm._thread._readers
+
+    asyncio.run(main())
+
+
+def test_a_long_prompt_may_begin_with_what_is_no_token():
+    """Catches a check of its beginning alone: some tokenizers drop spaces."""
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+
+    async def main():
+        with AsyncLLM(tokenizer=tokenizer, disable_log_stats=True) as llm:
+            (*_, last) = await read(llm.generate(" " * 5000 + "a b", SamplingParams(max_tokens=3)))
+            assert last.prompt_token_ids == [0, 1]
+
+    asyncio.run(main())
+
+
+def test_who_waits_for_an_output_hears_that_another_task_closed_the_iterator():
+    """Catches a task that waits forever."""
+
+    async def main():
+        with toy() as llm:
+            outputs = llm.generate(PROMPT, LONG)
+            await anext(outputs)
+            reading = asyncio.create_task(read(outputs))
+            await asyncio.sleep(0.02)
+            await outputs.aclose()
+            await asyncio.wait_for(reading, 60)
+            await until(lambda: not llm._thread._readers)
 
     asyncio.run(main())
 
