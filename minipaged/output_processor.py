@@ -74,7 +74,7 @@ class OutputProgress:
         self._prompt = prompt
         self._rules = rules
         self._kind: RequestOutputKind = request.params.output_kind
-        self._told: dict[int, tuple[int, bool]] = {}  # index -> tokens sent, and whether its end was
+        self._sent: dict[int, tuple[int, bool]] = {}  # index -> tokens sent, and whether its end was
         self._whole: dict[int, CompletionOutput] = {}  # index -> all that was sent, if outputs are cumulative
         self._texts: dict[int, OutputText] = {}
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
@@ -97,11 +97,11 @@ class OutputProgress:
 
     def _advance(self, sequence: Sequence) -> CompletionOutput | None:
         """What is new of a sequence; None: nothing."""
-        sent = self._told.get(sequence.index, (0, False))
+        sent = self._sent.get(sequence.index, (0, False))
         now = (sequence.num_generated_tokens, sequence.finish_reason is not None)
         if sent == now:
             return None
-        self._told[sequence.index] = now
+        self._sent[sequence.index] = now
         return _completion(sequence, self._new_text(sequence), self._rules, sent[0])
 
     def _cumulative(self, deltas: list[CompletionOutput]) -> list[CompletionOutput]:

@@ -142,7 +142,7 @@ def notebook(folder: Path) -> str:
             lines = code[2].replace("\\\n", " ").splitlines()
             cells.append(code_cell("\n".join(f"!{' '.join(line.split())}" for line in lines)))
     if start.exists():
-        said = f"Your exercise: it lies in `tutorials/{folder.name}/exercise.py` of a clone."
+        said = f"Your exercise is `tutorials/{folder.name}/exercise.py` in a clone."
         cells += [words(said), code_cell(start.read_text())]
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"

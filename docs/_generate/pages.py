@@ -85,7 +85,8 @@ def configuration() -> str:
         "# Configuration\n",
         "Every setting of the engine, read from `EngineConfig` when this page was built. `LLM(...)` takes",
         "the names as keyword arguments, `minipaged generate` and `minipaged bench` take the flags. A value",
-        "that cannot work is refused when the engine is built, with the field, the value and the fix.",
+        "that cannot work is refused when the engine is built, with a message that names the field, the",
+        "value and the fix.",
         "",
     ]
     hints = typing.get_type_hints(EngineConfig)

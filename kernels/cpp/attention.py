@@ -1,8 +1,8 @@
 """Paged attention and cache writes in C++, called with the addresses of tensors.
 
 The source is `paged_attention.cpp`, compiled on first use (`build`). Tensors go in as pointers and strides:
-no copy, no dependency on torch's C++ interface. What the library does not support (other types, copies and
-swaps of blocks) the reference computes. Pools are `[num_blocks, Hkv, block_size, D]`. Paper: section 5.1.
+no copy, no dependency on torch's C++ interface. The reference computes whatever the library does not support
+(other types, copies and swaps of blocks). Pools are `[num_blocks, Hkv, block_size, D]`. Paper: section 5.1.
 """
 
 import ctypes

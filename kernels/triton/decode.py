@@ -1,8 +1,8 @@
 """Decode attention in Triton: one query token a sequence, its context read once through the block table.
 
 One program per (sequence, KV head, split of the context). All G query heads that share the KV head are rows
-of one matrix product, so each K and V is read once, not G times. Decode moves bytes and little else: speed
-means enough programs in flight, hence the splits, folded together by a second, small kernel (flash-decoding).
+of one matrix product, so each K and V is read once, not G times. Decoding is memory-bound, so it
+needs enough programs in flight; hence the splits, which a second, small kernel combines (flash-decoding).
 Pools are `[num_blocks, Hkv, block_size, Dk or Dv]`. Paper: section 5.1 (the PagedAttention kernel).
 
     context of sequence s   |  block 5  |  block 2  |  block 7  |  block 0  |  block 9  |  3 |

@@ -1,4 +1,4 @@
-"""Attention for prompts and chunks of them in Triton, among decodes or not: ragged queries, one launch.
+"""Attention in Triton for whole prompts and chunks, with or without decodes beside them: ragged, one launch.
 
 One program per (query tile, KV head). A tile is a run of consecutive query tokens of one sequence, times the
 G query heads that share the KV head: `rows` rows of one matrix product. Tiles are numbered without a list of

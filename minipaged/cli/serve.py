@@ -59,7 +59,7 @@ def serve(
     use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
-    """Serve a model over HTTP, as OpenAI does."""
+    """Serve a model over HTTP with an OpenAI-compatible API."""
     if not 1 <= replicas <= MOST_REPLICAS:
         raise ValueError(f"replicas is {replicas}; give a number from 1 to {MOST_REPLICAS}")
     try:

@@ -138,7 +138,7 @@ def simulate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what a model on some hardware would do under a load; no GPU and no weights needed.
+    """Estimate how a model would perform on given hardware under a load; needs no GPU and no weights.
 
     Requests do not say how long their outputs may be, so --page-growth reserve takes max_model_len tokens for
     each.

@@ -236,14 +236,14 @@ def prepare(model: PreTrainedModel) -> None:
         UnsupportedModelError: the architecture cannot swap its attention.
     """
     accepted = inspect.signature(model.forward).parameters
-    if "position_ids" not in accepted:
-        if getattr(model, "_is_stateful", False):
-            raise UnsupportedModelError("it is recurrent: it keeps a state instead of a KV cache")
-        if any(name.startswith("encoder_") for name in accepted):
-            raise UnsupportedModelError("it is the decoder of an encoder-decoder model")
+    has_positions = "position_ids" in accepted
+    if not has_positions and getattr(model, "_is_stateful", False):
+        raise UnsupportedModelError("it is recurrent: it keeps a state instead of a KV cache")
     if not model._can_set_attn_implementation():
         # transformers itself would only log a warning and keep its own attention, which has no cache
         raise UnsupportedModelError("its attention does not use transformers' attention interface")
+    if not has_positions and any(name.startswith("encoder_") for name in accepted):
+        raise UnsupportedModelError("it is the decoder of an encoder-decoder model")
     for parameter in ("position_ids", "logits_to_keep"):
         if parameter not in accepted:
             raise UnsupportedModelError(f"its forward pass takes no {parameter}")

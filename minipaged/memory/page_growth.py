@@ -55,7 +55,7 @@ class Chunked:
 
 
 class Reserve:
-    """Everything at admission, prompt + max_tokens: what text-generation-inference did before."""
+    """Everything at admission, prompt + max_tokens: what text-generation-inference does."""
 
     def at_admission(self, needed: int, remaining: int) -> tuple[int, ...]:
         """All that the sequence could ever use, or it waits."""

@@ -46,9 +46,7 @@ class StepPlan:
     swap_in: list[BlockCopy] = field(default_factory=list)  # (host block, device block)
     copies: list[BlockCopy] = field(default_factory=list)  # copy-on-write, (device block, device block)
     changed: list[Request] = field(default_factory=list)  # whose block tables change
-    finished: list[Request] = field(
-        default_factory=list
-    )  # ended while planning: aborted, or outgrew the pool
+    finished: list[Request] = field(default_factory=list)  # ended while planning: aborted or outgrew the pool
     events: list[Event] = field(default_factory=list)  # what was decided, and why
     num_preempted: int = 0  # nobody is admitted or resumed in a step that preempts
     has_failed: bool = False  # it is rolled back, or its roll-back failed, too

@@ -7,9 +7,9 @@
                      | d d d | p p p p p |      the next five
                      | d d d | p p : q q q |    the last two, and a new prompt begins
 
-Prefill first is the schedule of the paper's system and of Orca; it has the best time to first token. With
-chunked prefill (Sarathi, arXiv 2308.16369) decodes never wait for a prompt; a smaller budget evens out the
-time between tokens, a larger one shortens the time to the first.
+Prefill first is the schedule of vLLM before chunked prefill; it has the best time to first token. With
+chunked prefill (Sarathi-Serve, arXiv 2403.02310) decodes never wait for a prompt; a smaller budget evens
+out the time between tokens, a larger one shortens the time to the first.
 """
 
 from __future__ import annotations

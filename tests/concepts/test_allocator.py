@@ -21,7 +21,7 @@ def test_an_allocated_block_has_one_reference():
 
 
 def test_an_allocation_that_cannot_be_met_takes_nothing():
-    """Catches blocks lost when only some of those wanted are there; the error is OutOfBlocksError."""
+    """Catches blocks lost when only some of those requested are free; the error is OutOfBlocksError."""
     pool = BlockAllocator(4)
     held = pool.allocate(3)
     with pytest.raises(OutOfBlocksError):
@@ -31,7 +31,7 @@ def test_an_allocation_that_cannot_be_met_takes_nothing():
 
 
 def test_a_refused_allocation_leaves_the_order():
-    """Catches blocks that are taken and put back the other way round: an error leaves all as it was."""
+    """Catches blocks that are taken and put back in reverse: an error must leave everything unchanged."""
     pool = BlockAllocator(4, order=[3, 1, 2, 0])
     with pytest.raises(OutOfBlocksError):
         pool.allocate(5)
@@ -52,7 +52,7 @@ def test_allocating_no_block_is_possible_on_an_empty_pool():
 
 
 def test_a_freed_block_can_be_handed_out_again():
-    """Catches a pool that shrinks with every request until the engine stands still."""
+    """Catches a pool that shrinks with every request until the engine stalls."""
     pool = BlockAllocator(2)
     for _ in range(10):
         for block in pool.allocate(2):
@@ -127,7 +127,7 @@ def test_an_evictable_block_cannot_be_freed():
 
 @pytest.mark.parametrize("method", ["share", "release", "reclaim"])
 def test_a_refusal_of_a_free_block_changes_no_count(method):
-    """Catches a method without a check, a count that changes before it, to 1 or -1, and another error."""
+    """Catches a missing check, a count that changes before the check, and another error."""
     pool = BlockAllocator(2)
     (block,) = pool.allocate()
     pool.free(block)
@@ -137,7 +137,7 @@ def test_a_refusal_of_a_free_block_changes_no_count(method):
     assert after == (0, 2), f"references and free blocks: (0, 2) before `{method}` refused, {after} after it"
 
 
-def test_release_tells_the_last_holder():
+def test_release_reports_the_last_holder():
     """Catches a prefix cache that never learns when nobody uses a block any more."""
     pool = BlockAllocator(1)
     (block,) = pool.allocate()

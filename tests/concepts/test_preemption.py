@@ -347,7 +347,7 @@ def test_small_blocks_make_swapping_expensive():
 
 
 def test_a_step_without_budget_left_brings_nobody_back():
-    """A preempted request that takes blocks in a step that cannot compute any of its tokens."""
+    """Catches a preempted request that takes blocks in a step that cannot compute any of its tokens."""
     scheduler = toy_scheduler(16, 4, num_host_blocks=16, preemption=Swap())
     engine = ToyEngine(scheduler)
     earlier, later = engine.add(range(4)), engine.add(range(4, 8))

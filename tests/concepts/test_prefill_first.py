@@ -14,7 +14,7 @@ def shape(plan):
 
 
 def test_a_prompt_runs_in_one_step_alone():
-    """Catches a prompt that is mixed with decodes: the paper's system never does."""
+    """Catches a prompt that shares a step with decodes, which prefill first never allows."""
     engine = engine_of()
     engine.add(range(5), 4)
     assert shape(engine.step()) == [("r0", 5)]

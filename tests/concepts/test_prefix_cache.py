@@ -70,7 +70,7 @@ def test_a_block_is_found_only_after_its_own_prefix():
     assert hashes_of(cache, [5, 6]) != hashes_of(cache, [1, 2, 5, 6])[1:]
 
 
-def test_hashes_are_extended_not_made_anew():
+def test_hashes_are_extended_not_recomputed():
     """Catches hashing the whole sequence again for every new block, or going back to the salt for it."""
     calls = []
 

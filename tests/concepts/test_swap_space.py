@@ -177,7 +177,7 @@ def test_the_second_victim_is_recomputed_when_the_host_is_full():
 
 
 def test_an_abort_while_swapped_out_frees_the_host_blocks():
-    """Catches host blocks that nobody gives back, until swapping is over for good."""
+    """Catches host blocks that are never given back, until nothing can be swapped any more."""
     engine = swapping()
     engine.add(range(5), 8)
     victim = engine.add(range(20, 25), 8)
@@ -192,7 +192,7 @@ def test_an_abort_while_swapped_out_frees_the_host_blocks():
 
 @pytest.mark.parametrize("moment", ["out", "in"])
 def test_a_step_that_fails_while_swapping_is_recomputed(moment):
-    """Catches trust in moves of which nobody knows whether they happened."""
+    """Catches an engine that relies on moves that may not have happened."""
     engine = swapping()
     engine.add(range(5), 8)
     engine.add(range(20, 25), 8)

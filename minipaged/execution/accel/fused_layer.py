@@ -1,12 +1,12 @@
-"""The common decoder layer with fewer products and fewer trips to memory, or launches on a GPU.
+"""The common decoder layer with fewer matrix products, passes over memory and (on a GPU) kernel launches.
 
     x -> norm -> [Q K V] -> rotate Q, K in place -> attend -> product, + x  = y
     y -> norm -> [gate up] -> silu(gate) * up              -> product, + y
 
 Products of the same rows are one product of stacked weights; what lies between two products is one pass
 (`LayerOperations`: in C++ for CPUs, in Triton for GPUs). The last layer computes keys and values of all
-rows, and all else only of the output rows: of a prompt its last row, or none if the prompt goes on in the
-next step.
+rows, and everything else only for the output rows: for a prompt, its last row, or none if the prompt
+continues in the next step.
 """
 
 from __future__ import annotations

@@ -79,7 +79,9 @@ so compare within a row.
   "products in 8 bits").
 
 minipaged runs with the settings of its command line: large tensors in huge pages, freed memory kept. The
-others run with their defaults; ratios with the same settings for every engine are at the end.""".splitlines()
+others run with their default memory settings ("vLLM" in eager mode, `enforce_eager=True`; "vLLM, compiled"
+with its default, `torch.compile`). Ratios with the same memory settings for every engine are at the
+end.""".splitlines()
 
 BAR, ROW, LABEL, WIDTH = 13, 10, 250, 760
 
