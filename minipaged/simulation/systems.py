@@ -70,7 +70,7 @@ def paged(
     components: Components | None = None,
     **options: Any,
 ) -> Simulation:
-    """The paged system of the paper (prefills first, blocks on demand, recompute) but for these settings."""
+    """The paged system (prefills first, blocks on demand, recompute) but for these settings."""
     config = EngineConfig(**PAPER | options)
     num_blocks = setup.num_slots // config.block_size
     costs = CostModel(setup.deployment, config.block_size)
