@@ -26,6 +26,7 @@ from minipaged.cli.sampling import (
     set_values,
 )
 from minipaged.cli.wrapping import wrap_for_output
+from minipaged.scheduling import RequestTooLongError
 from minipaged.text_io import read_text
 from minipaged.viewer.highlights import text_of
 from minipaged.viewer.snapshot import look
@@ -132,6 +133,8 @@ class Chat:
             except ValueError as error:  # this question cannot be answered; the next may be
                 failed = True
                 self._notes.print(f"minipaged: {error}", soft_wrap=True)
+                if isinstance(error, RequestTooLongError) and self._conversation.token_ids:
+                    self._note("/reset begins a new conversation, which has room again.")
 
     def _read(self) -> str | None:
         """A line without the space around it; None at the end of the input."""

@@ -53,7 +53,9 @@ ACCOUNT = (
 
 
 def generate(
-    texts: Annotated[list[str] | None, Argument(metavar="[PROMPT]...", help="Prompts.")] = None,
+    texts: Annotated[
+        list[str] | None, Argument(metavar="[PROMPT]...", help=f"Prompts. [default: {DEFAULT_PROMPT}]")
+    ] = None,
     prompt: Annotated[list[str] | None, Option(help="A prompt; may be repeated.")] = None,
     prompt_file: Annotated[
         str | None, Option(help="A file with one prompt per line; - reads standard input.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from typing import Annotated, Any
 
@@ -98,6 +99,6 @@ def structured(
     """What the text must follow, if anything: a schema is a file, or the schema itself."""
     if json_schema is None and regex is None and choice is None:
         return None
-    if json_schema is not None and not json_schema.lstrip().startswith("{"):
+    if json_schema is not None and not re.match(r"\s*([{[]|(true|false)\s*$)", json_schema):
         json_schema = read_text("JSON schema", json_schema)
     return StructuredOutputsParams(json=json_schema, regex=regex, choice=choice)

@@ -189,6 +189,14 @@ def test_a_bad_question_does_not_end_the_chat(capsys, monkeypatch, llm):
     assert (code, out) == (0, f"{ANSWER}\n")
     assert "max_model_len" in err
     assert "is no Unicode character" in err
+    assert "/reset" not in err  # there was no conversation yet
+
+
+def test_a_conversation_that_is_full_says_how_to_go_on(capsys, monkeypatch, llm):
+    """Catches a chat that can only refuse from here on."""
+    code, out, err = chat(capsys, monkeypatch, llm, TABLE, "word " * 3000)
+    assert (code, out) == (0, f"{ANSWER}\n")
+    assert "/reset begins a new conversation" in err
 
 
 def test_a_script_hears_of_a_chat_that_failed_throughout(capsys, monkeypatch, llm):
