@@ -24,8 +24,8 @@ estimates how long a step takes. The same code that serves real models decides w
 which requests are admitted and preempted.
 
 Except under [chunked prefill](#chunked-prefill), all systems compute prompts first, in steps without decodes,
-as vLLM did before it had chunked prefill. The paper batches prompts together with decodes (section 4.3); where
-we found that this makes a difference, the section says so.
+as vLLM did before it had chunked prefill. The paper batches prompts together with decodes (section 4.3);
+where we found that this makes a difference, the section says so.
 
 This command runs all experiments, and prints their claims in one table:
 
