@@ -22,6 +22,10 @@ SECONDS_PER_TEST = 10
 """An exercise that computes for longer has an endless loop; one that only waits has six times as long."""
 
 
+PYTEST_FAILED = (2, 3, 4, 5)
+"""How pytest ends when it could not run the tests: interrupted, internal error, wrong usage, no tests."""
+
+
 class Trial(NamedTuple):
     """Tests to run on the overrides of some `--use` options."""
 
@@ -85,6 +89,11 @@ def run_trials(
                 raise LearnError(
                     f"the tests broke off: signal {-process.returncode} ended their process; does your code "
                     "read or write outside an array, for instance a kernel without a mask?"
+                )
+            if process.returncode not in PYTEST_FAILED:
+                raise LearnError(
+                    f"the tests broke off: your code ended their process with status {process.returncode}; "
+                    "drop the call of os._exit, or whatever else ends it"
                 )
             told = " / ".join(last)
             raise LearnError(f"the tests could not be run (is the extra `test` installed?): {told}")

@@ -316,3 +316,14 @@ def test_an_exercise_that_kills_the_tests_is_told_what_may_be_wrong(clone):
     assert isinstance(told.exception, LearnError)
     assert "signal 11 ended their process" in str(told.exception)
     assert "outside an array" in str(told.exception)
+
+
+@pytest.mark.parametrize("status", [0, 1, 7])
+def test_an_exercise_that_leaves_is_told_that_it_does(clone, status):
+    """Catches advice to install pytest for an exercise that ends the process."""
+    do_task_one(clone)
+    clone.write_text(f"import os\n\nos._exit({status})\n" + clone.read_text())
+    told = CliRunner().invoke(app, ["learn", "check", "05"])
+    assert isinstance(told.exception, LearnError)
+    assert f"your code ended their process with status {status}" in str(told.exception)
+    assert "os._exit" in str(told.exception)
