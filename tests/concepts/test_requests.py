@@ -1,5 +1,9 @@
 """Requests and sequences: tokens and computed tokens carry prefill, decode and recomputation."""
 
+import gc
+import weakref
+from functools import partial
+
 import pytest
 
 from minipaged.memory import BlockAllocator, BlockTable
@@ -136,6 +140,7 @@ def test_an_abort_between_steps_frees_exactly_once(state, times):
         engine.scheduler.check_invariants()
     assert request.is_finished
     assert request.completions[0].finish_reason == ("length" if state == "finished" else "abort")
+    assert request.sequences == []  # a sequence lives or has ended: its tokens would be counted twice
     assert engine.run()[0] == alone(range(5), 8, samples())
 
 
@@ -163,6 +168,18 @@ def test_an_abort_in_a_step_that_fails_frees_exactly_once(state):
     engine.fail_step(meanwhile=lambda: engine.scheduler.abort(request))
     assert request.is_finished
     assert engine.run()[0] == alone(range(5), 8, samples())
+
+
+def test_the_scheduler_lets_go_of_an_aborted_request():
+    """Catches a server whose memory grows with every client that leaves."""
+    engine, request = engine_with("running")
+    engine.step(meanwhile=partial(engine.scheduler.abort, request))
+    engine.requests.clear()
+    engine.plans.clear()
+    ended = weakref.ref(request)
+    del request
+    gc.collect()
+    assert ended() is None
 
 
 def test_what_an_aborted_request_had_is_kept():
