@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Annotated
+import time
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from minipaged.components import Components
+from minipaged.learn.apart import call_apart
 from minipaged.learn.contracts import CONCEPTS
 from minipaged.learn.lessons import LearnError, find, repository
 from minipaged.learn.overrides import components_from, parse_use
 
+if TYPE_CHECKING:
+    from minipaged.simulation.score import Marks
+
 CAPSTONE = "13"
 IDLE = ("parallel_sampling", "beam_search", "paged_attention")
 """Concepts that the workloads never call: their requests follow a script, without a model."""
+
+LEAST_SECONDS, TIMES_AS_LONG = 60, 20
+"""Classes that take longer than this, and this many times as long as the project's own, are given up."""
 
 
 def score(
@@ -32,7 +39,8 @@ def score(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Run three workloads on your classes and on the project's own, and compare."""
-    from minipaged.simulation.score import CONTESTS, Leaderboard, points, run_contest
+    from minipaged.simulation import score as simulation
+    from minipaged.simulation.score import CONTESTS, Leaderboard, points
 
     root = repository()
     if not use:
@@ -50,11 +58,10 @@ def score(
             raise LearnError(f"{concept} counts for nothing in the workloads; give one of {counted}")
     leaderboard = Leaderboard(root / "tutorials" / ".leaderboard.json")
     key = key or leaderboard.key
-    # Thousands of preemptions are part of the game.
-    logging.getLogger("minipaged").setLevel(logging.ERROR)
-    components = components_from(chosen)
-    own = {contest: run_contest(contest, key, Components()) for contest in CONTESTS}
-    yours = {contest: run_contest(contest, key, components) for contest in CONTESTS}
+    began = time.perf_counter()
+    own = _marks([], key, simulation.REQUESTS)
+    seconds = max(LEAST_SECONDS, TIMES_AS_LONG * (time.perf_counter() - began))
+    yours = call_apart(_marks, use, key, simulation.REQUESTS, seconds=seconds)
     scored = points(yours, own)
     leaderboard.enter(key, name, scored)
     rows = leaderboard.rows(key)
@@ -76,3 +83,12 @@ def score(
     console.print(f"{name}: {scored:.1f} points; the project's own engine has 100.", markup=False)
     for place, (who, best) in enumerate(rows, start=1):
         console.print(f"{place:3}. {who:20} {best:6.1f}", markup=False)
+
+
+def _marks(use: list[str], key: str, count: int) -> dict[str, Marks]:
+    from minipaged.simulation.score import CONTESTS, run_contest
+
+    # Thousands of preemptions are part of the game.
+    logging.getLogger("minipaged").setLevel(logging.ERROR)
+    components = components_from(parse_use(use))
+    return {contest: run_contest(contest, key, components, count) for contest in CONTESTS}

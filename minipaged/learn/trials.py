@@ -6,17 +6,21 @@ The tests run in a process of their own (tests/trials.py plays them): no torch h
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from minipaged.learn.lessons import LearnError, Lesson, Task
+
+logger = logging.getLogger(__name__)
 
 SECONDS_PER_TEST = 10
 """An exercise that computes for longer has an endless loop; one that only waits has six times as long."""
@@ -24,6 +28,12 @@ SECONDS_PER_TEST = 10
 
 PYTEST_FAILED = (2, 3, 4, 5)
 """How pytest ends when it could not run the tests: interrupted, internal error, wrong usage, no tests."""
+
+OUTSIDE = "read or write outside an array, for instance a kernel without a mask?"
+
+
+class BrokenOffError(LearnError):
+    """An exercise ended the process of the tests."""
 
 
 class Trial(NamedTuple):
@@ -85,17 +95,17 @@ def run_trials(
                 elif line.strip():
                     last.append(line.strip())
         if not destination.exists():
-            if process.returncode < 0:
-                raise LearnError(
-                    f"the tests broke off: signal {-process.returncode} ended their process; does your code "
-                    "read or write outside an array, for instance a kernel without a mask?"
+            status, told = process.returncode, " / ".join(last)
+            if status < 0:
+                raise BrokenOffError(
+                    f"the tests broke off: signal {-status} ended their process; does your code "
+                    + ("take more and more memory?" if status == -9 else OUTSIDE)
                 )
-            if process.returncode not in PYTEST_FAILED:
-                raise LearnError(
-                    f"the tests broke off: your code ended their process with status {process.returncode}; "
+            if status not in PYTEST_FAILED or (status == 2 and "during collection" not in told):
+                raise BrokenOffError(
+                    f"the tests broke off: your code ended their process with status {status}; "
                     "drop the call of os._exit, or whatever else ends it"
                 )
-            told = " / ".join(last)
             raise LearnError(f"the tests could not be run (is the extra `test` installed?): {told}")
         return read_outcomes(destination)
 
@@ -133,11 +143,28 @@ def progress(
         trials = groups.setdefault(tuple(lesson.environment.items()), [])
         trials.append(Trial(lesson.number, lesson.use_options(), lesson.tests))
     for environment, trials in groups.items():
-        outcomes |= run_trials(lessons[0].folder.parents[1], trials, dict(environment), on_test)
+        run = partial(
+            run_trials, lessons[0].folder.parents[1], environment=dict(environment), on_test=on_test
+        )
+        try:
+            outcomes |= run(trials)
+        except BrokenOffError:
+            if len(lessons) == 1:
+                raise
+            for trial in trials:  # which of them was it?
+                outcomes |= _alone(run, trial)
     return {
         lesson.number: [{test: outcomes[lesson.number][test] for test in task.tests} for task in lesson.tasks]
         for lesson in lessons
     }
+
+
+def _alone(run: Callable[..., dict[str, dict[str, Outcome]]], trial: Trial) -> dict[str, dict[str, Outcome]]:
+    try:
+        return run([trial])
+    except BrokenOffError as error:
+        logger.error("lesson %s: %s", trial.name, error)
+        return {trial.name: dict.fromkeys(trial.tests, Outcome(str(error)))}
 
 
 def begun(lessons: Sequence[Lesson]) -> list[Lesson]:

@@ -327,3 +327,61 @@ def test_an_exercise_that_leaves_is_told_that_it_does(clone, status):
     assert isinstance(told.exception, LearnError)
     assert f"your code ended their process with status {status}" in str(told.exception)
     assert "os._exit" in str(told.exception)
+
+
+@pytest.mark.parametrize("how", ["os._exit(0)", "os.kill(os.getpid(), 9)", "raise KeyboardInterrupt"])
+def test_an_exercise_that_ends_the_tests_costs_no_other_lesson_its_grade(clone, caplog, how):
+    """Catches a report that fails as a whole because of one file."""
+    do_task_one(clone)
+    folder = clone.parents[1]
+    shutil.copytree(ROOT / "tutorials/06_preemption", folder / "06_preemption")
+    start = (folder / ".start/06_preemption.py").read_text()
+    (folder / "06_preemption/exercise.py").write_text(f"import os\n\n{how}\n{start}")
+    told = CliRunner().invoke(app, ["learn", "report", "--json"])
+    assert told.exit_code == 0
+    five, six = json.loads(told.stdout)["lessons"]
+    assert [task["passed"] for task in five["tasks"]] == [4, 0, 0]
+    assert [task["passed"] for task in six["tasks"]] == [0, 0, 0]
+    assert "lesson 06: the tests broke off" in caplog.text
+
+
+POLICY = """
+import os, sys, time
+from minipaged.scheduling import FCFSScheduler
+{}
+class Mine(FCFSScheduler):
+    {}
+"""
+RETURNS = "def has_room_for(self, request): {}; return super().has_room_for(request)"
+
+
+@pytest.mark.parametrize(
+    ("top", "method", "message"),
+    [
+        ("", RETURNS.format("sys.exit(0)"), "ended its process with status 0"),
+        ("os._exit(3)", "", "ended its process with status 3"),
+        ("", RETURNS.format("time.sleep(1000)"), "is not done after"),
+        ("raise KeyboardInterrupt", "", "ended its process with status 1"),
+    ],
+)
+def test_a_policy_that_leaves_or_never_returns_is_told(clone, monkeypatch, top, method, message):
+    """Catches a score that ends without a word, or never."""
+    monkeypatch.setattr("minipaged.simulation.score.REQUESTS", 30)
+    monkeypatch.setattr("minipaged.cli.score.LEAST_SECONDS", 8)
+    clone.with_name("mine.py").write_text(POLICY.format(top, method or "pass"))
+    told = CliRunner().invoke(
+        app, ["learn", "score", "--use", f"scheduler={clone.with_name('mine.py')}:Mine"]
+    )
+    assert isinstance(told.exception, LearnError)
+    assert message in str(told.exception)
+    assert not (clone.parents[1] / ".leaderboard.json").exists()
+
+
+def test_what_a_policy_prints_is_no_part_of_its_score(clone, monkeypatch, capfd):
+    """Catches JSON that no script can read."""
+    monkeypatch.setattr("minipaged.simulation.score.REQUESTS", 30)
+    clone.with_name("mine.py").write_text(POLICY.format("print('top')", RETURNS.format("print('in')")))
+    code, output = learn("score", "--use", f"scheduler={clone.with_name('mine.py')}:Mine", "--json")
+    assert code == 0
+    assert json.loads(output)["name"] == "you"
+    assert "top\nin\n" in capfd.readouterr().err

@@ -1,0 +1,63 @@
+"""A call into somebody's code in a process of its own, for it may print, leave or never return."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from minipaged.learn.lessons import LearnError
+
+
+def call_apart(function: Callable[..., Any], *args: Any, seconds: float) -> Any:
+    """What `function(*args)` returns; whatever it prints goes to standard error.
+
+    Raises:
+        LearnError: it took more than `seconds`, it ended its process, or it raised ValueError or
+            NotImplementedError, with that message.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(sender, function, args), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(seconds):
+            raise LearnError(f"your code is not done after {seconds:.0f} s; is there an endless loop?")
+        answer = receiver.recv()
+    except EOFError:
+        process.join()
+        raise LearnError(
+            f"your code ended its process with status {process.exitcode} before it was done; "
+            "drop the call of sys.exit or os._exit, or mend the error above"
+        ) from None
+    finally:
+        _kill(process)
+    if isinstance(answer, LearnError):
+        raise answer
+    return answer
+
+
+def _answer(sender: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()  # (so that its own children end with it)
+    os.dup2(2, 1)
+    answer: Any
+    try:
+        answer = function(*args)
+    except (ValueError, NotImplementedError) as error:
+        answer = LearnError(str(error))
+    sender.send(answer)
+
+
+def _kill(process: BaseProcess) -> None:
+    if hasattr(os, "killpg") and process.pid is not None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join()
