@@ -9,7 +9,9 @@ again. A test that has parameters stands for all of them.
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import signal
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,10 +21,12 @@ from typing import Any
 
 import pytest
 
-from minipaged.learn.trials import Outcome
+from minipaged.learn.trials import ENDLESS, Outcome
 from tests.overrides import installed, replacements
 
 NOT_FOUND = "there is no such test"
+ATTEMPTS = 5
+"""How often a loop is stopped, once a second, before the process ends: it may catch every exception."""
 SECONDS_AFTER_A_LOOP = 1
 """How long the other tests of a trial may compute once one was not done: most of them meet the same loop."""
 
@@ -153,14 +157,18 @@ def at_most(seconds: int, told: str = "") -> Iterator[None]:
     waits for more than that.
     """
 
+    attempts = itertools.count(1)
+
     def stop(*args: object) -> None:
+        if next(attempts) > ATTEMPTS:
+            os._exit(ENDLESS)
         pytest.fail(told or f"not done after {seconds} s; is there an endless loop?")
 
     if not hasattr(signal, "setitimer"):
         yield
         return
     before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 1)
     try:
         yield
     except BaseException as error:

@@ -29,6 +29,9 @@ SECONDS_PER_TEST = 10
 PYTEST_FAILED = (2, 3, 4, 5)
 """How pytest ends when it could not run the tests: interrupted, internal error, wrong usage, no tests."""
 
+ENDLESS = 99
+"""How it ends if a loop cannot be stopped."""
+
 OUTSIDE = "read or write outside an array, for instance a kernel without a mask?"
 
 
@@ -89,17 +92,26 @@ def run_trials(
             errors="replace",
         ) as process:
             assert process.stdout is not None
-            for line in process.stdout:
-                if line.startswith("@ran"):
-                    on_test()
-                elif line.strip():
-                    last.append(line.strip())
+            try:
+                for line in process.stdout:
+                    if line.startswith("@ran"):
+                        on_test()
+                    elif line.strip():
+                        last.append(line.strip())
+            except BaseException:
+                process.kill()  # it may catch Ctrl-C
+                raise
         if not destination.exists():
             status, told = process.returncode, " / ".join(last)
             if status < 0:
                 raise BrokenOffError(
                     f"the tests broke off: signal {-status} ended their process; does your code "
                     + ("take more and more memory?" if status == -9 else OUTSIDE)
+                )
+            if status == ENDLESS:
+                raise BrokenOffError(
+                    "the tests broke off: an endless loop catches every exception, even the one that should "
+                    "end it; catch only what you expect"
                 )
             if status not in PYTEST_FAILED or (status == 2 and "during collection" not in told):
                 raise BrokenOffError(

@@ -217,6 +217,17 @@ def test_an_endless_loop_is_told_within_ten_seconds_a_test(clone, where, monkeyp
     assert "endless loop" in output
 
 
+def test_a_loop_that_cannot_be_stopped_is_told(clone, monkeypatch):
+    """Catches a check that never ends because the loop catches what should end it."""
+    monkeypatch.setattr(trials, "SECONDS_PER_TEST", 1)
+    clone.write_text(
+        "while True:\n    try:\n        while True:\n            pass\n    except:\n        pass\n"
+    )
+    told = CliRunner().invoke(app, ["learn", "check", "05"])
+    assert isinstance(told.exception, LearnError)
+    assert "an endless loop catches every exception" in str(told.exception)
+
+
 def test_after_an_endless_loop_the_other_tests_have_a_second_each(clone, monkeypatch):
     """Catches minutes of waiting for tests that all meet the same loop."""
     monkeypatch.setattr(trials, "SECONDS_PER_TEST", 2)
