@@ -14,7 +14,7 @@ import json
 import os
 import signal
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -51,7 +51,7 @@ class TrialRunner:
         for trial in self.trials:
             self._left_undone = False
             try:
-                with at_most(self.seconds):
+                with at_most(self.seconds), at_most(6 * self.seconds, waiting=True):
                     pairs = replacements(trial["use"])
             except (ValueError, NotImplementedError, pytest.fail.Exception) as error:
                 results[trial["name"]] = {test: {"failure": str(error)} for test in trial["tests"]}
@@ -67,13 +67,16 @@ class TrialRunner:
                     if outcome.failure and trial.get("until_red"):
                         break
         self.destination.write_text(json.dumps(results))
+        self._write("@done")
+        session.config.get_terminal_writer().flush()
         return True
 
     def _run(self, items: Iterable[pytest.Item], name: str) -> Outcome:
         for item in matching(items, name):
             self._outcome = Outcome(says=first_paragraph(item))
             item._initrequest()  # type: ignore[attr-defined]  # as pytest-rerunfailures: run it once more
-            item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+            with waiting_less(item) if self._left_undone else nullcontext():
+                item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
             if self._outcome.failure:
                 break
         else:
@@ -127,7 +130,8 @@ class TrialRunner:
             failure = " ".join(text.split())[:300] or "failed"
             self._outcome = self._outcome._replace(failure=failure, message=text[:3000])
         if report.skipped and not self._outcome.failure:
-            self._outcome = self._outcome._replace(failure=f"skipped: {report.longrepr}")
+            why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+            self._outcome = self._outcome._replace(failure=f"skipped, which counts as red: {why}")
 
 
 def is_of_project(file: Path, root: Path) -> bool:
@@ -150,12 +154,13 @@ def first_paragraph(item: pytest.Item) -> str:
 
 
 @contextmanager
-def at_most(seconds: int, told: str = "") -> Iterator[None]:
+def at_most(seconds: int, told: str = "", waiting: bool = False) -> Iterator[None]:
     """Let the test fail, with `told`, when the `with` computes for longer (where the system has timers).
 
     The time is the processor's: on a busy machine, or while torch is read from a disk, a correct exercise
-    waits for more than that.
+    waits for more than that. `waiting`: on the clock.
     """
+    number, timer = ("SIGALRM", "ITIMER_REAL") if waiting else ("SIGPROF", "ITIMER_PROF")
 
     attempts = itertools.count(1)
 
@@ -167,16 +172,17 @@ def at_most(seconds: int, told: str = "") -> Iterator[None]:
     if not hasattr(signal, "setitimer"):
         yield
         return
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds, 1)
+    number, timer = getattr(signal, number), getattr(signal, timer)
+    before = signal.signal(number, stop)
+    signal.setitimer(timer, seconds, 1)
     try:
         yield
     except BaseException as error:
         add_missing_lines(error.__traceback__)
         raise
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        signal.setitimer(timer, 0)
+        signal.signal(number, before)
 
 
 def add_missing_lines(traceback: TracebackType | None) -> None:
@@ -215,6 +221,16 @@ def remade(value: Any, override: type) -> Any:
     made = override.__new__(override)
     vars(made).update(vars(value))
     return made
+
+
+@contextmanager
+def waiting_less(item: pytest.Item) -> Iterator[None]:
+    """A test after one that was not done may wait only for a few seconds, too."""
+    item.own_markers.insert(0, pytest.mark.timeout(6 * SECONDS_AFTER_A_LOOP).mark)
+    try:
+        yield
+    finally:
+        del item.own_markers[0]
 
 
 def matching(items: Iterable[pytest.Item], name: str) -> list[pytest.Item]:

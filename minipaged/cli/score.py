@@ -34,8 +34,9 @@ def score(
     ] = None,
     name: Annotated[str, typer.Option(help="Your name on the leaderboard.")] = "you",
     key: Annotated[
-        str, typer.Option(help="A word from which the seeds are derived; all competitors use the same one.")
-    ] = "",
+        str | None,
+        typer.Option(help="A word from which the seeds are derived; all competitors use the same one."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Run three workloads on your classes and on the project's own, and compare."""
@@ -57,7 +58,9 @@ def score(
             counted = ", ".join(name for name in CONCEPTS if name not in IDLE)
             raise LearnError(f"{concept} counts for nothing in the workloads; give one of {counted}")
     leaderboard = Leaderboard(root / "tutorials" / ".leaderboard.json")
-    key = key or leaderboard.key
+    if key is not None and not key.strip():
+        raise LearnError(f"key is {key!r}; give a word, or drop --key")
+    key = leaderboard.key if key is None else key
     began = time.perf_counter()
     own = _marks([], key, simulation.REQUESTS)
     seconds = max(LEAST_SECONDS, TIMES_AS_LONG * (time.perf_counter() - began))

@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 from minipaged.learn.lessons import LearnError
@@ -37,7 +36,10 @@ def call_apart(function: Callable[..., Any], *args: Any, seconds: float) -> Any:
             "drop the call of sys.exit or os._exit, or mend the error above"
         ) from None
     finally:
-        _kill(process)
+        assert process.pid is not None
+        kill_group(process.pid)
+        process.kill()  # (it may not lead its group yet)
+        process.join()
     if isinstance(answer, LearnError):
         raise answer
     return answer
@@ -55,9 +57,10 @@ def _answer(sender: Connection, function: Callable[..., Any], args: tuple[Any, .
     sender.send(answer)
 
 
-def _kill(process: BaseProcess) -> None:
-    if hasattr(os, "killpg") and process.pid is not None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-    process.join()
+def kill_group(pid: int) -> None:
+    """End a process that leads a group, and its children (where the system has groups)."""
+    with suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGTERM)

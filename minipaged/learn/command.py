@@ -56,6 +56,11 @@ def check(
 ) -> None:
     """Run the tests of a lesson on your exercise."""
     lesson = find_with_tasks(number)
+    if not lesson.exercise.is_file():
+        raise LearnError(
+            f"{lesson.exercise} is missing; `minipaged learn reset {lesson.number}` brings it back as it was "
+            "at the start"
+        )
     with shown_progress([lesson]) as on_test:
         outcomes = trials.progress([lesson], on_test)[lesson.number]
     console = Console(highlight=False, soft_wrap=True)

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from minipaged.learn.apart import kill_group
 from minipaged.learn.lessons import LearnError, Lesson, Task
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ def run_trials(
         )
     with tempfile.TemporaryDirectory() as folder:
         destination = Path(folder, "out.json")
-        command = [sys.executable, "-m", "pytest", *pytest_arguments(trials, Path(folder), destination)]
+        command = [sys.executable, "-u", "-m", "pytest", *pytest_arguments(trials, Path(folder), destination)]
         command += ["-o", f"timeout={6 * SECONDS_PER_TEST}"]
         last = deque[str](maxlen=3)
         with subprocess.Popen(
@@ -90,17 +91,21 @@ def run_trials(
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            start_new_session=True,
         ) as process:
             assert process.stdout is not None
             try:
                 for line in process.stdout:
-                    if line.startswith("@ran"):
+                    if line.startswith("@done"):
+                        break
+                    if line.endswith("@ran\n"):  # (after the mark that pytest prints of the test)
                         on_test()
                     elif line.strip():
                         last.append(line.strip())
-            except BaseException:
-                process.kill()  # it may catch Ctrl-C
-                raise
+                else:
+                    process.wait()
+            finally:
+                kill_group(process.pid)  # with what an exercise has started; it may catch Ctrl-C
         if not destination.exists():
             status, told = process.returncode, " / ".join(last)
             if status < 0:

@@ -13,6 +13,7 @@ Scores are relative to the project's own engine on the same requests, which has 
 import hashlib
 import json
 import math
+import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,10 +123,16 @@ class Leaderboard:
         return sorted(self._points.get(board(key), {}).items(), key=lambda row: -row[1])
 
     def enter(self, key: str, name: str, scored: float) -> None:
-        """Remember a score, if it is the best of its name."""
+        """Remember a score, if it is the best of its name. Others may have entered theirs in the meantime."""
+        if not name.isprintable() or not name.strip():
+            raise ScoreError(f"name is {name!r}; give one that can be shown in a line")
+        if self.file.exists():
+            self._points = Leaderboard(self.file)._points
         scores = self._points.setdefault(board(key), {})
         scores[name] = max(scored, scores.get(name, 0.0))
-        self.file.write_text(json.dumps({"key": self.key, "points": self._points}, indent=1) + "\n")
+        new = self.file.with_suffix(f".{os.getpid()}.new")
+        new.write_text(json.dumps({"key": self.key, "points": self._points}, indent=1) + "\n")
+        new.replace(self.file)
 
 
 def _is_leaderboard(data: Any) -> bool:

@@ -369,7 +369,8 @@ RETURNS = "def has_room_for(self, request): {}; return super().has_room_for(requ
 @pytest.mark.parametrize(
     ("top", "method", "message"),
     [
-        ("", RETURNS.format("sys.exit(0)"), "ended its process with status 0"),
+        ("", RETURNS.format("sys.exit(0)"), "scheduler: schedule() raised SystemExit: 0 (mine.py, line 6)"),
+        ("", RETURNS.format("os._exit(0)"), "ended its process with status 0"),
         ("os._exit(3)", "", "ended its process with status 3"),
         ("", RETURNS.format("time.sleep(1000)"), "is not done after"),
         ("raise KeyboardInterrupt", "", "ended its process with status 1"),
@@ -396,3 +397,55 @@ def test_what_a_policy_prints_is_no_part_of_its_score(clone, monkeypatch, capfd)
     assert code == 0
     assert json.loads(output)["name"] == "you"
     assert "top\nin\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "top",
+    [
+        "import threading, time; threading.Thread(target=time.sleep, args=(10**6,)).start()",
+        "import subprocess; subprocess.Popen(['sleep', '1000'])",
+    ],
+)
+def test_what_an_exercise_leaves_running_ends_with_its_tests(clone, top):
+    """Catches a check that waits for a thread or a process of the exercise."""
+    do_task_one(clone)
+    clone.write_text(f"{top}\n{clone.read_text()}")
+    assert "✓ task 1" in learn("check", "05")[1]
+
+
+@pytest.mark.parametrize("where", ["in the file", "in a method"])
+def test_an_exercise_that_waits_is_told_in_time(clone, monkeypatch, where):
+    """Catches a minute for each of twenty tests, and no limit at all while the file is read."""
+    monkeypatch.setattr(trials, "SECONDS_PER_TEST", 1)
+    text = clone.read_text()
+    if where == "in the file":
+        clone.write_text(f"import time\ntime.sleep(10**6)\n{text}")
+    else:
+        clone.write_text(
+            "import time\n" + re.sub(r"raise NotImplementedError\(.*\)", "time.sleep(10**6)", text)
+        )
+    assert "is there an endless loop?" in learn("check", "05")[1]
+
+
+def test_every_test_that_ran_is_counted(clone):
+    """Catches a progress bar that stays at 0."""
+    do_task_one(clone)
+    lesson = find("05")
+    counted = []
+    trials.progress([lesson], lambda: counted.append(1))
+    assert len(counted) == len(lesson.tests)
+
+
+def test_an_exercise_may_declare_its_encoding(clone):
+    """Catches a check that cannot show the line of a red test."""
+    do_task_one(clone)
+    clone.write_bytes(b"# -*- coding: latin-1 -*-\n# caf\xe9\n" + clone.read_bytes())
+    assert "✓ task 1" in learn("check", "05")[1]
+
+
+def test_a_missing_exercise_can_be_brought_back(clone):
+    """Catches advice about paths that nobody has typed."""
+    clone.unlink()
+    told = CliRunner().invoke(app, ["learn", "check", "05"])
+    assert isinstance(told.exception, LearnError)
+    assert "`minipaged learn reset 05` brings it back" in str(told.exception)

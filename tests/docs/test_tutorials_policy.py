@@ -25,6 +25,8 @@ def make(monkeypatch):
             monkeypatch.setattr("tests.toy.FCFSScheduler", worked)
         engine = ToyEngine(toy_scheduler(**{"max_num_seqs": 1, **options}))
         monkeypatch.setattr(type(engine.scheduler), "patience", patience, raising=False)
+        if "patience" in vars(engine.scheduler):  # set by its __init__
+            engine.scheduler.patience = patience
         for number, length in enumerate(lengths):
             engine.add([number] * length, 2)
         return engine

@@ -162,3 +162,21 @@ def test_the_file_does_not_tell_a_key_that_was_given(tmp_path):
     text = (tmp_path / "file").read_text()
     assert "secret" not in text
     assert json.loads(text)["key"] == board.key
+
+
+def test_a_leaderboard_keeps_what_others_entered_in_the_meantime(tmp_path):
+    """Catches scores that are lost when several are made at once."""
+    boards = [Leaderboard(tmp_path / "file")]
+    boards[0].enter("k", "first", 80.0)
+    boards = [Leaderboard(tmp_path / "file") for _ in range(2)]
+    boards[0].enter("k", "one", 90.0)
+    boards[1].enter("k", "other", 95.0)
+    assert dict(Leaderboard(tmp_path / "file").rows("k")) == {"first": 80.0, "one": 90.0, "other": 95.0}
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\nb"])
+def test_a_name_can_be_shown(tmp_path, name):
+    """Catches rows without a name, and names that break the table."""
+    with pytest.raises(ScoreError, match="give one that can be shown in a line"):
+        Leaderboard(tmp_path / "file").enter("k", name, 90.0)

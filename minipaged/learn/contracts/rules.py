@@ -42,7 +42,7 @@ class Rules:
             return function(*args, **kw)
         except (*may_raise, NotImplementedError, ContractError):  # type: ignore[misc]
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if error.__traceback__ is not None and error.__traceback__.tb_next is None:
                 raise  # raised by this very call: wrong arguments, the caller's fault
             frame = inspect.getinnerframes(error.__traceback__)[-1]  # type: ignore[arg-type]
