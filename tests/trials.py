@@ -53,11 +53,12 @@ class TrialRunner:
             try:
                 with at_most(self.seconds), at_most(6 * self.seconds, waiting=True):
                     pairs = replacements(trial["use"])
+                    parameters = list(replaced_parameters(session.items, pairs))
             except (ValueError, NotImplementedError, pytest.fail.Exception) as error:
                 results[trial["name"]] = {test: {"failure": str(error)} for test in trial["tests"]}
                 continue
             self._files = [Path(use.partition("=")[2].rpartition(":")[0]).resolve() for use in trial["use"]]
-            with installed(pairs), parameters_of(session.items, pairs):
+            with installed(pairs), in_place(parameters):
                 results[trial["name"]] = told = {}
                 for name in trial["tests"]:
                     outcome = self._run(session.items, name)
@@ -198,29 +199,38 @@ def add_missing_lines(traceback: TracebackType | None) -> None:
         traceback = traceback.tb_next
 
 
-@contextmanager
-def parameters_of(items: Iterable[pytest.Item], pairs: list[tuple[Any, Any]]) -> Iterator[None]:
-    """The parameters of the tests, made when the files were imported, are of the overrides, too."""
-    before = []
+def replaced_parameters(
+    items: Iterable[pytest.Item], pairs: list[tuple[Any, Any]]
+) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """The parameters of the tests that were made when the files were imported, and what takes their place."""
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        for name, value in list(parameters.items()):
+        for name, value in parameters.items():
             for original, override in pairs:
                 if value is original or type(value) is original:
-                    before.append((parameters, name, value))
-                    parameters[name] = override if value is original else remade(value, override)
+                    yield parameters, name, override if value is original else remade(value, override)
+
+
+@contextmanager
+def in_place(parameters: list[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
+    """Let tests have these parameters."""
+    before = [(held, name, held[name]) for held, name, _ in parameters]
+    for held, name, value in parameters:
+        held[name] = value
     try:
         yield
     finally:
-        for parameters, name, value in before:
-            parameters[name] = value
+        for held, name, value in before:
+            held[name] = value
 
 
 def remade(value: Any, override: type) -> Any:
-    """An object of the override with the attributes of `value`."""
-    made = override.__new__(override)
-    vars(made).update(vars(value))
-    return made
+    """An object of the override, made as `value` was. Raises ValueError if it cannot be."""
+    try:
+        return override(**vars(value))
+    except Exception as error:
+        text = f"{override.__name__} cannot be made with {', '.join(vars(value)) or 'nothing'}: {error}"
+        raise ValueError(text) from error
 
 
 @contextmanager

@@ -127,6 +127,7 @@ class ModelRunner:
     def use_attention(self, attention: PagedAttention) -> None:
         """Attend with this function instead of the backend's, in every step from now on."""
         self.backend = self.backend._replace(paged_attention=attention)
+        logger.info("attention is computed by an override, the rest by the backend")
         self.decode_runner = None  # it would go on with the old one, or with lengths read on the host
 
     @torch.inference_mode()

@@ -449,3 +449,29 @@ def test_a_missing_exercise_can_be_brought_back(clone):
     told = CliRunner().invoke(app, ["learn", "check", "05"])
     assert isinstance(told.exception, LearnError)
     assert "`minipaged learn reset 05` brings it back" in str(told.exception)
+
+
+@pytest.mark.parametrize(
+    "chunked",
+    [
+        "class Chunked:\n    __slots__ = ('grant',)\n    def __init__(self, grant=16): self.grant = grant\n",
+        "import typing\nclass Chunked(typing.NamedTuple):\n    grant: int = 16\n",
+        "class Chunked:\n    def __init__(self, grant=16): self.size = grant\n"
+        "    grant = property(lambda self: self.size)\n",
+    ],
+)
+def test_a_class_may_keep_its_attributes_as_it_likes(clone, chunked):
+    """Catches a check that copies attributes into objects of the exercise, and dies if it cannot."""
+    methods = """
+    def at_admission(self, needed, remaining): return (max(needed, min(remaining, self.grant)), needed)
+    def while_running(self, needed, remaining): return (max(needed, min(remaining, self.grant)), needed)
+"""
+    text = clone.read_text()
+    clone.write_text(text[: text.index("class Chunked")] + chunked + methods)
+    assert "task 3: in grants  (7 of 8 tests)" in learn("check", "05")[1]  # the last needs tasks 1 and 2
+
+
+def test_a_class_that_takes_other_arguments_is_told(clone):
+    """Catches a traceback, and a report without the other lessons."""
+    clone.write_text(clone.read_text().replace("self, grant: int = 16", "self, size: int = 16"))
+    assert "Chunked cannot be made with grant" in learn("check", "05")[1]

@@ -198,6 +198,22 @@ def test_a_table_that_writes_to_a_shared_block_is_told():
         table.append(1)
 
 
+def test_a_table_that_keeps_the_block_it_has_copied_is_told():
+    """Catches a copy-on-write without the `free`: blocks leak, although every token is where it belongs."""
+
+    def append(self, count=1):
+        copy = memory.BlockTable.append(self, count)
+        if copy is not None:
+            self.pool.share(copy.source)
+        return copy
+
+    table = table_with(append=append)
+    table.append(6)
+    table.fork()
+    with pytest.raises(ContractError, match=r"leaves block 1 with 2 of 2 holders; free it"):
+        table.append(1)
+
+
 def test_a_table_off_by_one_is_told():
     """Catches a block taken one token early or late, and slots in the wrong order."""
 
@@ -437,6 +453,29 @@ def test_a_victim_from_elsewhere_is_told():
         engine.run()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda request: request.sequences.clear(),
+        lambda request: request.sequences[0].table.free(),
+        lambda request: setattr(request.sequences[0], "num_computed_tokens", 1),
+    ],
+)
+def test_a_policy_that_changes_its_victim_is_told(change):
+    """Catches an IndexError later, and tokens that are computed twice."""
+
+    class Meddling(Recompute):
+        def choose_mode(self, victim, kv):
+            change(victim)
+            return Decision("recompute", "why not")
+
+    engine = toy_with(preemption=Meddling, num_blocks=4)
+    engine.add(range(7), 20)
+    engine.add(range(7), 20)
+    with pytest.raises(ContractError, match=r"choose_mode\(r1\) changed its sequences, tokens or blocks"):
+        engine.run()
+
+
 def test_a_scheduler_that_loses_or_disorders_requests_is_told():
     """Catches a queue that drops a request and one that runs them in another order."""
 
@@ -632,6 +671,16 @@ def test_a_method_with_other_arguments_is_told_when_the_class_is_loaded():
         ContractError, match=r"page_growth: the contract calls Mine.at_admission\(needed, remaining\), but"
     ):
         watched("page_growth", mine)
+
+
+def test_a_static_method_needs_no_self():
+    """Catches a refusal whose two halves say the same."""
+    methods = {
+        "at_admission": staticmethod(lambda needed, remaining: (needed,)),
+        "while_running": classmethod(lambda cls, needed, remaining: (needed,)),
+    }
+    policy = watched("page_growth", type("Mine", (), methods))()
+    assert policy.at_admission(2, 5) == policy.while_running(2, 5) == (2,)
 
 
 def test_what_is_no_class_is_told():

@@ -49,6 +49,7 @@ class BlockTableContract(Watcher):
         pool, own = self.pool, self._like_own()
         before, tokens, free = own.blocks, own.num_tokens, pool.num_free
         shared, missing = own.writes_to_shared_block(), own.blocks_to_append(count)
+        holders = pool.ref_count(before[tokens // self.block_size]) if shared else 0
         what = f"append({count}) at {tokens} tokens in blocks {before} of {self.block_size}"
         try:
             copy = self._call("append", count, may_raise=(OutOfBlocksError,))
@@ -68,6 +69,10 @@ class BlockTableContract(Watcher):
             wanted = BlockCopy(before[last], after[last])
             before[last] = after[last]
         self.require(copy == wanted, f"{what} returned {copy}; the copy to run is {wanted}")
+        if wanted is not None:
+            held = pool.ref_count(wanted.source)
+            told = f"{what} leaves block {wanted.source} with {held} of {holders} holders; free it: "
+            self.require(held == holders - 1, told + "this table holds it no more")
         self._require_state(what, before + after[len(before) :], tokens + count)
         # A block dropped by the copy keeps its other holders, so the free blocks shrink by what was taken.
         told = f"{what}: the pool had {free} blocks free and now has {pool.num_free}; {missing} are needed"

@@ -58,6 +58,7 @@ class PreemptionContract(Watcher):
 
     1. The victim is one of the candidates.
     2. The mode is "recompute" or "swap", with a reason; "swap" only if `kv.can_swap_out(victim.sequences)`.
+    3. The victim is left as it is: the scheduler frees or swaps it.
     """
 
     def __init__(self, concept: str, make: Callable[..., Any], costs: PreemptionCosts) -> None:
@@ -72,8 +73,11 @@ class PreemptionContract(Watcher):
         return victim
 
     def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
-        """Rule 2."""
+        """Rules 2 and 3."""
+        before = _state_of(victim)
         decision = self._call("choose_mode", victim, kv)
+        told = f"choose_mode({victim.request_id}) changed its sequences, tokens or blocks; only decide"
+        self.require(_state_of(victim) == before, told)
         what = f"choose_mode({victim.request_id}) returned {short(decision)}"
         is_pair = isinstance(decision, tuple) and len(decision) == 2 and isinstance(decision[1], str)
         is_decision = is_pair and decision[0] in ("recompute", "swap")
@@ -81,6 +85,10 @@ class PreemptionContract(Watcher):
         told = f"{what}, but the host pool cannot take its blocks; ask kv.can_swap_out first"
         self.require(decision[0] == "recompute" or kv.can_swap_out(victim.sequences), told)
         return Decision(*decision)
+
+
+def _state_of(request: Request) -> list[tuple[Any, ...]]:
+    return [(s, s.num_tokens, s.num_computed_tokens, list(s.table.blocks)) for s in request.sequences]
 
 
 def make_preemption(policy: Callable[..., Any], costs: PreemptionCosts) -> Any:

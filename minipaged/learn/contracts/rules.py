@@ -106,6 +106,8 @@ def check_interface(concept: str, interface: type, override: Any) -> None:
             text = f"{method}({', '.join(list(arguments)[1:])})"
             if not callable(getattr(override, method, None)):
                 raise ContractError(f"{concept}: {name} has no method {text}; {where}")
+            if isinstance(inspect.getattr_static(override, method), (staticmethod, classmethod)):
+                arguments = dict(list(arguments.items())[1:])  # type: ignore[assignment]
             check_arguments(concept, f"{name}.{text}", getattr(override, method), arguments)
 
 

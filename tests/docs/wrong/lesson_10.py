@@ -122,3 +122,15 @@ begins_the_maximum_at_ten_thousand_below = mistake(
     "ten_thousand", 1, 'maximum = float("-inf")', "maximum = -1e4"
 )
 hides_with_a_score = mistake("hides", 1, '* scale, float("-inf"))', "* scale, -1e4)")
+rounds_scores = mistake(
+    "rounds_scores",
+    "test_scores_are_not_rounded",
+    "tl.sum(keys * q[None, :], axis=1) * scale",
+    "tl.sum(keys * q[None, :], axis=1).to(query.dtype.element_ty).to(tl.float32) * scale",
+)
+rounds_weights = mistake(
+    "rounds_weights",
+    "test_weights_are_not_rounded",
+    "weights = tl.exp(scores - larger)",
+    "weights = tl.exp(scores - larger).to(query.dtype.element_ty).to(tl.float32)",
+)
