@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minipaged.learn.lessons import LearnError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 
 def call_apart(function: Callable[..., Any], *args: Any, seconds: float) -> Any:
@@ -20,6 +21,8 @@ def call_apart(function: Callable[..., Any], *args: Any, seconds: float) -> Any:
         LearnError: it took more than `seconds`, it ended its process, or it raised ValueError or
             NotImplementedError, with that message.
     """
+    import multiprocessing  # (a browser has none)
+
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(sender, function, args), daemon=True)
