@@ -169,8 +169,11 @@ def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]
 def mentioned_in(exercise: Path, text: str, names: Iterable[str]) -> list[str]:
     """Those of some functions of an exercise that a text names: "slot, line 42: return position" or
     "slot, line 42". Of several classes that have such a method, those that the text names, too."""
-    with tokenize.open(exercise) as file:  # (in the encoding that it declares)
-        source = file.read()
+    try:
+        with tokenize.open(exercise) as file:  # (in the encoding that it declares)
+            source = file.read()
+    except (SyntaxError, UnicodeDecodeError):
+        return []
     words = set(re.findall(r"\w+", text))
     tree = ast.parse(source)
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in words]

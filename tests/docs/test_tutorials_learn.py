@@ -439,8 +439,12 @@ def test_every_test_that_ran_is_counted(clone):
 def test_an_exercise_may_declare_its_encoding(clone):
     """Catches a check that cannot show the line of a red test."""
     do_task_one(clone)
-    clone.write_bytes(b"# -*- coding: latin-1 -*-\n# caf\xe9\n" + clone.read_bytes())
-    assert "✓ task 1" in learn("check", "05")[1]
+    right = clone.read_bytes()
+    for beginning in (b"# -*- coding: latin-1 -*-\n# caf\xe9\n", b"\xef\xbb\xbf"):
+        clone.write_bytes(beginning + right)
+        assert "✓ task 1" in learn("check", "05")[1]
+    clone.write_bytes(right + b"TEXT = 'caf\xe9'\n")
+    assert "SyntaxError" in learn("check", "05")[1]
 
 
 def test_a_missing_exercise_can_be_brought_back(clone):
