@@ -46,31 +46,39 @@ class TrialRunner:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Instead of running each test once."""
-        results = {}
+        results: dict[str, dict[str, Any]] = {}
         self._write = session.config.get_terminal_writer().line  # past the capture of output
         for trial in self.trials:
             self._left_undone = False
+            told = results[trial["name"]] = {}
+            self._save(results)
             try:
                 with at_most(self.seconds), at_most(6 * self.seconds, waiting=True):
                     pairs = replacements(trial["use"])
                     parameters = list(replaced_parameters(session.items, pairs))
             except (ValueError, NotImplementedError, pytest.fail.Exception) as error:
-                results[trial["name"]] = {test: {"failure": str(error)} for test in trial["tests"]}
+                told |= {test: {"failure": str(error)} for test in trial["tests"]}
                 continue
             self._files = [Path(use.partition("=")[2].rpartition(":")[0]).resolve() for use in trial["use"]]
             with installed(pairs), in_place(parameters):
-                results[trial["name"]] = told = {}
                 for name in trial["tests"]:
                     outcome = self._run(session.items, name)
                     told[name] = outcome._asdict()
                     self._left_undone |= outcome.failure.startswith("not done")
+                    self._save(results)
                     self._write("@ran")
                     if outcome.failure and trial.get("until_red"):
                         break
-        self.destination.write_text(json.dumps(results))
+        self._save(results)
         self._write("@done")
         session.config.get_terminal_writer().flush()
         return True
+
+    def _save(self, results: dict[str, Any]) -> None:
+        """Whatever ends the process, the tests that ran have run."""
+        unfinished = self.destination.with_suffix(".new")
+        unfinished.write_text(json.dumps(results))
+        unfinished.replace(self.destination)
 
     def _run(self, items: Iterable[pytest.Item], name: str) -> Outcome:
         for item in matching(items, name):
@@ -101,13 +109,10 @@ class TrialRunner:
         """Remember where the test stood, and where the override did."""
         if call.excinfo is None or self._outcome.test_line is not None:
             return
-        lines = [
-            (Path(entry.path), entry.lineno + 1, str(entry.statement).strip().splitlines()[0])
-            for entry in call.excinfo.traceback
-            if entry.frame.code.fullsource is not None  # made by exec, as in a dataclass
-        ]
+        lines = lines_of(call.excinfo)
         of_test = [line for line in lines if line[0] == node.path]
-        of_override = [line for line in lines if line[0].resolve() in self._files]
+        inner = [line for cause in causes(call.excinfo.value) for line in lines_of(cause)]  # (of a kernel)
+        of_override = [line for line in (*lines, *inner) if line[0].resolve() in self._files]
         root = node.config.rootpath
         told = {line[0] for line in (*of_test, *of_override)}
         of_project = [line for line in lines if line[0] in told or is_of_project(line[0], root)]
@@ -133,6 +138,22 @@ class TrialRunner:
         if report.skipped and not self._outcome.failure:
             why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
             self._outcome = self._outcome._replace(failure=f"skipped, which counts as red: {why}")
+
+
+def lines_of(excinfo: pytest.ExceptionInfo[BaseException]) -> list[tuple[Path, int, str]]:
+    """File, number and code of the lines that an exception went through."""
+    return [
+        (Path(entry.path), entry.lineno + 1, str(entry.statement).strip().splitlines()[0])
+        for entry in excinfo.traceback
+        if entry.frame.code.fullsource is not None  # made by exec, as in a dataclass
+    ]
+
+
+def causes(error: BaseException) -> Iterator[pytest.ExceptionInfo[BaseException]]:
+    """The exceptions that an exception was raised from, as Triton's interpreter does."""
+    while (cause := error.__cause__) is not None:
+        yield pytest.ExceptionInfo.from_exception(cause)
+        error = cause
 
 
 def is_of_project(file: Path, root: Path) -> bool:

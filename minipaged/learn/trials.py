@@ -6,14 +6,12 @@ The tests run in a process of their own (tests/trials.py plays them): no torch h
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -21,23 +19,17 @@ from typing import NamedTuple
 from minipaged.learn.apart import kill_group
 from minipaged.learn.lessons import LearnError, Lesson, Task
 
-logger = logging.getLogger(__name__)
-
 SECONDS_PER_TEST = 10
 """An exercise that computes for longer has an endless loop; one that only waits has six times as long."""
 
 
-PYTEST_FAILED = (2, 3, 4, 5)
-"""How pytest ends when it could not run the tests: interrupted, internal error, wrong usage, no tests."""
-
 ENDLESS = 99
-"""How it ends if a loop cannot be stopped."""
+"""How the process ends if a loop cannot be stopped."""
 
 OUTSIDE = "read or write outside an array, for instance a kernel without a mask?"
 
 
-class BrokenOffError(LearnError):
-    """An exercise ended the process of the tests."""
+NOT_RUN = "not run, because a test before it broke off"
 
 
 class Trial(NamedTuple):
@@ -68,7 +60,8 @@ def run_trials(
 ) -> dict[str, dict[str, Outcome]]:
     """Run the tests of each trial in one fresh process; `on_test` is called after each.
 
-    Returns trial -> test -> outcome.
+    If an exercise ends the process, that test has failed, the trial's other tests are not run, and the trials
+    after it get a new process. Returns trial -> test -> outcome.
 
     Raises:
         LearnError: the tests could not be run.
@@ -77,15 +70,36 @@ def run_trials(
         raise LearnError(
             "lessons are checked with pytest; in your clone, run pip install -c constraints.txt -e '.[test]'"
         )
+    outcomes: dict[str, dict[str, Outcome]] = {}
+    left = list(trials)
+    while left:
+        found, why = _run(root, left, environment or {}, on_test)
+        outcomes |= found
+        if why is None:
+            break
+        names = [trial.name for trial in left]
+        broken = left[names.index(list(found)[-1])]
+        first, *others = [test for test in broken.tests if test not in found[broken.name]] or [""]
+        if first:
+            outcomes[broken.name] |= {first: Outcome(why), **dict.fromkeys(others, Outcome(NOT_RUN))}
+        left = left[left.index(broken) + 1 :]
+    return outcomes
+
+
+def _run(
+    root: Path, trials: Sequence[Trial], environment: dict[str, str], on_test: Callable[[], object]
+) -> tuple[dict[str, dict[str, Outcome]], str | None]:
+    """Outcomes, and why there are no more than these; None: there are all."""
     with tempfile.TemporaryDirectory() as folder:
         destination = Path(folder, "out.json")
         command = [sys.executable, "-u", "-m", "pytest", *pytest_arguments(trials, Path(folder), destination)]
         command += ["-o", f"timeout={6 * SECONDS_PER_TEST}"]
         last = deque[str](maxlen=3)
+        why: str | None = None
         with subprocess.Popen(
             command,
             cwd=root,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -103,28 +117,29 @@ def run_trials(
                     elif line.strip():
                         last.append(line.strip())
                 else:
-                    process.wait()
+                    why = _why(process.wait())
             finally:
                 kill_group(process.pid)  # with what an exercise has started; it may catch Ctrl-C
         if not destination.exists():
-            status, told = process.returncode, " / ".join(last)
-            if status < 0:
-                raise BrokenOffError(
-                    f"the tests broke off: signal {-status} ended their process; does your code "
-                    + ("take more and more memory?" if status == -9 else OUTSIDE)
-                )
-            if status == ENDLESS:
-                raise BrokenOffError(
-                    "the tests broke off: an endless loop catches every exception, even the one that should "
-                    "end it; catch only what you expect"
-                )
-            if status not in PYTEST_FAILED or (status == 2 and "during collection" not in told):
-                raise BrokenOffError(
-                    f"the tests broke off: your code ended their process with status {status}; "
-                    "drop the call of os._exit, or whatever else ends it"
-                )
+            told = " / ".join(last)
             raise LearnError(f"the tests could not be run (is the extra `test` installed?): {told}")
-        return read_outcomes(destination)
+        return read_outcomes(destination), why
+
+
+def _why(status: int) -> str:
+    """What ended a process, from its exit status."""
+    if status == ENDLESS:
+        return (
+            "the tests broke off: an endless loop catches every exception, even the one that should end it; "
+            "catch only what you expect"
+        )
+    if status < 0:
+        asked = "take more and more memory?" if status == -9 else OUTSIDE
+        return f"the tests broke off: signal {-status} ended their process; does your code {asked}"
+    return (
+        f"the tests broke off: your code ended their process with status {status}; "
+        "drop the call of os._exit, or whatever else ends it"
+    )
 
 
 def pytest_arguments(trials: Sequence[Trial], folder: Path, destination: Path) -> list[str]:
@@ -160,28 +175,11 @@ def progress(
         trials = groups.setdefault(tuple(lesson.environment.items()), [])
         trials.append(Trial(lesson.number, lesson.use_options(), lesson.tests))
     for environment, trials in groups.items():
-        run = partial(
-            run_trials, lessons[0].folder.parents[1], environment=dict(environment), on_test=on_test
-        )
-        try:
-            outcomes |= run(trials)
-        except BrokenOffError:
-            if len(lessons) == 1:
-                raise
-            for trial in trials:  # which of them was it?
-                outcomes |= _alone(run, trial)
+        outcomes |= run_trials(lessons[0].folder.parents[1], trials, dict(environment), on_test)
     return {
         lesson.number: [{test: outcomes[lesson.number][test] for test in task.tests} for task in lesson.tasks]
         for lesson in lessons
     }
-
-
-def _alone(run: Callable[..., dict[str, dict[str, Outcome]]], trial: Trial) -> dict[str, dict[str, Outcome]]:
-    try:
-        return run([trial])
-    except BrokenOffError as error:
-        logger.error("lesson %s: %s", trial.name, error)
-        return {trial.name: dict.fromkeys(trial.tests, Outcome(str(error)))}
 
 
 def begun(lessons: Sequence[Lesson]) -> list[Lesson]:

@@ -449,11 +449,14 @@ def test_a_failed_step_is_forgotten_whole():
 
 
 def test_a_failed_step_takes_nothing_from_the_steps_before():
-    """Catches a rollback that empties the whole cache."""
+    """Catches a rollback that empties the whole cache, with or without something to roll back."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4)
-    cache.register(blocks[0], hashes[0], tokens(1, 2))
+    first = cache.register(blocks[0], hashes[0], tokens(1, 2))
     cache.commit()
     release_into_cache(cache, blocks[0])
+    cache.roll_back()
+    assert (len(cache.evictable), len(cache.block_of)) == (1, 1)
+    cache.register(blocks[1], hashes[1], tokens(3, 4), first)
     cache.roll_back()
     assert (len(cache.evictable), len(cache.block_of)) == (1, 1)
 
@@ -1199,6 +1202,14 @@ def sampled(*totals, n=3):
     for sequence, total in zip(request.sequences, totals):
         sequence.cumulative_logprob = total
     return request
+
+
+def test_advance_returns_a_list_of_branches():
+    """Catches a forgotten `return`: the scheduler takes None for a request that failed."""
+    request = sampled(-1.0, n=1)
+    branches = request.method.advance(request, [Sample([4], [-0.5])])
+    assert isinstance(branches, list | tuple), f"expected a list of Branch, got {branches!r}"
+    assert [branch.token_id for branch in branches] == [4]
 
 
 def test_a_branch_carries_the_logprob_of_its_token():

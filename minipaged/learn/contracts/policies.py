@@ -120,7 +120,8 @@ class DecodingMethodContract(Watcher):
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
         """Rules 1, 3 and 4."""
         live = list(request.sequences)
-        branches = self._call("advance", request, samples)
+        offered_to = [s._replace(token_ids=list(s.token_ids), logprobs=list(s.logprobs)) for s in samples]
+        branches = self._call("advance", request, offered_to)
         told = f"advance({request.request_id}) returned {short(branches)}; give a list of Branch"
         self.require(isinstance(branches, list | tuple), told)
         self.require(all(isinstance(branch, Branch) for branch in branches), told)
