@@ -9,6 +9,7 @@ again. A test that has parameters stands for all of them.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import os
@@ -247,10 +248,11 @@ def in_place(parameters: list[tuple[dict[str, Any], str, Any]]) -> Iterator[None
 
 def remade(value: Any, override: type) -> Any:
     """An object of the override, made as `value` was. Raises ValueError if it cannot be."""
+    arguments = {name: getattr(value, name) for name in inspect.signature(type(value)).parameters}
     try:
-        return override(**vars(value))
+        return override(**arguments)
     except Exception as error:
-        text = f"{override.__name__} cannot be made with {', '.join(vars(value)) or 'nothing'}: {error}"
+        text = f"{override.__name__} cannot be made with {', '.join(arguments) or 'nothing'}: {error}"
         raise ValueError(text) from error
 
 
