@@ -183,8 +183,6 @@ def at_most(seconds: int, told: str = "", waiting: bool = False) -> Iterator[Non
     The time is the processor's: on a busy machine, or while torch is read from a disk, a correct exercise
     waits for more than that. `waiting`: on the clock.
     """
-    number, timer = ("SIGALRM", "ITIMER_REAL") if waiting else ("SIGPROF", "ITIMER_PROF")
-
     attempts = itertools.count(1)
 
     def stop(*args: object) -> None:
@@ -195,7 +193,8 @@ def at_most(seconds: int, told: str = "", waiting: bool = False) -> Iterator[Non
     if not hasattr(signal, "setitimer"):
         yield
         return
-    number, timer = getattr(signal, number), getattr(signal, timer)
+    clock, processor = (signal.SIGALRM, signal.ITIMER_REAL), (signal.SIGPROF, signal.ITIMER_PROF)
+    number, timer = clock if waiting else processor
     before = signal.signal(number, stop)
     signal.setitimer(timer, seconds, 1)
     try:

@@ -119,6 +119,7 @@ def test_what_is_exact_is_not_refused(llm):
         {"type": "object", "required": ["a", "b"], "minProperties": 3},
         chain('{"items":NEXT}', 1000),
     ):
-        compiled(llm, json=schema)
-    compiled(llm, choice=[f"choice {i}" for i in range(30_000)])
-    compiled(llm, grammar='start: "a" %json {"type": "null"} "b" %json {"maximum": 5}')
+        assert compiled(llm, json=schema).compiled is not None
+    assert compiled(llm, choice=[f"choice {i}" for i in range(30_000)]).compiled is not None
+    mixed = 'start: "a" %json {"type": "null"} "b" %json {"maximum": 5}'
+    assert compiled(llm, grammar=mixed).compiled is not None

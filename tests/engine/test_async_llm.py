@@ -339,7 +339,8 @@ def test_who_waits_for_an_output_hears_that_another_task_closed_the_iterator():
             reading = asyncio.create_task(read(outputs))
             await asyncio.sleep(0.02)
             await outputs.aclose()
-            await asyncio.wait_for(reading, 60)
+            seen = await asyncio.wait_for(reading, 60)
+            assert not any(output.finished for output in seen)
             await until(lambda: not llm._thread._readers)
 
     asyncio.run(main())

@@ -427,6 +427,14 @@ def test_a_policy_over_budget_or_idle_is_told():
             engine.scheduler.schedule()
 
 
+def crowded(preemption):
+    """Two requests for which there is no room; one will be preempted."""
+    engine = toy_with(preemption=preemption, num_blocks=4)
+    engine.add(range(7), 20)
+    engine.add(range(7), 20)
+    return engine
+
+
 def test_a_victim_from_elsewhere_is_told():
     """Catches a victim that is planned already or was never running, and a swap without room."""
 
@@ -434,9 +442,7 @@ def test_a_victim_from_elsewhere_is_told():
         def choose_victim(self, candidates):
             return SimpleNamespace(request_id="nobody")
 
-    engine = toy_with(preemption=Stranger, num_blocks=4)
-    engine.add(range(7), 20)
-    engine.add(range(7), 20)
+    engine = crowded(Stranger)
     with pytest.raises(
         ContractError, match=r"preemption: choose_victim chose .*, which is not one of the candidates"
     ):
@@ -446,9 +452,7 @@ def test_a_victim_from_elsewhere_is_told():
         def choose_mode(self, victim, kv):
             return Decision("swap", "why not")
 
-    engine = toy_with(preemption=Hopeful, num_blocks=4)
-    engine.add(range(7), 20)
-    engine.add(range(7), 20)
+    engine = crowded(Hopeful)
     with pytest.raises(ContractError, match=r"choose_mode\(r1\) returned .*ask kv.can_swap_out first"):
         engine.run()
 
@@ -469,9 +473,7 @@ def test_a_policy_that_changes_its_victim_is_told(change):
             change(victim)
             return Decision("recompute", "why not")
 
-    engine = toy_with(preemption=Meddling, num_blocks=4)
-    engine.add(range(7), 20)
-    engine.add(range(7), 20)
+    engine = crowded(Meddling)
     with pytest.raises(ContractError, match=r"choose_mode\(r1\) changed its sequences, tokens or blocks"):
         engine.run()
 
