@@ -23,6 +23,7 @@ while [ $# -gt 0 ]; do
 done
 mkdir -p "$out"
 out="$(cd "$out" && pwd)"
+jobs=$(($(nproc) < 12 ? $(nproc) : 12)) # mostly compilation: the device is shared
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" MINIPAGED_GPU_RECORDS="$out/correctness.jsonl"
 cd "$root"
 
@@ -50,11 +51,11 @@ engine_tests() { # MARKER [OPTION ...]
 
 correctness() {
     local failed=0 workers="" missing deadline=$((SECONDS + 230))
-    limited 200 tests.gpu.check_kernels --out "$out" --jobs 4 --seconds 120 $dry_run || failed=1
+    limited 200 tests.gpu.check_kernels --out "$out" --jobs $jobs --seconds 120 $dry_run || failed=1
     [ -n "$dry_run" ] && return $failed
     limited 60 tests.gpu.check_kernels --out "$out" --alone || failed=1
     if missing=$(python3 -c "import hypothesis, pytest, transformers, typer" 2>&1); then
-        if python3 -c "import xdist" 2>/dev/null; then workers="-n 4"; fi # mostly compilation: the device is shared
+        if python3 -c "import xdist" 2>/dev/null; then workers="-n $jobs"; fi
         engine_tests "gpu and alone" || failed=1 # few and short
         engine_tests "gpu and not alone" $workers || failed=1
     else

@@ -1,14 +1,18 @@
 """Times the attention kernels under every tiling and names the best ones, for kernels/triton/config.py.
 
-    python -m tests.gpu.sweep [--out DIR] [--seconds N] [--head-dim N] [--dry-run]
+    python -m tests.gpu.sweep [--out DIR] [--seconds N] [--head-dim N] [--jobs N] [--dry-run]
 
-Each figure is appended to DIR/sweep.jsonl at once; a tiling that is there already is not timed again, so that
-calls of a few minutes add up.
+First `--jobs` processes compile the kernels, which takes longer than timing them. Each figure is appended
+to DIR/sweep.jsonl at once; a tiling that is there already is not timed again, so that calls of a few minutes
+add up.
 """
 
 import argparse
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -60,8 +64,24 @@ def trials(dry_run: bool) -> Iterator[tuple[str, str, Batch, Any]]:
             yield from (("prefill", *batch, prefill) for batch in PREFILLS.items())
 
 
+def compile_share(machine: Machine, share: int, jobs: int, head_dim: int) -> None:
+    """Launch every jobs-th kernel once: what Triton compiles it keeps on disk, for the process that times."""
+    kernels = {(kernel, batch[0], tiling): batch for kernel, _, batch, tiling in trials(machine.dry_run)}
+    for (_, group, tiling), (_, lengths) in list(kernels.items())[share::jobs]:
+        try:
+            prepare(machine, (group, lengths[:1]), tiling, head_dim)[0](0)
+        except Exception:  # the process that times it says so
+            continue
+
+
 def time_ms(machine: Machine, batch: Batch, tiling: Any, head_dim: int) -> float:
-    """Median milliseconds of one call, several pools in rotation."""
+    """Median milliseconds of one call."""
+    run, nbytes = prepare(machine, batch, tiling, head_dim)
+    return machine.time_ms(run, reads=nbytes)
+
+
+def prepare(machine: Machine, batch: Batch, tiling: Any, head_dim: int) -> tuple[Callable[[int], Any], int]:
+    """A call, with several pools in rotation, and the bytes it reads."""
     group, lengths = batch
     attend = paged_decode if isinstance(tiling, DecodeConfig) else paged_prefill
     heads = 1 if machine.dry_run else KV_HEADS
@@ -77,9 +97,7 @@ def time_ms(machine: Machine, batch: Batch, tiling: Any, head_dim: int) -> float
     rows = step.query_start_list[-1]
     query = torch.randn(rows, heads * group, head_dim, device=machine.device, dtype=machine.dtype)
     output, scale = torch.empty_like(query), head_dim**-0.5
-    return machine.time_ms(
-        lambda i: attend(output, query, *pools[i % copies], step, tiling, scale), reads=nbytes
-    )
+    return lambda i: attend(output, query, *pools[i % copies], step, tiling, scale), nbytes
 
 
 def best_tilings(records: list[dict[str, Any]]) -> list[str]:
@@ -118,6 +136,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("gpu-results"))
     parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--share", type=int, help="compile only: which of the jobs this is")
     parser.add_argument("--dry-run", action="store_true")
     arguments = parser.parse_args()
     records = Records(arguments.out / "sweep.jsonl")
@@ -127,6 +147,14 @@ def main() -> None:
 
         accept_new_numpy()
     started = time.monotonic()
+    if arguments.share is not None:
+        return compile_share(machine, arguments.share, arguments.jobs, arguments.head_dim)
+    command = [sys.executable, "-m", "tests.gpu.sweep", *sys.argv[1:], f"--jobs={arguments.jobs}"]
+    compiling = [subprocess.Popen([*command, f"--share={share}"]) for share in range(arguments.jobs)]
+    print(
+        f"compiled by {arguments.jobs} processes, exit statuses {[job.wait() for job in compiling]}",
+        flush=True,
+    )
     chip, dtype = architecture_of(machine.device), str(machine.dtype)
     about = {"chip": chip, "head_dim": arguments.head_dim, "dtype": dtype}
     done = [

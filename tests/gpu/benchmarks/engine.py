@@ -12,7 +12,10 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from minipaged import LLM, SamplingParams
 from minipaged.config import config_from
 from minipaged.execution.model_runner import ModelRunner
+from tests.gpu.benchmarks.decode import read_ceiling
 from tests.gpu.benchmarks.timing import Machine
+
+BATCHES = (64, 1, 16, 256)
 
 
 def build_model(machine: Machine) -> LlamaForCausalLM:
@@ -26,7 +29,17 @@ def build_model(machine: Machine) -> LlamaForCausalLM:
         **size, **heads, max_position_embeddings=4096, initializer_range=0.05, eos_token_id=None
     )
     torch.manual_seed(0)
-    return LlamaForCausalLM(config).to(machine.device, machine.dtype).eval()
+    with torch.device(machine.device):
+        return LlamaForCausalLM(config).to(machine.dtype).eval()
+
+
+def step_bytes(model: LlamaForCausalLM) -> tuple[int, int]:
+    """What a decode step reads at least: its weights but for the embeddings, and K and V of each token."""
+    config = model.config
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    weights -= model.model.embed_tokens.weight.nbytes
+    token = 2 * config.num_key_value_heads * config.head_dim * config.num_hidden_layers * model.dtype.itemsize
+    return weights, token
 
 
 class Workload(NamedTuple):
@@ -36,17 +49,21 @@ class Workload(NamedTuple):
     prompts: list[list[int]]
     longest: int
     new_tokens: int
+    least_ms: float  # to read the weights and the cache of every decode step; nothing for the prompts
 
     @classmethod
-    def of(cls, machine: Machine) -> "Workload":
-        num_requests, longest, new_tokens = (3, 12, 4) if machine.dry_run else (64, 512, 128)
+    def of(cls, machine: Machine, num_requests: int) -> "Workload":
+        longest, new_tokens = (12, 4) if machine.dry_run else (512, 128)
         draw = random.Random(0)
         model = build_model(machine)
         prompts = [
             [draw.randrange(3, model.config.vocab_size) for _ in range(draw.randint(longest // 8, longest))]
             for _ in range(num_requests)
         ]
-        return cls(model, prompts, longest, new_tokens)
+        weights, token = step_bytes(model)
+        contexts = sum(map(len, prompts)) + num_requests * new_tokens // 2
+        least_ms = new_tokens * (weights + contexts * token) / read_ceiling(machine)
+        return cls(model, prompts, longest, new_tokens, least_ms)
 
     @property
     def greedy(self) -> GenerationConfig:
@@ -62,25 +79,40 @@ class Workload(NamedTuple):
         with machine.attempt("engine", parameters):
             run = prepare()
             seconds = min(timed(machine, run) for _ in range(2))  # the first one compiles
-            machine.record("engine", parameters, len(self.prompts) * self.new_tokens / seconds, "tok/s")
+            share = self.least_ms / (1e3 * seconds)
+            machine.record(
+                "engine", parameters, len(self.prompts) * self.new_tokens / seconds, "tok/s", share=share
+            )
 
 
 def batching(machine: Machine) -> None:
     """Transformers' continuous batching, which may hang: in a process of its own, like every benchmark."""
-    work = Workload.of(machine)
+    for num_requests in BATCHES:
+        work = Workload.of(machine, num_requests)
 
-    def prepare() -> Callable[[], None]:
-        if machine.dry_run:
-            raise NotImplementedError("generate_batch needs a GPU")
-        return partial(work.model.generate_batch, inputs=work.prompts, generation_config=work.greedy)
+        def prepare(work: Workload = work) -> Callable[[], None]:
+            if machine.dry_run:
+                raise NotImplementedError("generate_batch needs a GPU")
+            return partial(work.model.generate_batch, inputs=work.prompts, generation_config=work.greedy)
 
-    work.measure(machine, "transformers generate_batch", prepare)
+        work.measure(machine, "transformers generate_batch", prepare)
 
 
 def engine(machine: Machine) -> None:
-    """The engine and transformers' `generate`."""
-    work = Workload.of(machine)
-    model, prompts, longest, new_tokens = work
+    """The engine and transformers' `generate`: of one batch every way, of others what counts."""
+    first, *others = [3] if machine.dry_run else BATCHES
+    compare(machine, Workload.of(machine, first), ())
+    for num_requests in others:
+        compare(
+            machine,
+            Workload.of(machine, num_requests),
+            ("transformers generate", "engine, triton, fused layers"),
+        )
+
+
+def compare(machine: Machine, work: Workload, names: tuple[str, ...]) -> None:
+    """Measure the contenders of these names, or all."""
+    model, prompts, longest, new_tokens, _ = work
 
     def generate() -> None:
         """One batch, padded on the left."""
@@ -120,8 +152,8 @@ def engine(machine: Machine) -> None:
         "engine, triton, fused layers, no graphs": lambda: through("triton", graphs=False, fused=True),
         "engine, triton, fused layers": lambda: through("triton", fused=True),
     }
-    for name, prepare in contenders.items():
-        work.measure(machine, name, prepare)
+    for name in names or contenders:
+        work.measure(machine, name, contenders[name])
 
 
 def timed(machine: Machine, run: Callable[[], None]) -> float:

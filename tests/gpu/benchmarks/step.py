@@ -7,14 +7,16 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from minipaged.scheduling import ScheduledSequence
-from tests.gpu.benchmarks.engine import build_model
+from tests.gpu.benchmarks.decode import read_ceiling
+from tests.gpu.benchmarks.engine import build_model, step_bytes
 from tests.gpu.benchmarks.timing import Machine
 from tests.models.driver import Driver, random_tokens
 
 
 def step(machine: Machine) -> None:
     """Without graphs, where the host launches kernel after kernel, and replayed as a graph."""
-    model = build_model(machine)
+    model, ceiling = build_model(machine), read_ceiling(machine)
+    weights, token = step_bytes(model)
     context, batches = (9, [2]) if machine.dry_run else (512, [1, 16, 64, 256])
     settings = {"attention_backend": "triton", "block_size": 16, "max_num_seqs": max(batches)}
     for layers in ("plain", "fused"):
@@ -37,7 +39,8 @@ def step(machine: Machine) -> None:
                 with machine.attempt("step", parameters):
                     ms = machine.time_with_host_ms(lambda run=run, batch=batch: run(batch), repeat=20)
                     launches = count_launches(machine, lambda run=run, batch=batch: run(batch))
-                    machine.record("step", parameters, ms, "ms", launches=launches)
+                    share = (weights + count * context * token) / ms / ceiling
+                    machine.record("step", parameters, ms, "ms", launches=launches, share=share)
 
 
 def count_launches(machine: Machine, run: Callable[[], object]) -> int:
