@@ -99,10 +99,11 @@ def _load_cpp() -> Backend:
 
 
 def _load_triton() -> Backend:
-    from minipaged.kernels.triton import attention, cache, elementwise
+    from minipaged.kernels.triton import attention, cache, elementwise, greedy
 
     own = cache.write_kv, attention.paged_attention, cache.copy_blocks, cache.swap_blocks
-    return Backend("triton", *own, layer=_layer_operations(elementwise.DTYPES, elementwise))
+    layer = _layer_operations(elementwise.DTYPES, elementwise)
+    return Backend("triton", *own, greedy.greedy_tokens, layer)
 
 
 def _layer_operations(dtypes: tuple[torch.dtype, ...], own: Any) -> LayerOperations:

@@ -60,6 +60,13 @@ class PrefillConfig:
     num_stages: int
 
 
+MEASURED_DECODES = {
+    ("sm_90", 64): DecodeConfig(tile=64, split_length=512, num_warps=4, num_stages=5),
+    ("sm_90", 128): DecodeConfig(tile=64, split_length=512, num_warps=4, num_stages=5),
+}
+"""By chip and head size, of 16-bit K and V."""
+
+
 def architecture_of(device: torch.device) -> str:
     """The name of the device's chip: "sm_90", "gfx942", or "interpreter" for a CPU."""
     if device.type != "cuda":
@@ -74,6 +81,9 @@ def decode_config(architecture: str, head_dim: int, dtype: torch.dtype) -> Decod
     """The tiling of `paged_decode` for the larger of the two head sizes."""
     if architecture == INTERPRETER:
         return DecodeConfig(tile=16, split_length=32, num_warps=1, num_stages=1)
+    measured = MEASURED_DECODES.get((architecture, 64 if head_dim <= 64 else 128))
+    if measured is not None and head_dim <= 128 and dtype != torch.float32:
+        return measured
     if dtype == torch.float32:
         tile = 32 if head_dim <= 64 else 16
     else:

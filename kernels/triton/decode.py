@@ -27,7 +27,15 @@ from torch import Tensor
 from minipaged.kernels.layout import block_size_of, num_kv_heads_of
 from minipaged.kernels.metadata import AttentionMetadata
 from minipaged.kernels.triton.config import DecodeConfig
-from minipaged.kernels.triton.tiles import LOG2_E, find_entries, fold_sink, fold_tile, gather_tile, score_tile
+from minipaged.kernels.triton.tiles import (
+    LOG2_E,
+    find_entries,
+    fold_sink,
+    fold_tile,
+    gather_tile,
+    in_base_2,
+    score_tile,
+)
 
 MIN_ROWS = 16  # tl.dot takes no fewer; further rows are padding
 SPLITS_AT_ONCE = tl.constexpr(16)
@@ -60,7 +68,8 @@ def paged_decode(
     value_dim_padded = max(16, triton.next_power_of_2(value_dim))
     decode_kernel[(num_sequences, num_kv_heads, num_splits)](
         *(acc_splits, m_splits, l_splits, query, key_cache, value_cache),
-        *(metadata.block_tables, metadata.query_start, metadata.context_len, sinks, scale, softcap),
+        *(metadata.block_tables, metadata.query_start, metadata.context_len, sinks),
+        *in_base_2(scale, softcap),
         *(query.stride(0), query.stride(1), metadata.block_tables.stride(0)),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
@@ -82,7 +91,7 @@ def paged_decode(
             *(output, acc_splits, m_splits, l_splits, metadata.query_start, sinks, num_splits),
             VALUE_DIM=value_dim,
             VALUE_DIM_PADDED=value_dim_padded,
-            num_warps=4,
+            num_warps=1,  # a thread has its numbers of every split: nothing to exchange, nobody to wait for
         )
 
 
@@ -120,9 +129,9 @@ def decode_kernel(
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_splits = tl.num_programs(2)
     query_start = tl.load(query_starts + sequence)
+    context_len = tl.load(context_lens + sequence)  # (before the branch, so that it waits for no other load)
     if tl.load(query_starts + sequence + 1) - query_start != 1:
         return
-    context_len = tl.load(context_lens + sequence)
     oldest = 0
     if WINDOW is not None:
         oldest = tl.maximum(context_len - WINDOW, 0)

@@ -3,7 +3,7 @@
 One program per (query tile, KV head). A tile is a run of consecutive query tokens of one sequence, times the
 G query heads that share the KV head: `rows` rows of one matrix product. Tiles are numbered without a list of
 them: sequence s starts at tile `query_start[s] // tokens + s`, which leaves each sequence at least as many
-tiles as it needs; a program finds its sequence by binary search, and the few left over return at once.
+tiles as it needs; a program counts the sequences that start before it, and the few left over return at once.
 Pools are `[num_blocks, Hkv, block_size, Dk or Dv]`. Paper: section 5.1.
 
     keys     0          tile          2 * tile
@@ -22,7 +22,15 @@ from torch import Tensor
 from minipaged.kernels.layout import block_size_of, num_kv_heads_of
 from minipaged.kernels.metadata import AttentionMetadata
 from minipaged.kernels.triton.config import PrefillConfig
-from minipaged.kernels.triton.tiles import LOG2_E, find_entries, fold_sink, fold_tile, gather_tile, score_tile
+from minipaged.kernels.triton.tiles import (
+    LOG2_E,
+    find_entries,
+    fold_sink,
+    fold_tile,
+    gather_tile,
+    in_base_2,
+    score_tile,
+)
 
 
 def paged_prefill(
@@ -45,7 +53,8 @@ def paged_prefill(
     tokens = rows // group
     prefill_kernel[(num_rows // tokens + metadata.num_sequences, num_kv_heads)](
         *(output, query, key_cache, value_cache),
-        *(metadata.block_tables, metadata.query_start, metadata.context_len, sinks, scale, softcap),
+        *(metadata.block_tables, metadata.query_start, metadata.context_len, sinks),
+        *in_base_2(scale, softcap),
         *(query.stride(0), query.stride(1), metadata.block_tables.stride(0), metadata.num_sequences),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
@@ -62,17 +71,22 @@ def paged_prefill(
     )
 
 
+SEQUENCES_AT_ONCE = tl.constexpr(256)
+
+
 @triton.jit
 def find_sequence(query_start, tile, num_sequences, TOKENS: tl.constexpr):
-    """The last sequence whose first tile, `query_start[s] // TOKENS + s`, is not beyond `tile`."""
-    low, high = 0, num_sequences
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(query_start + middle) // TOKENS + middle <= tile:
-            low = middle
-        else:
-            high = middle
-    return low
+    """The last sequence whose first tile, `query_start[s] // TOKENS + s`, is not beyond `tile`.
+
+    Counted, not searched for: loads that wait for each other would take longer than a short prompt.
+    """
+    count = 0
+    for first in range(0, num_sequences, SEQUENCES_AT_ONCE):
+        sequence = first + tl.arange(0, SEQUENCES_AT_ONCE)
+        starts = tl.load(query_start + sequence, mask=sequence < num_sequences, other=0)
+        begun = (starts // TOKENS + sequence <= tile) & (sequence < num_sequences)
+        count += tl.sum(begun.to(tl.int32), 0)
+    return count - 1
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_sequences"])
@@ -104,14 +118,15 @@ def prefill_kernel(
 ):
     """Attend one query tile of one sequence for all query heads of a KV head."""
     TOKENS: tl.constexpr = ROWS // GROUP
-    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    # Tiles late in a sequence see the most keys: they start first, so that the last to start are short.
+    tile, kv_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     sequence = find_sequence(query_starts, tile, num_sequences, TOKENS)
     query_start = tl.load(query_starts + sequence)
     query_len = tl.load(query_starts + sequence + 1) - query_start
+    context_len = tl.load(context_lens + sequence)  # (before the branch, so that it waits for no other load)
     first_token = (tile - (query_start // TOKENS + sequence)) * TOKENS
     if (first_token >= query_len) | (query_len == 1):
         return
-    context_len = tl.load(context_lens + sequence)
 
     row = tl.arange(0, ROWS)
     token = first_token + row // GROUP

@@ -39,14 +39,21 @@ def gather_tile(cache, entry, readable, DIM: tl.constexpr, DIM_PADDED: tl.conste
     return tl.load(cache + entry[:, None] * DIM + dim[None, :], mask=inside, other=0.0)
 
 
+def in_base_2(scale: float, softcap: float | None) -> tuple[float, float | None]:
+    """Scale and softcap as `score_tile` takes them: log2(e) is folded in once, not for each score."""
+    if softcap is None:
+        return scale * LOG2_E.value, None
+    return scale * 2 * LOG2_E.value / softcap, softcap * LOG2_E.value
+
+
 @triton.jit
 def score_tile(query, key, scale, softcap):
-    """Scores [rows, tokens] in base 2 of query [rows, D] and key [tokens, D]."""
+    """Scores [rows, tokens] in base 2 of query [rows, D] and key [tokens, D], scaled as `in_base_2` says."""
     scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
     if softcap is not None:
         # tanh(x) = 1 - 2 / (1 + e^2x), which is exact at both infinities
-        scores = softcap - 2.0 * softcap / (1.0 + tl.exp2(scores * (2.0 * LOG2_E / softcap)))
-    return scores * LOG2_E
+        scores = softcap - 2.0 * softcap / (1.0 + tl.exp2(scores))
+    return scores
 
 
 @triton.jit

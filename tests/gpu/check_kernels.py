@@ -26,6 +26,7 @@ if __name__ == "__main__" and "--dry-run" in sys.argv:  # before triton is impor
 import torch
 
 from minipaged.kernels.dispatch import Backend, select_backend, why_not_triton
+from minipaged.kernels.dispatch import greedy_tokens as reference_greedy_tokens
 from minipaged.kernels.layout import cache_shape
 from minipaged.kernels.reference import attention as reference
 from minipaged.kernels.reference import cache as reference_cache
@@ -168,6 +169,20 @@ def passes_between_products_equal_their_formulas(dtype, num_tokens, hidden, head
     assert layer.rms_norm(rows[:0], weight, 1e-5).shape == (0, hidden)
 
 
+def greedy_tokens_are_those_of_torch(dtype, vocab_size):
+    """Catches what the interpreter lacks: lanes joined across warps, NaN and infinities on the device."""
+    logits = (5 * torch.randn(65, vocab_size, device=DEVICE)).to(dtype)
+    logits[3:6, vocab_size // 2] = torch.tensor([torch.nan, torch.inf, -torch.inf], device=DEVICE)
+    logits[6] = -torch.inf
+    found, expected = (
+        torch.tensor(choose(logits)) for choose in (triton_backend().greedy_tokens, reference_greedy_tokens)
+    )
+    fine = expected[:, 1].isfinite()
+    assert fine.sum() == 62
+    assert torch.equal(found[fine, 0], expected[fine, 0])
+    torch.testing.assert_close(found[:, 1], expected[:, 1], atol=1e-4, rtol=1e-5, equal_nan=True)
+
+
 def random_pools(layers=8 if DEVICE == "cuda" else 2):
     shape = cache_shape(64, 16, 8, 128)
     return [torch.randn(shape, device=DEVICE).to(torch.bfloat16) for _ in range(layers)]
@@ -229,6 +244,10 @@ CHECKS: dict[str, Callable[[], None]] = dict(
             for dtype, shape in product(
                 DTYPES, [(1, 2048, 64), (100, 2560, 80), (1000, 4096, 128), (3, 8192, 256), (33, 999, 30)]
             )
+        ),
+        *(
+            named(greedy_tokens_are_those_of_torch, dtype, vocab_size)
+            for dtype, vocab_size in product(DTYPES, [1000, 32000, 151_936])
         ),
         *(named(copy_blocks_is_bit_equal_to_the_reference, overlap) for overlap in (False, True)),
         named(blocks_swapped_out_and_in_are_bit_equal),

@@ -24,6 +24,7 @@ done
 mkdir -p "$out"
 out="$(cd "$out" && pwd)"
 jobs=$(($(nproc) < 12 ? $(nproc) : 12)) # mostly compilation: the device is shared
+export OMP_NUM_THREADS=1 # so many processes with a thread for each core would wait for each other
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" MINIPAGED_GPU_RECORDS="$out/correctness.jsonl"
 cd "$root"
 
@@ -46,7 +47,7 @@ engine_tests() { # MARKER [OPTION ...]
     local marker="$1" left=$((deadline - SECONDS))
     shift
     limited $((left > 5 ? left : 5)) pytest -p tests.gpu.plugin -m "$marker" "$@" \
-        tests/engine/test_cuda_graphs.py tests/engine/test_execution_gpu.py tests/gpu/test_engine.py
+        tests/engine/test_{cuda_graphs,execution_gpu,execution_transfer}.py tests/gpu/test_engine.py
 }
 
 correctness() {

@@ -33,18 +33,28 @@ DECODES = {  # query heads of a KV head, lengths
     "1 x 4096, GQA 4": (4, [(1, 4096)]),
     "16 x 4096, GQA 4": (4, [(1, 4096)] * 16),
     "64 x 4096, GQA 4": (4, [(1, 4096)] * 64),
+    "64 x 512, GQA 4": (4, [(1, 512)] * 64),
     "64 x 4096, GQA 1": (1, [(1, 4096)] * 64),
 }
-PREFILLS = {"8 x 1024, GQA 4": (4, [(1024, 1024)] * 8), "512 of 16384, GQA 4": (4, [(512, 16384)])}
+PREFILLS = {
+    "1 x 8192, GQA 4": (4, [(8192, 8192)]),
+    "8 x 1024, GQA 4": (4, [(1024, 1024)] * 8),
+    "32 x 512, GQA 4": (4, [(512, 512)] * 32),
+    "512 of 16384, GQA 4": (4, [(512, 16384)]),
+}
+# Tile, warps, stages: those that spill no registers at head size 128 on sm_90.
+DECODE_SHAPES = ((64, 4, 5), (32, 4, 5), (64, 4, 3), (32, 2, 5), (128, 4, 3), (32, 4, 9), (64, 2, 5))
+DECODE_SHAPES += (128, 8, 3), (64, 4, 7), (32, 1, 5), (64, 8, 5)
 DECODE_CONFIGS = [
     DecodeConfig(tile, split_length, num_warps, num_stages)
-    for split_length, tile, num_stages, num_warps in product(
-        (512, 256, 1024, 128, 2048), (64, 128), (5, 3, 2), (4, 8)
-    )
+    for split_length, (tile, num_warps, num_stages) in product((512, 256, 1024, 128), DECODE_SHAPES)
 ]
 PREFILL_CONFIGS = [
     PrefillConfig(rows, tile, num_warps, num_stages)
-    for rows, tile, num_stages, num_warps in product((128, 64), (64, 128), (5, 3, 2), (8, 4))
+    for rows, num_warps, (tile, num_stages) in (
+        *product((128,), (8,), ((64, 5), (64, 3), (32, 5), (64, 7), (32, 3))),
+        *product((64,), (4,), ((64, 3), (64, 5), (32, 3), (32, 5))),
+    )
 ]
 
 

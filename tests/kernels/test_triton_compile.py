@@ -16,7 +16,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("compiles nothing in the interpreter: set TRITON_INTERPRET=0", allow_module_level=True)
 pytest.importorskip("triton", reason="needs the package triton")
 
-from minipaged.kernels.triton import cache, elementwise
+from minipaged.kernels.triton import cache, elementwise, greedy
 from minipaged.kernels.triton.config import decode_config, prefill_config
 from minipaged.kernels.triton.decode import paged_decode
 from minipaged.kernels.triton.prefill import paged_prefill
@@ -126,6 +126,17 @@ def test_writes_and_moves_fit_and_move_16_bytes_at_a_time(chip):
     else:
         assert "global_load_dwordx4" in code["move_kernel"]
         assert "global_store_dwordx4" in code["move_kernel"]
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_greedy_tokens_fit_and_logits_are_read_many_at_a_time(dtype, chip):
+    """Catches lanes too many for the registers of their warps, and logits read one by one."""
+    with compiling_for(chip) as kernels:
+        greedy.greedy_tokens(torch.zeros(3, 128_256, dtype=dtype))
+    assert kernels[0].spilled == 0
+    wide = "ld.global.v4.b32" if chip.startswith("sm") else "load_dwordx4"
+    assert wide in kernels[0].assembly
 
 
 def pass_through_layer(dtype, num_tokens, hidden, head_dim, gate, num_heads=10):

@@ -128,7 +128,7 @@ def peers(
         # (Compiled anew for each shape, which takes longer than all the others.)
         **(
             {}
-            if (batch, context) in FIGURE_18A
+            if (batch, context) in (*LONG_BATCHES[1:], *FIGURE_18A)
             else {"flex_attention, pages": lambda: flex(storage, query, batch, context)}
         ),
     }

@@ -99,15 +99,11 @@ def batching(machine: Machine) -> None:
 
 
 def engine(machine: Machine) -> None:
-    """The engine and transformers' `generate`: of one batch every way, of others what counts."""
+    """The engine: of one batch every way and beside transformers' `generate`, of others the fastest way."""
     first, *others = [3] if machine.dry_run else BATCHES
     compare(machine, Workload.of(machine, first), ())
     for num_requests in others:
-        compare(
-            machine,
-            Workload.of(machine, num_requests),
-            ("transformers generate", "engine, triton, fused layers"),
-        )
+        compare(machine, Workload.of(machine, num_requests), ("engine, fused layers",))
 
 
 def compare(machine: Machine, work: Workload, names: tuple[str, ...]) -> None:
@@ -123,10 +119,10 @@ def compare(machine: Machine, work: Workload, names: tuple[str, ...]) -> None:
         tensors = [torch.tensor(rows, device=machine.device) for rows in (ids, mask)]
         model.generate(tensors[0], attention_mask=tensors[1], generation_config=work.greedy)
 
-    def through(backend: str, graphs: bool = True, fused: bool = False) -> Callable[[], None]:
+    def through(graphs: bool = True, fused: bool = False) -> Callable[[], None]:
         blocks = len(prompts) * (-(-(longest + new_tokens) // 16) + 1)
         options = {
-            "attention_backend": backend,
+            "attention_backend": "triton",
             "enable_cuda_graphs": graphs,
             "num_blocks": blocks,
             "max_num_batched_tokens": 8192,
@@ -146,11 +142,10 @@ def compare(machine: Machine, work: Workload, names: tuple[str, ...]) -> None:
     # In this order: the engine switches the model's attention to its own, and at last fuses its layers.
     contenders: dict[str, Callable[[], Callable[[], None]]] = {
         "transformers generate": lambda: generate,
-        "engine, torch": lambda: through("torch"),
-        "engine, triton, no graphs": lambda: through("triton", graphs=False),
-        "engine, triton": lambda: through("triton"),
-        "engine, triton, fused layers, no graphs": lambda: through("triton", graphs=False, fused=True),
-        "engine, triton, fused layers": lambda: through("triton", fused=True),
+        "engine, no graphs": lambda: through(graphs=False),
+        "engine": lambda: through(),
+        "engine, fused layers, no graphs": lambda: through(graphs=False, fused=True),
+        "engine, fused layers": lambda: through(fused=True),
     }
     for name in names or contenders:
         work.measure(machine, name, contenders[name])
