@@ -1,7 +1,8 @@
 """How the attention kernels tile their work on each chip.
 
-The tilings compile without register spills for the chips in the tests; their speed is **not yet measured**.
-Nothing is tuned at import or at run time: the same inputs run the same code.
+The tilings compile without register spills for the chips in the tests. For sm_90, 16 bits and head sizes up
+to 128 they are what `tests/gpu/sweep.py` found on an H200 (docs/benchmarks/gpu.md); the others' speed is
+**not yet measured**. Nothing is tuned at import or at run time: the same inputs run the same code.
 """
 
 from dataclasses import dataclass
@@ -60,13 +61,6 @@ class PrefillConfig:
     num_stages: int
 
 
-MEASURED_DECODES = {
-    ("sm_90", 64): DecodeConfig(tile=64, split_length=512, num_warps=4, num_stages=5),
-    ("sm_90", 128): DecodeConfig(tile=64, split_length=512, num_warps=4, num_stages=5),
-}
-"""By chip and head size, of 16-bit K and V."""
-
-
 def architecture_of(device: torch.device) -> str:
     """The name of the device's chip: "sm_90", "gfx942", or "interpreter" for a CPU."""
     if device.type != "cuda":
@@ -81,9 +75,9 @@ def decode_config(architecture: str, head_dim: int, dtype: torch.dtype) -> Decod
     """The tiling of `paged_decode` for the larger of the two head sizes."""
     if architecture == INTERPRETER:
         return DecodeConfig(tile=16, split_length=32, num_warps=1, num_stages=1)
-    measured = MEASURED_DECODES.get((architecture, 64 if head_dim <= 64 else 128))
-    if measured is not None and head_dim <= 128 and dtype != torch.float32:
-        return measured
+    if architecture == "sm_90" and head_dim <= 128 and dtype != torch.float32:
+        # Three programs to a multiprocessor: while one waits for its only buffer, the others compute.
+        return DecodeConfig(tile=128, split_length=512, num_warps=4, num_stages=3)
     if dtype == torch.float32:
         tile = 32 if head_dim <= 64 else 16
     else:

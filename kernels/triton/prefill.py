@@ -3,7 +3,7 @@
 One program per (query tile, KV head). A tile is a run of consecutive query tokens of one sequence, times the
 G query heads that share the KV head: `rows` rows of one matrix product. Tiles are numbered without a list of
 them: sequence s starts at tile `query_start[s] // tokens + s`, which leaves each sequence at least as many
-tiles as it needs; a program counts the sequences that start before it, and the few left over return at once.
+tiles as it needs; a program finds its sequence by binary search, and the few left over return at once.
 Pools are `[num_blocks, Hkv, block_size, Dk or Dv]`. Paper: section 5.1.
 
     keys     0          tile          2 * tile
@@ -71,22 +71,17 @@ def paged_prefill(
     )
 
 
-SEQUENCES_AT_ONCE = tl.constexpr(256)
-
-
 @triton.jit
 def find_sequence(query_start, tile, num_sequences, TOKENS: tl.constexpr):
-    """The last sequence whose first tile, `query_start[s] // TOKENS + s`, is not beyond `tile`.
-
-    Counted, not searched for: loads that wait for each other would take longer than a short prompt.
-    """
-    count = 0
-    for first in range(0, num_sequences, SEQUENCES_AT_ONCE):
-        sequence = first + tl.arange(0, SEQUENCES_AT_ONCE)
-        starts = tl.load(query_start + sequence, mask=sequence < num_sequences, other=0)
-        begun = (starts // TOKENS + sequence <= tile) & (sequence < num_sequences)
-        count += tl.sum(begun.to(tl.int32), 0)
-    return count - 1
+    """The last sequence whose first tile, `query_start[s] // TOKENS + s`, is not beyond `tile`."""
+    low, high = 0, num_sequences
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(query_start + middle) // TOKENS + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_sequences"])
@@ -123,10 +118,10 @@ def prefill_kernel(
     sequence = find_sequence(query_starts, tile, num_sequences, TOKENS)
     query_start = tl.load(query_starts + sequence)
     query_len = tl.load(query_starts + sequence + 1) - query_start
-    context_len = tl.load(context_lens + sequence)  # (before the branch, so that it waits for no other load)
     first_token = (tile - (query_start // TOKENS + sequence)) * TOKENS
     if (first_token >= query_len) | (query_len == 1):
         return
+    context_len = tl.load(context_lens + sequence)
 
     row = tl.arange(0, ROWS)
     token = first_token + row // GROUP

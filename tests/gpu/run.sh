@@ -23,7 +23,8 @@ while [ $# -gt 0 ]; do
 done
 mkdir -p "$out"
 out="$(cd "$out" && pwd)"
-jobs=$(($(nproc) < 12 ? $(nproc) : 12)) # mostly compilation: the device is shared
+processors=$(nproc --all) # (without --all it says what OMP_NUM_THREADS says)
+jobs=$((processors < 12 ? processors : 12)) # mostly compilation: the device is shared
 export OMP_NUM_THREADS=1 # so many processes with a thread for each core would wait for each other
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" MINIPAGED_GPU_RECORDS="$out/correctness.jsonl"
 cd "$root"

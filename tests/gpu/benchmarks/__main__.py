@@ -19,8 +19,8 @@ from tests.gpu.benchmarks.timing import Machine, shown
 from tests.gpu.records import Records
 
 # By what one would miss most.
-NAMES = ("ceiling", "peers", "prefill", "engine", "batching", "step", "moves", "decode")
-LONGEST = {"batching": 60}  # seconds of those that may hang
+NAMES = ("ceiling", "prefill", "engine", "transformers", "step", "peers", "moves", "flex", "decode")
+LONGEST = {"transformers": 60}  # seconds of those that may hang
 LARGEST = 256 * 32768  # tokens of the largest decode batch
 
 
@@ -89,10 +89,10 @@ def measure(machine: Machine, name: str) -> None:
         from tests.gpu.interpreter import accept_new_numpy
 
         accept_new_numpy()
-    if name in ("engine", "batching"):
-        from tests.gpu.benchmarks.engine import batching, engine
+    if name in ("engine", "transformers"):
+        from tests.gpu.benchmarks import engine
 
-        return (engine if name == "engine" else batching)(machine)
+        return (engine.engine if name == "engine" else engine.transformers)(machine)
     if name == "step":
         from tests.gpu.benchmarks.step import step
 
@@ -101,7 +101,7 @@ def measure(machine: Machine, name: str) -> None:
         from tests.gpu.benchmarks.moves import moves
 
         return moves(machine)
-    from tests.gpu.benchmarks.decode import decode_grid, decode_peers, read_ceiling
+    from tests.gpu.benchmarks.decode import decode_flex, decode_grid, decode_peers, read_ceiling
     from tests.gpu.benchmarks.prefill import prefill
 
     if name == "ceiling":
@@ -112,7 +112,7 @@ def measure(machine: Machine, name: str) -> None:
     storage = Storage.of(tokens, machine.dtype, machine.device)
     if name == "prefill":
         return prefill(machine, storage)
-    run = decode_peers if name == "peers" else decode_grid
+    run = {"peers": decode_peers, "flex": decode_flex, "decode": decode_grid}[name]
     return run(machine, read_ceiling(machine), storage)
 
 

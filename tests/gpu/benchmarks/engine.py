@@ -1,9 +1,8 @@
-"""The engine against transformers' `generate` and continuous batching: a random Llama of 1.1 B parameters."""
+"""The engine, and transformers' `generate` and continuous batching: a random Llama of 1.1 B parameters."""
 
 import random
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,6 +15,9 @@ from tests.gpu.benchmarks.decode import read_ceiling
 from tests.gpu.benchmarks.timing import Machine
 
 BATCHES = (64, 1, 16, 256)
+
+Run = Callable[[], list[int]]
+"""Completes all prompts -> how many tokens each of them got."""
 
 
 def build_model(machine: Machine) -> LlamaForCausalLM:
@@ -65,96 +67,103 @@ class Workload(NamedTuple):
         least_ms = new_tokens * (weights + contexts * token) / read_ceiling(machine)
         return cls(model, prompts, longest, new_tokens, least_ms)
 
-    @property
-    def greedy(self) -> GenerationConfig:
-        """The same for transformers."""
-        return GenerationConfig(
-            max_new_tokens=self.new_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-
-    def measure(self, machine: Machine, name: str, prepare: Callable[[], Callable[[], None]]) -> None:
-        """Output tokens a second of the run that `prepare` returns."""
+    def measure(self, machine: Machine, name: str, prepare: Callable[[], Run]) -> None:
+        """Output tokens a second of the run that `prepare` returns, and the share of what memory allows."""
         parameters = f"{len(self.prompts)} prompts of {self.longest // 8}-{self.longest}, "
         parameters += f"{self.new_tokens} new tokens: {name}"
         with machine.attempt("engine", parameters):
             run = prepare()
-            seconds = min(timed(machine, run) for _ in range(2))  # the first one compiles
-            share = self.least_ms / (1e3 * seconds)
-            machine.record(
-                "engine", parameters, len(self.prompts) * self.new_tokens / seconds, "tok/s", share=share
-            )
+            seconds = min(self._timed(machine, run) for _ in range(2))  # the first one compiles
+            rate = len(self.prompts) * self.new_tokens / seconds
+            machine.record("engine", parameters, rate, "tok/s", share=self.least_ms / (1e3 * seconds))
 
-
-def batching(machine: Machine) -> None:
-    """Transformers' continuous batching, which may hang: in a process of its own, like every benchmark."""
-    for num_requests in BATCHES:
-        work = Workload.of(machine, num_requests)
-
-        def prepare(work: Workload = work) -> Callable[[], None]:
-            if machine.dry_run:
-                raise NotImplementedError("generate_batch needs a GPU")
-            return partial(work.model.generate_batch, inputs=work.prompts, generation_config=work.greedy)
-
-        work.measure(machine, "transformers generate_batch", prepare)
+    def _timed(self, machine: Machine, run: Run) -> float:
+        """Wall-clock seconds of a run to the end of its work on the device."""
+        started = time.perf_counter()
+        lengths = run()
+        if not machine.dry_run:
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - started
+        if lengths != [self.new_tokens] * len(self.prompts):  # (a failed request takes no time)
+            raise RuntimeError(f"requests got {lengths} tokens, not {self.new_tokens} each")
+        return seconds
 
 
 def engine(machine: Machine) -> None:
-    """The engine: of one batch every way and beside transformers' `generate`, of others the fastest way."""
+    """The engine: one batch every way, others the fastest way."""
     first, *others = [3] if machine.dry_run else BATCHES
-    compare(machine, Workload.of(machine, first), ())
+    work = Workload.of(machine, first)
+    for fused in (False, True):  # in this order: fusing rewrites the model
+        for graphs in (False, True):
+            name = "engine" + ", fused layers" * fused + ", no graphs" * (not graphs)
+            work.measure(machine, name, lambda f=fused, g=graphs: through_engine(work, graphs=g, fused=f))
     for num_requests in others:
-        compare(machine, Workload.of(machine, num_requests), ("engine, fused layers",))
+        work = Workload.of(machine, num_requests)
+        work.measure(machine, "engine, fused layers", lambda work=work: through_engine(work))
 
 
-def compare(machine: Machine, work: Workload, names: tuple[str, ...]) -> None:
-    """Measure the contenders of these names, or all."""
-    model, prompts, longest, new_tokens, _ = work
-
-    def generate() -> None:
-        """One batch, padded on the left."""
-        width = max(map(len, prompts))
-        padding = [width - len(prompt) for prompt in prompts]
-        ids = [[0] * pad + prompt for pad, prompt in zip(padding, prompts)]
-        mask = [[0] * pad + [1] * (width - pad) for pad in padding]
-        tensors = [torch.tensor(rows, device=machine.device) for rows in (ids, mask)]
-        model.generate(tensors[0], attention_mask=tensors[1], generation_config=work.greedy)
-
-    def through(graphs: bool = True, fused: bool = False) -> Callable[[], None]:
-        blocks = len(prompts) * (-(-(longest + new_tokens) // 16) + 1)
-        options = {
-            "attention_backend": "triton",
-            "enable_cuda_graphs": graphs,
-            "num_blocks": blocks,
-            "max_num_batched_tokens": 8192,
-            "enable_prefix_caching": False,  # the second run has the first one's prompts
-        }
-        runner = ModelRunner(model, config_from(options))
-        if fused:
-            runner.optimize()
-        llm = LLM(executor=runner, **options)
-        params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
-
-        def run() -> None:
-            llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
-
-        return run
-
-    # In this order: the engine switches the model's attention to its own, and at last fuses its layers.
-    contenders: dict[str, Callable[[], Callable[[], None]]] = {
-        "transformers generate": lambda: generate,
-        "engine, no graphs": lambda: through(graphs=False),
-        "engine": lambda: through(),
-        "engine, fused layers, no graphs": lambda: through(graphs=False, fused=True),
-        "engine, fused layers": lambda: through(fused=True),
+def through_engine(work: Workload, graphs: bool = True, fused: bool = True) -> Run:
+    """All prompts through the engine, its attention in Triton."""
+    options = {
+        "attention_backend": "triton",
+        "enable_cuda_graphs": graphs,
+        "num_blocks": len(work.prompts) * (-(-(work.longest + work.new_tokens) // 16) + 1),
+        "max_num_batched_tokens": 8192,
+        "enable_prefix_caching": False,  # the second run has the first one's prompts
     }
-    for name in names or contenders:
-        work.measure(machine, name, contenders[name])
+    runner = ModelRunner(work.model, config_from(options))
+    if fused:
+        runner.optimize()
+    llm = LLM(executor=runner, **options)
+    params = SamplingParams(temperature=0.0, max_tokens=work.new_tokens, ignore_eos=True)
+
+    def run() -> list[int]:
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in work.prompts], params)
+        return [len(output.outputs[0].token_ids) for output in outputs]
+
+    return run
 
 
-def timed(machine: Machine, run: Callable[[], None]) -> float:
-    """Wall-clock seconds of a run to the end of its work on the device."""
-    started = time.perf_counter()
-    run()
-    if not machine.dry_run:
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
+@torch.inference_mode(False)
+@torch.no_grad()
+def transformers(machine: Machine) -> None:
+    """Continuous batching, which refuses inference mode and may hang, and one batch of `generate`."""
+    first, *others = [3] if machine.dry_run else BATCHES
+    for num_requests in (first, *others):
+        work = Workload.of(machine, num_requests)
+        work.measure(machine, "transformers generate_batch", lambda work=work: through_batching(work))
+        if num_requests == first:
+            work.measure(machine, "transformers generate", lambda work=work: through_generate(work))
+
+
+def greedy(work: Workload) -> GenerationConfig:
+    """The same for transformers."""
+    return GenerationConfig(
+        max_new_tokens=work.new_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+
+
+def through_batching(work: Workload) -> Run:
+    """All prompts through transformers' continuous batching."""
+
+    def run() -> list[int]:
+        outputs = work.model.generate_batch(inputs=work.prompts, generation_config=greedy(work))
+        return [len(output.generated_tokens) for output in outputs.values()]
+
+    return run
+
+
+def through_generate(work: Workload) -> Run:
+    """All prompts as one batch, padded on the left."""
+    device = work.model.device
+
+    def run() -> list[int]:
+        width = max(map(len, work.prompts))
+        padding = [width - len(prompt) for prompt in work.prompts]
+        ids = [[0] * pad + prompt for pad, prompt in zip(padding, work.prompts)]
+        mask = [[0] * pad + [1] * (width - pad) for pad in padding]
+        tensors = [torch.tensor(rows, device=device) for rows in (ids, mask)]
+        output = work.model.generate(tensors[0], attention_mask=tensors[1], generation_config=greedy(work))
+        return [output.shape[1] - width] * len(output)
+
+    return run
