@@ -8,7 +8,7 @@
 
 In PyTorch's operations a norm alone is six to eight launches, each with a trip to memory. The rows are
 converted to float32 when they are loaded and rounded when they are stored: a norm before its weight, too, as
-models do it. On an H200 each takes 1.3 to 3.1 us in a step of up to 256 decodes; other numbers of programs and
+models do it. On an H200 each takes 1.3 to 3.1 us in a step of up to 256 decodes; other numbers of programs or
 warps are **not yet measured**. The same operations for a CPU: `kernels/cpp/elementwise.py`.
 """
 
