@@ -120,7 +120,10 @@ def why_not_triton(device: torch.device) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed (pip install triton)"
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"Triton kernels run on CUDA and ROCm devices, this one is {device.type!r}"
+        return (
+            f"Triton kernels run on CUDA and ROCm devices, this one is {device.type!r} "
+            "(with TRITON_INTERPRET=1 they run on a CPU, too, slowly)"
+        )
     if device.type == "cuda" and torch.cuda.is_available() and torch.version.hip is None:
         major, minor = torch.cuda.get_device_capability(device)
         if (major, minor) < OLDEST_CHIP:

@@ -16,6 +16,7 @@ from minipaged.config import EngineConfig, config_from
 from minipaged.progress import progress_bar
 
 if TYPE_CHECKING:
+    from minipaged.components import Components
     from minipaged.llm import LLM
 
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
@@ -72,14 +73,12 @@ def check_threads(threads: int | None) -> None:
         )
 
 
-def check_parts(options: dict[str, Any], use: list[str] | None) -> dict[str, Any]:
+def check_parts(options: dict[str, Any], use: list[str] | None) -> Components:
     """The replaced parts; a mistake in them or in the settings is told before torch is loaded."""
     from minipaged.learn.overrides import components_from, parse_use
 
     config_from(options)
-    parts = parse_use(use or ())
-    components_from(parts)
-    return parts
+    return components_from(parse_use(use or ()))
 
 
 def load(model: str | None, options: dict[str, Any], use: list[str] | None) -> LLM:
@@ -93,4 +92,4 @@ def load(model: str | None, options: dict[str, Any], use: list[str] | None) -> L
 
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()
-    return LLM(model, use=parts, **options)
+    return LLM(model, components=parts, **options)

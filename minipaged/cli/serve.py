@@ -95,7 +95,7 @@ def serve(
         return
     from minipaged.async_llm import AsyncLLM
 
-    with listener, AsyncLLM(model, max_waiting=max_waiting, use=parts, **options) as llm:
+    with listener, AsyncLLM(model, max_waiting=max_waiting, components=parts, **options) as llm:
         server = make_server(llm, name, settings)
         listener.listen()
         print(told, flush=True)

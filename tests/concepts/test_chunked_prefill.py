@@ -1,5 +1,7 @@
 """Chunked prefill: decodes first, prompts cut to the rest of the budget (SARATHI, arXiv 2308.16369)."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from minipaged.memory import OnDemand
@@ -119,6 +121,7 @@ def test_what_one_phase_spends_is_not_there_for_the_next():
         def __getattr__(self, phase):
             def spend(plan, budget, share=None):
                 self.budgets[phase] = budget, share
+                plan.scheduled += [SimpleNamespace(num_tokens=10)]
                 return 10
 
             return spend

@@ -288,6 +288,15 @@ def test_every_full_block_has_a_hash_and_no_other():
     assert numbers == [0, 0, 1, 1, 2, 2]
 
 
+def test_a_text_that_was_hashed_is_as_it_was():
+    """Catches tokens that are taken out of the text, or hashes that are written over."""
+    cache, hashes, _ = cache_of(1, 2)
+    before, text = hashes[:], tokens(1, 2, 3, 4, 5)
+    cache.extend_hashes(hashes, text)
+    assert text == tokens(1, 2, 3, 4, 5), "extend_hashes changed the tokens"
+    assert hashes[:1] == before, "extend_hashes changed a hash that was there"
+
+
 @pytest.mark.parametrize("salt", ["", "alice"])
 def test_the_first_block_follows_the_salt(salt):
     """Catches a case of its own for no salt: the first block follows the hash of (0, salt), also of "". And
@@ -978,8 +987,7 @@ class Spends:
         self.offered[phase] = budget
         self.plans[phase] = plan
         self.shares[phase] = share
-        if phase != "resume_preempted":
-            plan.scheduled += [SimpleNamespace(num_tokens=1)] * self.spends.get(phase, 0)
+        plan.scheduled += [SimpleNamespace(num_tokens=1)] * self.spends.get(phase, 0)
         return self.spends.get(phase, 0)
 
 
@@ -1469,18 +1477,25 @@ def test_what_is_needed_is_never_cut(policy):
     if policy == "on demand":
         assert OnDemand().while_running(2, 8) == (2,)
     else:
-        assert Chunked(4).while_running(6, 9) == (6, 6)
+        assert distinct(Chunked(4).while_running(6, 9)) == (6,)
 
 
 WHEN = ["at_admission", "while_running"]
 
 
+def distinct(wishes):
+    return tuple(dict.fromkeys(wishes))
+
+
 def wrong_answer(name, policy, when, expected_of):
-    """The first answer of a policy, for `needed` and `remaining` up to 9, that is not `expected_of(them)`."""
+    """The first answer of a policy, for `needed` and `remaining` up to 9, that is not `expected_of(them)`.
+
+    To wish twice for the same is to wish for it once.
+    """
     for remaining in range(1, 10):
         for needed in range(1, remaining + 1):
             found, expected = getattr(policy, when)(needed, remaining), expected_of(needed, remaining)
-            if found != expected:
+            if distinct(found) != distinct(expected):
                 return f"{name}.{when}({needed}, {remaining}): expected {expected}, got {found}"
     return None
 
@@ -1511,7 +1526,7 @@ def test_a_grant_lies_between_what_is_needed_and_what_remains(when):
 def test_a_fork_of_a_reservation_makes_do_with_what_it_must_have():
     """Catches a fork that preempts others for blocks it does not need yet."""
     assert Reserve().while_running(1, 32) == (32, 1)
-    assert Reserve().while_running(3, 3) == (3, 3)
+    assert distinct(Reserve().while_running(3, 3)) == (3,)
 
 
 def test_two_policies_keep_a_grant_each():
@@ -1766,8 +1781,10 @@ def test_an_admission_pays_for_evictable_hits_alone():
     """Catches charging for held blocks, and not charging for evictable ones, which count as free."""
     kv, blocks = cached_manager()
     free = kv.num_free
-    charged = [kv.admission_charge(set(blocks[:n]), 20, 4 * n)[0] for n in range(4)]
+    cached = [set(blocks[:n]) for n in range(4)]
+    charged = [kv.admission_charge(cached[n], 20, 4 * n)[0] for n in range(4)]
     assert charged == [0, 0, 0, 1]
+    assert cached == [set(blocks[:n]) for n in range(4)], "admission_charge changed the set of cached blocks"
     assert kv.num_free == free
 
 

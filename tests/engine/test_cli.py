@@ -65,6 +65,27 @@ def test_prompts_come_from_a_file(capsys, monkeypatch, tmp_path):
     assert [o["prompt"] for o in json.loads(out)["outputs"]] == ["The sun\u2028up", "The moon"]
 
 
+def test_a_file_of_ones_own_is_loaded_once(capsys, monkeypatch, tmp_path):
+    """Catches what it prints, and warnings about it, told twice."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from minipaged.memory import BlockAllocator\nprint('loaded')\nclass Mine(BlockAllocator): pass\n"
+    )
+    code, out, _ = call(
+        capsys,
+        monkeypatch,
+        "generate",
+        "--prompt",
+        "a",
+        "--max-tokens",
+        "2",
+        "--use",
+        f"allocator={mine}:Mine",
+    )
+    assert code == 0
+    assert out.count("loaded") == 1
+
+
 def test_stream_prints_the_same_text(capsys, monkeypatch):
     """A stream that loses its last piece."""
     arguments = ("generate", "--prompt", "The sun", "--max-tokens", "12")

@@ -6,10 +6,12 @@ from collections import deque
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from minipaged import memory
 from minipaged.decoding import BeamSearch, SamplingMethod, SamplingParams
 from minipaged.learn.contracts import CONCEPTS, ContractError
+from minipaged.learn.contracts.rules import call_text
 from minipaged.scheduling import (
     Auto,
     Branch,
@@ -131,6 +133,11 @@ def test_an_allocator_must_refuse_without_taking_anything():
 
     with pytest.raises(ContractError, match="raised OutOfBlocksError though 3 blocks are free"):
         allocator_with(allocate=refuses)(3).allocate(1)
+
+
+def test_a_call_is_told_with_the_shapes_of_its_tensors():
+    """Catches numbers of a tensor in a message, which say nothing."""
+    assert call_text("attend", (torch.zeros(2, 3), "a")) == "attend(Tensor [2, 3] torch.float32, 'a')"
 
 
 def test_an_allocator_that_miscounts_references_is_told():

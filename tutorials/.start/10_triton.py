@@ -9,6 +9,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from minipaged.kernels.dispatch import why_not_triton
 from minipaged.kernels.metadata import AttentionMetadata
 
 
@@ -48,6 +49,8 @@ def paged_attention(
     """Launch the kernel, one program per row and head. Given; window, softcap and sinks are for the brave."""
     if sliding_window is not None or softcap is not None or sinks is not None:
         raise ValueError("this kernel has no sliding window, softcap or sinks; use a plain model")
+    if (missing := why_not_triton(query.device)) is not None:
+        raise ValueError(missing)
     num_rows, num_heads, key_dim = query.shape
     num_kv_heads, block_size, value_dim = *key_cache.shape[1:3], value_cache.shape[-1]
     sequences, positions = [], []

@@ -83,7 +83,9 @@ def call_text(name: str, args: tuple[Any, ...]) -> str:
 
 
 def short(value: Any) -> str:
-    """A value in at most 60 characters."""
+    """A value in at most 60 characters; of a tensor its shape and type."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{type(value).__name__} {list(value.shape)} {value.dtype}"
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -765,3 +765,23 @@ class NamesAfterTheFirstBlock(PrefixCache):
         for i in range(len(hashes), len(token_ids) // size):
             parent = self._hash((parent, token_ids[i * size : size].tobytes()))
             hashes.append(parent)
+
+
+class UsesUpTheText(PrefixCache):
+    """Takes the tokens of each block out of the text."""
+
+    caught_by = "test_a_text_that_was_hashed_is_as_it_was"
+
+    def extend_hashes(self, hashes, token_ids, salt=""):
+        super().extend_hashes(hashes, token_ids, salt)
+        del token_ids[: len(hashes) * self.block_size]
+
+
+class TakesFromTheSet(KVManager):
+    """Leaves the evictable blocks in the set, not a copy of it."""
+
+    caught_by = "test_an_admission_pays_for_evictable_hits_alone"
+
+    def admission_charge(self, cached, num_tokens, num_cached):
+        cached &= set(self.prefix_cache.evictable) if self.prefix_cache else set()
+        return len(cached), num_tokens - num_cached
