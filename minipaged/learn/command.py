@@ -83,13 +83,12 @@ def check(
 def hint(
     number: Number,
     level: Annotated[
-        int,
-        typer.Argument(
-            min=1, max=3, help="How much to tell: 1 is a nudge, 2 the idea, and 3 almost the code."
-        ),
+        int, typer.Argument(help="How much to tell: 1 is a nudge, 2 the idea, and 3 almost the code.")
     ] = 1,
 ) -> None:
     """A hint for the first task that is not green."""
+    if level not in (1, 2, 3):
+        raise ValueError(f"level is {level}; give 1 (a nudge), 2 (the idea) or 3 (almost the code)")
     lesson = find_with_tasks(number)
     told = f"Lesson {lesson.number} is green; no hint is left."
     if found := open_task(lesson):

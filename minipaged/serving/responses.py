@@ -68,9 +68,8 @@ def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
             name = f"input.{number}"
             raise ApiError(400, f"{name} has type {str(kind)[:40]!r}; give messages", name)
         messages.append(Message(role=item.role, content=item.content))
-    if body.instructions is not None:
-        messages.insert(0, Message(role="system", content=body.instructions))
-    return plain_messages(messages, "input")
+    told = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
+    return plain_messages(told, "instructions") + plain_messages(messages, "input")
 
 
 class _Writer:

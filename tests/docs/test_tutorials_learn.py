@@ -175,6 +175,12 @@ def test_a_lesson_without_tasks_is_told_as_such(command):
     assert "lesson 00 has no tasks; read " in str(result.exception)
 
 
+def test_a_hint_that_is_not_there_is_told_by_its_number():
+    """Catches a task's number taken for a level, and a message that does not name it."""
+    result = CliRunner().invoke(app, ["learn", "hint", "05", "4"])
+    assert "level is 4; give 1 (a nudge), 2" in str(result.exception)
+
+
 def test_a_second_reset_keeps_the_first_backup(clone):
     """Catches the student's work overwritten by the exercise as it was at the start."""
     for text in ("# one\n", "# two\n", "# three\n"):

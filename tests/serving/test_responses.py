@@ -133,3 +133,11 @@ def test_a_wrong_length_is_told_under_its_own_name(server):
     ]
     assert error["param"] == "max_output_tokens"
     assert error["message"].startswith("max_output_tokens is 9223372036854775808")
+
+
+def test_a_part_is_blamed_under_its_own_number(server):
+    """Catches instructions counted as the first item of the input."""
+    items = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
+    for more in ({}, {"instructions": "Be brief."}):
+        error = server.http.post("/v1/responses", json={"input": items, **more}).json()["error"]
+        assert error["param"] == "input.0.content.0"

@@ -178,12 +178,3 @@ class TakesTheLastBlocksAtOnce(OnDemand):
 
     def at_admission(self, needed, remaining):
         return (remaining if remaining <= 2 else needed,)
-
-
-class OneNumberIfTheyAreEqual(Reserve):
-    """(3,) for (3, 3)."""
-
-    caught_by = "test_a_reservation_is_all_that_remains"
-
-    def while_running(self, needed, remaining):
-        return (remaining,) if remaining == needed else (remaining, needed)
