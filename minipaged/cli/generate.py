@@ -153,6 +153,7 @@ def generate(
         for piece in llm.stream(prompts[0], params):
             print(wrap.feed(piece), end="", flush=True)
         print(wrap.rest())
+        print_account(llm.engine, Console(stderr=not sys.stdout.isatty(), highlight=False, soft_wrap=True))
     else:
         outputs = llm.generate(prompts, params)
         if as_json:
@@ -254,6 +255,11 @@ def print_outputs(outputs: Sequence[RequestOutput], engine: Engine) -> None:
                 print("\t".join(row))
             told.print(subtitle)
         console = told
+    print_account(engine, console)
+
+
+def print_account(engine: Engine, console: Console) -> None:
+    """Memory and speed in words."""
     account = stats(engine)
     for line in ACCOUNT[: 3 if account["sharing_saving"] > 0 else 2]:
         console.print(line.format_map(account))

@@ -54,8 +54,9 @@ class TableView(NamedTuple):
     def usage(self, block_size: int) -> str:
         """How many tokens, blocks and empty slots, in words."""
         slots = len(self.blocks) * block_size
-        empty = f"{slots - self.num_tokens} of {slots} slots empty"
-        return f"{self.num_tokens} tokens in {len(self.blocks)} blocks, {empty}"
+        tokens = f"{self.num_tokens} token" + "s" * (self.num_tokens != 1)
+        blocks = f"{len(self.blocks)} block" + "s" * (len(self.blocks) != 1)
+        return f"{tokens} in {blocks}, {slots - self.num_tokens} of {slots} slots empty"
 
 
 class BlockView(NamedTuple):

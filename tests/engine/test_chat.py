@@ -176,7 +176,7 @@ def test_commands(capsys, monkeypatch, llm):
     code, out, err = chat(capsys, monkeypatch, llm, *lines)
     assert code == 0
     assert f"user: {TABLE}\nassistant: {ANSWER}\n" in out
-    assert "This conversation: 16 tokens in 1 blocks" in out
+    assert "This conversation: 16 tokens in 1 block, " in out
     assert "0 of 64 blocks in use, 1 cached and evictable, 63 free" in out
     assert "/blocks" in out
     assert out.count(ANSWER) == 2, "history after /reset, or a question after /exit"

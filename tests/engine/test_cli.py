@@ -89,9 +89,10 @@ def test_a_file_of_ones_own_is_loaded_once(capsys, monkeypatch, tmp_path):
 def test_stream_prints_the_same_text(capsys, monkeypatch):
     """A stream that loses its last piece."""
     arguments = ("generate", "--prompt", "The sun", "--max-tokens", "12")
-    _, streamed, _ = call(capsys, monkeypatch, *arguments, "--stream")
+    _, streamed, told = call(capsys, monkeypatch, *arguments, "--stream")
     _, out, _ = call(capsys, monkeypatch, *arguments, "--json")
     assert streamed == json.loads(out)["outputs"][0]["completions"][0]["text"] + "\n"
+    assert "12 tokens in " in told
 
 
 def test_a_result_does_not_overwrite_what_it_is_made_from(capsys, monkeypatch, tmp_path):
