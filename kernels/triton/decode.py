@@ -91,7 +91,7 @@ def paged_decode(
             *(output, acc_splits, m_splits, l_splits, metadata.query_start, sinks, num_splits),
             VALUE_DIM=value_dim,
             VALUE_DIM_PADDED=value_dim_padded,
-            num_warps=max(1, value_dim_padded // 128),  # a thread has its numbers of every split: none wait
+            num_warps=max(1, value_dim_padded // 128),  # so that sums over splits stay within a warp
         )
 
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PIECE = 4096
+PIECE = tl.constexpr(4096)
 
 
 def greedy_tokens(logits: Tensor) -> list[list[float]]:
@@ -27,13 +27,12 @@ def greedy_tokens(logits: Tensor) -> list[list[float]]:
         logits = logits.contiguous()
     num_rows, vocab_size = logits.shape
     found = torch.empty((num_rows, 2), dtype=torch.float32, device=logits.device)
-    piece = min(PIECE, triton.next_power_of_2(vocab_size))
-    greedy_kernel[(num_rows,)](logits, found, logits.stride(0), SIZE=vocab_size, PIECE=piece, num_warps=8)
+    greedy_kernel[(num_rows,)](logits, found, logits.stride(0), SIZE=vocab_size, num_warps=8)
     return found.tolist()  # one transfer; float32 holds every token id (below 2^24) as it is
 
 
 @triton.jit
-def greedy_kernel(logits, found, stride, SIZE: tl.constexpr, PIECE: tl.constexpr):
+def greedy_kernel(logits, found, stride, SIZE: tl.constexpr):
     """Token and log-probability of one row."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, PIECE)
@@ -51,6 +50,6 @@ def greedy_kernel(logits, found, stride, SIZE: tl.constexpr, PIECE: tl.constexpr
         largest = larger
     best = tl.max(largest, 0)
     token = tl.min(tl.where(largest == best, place, SIZE - 1), 0)
-    logprob = -tl.log(tl.sum(total * tl.exp(largest - best), 0))
+    logprob = 0.0 - tl.log(tl.sum(total * tl.exp(largest - best), 0))  # (no minus zero)
     tl.store(found + 2 * row, token.to(tl.float32))
     tl.store(found + 2 * row + 1, logprob)

@@ -32,9 +32,9 @@ def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor
 def pack(arrays: Sequence[np.ndarray], pinned: bool) -> Tensor:
     """All of them in one tensor of bytes; pinned memory is not given out again before its copy is done."""
     buffer = torch.empty(sum(map(_room, arrays)), dtype=torch.uint8, pin_memory=pinned)
-    room, first = buffer.numpy(), 0  # (NumPy's views take a third of the time of PyTorch's)
+    target, first = buffer.numpy(), 0  # NumPy's views take a third of the time of PyTorch's
     for array in arrays:
-        room[first : first + array.nbytes] = array.ravel().view(np.uint8)
+        target[first : first + array.nbytes] = array.ravel().view(np.uint8)
         first += _room(array)
     return buffer
 

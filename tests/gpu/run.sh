@@ -23,9 +23,9 @@ while [ $# -gt 0 ]; do
 done
 mkdir -p "$out"
 out="$(cd "$out" && pwd)"
-processors=$(nproc --all) # (without --all it says what OMP_NUM_THREADS says)
-jobs=$((processors < 12 ? processors : 12)) # mostly compilation: the device is shared
-export OMP_NUM_THREADS=1 # so many processes with a thread for each core would wait for each other
+processors=$(env -u OMP_NUM_THREADS nproc)
+jobs=$((processors < 12 ? processors : 12)) # most of the time is compilation, so they can share the device
+export OMP_NUM_THREADS=1 # so many processes with a thread for each core would compete for the cores
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" MINIPAGED_GPU_RECORDS="$out/correctness.jsonl"
 cd "$root"
 
@@ -68,7 +68,7 @@ correctness() {
 
 benchmarks() { limited 235 tests.gpu.benchmarks --out "$out" $dry_run; }
 
-sweep() { limited 235 tests.gpu.sweep --out "$out" $dry_run; }
+sweep() { limited 235 tests.gpu.sweep --out "$out" --jobs $jobs $dry_run; }
 
 status=0
 for step in ${steps:-correctness benchmarks}; do

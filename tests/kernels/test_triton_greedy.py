@@ -28,7 +28,8 @@ def assert_as_expected(logits):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("vocab_size", [1, 7, 1000, 4096, 9001])
 def test_the_token_and_its_log_probability_are_those_of_torch(vocab_size, dtype):
-    """Catches a piece of the vocabulary left out, sums that do not shrink when a later piece has more."""
+    """Catches a piece of the vocabulary left out, sums that are not rescaled when a later
+    piece has a larger logit."""
     torch.manual_seed(0)
     logits = 5 * torch.randn(6, vocab_size)
     for row, place in enumerate((0, vocab_size // 2, vocab_size - 1)):

@@ -92,7 +92,7 @@ def measure(machine: Machine, name: str) -> None:
     if name in ("engine", "transformers"):
         from tests.gpu.benchmarks import engine
 
-        return (engine.engine if name == "engine" else engine.transformers)(machine)
+        return getattr(engine, name)(machine)
     if name == "step":
         from tests.gpu.benchmarks.step import step
 

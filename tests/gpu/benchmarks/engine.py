@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from minipaged import LLM, SamplingParams
 from minipaged.config import config_from
@@ -15,6 +15,7 @@ from tests.gpu.benchmarks.decode import read_ceiling
 from tests.gpu.benchmarks.timing import Machine
 
 BATCHES = (64, 1, 16, 256)
+PAGE = 256  # tokens, transformers' own default
 
 Run = Callable[[], list[int]]
 """Completes all prompts -> how many tokens each of them got."""
@@ -51,7 +52,7 @@ class Workload(NamedTuple):
     prompts: list[list[int]]
     longest: int
     new_tokens: int
-    least_ms: float  # to read the weights and the cache of every decode step; nothing for the prompts
+    least_ms: float  # to read the weights and the cache for each token; nothing for the prompts
 
     @classmethod
     def of(cls, machine: Machine, num_requests: int) -> "Workload":
@@ -127,13 +128,13 @@ def through_engine(work: Workload, graphs: bool = True, fused: bool = True) -> R
 @torch.inference_mode(False)
 @torch.no_grad()
 def transformers(machine: Machine) -> None:
-    """Continuous batching, which refuses inference mode and may hang, and one batch of `generate`."""
+    """One batch of `generate`, and continuous batching, which refuses inference mode and may hang."""
     first, *others = [3] if machine.dry_run else BATCHES
+    work = Workload.of(machine, first)
+    work.measure(machine, "transformers generate", lambda: through_generate(work))
     for num_requests in (first, *others):
         work = Workload.of(machine, num_requests)
         work.measure(machine, "transformers generate_batch", lambda work=work: through_batching(work))
-        if num_requests == first:
-            work.measure(machine, "transformers generate", lambda work=work: through_generate(work))
 
 
 def greedy(work: Workload) -> GenerationConfig:
@@ -144,10 +145,19 @@ def greedy(work: Workload) -> GenerationConfig:
 
 
 def through_batching(work: Workload) -> Run:
-    """All prompts through transformers' continuous batching."""
+    """All prompts through transformers' continuous batching; its manager is kept for the second run."""
+    pages = len(work.prompts) * (-(-(work.longest + work.new_tokens) // PAGE) + 1)  # else: all memory
+    batching = ContinuousBatchingConfig(
+        block_size=PAGE, num_blocks=pages, max_batch_tokens=8192, allow_block_sharing=False
+    )
 
     def run() -> list[int]:
-        outputs = work.model.generate_batch(inputs=work.prompts, generation_config=greedy(work))
+        outputs = work.model.generate_batch(
+            inputs=work.prompts,
+            generation_config=greedy(work),
+            continuous_batching_config=batching,
+            persistent_manager=True,
+        )
         return [len(output.generated_tokens) for output in outputs.values()]
 
     return run
