@@ -209,19 +209,40 @@ def test_every_count_that_the_policy_would_take_is_tried_in_its_order():
 # -- growth ------------------------------------------------------------------------------------------------
 
 
-def test_blocks_to_grow_is_what_grow_takes():
+def test_the_preferred_counts_are_granted_if_they_just_fit():
+    """Catches a block that is always left over."""
+    kv = manager(num_blocks=8, growth=Chunked(8))
+    ((sequence,),) = admit(kv, [kv_sequence(kv, range(4), max_num_tokens=40)])
+    assert len(sequence.table.blocks) == 8
+
+
+def test_sequences_of_a_group_may_have_fewer_counts_than_others():
+    """Catches the counts of the whole group cut to those of its first, or read beyond the end of the others'."""
+
+    class OneOrTwo(OnDemand):
+        def at_admission(self, needed, remaining):
+            return (needed,) if needed == 1 else (remaining, needed)
+
+    kv = manager(num_blocks=8, growth=OneOrTwo())
+    group = [kv_sequence(kv, values, max_num_tokens=30) for values in ([1], [2, 3, 4], [5])]
+    admit(kv, group)
+    assert [len(sequence.table.blocks) for sequence in group] == [1, 2, 1]
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2, 3])
+def test_blocks_to_grow_is_what_grow_takes(num_sequences):
     """Catches a promise to the scheduler that the tables do not keep: the last writer copies nothing."""
     kv = manager(num_blocks=20)
     ((parent,),) = admit(kv, [kv_sequence(kv, range(5))])
     compute(kv, parent)
-    group = [parent, fork(kv, parent), fork(kv, parent)]
+    group = [parent, *(fork(kv, parent) for _ in range(num_sequences - 1))]
     for i, sequence in enumerate(group):
         sequence.token_ids.append(i)
-    assert kv.blocks_to_grow(group) == 2
-    copies = kv.grow(group, 2)
-    assert len(copies) == 2
-    assert kv.num_free == 20 - 3 - 2
-    assert len({s.table.blocks[2] for s in group}) == 3
+    assert kv.blocks_to_grow(group) == num_sequences - 1
+    copies = kv.grow(group, num_sequences - 1)
+    assert len(copies) == num_sequences - 1
+    assert kv.num_free == 20 - 3 - len(copies)
+    assert len({s.table.blocks[2] for s in group}) == num_sequences
 
 
 def test_a_holder_outside_the_group_makes_every_writer_copy():

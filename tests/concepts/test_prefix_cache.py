@@ -326,6 +326,16 @@ def test_a_prompt_seen_before_is_not_computed_again():
     assert engine.executor.num_tokens_computed == 10 + 2
 
 
+def test_what_follows_a_hit_is_found_too():
+    """Catches a chain that breaks where a request went on from what it found: the third would find no more
+    than the second."""
+    engine = ToyEngine(toy_scheduler(block_size=2, caching=True))
+    for length in (5, 9, 13):
+        engine.add(range(length), 1)
+        engine.run()
+    assert cached_tokens(engine) == [0, 4, 8]
+
+
 def test_generated_tokens_are_cached_too():
     """Catches the second round of a chat that computes the first answer again."""
     engine = ToyEngine(toy_scheduler(caching=True))
