@@ -217,7 +217,7 @@ def test_the_preferred_counts_are_granted_if_they_just_fit():
 
 
 def test_sequences_of_a_group_may_have_fewer_counts_than_others():
-    """Catches the counts of the whole group cut to those of its first, or read beyond the end of the others'."""
+    """Catches counts cut to as many as the first sequence has, or read beyond the end of another's."""
 
     class OneOrTwo(OnDemand):
         def at_admission(self, needed, remaining):
