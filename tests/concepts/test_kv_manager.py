@@ -272,6 +272,19 @@ def test_a_grant_leaves_the_rest_of_the_group_its_minimum():
     assert all(s.table.num_tokens == 5 for s in group)
 
 
+def test_a_grant_that_just_leaves_the_others_their_minimum_is_given():
+    """Catches a grant that counts a sequence's own block twice, or always leaves one."""
+    kv = manager(num_blocks=7, growth=Chunked(4))
+    ((parent,),) = admit(kv, [kv_sequence(kv, range(4), max_num_tokens=4)])
+    compute(kv, parent)
+    group = [parent, fork(kv, parent)]
+    for sequence in group:
+        sequence.max_num_tokens = 40
+        sequence.token_ids.append(9)
+    kv.grow(group, kv.blocks_to_grow(group))
+    assert [len(s.table.blocks) for s in group] == [2 + 4, 2 + 1]
+
+
 def test_more_blocks_than_there_are_raise():
     """Catches a growth that goes on without a slot."""
     kv = manager(num_blocks=2)

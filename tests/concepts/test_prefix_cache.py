@@ -146,6 +146,23 @@ def test_the_first_block_of_a_content_wins():
     assert len(cache.block_of) == 1
 
 
+def test_what_follows_a_second_block_of_a_content_is_found():
+    """Catches a chain that goes on from the block that is not in the index."""
+    cache = cache_of(8)
+    (first,) = registered(cache, 1, 2)
+    _, behind = registered(cache, 1, 2, 3, 4)
+    assert found(cache, 1, 2, 3, 4) == [first, behind]
+
+
+def test_a_collision_does_not_replace_what_follows_a_block():
+    """Catches a block taken for one behind a hole, though its prefix is cached."""
+    cache = cache_of(8, hash_function=lambda key: len(key[1]) and key[1][0])  # the block's first token alone
+    first = registered(cache, 1, 1, 3, 3)
+    registered(cache, 1, 1, 3, 4)
+    assert found(cache, 1, 1, 3, 3) == first
+    assert found(cache, 1, 1, 3, 4) == first[:1]
+
+
 # -- keeping and evicting ----------------------------------------------------------------------------------
 
 
