@@ -318,6 +318,18 @@ def test_a_freed_sequence_starts_from_nothing():
     kv.check_invariants([sequence])
 
 
+def test_a_freed_sequence_registers_its_blocks_from_the_first():
+    """Catches a first block that follows what was the last before: nobody would find it."""
+    kv = manager(caching=True)
+    ((sequence,),) = admit(kv, [kv_sequence(kv, range(5))])
+    compute(kv, sequence)
+    kv.free([sequence])
+    kv.prefix_cache.clear()
+    admit(kv, [sequence])
+    compute(kv, sequence)
+    assert kv.can_admit([kv_sequence(kv, range(5))]).hits[0].blocks == sequence.table.blocks[:2]
+
+
 def test_only_computed_blocks_move_to_the_host():
     """Catches host room spent on reserved blocks that hold nothing."""
     kv = manager(growth=Reserve(), num_host_blocks=8)
