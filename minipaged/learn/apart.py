@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,8 @@ def _answer(sender: Connection, function: Callable[..., Any], args: tuple[Any, .
         answer = function(*args)
     except (ValueError, NotImplementedError) as error:
         answer = LearnError(str(error))
+    with suppress(ValueError, AttributeError):  # (it may be closed, or replaced)
+        sys.stdout.flush()  # who gets the answer kills this process
     sender.send(answer)
 
 

@@ -393,7 +393,8 @@ def test_a_policy_that_leaves_or_never_returns_is_told(clone, monkeypatch, top, 
 
 
 def test_what_a_policy_prints_is_no_part_of_its_score(clone, monkeypatch, capfd):
-    """Catches JSON that no script can read."""
+    """Catches JSON that no script can read, and prints lost with the process that held them back."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     monkeypatch.setattr("minipaged.simulation.score.REQUESTS", 30)
     clone.with_name("mine.py").write_text(POLICY.format("print('top')", RETURNS.format("print('in')")))
     code, output = learn("score", "--use", f"scheduler={clone.with_name('mine.py')}:Mine", "--json")
