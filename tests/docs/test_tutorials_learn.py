@@ -417,18 +417,23 @@ def test_what_an_exercise_leaves_running_ends_with_its_tests(clone, top):
     assert "✓ task 1" in learn("check", "05")[1]
 
 
-@pytest.mark.parametrize("where", ["in the file", "in a method"])
-def test_an_exercise_that_waits_is_told_in_time(clone, monkeypatch, where):
-    """Catches a minute for each of twenty tests, and no limit at all while the file is read."""
+def test_a_file_that_waits_is_told_in_time(clone, monkeypatch):
+    """Catches no limit while the file is read."""
     monkeypatch.setattr(trials, "SECONDS_PER_TEST", 1)
-    text = clone.read_text()
-    if where == "in the file":
-        clone.write_text(f"import time\ntime.sleep(10**6)\n{text}")
-    else:
-        clone.write_text(
-            "import time\n" + re.sub(r"raise NotImplementedError\(.*\)", "time.sleep(10**6)", text)
-        )
+    clone.write_text(f"import time\ntime.sleep(10**6)\n{clone.read_text()}")
     assert "is there an endless loop?" in learn("check", "05")[1]
+
+
+def test_a_method_that_waits_is_told_in_time(clone, monkeypatch):
+    """Catches a minute for each of twenty tests."""
+    monkeypatch.setattr(trials, "SECONDS_PER_TEST", 2)
+    text = re.sub(r"raise NotImplementedError\(.*\)", "time.sleep(10**6)", clone.read_text())
+    clone.write_text(f"import time\n{text}")
+    lesson = find("05")
+    trial = trials.Trial("05", lesson.use_options(), [task.tests[0] for task in lesson.tasks])
+    failures = [test.failure for test in trials.run_trials(Path.cwd(), [trial])["05"].values()]
+    told = "not done after {} s; is there an endless loop?"
+    assert failures == [told.format(seconds) for seconds in (12, 6, 6)]
 
 
 def test_every_test_that_ran_is_counted(clone):

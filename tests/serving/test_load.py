@@ -9,6 +9,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import subprocess
 import threading
 import time
@@ -149,6 +150,7 @@ def test_the_command_prints_the_figures(server):
     assert "ttft_ms_p50" not in json.loads(ran.stdout)
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_curl_lines_of_the_guide_work(server):
     """Catches a line that readers copy and that fails."""
     text = (ROOT / "docs/guides/serving.md").read_text()

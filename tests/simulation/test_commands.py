@@ -6,6 +6,7 @@ import math
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -359,6 +360,7 @@ def descendants(pid: int) -> set[int]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a terminal of POSIX")
+@pytest.mark.skipif(shutil.which("ps") is None, reason="ps is not installed")
 @pytest.mark.parametrize("after", [1.0, 6.0])
 @pytest.mark.parametrize(
     "arguments",
