@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import pty
 import re
 import select
 import signal
@@ -253,6 +252,7 @@ class Terminal:
     """A command on a pseudo terminal."""
 
     def __init__(self, *command: str, **environment: str) -> None:
+        pty = pytest.importorskip("pty", reason="needs a terminal of POSIX")
         self.pid, self.file = pty.fork()
         if self.pid == 0:
             os.environ.update(environment)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
-import pty
 import re
 import select
+import shutil
+import struct
 import subprocess
 import sys
 import textwrap
@@ -24,6 +25,7 @@ from minipaged.simulation.serving import Report
 from tests.engine.test_cli import call
 
 STORY = "Once upon a time"
+NO_TERMINAL = "needs a terminal of POSIX"
 
 
 @pytest.fixture(scope="module")
@@ -148,11 +150,9 @@ def test_logprobs_are_shown_token_by_token(loaded, llm, capsys, monkeypatch):
 
 def on_terminal(code: str, *, columns: int = 80, until: str | None = None, environment=None) -> str:
     """Run Python code with standard error on a terminal; returns all that was written there."""
-    leader, follower = pty.openpty()
-    import fcntl
-    import struct
-    import termios
-
+    fcntl = pytest.importorskip("fcntl", reason=NO_TERMINAL)
+    termios = pytest.importorskip("termios", reason=NO_TERMINAL)
+    leader, follower = os.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     child = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
@@ -210,6 +210,7 @@ def test_there_is_no_bar_where_standard_error_is_no_terminal():
     assert done.stdout + done.stderr == ""
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is installed")
 def test_the_first_compile_says_what_it_does(tmp_path):
     """Catches seconds of silence at the first start, where g++ works."""
     code = """
