@@ -65,7 +65,7 @@ def as_prompt(
         )
     if not isinstance(tools, list | tuple | None):
         raise RequestError(f"tools is {shortened(tools)}; give a list of JSON schemas or functions")
-    if tools and "tools" not in tokenizer.get_chat_template(chat_template, tools):
+    if tools and not supports_tools(tokenizer, tools, chat_template):
         raise RequestError("tools are given, but the chat template does not support them; leave them out")
     if not isinstance(chat_template_kwargs, Mapping | None):
         raise RequestError(f"chat_template_kwargs is {shortened(chat_template_kwargs)}; give a mapping")
@@ -91,6 +91,11 @@ def as_prompt(
         reason = " ".join(str(error).split())
         raise RequestError(f"the chat template rejects the messages: {reason}; change them") from error
     return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+
+
+def supports_tools(tokenizer: Any, tools: Any, chat_template: str | None = None) -> bool:
+    """Whether the chat template, a text or the model's, has a place for tools."""
+    return "tools" in tokenizer.get_chat_template(chat_template, tools)
 
 
 def _checked(message: Any) -> dict[str, Any]:

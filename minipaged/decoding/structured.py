@@ -195,6 +195,8 @@ class _Vocabulary:
             lines = [line.strip() for line in reason.splitlines() if line.strip()]
             # (For a regular expression, the library's first lines quote it with marks below.)
             told = next((line for line in lines if line.startswith("error: ")), lines[0])
+            if "Unimplemented keys" in told or "Unknown format" in told:
+                told += "; leave it out"
             shown = source if len(source) <= 80 else source[:77] + "..."
             raise ParamsError(f"{kind} of structured_outputs is {shown!r}: {told.removeprefix('error: ')}")
         return Grammar(matcher, self._eos_token_ids)

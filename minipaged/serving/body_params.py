@@ -56,9 +56,7 @@ async def read_params(
         raise ApiError(400, told, name)
     if isinstance(params, SamplingParams) and params.structured_outputs is not None:
         try:
-            # A grammar may take long to compile, and is remembered.
-            eos = engine.executor.eos_token_ids
-            await service.in_thread(params.structured_outputs.compile, service.tokenizer, eos)
+            await service.compile_structured(params.structured_outputs)
         except ValueError as error:
             raise _structured_error(body, error) from error
     return params

@@ -9,15 +9,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from minipaged.conversations import supports_tools
 from minipaged.outputs import CompletionOutput, RequestOutput
 from minipaged.serving.body_params import chat_logprobs, read_params
 from minipaged.serving.errors import ApiError, api_error
+from minipaged.serving.forced_calls import force_call
 from minipaged.serving.generation import Asked, Generation, respond
 from minipaged.serving.logprobs import chat_logprobs as logprobs_object
 from minipaged.serving.logprobs import prompt_logprobs
-from minipaged.serving.schemas import ChatBody, Message, TemplateOptions
+from minipaged.serving.schemas import ChatBody, Message, TemplateOptions, ToolChoice
 from minipaged.serving.service import Service
-from minipaged.serving.streaming import Chunks, is_plain
+from minipaged.serving.streaming import Chunks, failed, is_plain
 from minipaged.serving.tool_calls import ToolCallReader
 
 
@@ -35,12 +37,18 @@ async def _read(service: Service, body: ChatBody) -> Asked:
             message = f"max_completion_tokens is {body.max_completion_tokens}; give at least 1"
             raise ApiError(400, message, "max_completion_tokens")
         body.max_tokens = body.max_completion_tokens
+    options, choice = body.template_options, body.tool_choice
+    if choice == "none":
+        options["tools"] = None
+    elif choice not in (None, "auto"):
+        name = choice.function.name if isinstance(choice, ToolChoice) else None
+        functions = [tool.function for tool in body.tools or ()]
+        await force_call(service, body, functions, name, body.parallel_tool_calls is False)
+        if not supports_tools(service.tokenizer, options["tools"]):
+            options["tools"] = None  # the grammar knows them
     # (An answer ends by itself, or where the model's length does.)
     params = await read_params(service, body, chat_logprobs(body), max_tokens=None)
     try:
-        options = body.template_options
-        if body.tool_choice == "none":
-            options["tools"] = None
         prompt = await service.encode_chat(plain_messages(body.messages), **options)
     except ValueError as error:
         raise api_error(error, TemplateOptions.model_fields, "messages") from error
@@ -150,6 +158,10 @@ class _Writer:
     def end(self) -> str:
         """The usage, if it is wanted."""
         return self._chunks.last(self._generation.usage.fields())
+
+    def failed(self, error: ApiError) -> str:
+        """What went wrong."""
+        return failed(error)
 
     def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
         tops = completion.logprobs

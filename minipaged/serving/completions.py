@@ -17,7 +17,7 @@ from minipaged.serving.generation import Asked, Generation, respond
 from minipaged.serving.logprobs import TextOffsets, TopLogprobs, completion_logprobs, prompt_logprobs
 from minipaged.serving.schemas import MOST_PROMPTS, CompletionBody
 from minipaged.serving.service import Service
-from minipaged.serving.streaming import Chunks, is_plain
+from minipaged.serving.streaming import Chunks, failed, is_plain
 
 PLAIN = {"index": 0, "text": "", "logprobs": None, "finish_reason": None, "stop_reason": None}
 
@@ -55,7 +55,9 @@ async def _prompts(service: Service, body: CompletionBody) -> list[list[int]]:
     if len(given) > most:
         told = f"prompt has {len(given)} prompts, but only {most} requests may wait here"
         raise ApiError(400, f"{told}; give at most {most}, or raise --max-waiting", "prompt")
-    return await service.encode(given) if isinstance(given[0], str) else given
+    if not isinstance(given[0], str):
+        return given
+    return await service.encode(given, body.add_special_tokens is not False)
 
 
 class _Writer:
@@ -108,6 +110,10 @@ class _Writer:
     def end(self) -> str:
         """The usage, if it is wanted."""
         return self._chunks.last(self._generation.usage.fields())
+
+    def failed(self, error: ApiError) -> str:
+        """What went wrong."""
+        return failed(error)
 
     def _choice(
         self, position: int, output: RequestOutput, completion: CompletionOutput, is_first: bool = True

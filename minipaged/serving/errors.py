@@ -88,7 +88,8 @@ def api_error(error: BaseException, fields: Collection[str] = (), default: str |
     if isinstance(error, EngineStoppedError):
         return ApiError(503, str(error), code="engine_stopped", headers=RETRY_AFTER)
     if isinstance(error, TimeoutError):
-        return ApiError(504, "the request took longer than the server allows; ask for less", code="timeout")
+        told = "the request took longer than --request-timeout allows; ask for less, or raise it"
+        return ApiError(504, told, code="timeout", headers={"X-Should-Retry": "false"})
     if isinstance(error, ValueError):
         code = "context_length_exceeded" if isinstance(error, RequestTooLongError) else None
         words = re.findall(r"[a-z_]+", str(error))
@@ -117,7 +118,6 @@ def install_handlers(app: FastAPI) -> None:
         messages = {
             404: f"there is no {request.url.path} here; see /openapi.json for what there is",
             405: f"{request.url.path} does not take {request.method}; see /openapi.json for what it takes",
-            413: "the body is larger than the server takes; send less, or raise --max-body-bytes",
         }
         message = messages.get(error.status_code, str(error.detail))
         match error.__cause__:

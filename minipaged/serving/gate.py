@@ -60,7 +60,11 @@ def allow_origins(app: FastAPI, settings: ServerSettings) -> None:
     if settings.allowed_origins:
         origins, anything = list(settings.allowed_origins), ["*"]
         app.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=anything, allow_headers=anything
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=anything,
+            allow_headers=anything,
+            expose_headers=["X-Request-Id", "Retry-After", "X-Replica"],
         )
 
 
@@ -80,7 +84,8 @@ def limited(receive: Any, deadline: float, max_bytes: int) -> Any:
         num_bytes += len(message.get("body", b""))
         is_whole = not message.get("more_body", False)
         if num_bytes > max_bytes:
-            raise HTTPException(413)
+            told = f"the body is larger than {max_bytes:,} bytes; send less, or raise --max-body-bytes"
+            raise HTTPException(413, told)
         return message
 
     return receive_some

@@ -19,7 +19,7 @@ from minipaged.outputs import CompletionOutput, RequestOutput
 from minipaged.serving.errors import ApiError, api_error, shutting_down
 from minipaged.serving.schemas import GenerationBody
 from minipaged.serving.service import Service
-from minipaged.serving.streaming import DONE, EventStream, event_of, unless_gone
+from minipaged.serving.streaming import EventStream, unless_gone
 
 logger = logging.getLogger(__name__)
 
@@ -179,6 +179,9 @@ class Writer(Protocol):
     def end(self) -> str:
         """Those after the last one."""
 
+    def failed(self, error: ApiError) -> str:
+        """The last ones in their place."""
+
 
 async def respond(
     service: Service,
@@ -234,7 +237,7 @@ async def respond(
 
 
 async def _guarded(generation: Generation, writer: Writer, deadline: float) -> AsyncGenerator[str]:
-    """A stream that ends with [DONE]; an error is its last event before that."""
+    """A stream; an error is its last event."""
     try:
         yield writer.begin()
         outputs, now = generation.outputs(), asyncio.get_running_loop().time
@@ -251,5 +254,4 @@ async def _guarded(generation: Generation, writer: Writer, deadline: float) -> A
     except Exception as error:
         told = api_error(error)
         generation.end = told.message
-        yield event_of(told.body())
-    yield DONE
+        yield writer.failed(told)

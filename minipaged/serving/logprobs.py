@@ -65,7 +65,7 @@ def completion_logprobs(
         tops: each token's log-probability and alternatives; None for a prompt's first, which has none.
         token_ids: the tokens.
         starts: where in the text each begins.
-        count: alternatives to tell.
+        count: likeliest tokens to tell; the chosen one is told, too.
     """
 
     def name(token_id: int, text: str | None) -> str:
@@ -85,8 +85,8 @@ def completion_logprobs(
             continue
         tokens.append(name(token_id, top[token_id].decoded_token))
         values.append(finite(top[token_id].logprob))
-        best = [(name(i, one.decoded_token), one) for i, one in top.items() if one.rank <= count]
-        likeliest.append({key: finite(one.logprob) for key, one in best} or None)
+        told = [(i, one) for i, one in top.items() if one.rank <= count or i == token_id]
+        likeliest.append({name(i, one.decoded_token): finite(one.logprob) for i, one in told})
     return {"tokens": tokens, "token_logprobs": values, "top_logprobs": likeliest, "text_offset": starts}
 
 

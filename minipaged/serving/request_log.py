@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import uuid
 from typing import Any
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 
 from minipaged.serving.errors import api_error
 
@@ -20,6 +21,12 @@ logger = logging.getLogger(__name__)
 
 CLIENT_GONE = 499
 """Nobody receives it."""
+
+
+def _new_id(given: str | None) -> str:
+    """An id that no other request has; it begins with the client's own, if that is a word."""
+    begin = f"{given}-" if given and re.fullmatch(r"[\w.:-]{1,80}", given, re.ASCII) else ""
+    return begin + uuid.uuid4().hex
 
 
 class RequestLog:
@@ -34,8 +41,7 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        state["request_id"], state["is_logged"] = uuid.uuid4().hex, False
-
+        state["request_id"], state["is_logged"] = _new_id(Headers(scope=scope).get("x-request-id")), False
         is_begun = False
 
         async def send_with_id(message: Any) -> None:

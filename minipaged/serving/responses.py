@@ -1,4 +1,4 @@
-"""`/v1/responses`: OpenAI's newer chat API, without the parts that need state or tools on the server.
+"""`/v1/responses`: OpenAI's newer chat API, without what needs state or tools on the server.
 
 Nothing is kept between requests: to continue a conversation, a client sends its earlier items as `input`.
 """
@@ -12,14 +12,25 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from minipaged.outputs import RequestOutput
+from minipaged.conversations import supports_tools
+from minipaged.outputs import CompletionOutput, RequestOutput
 from minipaged.serving.body_params import read_params
 from minipaged.serving.chat import plain_messages
 from minipaged.serving.errors import ApiError, api_error
+from minipaged.serving.forced_calls import force_call
 from minipaged.serving.generation import Asked, Generation, respond
-from minipaged.serving.schemas import JsonSchema, Message, ResponseFormat, ResponsesBody
+from minipaged.serving.response_items import as_chat_tools, call_item, messages_of, text_item, text_part
+from minipaged.serving.schemas import (
+    JsonSchema,
+    Message,
+    ResponseFormat,
+    ResponseItem,
+    ResponsesBody,
+    ResponseToolChoice,
+)
 from minipaged.serving.service import Service
 from minipaged.serving.streaming import event_of
+from minipaged.serving.tool_calls import ToolCallReader
 
 OWN_NAMES = {"response_format": "text.format", "max_tokens": "max_output_tokens"}
 """Of fields that have others in this endpoint."""
@@ -36,6 +47,7 @@ async def _read(service: Service, body: ResponsesBody) -> Asked:
         raise ApiError(400, f"input is {body.input!r}; give a text or at least one message", "input")
     body.max_tokens = body.max_output_tokens
     body.response_format = _response_format(body)
+    tools = await _tools(service, body)
     try:
         params = await read_params(service, body, None, max_tokens=None)
     except ApiError as error:
@@ -44,10 +56,22 @@ async def _read(service: Service, body: ResponsesBody) -> Asked:
             raise ApiError(400, error.message.replace(error.param, name), name) from error
         raise
     try:
-        prompt = await service.encode_chat(_messages(body))
+        prompt = await service.encode_chat(_messages(body), tools=tools)
     except ValueError as error:
-        raise api_error(error, (), "input") from error
+        raise api_error(error, ("tools",), "input") from error
     return Asked([prompt], params)
+
+
+async def _tools(service: Service, body: ResponsesBody) -> list[dict[str, Any]] | None:
+    """What the chat template is told of tools; a call is forced if the body says so."""
+    tools, choice = as_chat_tools(body.tools or ()), body.tool_choice
+    told = [tool.model_dump(exclude_unset=True) for tool in tools] or None
+    if choice not in (None, "auto", "none"):
+        name = choice.name if isinstance(choice, ResponseToolChoice) else None
+        functions = [tool.function for tool in tools]
+        await force_call(service, body, functions, name, body.parallel_tool_calls is False)
+        return told if supports_tools(service.tokenizer, told) else None  # (the grammar knows them)
+    return None if choice == "none" else told
 
 
 def _response_format(body: ResponsesBody) -> ResponseFormat | None:
@@ -61,15 +85,10 @@ def _response_format(body: ResponsesBody) -> ResponseFormat | None:
 
 def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
     """Instructions and items as a conversation."""
-    given = [Message(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-    messages = []
-    for number, item in enumerate(given):
-        if (kind := (item.model_extra or {}).get("type", "message")) != "message":
-            name = f"input.{number}"
-            raise ApiError(400, f"{name} has type {str(kind)[:40]!r}; give messages", name)
-        messages.append(Message(role=item.role, content=item.content))
+    text = body.input
+    items = [ResponseItem(role="user", content=text)] if isinstance(text, str) else text
     told = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
-    return plain_messages(told, "instructions") + plain_messages(messages, "input")
+    return plain_messages(told, "instructions") + plain_messages(messages_of(items), "input")
 
 
 class _Writer:
@@ -78,10 +97,10 @@ class _Writer:
     def __init__(self, service: Service, body: ResponsesBody, generation: Generation) -> None:
         self._generation = generation
         self._numbers = itertools.count()  # of the events
-        self._text = ""  # so far, of a stream
+        self._reader = ToolCallReader() if body.tools and body.tool_choice != "none" else None
+        self._items: list[dict[str, Any]] = []  # of a stream, those that are done
+        self._text: str | None = None  # of a stream's item that is not
         self._reason: str | None = None
-        self._item_id = generation.request_id.replace("resp_", "msg_")
-        self._at = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         self._head = {
             "id": generation.request_id,
             "object": "response",
@@ -93,63 +112,108 @@ class _Writer:
             "temperature": body.temperature,
             "top_p": body.top_p,
             "metadata": body.metadata or {},
-            "parallel_tool_calls": False,
-            "tool_choice": "none",
-            "tools": [],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            **body.model_dump(include={"tools", "tool_choice"}, exclude_none=True),
         }
+        self._head = {"tools": [], "tool_choice": "auto"} | self._head
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """The response."""
         (completion,) = outputs[0].outputs
-        return self._response(completion.text, completion.finish_reason)
+        self._reason = completion.finish_reason
+        content, calls = self._divide(completion)
+        texts = [text_item(self._item_id, content, self._status)] if content or not calls else []
+        return self._response(texts + [call_item(call) for call in calls])
 
     def begin(self) -> str:
-        """The response begins, and its one text."""
+        """The response begins; without tools, its one text too."""
         begun = {**self._head, "status": "in_progress", "output": [], "incomplete_details": None}
-        return "".join(
-            (
-                self._event("response.created", response=begun),
-                self._event("response.in_progress", response=begun),
-                self._event(
-                    "response.output_item.added", output_index=0, item=self._item(None, "in_progress")
-                ),
-                self._event("response.content_part.added", **self._at, part=_part("")),
-            )
-        )
+        events = self._event("response.created", response=begun)
+        events += self._event("response.in_progress", response=begun)
+        return events + (self._begin_text() if self._reader is None else "")
 
     def events(self, position: int, output: RequestOutput) -> str:
-        """The text grows."""
+        """The text grows, and calls come as wholes."""
+        (completion,) = output.outputs
+        self._reason = completion.finish_reason
+        content, calls = self._divide(completion)
         events = []
-        for completion in output.outputs:
-            self._text += completion.text
-            self._reason = completion.finish_reason
-            delta = {**self._at, "delta": completion.text, "logprobs": []}
+        if content or self._reader is None:
+            events.append(self._begin_text() if self._text is None else "")
+            self._text = (self._text or "") + content
+            delta = {**self._at, "delta": content, "logprobs": []}
             events.append(self._event("response.output_text.delta", **delta))
+        for call in calls:
+            events += [self._end_text(), self._call(call_item(call))]
         return "".join(events)
 
     def end(self) -> str:
         """Text and response end."""
-        text, response = self._text, self._response(self._text, self._reason)
-        return "".join(
-            (
-                self._event("response.output_text.done", **self._at, text=text, logprobs=[]),
-                self._event("response.content_part.done", **self._at, part=_part(text)),
-                self._event("response.output_item.done", output_index=0, item=response["output"][0]),
-                self._event(f"response.{response['status']}", response=response),
-            )
-        )
+        events = self._begin_text() if self._text is None and not self._items else ""
+        events += self._end_text()
+        response = self._response(self._items)
+        return events + self._event(f"response.{response['status']}", response=response)
+
+    def failed(self, error: ApiError) -> str:
+        """What went wrong."""
+        told = {"code": error.code, "message": error.message, "param": error.param}
+        return self._event("error", **told)
+
+    def _divide(self, completion: CompletionOutput) -> tuple[str, list[dict[str, Any]]]:
+        if self._reader is None:
+            return completion.text, []
+        return self._reader.read(completion.text, completion.finish_reason is not None)
+
+    # -- the events of items --------------------------------------------------------------------
+
+    @property
+    def _item_id(self) -> str:
+        return f"{self._generation.request_id.replace('resp_', 'msg_')}_{len(self._items)}"
+
+    @property
+    def _at(self) -> dict[str, Any]:
+        return {"item_id": self._item_id, "output_index": len(self._items), "content_index": 0}
+
+    def _begin_text(self) -> str:
+        self._text = ""
+        item, number = text_item(self._item_id, None, "in_progress"), len(self._items)
+        added = self._event("response.output_item.added", output_index=number, item=item)
+        return added + self._event("response.content_part.added", **self._at, part=text_part(""))
+
+    def _end_text(self) -> str:
+        if self._text is None:
+            return ""
+        text, self._text = self._text, None
+        events = self._event("response.output_text.done", **self._at, text=text, logprobs=[])
+        events += self._event("response.content_part.done", **self._at, part=text_part(text))
+        return events + self._done(text_item(self._item_id, text, self._status))
+
+    def _call(self, item: dict[str, Any]) -> str:
+        at = {"item_id": item["id"], "output_index": len(self._items)}
+        begun, arguments = {**item, "arguments": "", "status": "in_progress"}, item["arguments"]
+        events = self._event("response.output_item.added", output_index=len(self._items), item=begun)
+        events += self._event("response.function_call_arguments.delta", **at, delta=arguments)
+        done = {**at, "arguments": arguments, "name": item["name"]}
+        return events + self._event("response.function_call_arguments.done", **done) + self._done(item)
+
+    def _done(self, item: dict[str, Any]) -> str:
+        self._items.append(item)
+        return self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
     def _event(self, kind: str, **values: Any) -> str:
         return event_of({"type": kind, "sequence_number": next(self._numbers), **values}, kind)
 
-    def _response(self, text: str, finish_reason: str | None) -> dict[str, Any]:
-        status = "incomplete" if finish_reason == "length" else "completed"
-        usage = self._generation.usage
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._reason == "length" else "completed"
+
+    def _response(self, items: list[dict[str, Any]]) -> dict[str, Any]:
+        usage, is_cut = self._generation.usage, self._status == "incomplete"
         return {
             **self._head,
-            "status": status,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "output": [self._item(text, status)],
+            "status": self._status,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": items,
             "usage": {
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": usage.cached_tokens},
@@ -158,12 +222,3 @@ class _Writer:
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
         }
-
-    def _item(self, text: str | None, status: str) -> dict[str, Any]:
-        content = [] if text is None else [_part(text)]
-        item = {"type": "message", "id": self._item_id, "role": "assistant"}
-        return {**item, "status": status, "content": content}
-
-
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

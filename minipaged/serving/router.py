@@ -28,7 +28,7 @@ from minipaged.serving.gate import allow_origins, limited
 from minipaged.serving.request_log import RequestLog
 from minipaged.serving.router_metrics import merged
 from minipaged.serving.settings import ServerSettings
-from minipaged.serving.streaming import DONE, EventStream, event_of, unless_gone
+from minipaged.serving.streaming import EventStream, failed, unless_gone
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +225,7 @@ async def _events(exchange: Exchange) -> AsyncGenerator[bytes]:
         logger.warning("Replica %d is taken out of service: it was lost during an answer", number)
         if exchange.outgoing.size:
             message = f"replica {number} was lost in the middle of the answer; send the request again"
-            yield (event_of(ApiError(503, message, code="replica_lost").body()) + DONE).encode()
+            yield failed(ApiError(503, message, code="replica_lost")).encode()
 
 
 def _whole(exchange: Exchange) -> Response:

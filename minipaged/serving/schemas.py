@@ -25,6 +25,17 @@ MOST_ENTRIES = 1024
 OF_BEAMS = ("beam_width", "length_penalty", "early_stopping")
 """Fields of `BeamSearchParams` alone."""
 
+NotReturned = Literal[
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+"""What a response may include of items that no model here returns."""
+
 T = TypeVar("T")
 
 
@@ -52,16 +63,18 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
     elsewhere: ClassVar[dict[str, str]] = {}
-    """Fields that it inherits and does not have -> its own in their place, or ""."""
+    """Fields that it does not have, although it inherits them or other servers do -> what to give, or ""."""
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown(cls, data: Any) -> Any:
         names = [field.alias or name for name, field in cls.model_fields.items()]
-        for name in data if isinstance(data, dict) else ():
+        for name, value in data.items() if isinstance(data, dict) else ():
+            if value is None and name in cls.elsewhere:
+                continue  # (clients name what they do not want)
             if name not in names or name in cls.elsewhere:
                 [near] = difflib.get_close_matches(str(name)[:80], names, n=1, cutoff=0.8) or [""]
-                near = cls.elsewhere.get(near, near)
+                near = cls.elsewhere.get(name, cls.elsewhere.get(near, near))
                 hint = f"did you mean {near}?" if near else "leave it out"
                 field = str(name)[:80].encode(errors="backslashreplace").decode()
                 raise PydanticCustomError("unknown_field", "unknown", {"field": field, "hint": hint})
@@ -73,6 +86,7 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # without effect here
 
 
 class JsonSchema(Body):
@@ -103,6 +117,9 @@ class StructuredOutputs(Body):
 class GenerationBody(Body):
     """The fields of all generating endpoints."""
 
+    elsewhere = dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar"), "structured_outputs"
+    )
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -145,6 +162,9 @@ class GenerationBody(Body):
     metadata: Table[str] | None = None
     store: bool | None = None
     service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
 
     @property
     def wants_usage(self) -> bool:
@@ -160,9 +180,13 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """`/v1/completions`."""
 
+    elsewhere = GenerationBody.elsewhere | {"messages": "/v1/chat/completions"}
+
     prompt: str | List[str] | List[int] | List[List[int]]
+    add_special_tokens: bool | None = None
     echo: bool | None = None
     logprobs: int | None = None
+    suffix: None = None
 
 
 class Message(BaseModel):
@@ -192,6 +216,19 @@ class Tool(BaseModel):
     function: Function
 
 
+class NamedFunction(Body):
+    """Of a choice."""
+
+    name: str
+
+
+class ToolChoice(Body):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class TemplateOptions(Body):
     """How a conversation becomes a prompt; see `LLM.chat`."""
 
@@ -209,12 +246,24 @@ class TemplateOptions(Body):
 class ChatBody(TemplateOptions, GenerationBody):
     """`/v1/chat/completions`."""
 
+    elsewhere = GenerationBody.elsewhere | {
+        "functions": "tools",
+        "function_call": "tool_choice",
+        "prompt": "/v1/completions",
+        "add_special_tokens": "",
+    }
+
     messages: List[Message]
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    # Of OpenAI's, without effect here:
+    modalities: List[Literal["text"]] | None = None
+    prediction: Table[Any] | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
 
 
 class TextFormat(Body):
@@ -231,32 +280,71 @@ class TextOptions(Body):
     """Options for the text of a response."""
 
     format: TextFormat | None = None
+    verbosity: str | None = None  # without effect here
+
+
+class ResponseStreamOptions(Body):
+    """Of the stream of a response."""
+
+    include_obfuscation: bool | None = None  # without effect here
+
+
+class ResponseItem(BaseModel):
+    """A message, a call, or what a call returned; see `response_items.py`."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str | None = None
+    role: str | None = None
+    content: str | List[dict[str, Any]] | None = None
+
+
+class ResponseTool(BaseModel):
+    """A function that a model may call."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Literal["function"]
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class ResponseToolChoice(Body):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: str
 
 
 class ResponsesBody(GenerationBody):
     """`/v1/responses`."""
 
-    elsewhere = dict.fromkeys(
-        ("n", "best_of", "use_beam_search", "prompt_logprobs", "stream_options", *OF_BEAMS), ""
-    ) | {"max_tokens": "max_output_tokens", "response_format": "text", "structured_outputs": "text"}
+    elsewhere = (
+        GenerationBody.elsewhere
+        | dict.fromkeys(("n", "best_of", "use_beam_search", "prompt_logprobs", *OF_BEAMS), "")
+        | {"max_tokens": "max_output_tokens", "response_format": "text", "structured_outputs": "text"}
+        | {"messages": "input"}
+    )
 
-    input: str | List[Message]
+    input: str | List[ResponseItem]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     text: TextOptions | None = None
-    # Only the values that ask for nothing:
-    tools: List[Any] | None = Field(None, max_length=0)
-    tool_choice: Literal["auto", "none"] | None = None
+    tools: List[ResponseTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    include: List[str] | None = Field(None, max_length=0)
+    stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]
+    # Only the values that ask for nothing:
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
     previous_response_id: None = None
     conversation: None = None
-    reasoning: None = None
+    prompt: None = None
+    top_logprobs: Literal[0] | None = None
     # Without effect here:
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
+    include: List[NotReturned] | None = None
+    max_tool_calls: int | None = None
+    reasoning: Table[Any] | None = None
 
 
 class TokenizeBody(TemplateOptions):

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from minipaged.async_llm import LONG_TEXT, AsyncLLM
+from minipaged.decoding.structured import StructuredOutputsParams
 from minipaged.prompts import RequestError, split_prompt
 from minipaged.scheduling import RequestTooLongError, StepPlan
 from minipaged.serving.errors import ApiError, shutting_down
@@ -121,6 +122,14 @@ class Service:
         chat_prompt: Any = partial(self.llm.chat_prompt, **options)
         return (await self.in_thread(chat_prompt, messages))["prompt_token_ids"]
 
+    async def compile_structured(self, params: StructuredOutputsParams) -> None:
+        """Compile a grammar, in another thread: that may take long. It is remembered.
+
+        Raises:
+            ParamsError: it is wrong, or cannot be followed.
+        """
+        await self.in_thread(params.compile, self.tokenizer, self.llm.engine.executor.eos_token_ids)
+
     @property
     def tokenizer(self) -> Any:
         """The model's tokenizer. Raises RequestError if it has none."""
@@ -133,7 +142,8 @@ class Service:
         limit = self.llm.engine.executor.max_model_len
         if num_tokens >= limit:
             raise RequestTooLongError(
-                f"the prompt has {num_tokens} tokens; give at most {limit - 1}, to leave room for an answer"
+                f"the prompt is too long: it has {num_tokens} tokens; give at most {limit - 1}, "
+                "to leave room for an answer"
             )
 
     # -- shutting down --------------------------------------------------------------------------

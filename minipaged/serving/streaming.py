@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 
 from minipaged.outputs import CompletionOutput
-from minipaged.serving.errors import shutting_down
+from minipaged.serving.errors import ApiError, shutting_down
 
 T = TypeVar("T")
 DONE = "data: [DONE]\n\n"
@@ -80,8 +80,13 @@ class Chunks:
         return f"{before}{index}{between}{json.dumps(text)}{after}{self._after}"
 
     def last(self, usage: dict[str, Any]) -> str:
-        """The event that tells the usage, if it is wanted."""
-        return event_of({**self._head, "choices": [], **usage}) if self._wants_usage else ""
+        """The event that tells the usage, if it is wanted, and the end."""
+        return (event_of({**self._head, "choices": [], **usage}) if self._wants_usage else "") + DONE
+
+
+def failed(error: ApiError) -> str:
+    """The end of a stream of such events: what went wrong."""
+    return event_of(error.body()) + DONE
 
 
 class EventStream(Response):

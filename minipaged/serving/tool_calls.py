@@ -14,8 +14,8 @@ from typing import Any
 
 from minipaged.text_io import lone_surrogate
 
-TAG = "<tool_call>"
-CALL = re.compile(rf"(?<!\s)\s*+{TAG}(.*?)</tool_call>", re.DOTALL)
+TAG, END = "<tool_call>", "</tool_call>"
+CALL = re.compile(rf"(?<!\s)\s*+{TAG}(.*?){END}", re.DOTALL)
 _beginnings = "|".join(re.escape(TAG[:length]) for length in range(len(TAG) - 1, 0, -1))
 UNDECIDED = re.compile(rf"(?<!\s)\s*+(?:{TAG}.*|{_beginnings}|)\Z", re.DOTALL)
 """The end of a text that may become a call, the space before it included."""

@@ -134,7 +134,12 @@ ONE = {
         "chat_template_kwargs": ["a", {"tokenize": True}, {"messages": []}, {"add_generation_prompt": True}],
         "add_generation_prompt": ["yes", 1],
         "continue_final_message": ["yes", 1],
-        "tool_choice": ["required", {"type": "function"}],
+        "tool_choice": [
+            "required",
+            "any",
+            {"type": "function"},
+            {"type": "function", "function": {"name": "f"}},
+        ],
     },
 }
 BASE = {C: PROMPT, CHAT: {"messages": HELLO}}
@@ -295,7 +300,22 @@ def test_unknown_paths_and_methods_have_openais_shape(server, method, path, stat
         ("/v1/responses", {"input": "a", "max_tokens": 5}, "did you mean max_output_tokens?"),
         ("/v1/responses", {"input": "a", "n": 2}, "there is no field n; leave it out"),
         ("/v1/responses", {"input": "a", "response_format": {"type": "text"}}, "did you mean text?"),
-        ("/v1/responses", {"input": "a", "tools": [{"type": "web_search"}]}, "give at most 0 entries"),
+        ("/v1/responses", {"input": "a", "tools": [{"type": "web_search"}]}, "give 'function'"),
+        ("/v1/responses", {"messages": HELLO}, "did you mean input?"),
+        ("/v1/responses", {"input": [{"content": "a"}]}, "input.0.role is missing; give a text"),
+        (
+            "/v1/responses",
+            {"input": [{"type": "item_reference", "id": "a"}]},
+            "has type 'item_reference'; give",
+        ),
+        ("/v1/responses", {"input": [{"type": "function_call"}]}, "input.0.name is missing; give a text"),
+        (C, {"messages": HELLO}, "did you mean /v1/chat/completions?"),
+        (C, {**PROMPT, "guided_json": {}}, "did you mean structured_outputs?"),
+        (C, {**PROMPT, "suffix": "the end"}, "give null, or leave it out"),
+        (C, {"prompt": [5] * 17_000}, "the prompt is too long: it has 17000 tokens; give at most"),
+        (CHAT, {"messages": HELLO, "functions": []}, "did you mean tools?"),
+        (CHAT, {"prompt": "a"}, "did you mean /v1/completions?"),
+        (CHAT, {"messages": HELLO, "add_special_tokens": False}, "no field add_special_tokens; leave it out"),
         (C, {**PROMPT, "structured_outputs": {"choice": ["\ud800"]}}, "'\\ud800' at position 0"),
         (C, {**PROMPT, "structured_outputs": {"regex": "\ud800"}}, "'\\ud800' at position 0"),
         ("/v1/responses", {"input": ""}, "input is ''; give a text or at least one message"),
@@ -308,6 +328,31 @@ def test_the_message_is_about_the_value_that_is_wrong(server, path, body, told):
     answer = server.http.post(path, content=content, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert told in answer.json()["error"]["message"]
+
+
+ANY = {
+    **{"prompt_cache_key": "a", "prompt_cache_retention": "24h", "safety_identifier": "b", "store": False},
+    **{"service_tier": "auto", "user": "c"},
+}
+WITHOUT_EFFECT = [
+    (C, {**PROMPT, **ANY, "suffix": None}),
+    (CHAT, {"messages": HELLO, **ANY, "reasoning_effort": "low", "verbosity": "low", "modalities": ["text"]}),
+    (CHAT, {"messages": HELLO, "functions": None, "function_call": None}),
+    (CHAT, {"messages": HELLO, "prediction": {"type": "content", "content": "a"}}),
+    (CHAT, {"messages": HELLO, "stream": True, "stream_options": {"include_obfuscation": False}}),
+    ("/v1/responses", {"input": "a", **ANY, "reasoning": {"effort": "low"}, "text": {"verbosity": "low"}}),
+    ("/v1/responses", {"input": "a", "include": ["reasoning.encrypted_content"], "top_logprobs": 0}),
+    ("/v1/responses", {"input": "a", "stream": True, "stream_options": {"include_obfuscation": False}}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), WITHOUT_EFFECT)
+def test_what_openais_clients_send_and_no_text_depends_on_is_taken(server, path, body):
+    """Catches a client library that cannot be used, for the sake of a hint to OpenAI's caches or billing."""
+    answer = server.http.post(
+        path, json={**body, "max_output_tokens" if "input" in body else "max_tokens": 2}
+    )
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize(

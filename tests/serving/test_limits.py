@@ -22,7 +22,7 @@ import pytest
 from minipaged import SamplingParams
 from minipaged.serving import chat, completions
 from minipaged.serving.settings import ServerSettings, ServerSettingsError
-from minipaged.serving.streaming import Chunks, event_of
+from minipaged.serving.streaming import DONE, Chunks, event_of
 from tests.serving.conftest import running
 from tests.serving.toys import IDS, toy
 
@@ -116,6 +116,8 @@ def test_other_origins_are_refused_unless_they_are_allowed():
         }
         answer = server.http.options(C, headers=asks)
         assert answer.headers["access-control-allow-origin"] == "http://page.example"
+        told = server.http.get("/health", headers=page).headers["access-control-expose-headers"]
+        assert "X-Request-Id" in told
         assert (
             "access-control-allow-origin"
             not in server.http.get("/", headers={"Origin": "http://b.example"}).headers
@@ -166,6 +168,7 @@ def test_a_request_that_takes_too_long_is_told_so_and_freed():
     with running(llm, request_timeout=0.3) as server:
         answer = server.http.post(C, json={**IDS, "max_tokens": 100})
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+        assert answer.headers["X-Should-Retry"] == "false", "OpenAI's clients send it again, in vain"
         text = server.http.post(C, json={**IDS, "max_tokens": 100, "stream": True}).text
         assert '"code": "timeout"' in text
         assert text.endswith("data: [DONE]\n\n")
@@ -177,12 +180,15 @@ def test_a_request_that_takes_too_long_is_told_so_and_freed():
 
 
 def test_ids_cannot_collide():
-    """Catches ids that a client chooses, and that end another's request."""
+    """Catches ids that a client chooses, and that end another's request; ids that say nothing of its own."""
     with running(toy()) as server:
+        told = server.http.get("/health", headers={"X-Request-Id": "a" * 81}).headers["X-Request-Id"]
+        assert "a" * 81 not in told
         answers = [server.http.post(C, json=IDS, headers={"X-Request-Id": "same"}) for _ in range(5)]
         ids = {answer.json()["id"] for answer in answers}
         assert len(ids) == 5
         assert ids == {f"cmpl-{answer.headers['X-Request-Id']}" for answer in answers}
+        assert all(one.startswith("cmpl-same-") for one in ids)
 
 
 # -- leaving -------------------------------------------------------------------------------------
@@ -496,7 +502,7 @@ def test_the_part_of_an_event_that_is_written_once_is_that_of_each():
     choice = {"index": 0, "text": "\u2028é\n\n"}
     chunks = Chunks(head, wants_usage=True, plain=completions.PLAIN)
     assert chunks.event(choice) == event_of({**head, "choices": [choice], "usage": None})
-    assert chunks.last({"usage": 3}) == event_of({**head, "choices": [], "usage": 3})
+    assert chunks.last({"usage": 3}) == event_of({**head, "choices": [], "usage": 3}) + DONE
     assert Chunks(head, False, completions.PLAIN).event(choice) == event_of({**head, "choices": [choice]})
     for index, text in ((0, ""), (10, '"" \u2028\\\n'), (2, "0")):
         for plain in ({**completions.PLAIN, "text": text}, {**chat.PLAIN, "delta": {"content": text}}):

@@ -120,9 +120,23 @@ def test_logprobs_and_echo_have_openais_form(client, offline):
     chosen = [top[i].logprob for i, top in zip(right.outputs[0].token_ids, right.outputs[0].logprobs)]
     assert found.token_logprobs[-24:] == pytest.approx(chosen, abs=1e-4)
     assert all(len(top) >= 3 for top in found.top_logprobs[1:])
+    for token, value, top in zip(found.tokens[1:], found.token_logprobs[1:], found.top_logprobs[1:]):
+        assert top[token] == value, "the chosen token is told, even if it is none of the likeliest"
+    alone = client.completions.create(model="pocket", prompt=PROMPT, logprobs=0, **GREEDY).choices[0].logprobs
+    assert alone.top_logprobs == [{token: value} for token, value in zip(alone.tokens, alone.token_logprobs)]
     assert found.text_offset[0] == 0  # (its token starts the text and is none of it)
     for token, offset in zip(found.tokens[1:], found.text_offset[1:], strict=True):
         assert choice.text[offset : offset + len(token)] == token
+
+
+def test_a_prompt_may_be_without_special_tokens(client, offline):
+    """Catches a harness that counts tokens of its own, and finds one more in the answer."""
+    body = {"add_special_tokens": False}
+    answer = client.completions.create(model="pocket", prompt=PROMPT, extra_body=body, **GREEDY)
+    ids = offline.get_tokenizer().encode(PROMPT, add_special_tokens=False)
+    assert answer.usage.prompt_tokens == len(ids) == len(offline.get_tokenizer().encode(PROMPT)) - 1
+    [right] = offline.generate({"prompt_token_ids": ids}, SamplingParams(**GREEDY))
+    assert answer.choices[0].text == right.outputs[0].text
 
 
 @pytest.mark.parametrize("prompt", [[5], "Once upon a time", ["Once upon", "a time, a fox"]], ids=str)

@@ -23,7 +23,7 @@ from minipaged import AsyncLLM
 from minipaged.serving import streaming
 from minipaged.serving.errors import api_error
 from minipaged.serving.generation import _guarded
-from minipaged.serving.streaming import DONE, EventStream
+from minipaged.serving.streaming import DONE, EventStream, failed
 from minipaged.serving.threads import DaemonThreads
 from tests.serving.conftest import OPTIONS, running
 from tests.serving.test_limits import C, wait_for
@@ -84,7 +84,7 @@ def test_a_stream_whose_time_is_over_while_it_is_sent_says_so():
             yield number, None
 
     generation = SimpleNamespace(outputs=outputs, end="")
-    writer = SimpleNamespace(begin=lambda: "begin", events=lambda *output: "event", end=lambda: "end")
+    writer = SimpleNamespace(begin=lambda: "", events=lambda *output: "a", end=lambda: "", failed=failed)
 
     async def read():
         pieces = []
@@ -93,10 +93,9 @@ def test_a_stream_whose_time_is_over_while_it_is_sent_says_so():
             await asyncio.sleep(0.03)
         return pieces
 
-    *_, error, done = asyncio.run(read())
+    error = asyncio.run(read())[-1].removesuffix(DONE)
     assert json.loads(error.removeprefix("data: "))["error"]["code"] == "timeout"
-    assert done == DONE
-    assert "longer than the server allows" in generation.end
+    assert "longer than --request-timeout allows" in generation.end
 
 
 @pytest.mark.parametrize("end", ["timeout", "shutting_down"])

@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import random
 import re
+from types import SimpleNamespace
 
+import jsonschema
 import openai
 import pytest
 
 from minipaged import AsyncLLM
 from minipaged.prompts import RequestError
+from minipaged.serving import responses
+from minipaged.serving.chat import plain_messages
+from minipaged.serving.forced_calls import grammar_of
+from minipaged.serving.response_items import messages_of
+from minipaged.serving.schemas import Function, ResponseItem, ResponsesBody
 from minipaged.serving.tool_calls import ToolCallReader
 from tests.serving.conftest import OPTIONS, running
 
@@ -154,3 +161,220 @@ def test_a_call_and_its_result_go_back_to_the_template(server):
     with pytest.raises(openai.BadRequestError, match="arguments") as told:
         ask(server, CALL, messages=[*ASKED, message.model_dump(), result])
     assert told.value.param == "messages.1.tool_calls"
+
+
+# -- calls that must be made ---------------------------------------------------------------------
+
+HOUR = {"type": "integer", "minimum": 0, "maximum": 24}
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "at": {"$ref": "#/$defs/Hour"}},
+    "required": ["city", "at"],
+    "$defs": {"Hour": HOUR},
+}
+FUNCTIONS = {"weather": WEATHER, 'r\u00f4le "x"': None}
+CHOOSE_FROM = [
+    {"type": "function", "function": {"name": name, "parameters": schema}}
+    for name, schema in FUNCTIONS.items()
+]
+
+
+def force(server, choice, **values):
+    """A chat that must call a function, drawn at random."""
+    values = {"model": "pocket", "messages": ASKED, "tools": CHOOSE_FROM, "max_tokens": 300} | values
+    return server.openai().chat.completions.create(tool_choice=choice, **values)
+
+
+def named(name: str):
+    """The choice of one function."""
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("choice", ["required", named("weather"), named('r\u00f4le "x"')], ids=str)
+def test_a_call_that_must_be_made_is_made(server, choice, seed):
+    """Catches text in place of a call, another function, arguments that do not fit, more calls than one."""
+    answer = force(server, choice, seed=seed, temperature=1, parallel_tool_calls=False).choices[0]
+    assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+    (call,) = answer.message.tool_calls
+    assert call.function.name in ([*FUNCTIONS] if choice == "required" else [choice["function"]["name"]])
+    arguments = json.loads(call.function.arguments)
+    if FUNCTIONS[call.function.name] is None:
+        assert arguments == {}
+    else:
+        jsonschema.validate(arguments, {**WEATHER, "additionalProperties": False})
+
+
+def test_who_may_call_several_functions_may(server):
+    """Catches a grammar that ends after the first call, or goes on after a named one."""
+    grammar = grammar_of([Function(name="time")], most_one=False)
+    bias = {str(server.llm.get_tokenizer().eos_token_id): -100}
+    calls = force(server, "required", tools=[TIME_TOOL], logit_bias=bias, max_tokens=150, temperature=0)
+    assert len(calls.choices[0].message.tool_calls) > 1
+    calls = force(server, named("time"), tools=[TIME_TOOL], logit_bias=bias, max_tokens=150, temperature=0)
+    assert len(calls.choices[0].message.tool_calls) == 1
+    assert grammar.startswith("start: call (")
+
+
+TIME_TOOL = {"type": "function", "function": {"name": "time"}}
+
+
+def test_a_format_for_text_does_not_matter_to_a_call(server):
+    """Catches a refusal of what some clients send together: the format of an answer that has no text."""
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": HOUR}}
+    (call,) = force(server, "required", response_format=wanted, temperature=0).choices[0].message.tool_calls
+    assert call.function.name in FUNCTIONS
+
+
+def test_forced_calls_stream_as_others_do(server):
+    """Catches a stream that shows the text of the call."""
+    calls, content = [], ""
+    for event in force(server, named("weather"), stream=True, temperature=0):
+        for choice in event.choices:
+            content += choice.delta.content or ""
+            calls += choice.delta.tool_calls or []
+            reason = choice.finish_reason
+    assert (content, reason, [call.function.name for call in calls]) == ("", "tool_calls", ["weather"])
+
+
+def test_a_template_without_a_place_for_tools_can_be_forced_to_call_them(server, monkeypatch):
+    """Catches a refusal where the model need not know the functions: the grammar does, as with a schema."""
+    monkeypatch.setattr(server.llm.get_tokenizer(), "chat_template", "{{ messages[0].content }}")
+    (call,) = force(server, named("weather"), temperature=0).choices[0].message.tool_calls
+    assert call.function.name == "weather"
+
+
+LARGE = {"properties": {"a": {"enum": ["a" * 1000] * 100}}}
+WRONG = [
+    (
+        {"tool_choice": "required", "tools": [
+            {"type": "function", "function": {"name": f"f{i}", "parameters": LARGE}} for i in range(3)]},
+        "tools", "tools: the grammar of their calls is",
+    ),
+    ({"tool_choice": named("time")}, "tool_choice", "names 'time', but tools has weather"),
+    ({"tool_choice": "required", "tools": []}, "tool_choice", "is 'required', but tools has nothing"),
+    ({"tool_choice": "required", "use_beam_search": True, "n": 2}, "tool_choice", "use_beam_search"),
+    ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "tool_choice", "structured_outputs"),
+    (
+        {"tool_choice": "required", "tools": [{"type": "function", "function": {
+            "name": "f", "parameters": {"properties": {"a": {"uniqueItems": True}}}}}]},
+        "tools", "tools: parameters of 'f' is",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "param", "told"), WRONG, ids=lambda value: str(value)[:40])
+def test_a_call_that_cannot_be_forced_is_refused(server, values, param, told):
+    """Catches a choice that is ignored, and an error that speaks of a grammar that nobody gave."""
+    body = {"messages": ASKED, "tools": CHOOSE_FROM, **values}
+    answer = server.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert told in answer.json()["error"]["message"]
+
+
+# -- /v1/responses -------------------------------------------------------------------------------
+
+FLAT = [{"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}]
+RESPONSE = {"model": "pocket", "input": "How is Rome?", "tools": FLAT}
+CHOICE = {"type": "function", "name": "weather"}
+
+
+def respond(server, **values):
+    """A response, with a function that may be called."""
+    return server.openai().responses.create(**RESPONSE | {"temperature": 0} | values)
+
+
+def test_a_response_may_call_a_function_and_be_told_what_it_returned(server):
+    """Catches a call that is left in the text, and items that do not become the template's messages."""
+    response = respond(server, tool_choice=CHOICE)
+    (item,) = response.output
+    assert (response.status, item.type, item.name, item.status) == (
+        "completed", "function_call", "weather", "completed",
+    )  # fmt: skip
+    jsonschema.validate(json.loads(item.arguments), WEATHER)
+    assert response.tools[0].name == response.tool_choice.name == "weather"
+    result = {"type": "function_call_output", "call_id": item.call_id, "output": "sunny"}
+    items = [{"role": "user", "content": "How is Rome?"}, *response.output, result]
+    more = respond(server, input=items, tool_choice="none", max_output_tokens=2)
+    arguments = json.loads(item.arguments)
+    text = f"<|user|>How is Rome?<|assistant|>{arguments['city']}<|tool|>sunny"
+    ids = server.llm.get_tokenizer().encode(text, add_special_tokens=False)
+    assert more.usage.input_tokens == len(ids)
+
+
+def test_items_become_messages():
+    """Catches a call that loses the text before it, or the call beside it."""
+    items = [
+        {"role": "user", "content": "a"},
+        {"type": "message", "role": "assistant", "content": "I look."},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "c2", "name": "g", "arguments": '{"x": 1}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "one"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "two"}]},
+        {"type": "function_call", "call_id": "c3", "name": "f", "arguments": "{}"},
+    ]
+    messages = plain_messages(messages_of([ResponseItem(**item) for item in items]))
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert messages[1]["content"] == "I look."
+    calls = [(call["id"], call["function"]["arguments"]) for call in messages[1]["tool_calls"]]
+    assert calls == [("c1", {}), ("c2", {"x": 1})]
+    assert [message["tool_call_id"] for message in messages[2:4]] == ["c1", "c2"]
+    assert messages[4]["tool_calls"][0]["id"] == "c3"
+
+
+def test_a_call_streams_in_the_clients_events(server):
+    """Catches an event that the client does not know, and a stream that ends as another response."""
+    events = list(respond(server, tool_choice=CHOICE, stream=True))
+    assert [event.type for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(7))
+    assert events[3].delta == events[4].arguments == events[5].item.arguments
+    assert events[-1].response.output == [events[5].item]
+    with server.openai().responses.stream(**RESPONSE, tool_choice=CHOICE, temperature=0) as stream:
+        assert [item.type for item in stream.get_final_response().output] == ["function_call"]
+
+
+def test_text_and_calls_are_items_in_their_order(server):
+    """Catches a text that is told after the call that follows it, or twice."""
+    body = ResponsesBody.model_validate(RESPONSE | {"stream": True})
+    usage = SimpleNamespace(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
+    generation = SimpleNamespace(request_id="resp_1", usage=usage)
+    writer = responses._Writer(SimpleNamespace(model_name="pocket"), body, generation)
+    pieces = ["I ", "look. <tool", f"_call>{CALL.removeprefix('<tool_call>')}", "\n", TIME, "Done."]
+    text = writer.begin()
+    for number, piece in enumerate(pieces, start=1):
+        reason = "stop" if number == len(pieces) else None
+        completion = SimpleNamespace(text=piece, finish_reason=reason)
+        text += writer.events(0, SimpleNamespace(outputs=[completion]))
+    text += writer.end()
+    events = [json.loads(event.split("data: ")[1]) for event in text.split("\n\n")[:-1]]
+    output = events[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["message", "function_call", "function_call", "message"]
+    assert [output[i]["content"][0]["text"] for i in (0, 3)] == ["I look.", "Done."]
+    assert [event["output_index"] for event in events if event["type"] == "response.output_item.done"] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert len({item["id"] for item in output}) == 4
+
+
+def test_an_error_in_a_stream_is_an_event_that_the_client_knows():
+    """Catches an error that clients take for an event without a type, and [DONE], which is none here."""
+    with running(AsyncLLM(**OPTIONS), request_timeout=0.05) as slow:
+        body = {"input": "Once upon a time", "stream": True, "ignore_eos": True}
+        text = slow.http.post("/v1/responses", json=body).text
+    kind, _, data = text.removesuffix("\n\n").rpartition("\n\n")[2].partition("\n")
+    error = json.loads(data.removeprefix("data: "))
+    assert kind == "event: error"
+    assert (error["type"], error["code"]) == ("error", "timeout")
+    assert error["sequence_number"] == text.count("\n\n") - 1
