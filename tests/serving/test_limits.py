@@ -253,6 +253,12 @@ def test_a_fault_fails_the_requests_of_its_step_alone(where, monkeypatch):
                 raise RuntimeError("injected fault")
         return original(*args)
 
+    def slow(*args, forward=runner.forward):
+        time.sleep(0.01)  # so that requests run side by side, which takes a swap
+        return forward(*args)
+
+    if where == "swap":
+        monkeypatch.setattr(runner, "forward", slow)
     monkeypatch.setattr(owner, name, faulty)
     with running(llm) as server, ThreadPoolExecutor(6) as pool:
         body = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
