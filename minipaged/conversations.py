@@ -90,11 +90,15 @@ def as_prompt(
     except Exception as error:  # a template raises what its author and Jinja like
         reason = " ".join(str(error).split())
         raise RequestError(f"the chat template rejects the messages: {reason}; change them") from error
+    if wrong := lone_surrogate(text):
+        raise RequestError(f"the text of the messages {wrong}")
     return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
 
 
 def supports_tools(tokenizer: Any, tools: Any, chat_template: str | None = None) -> bool:
-    """Whether the chat template, a text or the model's, has a place for tools."""
+    """Whether the given chat template, or else the model's, has a place for tools."""
+    if chat_template is None and not tokenizer.chat_template:
+        return False
     return "tools" in tokenizer.get_chat_template(chat_template, tools)
 
 

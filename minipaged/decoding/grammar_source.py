@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -51,7 +52,8 @@ def _schemas(kind: str, source: str) -> Iterator[Any]:
         yield json.loads(source)
     elif kind == "grammar":
         for found in re.finditer(r"%json[^{]*", source):
-            yield json.JSONDecoder().raw_decode(source, found.end())[0]
+            with suppress(json.JSONDecodeError):  # it is in a string, or llguidance says where it is wrong
+                yield json.JSONDecoder().raw_decode(source, found.end())[0]
 
 
 def _check_schema(schema: Any, keyword: str = "") -> None:

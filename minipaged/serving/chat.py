@@ -9,15 +9,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from minipaged.conversations import supports_tools
 from minipaged.outputs import CompletionOutput, RequestOutput
 from minipaged.serving.body_params import chat_logprobs, read_params
 from minipaged.serving.errors import ApiError, api_error
-from minipaged.serving.forced_calls import force_call
+from minipaged.serving.forced_calls import tools_of
 from minipaged.serving.generation import Asked, Generation, respond
 from minipaged.serving.logprobs import chat_logprobs as logprobs_object
 from minipaged.serving.logprobs import prompt_logprobs
-from minipaged.serving.schemas import ChatBody, Message, TemplateOptions, ToolChoice
+from minipaged.serving.schemas import ChatBody, Message, TemplateOptions
 from minipaged.serving.service import Service
 from minipaged.serving.streaming import Chunks, failed, is_plain
 from minipaged.serving.tool_calls import ToolCallReader
@@ -37,15 +36,7 @@ async def _read(service: Service, body: ChatBody) -> Asked:
             message = f"max_completion_tokens is {body.max_completion_tokens}; give at least 1"
             raise ApiError(400, message, "max_completion_tokens")
         body.max_tokens = body.max_completion_tokens
-    options, choice = body.template_options, body.tool_choice
-    if choice == "none":
-        options["tools"] = None
-    elif choice not in (None, "auto"):
-        name = choice.function.name if isinstance(choice, ToolChoice) else None
-        functions = [tool.function for tool in body.tools or ()]
-        await force_call(service, body, functions, name, body.parallel_tool_calls is False)
-        if not supports_tools(service.tokenizer, options["tools"]):
-            options["tools"] = None  # the grammar knows them
+    options = body.template_options | {"tools": await tools_of(service, body, body.tools or ())}
     # (An answer ends by itself, or where the model's length does.)
     params = await read_params(service, body, chat_logprobs(body), max_tokens=None)
     try:
@@ -55,21 +46,23 @@ async def _read(service: Service, body: ChatBody) -> Asked:
     return Asked([prompt], params)
 
 
-def plain_messages(messages: list[Message], field: str = "messages") -> list[dict[str, Any]]:
-    """Messages as chat templates want them: fields that are null left out, OpenAI's newer role "developer" as
-    "system"; `as_prompt` joins their parts."""
-    plain = []
-    for number, message in enumerate(messages):
-        values = {key: value for key, value in message.model_dump().items() if value is not None}
-        if isinstance(message.content, list):
-            for i, part in enumerate(message.content):
-                _check_part(part, f"{field}.{number}.content.{i}")
-        if calls := values.get("tool_calls"):
-            values["tool_calls"] = _with_objects(calls, f"{field}.{number}.tool_calls")
-        if message.role == "developer":
-            values["role"] = "system"
-        plain.append({"content": None, **values})
-    return plain
+def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """A conversation as chat templates want it."""
+    return [plain_message(message, f"messages.{i}") for i, message in enumerate(messages)]
+
+
+def plain_message(message: Message, place: str) -> dict[str, Any]:
+    """A message as chat templates want it: fields that are null left out, OpenAI's newer role "developer" as
+    "system"; `as_prompt` joins its parts. An error names `place`."""
+    values = {key: value for key, value in message.model_dump().items() if value is not None}
+    if isinstance(message.content, list):
+        for i, part in enumerate(message.content):
+            _check_part(part, f"{place}.content.{i}")
+    if calls := values.get("tool_calls"):
+        values["tool_calls"] = _with_objects(calls, f"{place}.tool_calls")
+    if message.role == "developer":
+        values["role"] = "system"
+    return {"content": None, **values}
 
 
 def _with_objects(calls: Any, name: str) -> list[dict[str, Any]]:
@@ -123,7 +116,7 @@ class _Writer:
             message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
             choice = self._choice(completion)
             if self._has_tools:
-                content, calls = ToolCallReader().read(completion.text, is_last=True)
+                content, calls = _divide(ToolCallReader(), completion.text, is_last=True)
                 if calls:
                     message |= {"content": content or None, "tool_calls": calls}
                     choice["finish_reason"] = _reason(completion, len(calls))
@@ -150,8 +143,8 @@ class _Writer:
                 events.append(self._chunks.piece(completion.index, completion.text))
                 continue
             choice = {"delta": {"content": completion.text}, **self._choice(completion)}
-            if self._has_tools:
-                _divide(choice, self._readers[completion.index], completion)
+            if self._has_tools and not _tell_calls(choice, self._readers[completion.index], completion):
+                continue  # the piece may become a call
             events.append(self._chunks.event(choice))
         return "".join(events)
 
@@ -159,9 +152,7 @@ class _Writer:
         """The usage, if it is wanted."""
         return self._chunks.last(self._generation.usage.fields())
 
-    def failed(self, error: ApiError) -> str:
-        """What went wrong."""
-        return failed(error)
+    failed = staticmethod(failed)
 
     def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
         tops = completion.logprobs
@@ -176,14 +167,22 @@ class _Writer:
         }
 
 
-def _divide(choice: dict[str, Any], reader: ToolCallReader, completion: CompletionOutput) -> None:
-    """Put the calls of a streamed piece beside its content."""
+def _tell_calls(choice: dict[str, Any], reader: ToolCallReader, completion: CompletionOutput) -> bool:
+    """Put the calls of a streamed piece beside its content; whether the choice has anything to tell."""
     first = reader.num_calls
-    content, calls = reader.read(completion.text, completion.finish_reason is not None)
+    content, calls = _divide(reader, completion.text, completion.finish_reason is not None)
     choice["delta"] = {"content": content}
     if calls:
         choice["delta"]["tool_calls"] = [{"index": first + i, **call} for i, call in enumerate(calls)]
     choice["finish_reason"] = _reason(completion, reader.num_calls)
+    return bool(content or calls or choice["finish_reason"] or choice["logprobs"])
+
+
+def _divide(reader: ToolCallReader, text: str, is_last: bool) -> tuple[str, list[dict[str, Any]]]:
+    """Content and calls, which a message has apart."""
+    parts = reader.read(text, is_last)
+    content = "".join(part for part in parts if isinstance(part, str))
+    return content, [part for part in parts if isinstance(part, dict)]
 
 
 def _reason(completion: CompletionOutput, num_calls: int) -> str | None:

@@ -111,9 +111,7 @@ class _Writer:
         """The usage, if it is wanted."""
         return self._chunks.last(self._generation.usage.fields())
 
-    def failed(self, error: ApiError) -> str:
-        """What went wrong."""
-        return failed(error)
+    failed = staticmethod(failed)
 
     def _choice(
         self, position: int, output: RequestOutput, completion: CompletionOutput, is_first: bool = True

@@ -1,6 +1,6 @@
-"""A text that must be a tool call: `tool_choice` is "required" or names a function.
+"""Forced tool calls: `tool_choice` is "required" or names a function.
 
-The text follows a grammar, so what the model writes is a call even if nobody has taught it to write one:
+The text follows a grammar, so the model writes a call even if it was never trained to:
 
     start: call ("\\n" call)*
     call: call_0 | call_1
@@ -14,60 +14,86 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from minipaged.conversations import supports_tools
 from minipaged.decoding.checks import ParamsError
 from minipaged.decoding.structured import JSON_DEFAULTS, StructuredOutputsParams
+from minipaged.prompts import shortened
 from minipaged.serving.errors import ApiError
-from minipaged.serving.schemas import Function, GenerationBody, StructuredOutputs
+from minipaged.serving.schemas import ChatBody, Function, ResponsesBody, StructuredOutputs, Tool
 from minipaged.serving.service import Service
 from minipaged.serving.tool_calls import END, TAG
 
 AFTER_ARGUMENTS = f"}}\n{END}"
 
+MORE = {"$ref", "anyOf", "oneOf", "patternProperties", "unevaluatedProperties", "if"}
+"""What may speak of other keys than `properties` does."""
 
-async def force_call(
-    service: Service, body: GenerationBody, functions: Sequence[Function], name: str | None, most_one: bool
-) -> None:
-    """Let `body` ask for calls of these functions, one or more.
 
-    Args:
-        service: where.
-        body: `structured_outputs` is set; `response_format` is dropped, as there will be no other text.
-        functions: all that were given.
-        name: of the only one that may be called, once; None: any.
-        most_one: one call is enough.
+async def tools_of(
+    service: Service, body: ChatBody | ResponsesBody, tools: Sequence[Tool]
+) -> list[dict[str, Any]] | None:
+    """The tools for the chat template; if `tool_choice` forces a call, `body` asks for its grammar.
 
     Raises:
-        ApiError: there is no such function, its parameters cannot be followed, or the body asks for another
+        ApiError: there is no such function, its parameters cannot be compiled, or the body asks for another
             text as well.
     """
-    chosen = [function for function in functions if name in (None, function.name)]
-    if not chosen:
-        told = f"names {name[:80]!r}" if name is not None else "is 'required'"
-        names = ", ".join(function.name[:80] for function in functions[:8]) or "nothing"
-        raise ApiError(400, f"tool_choice {told}, but tools has {names}; give that function", "tool_choice")
+    told = [tool.model_dump(exclude_unset=True) for tool in tools] or None
+    try:
+        json.dumps(told, allow_nan=False)
+    except ValueError as error:
+        raise ApiError(400, "tools have a number that is not JSON's; give a smaller one", "tools") from error
+    except RecursionError as error:
+        raise ApiError(400, "tools are nested too deeply; give flatter parameters", "tools") from error
+    match body.tool_choice:
+        case None | "auto":
+            return told
+        case "none":
+            return None
+        case "required":
+            chosen, is_one = [tool.function for tool in tools], body.parallel_tool_calls is False
+            if not chosen:
+                raise ApiError(
+                    400, "tool_choice is 'required', but there are no tools; give some", "tool_choice"
+                )
+        case choice:
+            chosen, is_one = [tool.function for tool in tools if tool.function.name == choice.name], True
+            if not chosen:
+                message = f"tool_choice names {choice.name[:80]!r}, which is not in tools; add it"
+                raise ApiError(400, message, "tool_choice")
     for field in ("structured_outputs", "use_beam_search"):
         if getattr(body, field):
             raise ApiError(400, f"tool_choice forces a call, and {field} is given; drop one", "tool_choice")
-    for function in chosen:
-        await _check(service, "json", _schema(function), f"tools: parameters of {function.name[:80]!r}")
-    grammar = grammar_of(chosen, name is not None or most_one)
-    await _check(service, "grammar", grammar, "tools: the grammar of their calls")
-    body.response_format = None
-    body.structured_outputs = StructuredOutputs.model_validate({"grammar": grammar})
-
-
-async def _check(service: Service, kind: str, source: Any, place: str) -> None:
     try:
-        await service.compile_structured(StructuredOutputsParams(**{kind: source}))
+        grammar = grammar_of(chosen, is_one)
+        await service.compile_structured(StructuredOutputsParams(grammar=grammar))
     except ParamsError as error:
-        told = str(error).replace(f"{kind} of structured_outputs", place)
-        raise ApiError(400, told if place in told else f"{place}: {told}", "tools") from error
+        raise await _blame(service, chosen, error) from error
+    body.response_format = None  # there will be no other text
+    body.structured_outputs = StructuredOutputs.model_validate({"grammar": grammar})
+    # (A template without a place for tools need not have one: the grammar has them.)
+    return told if supports_tools(service.tokenizer, told) else None
 
 
-def grammar_of(functions: Sequence[Function], most_one: bool) -> str:
-    """Calls of these functions as Lark writes a grammar."""
+async def _blame(service: Service, functions: Sequence[Function], error: ParamsError) -> ApiError:
+    """An error of the grammar, under the name of the function that causes it."""
+    for function in functions:
+        try:
+            await service.compile_structured(StructuredOutputsParams(json=_schema(function)))
+        except ParamsError as own:
+            told = str(own).replace("json of structured_outputs", f"parameters of {function.name[:80]!r}")
+            return ApiError(400, f"tools: {told}", "tools")
+    return ApiError(400, str(error).replace("grammar of structured_outputs", "the grammar of tools"), "tools")
+
+
+def grammar_of(functions: Sequence[Function], is_one: bool) -> str:
+    """A Lark grammar for calls of these functions, for one of them if `is_one`.
+
+    Raises:
+        ApiError: the parameters of a function are not those of an object.
+    """
     rules = [f"call_{i}" for i in range(len(functions))]
-    lines = ["start: call" if most_one else r'start: call ("\n" call)*', f"call: {' | '.join(rules)}"]
+    lines = ["start: call" if is_one else r'start: call ("\n" call)*', f"call: {' | '.join(rules)}"]
     for i, function in enumerate(functions):
         begin = f'{TAG}\n{{"name": {_json(function.name)}, "arguments": '
         lines.append(f"call_{i}: {_json(begin)} arguments_{i} {_json(AFTER_ARGUMENTS)}")
@@ -76,12 +102,36 @@ def grammar_of(functions: Sequence[Function], most_one: bool) -> str:
 
 
 def _schema(function: Function) -> dict[str, Any]:
-    """Of its arguments: an object with the keys that it names and no others, unless it says more of them."""
-    schema = {"type": "object", "x-guidance": JSON_DEFAULTS, **(function.parameters or {})}
-    if not schema.keys() & {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}:
-        schema.setdefault("additionalProperties", False)
-    return schema
+    """Of a function's arguments."""
+    given = function.parameters or {"properties": {}}
+    if given.get("type", "object") != "object":
+        told = f"parameters of {function.name[:80]!r} have the type {shortened(given['type'])}"
+        raise ApiError(400, f"tools: {told}; give 'object'", "tools")
+    is_open = '"allOf"' in json.dumps(given)  # its parts would exclude one another's keys
+    return {**(given if is_open else _closed(given)), "type": "object", "x-guidance": JSON_DEFAULTS}
+
+
+def _closed(schema: Any) -> Any:
+    """The schema with objects that have no other keys than those that they name, unless it says more of them.
+
+    A model may go on with keys of its own for ever; so other engines read schemas like this, too.
+    """
+    if not isinstance(schema, dict) or ("properties" in schema and schema.keys() & MORE):
+        return schema
+    closed = dict(schema)
+    for name in ("properties", "$defs", "definitions"):
+        if isinstance(parts := schema.get(name), dict):
+            closed[name] = {key: _closed(part) for key, part in parts.items()}
+    for name in ("anyOf", "oneOf", "prefixItems"):
+        if isinstance(parts := schema.get(name), list):
+            closed[name] = [_closed(part) for part in parts]
+    for name in ("items", "additionalProperties"):
+        if name in schema:
+            closed[name] = _closed(schema[name])
+    if "properties" in schema:
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 def _json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # (no grammar may have it)

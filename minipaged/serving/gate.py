@@ -64,7 +64,7 @@ def allow_origins(app: FastAPI, settings: ServerSettings) -> None:
             allow_origins=origins,
             allow_methods=anything,
             allow_headers=anything,
-            expose_headers=["X-Request-Id", "Retry-After", "X-Replica"],
+            expose_headers=["X-Request-Id", "Retry-After", "X-Should-Retry", "X-Replica"],
         )
 
 

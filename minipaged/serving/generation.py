@@ -180,7 +180,7 @@ class Writer(Protocol):
         """Those after the last one."""
 
     def failed(self, error: ApiError) -> str:
-        """The last ones in their place."""
+        """The last events of a stream that fails."""
 
 
 async def respond(

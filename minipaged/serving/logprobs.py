@@ -65,7 +65,7 @@ def completion_logprobs(
         tops: each token's log-probability and alternatives; None for a prompt's first, which has none.
         token_ids: the tokens.
         starts: where in the text each begins.
-        count: likeliest tokens to tell; the chosen one is told, too.
+        count: how many of the likeliest tokens to list; the chosen one is always listed.
     """
 
     def name(token_id: int, text: str | None) -> str:

@@ -24,7 +24,7 @@ CLIENT_GONE = 499
 
 
 def _new_id(given: str | None) -> str:
-    """An id that no other request has; it begins with the client's own, if that is a word."""
+    """A unique id; it begins with the client's, if that is short and plain."""
     begin = f"{given}-" if given and re.fullmatch(r"[\w.:-]{1,80}", given, re.ASCII) else ""
     return begin + uuid.uuid4().hex
 

@@ -1,9 +1,9 @@
 """The items of `/v1/responses`: from its input to a conversation, from an answer to its output.
 
-A call and its result are items of their own there, and parts of messages in a conversation:
+A call and its result are items there, but belong to messages in a conversation:
 
-    message "I look."                       assistant "I look." + call c1
-    function_call c1 weather {...}     ->   tool (of c1) "sunny"
+    message "Let me look."                 assistant "Let me look." + call c1
+    function_call c1 weather {...}     ->  tool (of c1) "sunny"
     function_call_output c1 "sunny"
 """
 
@@ -13,48 +13,49 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from minipaged.serving.chat import plain_message
 from minipaged.serving.errors import ApiError
 from minipaged.serving.schemas import Function, Message, ResponseItem, ResponseTool, Tool
 
 TYPES = "give a message, a function_call or a function_call_output"
 
 
-def messages_of(items: Sequence[ResponseItem]) -> list[Message]:
-    """A conversation.
+def conversation_of(items: Sequence[ResponseItem]) -> list[dict[str, Any]]:
+    """Messages as chat templates want them.
 
     Raises:
         ApiError: an item of another type, or one that lacks a field.
     """
-    messages: list[Message] = []
+    messages: list[dict[str, Any]] = []
     for number, item in enumerate(items):
+        place = f"input.{number}"
         match item.type or "message":
             case "message":
-                messages.append(Message(role=_field(item, number, "role"), content=item.content))
+                _check_fields(item, place, "role")
+                messages.append(plain_message(Message(role=str(item.role), content=item.content), place))
             case "function_call":
-                function = {name: _field(item, number, name) for name in ("name", "arguments")}
-                call = {"id": _field(item, number, "call_id"), "type": "function", "function": function}
-                if not messages or messages[-1].role != "assistant":
-                    messages.append(Message(role="assistant"))
-                last = messages[-1]
-                calls = [*(getattr(last, "tool_calls", None) or ()), call]
-                messages[-1] = last.model_copy(update={"tool_calls": calls})
+                _check_fields(item, place, "call_id", "name", "arguments")
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                values: dict[str, Any] = {"role": "assistant", "tool_calls": [call]}
+                message = plain_message(Message(**values), place)
+                if messages and messages[-1]["role"] == "assistant":
+                    messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
+                else:
+                    messages.append(message)
             case "function_call_output":
-                values = {"tool_call_id": _field(item, number, "call_id")}
-                output = _field(item, number, "output", str | list)
-                messages.append(Message(role="tool", content=output, **values))
+                _check_fields(item, place, "call_id", "output")
+                values = {"role": "tool", "content": item.output, "tool_call_id": item.call_id}
+                messages.append(plain_message(Message(**values), place))
             case other:
-                name = f"input.{number}"
-                raise ApiError(400, f"{name} has type {other[:40]!r}; {TYPES}", name)
+                raise ApiError(400, f"{place} has type {other[:40]!r}; {TYPES}", place)
     return messages
 
 
-def _field(item: ResponseItem, number: int, name: str, kind: Any = str) -> Any:
-    value = getattr(item, name, None)
-    if not isinstance(value, kind):
-        place = f"input.{number}.{name}"
-        told = "missing" if value is None else f"{str(value)[:40]!r}"
-        raise ApiError(400, f"{place} is {told}; give a text", place)
-    return value
+def _check_fields(item: ResponseItem, place: str, *names: str) -> None:
+    for name in names:
+        if getattr(item, name) is None:
+            raise ApiError(400, f"{place}.{name} is missing; give it", f"{place}.{name}")
 
 
 def as_chat_tools(tools: Sequence[ResponseTool]) -> list[Tool]:
@@ -66,7 +67,7 @@ def as_chat_tools(tools: Sequence[ResponseTool]) -> list[Tool]:
 
 
 def text_item(item_id: str, text: str | None, status: str) -> dict[str, Any]:
-    """A message with one text; with None, none yet."""
+    """A message with one text, or still none, if `text` is None."""
     content = [] if text is None else [text_part(text)]
     return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": content}
 

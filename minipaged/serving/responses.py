@@ -12,24 +12,22 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from minipaged.conversations import supports_tools
-from minipaged.outputs import CompletionOutput, RequestOutput
+from minipaged.outputs import RequestOutput
 from minipaged.serving.body_params import read_params
-from minipaged.serving.chat import plain_messages
+from minipaged.serving.chat import plain_message
 from minipaged.serving.errors import ApiError, api_error
-from minipaged.serving.forced_calls import force_call
+from minipaged.serving.forced_calls import tools_of
 from minipaged.serving.generation import Asked, Generation, respond
-from minipaged.serving.response_items import as_chat_tools, call_item, messages_of, text_item, text_part
+from minipaged.serving.response_items import as_chat_tools, call_item, conversation_of, text_item, text_part
 from minipaged.serving.schemas import (
     JsonSchema,
     Message,
     ResponseFormat,
     ResponseItem,
     ResponsesBody,
-    ResponseToolChoice,
 )
 from minipaged.serving.service import Service
-from minipaged.serving.streaming import event_of
+from minipaged.serving.streaming import event_of, response_failed
 from minipaged.serving.tool_calls import ToolCallReader
 
 OWN_NAMES = {"response_format": "text.format", "max_tokens": "max_output_tokens"}
@@ -47,7 +45,7 @@ async def _read(service: Service, body: ResponsesBody) -> Asked:
         raise ApiError(400, f"input is {body.input!r}; give a text or at least one message", "input")
     body.max_tokens = body.max_output_tokens
     body.response_format = _response_format(body)
-    tools = await _tools(service, body)
+    tools = await tools_of(service, body, as_chat_tools(body.tools or ()))
     try:
         params = await read_params(service, body, None, max_tokens=None)
     except ApiError as error:
@@ -60,18 +58,6 @@ async def _read(service: Service, body: ResponsesBody) -> Asked:
     except ValueError as error:
         raise api_error(error, ("tools",), "input") from error
     return Asked([prompt], params)
-
-
-async def _tools(service: Service, body: ResponsesBody) -> list[dict[str, Any]] | None:
-    """What the chat template is told of tools; a call is forced if the body says so."""
-    tools, choice = as_chat_tools(body.tools or ()), body.tool_choice
-    told = [tool.model_dump(exclude_unset=True) for tool in tools] or None
-    if choice not in (None, "auto", "none"):
-        name = choice.name if isinstance(choice, ResponseToolChoice) else None
-        functions = [tool.function for tool in tools]
-        await force_call(service, body, functions, name, body.parallel_tool_calls is False)
-        return told if supports_tools(service.tokenizer, told) else None  # (the grammar knows them)
-    return None if choice == "none" else told
 
 
 def _response_format(body: ResponsesBody) -> ResponseFormat | None:
@@ -88,7 +74,7 @@ def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
     text = body.input
     items = [ResponseItem(role="user", content=text)] if isinstance(text, str) else text
     told = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
-    return plain_messages(told, "instructions") + plain_messages(messages_of(items), "input")
+    return [plain_message(message, "instructions") for message in told] + conversation_of(items)
 
 
 class _Writer:
@@ -98,8 +84,8 @@ class _Writer:
         self._generation = generation
         self._numbers = itertools.count()  # of the events
         self._reader = ToolCallReader() if body.tools and body.tool_choice != "none" else None
-        self._items: list[dict[str, Any]] = []  # of a stream, those that are done
-        self._text: str | None = None  # of a stream's item that is not
+        self._items: list[dict[str, Any]] = []  # that are done
+        self._text: str | None = None  # of the open text item; None: there is none
         self._reason: str | None = None
         self._head = {
             "id": generation.request_id,
@@ -113,85 +99,81 @@ class _Writer:
             "top_p": body.top_p,
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
+            **{"tools": [], "tool_choice": "auto"},
             **body.model_dump(include={"tools", "tool_choice"}, exclude_none=True),
         }
-        self._head = {"tools": [], "tool_choice": "auto"} | self._head
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
-        """The response."""
-        (completion,) = outputs[0].outputs
-        self._reason = completion.finish_reason
-        content, calls = self._divide(completion)
-        texts = [text_item(self._item_id, content, self._status)] if content or not calls else []
-        return self._response(texts + [call_item(call) for call in calls])
+        """The response: what a stream of one piece would end with."""
+        self.events(0, outputs[0])
+        self._end_items()
+        return self._response()
 
     def begin(self) -> str:
-        """The response begins; without tools, its one text too."""
+        """The response opens, and without tools its only text."""
         begun = {**self._head, "status": "in_progress", "output": [], "incomplete_details": None}
         events = self._event("response.created", response=begun)
         events += self._event("response.in_progress", response=begun)
         return events + (self._begin_text() if self._reader is None else "")
 
     def events(self, position: int, output: RequestOutput) -> str:
-        """The text grows, and calls come as wholes."""
+        """The text grows, and each call comes in one piece."""
         (completion,) = output.outputs
         self._reason = completion.finish_reason
-        content, calls = self._divide(completion)
-        events = []
-        if content or self._reader is None:
-            events.append(self._begin_text() if self._text is None else "")
-            self._text = (self._text or "") + content
-            delta = {**self._at, "delta": content, "logprobs": []}
-            events.append(self._event("response.output_text.delta", **delta))
-        for call in calls:
-            events += [self._end_text(), self._call(call_item(call))]
-        return "".join(events)
+        if self._reader is None:
+            return self._grow_text(completion.text)
+        parts = self._reader.read(completion.text, completion.finish_reason is not None)
+        return "".join(self._grow_text(part) if isinstance(part, str) else self._call(part) for part in parts)
 
     def end(self) -> str:
         """Text and response end."""
-        events = self._begin_text() if self._text is None and not self._items else ""
-        events += self._end_text()
-        response = self._response(self._items)
+        events, response = self._end_items(), self._response()
         return events + self._event(f"response.{response['status']}", response=response)
 
     def failed(self, error: ApiError) -> str:
-        """What went wrong."""
-        told = {"code": error.code, "message": error.message, "param": error.param}
-        return self._event("error", **told)
-
-    def _divide(self, completion: CompletionOutput) -> tuple[str, list[dict[str, Any]]]:
-        if self._reader is None:
-            return completion.text, []
-        return self._reader.read(completion.text, completion.finish_reason is not None)
+        """The event that reports an error and ends the stream."""
+        return response_failed(error, next(self._numbers))
 
     # -- the events of items --------------------------------------------------------------------
 
     @property
     def _item_id(self) -> str:
-        return f"{self._generation.request_id.replace('resp_', 'msg_')}_{len(self._items)}"
+        return f"msg_{self._generation.request_id.removeprefix('resp_')}_{len(self._items)}"
 
     @property
     def _at(self) -> dict[str, Any]:
         return {"item_id": self._item_id, "output_index": len(self._items), "content_index": 0}
 
     def _begin_text(self) -> str:
+        if self._text is not None:
+            return ""
         self._text = ""
         item, number = text_item(self._item_id, None, "in_progress"), len(self._items)
         added = self._event("response.output_item.added", output_index=number, item=item)
         return added + self._event("response.content_part.added", **self._at, part=text_part(""))
 
-    def _end_text(self) -> str:
+    def _grow_text(self, text: str) -> str:
+        events = self._begin_text()
+        self._text = f"{self._text}{text}"
+        delta = {**self._at, "delta": text, "logprobs": []}
+        return events + self._event("response.output_text.delta", **delta)
+
+    def _end_items(self) -> str:
+        return ("" if self._items else self._begin_text()) + self._end_text(self._status)
+
+    def _end_text(self, status: str = "completed") -> str:
         if self._text is None:
             return ""
         text, self._text = self._text, None
         events = self._event("response.output_text.done", **self._at, text=text, logprobs=[])
         events += self._event("response.content_part.done", **self._at, part=text_part(text))
-        return events + self._done(text_item(self._item_id, text, self._status))
+        return events + self._done(text_item(self._item_id, text, status))
 
-    def _call(self, item: dict[str, Any]) -> str:
+    def _call(self, call: dict[str, Any]) -> str:
+        events, item = self._end_text(), call_item(call)
         at = {"item_id": item["id"], "output_index": len(self._items)}
         begun, arguments = {**item, "arguments": "", "status": "in_progress"}, item["arguments"]
-        events = self._event("response.output_item.added", output_index=len(self._items), item=begun)
+        events += self._event("response.output_item.added", output_index=len(self._items), item=begun)
         events += self._event("response.function_call_arguments.delta", **at, delta=arguments)
         done = {**at, "arguments": arguments, "name": item["name"]}
         return events + self._event("response.function_call_arguments.done", **done) + self._done(item)
@@ -207,16 +189,16 @@ class _Writer:
     def _status(self) -> str:
         return "incomplete" if self._reason == "length" else "completed"
 
-    def _response(self, items: list[dict[str, Any]]) -> dict[str, Any]:
+    def _response(self) -> dict[str, Any]:
         usage, is_cut = self._generation.usage, self._status == "incomplete"
         return {
             **self._head,
             "status": self._status,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": items,
+            "output": self._items,
             "usage": {
                 "input_tokens": usage.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+                "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
                 "output_tokens": usage.completion_tokens,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,

@@ -28,7 +28,7 @@ from minipaged.serving.gate import allow_origins, limited
 from minipaged.serving.request_log import RequestLog
 from minipaged.serving.router_metrics import merged
 from minipaged.serving.settings import ServerSettings
-from minipaged.serving.streaming import EventStream, failed, unless_gone
+from minipaged.serving.streaming import EventStream, failed, response_failed, unless_gone
 
 logger = logging.getLogger(__name__)
 
@@ -216,8 +216,10 @@ class Router:
 async def _events(exchange: Exchange) -> AsyncGenerator[bytes]:
     """The events of a replica; if it is lost, the last tells so."""
     yield exchange.body
+    num_events = exchange.body.count(b"\n\n")
     try:
         async for piece in exchange.events():
+            num_events += piece.count(b"\n\n")
             yield piece
     except httpx.TransportError:
         number = exchange.replica.number
@@ -225,7 +227,9 @@ async def _events(exchange: Exchange) -> AsyncGenerator[bytes]:
         logger.warning("Replica %d is taken out of service: it was lost during an answer", number)
         if exchange.outgoing.size:
             message = f"replica {number} was lost in the middle of the answer; send the request again"
-            yield failed(ApiError(503, message, code="replica_lost")).encode()
+            error = ApiError(503, message, code="replica_lost")
+            is_response = exchange.outgoing.target.startswith("/v1/responses")
+            yield (response_failed(error, num_events) if is_response else failed(error)).encode()
 
 
 def _whole(exchange: Exchange) -> Response:

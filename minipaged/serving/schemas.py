@@ -22,6 +22,9 @@ MOST_PROMPTS = 256
 MOST_ENTRIES = 1024
 """Of an object whose keys are the client's."""
 
+MOST_TOOLS = 128
+"""In one body, as with OpenAI: a grammar for their calls takes a while to compile."""
+
 OF_BEAMS = ("beam_width", "length_penalty", "early_stopping")
 """Fields of `BeamSearchParams` alone."""
 
@@ -34,7 +37,7 @@ NotReturned = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
-"""What a response may include of items that no model here returns."""
+"""Values of `include` about items that this server never returns."""
 
 T = TypeVar("T")
 
@@ -63,7 +66,7 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
     elsewhere: ClassVar[dict[str, str]] = {}
-    """Fields that it does not have, although it inherits them or other servers do -> what to give, or ""."""
+    """Fields that are refused, although inherited or known from other servers -> what to give, or ""."""
 
     @model_validator(mode="before")
     @classmethod
@@ -71,7 +74,7 @@ class Body(BaseModel):
         names = [field.alias or name for name, field in cls.model_fields.items()]
         for name, value in data.items() if isinstance(data, dict) else ():
             if value is None and name in cls.elsewhere:
-                continue  # (clients name what they do not want)
+                continue  # (some clients send null for what they do not use)
             if name not in names or name in cls.elsewhere:
                 [near] = difflib.get_close_matches(str(name)[:80], names, n=1, cutoff=0.8) or [""]
                 near = cls.elsewhere.get(name, cls.elsewhere.get(near, near))
@@ -217,7 +220,7 @@ class Tool(BaseModel):
 
 
 class NamedFunction(Body):
-    """Of a choice."""
+    """The function that a tool choice names."""
 
     name: str
 
@@ -228,11 +231,16 @@ class ToolChoice(Body):
     type: Literal["function"]
     function: NamedFunction
 
+    @property
+    def name(self) -> str:
+        """Of the function."""
+        return self.function.name
+
 
 class TemplateOptions(Body):
     """How a conversation becomes a prompt; see `LLM.chat`."""
 
-    tools: List[Tool] | None = None
+    tools: List[Tool] | None = Field(None, max_length=MOST_TOOLS)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Table[Any] | None = None
@@ -284,7 +292,7 @@ class TextOptions(Body):
 
 
 class ResponseStreamOptions(Body):
-    """Of the stream of a response."""
+    """Options for the stream of a response."""
 
     include_obfuscation: bool | None = None  # without effect here
 
@@ -297,6 +305,10 @@ class ResponseItem(BaseModel):
     type: str | None = None
     role: str | None = None
     content: str | List[dict[str, Any]] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | List[dict[str, Any]] | None = None
 
 
 class ResponseTool(BaseModel):
@@ -309,11 +321,10 @@ class ResponseTool(BaseModel):
     parameters: dict[str, Any] | None = None
 
 
-class ResponseToolChoice(Body):
+class ResponseToolChoice(NamedFunction):
     """The function that must be called."""
 
     type: Literal["function"]
-    name: str
 
 
 class ResponsesBody(GenerationBody):
@@ -323,14 +334,14 @@ class ResponsesBody(GenerationBody):
         GenerationBody.elsewhere
         | dict.fromkeys(("n", "best_of", "use_beam_search", "prompt_logprobs", *OF_BEAMS), "")
         | {"max_tokens": "max_output_tokens", "response_format": "text", "structured_outputs": "text"}
-        | {"messages": "input"}
+        | {"messages": "input", **dict.fromkeys(GenerationBody.elsewhere, "text")}
     )
 
     input: str | List[ResponseItem]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     text: TextOptions | None = None
-    tools: List[ResponseTool] | None = None
+    tools: List[ResponseTool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]

@@ -123,7 +123,7 @@ class Service:
         return (await self.in_thread(chat_prompt, messages))["prompt_token_ids"]
 
     async def compile_structured(self, params: StructuredOutputsParams) -> None:
-        """Compile a grammar, in another thread: that may take long. It is remembered.
+        """Compile a grammar in another thread, because it may take long; the result is cached.
 
         Raises:
             ParamsError: it is wrong, or cannot be followed.

@@ -85,8 +85,14 @@ class Chunks:
 
 
 def failed(error: ApiError) -> str:
-    """The end of a stream of such events: what went wrong."""
+    """The events that report an error and end a stream of such events."""
     return event_of(error.body()) + DONE
+
+
+def response_failed(error: ApiError, number: int) -> str:
+    """The same for `/v1/responses`, whose events are numbered."""
+    told = {"code": error.code, "message": error.message, "param": error.param}
+    return event_of({"type": "error", "sequence_number": number, **told}, "error")
 
 
 class EventStream(Response):

@@ -90,6 +90,8 @@ def test_no_schema_and_no_grammar_ends_the_process():
         ({"json": '{"const": 1'}, "EOF"),
         ({"json": "[" * 100_000}, "nested too deeply"),
         ({"grammar": f'start: %json {{"maximum": {MOST}}}'}, f"maximum is {MOST}; "),
+        ({"grammar": f'start: "%json {{" | %json {{"maximum": {MOST}}}'}, f"maximum is {MOST}; "),
+        ({"grammar": f'// %json {{\nstart: %json {{"maximum": {MOST}}}'}, f"maximum is {MOST}; "),
         ({"grammar": "start: %json {"}, "EOF"),
         ({"json": {"description": "a" * 300_000}}, "has 300,019 bytes; give at most 262,144"),
         ({"regex": "é" * 200_000}, "has 400,000 bytes; give at most 262,144"),

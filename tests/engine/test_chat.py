@@ -252,7 +252,7 @@ class Terminal:
     """A command on a pseudo terminal."""
 
     def __init__(self, *command: str, **environment: str) -> None:
-        pty = pytest.importorskip("pty", reason="needs a terminal of POSIX")
+        pty = pytest.importorskip("pty", reason="needs a POSIX terminal")
         self.pid, self.file = pty.fork()
         if self.pid == 0:
             os.environ.update(environment)

@@ -25,7 +25,7 @@ from minipaged.simulation.serving import Report
 from tests.engine.test_cli import call
 
 STORY = "Once upon a time"
-NO_TERMINAL = "needs a terminal of POSIX"
+NO_TERMINAL = "needs a POSIX terminal"
 
 
 @pytest.fixture(scope="module")

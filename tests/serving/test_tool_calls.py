@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from types import SimpleNamespace
 
 import jsonschema
@@ -14,16 +15,17 @@ import pytest
 from minipaged import AsyncLLM
 from minipaged.prompts import RequestError
 from minipaged.serving import responses
-from minipaged.serving.chat import plain_messages
-from minipaged.serving.forced_calls import grammar_of
-from minipaged.serving.response_items import messages_of
-from minipaged.serving.schemas import Function, ResponseItem, ResponsesBody
+from minipaged.serving.response_items import conversation_of
+from minipaged.serving.schemas import ResponseItem, ResponsesBody
 from minipaged.serving.tool_calls import ToolCallReader
 from tests.serving.conftest import OPTIONS, running
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 TIME = '<tool_call>{"name": "time"}</tool_call>'
-NO_JSON = ("NaN", "1e999", "-Infinity", '"\\ud800"')  # what Python reads, and clients do not
+NO_JSON = ("NaN", "-Infinity")  # what Python reads, and clients do not
+IN_STRING = (
+    '<tool_call>{"name": "f", "arguments": {"a": "x</tool_call>\\"y", "b": [1e2, -0, 1e999]}} </tool_call>'
+)
 
 TEXTS = [
     ("Hello there.", "Hello there.", []),
@@ -39,6 +41,22 @@ TEXTS = [
     *((wrong, wrong, []) for wrong in (CALL.replace('"Rome"', value) for value in NO_JSON)),
     ('x <tool_call>{"name": "cut off', 'x <tool_call>{"name": "cut off', []),
     ('<tool_call>{"name": "r\u00f4le", "arguments": {}}</tool_call>', "", [("r\u00f4le", "{}")]),
+    (IN_STRING, "", [("f", '{"a": "x</tool_call>\\"y", "b": [1e2, -0, 1e999]}')]),
+    (f'<tool_call>it is "x</tool_call> {TIME}', '<tool_call>it is "x</tool_call>', [("time", "{}")]),
+    (f"<tool_call>{CALL}", "<tool_call>", [("weather", '{"city": "Rome"}')]),
+    *(
+        (f"<tool_call>{wrong}</tool_call>", f"<tool_call>{wrong}</tool_call>", [])
+        for wrong in (
+            "",
+            "{",
+            "{}",
+            "[]",
+            '{"name" "f"}',
+            '{"name": "f"',
+            '{"name": "f"} {}',
+            '{"name": "f",}',
+        )
+    ),
 ]
 
 
@@ -47,21 +65,30 @@ def test_a_text_is_divided_alike_however_it_is_cut(text, content, calls):
     """Catches half a tag that is shown, a call that depends on where pieces end, text that is lost."""
     draw = random.Random(0)
     for attempt in range(40):
-        reader, found, told = ToolCallReader(), "", []
+        reader, parts = ToolCallReader(), []
         cuts = sorted(draw.choices(range(len(text) + 1), k=attempt))
         pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)])]
         for number, piece in enumerate(pieces, start=1):
-            more, made = reader.read(piece, is_last=number == len(pieces))
-            found, told = found + more, told + made
-        assert found == content
+            parts += reader.read(piece, is_last=number == len(pieces))
+        told = [part for part in parts if isinstance(part, dict)]
+        assert "".join(part for part in parts if isinstance(part, str)) == content
         assert [(call["function"]["name"], call["function"]["arguments"]) for call in told] == calls
 
 
 def test_a_long_run_of_spaces_costs_its_length():
     """Catches an expression that takes the square of a text."""
     reader = ToolCallReader()
-    assert reader.read(" " * 200_000, is_last=False) == ("", [])
+    assert reader.read(" " * 200_000, is_last=False) == []
     assert len(reader.read("x", is_last=False)[0]) == 200_001
+
+
+def test_parts_come_in_their_order():
+    """Catches a text that is told before the call that it follows."""
+    text = f"a {TIME} b {CALL}"
+    parts = ToolCallReader().read(text, is_last=True)
+    assert [part if isinstance(part, str) else part["function"]["name"] for part in parts] == [
+        *("a", "time", " b", "weather"),
+    ]
 
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
@@ -173,6 +200,7 @@ WEATHER = {
     "$defs": {"Hour": HOUR},
 }
 FUNCTIONS = {"weather": WEATHER, 'r\u00f4le "x"': None}
+TIME_TOOL = {"type": "function", "function": {"name": "time"}}
 CHOOSE_FROM = [
     {"type": "function", "function": {"name": name, "parameters": schema}}
     for name, schema in FUNCTIONS.items()
@@ -206,17 +234,75 @@ def test_a_call_that_must_be_made_is_made(server, choice, seed):
 
 
 def test_who_may_call_several_functions_may(server):
-    """Catches a grammar that ends after the first call, or goes on after a named one."""
-    grammar = grammar_of([Function(name="time")], most_one=False)
+    """Catches a grammar that ends after the first call, or goes on after the only one."""
     bias = {str(server.llm.get_tokenizer().eos_token_id): -100}
     calls = force(server, "required", tools=[TIME_TOOL], logit_bias=bias, max_tokens=150, temperature=0)
     assert len(calls.choices[0].message.tool_calls) > 1
     calls = force(server, named("time"), tools=[TIME_TOOL], logit_bias=bias, max_tokens=150, temperature=0)
     assert len(calls.choices[0].message.tool_calls) == 1
-    assert grammar.startswith("start: call (")
+    one = {"parallel_tool_calls": False}
+    calls = force(
+        server, "required", tools=[TIME_TOOL], logit_bias=bias, max_tokens=150, temperature=0, **one
+    )
+    assert len(calls.choices[0].message.tool_calls) == 1
 
 
-TIME_TOOL = {"type": "function", "function": {"name": "time"}}
+PET = {"type": "object", "properties": {"barks": {"type": "boolean"}}, "required": ["barks"]}
+PRICE = {"type": "object", "properties": {"price": {"type": "number"}}, "required": ["price"]}
+ENDLESS = [
+    {"type": "object", "properties": {"pet": PET}, "required": ["pet"]},
+    {
+        "type": "object",
+        "properties": {"pets": {"type": "array", "items": PET, "maxItems": 2}},
+        "required": ["pets"],
+    },
+    {"anyOf": [PET, PRICE]},
+    {
+        "type": "object",
+        "properties": {"pet": {"$ref": "#/$defs/Pet"}},
+        "required": ["pet"],
+        "$defs": {"Pet": PET},
+    },
+    {"$ref": "#/$defs/Pet", "$defs": {"Pet": PET}},
+    {"type": "object", "properties": {"a": {"const": "see </tool_call> here"}}, "required": ["a"]},
+]
+
+
+@pytest.mark.parametrize("schema", ENDLESS, ids=lambda schema: json.dumps(schema)[:60])
+def test_objects_have_the_keys_that_they_name(server, schema):
+    """Catches a model that goes on with keys of its own, inside of an object or a reference, for ever."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    for seed in range(3):
+        choice = force(server, "required", tools=[tool], seed=seed, temperature=1, parallel_tool_calls=False)
+        (call,) = choice.choices[0].message.tool_calls
+        jsonschema.validate(json.loads(call.function.arguments), schema)
+
+
+def test_what_speaks_of_more_keys_is_left_as_it_is(server):
+    """Catches a schema that excludes its own keys, and then has no text at all."""
+    part = {"properties": {"a": {"const": 1}}, "required": ["a"]}
+    other = {"properties": {"b": {"const": 2}}, "required": ["b"]}
+    for schema in (
+        {"allOf": [part, other]},
+        {**part, "anyOf": [other]},
+        {**part, "additionalProperties": other},
+    ):
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        answer = server.http.post(
+            "/v1/chat/completions",
+            json={"messages": ASKED, "tools": [tool], "tool_choice": "required", "max_tokens": 2},
+        )
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_number_is_told_as_it_is_written(server, seed):
+    """Catches a call that is lost because a number has too large an exponent for Python."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": PRICE}}
+    values = {"tools": [tool], "seed": seed, "temperature": 1, "logit_bias": {}, "parallel_tool_calls": False}
+    choice = force(server, "required", **values).choices[0]
+    if choice.finish_reason != "length":
+        assert "price" in json.loads(choice.message.tool_calls[0].function.arguments)
 
 
 def test_a_format_for_text_does_not_matter_to_a_call(server):
@@ -249,16 +335,30 @@ WRONG = [
     (
         {"tool_choice": "required", "tools": [
             {"type": "function", "function": {"name": f"f{i}", "parameters": LARGE}} for i in range(3)]},
-        "tools", "tools: the grammar of their calls is",
+        "tools", "the grammar of tools is",
     ),
-    ({"tool_choice": named("time")}, "tool_choice", "names 'time', but tools has weather"),
-    ({"tool_choice": "required", "tools": []}, "tool_choice", "is 'required', but tools has nothing"),
+    ({"tool_choice": named("time")}, "tool_choice", "names 'time', which is not in tools; add it"),
+    ({"tool_choice": "required", "tools": []}, "tool_choice", "is 'required', but there are no tools"),
     ({"tool_choice": "required", "use_beam_search": True, "n": 2}, "tool_choice", "use_beam_search"),
     ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "tool_choice", "structured_outputs"),
     (
         {"tool_choice": "required", "tools": [{"type": "function", "function": {
             "name": "f", "parameters": {"properties": {"a": {"uniqueItems": True}}}}}]},
         "tools", "tools: parameters of 'f' is",
+    ),
+    (
+        {"tool_choice": "required", "tools": [{"type": "function", "function": {
+            "name": "f", "parameters": {"type": "string"}}}]},
+        "tools", "tools: parameters of 'f' have the type 'string'; give 'object'",
+    ),
+    (
+        {"tool_choice": "auto", "tools": [{"type": "function", "function": {
+            "name": "f", "parameters": {"maximum": float("inf")}}}]},
+        "tools", "a number that is not JSON's",
+    ),
+    (
+        {"tool_choice": "auto", "tools": [{"type": "function", "function": {"name": "\ud800"}}]},
+        "messages", "which is no Unicode character",
     ),
 ]  # fmt: skip
 
@@ -267,10 +367,22 @@ WRONG = [
 def test_a_call_that_cannot_be_forced_is_refused(server, values, param, told):
     """Catches a choice that is ignored, and an error that speaks of a grammar that nobody gave."""
     body = {"messages": ASKED, "tools": CHOOSE_FROM, **values}
-    answer = server.http.post("/v1/chat/completions", json=body)
+    content, kind = json.dumps(body), {"content-type": "application/json"}
+    answer = server.http.post("/v1/chat/completions", content=content, headers=kind)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
     assert told in answer.json()["error"]["message"]
+
+
+def test_nested_parameters_are_refused_at_any_depth(server):
+    """Catches a failure of the server between what a grammar may nest and what a body may."""
+    for depth in range(900, 1000):
+        parameters = '{"items": ' * depth + "{}" + "}" * depth
+        tool = f'{{"type": "function", "function": {{"name": "f", "parameters": {parameters}}}}}'
+        body = f'{{"messages": {json.dumps(ASKED)}, "tool_choice": "required", "tools": [{tool}]}}'
+        kind = {"content-type": "application/json"}
+        answer = server.http.post("/v1/chat/completions", content=body, headers=kind)
+        assert answer.status_code == 400, depth
 
 
 # -- /v1/responses -------------------------------------------------------------------------------
@@ -297,10 +409,56 @@ def test_a_response_may_call_a_function_and_be_told_what_it_returned(server):
     result = {"type": "function_call_output", "call_id": item.call_id, "output": "sunny"}
     items = [{"role": "user", "content": "How is Rome?"}, *response.output, result]
     more = respond(server, input=items, tool_choice="none", max_output_tokens=2)
+    told = respond(server, input=items, max_output_tokens=2)
+    assert told.usage.input_tokens > more.usage.input_tokens, "the template is not told of the functions"
+    assert more.tools
     arguments = json.loads(item.arguments)
     text = f"<|user|>How is Rome?<|assistant|>{arguments['city']}<|tool|>sunny"
     ids = server.llm.get_tokenizer().encode(text, add_special_tokens=False)
     assert more.usage.input_tokens == len(ids)
+
+
+def test_who_chooses_no_function_gets_the_text(server):
+    """Catches a text about calls that is taken for one."""
+    body = ResponsesBody.model_validate(RESPONSE | {"tool_choice": "none"})
+    usage = SimpleNamespace(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
+    generation = SimpleNamespace(request_id="resp_1", usage=usage)
+    one = responses._Writer(SimpleNamespace(model_name="pocket"), body, generation)
+    (item,) = one.whole([one_output(CALL, "stop")])["output"]
+    assert item["content"][0]["text"] == CALL
+
+
+def test_a_response_can_be_forced_where_the_template_has_no_place_for_tools(server, monkeypatch):
+    """Catches a refusal that a chat does not have."""
+    monkeypatch.setattr(server.llm.get_tokenizer(), "chat_template", "{{ messages[0].content }}")
+    assert respond(server, tool_choice=CHOICE).output[0].name == "weather"
+    monkeypatch.setattr(server.llm.get_tokenizer(), "chat_template", None)
+    with pytest.raises(openai.BadRequestError, match="the model's tokenizer has no chat template"):
+        respond(server, tool_choice=CHOICE)
+
+
+WRONG_ITEMS = [
+    ({"type": "function_call_output", "call_id": "c", "output": [1]}, "input.4.output"),
+    (
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]},
+        "input.4.content.0",
+    ),
+    ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{broken"}, "input.4.tool_calls"),
+    ({"type": "function_call", "call_id": "c", "name": "f"}, "input.4.arguments"),
+    ({"role": "user", "content": [{"type": "input_image"}]}, "input.4.content.0"),
+    ({"type": "reasoning", "summary": []}, "input.4"),
+]
+
+
+@pytest.mark.parametrize(("item", "place"), WRONG_ITEMS, ids=str)
+def test_a_wrong_item_is_blamed_under_its_own_number(server, item, place):
+    """Catches the number of the message that several items become, and a library's own words."""
+    calls = [{"type": "function_call", "call_id": f"c{i}", "name": "f", "arguments": "{}"} for i in range(3)]
+    items = [{"role": "user", "content": "a"}, *calls, item]
+    error = server.http.post("/v1/responses", json={"input": items}).json()["error"]
+    assert error["param"].startswith(place)
+    assert error["message"].startswith(place)
+    assert "\n" not in error["message"]
 
 
 def test_items_become_messages():
@@ -314,7 +472,7 @@ def test_items_become_messages():
         {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "two"}]},
         {"type": "function_call", "call_id": "c3", "name": "f", "arguments": "{}"},
     ]
-    messages = plain_messages(messages_of([ResponseItem(**item) for item in items]))
+    messages = conversation_of([ResponseItem(**item) for item in items])
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "assistant"]
     assert messages[1]["content"] == "I look."
     calls = [(call["id"], call["function"]["arguments"]) for call in messages[1]["tool_calls"]]
@@ -342,35 +500,61 @@ def test_a_call_streams_in_the_clients_events(server):
         assert [item.type for item in stream.get_final_response().output] == ["function_call"]
 
 
-def test_text_and_calls_are_items_in_their_order(server):
-    """Catches a text that is told after the call that follows it, or twice."""
-    body = ResponsesBody.model_validate(RESPONSE | {"stream": True})
+def test_text_and_calls_are_items_in_their_order():
+    """Catches a text that is told after the call that follows it, or twice, or otherwise in a stream."""
+    text = f"Let me look. {CALL}\n{TIME}Done."
+    draw = random.Random(1)
+    for attempt in range(40):
+        cuts = sorted(draw.choices(range(len(text) + 1), k=attempt))
+        pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)])]
+        events = stream(pieces, "length")
+        output = events[-1]["response"]["output"]
+        assert [item["type"] for item in output] == ["message", "function_call", "function_call", "message"]
+        assert [output[i]["content"][0]["text"] for i in (0, 3)] == ["Let me look.", "Done."]
+        assert [item["status"] for item in output] == ["completed"] * 3 + ["incomplete"]
+        done = [event for event in events if event["type"] == "response.output_item.done"]
+        assert [event["output_index"] for event in done] == [0, 1, 2, 3]
+        assert [event["item"] for event in done] == output
+        assert len({item["id"] for item in output}) == 4
+        whole = writer().whole([one_output(text, "length")])["output"]
+        unlike = {"id", "call_id"}
+        assert [{k: v for k, v in item.items() if k not in unlike} for item in whole] == [
+            {k: v for k, v in item.items() if k not in unlike} for item in output
+        ]
+    assert [item["content"][0]["text"] for item in writer().whole([one_output("", "stop")])["output"]] == [""]
+
+
+def writer():
+    """Of a response that may call functions."""
     usage = SimpleNamespace(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
     generation = SimpleNamespace(request_id="resp_1", usage=usage)
-    writer = responses._Writer(SimpleNamespace(model_name="pocket"), body, generation)
-    pieces = ["I ", "look. <tool", f"_call>{CALL.removeprefix('<tool_call>')}", "\n", TIME, "Done."]
-    text = writer.begin()
+    body = ResponsesBody.model_validate(RESPONSE)
+    return responses._Writer(SimpleNamespace(model_name="pocket"), body, generation)
+
+
+def one_output(text: str, reason: str | None):
+    """An output with this text."""
+    return SimpleNamespace(outputs=[SimpleNamespace(text=text, finish_reason=reason)])
+
+
+def stream(pieces: list[str], reason: str) -> list[dict]:
+    """The events of a response that comes in these pieces."""
+    one = writer()
+    text = one.begin()
     for number, piece in enumerate(pieces, start=1):
-        reason = "stop" if number == len(pieces) else None
-        completion = SimpleNamespace(text=piece, finish_reason=reason)
-        text += writer.events(0, SimpleNamespace(outputs=[completion]))
-    text += writer.end()
-    events = [json.loads(event.split("data: ")[1]) for event in text.split("\n\n")[:-1]]
-    output = events[-1]["response"]["output"]
-    assert [item["type"] for item in output] == ["message", "function_call", "function_call", "message"]
-    assert [output[i]["content"][0]["text"] for i in (0, 3)] == ["I look.", "Done."]
-    assert [event["output_index"] for event in events if event["type"] == "response.output_item.done"] == [
-        0,
-        1,
-        2,
-        3,
-    ]
-    assert len({item["id"] for item in output}) == 4
+        text += one.events(0, one_output(piece, reason if number == len(pieces) else None))
+    text += one.end()
+    return [json.loads(event.split("data: ")[1]) for event in text.split("\n\n")[:-1]]
 
 
 def test_an_error_in_a_stream_is_an_event_that_the_client_knows():
     """Catches an error that clients take for an event without a type, and [DONE], which is none here."""
-    with running(AsyncLLM(**OPTIONS), request_timeout=0.05) as slow:
+    llm = AsyncLLM(**OPTIONS)
+    with running(llm, request_timeout=1) as slow:
+        slow.http.post("/v1/responses", json={"input": "a", "max_output_tokens": 1})  # what is first is slow
+        llm.engine.executor.forward = lambda *args, forward=llm.engine.executor.forward: (
+            time.sleep(0.02) or forward(*args)
+        )
         body = {"input": "Once upon a time", "stream": True, "ignore_eos": True}
         text = slow.http.post("/v1/responses", json=body).text
     kind, _, data = text.removesuffix("\n\n").rpartition("\n\n")[2].partition("\n")

@@ -359,7 +359,7 @@ def descendants(pid: int) -> set[int]:
     return set(found[1:])
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a terminal of POSIX")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX terminal")
 @pytest.mark.skipif(shutil.which("ps") is None, reason="ps is not installed")
 @pytest.mark.parametrize("after", [1.0, 6.0])
 @pytest.mark.parametrize(
