@@ -83,7 +83,8 @@ async def _blame(service: Service, functions: Sequence[Function], error: ParamsE
         except ParamsError as own:
             told = str(own).replace("json of structured_outputs", f"parameters of {function.name[:80]!r}")
             return ApiError(400, f"tools: {told}", "tools")
-    return ApiError(400, str(error).replace("grammar of structured_outputs", "the grammar of tools"), "tools")
+    told = str(error).replace("grammar of structured_outputs", "the grammar of their calls")
+    return ApiError(400, f"tools: {told}", "tools")
 
 
 def grammar_of(functions: Sequence[Function], is_one: bool) -> str:

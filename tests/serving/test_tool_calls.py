@@ -335,7 +335,7 @@ WRONG = [
     (
         {"tool_choice": "required", "tools": [
             {"type": "function", "function": {"name": f"f{i}", "parameters": LARGE}} for i in range(3)]},
-        "tools", "the grammar of tools is",
+        "tools", "tools: the grammar of their calls is",
     ),
     ({"tool_choice": named("time")}, "tool_choice", "names 'time', which is not in tools; add it"),
     ({"tool_choice": "required", "tools": []}, "tool_choice", "is 'required', but there are no tools"),
