@@ -99,7 +99,8 @@ class _Writer:
             "top_p": body.top_p,
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            **{"tools": [], "tool_choice": "auto"},
+            "tools": [],
+            "tool_choice": "auto",
             **body.model_dump(include={"tools", "tool_choice"}, exclude_none=True),
         }
 
