@@ -97,7 +97,7 @@ def as_prompt(
 
 def supports_tools(tokenizer: Any, tools: Any, chat_template: str | None = None) -> bool:
     """Whether the given chat template, or else the model's, has a place for tools."""
-    if chat_template is None and not tokenizer.chat_template:
+    if chat_template is None and not getattr(tokenizer, "chat_template", None):
         return False
     return "tools" in tokenizer.get_chat_template(chat_template, tools)
 
