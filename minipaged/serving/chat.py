@@ -51,13 +51,13 @@ def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
     return [plain_message(message, f"messages.{i}") for i, message in enumerate(messages)]
 
 
-def plain_message(message: Message, place: str) -> dict[str, Any]:
+def plain_message(message: Message, place: str, parts: str = "content") -> dict[str, Any]:
     """A message as chat templates want it: fields that are null left out, OpenAI's newer role "developer" as
-    "system"; `as_prompt` joins its parts. An error names `place`."""
+    "system"; `as_prompt` joins its parts. An error names `place`, or the field `parts` in it."""
     values = {key: value for key, value in message.model_dump().items() if value is not None}
     if isinstance(message.content, list):
         for i, part in enumerate(message.content):
-            _check_part(part, f"{place}.content.{i}")
+            _check_part(part, f"{place}.{parts}.{i}")
     if calls := values.get("tool_calls"):
         values["tool_calls"] = _with_objects(calls, f"{place}.tool_calls")
     if message.role == "developer":

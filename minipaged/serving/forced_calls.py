@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from minipaged.conversations import supports_tools
@@ -25,8 +26,14 @@ from minipaged.serving.tool_calls import END, TAG
 
 AFTER_ARGUMENTS = f"}}\n{END}"
 
-MORE = {"$ref", "anyOf", "oneOf", "patternProperties", "unevaluatedProperties", "if"}
-"""What may speak of other keys than `properties` does."""
+SHAPES = {
+    *("properties", "patternProperties", "unevaluatedProperties", "minProperties", "propertyNames"),
+    *("$ref", "anyOf", "oneOf", "allOf", "if", "not", "const", "dependentSchemas"),
+}
+"""What describes an object; where there are two, they describe the same one."""
+
+MOST_LEVELS = 100
+"""Deeper schemas are refused when they are compiled."""
 
 
 async def tools_of(
@@ -104,31 +111,38 @@ def grammar_of(functions: Sequence[Function], is_one: bool) -> str:
 
 def _schema(function: Function) -> dict[str, Any]:
     """Of a function's arguments."""
-    given = function.parameters or {"properties": {}}
-    if given.get("type", "object") != "object":
-        told = f"parameters of {function.name[:80]!r} have the type {shortened(given['type'])}"
+    schema = function.parameters or {"properties": {}}
+    if schema.get("type", "object") != "object":
+        told = f"parameters of {function.name[:80]!r} have the type {shortened(schema['type'])}"
         raise ApiError(400, f"tools: {told}; give 'object'", "tools")
-    is_open = '"allOf"' in json.dumps(given)  # its parts would exclude one another's keys
-    return {**(given if is_open else _closed(given)), "type": "object", "x-guidance": JSON_DEFAULTS}
+    with suppress(ValueError, TypeError):  # (the latter: it is malformed, as its compilation tells)
+        schema = _closed(schema)
+    return {**schema, "type": "object", "x-guidance": JSON_DEFAULTS}
 
 
-def _closed(schema: Any) -> Any:
-    """The schema with objects that have no other keys than those that they name, unless it says more of them.
+def _closed(schema: Any, levels: int = MOST_LEVELS) -> Any:
+    """The schema with objects that have only the keys that they name, unless they say otherwise.
 
     A model may go on with keys of its own for ever; so other engines read schemas like this, too.
+
+    Raises:
+        ValueError: two parts of the schema describe one object, and would exclude each other's keys.
     """
-    if not isinstance(schema, dict) or ("properties" in schema and schema.keys() & MORE):
+    if isinstance(schema, list):
+        return [_closed(part, levels) for part in schema]
+    if not isinstance(schema, dict):
         return schema
+    is_told_apart = "oneOf" not in schema or "discriminator" in schema
+    is_complete = {*schema.get("required", ())} <= {*schema.get("properties", ())}
+    if len(schema.keys() & SHAPES) > 1 or "allOf" in schema or not (is_told_apart and is_complete and levels):
+        raise ValueError("not plain")
     closed = dict(schema)
     for name in ("properties", "$defs", "definitions"):
-        if isinstance(parts := schema.get(name), dict):
-            closed[name] = {key: _closed(part) for key, part in parts.items()}
-    for name in ("anyOf", "oneOf", "prefixItems"):
-        if isinstance(parts := schema.get(name), list):
-            closed[name] = [_closed(part) for part in parts]
-    for name in ("items", "additionalProperties"):
         if name in schema:
-            closed[name] = _closed(schema[name])
+            closed[name] = {key: _closed(part, levels - 1) for key, part in dict(schema[name]).items()}
+    for name in ("anyOf", "oneOf", "prefixItems", "items", "additionalProperties"):
+        if name in schema:
+            closed[name] = _closed(schema[name], levels - 1)
     if "properties" in schema:
         closed.setdefault("additionalProperties", False)
     return closed

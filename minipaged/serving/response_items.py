@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from minipaged.prompts import shortened
 from minipaged.serving.chat import plain_message
 from minipaged.serving.errors import ApiError
 from minipaged.serving.schemas import Function, Message, ResponseItem, ResponseTool, Tool
@@ -38,7 +39,12 @@ def conversation_of(items: Sequence[ResponseItem]) -> list[dict[str, Any]]:
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
                 values: dict[str, Any] = {"role": "assistant", "tool_calls": [call]}
-                message = plain_message(Message(**values), place)
+                try:
+                    message = plain_message(Message(**values), place)
+                except ApiError as error:
+                    field = f"{place}.arguments"
+                    told = f"{field} is {shortened(item.arguments)}; give JSON"
+                    raise ApiError(400, told, field) from error
                 if messages and messages[-1]["role"] == "assistant":
                     messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
                 else:
@@ -46,7 +52,7 @@ def conversation_of(items: Sequence[ResponseItem]) -> list[dict[str, Any]]:
             case "function_call_output":
                 _check_fields(item, place, "call_id", "output")
                 values = {"role": "tool", "content": item.output, "tool_call_id": item.call_id}
-                messages.append(plain_message(Message(**values), place))
+                messages.append(plain_message(Message(**values), place, "output"))
             case other:
                 raise ApiError(400, f"{place} has type {other[:40]!r}; {TYPES}", place)
     return messages

@@ -16,7 +16,6 @@ from typing import Any
 from minipaged.text_io import lone_surrogate
 
 TAG, END = "<tool_call>", "</tool_call>"
-CALL = re.compile(rf'{TAG}((?:[^"<]++|"(?:[^"\\]++|\\.)*+"|<(?!/tool_call>))*+){END}', re.DOTALL)
 BEGIN = re.compile(rf"(?<!\s)\s*+{TAG}")
 _beginnings = "|".join(re.escape(TAG[:length]) for length in range(len(TAG) - 1, 0, -1))
 UNDECIDED = re.compile(rf"(?<!\s)\s*+(?:{_beginnings}|)\Z")
@@ -29,7 +28,8 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")  # (Python reads NaN and Infinity)
 
 
-DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=str, parse_int=str)
+"""Numbers stay as they are written: Python's are shorter than JSON's."""
 
 
 class ToolCallReader:
@@ -38,64 +38,79 @@ class ToolCallReader:
     def __init__(self) -> None:
         self.num_calls = 0
         self._held = ""
+        self._is_after_call = False  # and nothing but space has come since
 
     def read(self, piece: str, is_last: bool) -> list[str | dict[str, Any]]:
         """One more piece: what is content for certain now and calls that are complete, in their order."""
-        rest, content = self._held + piece, ""
+        text, at, start = self._held + piece, 0, 0
+        last_end = text.rfind(END)
         parts: list[str | dict[str, Any]] = []
-        while begin := BEGIN.search(rest):
-            found = CALL.match(rest, begin.end() - len(TAG)) if END in rest[begin.end() :] else None
-            if found is None and not is_last:
-                break
-            if found is None or (call := _call(found[1])) is None:  # the tag is text
-                content, rest = content + rest[: begin.end()], rest[begin.end() :]
-                continue
-            content, rest = content + rest[: begin.start()], rest[found.end() :]
-            parts += [content, call] if content else [call]
-            content = ""
-            self.num_calls += 1
-        undecided = begin or UNDECIDED.search(rest)
-        start = len(rest) if is_last or undecided is None else undecided.start()
-        self._held = rest[start:]
-        if not (is_last and self.num_calls and rest.isspace()):
-            content += rest[:start]
-        return [*parts, content] if content else parts
+        while begin := BEGIN.search(text, at):
+            call, at = None, begin.end()  # the tag is text, unless a call follows
+            try:
+                if at > last_end:
+                    raise _UnfinishedError
+                call, at = _read_call(text, at)
+            except _UnfinishedError:
+                if not is_last:
+                    break
+            if call is not None:
+                parts += [text[start : begin.start()], call]
+                start, self._is_after_call = at, True
+                self.num_calls += 1
+        undecided = begin or UNDECIDED.search(text, at)
+        end = len(text) if is_last or undecided is None else undecided.start()
+        content, self._held = text[start:end], text[end:]
+        if not (is_last and self._is_after_call and content.isspace()):
+            parts.append(content)
+            self._is_after_call &= not content
+        return [part for part in parts if part]
 
 
-def _call(text: str) -> dict[str, Any] | None:
-    """OpenAI's object, with the arguments as they are written; None if the text is no call."""
+class _UnfinishedError(Exception):
+    """The text ends in the middle of what may be a call."""
+
+
+def _read_call(text: str, at: int) -> tuple[dict[str, Any] | None, int]:
+    """OpenAI's object, with the arguments as they are written, and where its end tag ends; None if the text
+    from `at` on is no call."""
     try:
-        call, places = _read_object(text.strip())
-    except (ValueError, IndexError, RecursionError):
-        return None
-    if not isinstance(call.get("name"), str) or lone_surrogate(call["name"]):
-        return None
-    function = {"name": call["name"], "arguments": places.get("arguments", "{}")}
-    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
+        values, written, end = _read_object(text, _after_space(text, at))
+        end = _after_space(text, end)
+        if not text.startswith(END, end):
+            raise json.JSONDecodeError("no end tag", text, end)
+    except json.JSONDecodeError as error:
+        # (What is cut at the end is a string, or no longer than the end tag: an exponent, a word.)
+        if error.msg.startswith("Unterminated") or error.pos > len(text) - len(END):
+            raise _UnfinishedError from error
+        return None, at
+    except (ValueError, RecursionError):
+        return None, at
+    if not isinstance(values.get("name"), str) or lone_surrogate(values["name"]):
+        return None, at
+    function = {"name": values["name"], "arguments": written.get("arguments", "{}")}
+    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}, end + len(END)
 
 
-def _read_object(text: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values of a JSON object, and how each is written."""
+def _read_object(text: str, at: int) -> tuple[dict[str, Any], dict[str, str], int]:
+    """The values of a JSON object, how each is written, and where it ends."""
     values: dict[str, Any] = {}
     written: dict[str, str] = {}
-    mark, at = text[0], 1
-    if mark != "{":
-        raise ValueError("no object")
+    at, mark = _after(text, at, "{")
     while mark != "}":
-        key, at = DECODER.raw_decode(text, _after_space(text, at))
-        colon = _after_space(text, at)
-        begin = _after_space(text, colon + 1)
-        if not isinstance(key, str) or text[colon] != ":":
-            raise ValueError("no key")
+        key, end = DECODER.raw_decode(text, _after(text, _after_space(text, at), '"')[0] - 1)
+        begin = _after_space(text, _after(text, _after_space(text, end), ":")[0])
         values[key], end = DECODER.raw_decode(text, begin)
         written[key] = text[begin:end]
-        at = _after_space(text, end)
-        mark, at = text[at], at + 1
-        if mark not in ",}":
-            raise ValueError("no object")
-    if at != len(text):
-        raise ValueError("more than an object")
-    return values, written
+        at, mark = _after(text, _after_space(text, end), ",}")
+    return values, written, at
+
+
+def _after(text: str, at: int, marks: str) -> tuple[int, str]:
+    """Where the text goes on after one of the marks, and which it is."""
+    if text[at : at + 1] not in tuple(marks):
+        raise json.JSONDecodeError("Expecting a mark", text, at)
+    return at + 1, text[at]
 
 
 def _after_space(text: str, at: int) -> int:

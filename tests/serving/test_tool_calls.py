@@ -82,6 +82,66 @@ def test_a_long_run_of_spaces_costs_its_length():
     assert len(reader.read("x", is_last=False)[0]) == 200_001
 
 
+SCRAPS = [
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<tool",
+        '"',
+        "\\\\",
+        '\\\\"',
+        " ",
+        "\\n",
+        "{",
+        "}",
+        "[",
+        "]",
+        ":",
+        ",",
+        "a",
+        "1e9",
+        "-",
+        "NaN",
+    ),
+    *(
+        '{"name": "f"}',
+        '{"name": "f", "arguments": {"a": "</tool_call>"}}',
+        '"name"',
+        "\\ud800",
+        "tru",
+        "e",
+        "\u00e9",
+    ),
+    *(TIME, CALL),
+]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_texts_are_divided_alike_however_they_are_cut(seed):
+    """Catches what a cut decides: half a word of JSON taken for an error, a space that is lost or kept."""
+    draw = random.Random(seed)
+    for _ in range(200):
+        text = "".join(draw.choices(SCRAPS, k=draw.randrange(12)))
+        whole = told_of(text, [])
+        for _ in range(4):
+            assert told_of(text, sorted(draw.choices(range(len(text) + 1), k=draw.randrange(8)))) == whole, (
+                text
+            )
+
+
+def told_of(text: str, cuts: list[int]) -> list:
+    """Content and calls in their order, of a text in pieces."""
+    reader, told = ToolCallReader(), [""]
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)])]
+    for number, piece in enumerate(pieces, start=1):
+        for part in reader.read(piece, is_last=number == len(pieces)):
+            if isinstance(part, str):
+                told[-1] += part
+            else:
+                told += [part["function"], ""]
+    return told
+
+
 def test_parts_come_in_their_order():
     """Catches a text that is told before the call that it follows."""
     text = f"a {TIME} b {CALL}"
@@ -282,17 +342,32 @@ def test_what_speaks_of_more_keys_is_left_as_it_is(server):
     """Catches a schema that excludes its own keys, and then has no text at all."""
     part = {"properties": {"a": {"const": 1}}, "required": ["a"]}
     other = {"properties": {"b": {"const": 2}}, "required": ["b"]}
-    for schema in (
+    defs = {"$defs": {"A": part}}
+    schemas = [
         {"allOf": [part, other]},
         {**part, "anyOf": [other]},
         {**part, "additionalProperties": other},
-    ):
+        {"required": ["b"], **part},
+        {"required": ["k"], "anyOf": [part, other]},
+        {"properties": {"x": {"$ref": "#/$defs/A", "required": ["z"]}}, "required": ["x"], **defs},
+        {"properties": {"x": {"$ref": "#/$defs/A", **other}}, "required": ["x"], **defs},
+        {"properties": {"x": {"properties": {}, "const": {"k": 1}}}, "required": ["x"]},
+    ]
+    for schema in schemas:
         tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
         answer = server.http.post(
             "/v1/chat/completions",
             json={"messages": ASKED, "tools": [tool], "tool_choice": "required", "max_tokens": 2},
         )
-        assert answer.status_code == 200, answer.text
+        assert answer.status_code == 200, f"{schema}: {answer.text}"
+
+
+def test_alternatives_that_overlap_are_refused(server):
+    """Catches a call that fits two of them, which closed objects would hide."""
+    alternatives = {"oneOf": [{"properties": {"a": HOUR}}, {"properties": {"a": HOUR, "b": HOUR}}]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": alternatives}}
+    with pytest.raises(openai.BadRequestError, match="oneOf"):
+        force(server, "required", tools=[tool])
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -441,9 +516,9 @@ WRONG_ITEMS = [
     ({"type": "function_call_output", "call_id": "c", "output": [1]}, "input.4.output"),
     (
         {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]},
-        "input.4.content.0",
+        "input.4.output.0",
     ),
-    ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{broken"}, "input.4.tool_calls"),
+    ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{broken"}, "input.4.arguments"),
     ({"type": "function_call", "call_id": "c", "name": "f"}, "input.4.arguments"),
     ({"role": "user", "content": [{"type": "input_image"}]}, "input.4.content.0"),
     ({"type": "reasoning", "summary": []}, "input.4"),
