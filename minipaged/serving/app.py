@@ -16,12 +16,12 @@ from minipaged.serving.completions import complete
 from minipaged.serving.errors import ApiError, api_error, install_handlers, json_response
 from minipaged.serving.gate import Gate, allow_origins
 from minipaged.serving.request_log import RequestLog
+from minipaged.serving.response_schemas import ResponsesBody
 from minipaged.serving.responses import respond_to
 from minipaged.serving.schemas import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
-    ResponsesBody,
     TemplateOptions,
     TokenizeBody,
 )

@@ -20,7 +20,8 @@ from minipaged.decoding.checks import ParamsError
 from minipaged.decoding.structured import JSON_DEFAULTS, StructuredOutputsParams
 from minipaged.prompts import shortened
 from minipaged.serving.errors import ApiError
-from minipaged.serving.schemas import ChatBody, Function, ResponsesBody, StructuredOutputs, Tool
+from minipaged.serving.response_schemas import ResponsesBody
+from minipaged.serving.schemas import ChatBody, Function, StructuredOutputs, Tool
 from minipaged.serving.service import Service
 from minipaged.serving.tool_calls import END, TAG
 

@@ -16,7 +16,8 @@ from typing import Any
 from minipaged.prompts import shortened
 from minipaged.serving.chat import plain_message
 from minipaged.serving.errors import ApiError
-from minipaged.serving.schemas import Function, Message, ResponseItem, ResponseTool, Tool
+from minipaged.serving.response_schemas import ResponseItem, ResponseTool
+from minipaged.serving.schemas import Function, Message, Tool
 
 TYPES = "give a message, a function_call or a function_call_output"
 

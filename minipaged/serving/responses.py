@@ -19,13 +19,8 @@ from minipaged.serving.errors import ApiError, api_error
 from minipaged.serving.forced_calls import tools_of
 from minipaged.serving.generation import Asked, Generation, respond
 from minipaged.serving.response_items import as_chat_tools, call_item, conversation_of, text_item, text_part
-from minipaged.serving.schemas import (
-    JsonSchema,
-    Message,
-    ResponseFormat,
-    ResponseItem,
-    ResponsesBody,
-)
+from minipaged.serving.response_schemas import ResponseItem, ResponsesBody
+from minipaged.serving.schemas import JsonSchema, Message, ResponseFormat
 from minipaged.serving.service import Service
 from minipaged.serving.streaming import event_of, response_failed
 from minipaged.serving.tool_calls import ToolCallReader

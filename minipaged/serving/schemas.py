@@ -28,17 +28,6 @@ MOST_TOOLS = 128
 OF_BEAMS = ("beam_width", "length_penalty", "early_stopping")
 """Fields of `BeamSearchParams` alone."""
 
-NotReturned = Literal[
-    "reasoning.encrypted_content",
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "message.input_image.image_url",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-]
-"""Values of `include` about items that this server never returns."""
-
 T = TypeVar("T")
 
 
@@ -272,90 +261,6 @@ class ChatBody(TemplateOptions, GenerationBody):
     prediction: Table[Any] | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
-
-
-class TextFormat(Body):
-    """What the text of a response must be."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-    name: str | None = None
-    description: str | None = None
-    strict: bool | None = None
-
-
-class TextOptions(Body):
-    """Options for the text of a response."""
-
-    format: TextFormat | None = None
-    verbosity: str | None = None  # without effect here
-
-
-class ResponseStreamOptions(Body):
-    """Options for the stream of a response."""
-
-    include_obfuscation: bool | None = None  # without effect here
-
-
-class ResponseItem(BaseModel):
-    """A message, a call, or what a call returned; see `response_items.py`."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    type: str | None = None
-    role: str | None = None
-    content: str | List[dict[str, Any]] | None = None
-    call_id: str | None = None
-    name: str | None = None
-    arguments: str | None = None
-    output: str | List[dict[str, Any]] | None = None
-
-
-class ResponseTool(BaseModel):
-    """A function that a model may call."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    type: Literal["function"]
-    name: str
-    parameters: dict[str, Any] | None = None
-
-
-class ResponseToolChoice(NamedFunction):
-    """The function that must be called."""
-
-    type: Literal["function"]
-
-
-class ResponsesBody(GenerationBody):
-    """`/v1/responses`."""
-
-    elsewhere = (
-        GenerationBody.elsewhere
-        | dict.fromkeys(("n", "best_of", "use_beam_search", "prompt_logprobs", *OF_BEAMS), "")
-        | {"max_tokens": "max_output_tokens", "response_format": "text", "structured_outputs": "text"}
-        | {"messages": "input", **dict.fromkeys(GenerationBody.elsewhere, "text")}
-    )
-
-    input: str | List[ResponseItem]
-    instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1)
-    text: TextOptions | None = None
-    tools: List[ResponseTool] | None = Field(None, max_length=MOST_TOOLS)
-    tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]
-    # Only the values that ask for nothing:
-    background: Literal[False] | None = None
-    truncation: Literal["disabled"] | None = None
-    previous_response_id: None = None
-    conversation: None = None
-    prompt: None = None
-    top_logprobs: Literal[0] | None = None
-    # Without effect here:
-    include: List[NotReturned] | None = None
-    max_tool_calls: int | None = None
-    reasoning: Table[Any] | None = None
 
 
 class TokenizeBody(TemplateOptions):
