@@ -75,10 +75,11 @@ def _read_call(text: str, at: int) -> tuple[dict[str, Any] | None, int]:
     """OpenAI's object, with the arguments as they are written, and where its end tag ends; None if the text
     from `at` on is no call."""
     try:
-        values, written, end = _read_object(text, _after_space(text, at))
-        end = _after_space(text, end)
+        written, end = _read_object(text, at)
+        end = _find(text, end, "<")
         if not text.startswith(END, end):
-            raise json.JSONDecodeError("no end tag", text, end)
+            raise json.JSONDecodeError("Expecting the end tag", text, end)
+        name = json.loads(written.get("name", "null"))
     except json.JSONDecodeError as error:
         # (What is cut at the end is a string, or no longer than the end tag: an exponent, a word.)
         if error.msg.startswith("Unterminated") or error.pos > len(text) - len(END):
@@ -86,31 +87,31 @@ def _read_call(text: str, at: int) -> tuple[dict[str, Any] | None, int]:
         return None, at
     except (ValueError, RecursionError):
         return None, at
-    if not isinstance(values.get("name"), str) or lone_surrogate(values["name"]):
+    if not isinstance(name, str) or lone_surrogate(name):
         return None, at
-    function = {"name": values["name"], "arguments": written.get("arguments", "{}")}
+    function = {"name": name, "arguments": written.get("arguments", "{}")}
     return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}, end + len(END)
 
 
-def _read_object(text: str, at: int) -> tuple[dict[str, Any], dict[str, str], int]:
-    """The values of a JSON object, how each is written, and where it ends."""
-    values: dict[str, Any] = {}
-    written: dict[str, str] = {}
-    at, mark = _after(text, at, "{")
-    while mark != "}":
-        key, end = DECODER.raw_decode(text, _after(text, _after_space(text, at), '"')[0] - 1)
-        begin = _after_space(text, _after(text, _after_space(text, end), ":")[0])
-        values[key], end = DECODER.raw_decode(text, begin)
+def _read_object(text: str, at: int) -> tuple[dict[str, str], int]:
+    """How each value of a JSON object is written, by its key, and where the object ends."""
+    written = {}
+    at = _find(text, at, "{")
+    while text[at] != "}":
+        key, end = DECODER.raw_decode(text, _find(text, at + 1, '"'))
+        begin = _after_space(text, _find(text, end, ":") + 1)
+        _, end = DECODER.raw_decode(text, begin)
         written[key] = text[begin:end]
-        at, mark = _after(text, _after_space(text, end), ",}")
-    return values, written, at
+        at = _find(text, end, ",}")
+    return written, at + 1
 
 
-def _after(text: str, at: int, marks: str) -> tuple[int, str]:
-    """Where the text goes on after one of the marks, and which it is."""
-    if text[at : at + 1] not in tuple(marks):
-        raise json.JSONDecodeError("Expecting a mark", text, at)
-    return at + 1, text[at]
+def _find(text: str, at: int, marks: str) -> int:
+    """Where one of these marks is, with nothing but space before it."""
+    at = _after_space(text, at)
+    if at == len(text) or text[at] not in marks:
+        raise json.JSONDecodeError(f"Expecting one of {marks}", text, at)
+    return at
 
 
 def _after_space(text: str, at: int) -> int:
