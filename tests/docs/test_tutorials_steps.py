@@ -33,6 +33,7 @@ from minipaged.scheduling import (
 )
 from tests.concepts.decoding_driver import make_request, make_sequence
 from tests.toy import ToyEngine, samples, tokens, toy_scheduler
+from tests.toy import beams as toy_beams
 
 
 def table_over(pool, num_blocks, num_tokens, block_size=4):
@@ -1220,6 +1221,34 @@ def test_advance_returns_a_list_of_branches():
     assert [branch.token_id for branch in branches] == [4]
 
 
+def check_that_advance_changes_nothing(method):
+    """A request of ten tokens and its forks, in a toy engine: what `advance` finds is there after it."""
+
+    def state():
+        groups = request.sequences, request.completions
+        return [[(id(s), s.token_ids[:], s.table.blocks[:]) for s in group] for group in groups]
+
+    given = method.advance
+
+    def advance(request, samples):
+        before = state()
+        branches = given(request, samples)
+        told = "`advance` only returns branches: the scheduler appends their tokens, forks and frees"
+        assert state() == before, told
+        return branches
+
+    method.advance = advance
+    engine = ToyEngine(toy_scheduler())
+    request = engine.add([1, 2, 3], 10, method)
+    engine.run()
+    assert len(request.completions) > 1
+
+
+def test_advance_leaves_the_samples_to_the_scheduler():
+    """Catches `advance` that frees, forks or appends by itself: if the step fails, that is not undone."""
+    check_that_advance_changes_nothing(samples(3))
+
+
 def test_a_branch_carries_the_logprob_of_its_token():
     """Catches the sum instead of the token's own log-probability (the scheduler adds it to the sum), and
     candidates that are sorted: the number of a sample is the place of its candidate."""
@@ -1360,6 +1389,11 @@ def test_candidates_are_compared_by_all_their_tokens():
     assert [branch.token_id for branch in branches] == [5, 6]
     assert all(branch.parent is request.sequences[0] for branch in branches)
     assert [branch.logprob for branch in branches] == [-1.0, -1.1]  # of the token: the scheduler has the sum
+
+
+def test_advance_leaves_the_beams_to_the_scheduler():
+    """Catches `advance` that frees the beams which nothing continues: the scheduler does."""
+    check_that_advance_changes_nothing(toy_beams(3))
 
 
 def test_three_ends_leave_a_beam_of_two():

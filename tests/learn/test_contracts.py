@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minipaged import memory
-from minipaged.decoding import BeamSearch, SamplingMethod, SamplingParams
+from minipaged.decoding import BeamSearch, SamplingMethod, SamplingParams, StopChecker
 from minipaged.learn.contracts import CONCEPTS, ContractError
 from minipaged.learn.contracts.rules import call_text
 from minipaged.scheduling import (
@@ -25,6 +25,7 @@ from minipaged.scheduling import (
     Sample,
     Swap,
 )
+from tests.concepts.decoding_driver import make_request
 from tests.toy import ToyEngine, alone, beams, samples, tokens
 
 COSTS = PreemptionCosts(1.0, 1.0, 1.0)
@@ -625,10 +626,10 @@ def test_a_branch_from_nowhere_is_told():
             return [Branch(request.sequences[0], 49, -9.0)]
 
     method = watched("parallel_sampling", Inventive)(SamplingParams(), None)
-    request = SimpleNamespace(request_id="r", sequences=["parent"], completions=[])
+    request = make_request([1, 2], method, SamplingParams())
     with pytest.raises(
         ContractError,
-        match=r"parallel_sampling: advance.r. continues 'parent' with 49 .* not one of its candidates",
+        match=r"parallel_sampling: advance.r. continues .* with 49 .* not one of its candidates",
     ):
         method.advance(request, [Sample([1], [-0.5])])
     with pytest.raises(ContractError, match=r"num_candidates returned 0"):
@@ -642,9 +643,34 @@ def test_what_is_no_list_of_branches_is_told(answer):
     """Catches an AttributeError of None in the engine's own files."""
     mute = type("Mute", (SamplingMethod,), {"advance": lambda self, request, samples: answer})
     method = watched("parallel_sampling", mute)(SamplingParams(), None)
-    request = SimpleNamespace(request_id="r", sequences=["parent"], completions=[])
+    request = make_request([1, 2], method, SamplingParams())
     with pytest.raises(ContractError, match=r"parallel_sampling: advance.r. returned .*give a list of Bran"):
         method.advance(request, [Sample([1], [-0.5])])
+
+
+def test_a_method_that_does_the_work_of_the_scheduler_is_told():
+    """Catches `advance` that frees, appends or drops: if the step fails later, that could not be undone."""
+    meddling = {
+        "free": lambda request: request.sequences[0].table.free(),
+        "append": lambda request: request.sequences[0].append(Branch(request.sequences[0], 1, -0.5)),
+        "drop": lambda request: request.sequences.clear(),
+        "end": lambda request: request.completions.append(request.sequences[0]),
+    }
+    for meddle in meddling.values():
+
+        class Meddling(SamplingMethod):
+            def advance(self, request, samples, meddle=meddle):
+                branches = super().advance(request, samples)
+                meddle(request)
+                return branches
+
+        params = SamplingParams()
+        make = watched("parallel_sampling", Meddling)
+        method = make(params, StopChecker(params, ()))
+        request = make_request([1, 2], method, params)
+        request.sequences[0].table.append(1)
+        with pytest.raises(ContractError, match=r"parallel_sampling: advance.r. changed its sequences"):
+            method.advance(request, [Sample([1], [-0.5])])
 
 
 def test_a_rank_that_returns_nothing_is_told():

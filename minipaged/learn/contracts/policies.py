@@ -87,8 +87,11 @@ class PreemptionContract(Watcher):
         return Decision(*decision)
 
 
-def _state_of(request: Request) -> list[tuple[Any, ...]]:
-    return [(s, s.num_tokens, s.num_computed_tokens, list(s.table.blocks)) for s in request.sequences]
+def _state_of(request: Request) -> list[list[tuple[Any, ...]]]:
+    groups = request.sequences, request.completions
+    return [
+        [(s, s.num_tokens, s.num_computed_tokens, list(s.table.blocks)) for s in group] for group in groups
+    ]
 
 
 def make_preemption(policy: Callable[..., Any], costs: PreemptionCosts) -> Any:
@@ -101,7 +104,8 @@ class DecodingMethodContract(Watcher):
 
     1. `num_sequences` is at least 1, and never more sequences are alive.
     2. Every live sequence is asked for at least one candidate.
-    3. A branch continues a live sequence with one of the candidates of that very sequence.
+    3. A branch continues a live sequence with one of the candidates of that very sequence; the request
+       is left as it is, because the scheduler appends, forks and frees.
     4. A branch that reaches the request's `max_num_tokens` has a `finish_reason`.
     5. `rank` returns some of the request's completions, at least one, each once.
     """
@@ -119,9 +123,11 @@ class DecodingMethodContract(Watcher):
 
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
         """Rules 1, 3 and 4."""
-        live = list(request.sequences)
+        live, before = list(request.sequences), _state_of(request)
         offered_to = [s._replace(token_ids=list(s.token_ids), logprobs=list(s.logprobs)) for s in samples]
         branches = self._call("advance", request, offered_to)
+        told = f"advance({request.request_id}) changed its sequences, tokens or blocks; return branches"
+        self.require(_state_of(request) == before, told)
         told = f"advance({request.request_id}) returned {short(branches)}; give a list of Branch"
         self.require(isinstance(branches, list | tuple), told)
         self.require(all(isinstance(branch, Branch) for branch in branches), told)

@@ -36,6 +36,32 @@ class AllAreSampleZero(SamplingMethod):
         return [replace(branch, sample_index=None) for branch in super().advance(request, samples)]
 
 
+class FreesItsParents(SamplingMethod):
+    """Frees the sequences that its branches replace; the scheduler would keep them for one branch each."""
+
+    caught_by = "test_advance_leaves_the_samples_to_the_scheduler"
+
+    def advance(self, request, samples):
+        branches = super().advance(request, samples)
+        for branch in branches:
+            if branch.finish_reason is not None:
+                branch.parent.table.free()
+        return branches
+
+
+class FreesTheBeamsThatEnd(BeamSearch):
+    """Frees those beams that no branch continues."""
+
+    caught_by = "test_advance_leaves_the_beams_to_the_scheduler"
+
+    def advance(self, request, samples):
+        branches = super().advance(request, samples)
+        for sequence in request.sequences:
+            if not any(branch.parent is sequence for branch in branches):
+                sequence.table.free()
+        return branches
+
+
 class EachBeamKeepsOneChild(BeamSearch):
     """W greedy searches side by side."""
 
