@@ -11,9 +11,10 @@ The event loop never waits for a step, and only the thread touches the scheduler
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +22,7 @@ from typing import Any, Self
 from minipaged.conversations import Message
 from minipaged.decoding.params import DecodingParams
 from minipaged.engine import Engine, RequestError
-from minipaged.engine_thread import EngineThread, Reader
+from minipaged.engine_thread import EngineStoppedError, EngineThread, Reader
 from minipaged.llm import LLM
 from minipaged.outputs import RequestOutput
 from minipaged.prompts import Prompt, TokensPrompt, check_params, split_prompt
@@ -104,7 +105,8 @@ class AsyncLLM:
 
         Raises:
             ValueError: at the call: a prompt or a parameter that cannot work. (What depends on the number of
-                tokens of a text of more than 4,096 characters: at the first output.)
+                tokens of a text of more than 4,096 characters: at the first output.) A grammar that is new is
+                compiled at the call: some milliseconds, or half a second for one of 10,000 choices.
             QueueFullError: `max_waiting` requests wait.
             EngineStoppedError: after `shutdown`; also from an iterator that is still open then.
         """
@@ -129,9 +131,25 @@ class AsyncLLM:
         self._thread.submit(reader, request)
         return AsyncOutputs(self, reader)
 
-    async def abort(self, request_id: str) -> None:
-        """End a request; its iterator gets the text so far, with reason "abort". Unknown ids are ignored."""
-        self._thread.abort(request_id)
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End one request or several; each iterator gets the text so far, with reason "abort". Unknown ids
+        are ignored."""
+        for one in [request_id] if isinstance(request_id, str) else request_id:
+            self._thread.abort(one)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Between two steps, forget the prefixes that no running request uses. True: done.
+
+        Raises EngineStoppedError after `shutdown`.
+        """
+        is_done = threading.Event()
+        self.between_steps(self.engine.reset_prefix_cache)
+        self.between_steps(is_done.set)
+        while not is_done.is_set():
+            if (why := self.stopped) is not None:
+                raise EngineStoppedError(why)
+            await asyncio.sleep(0.01)
+        return True
 
     def shutdown(self) -> None:
         """End the thread after the current step, and the other ranks. Open iterators raise

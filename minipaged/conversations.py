@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -119,4 +120,24 @@ def _checked(message: Any) -> dict[str, Any]:
         raise RequestError(f"messages has {shortened(message)}; {SHAPE}")
     if wrong := lone_surrogate(message["role"] + content):
         raise RequestError(f"a message {wrong}")
-    return {**message, "content": content}
+    calls = message.get("tool_calls")
+    return {**message, "content": content} | ({"tool_calls": with_objects(calls)} if calls else {})
+
+
+def with_objects(calls: Any) -> list[dict[str, Any]]:
+    """Tool calls whose arguments are objects, as templates want them; OpenAI's are JSON in a string, and
+    some clients' an empty string if there are none. Raises RequestError."""
+    try:
+        functions = [call["function"] for call in calls]
+        return [
+            {**call, "function": {**function, "arguments": _read_json(function.get("arguments"))}}
+            for call, function in zip(calls, functions)
+        ]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise RequestError(
+            'tool_calls has a call whose arguments are no JSON; give {"function": {"arguments": JSON}}'
+        ) from error
+
+
+def _read_json(arguments: Any) -> Any:
+    return json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments

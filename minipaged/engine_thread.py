@@ -160,9 +160,10 @@ class EngineThread:
         self._inbox.put(action)
 
     def stop(self) -> bool:
-        """End the thread; open readers get an error. False: it goes on to the end of the step that called."""
+        """End the thread; open readers get an error. False: it goes on, to the end of the step that called, or
+        because this process is a fork."""
         if os.getpid() != self._pid:
-            return True
+            return False
         with self._lock:
             self._stopped = self._stopped or "the engine is shut down; build a new AsyncLLM"
         self._inbox.put(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,7 @@ class EngineTurns:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._holder: int | None = None  # the thread that has it
         self._left: deque[str] = deque()
@@ -27,8 +29,13 @@ class EngineTurns:
         """The engine, for this thread only.
 
         Raises:
-            RequestError: this thread has it already, and would wait for itself.
+            RequestError: this thread has it already, and would wait for itself; or the process is a fork, and
+                would wait for threads that it does not have.
         """
+        if os.getpid() != self._pid:
+            raise RequestError(
+                "this process is a fork of the one that built the LLM; build it after the fork"
+            )
         if self._holder == threading.get_ident():
             raise RequestError(
                 "this LLM is called from inside one of its own steps, by a logits processor or a hook, and "

@@ -54,7 +54,8 @@ def make_output(request: Request, prompt: str | None, rules: StopChecker | None)
         # (Of `best_of` samples the n best are numbered anew.)
         index = sequence.index if score is None and not request.is_finished else rank
         outputs.append(replace(_completion(sequence, text, rules), index=index, score=score))
-    return _request_output(request, prompt, outputs, _prompt_logprobs(request, rules))
+    prompt_token_ids = list(request.prompt_token_ids)
+    return _request_output(request, prompt, prompt_token_ids, outputs, _prompt_logprobs(request, rules))
 
 
 class OutputProgress:
@@ -77,6 +78,7 @@ class OutputProgress:
         self._sent: dict[int, tuple[int, bool]] = {}  # index -> tokens sent, and whether its end was
         self._whole: dict[int, CompletionOutput] = {}  # index -> all that was sent, if outputs are cumulative
         self._texts: dict[int, OutputText] = {}
+        self._prompt_token_ids = list(request.prompt_token_ids)  # (the reader may change it)
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     def next(self) -> RequestOutput | None:
@@ -93,7 +95,7 @@ class OutputProgress:
         if self._prompt_logprobs is None:
             self._prompt_logprobs = _prompt_logprobs(request, self._rules)
         outputs = deltas if self._kind == RequestOutputKind.DELTA else self._cumulative(deltas)
-        return _request_output(request, self._prompt, outputs, self._prompt_logprobs)
+        return _request_output(request, self._prompt, self._prompt_token_ids, outputs, self._prompt_logprobs)
 
     def _advance(self, sequence: Sequence) -> CompletionOutput | None:
         """What is new of a sequence; None: nothing."""
@@ -173,6 +175,7 @@ def _prompt_logprobs(request: Request, rules: StopChecker | None) -> list[dict[i
 def _request_output(
     request: Request,
     prompt: str | None,
+    prompt_token_ids: list[int],
     outputs: list[CompletionOutput],
     prompt_logprobs: list[dict[int, Logprob] | None] | None,
 ) -> RequestOutput:
@@ -180,7 +183,7 @@ def _request_output(
     return RequestOutput(
         request.request_id,
         prompt,
-        request.prompt_token_ids,
+        prompt_token_ids,
         outputs,
         request.is_finished,
         request.num_cached_tokens,

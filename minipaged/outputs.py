@@ -75,7 +75,7 @@ class CompletionOutput:
         token_ids: the generated tokens, a final EOS or stop token included.
         cumulative_logprob: sum of their log-probabilities.
         finish_reason: "stop", "length", "abort" or "error"; None while it is being generated.
-        logprobs: per token {token id: Logprob}, if asked for.
+        logprobs: per token {token id: Logprob}, if asked for: the token itself, then the likeliest.
         score: what beam search ranks by; None for samples.
         stop_reason: the stop string or the id of the stop token that ended it, else None.
     """
@@ -101,7 +101,7 @@ class RequestOutput:
         outputs: the completions, in the order the decoding method ranks them.
         finished: whether nothing more will come.
         num_cached_tokens: prompt tokens that the prefix cache had.
-        prompt_logprobs: per prompt token {token id: Logprob} (None for the first), if asked for.
+        prompt_logprobs: per prompt token (None for the first) the same, if asked for.
         error: why it failed (finish reason "error"); None if it did not.
         metrics: its times.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
@@ -25,17 +25,26 @@ class _Count(ProgressColumn):
         return Text("" if task.total is None else f"{task.completed:.0f}/{task.total:.0f}")
 
 
+def _is_terminal(stream: Any) -> bool:
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # there is none, or it is closed, or a class of the user's own
+        return False
+
+
 @contextmanager
 def progress_bar(text: str, total: int | None = None, enabled: bool = True) -> Iterator[Advance]:
     """Show a bar while the block runs, and erase it. Without a total it only moves.
 
     Nothing is shown where standard error is no terminal, whatever the environment says of colours.
     """
+    if not (enabled and _is_terminal(sys.stderr)):
+        yield lambda done, total=None: None
+        return
     columns = TextColumn("{task.description}"), BarColumn(bar_width=None), _Count(), TimeElapsedColumn()
     with Progress(
         *columns,
         console=Console(stderr=True),
-        disable=not (enabled and sys.stderr.isatty()),
         transient=True,
         redirect_stdout=False,
     ) as bar:

@@ -7,6 +7,7 @@ from, and `failure` says why the request ends.
 from __future__ import annotations
 
 import inspect
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -32,9 +33,9 @@ def process(sequence: Sequence, logits: torch.Tensor) -> torch.Tensor:
             edited = processor(*told, edited)
             wrong = _what_is_wrong(edited, logits)
             edited = edited if wrong else edited.to(logits)
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:  # the user's code: even SystemExit ends no other request
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C, which no other thread gets
             wrong = f"raised {_in_one_line(error)}"
         if wrong is not None:
             name = getattr(processor, "__name__", type(processor).__name__)

@@ -189,7 +189,7 @@ def _on_host(tokens: torch.Tensor, logprobs: torch.Tensor) -> tuple[list[int], l
 def _report(
     logits: torch.Tensor, total: torch.Tensor, rows: list[int], tokens: torch.Tensor, counts: list[int]
 ) -> list[TopLogprobs]:
-    """For tokens[i] of row rows[i]: the counts[i] likeliest tokens of that row, and the token itself.
+    """For tokens[i] of row rows[i]: the token itself, then the counts[i] likeliest others of that row.
 
     The likeliest token has rank 1. Of equally likely ones those that are reported for being so come first.
     """
@@ -202,8 +202,8 @@ def _report(
     reports = []
     for count, (*found, token, value, num_before) in zip(counts, table.tolist()):  # (as in `_on_host`)
         ids, values = found[: len(found) // 2], found[len(found) // 2 :]
-        report = {int(ids[i]): (values[i], i + 1) for i in range(count)}
-        report.setdefault(int(token), (value, max(count, int(num_before)) + 1))
+        report: TopLogprobs = {int(token): (value, max(count, int(num_before)) + 1)}
+        report |= {int(ids[i]): (values[i], i + 1) for i in range(count)}
         reports.append(report)
     return reports
 

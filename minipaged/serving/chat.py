@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from minipaged.conversations import with_objects
 from minipaged.outputs import CompletionOutput, RequestOutput
+from minipaged.prompts import RequestError
 from minipaged.serving.body_params import chat_logprobs, read_params
 from minipaged.serving.errors import ApiError, api_error
 from minipaged.serving.forced_calls import tools_of
@@ -59,24 +60,13 @@ def plain_message(message: Message, place: str, parts: str = "content") -> dict[
         for i, part in enumerate(message.content):
             _check_part(part, f"{place}.{parts}.{i}")
     if calls := values.get("tool_calls"):
-        values["tool_calls"] = _with_objects(calls, f"{place}.tool_calls")
+        try:
+            values["tool_calls"] = with_objects(calls)
+        except RequestError as error:
+            raise ApiError(400, f"{place}.{error}", f"{place}.tool_calls") from error
     if message.role == "developer":
         values["role"] = "system"
     return {"content": None, **values}
-
-
-def _with_objects(calls: Any, name: str) -> list[dict[str, Any]]:
-    """Tool calls whose arguments are objects, as templates want them; OpenAI's are JSON in a string, and
-    some clients' an empty string if there are none."""
-    try:
-        functions = [call["function"] for call in calls]
-        return [
-            {**call, "function": {**function, "arguments": json.loads(function["arguments"] or "{}")}}
-            for call, function in zip(calls, functions)
-        ]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        message = f'{name} has a call whose arguments are no JSON; give {{"function": {{"arguments": JSON}}}}'
-        raise ApiError(400, message, name) from error
 
 
 def _check_part(part: dict[str, Any], name: str) -> None:

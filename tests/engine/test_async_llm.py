@@ -296,6 +296,54 @@ def test_a_request_aborted_by_its_id_ends_with_what_there_is():
     asyncio.run(main())
 
 
+def test_several_requests_are_aborted_by_their_ids():
+    """Catches a list of ids that is looked for as one id."""
+
+    async def main():
+        with toy() as llm:
+            streams = [llm.generate(PROMPT, LONG, request_id=name) for name in "abc"]
+            await llm.abort(name for name in "ab")
+            ends = [(await read(outputs))[-1].outputs[0].finish_reason for outputs in streams]
+            assert ends == ["abort", "abort", "length"]
+
+    asyncio.run(main())
+
+
+def test_an_output_that_its_reader_changes_is_no_part_of_the_request():
+    """Catches the request's own list of prompt tokens: extended, it hides generated tokens."""
+
+    async def main():
+        with toy() as llm:
+            expected = (await read(llm.generate(PROMPT, LONG)))[-1].outputs[0].token_ids
+            last = None
+            async for output in llm.generate(PROMPT, LONG):
+                output.prompt_token_ids.extend(output.outputs[0].token_ids)
+                last = output
+            assert last.outputs[0].token_ids == expected
+            assert last.outputs[0].finish_reason == "length"
+
+    asyncio.run(main())
+
+
+def test_prefixes_are_forgotten_between_two_steps():
+    """Catches vLLM's method missing, and a cache that is cleared while a step uses it."""
+
+    async def main():
+        with toy() as llm:
+            prompt = {"prompt_token_ids": list(range(1, 30))}
+            short = SamplingParams(temperature=0, max_tokens=2)
+            await read(llm.generate(prompt, short))
+            assert (await read(llm.generate(prompt, short)))[-1].num_cached_tokens > 0
+            assert await llm.reset_prefix_cache()
+            assert (await read(llm.generate(prompt, short)))[-1].num_cached_tokens == 0
+
+    asyncio.run(main())
+    with toy() as llm:
+        llm.shutdown()
+        with pytest.raises(EngineStoppedError):
+            asyncio.run(llm.reset_prefix_cache())
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_abort_ends_a_long_prompt_like_a_short_one(begun):
     """Catches an error in place of the output, as the prompt is not tokenized yet."""
@@ -599,6 +647,23 @@ def test_after_shutdown_nobody_waits():
         with pytest.raises(EngineStoppedError, match="shut down"):
             llm.generate(PROMPT, LONG)
         assert llm.engine.scheduler.kv.num_used == 0
+
+    asyncio.run(main())
+
+
+def test_a_processor_that_raises_what_ctrl_c_does_fails_its_request_alone():
+    """Catches a KeyboardInterrupt that ends the engine's thread, which no signal reaches."""
+
+    def interrupted(generated, logits):
+        raise KeyboardInterrupt("of its own")
+
+    async def main():
+        async with AsyncLLM(disable_log_stats=True, num_blocks=64, max_model_len=128) as llm:
+            wrong = SamplingParams(max_tokens=5, logits_processors=[interrupted])
+            streams = [llm.generate("The sun", params) for params in (wrong, LONG.clone(max_tokens=5))]
+            ends = [(await read(outputs))[-1] for outputs in streams]
+            assert "raised KeyboardInterrupt" in ends[0].error
+            assert ends[1].outputs[0].finish_reason == "length"
 
     asyncio.run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import signal
 import threading
@@ -47,6 +48,27 @@ def test_two_streams_read_in_turn_are_both_complete(llm, texts):
             else:
                 pieces[i].append(piece)
     assert ["".join(parts) for parts in pieces] == texts[:2]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_is_told_to_build_its_own(llm):
+    """Catches a child that waits forever for threads which only its parent has."""
+    told, say = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            llm.generate(PROMPTS[0], PARAMS)
+        except BaseException as error:
+            os.write(say, f"{type(error).__name__}: {error}".encode())
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert os.read(told, 1000).startswith(
+        b"RequestError: this process is a fork of the one that built the LLM"
+    )
+    os.close(told)
+    os.close(say)
 
 
 def test_threads_may_call_generate_at_the_same_time(llm, texts):

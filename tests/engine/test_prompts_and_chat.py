@@ -193,6 +193,19 @@ def test_a_message_may_come_in_parts_or_with_tool_calls(llm):
     assert prompt["prompt"] == "user:Tell me a story.:0;assistant::1;"
 
 
+@pytest.mark.parametrize("arguments", ['{"city": "Rome"}', {"city": "Rome"}])
+def test_the_arguments_of_a_call_reach_the_template_as_an_object(llm, arguments):
+    """Catches OpenAI's form, JSON in a string, that a template writes into another string."""
+    call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    template = "{{ messages[1].tool_calls[0].function.arguments | tojson }}"
+    assert llm.chat_prompt(messages, chat_template=template)["prompt"] == '{"city": "Rome"}'
+    assert call["function"]["arguments"] == arguments  # the caller's own is left alone
+    without = {"function": {"name": "weather", "arguments": ""}}  # (some clients write no arguments so)
+    messages[1] = {"role": "assistant", "tool_calls": [without]}
+    assert llm.chat_prompt(messages, chat_template=template)["prompt"] == "{}"
+
+
 def test_the_template_may_be_another_and_gets_tools_and_variables(llm):
     """Catches arguments that never reach the template."""
 
@@ -234,6 +247,8 @@ def test_a_final_message_is_continued_where_it_stops(llm):
         ([{"role": "user", "content": None}], {}, "'content': None"),
         ([{"role": "user", "content": []}], {}, "'content': []"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], {}, "give parts"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], {}, "are no JSON"),
+        ([{"role": "assistant", "tool_calls": ["f"]}], {}, "tool_calls has a call"),
         ([[]], {}, "messages is []"),
         ([HELLO, "hi"], {}, "messages is 'hi'"),
         (HELLO, {"tools": "x"}, "tools is 'x'"),

@@ -15,12 +15,14 @@ import textwrap
 import time
 from contextlib import redirect_stdout
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 
 from minipaged import LLM, __version__
 from minipaged.cli import generate as generate_module
 from minipaged.cli.simulation import print_reports
+from minipaged.progress import progress_bar
 from minipaged.simulation.serving import Report
 from tests.engine.test_cli import call
 
@@ -186,6 +188,18 @@ BAR = """
             time.sleep(0.2)
             advance(sheep + 1)
 """
+
+
+@pytest.mark.parametrize("kind", ["none", "own", "closed"])
+def test_without_a_standard_error_of_the_usual_kind_there_is_no_bar(kind, monkeypatch):
+    """Catches `generate` that fails under pythonw, or where standard error goes to a logger."""
+    closed = io.StringIO()
+    closed.close()
+    own = SimpleNamespace(write=len, flush=lambda: None)
+    monkeypatch.setattr("sys.stderr", {"none": None, "own": own, "closed": closed}[kind])
+    with progress_bar("counting sheep", 3) as advance:
+        advance(1)
+        advance(2, 4)
 
 
 @pytest.mark.parametrize("columns", [40, 80])
