@@ -29,7 +29,7 @@ from minipaged.prompts import Prompt, TokensPrompt, check_params, split_prompt
 from minipaged.scheduling import Request
 
 LONG_TEXT = 4096
-"""Characters of a prompt above which it is tokenized in another thread: some milliseconds."""
+"""Prompts of more characters are tokenized in another thread, because that takes milliseconds."""
 
 
 class AsyncLLM:

@@ -29,7 +29,7 @@ class ConfigError(ValueError):
 
 
 MOST = 2**63 - 1
-"""Of whatever is counted, bytes too: what a 64-bit integer holds."""
+"""The largest count or number of bytes: a 64-bit integer holds no more."""
 
 
 def _option(default: Any, help: str) -> Any:

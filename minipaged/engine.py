@@ -41,8 +41,8 @@ class Engine:
         clock: seconds; read for metrics only.
         scheduler: replaces the one that config and components describe.
 
-    Step hooks are called with (plan) before it is executed: `on_planned`; and with (plan, result, touched
-    requests) after its commit: `on_committed`.
+    Step hooks: those in `on_planned` are called with (plan) before it is executed, those in `on_committed`
+    with (plan, result, touched requests) after its commit.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class Engine:
         self, request_id: str, prompt_token_ids: Sequence[int], params: DecodingParams, cache_salt: str = ""
     ) -> Request:
         """Validate and build a request without queueing it; see `add_request`. Any thread may call."""
-        prompt_token_ids = check_token_ids(prompt_token_ids, vocab_size := self.executor.vocab_size)
-        check_params(params).check_vocabulary(vocab_size)
+        prompt_token_ids = check_token_ids(prompt_token_ids, self.executor.vocab_size)
+        check_params(params).check_vocabulary(self.executor.vocab_size)
         stop = StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
         method = self.components.decoding_method(params, stop)
         if params.prompt_logprobs is not None:
@@ -124,7 +124,7 @@ class Engine:
     def abort(self, request_id: str, error: str | None = None) -> None:
         """End a request now, as failed if there is an `error`; unknown and finished ones are ignored."""
         request = self._requests.get(request_id)
-        if request is not None:
+        if request is not None and not request.is_finished:
             with DeferredInterrupts():
                 self._now = self.clock()
                 request.error = error

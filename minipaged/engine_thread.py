@@ -160,8 +160,8 @@ class EngineThread:
         self._inbox.put(action)
 
     def stop(self) -> bool:
-        """End the thread; open readers get an error. False: it goes on, to the end of the step that called, or
-        because this process is a fork."""
+        """End the thread; open readers get an error. False: it goes on, to the end of the step that called,
+        or because this process is a fork."""
         if os.getpid() != self._pid:
             return False
         with self._lock:

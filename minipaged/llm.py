@@ -82,7 +82,7 @@ class LLM:
         if isinstance(tokenizer, str | Path):
             from minipaged.execution import loading
 
-            # (It is not the model's own, so `revision` says nothing of it.)
+            # (It is not the model's own, so `revision` does not apply to it.)
             own = replace(self.config, revision=None)
             tokenizer = loading.load_tokenizer(str(tokenizer), own, must_exist=True)
         elif tokenizer is not None and not hasattr(tokenizer, "get_vocab"):
@@ -198,12 +198,10 @@ class LLM:
                 is_last = request.is_finished  # (read before the tokens: others may step meanwhile)
                 # (In this order: a commit fills `completions` before it empties `sequences`.)
                 sequence = (request.sequences or request.completions)[0]
-                for token_id in sequence.output_token_ids[text.num_tokens :]:
-                    text = text.after(token_id)
-                    if text.delta:
-                        yield text.delta
-                    if text.stopped:
-                        break
+                new = sequence.token_ids[sequence.num_prompt_tokens + text.num_tokens :]
+                text, certain = text.after_all(new)
+                if certain:
+                    yield certain
                 if not is_last:
                     self._step()
             if request.error is not None:

@@ -18,8 +18,8 @@ from minipaged.scheduling import FCFSScheduler, Request, StepPlan
 
 logger = logging.getLogger(__name__)
 
-ALL_OF = 64  # steps of which each looks at the tables, which costs time in every sequence
-SAMPLE_EVERY = 7  # from then on one in so many; odd, so that it does not always meet the same fill of a block
+ALL_OF = 64  # the first steps, each of which looks at all tables (costly with many sequences)
+SAMPLE_EVERY = 7  # after those, every 7th; odd, so that it does not always meet the same fill of a block
 KEEP = 65_536  # latencies that are kept for quantiles
 
 

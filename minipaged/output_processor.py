@@ -61,8 +61,8 @@ def make_output(request: Request, prompt: str | None, rules: StopChecker | None)
 class OutputProgress:
     """The outputs of a running request, one after each step that gives it tokens.
 
-    Texts grow as `LLM.stream` yields them: never half a character, never a part of a stop string. With the
-    tokens of a step, not of the whole text, is the work done.
+    Texts grow as `LLM.stream` yields them: never half a character, never a part of a stop string. The work of
+    a step depends on its new tokens, not on the length of the text.
 
     Args:
         request: not finished yet.
@@ -117,14 +117,9 @@ class OutputProgress:
         if self._rules is None:
             return ""
         text = self._texts.get(sequence.index) or self._rules.begin_text(self._request.prompt_token_ids)
-        pieces = []
-        for token_id in sequence.token_ids[sequence.num_prompt_tokens + text.num_tokens :]:
-            text = text.after(token_id)
-            pieces.append(text.delta)
-            if text.stopped:
-                break
+        text, certain = text.after_all(sequence.token_ids[sequence.num_prompt_tokens + text.num_tokens :])
         self._texts[sequence.index] = text
-        return "".join(pieces) + (text.rest() if sequence.finish_reason is not None else "")
+        return certain + (text.rest() if sequence.finish_reason is not None else "")
 
 
 def _joined(sent: CompletionOutput, new: CompletionOutput) -> CompletionOutput:

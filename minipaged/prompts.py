@@ -30,7 +30,7 @@ Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
 """Token ids may also be a NumPy array or a torch tensor with one dimension."""
 
 KEYS = ("prompt", "prompt_token_ids", "cache_salt")
-"""Of a prompt that is a mapping."""
+"""Keys of a prompt that is a mapping."""
 
 TAKEN = 'give a string, a list of token ids, {"prompt": TEXT} or {"prompt_token_ids": [...]}'
 

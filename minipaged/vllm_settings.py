@@ -84,7 +84,7 @@ ANY = _names(
 ANY_OF = tuple(
     _names("data_parallel_ dbo_ dcp_ enable_mamba_ kda_ mamba_ mm_ numa_ offload_ safetensors_ sleep_ video_")
 )
-"""How more of these begin."""
+"""Prefixes of more such settings."""
 
 RENAMED = {"num_gpu_blocks_override": "num_blocks", "kv_cache_memory_bytes": "kv_cache_memory"}
 

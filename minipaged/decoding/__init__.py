@@ -5,7 +5,7 @@ from minipaged.decoding.checks import ParamsError
 from minipaged.decoding.detokenizer import Detokenizer
 from minipaged.decoding.methods import SamplingMethod
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
-from minipaged.decoding.stopping import OutputText, StopChecker, final_text, stream_text
+from minipaged.decoding.stopping import OutputText, StopChecker, final_text
 
 __all__ = [
     "BeamSearch",
@@ -18,5 +18,4 @@ __all__ = [
     "SamplingParams",
     "StopChecker",
     "final_text",
-    "stream_text",
 ]

@@ -1,10 +1,10 @@
 """Beam search inside the engine: a step's candidates become forks, appends and frees.
 
-    live beams           candidates (best first)         answer
-    A  -1.0  --+-->      A+x  -1.2                       live: A+x, B+y   (in beam order)
-    B  -1.3  --+         A+EOS -1.4  ends                finished: A+EOS, if its score is among the best W
-               |         B+y  -1.5
-               |         A+z  -1.9                       C has no branch left: its blocks are freed
+    live beams           candidates (best first)         answer (W = 2, the best first)
+    A  -1.0  --+-->      A+x  -1.2                       live: A+x, A+y
+    B  -1.9  --+         A+EOS -1.4  ends                finished: A+EOS, if its score is among the best W
+               |         A+y  -1.5
+               |         B+z  -2.0                       B has no branch left: its blocks are freed
 
 The scheduler forks A for every branch beyond its first (paper, Fig. 9). The semantics are those of
 transformers' `generate(num_beams=W)` (5.23, `_beam_search`), which the tests use as the oracle.
@@ -50,10 +50,10 @@ class BeamSearch:
             if len(live) == width:
                 break
             parent, total = request.sequences[beam], -negative_total
-            reason, reports = self.stop.check(parent, token_id), samples[beam].top_logprobs
-            report = None if reports is None else reports[number]
-            branch = Branch(parent, token_id, logprob, reason, None, report)
-            if branch.finish_reason is None:
+            reason, top_logprobs = self.stop.check(parent, token_id), samples[beam].top_logprobs
+            top = None if top_logprobs is None else top_logprobs[number]
+            branch = Branch(parent, token_id, logprob, reason, None, top)
+            if reason is None:
                 live.append(branch)
             # The candidates past the first W are there to replace the ends among these, not to end.
             elif place < width and self.enters(best_scores, self.normalized(total, num_generated_tokens)):

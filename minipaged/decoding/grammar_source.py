@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 MOST_BYTES = 1 << 18
-"""Of a source: half of `STACK` is enough for any chain of references in it."""
+"""The most bytes of a source: half of `STACK` is enough for any chain of references in it."""
 
 STACK = 1 << 29
 """Bytes of address space; memory is taken only as it is used."""

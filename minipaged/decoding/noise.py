@@ -12,6 +12,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from minipaged.decoding.logits import on_device
+
 _MASK = (1 << 64) - 1
 
 
@@ -33,10 +35,7 @@ def gumbel_noise(keys: list[int], vocab_size: int, device: torch.device) -> torc
 
     Integer arithmetic only until the last step, so the same bits on every device.
     """
-    words = torch.from_numpy(np.array(keys, np.uint64).view(np.int32))
-    if device.type == "cuda":
-        words = words.pin_memory()  # the host waits for no copy from there
-    words = words.to(device, non_blocking=device.type == "cuda")
+    words = on_device(np.array(keys, np.uint64).view(np.int32), device)
     first, second = words.view(-1, 2, 1).unbind(1)  # of each key the low and the high half
     tokens = torch.arange(vocab_size, dtype=torch.int32, device=device) * -1640531527  # 2**32 / golden ratio
     bits = _scatter(tokens ^ first).add_(second)

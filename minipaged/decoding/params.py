@@ -23,7 +23,7 @@ GREEDY_BELOW = 1e-5
 """A temperature below this is greedy decoding: dividing by less would overflow float32."""
 
 MOST_SAMPLES = 16384
-"""Of one prompt, as in vLLM: each is an object of its own before the first token is computed."""
+"""The most samples of one prompt, as in vLLM: each is an object before the first token is computed."""
 
 
 LogitsProcessor = Callable[..., Any]
@@ -89,7 +89,7 @@ class SamplingParams:
         skip_special_tokens: leave tokens like EOS out of the text.
         spaces_between_special_tokens: accepted for vLLM's scripts; today's tokenizers never add such spaces.
         output_kind: what each output of `AsyncLLM.generate` contains; other methods return everything at the
-            end.
+            end. With `best_of` above n, CUMULATIVE becomes FINAL_ONLY: until then the n best are not known.
         structured_outputs: what the text must follow. With ignore_eos, EOS is generated (and ends the text)
             only where nothing else may follow.
 
@@ -169,6 +169,8 @@ class SamplingParams:
                 f"output_kind is DELTA with best_of {self.best_of}, but the best {self.n} are known only at "
                 "the end; use FINAL_ONLY"
             )
+        if self.output_kind == RequestOutputKind.CUMULATIVE and self.num_samples > self.n:
+            _set(self, "output_kind", RequestOutputKind.FINAL_ONLY)
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             check.refuse("structured_outputs", self.structured_outputs, "StructuredOutputsParams(...)")
         _common(self)

@@ -1,7 +1,7 @@
 """Logits -> candidate tokens, for a batch in which every request has its own settings.
 
 A greedy row takes its largest logit, a random row its largest logit + Gumbel noise, a beam row its best
-log-probabilities (paper, section 5.2: the decoding methods differ only in what they take from a step).
+log-probabilities: the decoding methods differ only in what they take from a step.
 A row's result depends only on its own logits, settings, seed and tokens. Log-probabilities are those of the
 model's own distribution, before masks, penalties and temperature; those that beams are compared by have
 forbidden tokens at -inf, and follow the beams' temperature.
@@ -24,7 +24,8 @@ from minipaged.scheduling import Sample, ScheduledSequence
 from minipaged.scheduling.request import TopLogprobs
 
 DRAW_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 24}
-"""Logits that are filtered and get noise at a time. 4 MB a tensor: a CPU's cache; 64 MB: most steps whole."""
+"""The most logits that are filtered, or get noise, at once: 4 MB a tensor on a CPU (its cache), 64 MB on a
+GPU (most steps as a whole)."""
 
 
 class Sampler:
@@ -94,8 +95,11 @@ class Sampler:
             stream = sequence.index + (mix(mix(self.seed) + request.arrival) if seed is None else seed)
             owners += [owner] * num_candidates
             keys += [noise_key(stream + i, sequence.num_generated_tokens) for i in range(num_candidates)]
-        noise = gumbel_noise(keys, logits.shape[1], logits.device)
-        return noise.add_(_take(filtered, owners)).argmax(-1)
+        picks, size = [], rows_at_a_time(logits)  # (a row may want hundreds of samples)
+        for start in range(0, len(keys), size):
+            noise = gumbel_noise(keys[start : start + size], logits.shape[1], logits.device)
+            picks.append(noise.add_(_take(filtered, owners[start : start + size])).argmax(-1))
+        return torch.cat(picks)
 
 
 def rows_at_a_time(logits: torch.Tensor) -> int:
@@ -118,7 +122,7 @@ def find_errors(
     """Request id -> why one of its rows has no valid token; None if all have one."""
     errors = {}
     for row, (sample, (sequence, *_)) in enumerate(zip(samples, scheduled)):
-        if sample.logprobs[0] != sample.logprobs[0]:  # NaN
+        if math.isnan(sample.logprobs[0]):
             is_finite = logits[row].isfinite().any()
             errors[sequence.request.request_id] = failure(sequence) or (
                 _why_forbidden(sequence.request.params)
@@ -191,7 +195,7 @@ def _report(
 ) -> list[TopLogprobs]:
     """For tokens[i] of row rows[i]: the token itself, then the counts[i] likeliest others of that row.
 
-    The likeliest token has rank 1. Of equally likely ones those that are reported for being so come first.
+    The likeliest token has rank 1. Among equally likely tokens, the reported ones come first.
     """
     logprobs = _take(logits, rows) - _take(total, rows)[:, None]
     counts = [logits.shape[1] if count == -1 else count for count in counts]

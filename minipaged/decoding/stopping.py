@@ -11,7 +11,7 @@ held back until the next tokens decide:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Reversible
+from collections.abc import Collection, Iterable, Reversible
 from typing import cast
 
 from minipaged.decoding.checks import ParamsError
@@ -61,7 +61,7 @@ class StopChecker:
         if self.stop:
             ends = self.text(sequence).after(token_id).stopped
         else:
-            # (First the question that hardly any token passes: the others are not numbered.)
+            # (Membership first: it fails for nearly every token, whose number is then not needed.)
             ends = token_id in self.end_ids and self.is_end_token(token_id, sequence.num_generated_tokens + 1)
         if ends:
             return "stop"
@@ -104,8 +104,7 @@ class StopChecker:
     def text(self, sequence: Sequence) -> OutputText:
         """The text of a sequence so far (remembered at the sequence)."""
         text = sequence.text_state or self.begin_text(sequence.request.prompt_token_ids)
-        for token_id in sequence.token_ids[sequence.num_prompt_tokens + text.num_tokens :]:
-            text = text.after(token_id)
+        text, _ = text.after_all(sequence.token_ids[sequence.num_prompt_tokens + text.num_tokens :])
         sequence.text_state = text
         return text
 
@@ -130,6 +129,16 @@ class OutputText:
         if token_id not in self._after:
             self._after[token_id] = self._make_after(token_id)
         return self._after[token_id]
+
+    def after_all(self, token_ids: Iterable[int]) -> tuple[OutputText, str]:
+        """The text with more tokens, and what they made certain."""
+        text, pieces = self, []
+        for token_id in token_ids:
+            text = text.after(token_id)
+            pieces.append(text.delta)
+            if text.stopped:
+                break
+        return text, "".join(pieces)
 
     def rest(self) -> str:
         """The text that is held back, when no token follows."""
@@ -169,22 +178,10 @@ class OutputText:
         return text
 
 
-def stream_text(
-    rules: StopChecker, token_ids: Iterable[int], prompt_token_ids: Reversible[int] = ()
-) -> Iterator[str]:
-    """Text pieces of a sequence, as its tokens come; they join to `final_text`."""
-    text = rules.begin_text(prompt_token_ids)
-    for token_id in token_ids:
-        text = text.after(token_id)
-        if text.delta:
-            yield text.delta
-    if rest := text.rest():
-        yield rest
-
-
 def final_text(rules: StopChecker, token_ids: list[int], prompt_token_ids: Reversible[int] = ()) -> str:
     """The text of all generated tokens."""
     if rules.stop or not token_ids:
-        return "".join(stream_text(rules, token_ids, prompt_token_ids))
+        text, certain = rules.begin_text(prompt_token_ids).after_all(token_ids)
+        return certain + text.rest()
     cut = not rules.include_stop and rules.is_end_token(token_ids[-1], len(token_ids))
     return rules.detokenizer.decode_after(prompt_token_ids, token_ids[:-1] if cut else token_ids)

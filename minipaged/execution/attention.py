@@ -152,8 +152,7 @@ class PagedContext:
             if spec.chunk_size not in self._split:
                 self._split[spec.chunk_size] = split_at_chunks(metadata, spec.chunk_size, key_cache)
             metadata = self._split[spec.chunk_size]
-        pools = key_cache, value_cache
-        output = self.backend.paged_attention(query, *pools, metadata, **parameters._asdict())
+        output = self.backend.paged_attention(query, key_cache, value_cache, metadata, **parameters._asdict())
         self.end_stage("attention")
         return output
 

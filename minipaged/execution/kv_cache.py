@@ -2,7 +2,7 @@
 
 A block id refers to one block in *every* layer's key pool and value pool. Layers may differ in shape, and so
 may keys and values. The host pools, the same shapes in host memory, are allocated at the first swap.
-Paper: sections 4.1 (the pool is reserved at the start), 4.2, 4.3 (copy-on-write), 4.5 (swapping), 5.1.
+Paper: sections 4.2 (the pool is reserved at the start), 4.4 (copy-on-write), 4.5 (swapping), 5.1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution.attention import LayerPools, LayerSpec
-from minipaged.execution.transfer import ALIGNMENT
+from minipaged.execution.transfer import room
 from minipaged.kernels.dispatch import Backend
 from minipaged.kernels.layout import cache_shape
 from minipaged.memory import BlockCopy
@@ -77,11 +77,11 @@ class KVCache:
     def _make_host_pools(self) -> list[Tensor]:
         """Views of one buffer: each allocation of pinned memory is rounded up to a power of two."""
         sizes = [self._num_host_blocks * pool[0].nbytes for pool in self._device_pools]
-        rooms = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+        rooms = list(map(room, sizes))
         buffer = torch.empty(sum(rooms), dtype=torch.uint8, pin_memory=self._is_cuda)
         return [
-            room[:size].view(pool.dtype).view(-1, *pool.shape[1:])
-            for room, size, pool in zip(buffer.split(rooms), sizes, self._device_pools)
+            part[:size].view(pool.dtype).view(-1, *pool.shape[1:])
+            for part, size, pool in zip(buffer.split(rooms), sizes, self._device_pools)
         ]
 
     @contextmanager

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOGPROB_ROWS = 128
+"""Rows whose log-probabilities are computed at once, in float32."""
 
 TokenSampler = Callable[[Tensor, list[ScheduledSequence]], list[Sample]]
 """Logits [R, V] of R sampling sequences -> one sample for each."""
@@ -244,9 +245,10 @@ class ModelRunner:
         longest = min(self.max_model_len, self.num_blocks * self.block_size, *chunk_sizes)
         num_rows = min(config.max_num_batched_tokens, config.max_num_seqs)
         capture = CUDAGraphCapture(device, num_rows)
-        me = proxy(self)  # in a circle the pools would outlive their last user
-        sizes = num_rows, longest, self.block_size
-        return CUDAGraphRunner(lambda batch: me.compute(batch), capture, *sizes, device)
+        me = proxy(self)  # (a reference cycle would keep the pools alive after their last user)
+        return CUDAGraphRunner(
+            lambda batch: me.compute(batch), capture, num_rows, longest, self.block_size, device
+        )
 
     def _available_bytes(self) -> int:
         """Bytes for the pool if the settings do not say: on a GPU, what the largest step leaves."""
@@ -297,7 +299,7 @@ class ModelRunner:
             token_ids = sequence.token_ids[position : position + num_tokens]
             wanted = sequence.request.params.prompt_logprobs
             found = []
-            for i in range(0, num_tokens, LOGPROB_ROWS):  # copies in float32 of so many rows at a time
+            for i in range(0, num_tokens, LOGPROB_ROWS):
                 count = min(LOGPROB_ROWS, num_tokens - i)
                 rows = logits[first + i : first + i + count]
                 found += prompt_logprobs(rows, token_ids[i : i + count], wanted)

@@ -8,7 +8,7 @@
     physical   7            1            3
 
 Blocks fill from left to right, so at most the last one is partly filled. Every decoding method needs only
-`append`, `fork` and `free`. A block that two tables hold is copied by the first to write to it
+`append`, `fork` and `free` (section 5.2). A block that two tables hold is copied by the first to write to it
 (copy-on-write); since only the last block is ever written, at most one block is copied.
 """
 

@@ -55,15 +55,15 @@ class KVManager:
     # -- admission ------------------------------------------------------------------------------
 
     def blocks_for_admission(self, num_tokens: int, max_num_tokens: int) -> int:
-        """Blocks without which a sequence of `num_tokens` tokens is never admitted, nothing cached."""
+        """The fewest blocks with which a sequence of `num_tokens` tokens is admitted if nothing is cached."""
         needed = self.num_blocks_of(num_tokens)
         return self.growth.at_admission(needed, max(needed, self.num_blocks_of(max_num_tokens)))[-1]
 
     def can_admit(self, sequences: Sequence[KVSequence], others_run: bool = True) -> Admission:
         """Whether the group, whose tables are empty, gets blocks for all its tokens.
 
-        While `others_run`, the watermark stays free and the growth policy is asked. If nothing else runs, the
-        minimum is enough, because waiting would not free anything.
+        While `others_run`, the watermark stays free. If nothing else runs, the bare minimum is tried last,
+        because waiting would not free anything.
         """
         hits = find_hits(sequences, self.prefix_cache, self.block_size)
         wishes = []

@@ -2,8 +2,8 @@
 
 Reserving prompt + max_tokens at admission is pessimistic: most requests end early, so the queue waits for
 memory that is never written. Growing while the request runs is optimistic: it admits more requests, but the
-pool may run out, which preemption then handles (text-generation-inference's "re-allocate pages dynamically"
-killed the request instead).
+pool may run out, which preemption then handles (text-generation-inference's unmerged change "re-allocate
+pages dynamically" ended the request instead).
 
 A policy returns block counts to try, the preferred one first. If not even the last is available, the request
 waits (admission) or a request is preempted (growth).
@@ -40,7 +40,7 @@ class OnDemand:
 
 
 class Chunked:
-    """Grants of `grant` blocks, then of the bare minimum (the dynamic-growth source: 16, then 1)."""
+    """Grants of `grant` blocks, then of the bare minimum (text-generation-inference's change: 16, then 1)."""
 
     def __init__(self, grant: int = 16) -> None:
         self.grant = grant

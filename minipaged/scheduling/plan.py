@@ -49,7 +49,7 @@ class StepPlan:
     finished: list[Request] = field(default_factory=list)  # ended while planning: aborted or outgrew the pool
     events: list[Event] = field(default_factory=list)  # what was decided, and why
     num_preempted: int = 0  # nobody is admitted or resumed in a step that preempts
-    has_failed: bool = False  # it is rolled back, or its roll-back failed, too
+    has_failed: bool = False  # its roll-back has begun (and has failed, if the plan is still in flight)
 
     @property
     def num_tokens(self) -> int:

@@ -14,7 +14,6 @@ out the time between tokens, a larger one shortens the time to the first.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Protocol
 
 from minipaged.scheduling.plan import StepPlan
@@ -25,9 +24,7 @@ class Phases(Protocol):
     """What a policy may call; each phase returns the tokens it spent of the budget. See `FCFSScheduler`."""
 
     max_num_batched_tokens: int
-    waiting: deque[Request]
     running: list[Request]
-    swapped: deque[Request]
 
     def plan_decodes(self, plan: StepPlan, budget: int) -> int: ...  # noqa: D102
 
@@ -49,7 +46,8 @@ class BatchPolicy(Protocol):
 
 
 class PrefillFirst:
-    """Never mixes prefills and decodes. A prompt beyond the budget takes several steps, alone."""
+    """Prefills and decodes take separate steps, except for a request that is recomputed while others are
+    swapped out. A prompt beyond the budget takes several steps, alone."""
 
     def fill(self, plan: StepPlan, scheduler: Phases) -> None:
         """Fill the plan of one step."""

@@ -117,9 +117,9 @@ class FCFSScheduler:
         row = 0
         for request in plan.sampling:
             first, row = row, row + len(request.sequences)
-            request.error = errors.get(request.request_id) if errors else None
             samples = result.samples[first:row]
-            decisions.append(None if request.error else request.method.advance(request, samples))
+            failed = request.request_id in errors
+            decisions.append(None if failed else request.method.advance(request, samples))
         self.in_flight = None
         try:
             self.kv.commit_registered()
@@ -129,6 +129,7 @@ class FCFSScheduler:
                 sequence.num_computed_tokens = start + num_tokens
             for request, branches in zip(plan.sampling, decisions):
                 if branches is None:
+                    request.error = errors[request.request_id]
                     self.end(request, "error")
                 else:
                     self.num_generated_tokens += len(branches)

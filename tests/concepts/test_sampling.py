@@ -16,7 +16,7 @@ from transformers.generation import logits_process as hf
 from minipaged.decoding import BeamSearchParams, SamplingParams
 from minipaged.decoding.logits import edit_logits, filter_logits
 from minipaged.decoding.noise import gumbel_noise, noise_key
-from minipaged.decoding.sampling import Sampler, prompt_logprobs, take_memory
+from minipaged.decoding.sampling import DRAW_ELEMENTS, Sampler, prompt_logprobs, take_memory
 from tests.concepts.decoding_driver import make_sequence, schedule
 
 VOCAB = 200
@@ -415,6 +415,24 @@ def test_sample_i_is_a_lone_sample_with_seed_plus_i():
     drawn = Sampler()(logits.expand(5, -1), [schedule(sequence) for sequence in later])
     assert [s.token_ids[0] for s in drawn] == draw(logits, [(10 + i, 1) for i in range(5)]).tolist()
     assert len(set(alone)) > 3
+
+
+def test_noise_is_drawn_for_a_few_samples_at_a_time(monkeypatch):
+    """Catches n = 256 of one prompt that takes noise for all of them at once: 375 MB with 128,000 tokens."""
+    logits = random_logits(2) / 10
+    scheduled = [schedule(make_sequence([1], params=SamplingParams(n=7, seed=seed)), 7) for seed in (1, 2)]
+    expected = Sampler()(logits, scheduled)
+    drawn = []
+
+    def counted(keys, *more):
+        drawn.append(len(keys))
+        return gumbel_noise(keys, *more)
+
+    monkeypatch.setattr("minipaged.decoding.sampling.gumbel_noise", counted)
+    monkeypatch.setitem(DRAW_ELEMENTS, "cpu", 3 * VOCAB)
+    assert Sampler()(logits, scheduled) == expected
+    assert max(drawn) <= 3
+    assert sum(drawn) == 14
 
 
 @pytest.mark.parametrize("seed", [-3, 0, 2**31, 2**63, 2**64 + 1, 10**30])

@@ -16,7 +16,6 @@ from minipaged.decoding import (
     SamplingParams,
     StopChecker,
     final_text,
-    stream_text,
 )
 from minipaged.scheduling import Sample
 from minipaged.scheduling.request import Branch
@@ -59,7 +58,11 @@ def check_run(text, eos=(0,), max_num_tokens=100, tokenizer=ABC, **options):
         sequence.append(Branch(sequence, token_id, 0.0, reason))
         if reason:
             break
-    stream = "|".join(stream_text(checker, sequence.output_token_ids))
+    text, pieces = checker.begin_text(()), []
+    for token_id in sequence.output_token_ids:
+        text, certain = text.after_all([token_id])
+        pieces.append(certain)
+    stream = "|".join(piece for piece in (*pieces, text.rest()) if piece)
     final = final_text(checker, sequence.output_token_ids)
     assert stream.replace("|", "") == final
     return sequence.num_generated_tokens, reason, stream

@@ -152,6 +152,19 @@ def test_cumulative_outputs_grow_and_deltas_join_to_the_whole():
     asyncio.run(main())
 
 
+def test_of_more_samples_than_are_returned_only_the_end_is_told():
+    """Catches running outputs with three completions of which two are dropped at the end."""
+
+    async def main():
+        with toy() as llm:
+            params = SamplingParams(n=1, best_of=3, max_tokens=8, seed=1)
+            (final,) = await read(llm.generate(PROMPT, params))
+            assert final.finished
+            assert len(final.outputs) == 1
+
+    asyncio.run(main())
+
+
 def test_a_reader_who_falls_behind_gets_the_newest_output_or_every_delta():
     """Catches a queue of outputs that grows with each step, and deltas that are lost."""
 

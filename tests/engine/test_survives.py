@@ -493,6 +493,27 @@ def test_an_executor_with_blocks_of_another_size_is_refused():
         Engine(toy_engine().executor, EngineConfig(block_size=8))
 
 
+def test_an_abort_from_a_step_hook_keeps_its_reason():
+    """Catches a reason that the commit forgets, so that the request ends as if somebody had left."""
+    engine = toy_engine()
+    request = engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0, max_tokens=20))
+    engine.step()
+    engine.on_planned.append(lambda plan: engine.abort("a", "too slow"))
+    engine.step()
+    assert (request.completions[0].finish_reason, request.error) == ("error", "too slow")
+
+
+def test_an_abort_of_what_has_just_failed_changes_nothing():
+    """Catches a hook that clears the reason of a request which the same step has ended."""
+    engine = toy_engine()
+    request = engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0, max_tokens=20))
+    execute = engine.executor.execute
+    engine.executor.execute = lambda plan: execute(plan)._replace(errors={"a": "not finite"})
+    engine.on_committed.append(lambda plan, result, touched: engine.abort("a"))
+    engine.step()
+    assert (request.completions[0].finish_reason, request.error) == ("error", "not finite")
+
+
 def test_an_abort_from_a_step_hook_leaves_ctrl_c_as_it_was():
     """Catches a Ctrl-C that nobody hears any more: blocks that hold it back were nested."""
     engine = tight_engine()
