@@ -307,7 +307,10 @@ class Viewer {
     }
     parts.chart = h("canvas", { className: "mpv-chart", role: "img" });
     parts.scrub = h("input", { type: "range", className: "mpv-scrub", min: 0, max: 0, value: 0, ariaLabel: "Step" });
-    parts.scrub.addEventListener("input", () => this.move(() => this.goTo(Number(parts.scrub.value))));
+    parts.scrub.addEventListener("input", () => {
+      const index = Number(parts.scrub.value);  // now: `move` draws the controls anew, this one too
+      this.move(() => this.goTo(index));
+    });
     parts.chart.addEventListener("pointerdown", (event) => this.scrubTo(event));
     parts.chart.addEventListener("pointermove", (event) => event.buttons && this.scrubTo(event));
     parts.chartKey = h("p", { className: "mpv-key" });
