@@ -3,9 +3,9 @@
     model(...)  ->  layer i: q, k, v  ->  paged_attention_hook  ->  forward context: write k, v; attend
 
 `prepare` makes a model call the hook instead of its own attention, without a mask. What the hook does depends
-on the forward context: a `ProbeContext` inspects the layers once, a `PagedContext` attends through the block
-tables. The context is a context variable because some models drop extra arguments of `forward`.
-Paper: section 5.1.
+on the forward context: a `ProbeContext` (`probe.py`) inspects the layers once, a `PagedContext` attends
+through the block tables. The context is a context variable because some models drop extra arguments of
+`forward`. Paper: section 5.1.
 """
 
 from __future__ import annotations
@@ -73,53 +73,6 @@ class ForwardContext(Protocol):
     ) -> Tensor:
         """Query [T, Hq, Dk], key [T, Hkv, Dk], value [T, Hkv, Dv] of one layer -> [T, Hq, Dv]."""
         ...
-
-
-class ProbeContext:
-    """Records a `LayerSpec` per layer and refuses what a `PagedContext` cannot compute."""
-
-    output_indices: Tensor | None = None
-
-    def __init__(self, text_config: Any) -> None:
-        self._config = text_config
-        self.specs: dict[int, LayerSpec] = {}
-
-    def attend(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, parameters: AttentionParameters
-    ) -> Tensor:
-        """Record the shapes; return zeros."""
-        layer = module.layer_idx
-        if layer in self.specs:
-            raise UnsupportedModelError(
-                f"layer {layer} attends twice in one pass, but has one place in the KV cache"
-            )
-        if not getattr(module, "is_causal", True):
-            raise UnsupportedModelError(f"layer {layer} also attends to later tokens (not a causal decoder)")
-        kind = self._kind_of(layer)
-        if kind not in ("full_attention", "sliding_attention", "chunked_attention"):
-            raise UnsupportedModelError(f"layer {layer} is of type {kind!r}")
-        window = parameters.sliding_window
-        if kind == "sliding_attention" and window is None:
-            raise UnsupportedModelError(f"layer {layer} does not say how long its sliding window is")
-        if window is not None and window < 1:
-            raise UnsupportedModelError(
-                f"layer {layer} has sliding_window {window}; give at least 1, or null"
-            )
-        chunk_size = self._config.attention_chunk_size if kind == "chunked_attention" else None
-        scaling = None
-        if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
-            scaling = QueryScaling(module.floor_scale, module.attn_scale)
-        self.specs[layer] = LayerSpec(
-            key.shape[1], key.shape[2], value.shape[2], key.dtype, key.device, chunk_size, scaling
-        )
-        return query.new_zeros(*query.shape[:2], value.shape[2])
-
-    def _kind_of(self, layer: int) -> str:
-        layer_types = getattr(self._config, "layer_types", None)
-        if layer_types is not None:
-            return layer_types[layer]
-        has_window = getattr(self._config, "sliding_window", None) is not None
-        return "sliding_attention" if has_window else "full_attention"
 
 
 @dataclass
@@ -248,3 +201,15 @@ def prepare(model: PreTrainedModel) -> None:
             raise UnsupportedModelError(f"its forward pass takes no {parameter}")
     AttentionInterface.register(NAME, paged_attention_hook)
     model.set_attn_implementation(NAME)
+
+
+def call_model(
+    model: PreTrainedModel, input_ids: Tensor, positions: Tensor | None, output_indices: Tensor
+) -> Tensor:
+    """Logits [1, R, V] of rows `output_indices` [R], inside `set_forward_context`.
+
+    input_ids, positions: [1, T] int64; without positions the model counts them itself.
+    """
+    return model(
+        input_ids=input_ids, position_ids=positions, use_cache=False, logits_to_keep=output_indices
+    ).logits

@@ -1,30 +1,24 @@
-"""The pool tensors behind the block ids: how many fit in memory, and how they are copied and swapped.
+"""The pool tensors behind the block ids, and how they are copied and swapped.
 
 A block id refers to one block in *every* layer's key pool and value pool. Layers may differ in shape, and so
 may keys and values. The host pools, the same shapes in host memory, are allocated at the first swap.
-Paper: sections 4.2 (the pool is reserved at the start), 4.4 (copy-on-write), 4.5 (swapping), 5.1.
+Paper: sections 4.4 (copy-on-write), 4.5 (swapping), 5.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from minipaged.config import ConfigError, EngineConfig
+from minipaged.config import ConfigError
 from minipaged.execution.attention import LayerPools, LayerSpec
 from minipaged.execution.transfer import room
 from minipaged.kernels.dispatch import Backend
 from minipaged.kernels.layout import cache_shape
 from minipaged.memory import BlockCopy
-
-DEFAULT_CPU_MEMORY = 1 << 30
-"""Bytes of a pool on a CPU if the settings do not say."""
-
-ADDRESSABLE = 1 << 47
-"""Bytes that a process can address on today's 64-bit processors."""
 
 
 class KVCache:
@@ -111,49 +105,3 @@ def _allocate(shape: tuple[int, int, int, int], spec: LayerSpec) -> Tensor:
 def _columns(copies: list[BlockCopy]) -> tuple[Tensor, Tensor]:
     source, destination = torch.tensor(copies, dtype=torch.int64).T.contiguous()
     return source, destination
-
-
-def block_bytes(specs: dict[int, LayerSpec], block_size: int) -> int:
-    """Bytes of one block: keys and values, all layers."""
-    return sum(
-        block_size * spec.num_kv_heads * (spec.key_dim + spec.value_dim) * spec.dtype.itemsize
-        for spec in specs.values()
-    )
-
-
-def pool_size(
-    config: EngineConfig, bytes_per_block: int, max_model_len: int, available_bytes: Callable[[], int]
-) -> tuple[int, int]:
-    """How many blocks the device and the host pool get.
-
-    `num_blocks` is used as given; a pool sized by memory is never larger than `max_num_seqs` sequences of
-    `max_model_len` tokens could fill. Raises ConfigError if the memory holds no block.
-    """
-    num_blocks = config.num_blocks
-    if num_blocks is None:
-        memory = config.kv_cache_memory or available_bytes()
-        useful = config.max_num_seqs * -(-max_model_len // config.block_size)
-        num_blocks = min(memory // bytes_per_block, useful)
-        if num_blocks < 1:
-            given = config.kv_cache_memory or memory == DEFAULT_CPU_MEMORY
-            source = "kv_cache_memory" if given else "gpu_memory_utilization"
-            raise ConfigError(
-                f"{memory} bytes for the KV pool cannot hold a block of {bytes_per_block} bytes; "
-                f"raise {source}"
-            )
-    if num_blocks * bytes_per_block > ADDRESSABLE:
-        raise ConfigError(
-            f"num_blocks is {num_blocks}: at {bytes_per_block} bytes each, that is more than a machine can "
-            f"address; give at most {ADDRESSABLE // bytes_per_block}, or set kv_cache_memory instead"
-        )
-    if 0 < config.swap_space < bytes_per_block:
-        raise ConfigError(
-            f"swap_space is {config.swap_space} bytes, less than one block of {bytes_per_block} bytes; "
-            f"give bytes (vLLM's setting is in GiB), e.g. {4 << 30} for 4 GiB, or 0 to turn swapping off"
-        )
-    return num_blocks, min(num_blocks, config.swap_space // bytes_per_block)
-
-
-def gpu_budget(total: int, free: int, peak: int, utilization: float) -> int:
-    """Bytes of a GPU for the pool: what the weights (in place), other programs and a step's peak leave."""
-    return max(0, int(total * utilization) - (total - free) - peak)

@@ -5,7 +5,8 @@ import torch
 
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution.attention import LayerSpec
-from minipaged.execution.kv_cache import KVCache, block_bytes, gpu_budget, pool_size
+from minipaged.execution.kv_cache import KVCache
+from minipaged.execution.memory_budget import block_bytes, gpu_budget, pool_size
 from minipaged.kernels.dispatch import select_backend
 from minipaged.kernels.layout import cache_shape
 from minipaged.memory import BlockCopy

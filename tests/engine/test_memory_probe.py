@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from minipaged import LLM, SamplingParams
-from minipaged.execution import model_runner
+from minipaged.execution import loading, model_runner
+from minipaged.execution.memory_budget import available_bytes
+from minipaged.execution.probe import Probe
 from minipaged.kernels.triton.config import DecodeConfig, decode_config, split_bytes
 from tests.engine.conftest import make_llm
 from tests.models.driver import Driver
@@ -25,11 +27,13 @@ def probe(monkeypatch):
 
     def available(**settings) -> tuple[int, list[tuple[int, int]]]:
         runner = Driver(build("llama", max_position_embeddings=4096), **settings).runner
+        probe = Probe(runner.model, loading.text_config(runner.model), runner.max_model_len)
+        specs, _ = probe.inspect(runner.block_size)
         passes: list[tuple[int, int]] = []
 
         def run(token_ids: list[int], num_outputs: int):
             passes.append((len(token_ids), num_outputs))
-            return {}, torch.zeros(num_outputs, 2)
+            return specs, torch.zeros(num_outputs, 2)
 
         fakes = {
             "empty_cache": lambda: None,
@@ -41,10 +45,9 @@ def probe(monkeypatch):
         }
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
-        runner._run_without_pool = run
-        runner.device = SimpleNamespace(type="cuda")
-        runner.backend = runner.backend._replace(name="triton")
-        return runner._available_bytes(), passes
+        probe.run = run
+        probe.device = SimpleNamespace(type="cuda")
+        return available_bytes(runner._config, probe, specs, True, runner._config.enable_cuda_graphs), passes
 
     return available
 

@@ -7,12 +7,12 @@ from transformers import AutoModelForCausalLM, BertConfig
 
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution.attention import (
-    ProbeContext,
     UnsupportedModelError,
     paged_attention_hook,
     set_forward_context,
 )
 from minipaged.execution.model_runner import ModelRunner
+from minipaged.execution.probe import ProbeContext
 from minipaged.kernels.metadata import AttentionParameters
 from tests.models.driver import Driver, greedy, random_tokens
 from tests.models.survey import build_small

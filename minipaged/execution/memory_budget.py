@@ -1,0 +1,121 @@
+"""How many blocks the pools get: what the settings say or, on a GPU, what the largest step leaves.
+
+    total x gpu_memory_utilization
+    | weights, other programs | a step's peak: activations, logits, partial results | KV pool |
+
+The pools are reserved at the start (paper, section 4.2); what they take while nothing runs is not measured.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import torch
+
+from minipaged.config import ConfigError, EngineConfig
+from minipaged.decoding.sampling import take_memory
+from minipaged.execution.attention import LayerSpec
+from minipaged.execution.probe import Probe
+
+DEFAULT_CPU_MEMORY = 1 << 30
+"""Bytes of a pool on a CPU if the settings do not say."""
+
+ADDRESSABLE = 1 << 47
+"""Bytes that a process can address on today's 64-bit processors."""
+
+
+def block_bytes(specs: dict[int, LayerSpec], block_size: int) -> int:
+    """Bytes of one block: keys and values, all layers."""
+    return sum(
+        block_size * spec.num_kv_heads * (spec.key_dim + spec.value_dim) * spec.dtype.itemsize
+        for spec in specs.values()
+    )
+
+
+def pool_size(
+    config: EngineConfig, bytes_per_block: int, max_model_len: int, available_bytes: Callable[[], int]
+) -> tuple[int, int]:
+    """How many blocks the device and the host pool get.
+
+    `num_blocks` is used as given; a pool sized by memory is never larger than `max_num_seqs` sequences of
+    `max_model_len` tokens could fill. Raises ConfigError if the memory holds no block.
+    """
+    num_blocks = config.num_blocks
+    if num_blocks is None:
+        memory = config.kv_cache_memory or available_bytes()
+        useful = config.max_num_seqs * -(-max_model_len // config.block_size)
+        num_blocks = min(memory // bytes_per_block, useful)
+        if num_blocks < 1:
+            given = config.kv_cache_memory or memory == DEFAULT_CPU_MEMORY
+            source = "kv_cache_memory" if given else "gpu_memory_utilization"
+            raise ConfigError(
+                f"{memory} bytes for the KV pool cannot hold a block of {bytes_per_block} bytes; "
+                f"raise {source}"
+            )
+    if num_blocks * bytes_per_block > ADDRESSABLE:
+        raise ConfigError(
+            f"num_blocks is {num_blocks}: at {bytes_per_block} bytes each, that is more than a machine can "
+            f"address; give at most {ADDRESSABLE // bytes_per_block}, or set kv_cache_memory instead"
+        )
+    if 0 < config.swap_space < bytes_per_block:
+        raise ConfigError(
+            f"swap_space is {config.swap_space} bytes, less than one block of {bytes_per_block} bytes; "
+            f"give bytes (vLLM's setting is in GiB), e.g. {4 << 30} for 4 GiB, or 0 to turn swapping off"
+        )
+    return num_blocks, min(num_blocks, config.swap_space // bytes_per_block)
+
+
+def gpu_budget(total: int, free: int, peak: int, utilization: float) -> int:
+    """Bytes of a GPU for the pool: what the weights (in place), other programs and a step's peak leave."""
+    return max(0, int(total * utilization) - (total - free) - peak)
+
+
+def available_bytes(
+    config: EngineConfig, probe: Probe, specs: dict[int, LayerSpec], uses_triton: bool, keeps_graphs: bool
+) -> int:
+    """Bytes for the pool if the settings do not say: on a GPU, what the largest step leaves.
+
+    Args:
+        config: limits of a step, and the share of the GPU that may be used.
+        probe: runs a step as large as they allow.
+        specs: of the model's layers.
+        uses_triton: its attention splits long contexts, whose partial results take memory.
+        keeps_graphs: captured decodes keep what they use.
+    """
+    device = probe.device
+    if device.type != "cuda":
+        return DEFAULT_CPU_MEMORY
+    gc.collect()  # of an engine that nobody holds any more
+    torch.cuda.empty_cache()
+    num_tokens = config.max_num_batched_tokens
+    num_decodes = min(num_tokens, config.max_num_seqs)
+    peaks = []
+    for count in (num_decodes, num_tokens):
+        torch.cuda.reset_peak_memory_stats(device)
+        resting = torch.cuda.memory_allocated(device)
+        _, logits = probe.run([0] * count, count)  # prompt_logprobs ask for all rows' logits
+        take_memory(logits[:num_decodes])
+        del logits
+        peaks.append(torch.cuda.max_memory_allocated(device) - resting)
+    partial_results = _partial_result_bytes(probe, specs, num_decodes) if uses_triton else 0
+    decode, largest = (peak + partial_results for peak in peaks)  # (there are decodes in either kind of step)
+    # A pool of captured decodes keeps its memory; without graphs the two kinds of step take turns.
+    peak = decode + largest if keeps_graphs else max(decode, largest)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return gpu_budget(total, free, peak, config.gpu_memory_utilization)
+
+
+def _partial_result_bytes(probe: Probe, specs: dict[int, LayerSpec], num_decodes: int) -> int:
+    """Of the largest layer, in a step of decodes, each as long as may be."""
+    from minipaged.kernels.triton.config import architecture_of, decode_config, split_bytes
+
+    architecture, num_heads = architecture_of(probe.device), probe.text_config.num_attention_heads
+    return max(
+        split_bytes(
+            decode_config(architecture, max(spec.key_dim, spec.value_dim), spec.dtype),
+            *(num_decodes, num_heads, spec.value_dim, probe.max_model_len),
+        )
+        for spec in specs.values()
+    )

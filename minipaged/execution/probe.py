@@ -1,0 +1,145 @@
+"""What a model is like, found out before there is a pool: forward passes in which attention answers zeros.
+
+    tokens 0, 0        which layers attend, and the shapes of their K/V; how many logits there are
+    tokens V - 1, 0    other logits of the last token: it learnt of the first by another way than attention
+    without positions  other logits: positions do not start at 0
+
+A model that would compute something else than its own attention is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from minipaged.execution.attention import (
+    LayerSpec,
+    QueryScaling,
+    UnsupportedModelError,
+    call_model,
+    set_forward_context,
+)
+from minipaged.execution.loading import why_forward_failed
+from minipaged.kernels.metadata import AttentionParameters
+
+
+class Probe:
+    """Forward passes without a pool.
+
+    Args:
+        model: prepared, so that its layers call the hook.
+        text_config: of its decoder.
+        max_model_len: tokens of the longest sequence; no position is beyond.
+    """
+
+    def __init__(self, model: PreTrainedModel, text_config: Any, max_model_len: int) -> None:
+        self.model, self.text_config, self.max_model_len = model, text_config, max_model_len
+        self.device = next(model.parameters()).device
+
+    @torch.inference_mode()
+    def run(
+        self, token_ids: list[int], num_outputs: int, from_zero: bool = True
+    ) -> tuple[dict[int, LayerSpec], Tensor]:
+        """What the layers look like, and the logits [num_outputs, V] of the last rows."""
+        context = ProbeContext(self.text_config)
+        rows = torch.arange(len(token_ids), device=self.device)
+        with set_forward_context(context):
+            positions = (rows % self.max_model_len)[None] if from_zero else None
+            input_ids = torch.tensor([token_ids], device=self.device)
+            logits = call_model(self.model, input_ids, positions, rows[len(rows) - num_outputs :])
+        return context.specs, logits[0]
+
+    def inspect(self, block_size: int, layers: range | None = None) -> tuple[dict[int, LayerSpec], int]:
+        """The specs of the layers that attend, and the size of the vocabulary.
+
+        Args:
+            block_size: tokens of a block.
+            layers: those that this model has to compute; None: all.
+
+        Raises:
+            UnsupportedModelError: the model would compute something else than its own attention.
+        """
+        num_layers = getattr(self.text_config, "num_hidden_layers", 1)
+        if num_layers < 1:
+            raise UnsupportedModelError(f"num_hidden_layers is {num_layers}; give at least 1")
+        try:
+            specs, logits = self.run([0, 0], num_outputs=1)
+            if logits.shape[0] != 1:
+                raise UnsupportedModelError("it cannot compute the logits of chosen rows only")
+            vocab_size = logits.shape[1]
+            _, after_another = self.run([vocab_size - 1, 0], num_outputs=1)
+            _, own_positions = self.run([0, 0], num_outputs=1, from_zero=False)
+        except UnsupportedModelError:
+            raise
+        except Exception as error:  # code of other people, which may rely on a mask or a cache
+            raise UnsupportedModelError(why_forward_failed(error, self.text_config)) from error
+        if _differ(logits, after_another):
+            what = "a recurrent state" if getattr(self.model, "_is_stateful", False) else "other token mixing"
+            raise UnsupportedModelError(f"it has {what} besides the attention that can be replaced")
+        if _differ(logits, own_positions):
+            raise UnsupportedModelError("its positions do not start at 0")
+        silent = sorted(set(layers or range(num_layers)) - set(specs))
+        if silent:
+            raise UnsupportedModelError(f"layers {silent} keep no K/V in the cache")
+        for layer, spec in specs.items():
+            if spec.chunk_size is not None and spec.chunk_size % block_size:
+                fits = max(size for size in range(1, block_size) if spec.chunk_size % size == 0)
+                raise UnsupportedModelError(
+                    f"block_size {block_size} does not divide the attention chunk of {spec.chunk_size} "
+                    f"tokens of layer {layer}; choose one that does, for example {fits}"
+                )
+        return specs, vocab_size
+
+
+class ProbeContext:
+    """Records a `LayerSpec` per layer and refuses what a `PagedContext` cannot compute."""
+
+    output_indices: Tensor | None = None
+
+    def __init__(self, text_config: Any) -> None:
+        self._config = text_config
+        self.specs: dict[int, LayerSpec] = {}
+
+    def attend(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, parameters: AttentionParameters
+    ) -> Tensor:
+        """Record the shapes; return zeros."""
+        layer = module.layer_idx
+        if layer in self.specs:
+            raise UnsupportedModelError(
+                f"layer {layer} attends twice in one pass, but has one place in the KV cache"
+            )
+        if not getattr(module, "is_causal", True):
+            raise UnsupportedModelError(f"layer {layer} also attends to later tokens (not a causal decoder)")
+        kind = self._kind_of(layer)
+        if kind not in ("full_attention", "sliding_attention", "chunked_attention"):
+            raise UnsupportedModelError(f"layer {layer} is of type {kind!r}")
+        window = parameters.sliding_window
+        if kind == "sliding_attention" and window is None:
+            raise UnsupportedModelError(f"layer {layer} does not say how long its sliding window is")
+        if window is not None and window < 1:
+            raise UnsupportedModelError(
+                f"layer {layer} has sliding_window {window}; give at least 1, or null"
+            )
+        chunk_size = self._config.attention_chunk_size if kind == "chunked_attention" else None
+        scaling = None
+        if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
+            scaling = QueryScaling(module.floor_scale, module.attn_scale)
+        self.specs[layer] = LayerSpec(
+            key.shape[1], key.shape[2], value.shape[2], key.dtype, key.device, chunk_size, scaling
+        )
+        return query.new_zeros(*query.shape[:2], value.shape[2])
+
+    def _kind_of(self, layer: int) -> str:
+        layer_types = getattr(self._config, "layer_types", None)
+        if layer_types is not None:
+            return layer_types[layer]
+        has_window = getattr(self._config, "sliding_window", None) is not None
+        return "sliding_attention" if has_window else "full_attention"
+
+
+def _differ(actual: Tensor, expected: Tensor) -> bool:
+    return bool((actual - expected).abs().max() > 1e-3 * expected.abs().max())
