@@ -52,6 +52,60 @@ def stubs(lesson: Lesson) -> dict[str, int]:
     return names
 
 
+def missing(lesson: Lesson, source: str) -> dict[str, int]:
+    """What an exercise no longer has of its `stubs`: the class that it derives from has a method of its own,
+    which would be tested in its place. Empty for a file that is no Python."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return {}
+    return {name: task for name, task in stubs(lesson).items() if not _defines(tree, name)}
+
+
+def _defines(tree: ast.Module, name: str) -> bool:
+    """Whether a module has a function, or a class with a method: its own, of a base, or set from outside."""
+    owner, _, method = name.rpartition(".")
+    nodes = list(ast.walk(tree))
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    given = {
+        alias.asname or alias.name
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("minipaged")
+        for alias in node.names
+    }
+    if not owner:
+        return method in _bound(tree) - given
+    if any(isinstance(node, ast.Attribute) and node.attr == method and _is_set(node) for node in nodes):
+        return True
+
+    def has(name: str) -> bool:
+        if name not in classes:
+            return name not in given  # made or imported in some way of the student's own
+        node = classes[name]
+        is_plain = not node.decorator_list and not node.keywords
+        bases = [base.id if isinstance(base, ast.Name) else "" for base in node.bases]
+        return not is_plain or method in _bound(node) or any(map(has, bases))
+
+    return has(owner)
+
+
+def _bound(scope: ast.Module | ast.ClassDef) -> set[str]:
+    """The names of functions and variables that a module or class defines, roughly."""
+    names = set()
+    for node in (inner for statement in scope.body for inner in ast.walk(statement)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and _is_set(node):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name)
+    return names
+
+
+def _is_set(node: ast.Name | ast.Attribute) -> bool:
+    return isinstance(node.ctx, ast.Store)
+
+
 def solution_of(lesson: Lesson, task: int) -> list[str]:
     """The source of what a task asks for, a function or method each.
 

@@ -5,8 +5,10 @@ The tests run in a process of their own (tests/trials.py plays them): no torch h
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,7 @@ from typing import NamedTuple
 
 from minipaged.learn.apart import kill_group
 from minipaged.learn.lessons import LearnError, Lesson, Task
+from minipaged.learn.solutions import missing, stubs
 
 SECONDS_PER_TEST = 10
 """An exercise that computes for longer has an endless loop; one that only waits has six times as long."""
@@ -176,10 +179,28 @@ def progress(
         trials.append(Trial(lesson.number, lesson.use_options(), lesson.tests))
     for environment, trials in groups.items():
         outcomes |= run_trials(lessons[0].folder.parents[1], trials, dict(environment), on_test)
+    for lesson in begun(lessons):
+        outcomes[lesson.number] = with_missing(lesson, outcomes[lesson.number])
     return {
         lesson.number: [{test: outcomes[lesson.number][test] for test in task.tests} for task in lesson.tasks]
         for lesson in lessons
     }
+
+
+def with_missing(lesson: Lesson, outcomes: dict[str, Outcome]) -> dict[str, Outcome]:
+    """The outcomes of a lesson's tests, with a failure in each task whose exercise lacks a definition."""
+    if not lesson.exercise.is_file():
+        return outcomes
+    source = lesson.exercise.read_text(errors="replace")
+    told: dict[str, Outcome] = {}
+    for name, task in missing(lesson, source).items():
+        method = name.rpartition(".")[2]
+        words = set(re.findall(r"def (\w+)", source)) - {n.rpartition(".")[2] for n in stubs(lesson)}
+        near = difflib.get_close_matches(method, words, n=1)
+        hint = f" (is it {near[0]}?)" if near else ""
+        text = f"{lesson.exercise.name} has no {name}{hint}; write it"
+        told.setdefault(lesson.tasks[task - 1].tests[0], Outcome(text))
+    return outcomes | told
 
 
 def begun(lessons: Sequence[Lesson]) -> list[Lesson]:

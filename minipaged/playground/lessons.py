@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.learn.lessons import LearnError, Lesson, find, repository
 from minipaged.learn.overrides import components_from, parse_use
-from minipaged.learn.trials import Outcome, Trial, is_green, pytest_arguments, read_outcomes
+from minipaged.learn.trials import Outcome, Trial, is_green, pytest_arguments, read_outcomes, with_missing
 from minipaged.learn.words import report, sentence
 from minipaged.viewer.pictures.runs import modelless
 from minipaged.viewer.trace import TraceLines
@@ -215,4 +215,4 @@ def _run_tests(lesson: Lesson, announce: Callable[[str], object]) -> dict[str, O
         code = pytest.main([*arguments, *options], plugins=[Announcer()])
         if not destination.exists():
             raise LearnError(f"the tests could not be run: pytest ended with {code!r}")
-        return read_outcomes(destination)[lesson.number]
+        return with_missing(lesson, read_outcomes(destination)[lesson.number])

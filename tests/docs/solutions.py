@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 from minipaged.learn.lessons import Lesson
 from minipaged.learn.solutions import is_stub, originals, source_of, task_of, worked_file
 
 
-def solve(lesson: Lesson, folder: Path, leave: int | None = None) -> Path:
-    """Write the solved exercise into a folder; `leave`: a task that stays as it is. Returns its path."""
+def solve(lesson: Lesson, folder: Path, leave: Callable[[int], bool] = lambda task: False) -> Path:
+    """Write the solved exercise into a folder; `leave`: which tasks stay as they are. Returns its path."""
     file = folder / f"{lesson.folder.name}.py"
     folder.mkdir(parents=True, exist_ok=True)
     if (worked := worked_file(lesson)) is not None:
@@ -24,11 +25,11 @@ def solve(lesson: Lesson, folder: Path, leave: int | None = None) -> Path:
     tree = ast.parse(lesson.start.read_text())
     worked_ones = originals(lesson)
     for node in tree.body:
-        if is_stub(node) and task_of(node) != leave:
+        if is_stub(node) and not leave(task_of(node)):
             node.body = _body(worked_ones[node.name])  # type: ignore[attr-defined]
         elif isinstance(node, ast.ClassDef) and node.name in worked_ones:
             for method in node.body:
-                if is_stub(method) and task_of(method) != leave:
+                if is_stub(method) and not leave(task_of(method)):
                     method.body = _body(inspect.getattr_static(worked_ones[node.name], method.name))  # type: ignore
     # The bodies use names of the modules that they come from.
     lines = ["import importlib as _importlib"]

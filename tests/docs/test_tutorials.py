@@ -22,7 +22,7 @@ import pytest
 from minipaged.cli.main import main
 from minipaged.learn.contracts import CONCEPTS
 from minipaged.learn.lessons import Lesson, read_lessons
-from minipaged.learn.solutions import is_stub, stubs, task_of
+from minipaged.learn.solutions import is_stub, missing, stubs, task_of, worked_file
 from minipaged.learn.trials import Outcome, Trial, run_trials
 from tests.docs.solutions import solve
 from tests.overrides import replaced_by
@@ -125,6 +125,19 @@ def test_every_test_of_a_task_passes_on_the_solution(outcomes, lesson, number):
         assert outcomes[f"{lesson.number} solved"][test].failure == "", test
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", [lesson for lesson in WITH_TASKS if not worked_file(lesson)], ids=name)
+def test_a_task_is_green_before_the_next_one_is_begun(lesson, tmp_path):
+    """Catches a test that needs what a later task asks for."""
+    trials = []
+    for number in range(1, len(lesson.tasks)):
+        file = solve(lesson, tmp_path / str(number), leave=lambda task, last=number: task > last)
+        tests = [test for task in lesson.tasks[:number] for test in task.tests]
+        trials.append(Trial(f"up to task {number}", lesson.use_options(file), tests))
+    for trial, told in run_trials(ROOT, trials, lesson.environment).items():
+        assert {test: outcome.failure for test, outcome in told.items() if outcome.failure} == {}, trial
+
+
 WRONG = [(lesson, variant) for lesson in WITH_TASKS for variant in wrong_variants(lesson)]
 
 
@@ -154,6 +167,13 @@ def test_each_variant_drawn_from_the_text_reddens_its_own_task(lesson):
 def test_a_lesson_has_at_least_eight_variants_drawn_from_its_text(lesson):
     """Catches a lesson whose tests were tried on the mistakes they were made for, and on no other."""
     assert sum(is_from_text(lesson, variant) for variant in wrong_variants(lesson)) >= 8
+
+
+@pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
+def test_neither_an_exercise_nor_its_solution_lacks_a_definition(lesson, tmp_path):
+    """Catches a definition that is looked for in the wrong place."""
+    assert missing(lesson, lesson.start.read_text()) == {}
+    assert missing(lesson, solve(lesson, tmp_path).read_text()) == {}
 
 
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from minipaged.cli.main import app
 from minipaged.learn import trials, words
 from minipaged.learn.lessons import LearnError, find, read_lessons
-from minipaged.learn.solutions import solution_of, stubs
+from minipaged.learn.solutions import missing, solution_of, stubs
 from minipaged.learn.trials import Outcome
+from tests.docs.solutions import solve
 from tests.trials import at_most
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,46 @@ def test_progress_is_what_the_tests_say(clone):
     assert output.count("✗") == 2
     assert "Not written yet. Lesson 5, task 2: all that the sequence could ever use" in output
     assert "1 of 3 tasks are green" in learn()[1]
+
+
+def test_a_method_that_is_not_there_is_told_though_the_given_one_would_do(clone):
+    """Catches a green lesson without a line of the student's: the base class has all methods."""
+    lesson = shutil.copytree(ROOT / "tutorials/01_block_table", clone.parents[1] / "01_block_table")
+    exercise = lesson / "exercise.py"
+    exercise.write_text("from minipaged.memory import BlockTable\n")
+    code, output = learn("check", "01")
+    assert code == 1
+    assert re.findall(r"exercise.py has no (BlockTable.\w+); write it", output) == [
+        "BlockTable.capacity",
+        "BlockTable.blocks_to_append",
+        "BlockTable.truncate",
+    ]
+    solved = solve(find("01"), clone.parent / "solved").read_text()
+    exercise.write_text(solved.replace("def truncate", "def trunkate"))
+    code, output = learn("check", "01")
+    assert code == 1
+    assert output.count("✓") == 2
+    assert "exercise.py has no BlockTable.truncate (is it trunkate?); write it" in output
+    told = json.loads(learn("report", "--json")[1])["lessons"][0]["tasks"]
+    assert [task["green"] for task in told] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class Mine:\n    def at_admission(self): ...\n    def while_running(self): ...\n"
+        "class OnDemand(Mine): ...\nReserve = Chunked = Mine\n",
+        "from mine import Chunked, Reserve, OnDemand\n",
+        "import mine\nclass OnDemand(mine.One): ...\nclass Reserve(mine.One): ...\nChunked = mine.One\n",
+        "class OnDemand: ...\nOnDemand.at_admission = OnDemand.while_running = print\n"
+        "@made\nclass Reserve: ...\nclass Chunked(metaclass=Made): ...\n",
+        "syntax error",
+    ],
+    ids=["base", "imported", "imported base", "set later", "syntax error"],
+)
+def test_a_method_may_be_defined_in_any_way(text):
+    """Catches code that is right, and taken for missing."""
+    assert missing(find("05"), text) == {}
 
 
 def test_hint_and_next_are_about_the_first_task_that_is_not_green(clone):
