@@ -72,7 +72,7 @@ def _defines(tree: ast.Module, name: str) -> bool:
         for node in nodes
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("minipaged")
         for alias in node.names
-    }
+    } - {node.id for node in nodes if isinstance(node, ast.Name) and _is_set(node)}
     if not owner:
         return method in _bound(tree) - given
     if any(isinstance(node, ast.Attribute) and node.attr == method and _is_set(node) for node in nodes):

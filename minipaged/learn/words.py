@@ -148,6 +148,12 @@ def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]
     got = expected_and_got(outcome.message)
     if outcome.message.startswith("NotImplementedError"):
         return [got]
+    if outcome.test_line is not None and not outcome.message.startswith(("Failed", "not done")):
+        file, number, _ = outcome.test_line
+        if expected := awaited(lesson.folder.parents[1] / file, number):
+            raised = outcome.message.strip().splitlines()[0]
+            kind = "AssertionError: " if raised.startswith("assert") else ""
+            got = f"Expected {expected}, got {_cut(kind + raised)}"
     lines = [sentence(test), outcome.says, got]
     names = names_of(lesson.start, task)
     mentioned = mentioned_in(lesson.exercise, outcome.message, names)
@@ -164,6 +170,20 @@ def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]
     else:
         lines.append(f"Yours {'; '.join(mentioned or names)}    ({lesson.exercise.name})")
     return [line for line in lines if line]
+
+
+def awaited(test_file: Path, number: int) -> str:
+    """The exception that a line of a test must raise, inside `with pytest.raises(...):`; "" if none."""
+    try:
+        tree = ast.parse(test_file.read_text())
+    except OSError:
+        return ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.With) and node.body[0].lineno <= number <= (node.end_lineno or 0):
+            for call in (item.context_expr for item in node.items):
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.raises":
+                    return ast.unparse(call.args[0]).rpartition(".")[2]
+    return ""
 
 
 def mentioned_in(exercise: Path, text: str, names: Iterable[str]) -> list[str]:

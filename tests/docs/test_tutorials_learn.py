@@ -92,9 +92,11 @@ def test_a_method_that_is_not_there_is_told_though_the_given_one_would_do(clone)
         "import mine\nclass OnDemand(mine.One): ...\nclass Reserve(mine.One): ...\nChunked = mine.One\n",
         "class OnDemand: ...\nOnDemand.at_admission = OnDemand.while_running = print\n"
         "@made\nclass Reserve: ...\nclass Chunked(metaclass=Made): ...\n",
+        "from minipaged.memory import OnDemand\nclass Mine(OnDemand): ...\n"
+        "OnDemand = Reserve = Chunked = Mine\n",
         "syntax error",
     ],
-    ids=["base", "imported", "imported base", "set later", "syntax error"],
+    ids=["base", "imported", "imported base", "set later", "another name", "syntax error"],
 )
 def test_a_method_may_be_defined_in_any_way(text):
     """Catches code that is right, and taken for missing."""

@@ -288,6 +288,15 @@ def test_a_table_whose_answers_are_wrong_is_told():
     with pytest.raises(ContractError, match=r"capacity is 0; 6 tokens in blocks \[0, 1\] of 4 make 8"):
         table.capacity  # noqa: B018
 
+    def as_if_alone(self, count=1):
+        return max(0, -(-(self.num_tokens + count) // self.block_size) - len(self.blocks))
+
+    table = table_with(blocks_to_append=as_if_alone)
+    table.append(5)
+    shared = table.fork()
+    with pytest.raises(ContractError, match=r"is 0; 5 tokens .* is shared and has to be copied .* make 1"):
+        shared.blocks_to_append()
+
     def forgets_its_tokens(self, pool, blocks):
         self.free()
         self.pool, self.blocks = pool, blocks
@@ -483,6 +492,21 @@ def test_a_policy_that_changes_its_victim_is_told(change):
 
     engine = crowded(Meddling)
     with pytest.raises(ContractError, match=r"choose_mode\(r1\) changed its sequences, tokens or blocks"):
+        engine.run()
+
+
+@pytest.mark.parametrize("phase", ["plan_decodes", "continue_prefills", "resume_preempted", "admit_waiting"])
+def test_a_phase_that_reports_what_it_did_not_spend_is_told(phase):
+    """Catches `left` returned for `budget - left`: the policy stops, and is blamed for an empty step."""
+
+    def wrong(self, plan, budget, *args, **options):
+        return budget - getattr(FCFSScheduler, phase)(self, plan, budget, *args, **options)
+
+    engine = toy_with(type("Wrong", (FCFSScheduler,), {phase: wrong}))
+    engine.add(range(3))
+    with pytest.raises(
+        ContractError, match=rf"scheduler: {phase} scheduled \d+ tokens .* and returned \d+; ret"
+    ):
         engine.run()
 
 

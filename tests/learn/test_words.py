@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from minipaged.learn.lessons import read_lessons
-from minipaged.learn.words import expected_and_got, mentioned_in, names_of, sentence
+from minipaged.learn.words import awaited, expected_and_got, mentioned_in, names_of, sentence
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,3 +86,15 @@ def test_only_what_the_task_asks_for_is_told(tmp_path):
     file.write_text("def f():\n    return 1\n\ndef g():\n    return 2\n")
     assert mentioned_in(file, "assert f() == g()", ["f"]) == ["f, line 2: return 1"]
     assert mentioned_in(file, "assert g() == 3", ["f"]) == []
+
+
+def test_the_exception_that_a_line_waits_for_is_read_in_the_test(tmp_path):
+    """Catches "Expected no error" of a line that must raise."""
+    file = tmp_path / "test_x.py"
+    file.write_text(
+        "def test_x():\n    free(0)\n    with pytest.raises(ValueError, match='x'):\n        free(1)\n"
+        "    with open('x'), pytest.raises(errors.OutOfBlocksError):\n        free(2)\n    free(3)\n"
+    )
+    found = [awaited(file, number) for number in range(1, 8)]
+    assert found == ["", "", "", "ValueError", "", "OutOfBlocksError", ""]
+    assert awaited(tmp_path / "not_there.py", 1) == ""

@@ -142,6 +142,8 @@ class BlockTableContract(Watcher):
 
     def _compare(self, name: str, answer: Any, wanted: Any) -> Any:
         state = f"{self.num_tokens} tokens in blocks {self.blocks} of {self.block_size}"
+        if self._like_own().writes_to_shared_block():
+            state += ", of which the last is shared and has to be copied before it is written (lesson 02),"
         self.require(answer == wanted, f"{name} is {answer}; {state} make {wanted}")
         return answer
 

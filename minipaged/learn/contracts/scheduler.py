@@ -20,6 +20,8 @@ class SchedulerContract(FCFSScheduler):
     4. Nothing is admitted in a step that preempts, nor while something is swapped out.
     5. While requests wait or run, a step computes, moves, preempts or ends something: no standstill.
     6. From `add` until it ends, a request is in one of the queues `waiting`, `running` and `swapped`.
+    7. A phase returns the tokens that it spent of its budget: those that it scheduled and, if the manager
+       charges for them, cached ones.
     """
 
     def __init__(self, *args: Any, **kw: Any) -> None:
@@ -62,6 +64,34 @@ class SchedulerContract(FCFSScheduler):
         told = f"step {plan.step} admits {short(admitted)} while a request is swapped out"
         require(not (admitted and swapped and self.swapped), told)
         return plan
+
+    def plan_decodes(self, plan: StepPlan, budget: int, **options: Any) -> int:
+        """Rule 7."""
+        return self._spent("plan_decodes", super().plan_decodes, plan, budget, options)
+
+    def continue_prefills(self, plan: StepPlan, budget: int, *args: Any, **options: Any) -> int:
+        """Rule 7."""
+        return self._spent("continue_prefills", super().continue_prefills, plan, budget, options, *args)
+
+    def resume_preempted(self, plan: StepPlan, budget: int, **options: Any) -> int:
+        """Rule 7."""
+        return self._spent("resume_preempted", super().resume_preempted, plan, budget, options)
+
+    def admit_waiting(self, plan: StepPlan, budget: int, *args: Any, **options: Any) -> int:
+        """Rule 7."""
+        return self._spent("admit_waiting", super().admit_waiting, plan, budget, options, *args)
+
+    def _spent(
+        self, name: str, phase: Any, plan: StepPlan, budget: int, options: dict[str, Any], *args: Any
+    ) -> int:
+        before, known = plan.num_tokens, len(plan.events)
+        spent = phase(plan, budget, *args, **options)
+        scheduled = plan.num_tokens - before
+        cached = sum(event.detail.get("cached_tokens", 0) for event in plan.events[known:])
+        told = f"{name} scheduled {scheduled} tokens of a budget of {budget} and returned {short(spent)}"
+        is_right = isinstance(spent, int) and scheduled <= spent <= scheduled + cached
+        self.rules.require(is_right, f"{told}; return what it spent")
+        return int(spent)
 
     def _check_queues(self) -> None:
         for name in ("waiting", "running", "swapped"):

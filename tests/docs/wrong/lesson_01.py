@@ -16,6 +16,26 @@ class TakesABlockTooEarly(BlockTable):
         self.num_tokens += count
 
 
+class TellsWhatItTook(BlockTable):
+    """`append` returns the new blocks."""
+
+    caught_by = "test_append_returns_nothing"
+
+    def append(self, count=1):
+        held = len(self.blocks)
+        super().append(count)
+        return self.blocks[held:]
+
+
+class DividesSlots(BlockTable):
+    """A slot from a true division: 12.0."""
+
+    caught_by = "test_the_slot_of_a_token_is_found_through_the_table"
+
+    def slot(self, position):
+        return super().slot(position) / 1
+
+
 class CountsLogicalBlocks(BlockTable):
     """The slot without the table: right for the first request of a fresh pool, wrong for all others."""
 
