@@ -93,22 +93,33 @@ class Backend(NamedTuple):
 def _load_cpp() -> Backend:
     from minipaged.kernels.cpp import attention, build, elementwise
 
-    own = attention.write_kv, attention.paged_attention
-    layer = _layer_operations(build.DTYPES, elementwise)
-    return Backend("cpp", *own, greedy_tokens=elementwise.greedy_tokens, layer=layer)
+    return Backend(
+        "cpp",
+        write_kv=attention.write_kv,
+        paged_attention=attention.paged_attention,
+        greedy_tokens=elementwise.greedy_tokens,
+        layer=_layer_operations(build.DTYPES, elementwise),
+    )
 
 
 def _load_triton() -> Backend:
     from minipaged.kernels.triton import attention, cache, elementwise, greedy
 
-    own = cache.write_kv, attention.paged_attention, cache.copy_blocks, cache.swap_blocks
-    layer = _layer_operations(elementwise.DTYPES, elementwise)
-    return Backend("triton", *own, greedy.greedy_tokens, layer)
+    return Backend(
+        "triton",
+        write_kv=cache.write_kv,
+        paged_attention=attention.paged_attention,
+        copy_blocks=cache.copy_blocks,
+        swap_blocks=cache.swap_blocks,
+        greedy_tokens=greedy.greedy_tokens,
+        layer=_layer_operations(elementwise.DTYPES, elementwise),
+    )
 
 
 def _layer_operations(dtypes: tuple[torch.dtype, ...], own: Any) -> LayerOperations:
-    norms = own.rms_norm, own.add_rms_norm_, own.rms_norm_heads_
-    return LayerOperations(dtypes, *norms, own.rotate_heads_, own.silu_gate)
+    return LayerOperations(
+        dtypes, own.rms_norm, own.add_rms_norm_, own.rms_norm_heads_, own.rotate_heads_, own.silu_gate
+    )
 
 
 OLDEST_CHIP = (8, 0)  # before it there are neither asynchronous copies nor bfloat16

@@ -175,8 +175,15 @@ class ModelRunner:
         # (Rows for log-probabilities of a prompt are not the last of their sequences.)
         uses_all = batch.prompts or len(batch.output_indices) == batch.input_ids.shape[1]
         wanted = None if uses_all else batch.output_indices
-        step = self.cache.pools, batch.metadata, batch.positions[0]
-        context = PagedContext(*step, self.backend, wanted, batch.output_rows, self._end_stage)
+        context = PagedContext(
+            pools=self.cache.pools,
+            metadata=batch.metadata,
+            positions=batch.positions[0],
+            backend=self.backend,
+            output_indices=wanted,
+            output_rows=batch.output_rows,
+            end_stage=self._end_stage,
+        )
         with set_forward_context(context):
             return call_model(self.model, batch.input_ids, batch.positions, batch.output_indices)[0]
 
