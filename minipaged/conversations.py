@@ -126,18 +126,23 @@ def _checked(message: Any) -> dict[str, Any]:
 
 def with_objects(calls: Any) -> list[dict[str, Any]]:
     """Tool calls whose arguments are objects, as templates want them; OpenAI's are JSON in a string, and
-    some clients' an empty string if there are none. Raises RequestError."""
+    some clients' an empty string if there are none. Calls without "function" are left as they are.
+
+    Raises RequestError.
+    """
     try:
-        functions = [call["function"] for call in calls]
         return [
-            {**call, "function": {**function, "arguments": _read_json(function.get("arguments"))}}
-            for call, function in zip(calls, functions)
+            {**call, "function": {**call["function"], "arguments": _arguments(call["function"])}}
+            if "function" in call
+            else {**call}
+            for call in calls
         ]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RequestError(
-            'tool_calls has a call whose arguments are no JSON; give {"function": {"arguments": JSON}}'
+            'tool_calls has a call whose arguments are not JSON; give {"function": {"arguments": JSON}}'
         ) from error
 
 
-def _read_json(arguments: Any) -> Any:
+def _arguments(function: Mapping[str, Any]) -> Any:
+    arguments = function.get("arguments")
     return json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments

@@ -127,8 +127,7 @@ class Engine:
         if request is not None and not request.is_finished:
             with DeferredInterrupts():
                 self._now = self.clock()
-                request.error = error
-                self.scheduler.abort(request)
+                self.scheduler.abort(request, error)
                 self._forget(request)
 
     @property

@@ -280,9 +280,9 @@ class LLM:
 
         Dropping the last reference does the same. Without other ranks there is nothing to end.
         """
-        with self._turns.turn() as engine:
-            close: Callable[[], None] | None = getattr(engine.executor, "close", None)
-            if close is not None:
+        close: Callable[[], None] | None = getattr(self.engine.executor, "close", None)
+        if close is not None:
+            with self._turns.turn():
                 close()
 
     def __reduce__(self) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from minipaged.decoding.detokenizer import Detokenizer
-from minipaged.decoding.params import RequestOutputKind
+from minipaged.decoding.params import RequestOutputKind, SamplingParams
 from minipaged.decoding.stopping import OutputText, StopChecker, final_text
 from minipaged.outputs import (
     BeamSearchOutput,
@@ -75,6 +75,8 @@ class OutputProgress:
         self._prompt = prompt
         self._rules = rules
         self._kind: RequestOutputKind = request.params.output_kind
+        if isinstance(request.params, SamplingParams) and request.params.num_samples > request.params.n:
+            self._kind = RequestOutputKind.FINAL_ONLY  # until the end the n best are not known
         self._sent: dict[int, tuple[int, bool]] = {}  # index -> tokens sent, and whether its end was
         self._whole: dict[int, CompletionOutput] = {}  # index -> all that was sent, if outputs are cumulative
         self._texts: dict[int, OutputText] = {}

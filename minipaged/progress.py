@@ -28,7 +28,7 @@ class _Count(ProgressColumn):
 def _is_terminal(stream: Any) -> bool:
     try:
         return bool(stream.isatty())
-    except (AttributeError, ValueError):  # there is none, or it is closed, or a class of the user's own
+    except Exception:  # there is none, or it is closed, or of a class of the user's own
         return False
 
 

@@ -89,7 +89,7 @@ class SamplingParams:
         skip_special_tokens: leave tokens like EOS out of the text.
         spaces_between_special_tokens: accepted for vLLM's scripts; today's tokenizers never add such spaces.
         output_kind: what each output of `AsyncLLM.generate` contains; other methods return everything at the
-            end. With `best_of` above n, CUMULATIVE becomes FINAL_ONLY: until then the n best are not known.
+            end. With `best_of` above n there is only a final output: until then the n best are not known.
         structured_outputs: what the text must follow. With ignore_eos, EOS is generated (and ends the text)
             only where nothing else may follow.
 
@@ -169,8 +169,6 @@ class SamplingParams:
                 f"output_kind is DELTA with best_of {self.best_of}, but the best {self.n} are known only at "
                 "the end; use FINAL_ONLY"
             )
-        if self.output_kind == RequestOutputKind.CUMULATIVE and self.num_samples > self.n:
-            _set(self, "output_kind", RequestOutputKind.FINAL_ONLY)
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             check.refuse("structured_outputs", self.structured_outputs, "StructuredOutputsParams(...)")
         _common(self)

@@ -86,7 +86,7 @@ def available_bytes(
     device = probe.device
     if device.type != "cuda":
         return DEFAULT_CPU_MEMORY
-    gc.collect()  # of an engine that nobody holds any more
+    gc.collect()  # (an engine that was dropped may still hold its pool)
     torch.cuda.empty_cache()
     num_tokens = config.max_num_batched_tokens
     num_decodes = min(num_tokens, config.max_num_seqs)
@@ -108,7 +108,7 @@ def available_bytes(
 
 
 def _partial_result_bytes(probe: Probe, specs: dict[int, LayerSpec], num_decodes: int) -> int:
-    """Of the largest layer, in a step of decodes, each as long as may be."""
+    """Bytes that the splits of the largest layer take in a step of decodes, each as long as it may be."""
     from minipaged.kernels.triton.config import architecture_of, decode_config, split_bytes
 
     architecture, num_heads = architecture_of(probe.device), probe.text_config.num_attention_heads

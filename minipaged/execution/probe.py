@@ -32,7 +32,7 @@ class Probe:
     Args:
         model: prepared, so that its layers call the hook.
         text_config: of its decoder.
-        max_model_len: tokens of the longest sequence; no position is beyond.
+        max_model_len: tokens of the longest sequence; positions stay below it.
     """
 
     def __init__(self, model: PreTrainedModel, text_config: Any, max_model_len: int) -> None:

@@ -54,7 +54,7 @@ def stubs(lesson: Lesson) -> dict[str, int]:
 
 def missing(lesson: Lesson, source: str) -> dict[str, int]:
     """What an exercise no longer has of its `stubs`: the class that it derives from has a method of its own,
-    which would be tested in its place. Empty for a file that is no Python."""
+    which would be tested in its place. Empty for a file that is not Python."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -74,17 +74,18 @@ def _defines(tree: ast.Module, name: str) -> bool:
         for alias in node.names
     } - {node.id for node in nodes if isinstance(node, ast.Name) and _is_set(node)}
     if not owner:
-        return method in _bound(tree) - given
+        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        return method in functions | (_bound(tree) - given)
     if any(isinstance(node, ast.Attribute) and node.attr == method and _is_set(node) for node in nodes):
         return True
 
-    def has(name: str) -> bool:
-        if name not in classes:
+    def has(name: str, seen: frozenset[str] = frozenset()) -> bool:
+        if name not in classes or name in seen:  # (`class X(X)` derives from one that is imported)
             return name not in given  # made or imported in some way of the student's own
         node = classes[name]
         is_plain = not node.decorator_list and not node.keywords
         bases = [base.id if isinstance(base, ast.Name) else "" for base in node.bases]
-        return not is_plain or method in _bound(node) or any(map(has, bases))
+        return not is_plain or method in _bound(node) or any(has(base, seen | {name}) for base in bases)
 
     return has(owner)
 

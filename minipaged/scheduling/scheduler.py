@@ -44,7 +44,8 @@ class FCFSScheduler:
         self.swapped: deque[Request] = deque()
         self.in_flight: StepPlan | None = None  # neither committed nor rolled back yet
         self.num_preemptions = self.num_generated_tokens = self.num_arrived = self.num_steps = 0
-        self._ending: list[Request] = []  # aborted while a step was in flight, or lost in its commit
+        # Aborted while a step was in flight, or lost in its commit; and the reason of those that failed.
+        self._ending: dict[Request, str | None] = {}
 
     # -- requests come and go -------------------------------------------------------------------
 
@@ -55,17 +56,19 @@ class FCFSScheduler:
         self.num_arrived += 1
         self.waiting.append(request)
 
-    def abort(self, request: Request) -> None:
-        """End a request now, whatever its state; one that is being computed ends with that step's commit."""
+    def abort(self, request: Request, error: str | None = None) -> None:
+        """End a request now, whatever its state; one that is being computed ends with that step's commit.
+        With an `error`, it has failed."""
         is_computing = self.in_flight is not None and not self.in_flight.has_failed
         if is_computing and request.state is not RequestState.WAITING:
-            self._ending.append(request)
+            self._ending.setdefault(request, error)
         elif not request.is_finished:
-            self.end(request, "abort" if request.error is None else "error")
+            self.end(request, "abort" if error is None else "error", error)
 
-    def end(self, request: Request, reason: str) -> None:
+    def end(self, request: Request, reason: str, error: str | None = None) -> None:
         """The live sequences become completions as they are, and every block is freed."""
         self.kv.free(request.sequences)  # first: should it fail, the request is still where it was
+        request.error = error
         if reason == "error":
             limits.warn_failed(request)
         self._leave_queue(request)
@@ -81,10 +84,11 @@ class FCFSScheduler:
             queue.remove(request)
 
     def _end_others(self) -> list[Request]:
-        ended = [request for request in dict.fromkeys(self._ending) if not request.is_finished]
+        ended = [request for request in self._ending if not request.is_finished]
         for request in ended:
-            self.end(request, "abort" if request.error is None else "error")
-        self._ending = []
+            error = self._ending[request]
+            self.end(request, "abort" if error is None else "error", error)
+        self._ending = {}
         return ended
 
     @property
@@ -129,16 +133,14 @@ class FCFSScheduler:
                 sequence.num_computed_tokens = start + num_tokens
             for request, branches in zip(plan.sampling, decisions):
                 if branches is None:
-                    request.error = errors[request.request_id]
-                    self.end(request, "error")
+                    self.end(request, "error", errors[request.request_id])
                 else:
                     self.num_generated_tokens += len(branches)
                     self.apply_branches(request, branches)
         except BaseException as failure:
             for request in plan.touched:
                 if not request.is_finished:
-                    request.error = f"{type(failure).__name__}: {failure}"
-                    self._ending.append(request)
+                    self._ending[request] = f"{type(failure).__name__}: {failure}"
             self._end_others()
             raise
         finally:

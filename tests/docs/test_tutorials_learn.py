@@ -94,13 +94,29 @@ def test_a_method_that_is_not_there_is_told_though_the_given_one_would_do(clone)
         "@made\nclass Reserve: ...\nclass Chunked(metaclass=Made): ...\n",
         "from minipaged.memory import OnDemand\nclass Mine(OnDemand): ...\n"
         "OnDemand = Reserve = Chunked = Mine\n",
+        "from minipaged.memory import OnDemand\n"
+        "class OnDemand(OnDemand):\n    at_admission = while_running = print\n"
+        "Reserve = Chunked = OnDemand\n",
         "syntax error",
     ],
-    ids=["base", "imported", "imported base", "set later", "another name", "syntax error"],
+    ids=["base", "imported", "imported base", "set later", "another name", "same name", "syntax error"],
 )
 def test_a_method_may_be_defined_in_any_way(text):
     """Catches code that is right, and taken for missing."""
     assert missing(find("05"), text) == {}
+
+
+def test_a_class_of_the_name_that_it_derives_from_lacks_what_the_given_one_has():
+    """Catches a search that goes round in circles."""
+    text = "from minipaged.memory import OnDemand\nclass OnDemand(OnDemand): ...\n"
+    assert set(missing(find("05"), text)) >= {"OnDemand.at_admission", "OnDemand.while_running"}
+
+
+def test_a_function_may_have_the_name_of_one_that_is_imported():
+    """Catches a function taken for the given one, which another function imports to compare."""
+    text = "".join(f"def {name}(): ...\n" for name in stubs(find("03")))
+    text += "def compare():\n    from minipaged.kernels.reference.attention import paged_attention\n"
+    assert missing(find("03"), text) == {}
 
 
 def test_hint_and_next_are_about_the_first_task_that_is_not_green(clone):

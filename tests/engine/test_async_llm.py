@@ -322,6 +322,22 @@ def test_several_requests_are_aborted_by_their_ids():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("hooks", ["on_planned", "on_committed"])
+def test_a_request_that_waits_while_a_hook_aborts_it_is_told(hooks):
+    """Catches a reader who waits forever: the step has not touched the request."""
+
+    async def main():
+        with toy(max_num_seqs=1) as llm:
+            runs, waits = (llm.generate(PROMPT, LONG, request_id=name) for name in ("runs", "waits"))
+            await anext(runs)
+            getattr(llm.engine, hooks).append(lambda *step: llm.engine.abort("waits", "too late"))
+            last = (await asyncio.wait_for(read(waits), 60))[-1]
+            assert (last.outputs[0].finish_reason, last.error) == ("error", "too late")
+            assert (await read(runs))[-1].outputs[0].finish_reason == "length"
+
+    asyncio.run(main())
+
+
 def test_an_output_that_its_reader_changes_is_no_part_of_the_request():
     """Catches the request's own list of prompt tokens: extended, it hides generated tokens."""
 

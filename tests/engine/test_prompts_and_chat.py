@@ -202,8 +202,12 @@ def test_the_arguments_of_a_call_reach_the_template_as_an_object(llm, arguments)
     assert llm.chat_prompt(messages, chat_template=template)["prompt"] == '{"city": "Rome"}'
     assert call["function"]["arguments"] == arguments  # the caller's own is left alone
     without = {"function": {"name": "weather", "arguments": ""}}  # (some clients write no arguments so)
-    messages[1] = {"role": "assistant", "tool_calls": [without]}
+    messages[1] = {"role": "assistant", "tool_calls": (call for call in [without])}
     assert llm.chat_prompt(messages, chat_template=template)["prompt"] == "{}"
+    flat = {"name": "weather", "arguments": {"city": "Rome"}}  # (as some templates take it, too)
+    messages[1] = {"role": "assistant", "tool_calls": [flat]}
+    template = "{{ messages[1].tool_calls[0].arguments.city }}"
+    assert llm.chat_prompt(messages, chat_template=template)["prompt"] == "Rome"
 
 
 def test_the_template_may_be_another_and_gets_tools_and_variables(llm):
@@ -247,7 +251,7 @@ def test_a_final_message_is_continued_where_it_stops(llm):
         ([{"role": "user", "content": None}], {}, "'content': None"),
         ([{"role": "user", "content": []}], {}, "'content': []"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], {}, "give parts"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], {}, "are no JSON"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], {}, "are not JSON"),
         ([{"role": "assistant", "tool_calls": ["f"]}], {}, "tool_calls has a call"),
         ([[]], {}, "messages is []"),
         ([HELLO, "hi"], {}, "messages is 'hi'"),

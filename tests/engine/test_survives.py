@@ -503,6 +503,25 @@ def test_an_abort_from_a_step_hook_keeps_its_reason():
     assert (request.completions[0].finish_reason, request.error) == ("error", "too slow")
 
 
+def test_of_two_aborts_in_a_step_the_first_one_counts():
+    """Catches a second one without a reason that takes the first one's away."""
+    engine = toy_engine()
+    request = engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0, max_tokens=20))
+    engine.step()
+    engine.on_planned += [lambda plan: engine.abort("a", "too slow"), lambda plan: engine.abort("a")]
+    engine.step()
+    assert (request.completions[0].finish_reason, request.error) == ("error", "too slow")
+
+
+def test_a_request_that_ends_in_the_step_that_aborts_it_has_not_failed():
+    """Catches the reason of the abort left at a whole text: a stream would raise it at the end."""
+    engine = toy_engine()
+    request = engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0, max_tokens=1))
+    engine.on_planned.append(lambda plan: engine.abort("a", "quota exceeded"))
+    engine.step()
+    assert (request.completions[0].finish_reason, request.error) == ("length", None)
+
+
 def test_an_abort_of_what_has_just_failed_changes_nothing():
     """Catches a hook that clears the reason of a request which the same step has ended."""
     engine = toy_engine()

@@ -5,6 +5,7 @@ import re
 from collections import deque
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -507,6 +508,42 @@ def test_a_phase_that_reports_what_it_did_not_spend_is_told(phase):
     with pytest.raises(
         ContractError, match=rf"scheduler: {phase} scheduled \d+ tokens .* and returned \d+; ret"
     ):
+        engine.run()
+
+
+def test_a_phase_may_take_what_its_own_policy_gives_it():
+    """Catches a right scheduler refused: one argument more for `plan_decodes`, a NumPy integer returned."""
+
+    class Capped(FCFSScheduler):
+        def plan_decodes(self, plan, budget, most=1):
+            return np.int64(super().plan_decodes(plan, min(budget, most)))
+
+    class Policy(ChunkedPrefill):
+        def fill(self, plan, scheduler):
+            left = 8 - scheduler.plan_decodes(plan, 8, 2)
+            left -= scheduler.continue_prefills(plan, left)
+            scheduler.admit_waiting(plan, left)
+
+    engine = toy_with(Capped, Policy)
+    for _ in range(3):
+        engine.add(range(3))
+    engine.run()
+
+
+def test_an_earlier_request_may_be_admitted_before_those_that_are_swapped_out():
+    """Catches a right scheduler refused: the shortest come first, so the longest, the earliest, waits."""
+
+    class ShortestFirst(FCFSScheduler):
+        def admit_waiting(self, *args, **options):
+            self.waiting = deque(sorted(self.waiting, key=lambda request: len(request.prompt_token_ids)))
+            used = super().admit_waiting(*args, **options)
+            self.waiting = deque(sorted(self.waiting, key=lambda request: request.arrival))
+            return used
+
+    for num_blocks in range(6, 12):
+        engine = toy_with(ShortestFirst, preemption=Swap, num_blocks=num_blocks, num_host_blocks=num_blocks)
+        for length in (14, 3, 4, 5):
+            engine.add([length] * length, 10)
         engine.run()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, deque
+from numbers import Integral
 from typing import Any
 
 from minipaged.learn.contracts.rules import Rules, short
@@ -17,7 +19,7 @@ class SchedulerContract(FCFSScheduler):
     2. Only running requests are computed; all sequences of a request are sampled together.
     3. Running requests reserve at most `max_num_seqs` sequences. Each queue is in order of arrival after a
        step is scheduled, whatever the order of admission.
-    4. Nothing is admitted in a step that preempts, nor while something is swapped out.
+    4. Nothing is admitted in a step that preempts, nor while something that came earlier is swapped out.
     5. While requests wait or run, a step computes, moves, preempts or ends something: no standstill.
     6. From `add` until it ends, a request is in one of the queues `waiting`, `running` and `swapped`.
     7. A phase returns the tokens that it spent of its budget: those that it scheduled and, if the manager
@@ -61,35 +63,35 @@ class SchedulerContract(FCFSScheduler):
         admitted = [event.request_id for event in plan.events if event.kind == "admitted"]
         told = f"step {plan.step} preempts and admits {short(admitted)}; the blocks are for those who run"
         require(not (admitted and plan.num_preempted), told)
-        told = f"step {plan.step} admits {short(admitted)} while a request is swapped out"
-        require(not (admitted and swapped and self.swapped), told)
+        first = self.swapped[0].arrival if swapped and self.swapped else sys.maxsize
+        late = [r.request_id for r in self.running if r.arrival > first and r.request_id in admitted]
+        told = f"step {plan.step} admits {short(late)} while a request that came earlier is swapped out"
+        require(not late, told)
         return plan
 
-    def plan_decodes(self, plan: StepPlan, budget: int, **options: Any) -> int:
+    def plan_decodes(self, *args: Any, **options: Any) -> int:
         """Rule 7."""
-        return self._spent("plan_decodes", super().plan_decodes, plan, budget, options)
+        return self._spent("plan_decodes", super().plan_decodes, *args, **options)
 
-    def continue_prefills(self, plan: StepPlan, budget: int, *args: Any, **options: Any) -> int:
+    def continue_prefills(self, *args: Any, **options: Any) -> int:
         """Rule 7."""
-        return self._spent("continue_prefills", super().continue_prefills, plan, budget, options, *args)
+        return self._spent("continue_prefills", super().continue_prefills, *args, **options)
 
-    def resume_preempted(self, plan: StepPlan, budget: int, **options: Any) -> int:
+    def resume_preempted(self, *args: Any, **options: Any) -> int:
         """Rule 7."""
-        return self._spent("resume_preempted", super().resume_preempted, plan, budget, options)
+        return self._spent("resume_preempted", super().resume_preempted, *args, **options)
 
-    def admit_waiting(self, plan: StepPlan, budget: int, *args: Any, **options: Any) -> int:
+    def admit_waiting(self, *args: Any, **options: Any) -> int:
         """Rule 7."""
-        return self._spent("admit_waiting", super().admit_waiting, plan, budget, options, *args)
+        return self._spent("admit_waiting", super().admit_waiting, *args, **options)
 
-    def _spent(
-        self, name: str, phase: Any, plan: StepPlan, budget: int, options: dict[str, Any], *args: Any
-    ) -> int:
+    def _spent(self, name: str, phase: Any, plan: StepPlan, budget: int, *args: Any, **options: Any) -> int:
         before, known = plan.num_tokens, len(plan.events)
         spent = phase(plan, budget, *args, **options)
         scheduled = plan.num_tokens - before
         cached = sum(event.detail.get("cached_tokens", 0) for event in plan.events[known:])
         told = f"{name} scheduled {scheduled} tokens of a budget of {budget} and returned {short(spent)}"
-        is_right = isinstance(spent, int) and scheduled <= spent <= scheduled + cached
+        is_right = isinstance(spent, Integral) and scheduled <= int(spent) <= scheduled + cached
         self.rules.require(is_right, f"{told}; return what it spent")
         return int(spent)
 
