@@ -17,7 +17,7 @@ from reading import ROOT, Fact, Outcome, read_facts, read_messages
 
 from minipaged.config import EngineConfig
 from minipaged.playground.lessons import DEMOS
-from minipaged.simulation.reproduce import number_text, published_text
+from minipaged.simulation.reproduce import measured_text, published_text
 from minipaged.viewer.pictures import ideas, palette
 
 Replacement = Callable[[re.Match[str]], str]
@@ -429,8 +429,7 @@ def experiment_result(name: str) -> dict[str, Any]:
 
 def claim_row(claim: dict[str, Any]) -> str:
     """A row of a table: claim, source, published, measured."""
-    measured = f"{number_text(claim['measured'])} {claim['unit']}".strip()
-    return f"| {claim['claim']} | {claim['source']} | {published_text(claim['paper'])} | {measured} |"
+    return f"| {claim['claim']} | {claim['source']} | {published_text(claim)} | {measured_text(claim)} |"
 
 
 def claims(experiment: str) -> str:

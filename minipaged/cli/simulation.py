@@ -47,7 +47,7 @@ def reproduce(
         typer.Option(help="With --all: write a page of the results, with SVG figures, into this folder."),
     ] = None,
 ) -> None:
-    """Run the experiments of the sources on a simulated clock; paper beside measured."""
+    """Run the experiments of the sources on a simulated clock; published beside measured."""
     console = Console()
     _refuse_contradictions(experiments or [], all_, list_, figures, figure_format, docs)
     if not (experiments or all_):

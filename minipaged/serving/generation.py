@@ -97,9 +97,10 @@ class Generation:
         for stream in self._streams:
             await stream.aclose()
         logger.info(
-            "%s: %d prompts of %d tokens (%d cached), %d tokens generated in %.3f s, %s",
+            "%s: %d %s of %d tokens (%d cached), %d tokens generated in %.3f s, %s",
             self.request_id,
             len(self.prompts),
+            "prompt" if len(self.prompts) == 1 else "prompts",
             sum(map(len, self.prompts)),
             self.usage.cached_tokens,
             self.usage.completion_tokens,

@@ -13,6 +13,9 @@ from minipaged.simulation.scripts import BEAM_SWITCH
 from minipaged.simulation.sensitivity import FITTED_TO
 from minipaged.simulation.workloads import ALPACA, SHAREGPT, TRANSLATION
 
+PAPER = "PagedAttention paper"
+"""How the sources of the paper's own figures begin."""
+
 CLAIM, CLAIM_ALIGN = "claim | source | published | measured | ratio", "---|---|---:|---:|---:"
 
 INTRODUCTION = """# Do the results reproduce?
@@ -41,6 +44,17 @@ The time of a step comes from a model with the constants below. The same constan
 and some of them are [fitted](#what-is-fitted) to figures on this page. Compare the *ratios* between systems
 rather than the absolute values.
 
+*Paged* is the paper's system, vLLM, here with this project's memory manager and scheduler. Orca reserves one
+contiguous region per sequence at admission: *Orca (Max)* the longest that the model allows, *Orca (Pow2)*
+the prompt and the next power of two of the output's true length, and *Orca (Oracle)* exactly what the
+sequence will need. *FasterTransformer* also reserves the longest, and starts a batch only when every request
+of the last one has ended.
+
+*Normalized latency* is the paper's metric (section 6.1): the mean over all requests of the end-to-end latency
+divided by the output length. The *sustained rate* is the number of requests per second that a system
+completes while its queue never empties; we compute it as output tokens per second divided by the mean output
+length. In the paper's plots, it is the rate at which latency explodes.
+
 The ratio is the measured value divided by the published one. If a range was published, the ratio is 1 within
 it; outside the range, we compare with the nearest bound. A range with an open end is not scored: either it
 holds, or the ratio shows how far off the measured value is. "(plot)" means that we read the number off a
@@ -55,9 +69,10 @@ chose the machine and the lengths for page growth. No value was fitted to Figs. 
 chunked prefill or to prefix-caching-aware scheduling.
 
 To see how much depends on the fitted values, we changed each one by 20 % and left the others alone. The
-second table gives the resulting change in each figure, in percent (with the value lowered / raised). Some of
-these runs were shorter than those behind the claims. An empty cell means that the figure does not depend on
-the value. A sigma is changed for prompts and outputs together, while the means stay the same."""
+second table, which leaves out `_seconds`, gives the resulting change in each figure, in percent (with the
+value lowered / raised). Some of these runs were shorter than those behind the claims. An empty cell means
+that the figure does not depend on the value. A sigma is changed for prompts and outputs together, while the
+means stay the same."""
 
 
 def write_page(results: Sequence[dict[str, Any]], changes: list[dict[str, Any]], folder: Path) -> None:
@@ -74,10 +89,14 @@ def page(results: Sequence[dict[str, Any]], changes: list[dict[str, Any]]) -> st
 
 
 def _furthest(results: Sequence[dict[str, Any]]) -> str:
-    claims = [claim for result in results for claim in result["claims"] if claim["ratio"]]
-    claims.sort(key=lambda claim: -abs(math.log(claim["ratio"])))
-    rows = [(claim["claim"], *claim_row(claim)) for claim in claims[:6]]
-    return "\n".join(["## Furthest off", *_table(CLAIM, CLAIM_ALIGN, rows), ""])
+    lines = ["## Furthest off", ""]
+    for head, of_the_paper in (("In the paper:", True), ("In other sources:", False)):
+        chosen = [r for r in results if r["source"].startswith(PAPER) == of_the_paper]
+        claims = [claim for result in chosen for claim in result["claims"] if claim["ratio"]]
+        claims.sort(key=lambda claim: -abs(math.log(claim["ratio"])))
+        rows = [(claim["claim"], *claim_row(claim)) for claim in claims[:6]]
+        lines += [head, *_table(CLAIM, CLAIM_ALIGN, rows), ""] if rows else []
+    return "\n".join(lines)
 
 
 def _fitted(changes: list[dict[str, Any]]) -> str:
@@ -94,8 +113,10 @@ def _fitted(changes: list[dict[str, Any]]) -> str:
     lines = ["## What is fitted", "", FITTED]
     lines += _table("fitted value | is | fitted to", "---|---:|---", fitted)
     if changes:
-        heads = " | ".join(("figure", "source", "value", *(f"`{name}`" for name in FITTED_TO)))
-        align = "---|---|" + "|".join(["---:"] * (1 + len(FITTED_TO)))
+        short = {"BEAM_SWITCH": "beam switch"}
+        names = (short.get(name, name.removesuffix("_seconds")) for name in FITTED_TO)
+        heads = " | ".join(("figure", "source", "value", *names))
+        align = "---|---|---:|" + "|".join([":---:"] * len(FITTED_TO))  # (centred cells may wrap)
         rows = [
             (row["figure"], row["source"], number_text(row["value"]), *(shown(row, n) for n in FITTED_TO))
             for row in changes

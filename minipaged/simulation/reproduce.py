@@ -81,11 +81,11 @@ def quiet() -> None:
 
 
 def claims_table(results: Sequence[dict[str, Any]]) -> Table:
-    """Claim, source, paper, measured, ratio."""
-    table = Table(title="paper beside measured", title_justify="left")
+    """Claim, source, published, measured, ratio."""
+    table = Table(title="published beside measured", title_justify="left")
     for name in ("claim", "source"):
         table.add_column(name, overflow="fold")
-    for name in ("paper", "measured", "ratio"):
+    for name in ("published", "measured", "ratio"):
         table.add_column(name, justify="right", overflow="fold")
     for result in results:
         table.add_section()
@@ -95,27 +95,33 @@ def claims_table(results: Sequence[dict[str, Any]]) -> Table:
 
 
 def claim_row(claim: dict[str, Any]) -> tuple[str, str, str, str]:
-    """Source, paper, measured and ratio of a claim as texts."""
-    measured = f"{number_text(claim['measured'])} {claim['unit']}".strip()
+    """Source, published, measured and ratio of a claim as texts."""
     ratio = "holds" if claim["paper"] is not None else ""
     if claim["ratio"] is not None:
         ratio = f"{claim['ratio']:.2f}"
     reading = f" ({claim['reading']})" if claim["reading"] else ""
-    return claim["source"], published_text(claim["paper"]) + reading, measured, ratio
+    return claim["source"], published_text(claim) + reading, measured_text(claim), ratio
 
 
-def published_text(paper: Any) -> str:
-    """A number, a range with open ends, or a dash."""
-    if paper is None:
+def measured_text(claim: dict[str, Any]) -> str:
+    """A number and its unit."""
+    return f"{number_text(claim['measured'])} {claim['unit']}".strip()
+
+
+def published_text(claim: dict[str, Any]) -> str:
+    """A number or a range with open ends, and its unit; or a dash."""
+    if (paper := claim["paper"]) is None:
         return "-"
-    if isinstance(paper, (int, float)):
-        return number_text(paper)
-    low, high = paper
+    low, high = (paper, paper) if isinstance(paper, (int, float)) else paper
     if low is None:
-        return f"up to {number_text(high)}"
-    if high is None:
-        return f"above {number_text(low)}"
-    return f"{number_text(low)} to {number_text(high)}"
+        text = f"up to {number_text(high)}"
+    elif high is None:
+        text = f"above {number_text(low)}"
+    elif low == high:
+        text = number_text(low)
+    else:
+        text = f"{number_text(low)} to {number_text(high)}"
+    return f"{text} {claim['unit']}".strip()
 
 
 def number_text(value: float) -> str:

@@ -162,7 +162,7 @@ ROWS = (
     Row("blocks saved, beam width 4 [%]", "Fig. 15", partial(shared, "beams"), _ALPACA),
     Row("prefix of 341 tokens, over Orca (Oracle)", "Fig. 16", prefix, _ALPACA | _SHAREGPT),
     Row("chatbot, paged over Orca (Oracle)", "Fig. 17", chat, _SHAREGPT),
-    Row("requests finished, growing over reserving", "dynamic growth", finished, _SHAREGPT),
+    Row("requests finished, growing over reserving", growth.SOURCE, finished, _SHAREGPT),
 )  # fmt: skip
 
 

@@ -423,7 +423,7 @@ def test_without_matplotlib_a_figure_says_what_to_install(monkeypatch, tmp_path)
         plots.save_figure({"panels": []}, tmp_path / "x.svg")
 
 
-def _result() -> dict:
+def _result(source: str = "PagedAttention paper, Fig. 1") -> dict:
     panels = [
         Panel(
             "a",
@@ -441,7 +441,7 @@ def _result() -> dict:
         Claim("other", "Fig. 1", None, 12300.0, "B"),
         Claim("knee", "Fig. 1", 10.0, 2.0, "B", reading="plot"),
     ]
-    experiment = Experiment("demo", "A demo", "a paper", "Nothing.", dict, lambda results: (claims, panels))
+    experiment = Experiment("demo", "A demo", source, "Nothing.", dict, lambda results: (claims, panels))
     return as_json(experiment, {})
 
 
@@ -492,16 +492,26 @@ def test_a_label_looks_the_same_in_all_panels_and_a_system_in_all_figures():
     assert colours(alone)[0]["paged"] == colours(several)[0]["paged"]
 
 
-def test_the_page_shows_paper_beside_measured_with_reason_and_command():
+def test_the_page_shows_published_beside_measured_with_reason_and_command():
     moved = [{"figure": "speed", "source": "Fig. 1", "value": 3.0, "change": {"step_seconds": [4.0, -3.5]}}]
     shown = page([_result()], moved)
-    assert "| speed (1) | Fig. 1 | 2 | 3 x | 1.50 |" in shown
+    assert "| speed (1) | Fig. 1 | 2 x | 3 x | 1.50 |" in shown
     assert "(1) Because of this." in shown
-    assert "| size | Fig. 1 | up to 5 | 3 B | holds |" in shown
-    assert "| knee | Fig. 1 | 10 (plot) | 2 B | 0.20 |" in shown
+    assert "| size | Fig. 1 | up to 5 B | 3 B | holds |" in shown
+    assert "| knee | Fig. 1 | 10 B (plot) | 2 B | 0.20 |" in shown
     assert "| speed | Fig. 1 | 3 | +4 / -3.5 |  |" in shown
-    furthest = shown.split("## Furthest off")[1].split("##")[0].splitlines()
-    assert [row.split(" | ")[0] for row in furthest if row.startswith("| ")][1:] == ["| knee", "| speed"]
     assert "| other | Fig. 1 | 12,300 B |" in shown
     assert "minipaged reproduce demo" in shown
     assert "`step_seconds`" in shown
+
+
+def test_the_page_tells_the_papers_own_figures_from_those_of_other_sources():
+    """Catches a list of the furthest off in which one source leaves no room for the paper."""
+    shown = page([_result(), _result("a pull request")], [])
+    furthest = shown.split("## Furthest off")[1].split("\n## ")[0]
+    paper, others = furthest.split("In other sources:")
+    assert "In the paper:" in paper
+    for rows in (paper, others):
+        names = [row.split(" | ")[0] for row in rows.splitlines() if row.startswith("| ")]
+        assert names == ["| claim", "| knee", "| speed"]
+    assert "other sources" not in page([_result()], []), "a table without rows"

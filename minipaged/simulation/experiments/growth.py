@@ -12,6 +12,7 @@ from minipaged.simulation.run import simulate
 from minipaged.simulation.systems import Setup, paged, setup
 from minipaged.simulation.workloads import SHAREGPT, Independent, Lognormal, steady
 
+SOURCE = "TGI pull request #2024"
 SECONDS, RATE, USERS, MAX_NEW_TOKENS = 60.0, 10.0, 100, 2048
 WORKLOAD = Independent(SHAREGPT.prompt, Lognormal(160, 0.8, 1024))
 CHIPS = setup("llama-3-8b", "a10g")
@@ -83,13 +84,13 @@ def conclude(results: dict[Any, dict[str, float]]) -> Outcome:
         for field, (text, unit) in TEXT.items():
             paper, value = published.get(field), measured[field]
             note = slower if paper is not None and not 0.75 < value / paper < 1.33 else ""
-            claims.append(Claim(f"{text}, {growth}", "dynamic growth, table", paper, value, unit, note))
+            claims.append(Claim(f"{text}, {growth}", SOURCE, paper, value, unit, note))
     reserve, grow = results["reserve all"], results["grow by 16"]
     ratios = {
         "requests finished, growing over reserving": (206 / 91, grow["finished"] / reserve["finished"]),
         "queue time p95, reserving over growing": (32.49 / 1.34, reserve["queue_p95"] / grow["queue_p95"]),
     }
-    claims += [Claim(text, "dynamic growth, table", *pair) for text, pair in ratios.items()]
+    claims += [Claim(text, SOURCE, *pair) for text, pair in ratios.items()]
     claims[-1] = replace(claims[-1], note=slower)
     names, known = list(GROWTH), list(PUBLISHED)
     panels = []
@@ -106,7 +107,7 @@ def conclude(results: dict[Any, dict[str, float]]) -> Outcome:
 EXPERIMENT = Experiment(
     "growth",
     "Dynamic page growth",
-    "text-generation-inference, re-allocate pages dynamically",
+    "text-generation-inference (TGI), pull request #2024, re-allocate pages dynamically",
     "We simulate 10 arrivals per second for 60 s, with at most 100 in the system and a max_new_tokens of "
     "2048 (derived from the source's counts of finished, dropped and open requests). The source names "
     "neither chip nor model; we use Llama-3-8B on an A10G (24 GB), a size that fits the source's fastest "
