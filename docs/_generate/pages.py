@@ -53,7 +53,7 @@ def commands() -> str:
     run, test = (
         re.search(rf"<!-- {name} -->\n(```bash\n.*?```\n)", readme, re.DOTALL) for name in ("run", "test")
     )
-    prints = re.search(r"It prints:\n\n(```text\n.*?```\n)", readme, re.DOTALL)
+    prints = re.search(r"Among other lines, it prints:\n\n(```text\n.*?```\n)", readme, re.DOTALL)
     assert run is not None
     assert test is not None
     wheels = re.search(r"On Linux, pip installs torch.*?\n\n", readme, re.DOTALL)
@@ -63,7 +63,8 @@ def commands() -> str:
     return (
         "In a clone of the repository, install minipaged and generate text with the embedded model (3 "
         "million parameters, no download, no GPU).\n\n"
-        f"{run_lines}\nIt prints:\n\n{prints[1]}\n{wheels[0]}Install it and run the tests:\n\n{test_lines}"
+        f"{run_lines}\nAmong other lines, it prints:\n\n{prints[1]}\n{wheels[0]}"
+        f"Install it and run the tests:\n\n{test_lines}"
     )
 
 
@@ -212,11 +213,15 @@ def lessons() -> dict[str, str]:
         [
             front_matter(source="tutorials"),
             "# Learn\n",
-            "In each lesson you write a class of the engine, the project's own tests check it, and then the",
-            "whole engine runs with your class in place of its own. Lessons 01, 02, 04 to 09 and 13 have an",
-            "editor on their pages: there is nothing to install, and your code stays in your browser. All",
-            "lessons work in a clone of the repository, where you can continue with a downloaded",
-            "`exercise.py`.",
+            "In most lessons you write a part of the engine: a class, a function or a kernel. The project's own",
+            "tests check it, and then the whole engine runs with your part in place of its own. (Lessons 00, 11",
+            "and 12 have nothing to write.) Lessons 01, 02, 04 to 09 and 13 have an editor on their pages: there",
+            "is nothing to install, and your code stays in your browser. All lessons work in a clone of the",
+            "repository, where you can continue with a downloaded `exercise.py`.",
+            "",
+            "To look before you write, take [the tour](tour.md): fifteen minutes, nothing to write or install.",
+            "",
+            "In a clone, [install minipaged](../index.md#run-it) with its tests. Then:",
             "",
             "```bash",
             "minipaged learn            # which lesson is red, which is green",
@@ -230,9 +235,6 @@ def lessons() -> dict[str, str]:
             "",
             "You may skip lessons: where a command names an exercise that you have not started, the",
             "project's own class takes its place.",
-            "",
-            "To look before you write, open `tutorials/tour.ipynb`, a fifteen-minute notebook. You can see",
-            "its pictures without running it.",
             "",
         ]
     )

@@ -166,7 +166,8 @@ async function simulate(settings) {
   const { counts, trace, refusal, stopped } = ended;
   show(counts);
   viewer.load(trace);
-  const steps = `${stopped ? "Stopped after " : ""}${counted(counts.steps, "step")}. Play the run below, or change a setting and run again.`;
+  const numbers = counts.steps > 1 ? ` (0 to ${counts.steps - 1})` : "";
+  const steps = `${stopped ? "Stopped after " : ""}${counted(counts.steps, "step")}${numbers}. Play the run below, or change a setting and run again.`;
   const refused = counts.refused ? `${counts.refused} of ${counted(settings.requests ?? counts.refused + counts.finished, "request")} can never run: ${refusal}.` : "";
   tell([counts.steps ? steps : "", refused].filter(Boolean).join(" "));
   globalThis.playground.counts = counts;

@@ -103,6 +103,8 @@ def test_a_run_in_the_page_has_the_counts_of_the_same_run_outside(playground, se
     assert counts == pytest.approx(counts_outside(settings), rel=1e-12)
     seen = playground.value("playground.viewer.state()")
     assert seen["steps"] == counts["steps"]
+    title = playground.value("document.querySelector('.mpv-title').textContent")
+    assert status(playground).startswith(f"{counts['steps']} steps (0 to {title.split(' of ')[1]}). ")
     assert seen["counts"]["preemptions"] == counts["preemptions"]
     assert playground.problems == []
 
