@@ -187,11 +187,11 @@ def test_a_prefix_hit_names_the_blocks_that_were_there(phase, page, tmp_path):
     load(page, recorded(tmp_path / "trace", modelless(32), requests))
     hits = [event for event in told(page, 0, phase) if event["kind"] == "hit"]
     assert [event["blocks"] for event in hits] == [[0, 1]]
-    assert "8 tokens of 1 are there already in blocks 0, 1," in hits[0]["text"]
+    assert "8 tokens of request 1 are there already in blocks 0, 1," in hits[0]["text"]
     prefills = {e["text"]: e["concept"] for e in told(page, 0, phase) if e["kind"] == "prefill"}
     assert prefills == {
-        "0 computes its prompt: 19 tokens in one forward pass.": "scheduler",
-        "1 computes tokens 8 to 18 of 19: what is cached is left out.": "prefix-cache",
+        "Request 0 computes its prompt: 19 tokens in one forward pass.": "scheduler",
+        "Request 1 computes tokens 8 to 18 of 19: what is cached is left out.": "prefix-cache",
     }
 
 
@@ -207,11 +207,11 @@ def test_a_beam_is_told_what_it_copies_and_takes_before_it_continues_another(pag
         assert len(texts) == len(record.copies)
         for (source, target), text in zip(record.copies, texts):
             readers = record.planned.blocks()[source].ref_count
-            assert f"to block {target}, because 0.{owner[target] + 1} writes" in text
+            assert f"to block {target}, because sequence 0.{owner[target] + 1} writes" in text
             assert ("prefix cache keeps" in text) == (readers == 0)
         for event in events:
             if event["kind"] == "allocation" and record.step:
-                assert event["text"].startswith(f"0.{owner[event['blocks'][0]] + 1} takes")
+                assert event["text"].startswith(f"Sequence 0.{owner[event['blocks'][0]] + 1} takes")
         moved += sum(event["kind"] == "fork" for event in events)
     assert moved > 4
 
@@ -262,7 +262,35 @@ def test_a_sequence_keeps_its_name_when_its_siblings_end(phase, page, tmp_path):
         recorded(tmp_path / "trace", modelless(32), {"0": (range(5), SamplingParams(n=3, max_tokens=3))}),
     )
     last = page.value("viewer.seek(99), viewer.state().step")
-    assert told(page, last, phase)[-1]["text"] == "0.1, 0.2, 0.3 decode: one new token each."
+    (decodes,) = [event["text"] for event in told(page, last, phase) if event["kind"] == "decode"]
+    assert decodes == "Sequences 0.1, 0.2, 0.3 decode: one new token each."
+
+
+def test_a_number_is_told_as_a_request_and_another_name_as_it_is(page, swapping):
+    """Catches "2 is preempted" beside "4 blocks move", and the name of a user that is spelt anew."""
+    for names, shown in (("012", ("Request 0", "Request 1", "Request 2")), ("abc", ("a", "b", "c"))):
+        text = swapping
+        for old, new in zip("ABC", names):
+            text = text.replace(f'"{old}"', f'"{new}"').replace(f'"{old}/', f'"{new}/')
+        load(page, text)
+        texts = {
+            s: [e["text"] for e in told(page, s, "planned")]
+            for s in range(page.value("viewer.state().steps"))
+        }
+        assert [text.partition(" is admitted")[0] for text in texts[0][:3]] == list(shown)
+        assert any(
+            text.startswith(f"{shown[2]} is preempted because") for told in texts.values() for text in told
+        )
+        together = "Requests 0, 1, 2 decode" if names == "012" else "a, b, c decode"
+        assert any(text.startswith(together) for told in texts.values() for text in told)
+
+
+def test_a_commit_is_told_from_cause_to_effect(page, tmp_path):
+    """Catches blocks that come back before the request that held them has ended, or has computed anything."""
+    load(page, recorded(tmp_path / "trace", modelless(8), {"0": (range(4), SamplingParams(max_tokens=2))}))
+    events = told(page, 1, "committed")
+    assert [event["kind"] for event in events][-3:] == ["decode", "end", "free"]
+    assert events[-2]["text"].startswith("Request 0 has ended")
 
 
 def test_appended_entries_show_what_a_loaded_trace_shows(page, swapping):

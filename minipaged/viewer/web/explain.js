@@ -22,6 +22,17 @@ const list = (items, most = 8) =>
   items.length > most ? `${items.slice(0, most).join(", ")} and ${items.length - most} more` : items.join(", ");
 const blocksText = (blocks) => `${blocks.length === 1 ? "block" : "blocks"} ${list(blocks)}`;
 
+// In a sentence, a number alone could be a block's: "request 5", "sequence 5.2". Other names are told as they are.
+const kindOf = (name) => (/^\d+$/.test(name) ? "request" : /^\d+\.\d+$/.test(name) ? "sequence" : "");
+export const named = (name) => (kindOf(name) ? `${kindOf(name)} ${name}` : name);
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+const begin = (name) => (kindOf(name) ? capital(named(name)) : name);
+function beginList(names, most) {
+  const kind = kindOf(names[0]);
+  const alike = kind && names.length > 1 && names.every((name) => kindOf(name) === kind);
+  return alike ? `${capital(kind)}s ${list(names, most)}` : list([begin(names[0]), ...names.slice(1).map(named)], most);
+}
+
 // What a sequence is called: its request, and its number if the request is one of the `several` that have more.
 export const labels = (several) => (table) => `${short(table.request)}${several.has(table.request) ? `.${table.position + 1}` : ""}`;
 
@@ -35,7 +46,7 @@ export function explain({ entry, before, planned, memory }, nameOf) {
   const events = entry.events ?? [];
 
   for (const event of events) {
-    const who = short(String(event.request ?? ""));
+    const who = begin(short(String(event.request ?? "")));
     const request = String(event.request ?? "");
     if (event.kind === "preempted") {
       const how =
@@ -52,7 +63,7 @@ export function explain({ entry, before, planned, memory }, nameOf) {
       if (event.cached_tokens > 0) {
         const hits = hitBlocks(before, planned, request, size);
         const where = hits.length ? ` in ${blocksText(hits)}` : "";
-        tell("hit", "prefix-cache", `Prefix hit: ${plural(event.cached_tokens, "token")} of ${who} ${event.cached_tokens === 1 ? "is" : "are"} there already${where}, so nothing of that is computed.`, hits);
+        tell("hit", "prefix-cache", `Prefix hit: ${plural(event.cached_tokens, "token")} of ${named(short(request))} ${event.cached_tokens === 1 ? "is" : "are"} there already${where}, so nothing of that is computed.`, hits);
       }
     } else if (event.kind === "resumed") {
       tell("admission", "swapping", `${who} is back from host memory: its blocks fit again, and it goes on where it was.`);
@@ -79,7 +90,7 @@ export function explain({ entry, before, planned, memory }, nameOf) {
   for (const [from, to] of entry.copies ?? []) {
     copied.add(to);
     const writer = [...planned.tables.values()].find((table) => !table.on_host && table.blocks.includes(to));
-    const who = writer ? nameOf(writer) : "A sequence";
+    const who = writer ? named(nameOf(writer)) : "a sequence";
     const others = planned.refs[0][from] ?? 0;
     const why = others ? `${who} writes where ${others === 1 ? "another sequence reads" : `${others} others read`}` : `${who} writes to a block that the prefix cache keeps`;
     tell("copy", "block-table", `Copy-on-write: block ${from} is copied to block ${to}, because ${why}.`, [from, to]);
@@ -92,7 +103,7 @@ export function explain({ entry, before, planned, memory }, nameOf) {
       .filter(({ block, logical, hit }) => !hit && !copied.has(block) && logical >= (old?.blocks.length ?? 0))
       .map(({ block }) => block);
     if (!blocks.length) continue;
-    const who = nameOf(table);
+    const who = begin(nameOf(table));
     const ahead = table.blocks.length - Math.ceil(table.num_tokens / size);
     const tokens = plural(table.num_tokens, "token");
     if (!old && ahead > 0)
@@ -107,12 +118,6 @@ export function explain({ entry, before, planned, memory }, nameOf) {
     }
   }
 
-  if (committed) tellCommit(before, planned, memory, nameOf, tell);
-  if (entry.finished?.length)
-    tell("end", "allocator", `${list(entry.finished.map((request) => short(String(request))))} ${entry.finished.length === 1 ? "has" : "have"} ended: every block that nobody else holds comes back ${committed ? "now" : "with this step's commit"}.`);
-  if (events.some((event) => event.kind === "closed"))
-    tell("end", "scheduler", "The trace ends here: what changed after its last step was a request that was aborted.");
-
   const decodes = [];
   for (const scheduled of entry.scheduled ?? []) {
     const [request, position, start, number] = scheduled;
@@ -125,27 +130,38 @@ export function explain({ entry, before, planned, memory }, nameOf) {
     const why = [start > 0 && `what is ${cached ? "cached" : "done"} is left out`, rest && "the step's budget limits the rest"].filter(Boolean);
     const which = `${number === 1 ? `token ${start}` : `tokens ${start} to ${start + number - 1}`}${total ? ` of ${total}` : ""}`;
     if (isDecode(table, scheduled)) decodes.push(who);
-    else if (why.length) tell("prefill", cached && !rest ? "prefix-cache" : "batch-policies", `${who} computes ${which}: ${why.join(", and ")}.`);
-    else tell("prefill", "scheduler", `${who} computes its prompt: ${plural(number, "token")} in one forward pass.`);
+    else if (why.length) tell("prefill", cached && !rest ? "prefix-cache" : "batch-policies", `${begin(who)} computes ${which}: ${why.join(", and ")}.`);
+    else tell("prefill", "scheduler", `${begin(who)} computes its prompt: ${plural(number, "token")} in one forward pass.`);
   }
-  if (decodes.length) tell("decode", "scheduler", `${list(decodes, 6)} ${decodes.length === 1 ? "decodes: one new token" : "decode: one new token each"}.`);
+  if (decodes.length) tell("decode", "scheduler", `${beginList(decodes, 6)} ${decodes.length === 1 ? "decodes: one new token" : "decode: one new token each"}.`);
+
+  if (committed) tellForks(planned, memory, nameOf, tell);
+  if (entry.finished?.length)
+    tell("end", "allocator", `${beginList(entry.finished.map((request) => short(String(request))))} ${entry.finished.length === 1 ? "has" : "have"} ended: every block that nobody else holds comes back ${committed ? "now" : "with this step's commit"}.`);
+  if (events.some((event) => event.kind === "closed"))
+    tell("end", "scheduler", "The trace ends here: what changed after its last step was a request that was aborted.");
+  if (committed) tellFreed(before, planned, memory, tell);
   if (!told.length) tell("other", "scheduler", "Nothing is computed in this step.");
   return told;
 }
 
-// Who is forked, who continues another, and what comes back.
-function tellCommit(before, planned, memory, nameOf, tell) {
+// Who is forked, and who continues another.
+function tellForks(planned, memory, nameOf, tell) {
   for (const table of memory.tables.values()) {
     if (planned.tables.has(table.name)) continue;
     const sibling = [...planned.tables.values()].find((other) => other.request === table.request);
     if (sibling && sibling.blocks[0] === table.blocks[0])
-      tell("fork", "parallel-sampling", `${nameOf(table)} is forked: it holds the same ${plural(table.blocks.length, "block")}, and nothing is copied until one of them writes.`, table.blocks);
+      tell("fork", "parallel-sampling", `${begin(nameOf(table))} is forked: it holds the same ${plural(table.blocks.length, "block")}, and nothing is copied until one of them writes.`, table.blocks);
   }
   for (const table of memory.tables.values()) {
     const old = planned.tables.get(table.name);
     if (old && !table.blocks.every((block, i) => block === old.blocks[i]))
-      tell("fork", "beam-search", `${nameOf(table)} now continues another beam, whose ${blocksText(table.blocks)} it shares; what it held before is dropped.`, table.blocks);
+      tell("fork", "beam-search", `${begin(nameOf(table))} now continues another beam, whose ${blocksText(table.blocks)} it shares; what it held before is dropped.`, table.blocks);
   }
+}
+
+// What comes back.
+function tellFreed(before, planned, memory, tell) {
   const back = [];
   memory.refs[0].forEach((refs, block) => !refs && (before.refs[0][block] || planned.refs[0][block]) && back.push(block));
   if (!back.length) return;

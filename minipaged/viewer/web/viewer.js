@@ -11,7 +11,7 @@
 import { TraceError } from "./memory.js";
 import { Reader, Timeline } from "./timeline.js";
 import { JUMPS } from "./happenings.js";
-import { CONCEPTS, explain, labels, plural } from "./explain.js";
+import { CONCEPTS, explain, labels, named, plural } from "./explain.js";
 import { HUES, Pool, arrow, palette } from "./pool.js";
 import { drawChart } from "./chart.js";
 
@@ -553,7 +553,7 @@ class Viewer {
     const size = this.timeline.header.block_size;
     if (!view.refs) parts.detail.textContent = `${name}: ${view.cached ? "nobody holds it; the prefix cache remembers its tokens" : "free"}.`;
     else {
-      const owners = view.owners.map((owner) => label(memory.tables.get(owner)));
+      const owners = view.owners.map((owner) => named(label(memory.tables.get(owner))));
       const who = owners.length > 6 ? `${owners.slice(0, 6).join(", ")} and ${owners.length - 6} more` : owners.join(", ");
       const table = memory.tables.get(view.owners[0]);
       const logical = table.blocks.indexOf(selected.block);
