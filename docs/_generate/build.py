@@ -43,6 +43,7 @@ def main() -> None:
         "specification.md": pages.specification(report),
         "guides/messages.md": pages.messages(),
         "benchmarks.md": pages.benchmarks(),
+        "cpu-kernels.md": pages.cpu_kernels(),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
         **pages.lessons(),
         "learn/tour.md": pages.tour(),

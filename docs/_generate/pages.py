@@ -37,6 +37,7 @@ PAGE_OF = {
     "minipaged/decoding/beam_search.py": "concepts/beam-search.md",
     "kernels/reference/attention.py": "concepts/paged-attention.md",
     "docs/architecture.md": "architecture.md",
+    "docs/benchmarks/cpu_kernels.md": "cpu-kernels.md",
     "CONTRIBUTING.md": "guides/contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
@@ -213,13 +214,13 @@ def lessons() -> dict[str, str]:
         [
             front_matter(source="tutorials"),
             "# Learn\n",
-            "In most lessons you write a part of the engine: a class, a function or a kernel. The project's own",
-            "tests check it, and then the whole engine runs with your part in place of its own. (Lessons 00, 11",
-            "and 12 have nothing to write.) Lessons 01, 02, 04 to 09 and 13 have an editor on their pages: there",
-            "is nothing to install, and your code stays in your browser. All lessons work in a clone of the",
-            "repository, where you can continue with a downloaded `exercise.py`.",
+            "In most lessons you write a part of the engine: a class, a function or a kernel. The project's",
+            "own tests check it, and then the whole engine runs with your part in place of its own. (Lessons",
+            "00, 11 and 12 have nothing to write.) Lessons 01, 02, 04 to 09 and 13 have an editor on their",
+            "pages: there is nothing to install, and your code stays in your browser. All lessons work in a",
+            "clone of the repository, where you can continue with a downloaded `exercise.py`.",
             "",
-            "To look before you write, take [the tour](tour.md): fifteen minutes, nothing to write or install.",
+            "To look before you write, take [the tour](tour.md): fifteen minutes, nothing to install.",
             "",
             "In a clone, [install minipaged](../index.md#run-it) with its tests. Then:",
             "",
@@ -360,7 +361,9 @@ def rewrite_links(text: str, source: Path, page: Path) -> str:
         where = PAGE_OF.get(path)
         if (lesson := re.fullmatch(r"tutorials/(\w+)(?:/lesson\.md)?/?", path)) is not None:
             where = f"learn/{lesson[1]}.md"
-        elif path.startswith("docs/"):
+        elif re.fullmatch(r"docs/benchmarks/\w+\.md", path) and where is None:
+            where, anchor = "benchmarks.md", anchor or f"#{section_of(path)}"
+        elif path.startswith("docs/") and where is None:
             where = path.removeprefix("docs/") + ("/index.md" if (ROOT / path).is_dir() else "")
         if where is not None:
             return f"{image}[{label}]({os.path.relpath(where, page)}{anchor or ''})"
@@ -368,6 +371,12 @@ def rewrite_links(text: str, source: Path, page: Path) -> str:
         return f"{image}[{label}]({address}/blob/main/{path})" if address else label
 
     return outside_code(text, re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)"), rewritten)
+
+
+def section_of(path: str) -> str:
+    """The anchor of a file that is a section of a page: its heading."""
+    heading = (ROOT / path).read_text().partition("\n")[0]
+    return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
 
 
 def outside_code(text: str, pattern: re.Pattern[str], replacement: str | Replacement) -> str:
@@ -465,8 +474,12 @@ def framed(svg: str) -> str:
     return f'<figure class="frame">{sheet}</figure>\n'
 
 
+BENCHMARKS = ("summary", "peers", "single_stream", "serving", "gpu", "how_to_compare")
+"""The sections of the page on benchmarks: results first, the method last."""
+
+
 def benchmarks() -> str:
-    """Measured figures: the files of `docs/benchmarks/`, as they are."""
+    """Measured figures: files of `docs/benchmarks/`, as they are."""
     folder = ROOT / "docs/benchmarks"
     lines = [
         front_matter(source="docs/benchmarks"),
@@ -474,26 +487,15 @@ def benchmarks() -> str:
         "This page lists only what was measured, with the machine, the versions, the date and the command.",
         "What is not here has not been measured.\n",
     ]
-    # Results first, the method last.
-    pages = sorted(folder.glob("*.md"), key=lambda page: (page.name == "how_to_compare.md", page.name))
-    results = sorted(folder.glob("*.json"))
-    for page in pages:
-        lines.append(rewrite_links(one_level_down(page.read_text()), folder, Path()))
-    for file in results:
-        lines.append(_result(file))
-    if not pages and not results:
-        lines.append("No run is recorded yet. Make your own with `minipaged bench --workload FILE`.\n")
+    for name in BENCHMARKS:
+        section = (folder / f"{name}.md").read_text()
+        lines.append(rewrite_links(one_level_down(section), folder, Path()))
     return "\n".join(lines)
 
 
-def _result(file: Path) -> str:
-    result = json.loads(file.read_text())
-    rows = result if isinstance(result, list) else [result]
-    lines = [f"## {file.stem.replace('_', ' ')}\n"]
-    for row in rows:
-        lines += ["| | |", "|---|---|"]
-        for key, value in row.items():
-            shown = f"{value:,.4g}" if isinstance(value, float) else json.dumps(value).strip('"')
-            lines.append(f"| {key} | {shown} |")
-        lines.append("")
-    return "\n".join(lines)
+def cpu_kernels() -> str:
+    """What each change to the CPU kernels gained."""
+    file = ROOT / "docs/benchmarks/cpu_kernels.md"
+    return front_matter(source="docs/benchmarks/cpu_kernels.md") + rewrite_links(
+        file.read_text(), file.parent, Path()
+    )

@@ -1,8 +1,8 @@
 """Paged attention, computed exactly as it is defined: one query row at a time, in float64.
 
 For each row: look up every visible token through the block table, score it, softmax, mix the values. Nothing
-is batched, packed or skipped; the fast paths are tested against it. Paper: equations 2 and 3 (section 2.1) and
-4 (section 4.1).
+is batched, packed or skipped; the fast paths are tested against it. Paper: equations 2 and 3 (section 2.1)
+and 4 (section 4.1).
 """
 
 import torch

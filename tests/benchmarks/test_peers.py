@@ -1,8 +1,10 @@
 """The comparison with other engines: who takes part, and what the page says of it. No engine runs here."""
 
+import re
+
 import pytest
 
-from tests.benchmarks.peers import contest
+from tests.benchmarks.peers import contest, report
 from tests.benchmarks.peers.contest import DRIVERS, ENVIRONMENTS, OURS, Spread, compare, environment_of
 from tests.benchmarks.peers.report import NAMES, page
 from tests.benchmarks.peers.rows import ROWS
@@ -54,6 +56,13 @@ def test_a_faster_engine_is_named_in_words(outcome):
     assert "- one request, 134 M (float32, threads: 1): ONNX Runtime GenAI is 2.00 times as fast." in text
     assert "minipaged 1.0, ort 1.0:" in text
     assert "openvino" not in text
+
+
+def test_the_chart_fits_on_a_phone_with_its_names_and_numbers(outcome):
+    """Catches bars that are cut off before they end, so that all look alike, and numbers out of sight."""
+    svg = report.chart([outcome[0]])
+    assert int(re.search(r'viewBox="0 0 (\d+)', svg)[1]) <= 350
+    assert svg.index(">1.00<") < svg.index("<rect"), "the number stands behind the bar"
 
 
 def test_every_peer_of_every_row_has_a_driver_a_name_and_a_place_to_run():

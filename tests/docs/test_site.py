@@ -134,6 +134,22 @@ def test_links_of_a_lesson_lead_to_the_pages_of_the_site(monkeypatch):
     )
 
 
+def test_a_link_to_a_file_of_the_benchmarks_leads_to_its_section():
+    """Catches links to Markdown files that are no pages of the site."""
+    links = "[a](peers.md) [b](gpu.md#tilings) [c](cpu_kernels.md#avx2-alone)"
+    assert pages.rewrite_links(links, ROOT / "docs/benchmarks", Path()) == (
+        "[a](benchmarks.md#against-other-engines) [b](benchmarks.md#tilings) [c](cpu-kernels.md#avx2-alone)"
+    )
+
+
+def test_the_benchmarks_begin_with_a_summary_and_every_file_has_a_place():
+    """Catches ten thousand words without a beginning, and a file that no page shows."""
+    heads = re.findall(r"^## (.*)$", pages.benchmarks(), re.MULTILINE)
+    assert heads[:2] == ["In short", "Against other engines"]
+    files = {file.stem for file in ROOT.glob("docs/benchmarks/*.md")}
+    assert files == {*pages.BENCHMARKS, "cpu_kernels"}
+
+
 def test_a_picture_of_a_lesson_stands_in_its_page():
     """Catches an image file, which cannot follow the page's colours, and an exercise that is not shown."""
     page = pages.lessons()["learn/02_allocator.md"]
@@ -147,7 +163,6 @@ def test_wide_pictures_may_scroll_on_a_phone():
     """Catches a map or a chart that shrinks until its words cannot be read."""
     assert 'class="sheet wide"' in pages.framed('<svg viewBox="0 0 986 520">')
     assert 'class="sheet"' in pages.framed('<svg viewBox="0 0 406 144">')
-    assert '<div class="sheet wide" tabindex="0" role="group"><svg viewBox="0 0 760' in pages.benchmarks()
 
 
 def test_the_tour_is_a_page_with_its_pictures():

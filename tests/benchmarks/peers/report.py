@@ -83,12 +83,13 @@ others run with their default memory settings ("vLLM" in eager mode, `enforce_ea
 with its default, `torch.compile`). Ratios with the same memory settings for every engine are at the
 end.""".splitlines()
 
-BAR, ROW, LABEL, WIDTH = 13, 10, 250, 760
+BAR, ROW, LABEL, NUMBER, WIDTH = 13, 10, 186, 216, 350
+"""The chart in pixels, on a phone: how high a bar and the gap below a row are; where names, numbers, bars end."""
 
 
 def chart(rows: list[dict[str, Any]]) -> str:
     """Bars as SVG: the speed of each engine, minipaged's being 1; colours and font are the page's."""
-    parts, y, scale = [], 0, (WIDTH - LABEL - 60) / 1.1
+    parts, y, scale = [], 0, (WIDTH - NUMBER - 6) / 1.1
     for row in rows:
         title = f"{row['title']}, {row['dtype']}" + ", 2 threads" * (row["threads"] == 2)
         parts.append(f'<text x="0" y="{y + BAR - 2}" font-weight="600">{escape(title)}</text>')
@@ -97,17 +98,18 @@ def chart(rows: list[dict[str, Any]]) -> str:
         for engine, speed in {OURS: 1.0, **speeds}.items():
             shade = "" if engine == OURS else ' opacity="0.45"'
             parts += [
-                f'<text x="{LABEL - 8}" y="{y + BAR - 3}" text-anchor="end">{escape(NAMES[engine])}</text>',
-                f'<rect x="{LABEL}" y="{y}" width="{speed * scale:.1f}" height="{BAR - 2}"{shade}/>',
-                f'<text x="{LABEL + speed * scale + 6:.1f}" y="{y + BAR - 3}">{speed:.2f}</text>',
+                f'<text x="{LABEL}" y="{y + BAR - 3}" text-anchor="end">{escape(NAMES[engine])}</text>',
+                f'<text x="{NUMBER}" y="{y + BAR - 3}" text-anchor="end">{speed:.2f}</text>',
+                f'<rect x="{NUMBER + 6}" y="{y}" width="{speed * scale:.1f}" height="{BAR - 2}"{shade}/>',
             ]
             y += BAR + 2
         y += ROW
     body = "".join(parts).replace("`", "")
     return (
-        '<figure class="frame"><div class="sheet wide" tabindex="0" role="group">'
+        '<figure class="frame"><div class="sheet" tabindex="0" role="group">'
         f'<svg viewBox="0 0 {WIDTH} {y}" role="img" aria-label="Speed of each engine relative to minipaged" '
-        f'font-size="11" fill="currentColor" style="max-width: 48rem">{body}</svg></div></figure>'
+        f'font-size="11" fill="currentColor" style="min-width: 0; max-width: 25rem">{body}</svg>'
+        "</div></figure>"
     )
 
 
