@@ -104,8 +104,14 @@ def bench(
         name, number = next(iter(sizes.items()))
         raise ValueError(f"{name} is {number} with a workload file; give one or the other")
     if url is not None:
-        if use or options or profile or tokens_out or threads:
-            raise ValueError("--url measures a running server; give engine settings to minipaged serve")
+        own = {"--use": use, "--profile": profile, "--tokens-out": tokens_out, "--threads": threads}
+        if given := [
+            *(name for name, value in own.items() if value),
+            *(f"--{name.replace('_', '-')}" for name in options),
+        ]:
+            raise ValueError(
+                f"--url measures a running server; drop {given[0]}, or give settings to minipaged serve"
+            )
         if repeat is not None or limits:
             name = "--limits" if limits else "--repeat"
             raise ValueError(f"--url measures a server in one run; drop {name}")

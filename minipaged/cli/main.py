@@ -104,7 +104,7 @@ def _told(error: BaseException) -> int:
         _say(str(error))
         return 1
     elif isinstance(error, (ValueError, NotImplementedError)):  # the latter: a stub that says what is to do
-        _say(str(error))
+        _say(str(error) or f"{type(error).__name__}, without a message of what is to do")
         return 1 if isinstance(error, FailedRequestError) else 2
     else:
         raise error

@@ -4,6 +4,7 @@ matplotlib is needed only where a figure is asked for.
 """
 
 import json
+import math
 import time
 from dataclasses import asdict, astuple, fields, replace
 from pathlib import Path
@@ -51,8 +52,12 @@ def reproduce(
     console = Console()
     _refuse_contradictions(experiments or [], all_, list_, figures, figure_format, docs)
     if not (experiments or all_):
-        for experiment in EXPERIMENTS.values():
-            print(f"{experiment.name:16} {experiment.title} ({experiment.source})")
+        listed = [{"name": e.name, "title": e.title, "source": e.source} for e in EXPERIMENTS.values()]
+        if as_json and list_:
+            print(json.dumps(listed, indent=1))
+            return
+        for entry in listed:
+            print("{name:16} {title} ({source})".format_map(entry))
         if not list_:
             print("\nName some of them, or give --all.")
         return
@@ -176,7 +181,8 @@ def simulate(
     elif not sweep:
         print(json.dumps(asdict(reports[0]), indent=1))
     else:
-        rows = [{flag: value, **asdict(report)} for value, report in zip(values, reports)]
+        shown = [str(value) if value == math.inf else value for value in values]  # (JSON has none)
+        rows = [{flag: value, **asdict(report)} for value, report in zip(shown, reports)]
         print(json.dumps(rows, indent=1))
     if plot is not None:
         save_figure({"panels": [asdict(panel) for panel in sweep_panels(flag, values, reports)]}, plot)

@@ -147,8 +147,8 @@ class Deployment:
             raise DoesNotFitError(f"{self.chip.name} has no link to other chips; use only 1")
         if self.model.weight_bytes > self.memory:
             raise DoesNotFitError(
-                f"{self.model.name} needs {self.model.weight_bytes / GB:.0f} GB for its weights, but "
-                f"{self.num_chips} x {self.chip.name} has {self.memory / GB:.0f} GB; use more or larger chips"
+                f"{self.model.name} needs {self.model.weight_bytes / GB:.3g} GB for its weights, but "
+                f"{self.num_chips} x {self.chip.name} has {self.memory / GB:.3g} GB; use more or larger chips"
             )
 
     @property

@@ -97,6 +97,7 @@ def assert_close(actual: Tensor, expected: Tensor, case: Case) -> None:
     Values are drawn with variance 1: a mean of n of them is no smaller than n^-1/2, unless they cancel (a
     head of size 1, say). Then the error is measured against half of what was cancelled.
     """
+    assert isinstance(actual, Tensor), f"expected a tensor, got {actual!r}"
     actual, expected = actual.double().cpu(), expected.double().cpu()
     shapes = f"expected the shape {list(expected.shape)}, got {list(actual.shape)}"
     assert actual.shape == expected.shape, shapes

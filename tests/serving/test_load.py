@@ -114,6 +114,14 @@ def test_the_table_has_room_for_a_long_error(server, tmp_path):
     assert "first error: 400" in ran.output
 
 
+@pytest.mark.parametrize("option", ["--block-size", "--threads"])
+def test_what_a_server_cannot_be_told_is_named(option):
+    """Catches "engine settings" told of whatever does not go with --url."""
+    ran = CliRunner().invoke(app, ["bench", "--url", "http://localhost:1", option, "2"])
+    assert isinstance(ran.exception, ValueError)
+    assert f"drop {option}" in str(ran.exception)
+
+
 def test_an_open_loop_turns_away_whom_the_system_has_no_place_for():
     """Catches a load generator that waits for the server before it sends the next."""
     llm = toy()

@@ -53,6 +53,13 @@ def test_list_names_every_experiment():
         assert name in shown
 
 
+def test_the_list_is_told_in_json_too():
+    """Catches text where a script asked for JSON."""
+    told = json.loads(command_line("reproduce", "--list", "--json"))
+    assert [entry["name"] for entry in told] == list(EXPERIMENTS)
+    assert set(told[0]) == {"name", "title", "source"}
+
+
 def test_reproduce_prints_json_with_the_promised_keys():
     claims = json.loads(command_line("reproduce", "growth", "--json"))
     assert {"experiment", "claim", "source", "paper", "measured", "unit"} <= claims[0].keys()
@@ -122,6 +129,16 @@ def test_a_sweep_runs_once_per_value_and_draws(tmp_path):
     )
     assert [row["max_num_batched_tokens"] for row in rows] == [64, 512]
     assert file.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_sweep_over_an_infinite_rate_is_json():
+    """Catches `Infinity`, which JSON does not have."""
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    printed = command_line(*SMALL[:-2], "--sweep", "rate=inf,1", "--json")
+    assert [row["rate"] for row in json.loads(printed, parse_constant=refuse)] == ["inf", 1.0]
 
 
 def test_a_sweep_over_choices_and_rates():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,8 @@ def paged_attention(
     1. Row t of sequence s stands at position `context_len[s] - query_len[s] + (t - query_start[s])` and
        sees the keys at positions k with 0 <= q - k (< sliding_window), through the block table.
     2. Nothing else is read: slots that were never written may hold anything, NaN included.
-    3. The pools are not changed.
+    3. Neither the pools nor the block tables are changed.
+    4. The result is that of `kernels/reference/attention.py` up to rounding: two rows of each call tell.
     """
 
 
@@ -46,19 +48,59 @@ def check_paged_attention(concept: str, override: Any) -> None:
 
 def watch_paged_attention(concept: str, override: Callable[..., Any]) -> Callable[..., Any]:
     """The function, its results checked."""
-    rules = Rules(concept)
-    function = rules.call(override) if inspect.isclass(override) else override
+    rules, calls = Rules(concept), itertools.count()
+    function = override
+    if inspect.isclass(override):
+        try:
+            function = rules.call(override)
+        except TypeError as error:
+            rules.fail(f"the engine calls {override.__name__}(), but {error}", cause=error)
 
     def watched(query: Any, key_cache: Any, value_cache: Any, metadata: Any, **parameters: Any) -> Any:
+        asked, tables = query.clone(), metadata.block_tables.clone()
+        written = key_cache._version, value_cache._version
         attended = rules.call(function, query, key_cache, value_cache, metadata, **parameters)
-        rules.require(hasattr(attended, "shape"), f"the result is {type(attended).__name__}; give a tensor")
+        is_tensor = isinstance(attended, type(query))
+        rules.require(is_tensor, f"the result is {type(attended).__name__}; give a tensor of torch")
+        told = "the block tables were changed; other layers and later steps read them"
+        rules.require(bool((metadata.block_tables == tables).all()), told)
+        told = "a pool was changed; attention only reads, for K and V are written before"
+        rules.require((key_cache._version, value_cache._version) == written, told)
         wanted = [*query.shape[:2], value_cache.shape[-1]]
         told = f"the result for a query {list(query.shape)} is {list(attended.shape)}"
         rules.require(list(attended.shape) == wanted, f"{told}; give [T, Hq, Dv] = {wanted}")
-        told = f"the result is {attended.dtype}; the query is {query.dtype}"
+        told = f"the result is {attended.dtype}; give the type of the query, {query.dtype}"
         rules.require(attended.dtype == query.dtype, told)
         told = "the result has NaN; a row read a slot that nobody wrote, or saw no key at all"
         rules.require(not bool(attended.isnan().any()), told)
+        _compare(rules, next(calls), attended, asked, (key_cache, value_cache), metadata, parameters)
         return attended
 
     return watched
+
+
+def _compare(
+    rules: Rules,
+    number: int,
+    attended: Any,
+    query: Any,
+    pools: tuple[Any, Any],
+    metadata: Any,
+    parameters: dict[str, Any],
+) -> None:
+    """Rule 4, for the last row of a sequence and one before it: others with each `number` of a call."""
+    from minipaged.kernels.metadata import AttentionParameters
+    from minipaged.kernels.reference.attention import attend_sequence
+
+    sequence = number % len(metadata.context_len_list)
+    first, end = metadata.query_start_list[sequence : sequence + 2]
+    for row in {first + number % (end - first), end - 1} if end > first else ():
+        position = metadata.context_len_list[sequence] - (end - row)
+        table = metadata.block_tables[sequence].long()
+        given = AttentionParameters(**parameters)
+        wanted = attend_sequence(query[row : row + 1], pools, table, position + 1, given)[0].float()
+        if wanted.isfinite().all():
+            error = (attended[row].float() - wanted).norm(dim=-1).max() / wanted.norm(dim=-1).max()
+            told = f"row {row}, which is at position {position} of sequence {sequence}, is {error:.0%} off"
+            told += f"; compare with {attend_sequence.__module__}"
+            rules.require(not error > (0.01 if query.dtype.itemsize == 4 else 0.1), told)
