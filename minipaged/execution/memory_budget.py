@@ -3,7 +3,7 @@
     total x gpu_memory_utilization
     | weights, other programs | a step's peak: activations, logits, partial results | KV pool |
 
-The pools are reserved at the start (paper, section 4.2); what they take while nothing runs is not measured.
+The pools are reserved at the start (paper, section 4.2).
 """
 
 from __future__ import annotations
