@@ -32,7 +32,7 @@ class EngineTurns:
             RequestError: this thread has it already, and would wait for itself; or the process is a fork, and
                 would wait for threads that it does not have.
         """
-        if os.getpid() != self._pid:
+        if self.is_fork:
             raise RequestError(
                 "this process is a fork of the one that built the LLM; build it after the fork"
             )
@@ -51,6 +51,11 @@ class EngineTurns:
         finally:
             if self._left:
                 self.leave(())
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether this process is a fork of the engine's, and has none of its threads and ranks."""
+        return os.getpid() != self._pid
 
     def leave(self, requests: Iterable[Request]) -> None:
         """Abort requests that are no longer read: now, or as soon as the thread that has the engine is done.

@@ -281,7 +281,7 @@ class LLM:
         Dropping the last reference does the same. Without other ranks there is nothing to end.
         """
         close: Callable[[], None] | None = getattr(self.engine.executor, "close", None)
-        if close is not None:
+        if close is not None and not self._turns.is_fork:
             with self._turns.turn():
                 close()
 

@@ -56,7 +56,7 @@ def write_tests(root: Path, lessons: list[Lesson], target: Path) -> None:
     contents |= loaded_by_pytest()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(contents):
-            archive.writestr(zipfile.ZipInfo(name), contents[name], zipfile.ZIP_DEFLATED)
+            archive.writestr(zipfile.ZipInfo(name), contents[name], zipfile.ZIP_DEFLATED, compresslevel=9)
 
 
 def helpers(root: Path, file: str) -> set[str]:

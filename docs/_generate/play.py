@@ -81,9 +81,8 @@ def write_engine(package: Path, target: Path) -> None:
         for file in sorted(package.rglob("*.py")):
             name = file.relative_to(package)
             if name.parts[0] not in LEFT_OUT:
-                archive.writestr(
-                    zipfile.ZipInfo(f"minipaged/{name.as_posix()}"), file.read_bytes(), zipfile.ZIP_DEFLATED
-                )
+                entry = zipfile.ZipInfo(f"minipaged/{name.as_posix()}")
+                archive.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED, compresslevel=9)
 
 
 def write_pyodide(folder: Path, cache: Path) -> str | None:
