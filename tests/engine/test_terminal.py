@@ -198,8 +198,8 @@ def test_without_a_standard_error_of_the_usual_kind_there_is_no_bar(kind, monkey
     own = SimpleNamespace(write=len, flush=lambda: None)
     monkeypatch.setattr("sys.stderr", {"none": None, "own": own, "closed": closed}[kind])
     with progress_bar("counting sheep", 3) as advance:
-        advance(1)
-        advance(2, 4)
+        assert advance(1) is None
+        assert advance(2, 4) is None
 
 
 @pytest.mark.parametrize("columns", [40, 80])

@@ -44,10 +44,12 @@ def test_what_is_right_runs(override, dtype):
     for options in ({}, {"sliding_window": 4}, {"softcap": 2.0}):
         case = make_case(lengths, dtype=dtype, sliding_window=options.get("sliding_window"))
         function = watched(override)
+        inputs = case.key_cache, case.value_cache, case.metadata
+        expected = paged_attention(case.query, *inputs, scale=0.3, **options)
         for _ in range(7):  # each call looks at other rows
-            function(
-                case.query.clone(), case.key_cache, case.value_cache, case.metadata, scale=0.3, **options
-            )
+            attended = function(case.query.clone(), *inputs, scale=0.3, **options)
+            torch.testing.assert_close(attended, expected, rtol=0.05, atol=0.05)
+            assert attended.shape == expected.shape
 
 
 def without_mask(query, key_cache, value_cache, metadata, **options):

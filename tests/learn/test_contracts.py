@@ -527,7 +527,7 @@ def test_a_phase_may_take_what_its_own_policy_gives_it():
     engine = toy_with(Capped, Policy)
     for _ in range(3):
         engine.add(range(3))
-    engine.run()
+    assert len(engine.run()) == 3
 
 
 def test_an_earlier_request_may_be_admitted_before_those_that_are_swapped_out():
@@ -544,7 +544,7 @@ def test_an_earlier_request_may_be_admitted_before_those_that_are_swapped_out():
         engine = toy_with(ShortestFirst, preemption=Swap, num_blocks=num_blocks, num_host_blocks=num_blocks)
         for length in (14, 3, 4, 5):
             engine.add([length] * length, 10)
-        engine.run()
+        assert len(engine.run()) == 4
 
 
 def test_a_scheduler_that_loses_or_disorders_requests_is_told():
