@@ -67,6 +67,7 @@ class Engine:
         ]
         self.on_committed: list[CommittedHook] = [self._observe]
         self._requests: dict[str, Request] = {}
+        self._aborted: list[Request] | None = None  # and ended by hooks of the present step
         self._now = clock()  # at the last commit or abort
 
     def add_request(
@@ -128,6 +129,8 @@ class Engine:
             with DeferredInterrupts():
                 self._now = self.clock()
                 self.scheduler.abort(request, error)
+                if request.is_finished and self._aborted is not None:
+                    self._aborted.append(request)
                 self._forget(request)
 
     @property
@@ -142,6 +145,7 @@ class Engine:
             Exception: whatever was raised inside. The step is rolled back first: its requests are queued
                 again, and stepping on recomputes them. (If a commit fails half way, they fail.)
         """
+        self._aborted = []
         with DeferredInterrupts() as interrupts:
             try:
                 plan = self.scheduler.schedule()
@@ -162,7 +166,8 @@ class Engine:
                 for request in list(self._requests.values()):
                     self._forget(request)
                 raise
-        return touched
+        aborted, self._aborted = self._aborted, None
+        return touched + [request for request in aborted if request not in touched]
 
     def _forget(self, request: Request) -> None:
         if request.is_finished and self._requests.pop(request.request_id, None) is not None:

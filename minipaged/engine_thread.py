@@ -213,9 +213,7 @@ class EngineThread:
     def _step(self) -> None:
         self._planned = None
         try:
-            touched = self._engine.step()
-            # (A hook may have aborted others, which the step has not touched.)
-            self._tell(dict.fromkeys([*touched, *(r for r in self._requests() if r.is_finished)]))
+            self._tell(self._engine.step())
         except RankError:
             raise  # the next one would fail too
         except Exception as error:
