@@ -44,6 +44,7 @@ class ModelLimits(Protocol):
     num_blocks: int
     num_host_blocks: int
     max_model_len: int
+    shares_prefixes: bool
     preemption_costs: PreemptionCosts
 
 
@@ -85,11 +86,12 @@ def build_scheduler(
         )
     components = components or Components()
     allocator = components.allocator(limits.num_blocks)
+    caches_prefixes = config.enable_prefix_caching and limits.shares_prefixes
     kv = components.kv_manager(
         allocator,
         config.block_size,
         (components.page_growth or PAGE_GROWTH[config.page_growth])(),
-        components.prefix_cache(allocator, config.block_size) if config.enable_prefix_caching else None,
+        components.prefix_cache(allocator, config.block_size) if caches_prefixes else None,
         SwapSpace(limits.num_host_blocks, limits.num_blocks) if limits.num_host_blocks else None,
         block_table=components.block_table,
     )

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 import transformers
 
-from tests.models.survey import ATTENTION_ONLY, CAUSAL_TYPES, HYBRIDS, IMAGE_TEXT_TYPES, Verdict, judge
+from tests.models.survey import CAUSAL_TYPES, IMAGE_TEXT_TYPES, Verdict, judge
 
 PAGE = Path(__file__).parent.parent / "models.md"
 MARK = "<!-- written by docs/_generate/models.py from here on -->\n"
@@ -22,8 +22,7 @@ MARK = "<!-- written by docs/_generate/models.py from here on -->\n"
 
 def row(model_type: str, verdict: Verdict) -> str:
     """A line of the table."""
-    runs = ATTENTION_ONLY if model_type in HYBRIDS else "runs"
-    told = {"runs": runs, "refused": "refused: ", "not built": "not tried", "differs": "differs: "}
+    told = {"runs": "runs", "refused": "refused: ", "not built": "not tried", "differs": "differs: "}
     reason = "" if verdict.outcome == "not built" else verdict.reason
     return f"| `{model_type}` | {told[verdict.outcome]}{reason} |\n"
 

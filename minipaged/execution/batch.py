@@ -34,6 +34,7 @@ class Batch(NamedTuple):
     sampling_index: list[int] | None  # which of the R rows each of them has; None: all, in order
     # Those whose prompt tokens' log-probabilities are wanted, and where their rows begin in R.
     prompts: list[tuple[ScheduledSequence, int]]
+    scheduled: list[ScheduledSequence]  # all S
 
 
 class BatchBuilder:
@@ -82,7 +83,7 @@ class BatchBuilder:
             max_query_len=max_query_len,
             max_context_len=max(context_len),
         )
-        return Batch(input_ids[None], row_positions[None], metadata, output_indices, *chosen)
+        return Batch(input_ids[None], row_positions[None], metadata, output_indices, *chosen, scheduled)
 
     def _update_tables(self, tables: list[list[int]]) -> np.ndarray:
         """The block tables [S, longest] int32, a view; what lies behind a shorter one means nothing."""

@@ -24,6 +24,8 @@ class Executor(Protocol):
     """Bytes of one block, keys and values of all layers."""
     max_model_len: int
     """Longest sequence, in tokens."""
+    shares_prefixes: bool
+    """Whether a request may begin behind cached blocks; not if layers keep states that blocks do not have."""
     vocab_size: int
     """Token ids are below it."""
     eos_token_ids: tuple[int, ...]

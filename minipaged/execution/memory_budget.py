@@ -102,6 +102,7 @@ def available_bytes(
     decode, largest = (peak + partial_results for peak in peaks)  # (there are decodes in either kind of step)
     # A pool of captured decodes keeps its memory; without graphs the two kinds of step take turns.
     peak = decode + largest if keeps_graphs else max(decode, largest)
+    peak += 2 * config.max_num_seqs * probe.state_bytes  # a step makes new states from the old ones
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return gpu_budget(total, free, peak, config.gpu_memory_utilization)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import proxy
@@ -34,6 +35,8 @@ from minipaged.execution.batch import Batch, BatchBuilder, num_predicted_prompt_
 from minipaged.execution.kv_cache import KVCache
 from minipaged.execution.memory_budget import available_bytes, block_bytes, pool_size
 from minipaged.execution.probe import Probe
+from minipaged.execution.recurrent import compute_as_before, compute_piecewise
+from minipaged.execution.state_table import StateTable
 from minipaged.kernels.dispatch import PagedAttention, select_backend
 from minipaged.scheduling import Sample, ScheduledSequence, StepPlan, StepResult
 from minipaged.scheduling.preemption import PreemptionCosts
@@ -75,6 +78,7 @@ class ModelRunner:
         self._config = config
         text_config = loading.text_config(model)
         own_attention = model.config._attn_implementation
+        compute_piecewise(model)
         try:
             prepare(model)
             self.max_model_len = loading.longest_sequence(text_config, config.max_model_len)
@@ -82,7 +86,12 @@ class ModelRunner:
             specs, self.vocab_size = probe.inspect(config.block_size, self.layers)
         except UnsupportedModelError as reason:
             model.set_attn_implementation(own_attention)
+            compute_as_before(model)
             raise UnsupportedModelError(f"{type(model).__name__} is not supported: {reason}") from reason
+        self._states = StateTable(probe.in_chunks) if probe.recurrent_layers else None
+        self.shares_prefixes = self._states is None
+        if config.enable_prefix_caching and not self.shares_prefixes:
+            logger.info("prefixes are not cached: a block has no state of the recurrent layers")
         vars(model.config)["pad_token_id"] = None  # (else GPT-2 looks for it in each step)
         self.backend = select_backend(config.attention_backend, self.device)
         self.block_size = config.block_size
@@ -184,14 +193,18 @@ class ModelRunner:
             output_rows=batch.output_rows,
             end_stage=self._end_stage,
         )
-        with set_forward_context(context):
+        step = nullcontext() if self._states is None else self._states.step(batch)
+        with step, set_forward_context(context):
             return call_model(self.model, batch.input_ids, batch.positions, batch.output_indices)[0]
 
     @property
     def _can_capture(self) -> bool:
         # (Other backends read lengths on the host; a graph would repeat those it was captured with.)
         return (
-            self._config.enable_cuda_graphs and self.device.type == "cuda" and self.backend.name == "triton"
+            self._config.enable_cuda_graphs
+            and self.device.type == "cuda"
+            and self.backend.name == "triton"
+            and self._states is None
         )
 
     def _make_graph_runner(self) -> CUDAGraphRunner | None:

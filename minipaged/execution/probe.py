@@ -9,6 +9,7 @@ A model that would compute something else than its own attention is refused.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,14 @@ from minipaged.execution.attention import (
     set_forward_context,
 )
 from minipaged.execution.loading import why_forward_failed
+from minipaged.execution.recurrent import Piece, Place, States, find_recurrent, set_pieces
 from minipaged.kernels.metadata import AttentionParameters
+
+KINDS = {"full_attention", "sliding_attention", "chunked_attention", "hybrid", "hybrid_sliding"}
+"""Layers that attend in a way we can compute; hybrid ones are recurrent, too."""
+
+NO_MIXING = {"mlp", "moe"}
+"""Layers in which no token sees another."""
 
 
 class Probe:
@@ -33,23 +41,37 @@ class Probe:
         model: prepared, so that its layers call the hook.
         text_config: of its decoder.
         max_model_len: tokens of the longest sequence; positions stay below it.
+
+    After `inspect`, `state_bytes` are those that recurrent layers keep of a sequence, and `in_chunks` tells
+    whether they go on with several tokens at once, or only with single ones.
     """
 
     def __init__(self, model: PreTrainedModel, text_config: Any, max_model_len: int) -> None:
         self.model, self.text_config, self.max_model_len = model, text_config, max_model_len
+        self.recurrent_layers: set[int] = {layer.layer_idx for layer in find_recurrent(model)}
         self.device = next(model.parameters()).device
 
     @torch.inference_mode()
     def run(
-        self, token_ids: list[int], num_outputs: int, from_zero: bool = True
+        self,
+        token_ids: list[int],
+        num_outputs: int,
+        from_zero: bool = True,
+        lengths: Sequence[int] = (),
+        joined: bool = False,
     ) -> tuple[dict[int, LayerSpec], Tensor]:
-        """What the layers look like, and the logits [num_outputs, V] of the last rows."""
+        """What the layers look like, and the logits [num_outputs, V] of the last rows.
+
+        `lengths`: recurrent layers compute the rows in such pieces, each a sequence, or all `joined` to one.
+        """
         context = ProbeContext(self.text_config)
         rows = torch.arange(len(token_ids), device=self.device)
-        with set_forward_context(context):
+        pieces = _pieces(lengths or [len(token_ids)], joined, self.device)
+        with set_forward_context(context), set_pieces(pieces):
             positions = (rows % self.max_model_len)[None] if from_zero else None
             input_ids = torch.tensor([token_ids], device=self.device)
             logits = call_model(self.model, input_ids, positions, rows[len(rows) - num_outputs :])
+        self.state_bytes = pieces[-1].states.num_bytes
         return context.specs, logits[0]
 
     def inspect(self, block_size: int, layers: range | None = None) -> tuple[dict[int, LayerSpec], int]:
@@ -66,12 +88,14 @@ class Probe:
         if num_layers < 1:
             raise UnsupportedModelError(f"num_hidden_layers is {num_layers}; give at least 1")
         try:
-            specs, logits = self.run([0, 0], num_outputs=1)
+            specs, logits = self.run([0, 0], num_outputs=1, lengths=[1, 1])
             if logits.shape[0] != 1:
                 raise UnsupportedModelError("it cannot compute the logits of chosen rows only")
             vocab_size = logits.shape[1]
-            _, after_another = self.run([vocab_size - 1, 0], num_outputs=1)
-            _, own_positions = self.run([0, 0], num_outputs=1, from_zero=False)
+            _, after_another = self.run([vocab_size - 1, 0], num_outputs=1, lengths=[1, 1])
+            _, own_positions = self.run([0, 0], num_outputs=1, from_zero=False, lengths=[1, 1])
+            self.in_chunks = self._agree_in_pieces([1, 3, 2, 1], vocab_size)
+            in_pieces = self.in_chunks or self._agree_in_pieces([3, 1, 1, 1, 1], vocab_size)
         except UnsupportedModelError:
             raise
         except Exception as error:  # code of other people, which may rely on a mask or a cache
@@ -79,11 +103,16 @@ class Probe:
         if _differ(logits, after_another):
             what = "a recurrent state" if getattr(self.model, "_is_stateful", False) else "other token mixing"
             raise UnsupportedModelError(f"it has {what} besides the attention that can be replaced")
+        if not in_pieces:
+            raise UnsupportedModelError("its recurrent layers compute something else in pieces than at once")
         if _differ(logits, own_positions):
             raise UnsupportedModelError("its positions do not start at 0")
-        silent = sorted(set(layers or range(num_layers)) - set(specs))
+        if not specs:
+            raise UnsupportedModelError("it keeps a state instead of a KV cache")
+        silent = set(layers or range(num_layers)) - specs.keys() - self.recurrent_layers
+        silent -= {layer for layer in silent if _kind_of(layer, self.text_config) in NO_MIXING}
         if silent:
-            raise UnsupportedModelError(f"layers {silent} keep no K/V in the cache")
+            raise UnsupportedModelError(f"layers {sorted(silent)} keep no K/V in the cache")
         for layer, spec in specs.items():
             if spec.chunk_size is not None and spec.chunk_size % block_size:
                 fits = max(size for size in range(1, block_size) if spec.chunk_size % size == 0)
@@ -92,6 +121,14 @@ class Probe:
                     f"tokens of layer {layer}; choose one that does, for example {fits}"
                 )
         return specs, vocab_size
+
+    def _agree_in_pieces(self, lengths: list[int], vocab_size: int) -> bool:
+        """Whether recurrent layers go on with a sequence as if they had computed it at once."""
+        if not self.recurrent_layers:
+            return True
+        tokens = [token % vocab_size for token in range(1, 1 + sum(lengths))]
+        (_, pieces), (_, whole) = (self.run(tokens, 1, lengths=given, joined=True) for given in (lengths, ()))
+        return not _differ(pieces, whole)
 
 
 class ProbeContext:
@@ -114,11 +151,11 @@ class ProbeContext:
             )
         if not getattr(module, "is_causal", True):
             raise UnsupportedModelError(f"layer {layer} also attends to later tokens (not a causal decoder)")
-        kind = self._kind_of(layer)
-        if kind not in ("full_attention", "sliding_attention", "chunked_attention"):
+        kind = _kind_of(layer, self._config)
+        if kind not in KINDS:
             raise UnsupportedModelError(f"layer {layer} is of type {kind!r}")
         window = parameters.sliding_window
-        if kind == "sliding_attention" and window is None:
+        if kind in ("sliding_attention", "hybrid_sliding") and window is None:
             raise UnsupportedModelError(f"layer {layer} does not say how long its sliding window is")
         if window is not None and window < 1:
             raise UnsupportedModelError(
@@ -133,12 +170,24 @@ class ProbeContext:
         )
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
-    def _kind_of(self, layer: int) -> str:
-        layer_types = getattr(self._config, "layer_types", None)
-        if layer_types is not None:
-            return layer_types[layer]
-        has_window = getattr(self._config, "sliding_window", None) is not None
-        return "sliding_attention" if has_window else "full_attention"
+
+def _kind_of(layer: int, config: Any) -> str:
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is not None:
+        return layer_types[layer]
+    has_window = getattr(config, "sliding_window", None) is not None
+    return "sliding_attention" if has_window else "full_attention"
+
+
+def _pieces(lengths: Sequence[int], joined: bool, device: torch.device) -> list[Piece]:
+    pieces: list[Piece] = []
+    first = 0
+    for length in lengths:
+        before = [Place(pieces[-1].states, 0, first)] if joined and pieces else []
+        rows = torch.arange(first, first + length, device=device)
+        pieces.append(Piece(rows[None], before, States(1)))
+        first += length
+    return pieces
 
 
 def _differ(actual: Tensor, expected: Tensor) -> bool:

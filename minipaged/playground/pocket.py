@@ -31,6 +31,8 @@ class PocketExecutor:
     `model`: max_model_len, vocab_size, eos_token_ids and block_bytes, as the page knows them.
     """
 
+    shares_prefixes = True
+
     def __init__(self, compute: Compute, model: Mapping[str, Any], config: EngineConfig) -> None:
         assert config.num_blocks is not None
         self._compute = compute

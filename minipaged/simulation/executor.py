@@ -32,6 +32,7 @@ class SimulatedExecutor:
     preemption_costs: PreemptionCosts = PreemptionCosts(0.0, 0.0, 0.0)
     block_size: int = 1
     block_bytes: int = 0
+    shares_prefixes: bool = True
     vocab_size: int = 1
     eos_token_ids: tuple[int, ...] = ()
     now: float = 0.0  # seconds since the start of the simulation

@@ -14,11 +14,14 @@ import torch
 
 from minipaged import LLM, AsyncLLM, SamplingParams
 from minipaged.config import ConfigError, EngineConfig
+from minipaged.execution import loading
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.distributed import RankError, start
-from minipaged.execution.distributed.runner import Report, check_reports
+from minipaged.execution.distributed.place import Place
+from minipaged.execution.distributed.runner import RankRunner, Report, check_reports
 from minipaged.execution.distributed.sharding import check_plan
 from tests.distributed.models import SIZES
+from tests.models.survey import build_small
 from tests.models.zoo import build
 from tests.processes import children, is_alive, needs_proc, wait_until
 
@@ -119,6 +122,14 @@ def test_a_model_without_a_plan_for_its_heads_is_refused(name):
     """Catches weights that stay whole, or are cut in a way that this code does not follow."""
     with pytest.raises(UnsupportedModelError, match="tensor_parallel_size is 2, but"):
         check_plan(build(name), 2)
+
+
+def test_a_model_with_recurrent_layers_is_refused(monkeypatch):
+    """Catches ranks whose sequences are others in every step: no state would be found again."""
+    monkeypatch.setattr(loading, "load_model", lambda *_: build_small("lfm2"))
+    config = EngineConfig(pipeline_parallel_size=2)
+    with pytest.raises(UnsupportedModelError, match="one rank only; set tensor_parallel_size and pipeline"):
+        RankRunner("lfm2", config, Place.of(0, config), torch.device("cpu"))
 
 
 def test_a_plan_that_forgets_a_weight_of_every_head_is_refused():

@@ -15,6 +15,7 @@ from minipaged.execution.probe import Probe
 from minipaged.kernels.triton.config import DecodeConfig, decode_config, split_bytes
 from tests.engine.conftest import make_llm
 from tests.models.driver import Driver
+from tests.models.survey import build_small
 from tests.models.zoo import build
 
 FREE, TOTAL = 30 << 30, 40 << 30
@@ -25,8 +26,8 @@ PER_TOKEN = 1000  # bytes of a pass over so many tokens
 def probe(monkeypatch):
     """Settings -> (bytes of the pool, the passes that were run) on a device that is not there."""
 
-    def available(**settings) -> tuple[int, list[tuple[int, int]]]:
-        runner = Driver(build("llama", max_position_embeddings=4096), **settings).runner
+    def available(model=None, **settings) -> tuple[int, list[tuple[int, int]]]:
+        runner = Driver(model or build("llama", max_position_embeddings=4096), **settings).runner
         probe = Probe(runner.model, loading.text_config(runner.model), runner.max_model_len)
         specs, _ = probe.inspect(runner.block_size)
         passes: list[tuple[int, int]] = []
@@ -71,6 +72,14 @@ def test_captured_decodes_and_their_partial_results_are_counted(probe) -> None:
     assert captured == left((20 + 500) * PER_TOKEN + 2 * partials)  # a mixed step has decodes, too
     plain, _ = probe(enable_cuda_graphs=False, **settings)
     assert plain == left(500 * PER_TOKEN + partials)
+
+
+def test_states_of_recurrent_layers_are_counted(probe) -> None:
+    """Catches a pool that takes the memory of the states, which no probe of a single sequence needs."""
+    settings = {"max_num_batched_tokens": 500, "max_num_seqs": 20, "enable_cuda_graphs": False}
+    found, _ = probe(build_small("lfm2"), **settings)
+    state = 2 * 32 * 3 * 4  # two convolutions over 3 inputs of 32 numbers
+    assert found == left(500 * PER_TOKEN + 2 * 20 * state)
 
 
 def test_a_context_of_one_split_has_no_partial_results() -> None:

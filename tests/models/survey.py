@@ -18,6 +18,9 @@ from tests.models.driver import Driver, random_tokens, schedule
 from tests.models.zoo import VOCAB_SIZE, enlarge_weights
 
 TOLERANCE = 1e-4
+TOLERANCE_WITH_STATES = 1e-3
+"""transformers' own layers round as differently when they compute chunks and single tokens."""
+
 CUTS = [
     (0, [3, 2, 5, 1, 1, 1, 1, 7]),
     (1, [14, 1, 1, 1, 1, 1]),
@@ -77,6 +80,7 @@ SIZES: dict[str, int] = {
     "qk_nope_head_dim": 8,
     "v_head_dim": 12,
     "n_group": 1,
+    "num_expert_group": 1,
     "topk_group": 1,
     "first_k_dense_replace": 1,
     "num_dense_layers": 1,
@@ -87,6 +91,15 @@ SIZES: dict[str, int] = {
     "mamba_d_state": 8,
     "mamba_expand": 2,
     "mamba_n_groups": 1,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "ssm_state_size": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_heads": 4,
+    "linear_head_dim": 8,
 }
 """Name of a setting -> small value, wherever a configuration has that setting."""
 
@@ -94,10 +107,12 @@ _HALF = {"head_dim": 8}
 _ROPE = {"rope_type": "default", "rope_theta": 100.0}
 _ROPE_OF_THREE = {"rope_parameters": {**_ROPE, "mrope_section": [2, 1, 1]}}
 _LATENT = {"num_key_value_heads": 4}
-_WITHOUT_STATE = {"layer_types": ["full_attention"] * 4}
+_ALTERNATING = {"layer_types": ["linear_attention", "full_attention"] * 2}
 SPECIAL: dict[str, dict[str, Any]] = {
     "axk1": _LATENT,
     "axk2": _LATENT,
+    "bailing_hybrid": {**_LATENT, "layer_group_size": 2},
+    "bamba": {"attn_layer_indices": [1, 3]},
     "blt": {"encoder_hash_byte_group_vocab": 64},
     "cohere_compass_text": {
         "layer_types": ["full_attention", "sliding_attention"] * 2,
@@ -123,16 +138,19 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gemma4_text": {"vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 8},
     "glm4_moe_lite": _LATENT,
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 6},
-    "granitemoehybrid": _WITHOUT_STATE,
+    "granitemoehybrid": _ALTERNATING,
     "hunyuan_v1_dense": _HALF,
     "hunyuan_v1_moe": _HALF,
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {**_ALTERNATING, **_LATENT},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "longcat_flash": _LATENT,
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
     "minicpm3": _LATENT,
     "ministral": _HALF,
     "nemotron": {**_HALF, "num_key_value_heads": 2},
-    "qwen3_next": _WITHOUT_STATE,
+    "qwen3_next": _ALTERNATING,
     "qwen2_5_vl_text": _ROPE_OF_THREE,
     "qwen2_vl_text": _ROPE_OF_THREE,
     "reformer": {"axial_pos_embds": False, "is_decoder": True},
@@ -177,12 +195,6 @@ def build_small(model_type: str) -> nn.Module:
     return model
 
 
-HYBRIDS = {"granitemoehybrid", "lfm2", "qwen3_next"}
-"""Types of hybrid models that are built with attention layers only."""
-
-ATTENTION_ONLY = "runs with attention layers only; most released models have others, too, and are refused"
-
-
 class Verdict(NamedTuple):
     """What became of a type: it runs, or else `reason`."""
 
@@ -213,6 +225,7 @@ def judge(model_type: str) -> Verdict:
     for ids, parts_of_sequence in zip(token_ids, computed):
         expected = reference(torch.tensor([ids]), use_cache=False).logits[0]
         error = (torch.cat(parts_of_sequence) - expected).abs().max() / expected.abs().max()
-        if not error < TOLERANCE:
+        tolerance = TOLERANCE if driver.runner.shares_prefixes else TOLERANCE_WITH_STATES
+        if not error < tolerance:
             return Verdict("differs", f"by {error:.1e} of the largest logit")
     return Verdict("runs")

@@ -48,16 +48,16 @@ def test_a_model_that_keeps_its_own_attention_is_refused(name: str) -> None:
 
 
 def test_a_model_with_recurrent_state_is_refused() -> None:
-    """Bamba's attention layers call the hook; its Mamba layers would start from nothing at every step."""
-    assert "recurrent state" in refusal(build("bamba"))
+    """Its recurrent layers keep their state to themselves: they would start from nothing at every step."""
+    assert "recurrent state" in refusal(build_small("recurrent_gemma"), max_model_len=64)
 
 
 def test_a_state_that_nobody_declares_is_found() -> None:
     """Its attention layers call the hook, and its others mix tokens: every step would start from nothing."""
-    model = build("bamba")
+    model = build_small("recurrent_gemma")
     type(model)._is_stateful = False
     try:
-        assert "other token mixing besides the attention" in refusal(model)
+        assert "other token mixing besides the attention" in refusal(model, max_model_len=64)
     finally:
         type(model)._is_stateful = True
 

@@ -174,18 +174,6 @@ OTHERS = {
         "mpt",
         {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 128},
     ),
-    "bamba": (
-        "bamba",
-        {
-            **_SMALL,
-            "attn_layer_indices": [1],
-            "mamba_n_heads": 4,
-            "mamba_d_head": 16,
-            "mamba_d_state": 8,
-            "mamba_expand": 2,
-            "mamba_n_groups": 1,
-        },
-    ),
 }
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution import loading
+from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.batch import Batch, BatchBuilder
 from minipaged.execution.distributed import RankError
 from minipaged.execution.distributed.group import Group, give_up
@@ -37,6 +38,7 @@ from minipaged.execution.distributed.stages import PARTS_PER_STAGE, Link, keep_s
 from minipaged.execution.distributed.threads import SharedThreads
 from minipaged.execution.kv_cache import KVCache
 from minipaged.execution.model_runner import ModelRunner
+from minipaged.execution.recurrent import find_recurrent
 from minipaged.interrupts import DeferredInterrupts
 from minipaged.kernels.dispatch import PagedAttention
 from minipaged.scheduling import ScheduledSequence, StepPlan, StepResult
@@ -75,6 +77,11 @@ class RankRunner(ModelRunner):
 
     def __init__(self, name: str, config: EngineConfig, place: Place, device: torch.device) -> None:
         model = loading.load_model(name, config, torch.device("cpu"))
+        if find_recurrent(model):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has layers with a recurrent state, which run on one rank only; "
+                "set tensor_parallel_size and pipeline_parallel_size to 1"
+            )
         self.place = place
         self._weights = fingerprint(model)
         self._split = Split([], [(0, model.get_output_embeddings().out_features)])

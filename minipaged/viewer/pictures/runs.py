@@ -33,6 +33,7 @@ class NoModel:
     max_model_len = VOCABULARY
     vocab_size = VOCABULARY
     eos_token_ids: tuple[int, ...] = ()
+    shares_prefixes = True
     preemption_costs = PreemptionCosts(1e-6, 1e-5, 1e-5)
 
     def __init__(self, block_size: int, num_blocks: int, num_host_blocks: int) -> None:
