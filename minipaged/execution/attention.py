@@ -191,7 +191,8 @@ def prepare(model: PreTrainedModel) -> None:
     has_positions = "position_ids" in accepted
     if not has_positions and getattr(model, "_is_stateful", False):
         raise UnsupportedModelError("it is recurrent: it keeps a state instead of a KV cache")
-    if not model._can_set_attn_implementation():
+    is_adopted = model.config._attn_implementation == NAME  # see `older_attention.py`
+    if not is_adopted and not model._can_set_attn_implementation():
         # transformers itself would only log a warning and keep its own attention, which has no cache
         raise UnsupportedModelError("its attention does not use transformers' attention interface")
     if not has_positions and any(name.startswith("encoder_") for name in accepted):

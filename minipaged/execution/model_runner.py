@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from minipaged.config import EngineConfig
 from minipaged.decoding.sampling import Sampler, find_errors, prompt_logprobs
-from minipaged.execution import loading
+from minipaged.execution import loading, older_attention
 from minipaged.execution.accel.cuda_graph import CaptureError, CUDAGraphCapture, CUDAGraphRunner
 from minipaged.execution.accel.optimize import optimize
 from minipaged.execution.attention import (
@@ -80,11 +80,13 @@ class ModelRunner:
         own_attention = model.config._attn_implementation
         compute_piecewise(model)
         try:
+            older_attention.adopt(model)
             prepare(model)
             self.max_model_len = loading.longest_sequence(text_config, config.max_model_len)
             probe = Probe(model, text_config, self.max_model_len)
             specs, self.vocab_size = probe.inspect(config.block_size, self.layers)
         except UnsupportedModelError as reason:
+            older_attention.give_back(model, own_attention)
             model.set_attn_implementation(own_attention)
             compute_as_before(model)
             raise UnsupportedModelError(f"{type(model).__name__} is not supported: {reason}") from reason

@@ -108,12 +108,14 @@ _ROPE = {"rope_type": "default", "rope_theta": 100.0}
 _ROPE_OF_THREE = {"rope_parameters": {**_ROPE, "mrope_section": [2, 1, 1]}}
 _LATENT = {"num_key_value_heads": 4}
 _ALTERNATING = {"layer_types": ["linear_attention", "full_attention"] * 2}
+_PART_ROTATED = {"rotary_dim": 4}
 SPECIAL: dict[str, dict[str, Any]] = {
     "axk1": _LATENT,
     "axk2": _LATENT,
     "bailing_hybrid": {**_LATENT, "layer_group_size": 2},
     "bamba": {"attn_layer_indices": [1, 3]},
     "blt": {"encoder_hash_byte_group_vocab": 64},
+    "codegen": _PART_ROTATED,
     "cohere_compass_text": {
         "layer_types": ["full_attention", "sliding_attention"] * 2,
         "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _ROPE),
@@ -138,6 +140,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gemma4_text": {"vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 8},
     "glm4_moe_lite": _LATENT,
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 6},
+    "gptj": _PART_ROTATED,
     "granitemoehybrid": _ALTERNATING,
     "hunyuan_v1_dense": _HALF,
     "hunyuan_v1_moe": _HALF,

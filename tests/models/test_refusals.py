@@ -41,10 +41,16 @@ def refusal(model: nn.Module, **settings: object) -> str:
     return message
 
 
-@pytest.mark.parametrize("name", ["falcon", "gptj", "bloom", "mpt"])
-def test_a_model_that_keeps_its_own_attention_is_refused(name: str) -> None:
+@pytest.mark.parametrize("model_type", ["big_bird", "roformer", "xglm"])
+def test_a_model_that_keeps_its_own_attention_is_refused(model_type: str) -> None:
     """transformers logs a warning and stays eager: every decode would see one token."""
-    assert "attention interface" in refusal(build(name))
+    assert "attention interface" in refusal(build_small(model_type))
+
+
+@pytest.mark.parametrize("name", ["falcon_alibi", "bloom", "mpt"])
+def test_attention_that_is_biased_by_distance_is_refused(name: str) -> None:
+    """The kernels know no bias: other tokens, in silence."""
+    assert refusal(build(name)).endswith("it biases attention by distance (ALiBi)")
 
 
 def test_a_model_with_recurrent_state_is_refused() -> None:

@@ -35,6 +35,18 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+_GPTJ = {
+    "vocab_size": VOCAB_SIZE,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 128,
+    "rotary_dim": 4,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+_FALCON = {name: value for name, value in _SMALL.items() if name != "num_key_value_heads"}
 _FOUR_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 # name -> (model type of transformers, its configuration)
@@ -151,24 +163,28 @@ SUPPORTED = {
             "attn_scale": 0.5,
         },
     ),
+    "gpt_neo": (  # no scale; a local layer's token sees 6 tokens
+        "gpt_neo",
+        {
+            **_SMALL,
+            "num_hidden_layers": 4,
+            "attention_types": [[["global", "local"], 2]],
+            "window_size": 6,
+        },
+    ),
+    "gptj": ("gptj", _GPTJ),
+    "codegen": ("codegen", _GPTJ),
+    "gpt_neox_japanese": ("gpt_neox_japanese", {**_SMALL, "rotary_emb_base": 100.0}),
+    "falcon": ("falcon", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon_multi_query": ("falcon", {**_FALCON, "bias": True}),
+    "falcon_all_heads": ("falcon", {**_FALCON, "multi_query": False, "parallel_attn": False}),
 }
 
 # For the tests of refusals.
 OTHERS = {
     "deepseek_v32": ("deepseek_v32", SUPPORTED["deepseek_v3"][1]),
     "phimoe": ("phimoe", {**_SMALL, "num_local_experts": 4}),
-    "falcon": ("falcon", {**_SMALL, "new_decoder_architecture": True, "num_kv_heads": 2}),
-    "gptj": (
-        "gptj",
-        {
-            "vocab_size": VOCAB_SIZE,
-            "n_embd": 32,
-            "n_layer": 2,
-            "n_head": 4,
-            "rotary_dim": 4,
-            "n_positions": 128,
-        },
-    ),
+    "falcon_alibi": ("falcon", {**_FALCON, "alibi": True}),
     "bloom": ("bloom", {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
     "mpt": (
         "mpt",
