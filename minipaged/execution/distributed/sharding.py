@@ -38,9 +38,6 @@ WHOLE = {
 
 IN_FUSED_LAYER = {"self_attn.o_proj": "attention_output", "mlp.down_proj": "mlp_output"}
 
-ALIGNED = 8
-"""Rows of experts are split in multiples of it: PyTorch's grouped products want strides of 16 bytes."""
-
 INTEGERS = {4: torch.int32, 2: torch.int16}
 """By bytes of a number."""
 
@@ -54,12 +51,9 @@ class Split(NamedTuple):
     """Of each rank, which part of the vocabulary its logits are of; empty where another rank has them all."""
 
 
-def bounds(count: int, rank: int, size: int, unit: int = 1) -> tuple[int, int]:
-    """The part of `count` things that rank `rank` of `size` has, in units if there are enough of them."""
-    if count % unit or count < unit * size:
-        unit = 1
-    units = count // unit
-    return units * rank // size * unit, units * (rank + 1) // size * unit
+def bounds(count: int, rank: int, size: int) -> tuple[int, int]:
+    """The part of `count` things that rank `rank` of `size` has."""
+    return count * rank // size, count * (rank + 1) // size
 
 
 def check_plan(model: PreTrainedModel, size: int) -> None:
@@ -123,9 +117,8 @@ def split_weights(model: PreTrainedModel, rank: int, size: int) -> Split:
         if style in SPLIT:  # experts [E, rows, columns], or a number for each head
             axis = -1 if style == "rowwise" or weight.dim() == 1 else -2
             kept = _rows(weight.shape[axis], rank, size, style == "packed_colwise")
-            _replace(
-                model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], weight, kept, axis
-            )
+            owner, _, name = path.rpartition(".")
+            _replace(model.get_submodule(owner), name, weight, kept, axis)
     if _style(plan, _name_of(model, head)) is None:
         return Split(partial, [(0, vocabulary), *[(0, 0)] * (size - 1)])
     return Split(partial, [bounds(vocabulary, number, size) for number in range(size)])
@@ -160,11 +153,11 @@ def _name_of(model: nn.Module, module: nn.Module) -> str:
     return next(path for path, other in model.named_modules() if other is module)
 
 
-def _rows(count: int, rank: int, size: int, packed: bool, unit: int = 1) -> slice | Tensor:
+def _rows(count: int, rank: int, size: int, packed: bool) -> slice | Tensor:
     """A rank's part of `count` rows; of packed ones its part of either half (gate and up)."""
     if not packed:
-        return slice(*bounds(count, rank, size, unit))
-    first = torch.arange(*bounds(count // 2, rank, size, unit))
+        return slice(*bounds(count, rank, size))
+    first = torch.arange(*bounds(count // 2, rank, size))
     return torch.cat((first, count // 2 + first))
 
 

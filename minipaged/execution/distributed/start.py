@@ -35,7 +35,7 @@ def load(name: str, config: EngineConfig) -> RankRunner:
         ConfigError: more ranks than GPUs, other ranks than torchrun started, or a second `LLM` with ranks.
         UnsupportedModelError, ModelLoadError: as `ModelRunner.load`.
     """
-    size = config.tensor_parallel_size * config.pipeline_parallel_size
+    size = config.num_ranks
     what = (
         f"tensor_parallel_size {config.tensor_parallel_size} x pipeline_parallel_size "
         f"{config.pipeline_parallel_size} is {size} ranks"
