@@ -86,10 +86,7 @@ class AsyncLLM:
         return self._llm.tokenizer
 
     def generate(
-        self,
-        prompt: Prompt,
-        sampling_params: DecodingParams | None = None,
-        request_id: str | None = None,
+        self, prompt: Prompt, sampling_params: DecodingParams | None = None, request_id: str | None = None
     ) -> AsyncOutputs:
         """Complete a prompt; called in a running event loop.
 

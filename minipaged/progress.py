@@ -42,12 +42,7 @@ def progress_bar(text: str, total: int | None = None, enabled: bool = True) -> I
         yield lambda done, total=None: None
         return
     columns = TextColumn("{task.description}"), BarColumn(bar_width=None), _Count(), TimeElapsedColumn()
-    with Progress(
-        *columns,
-        console=Console(stderr=True),
-        transient=True,
-        redirect_stdout=False,
-    ) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(text, total=total)
 
         def advance(done: int, total: int | None = None) -> None:

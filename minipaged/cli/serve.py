@@ -47,8 +47,7 @@ def serve(
         float, Option(help="Seconds that a request may take.", rich_help_panel=PANEL)
     ] = 600.0,
     shutdown_timeout: Annotated[
-        float,
-        Option(help="Seconds that running requests get to finish at shutdown.", rich_help_panel=PANEL),
+        float, Option(help="Seconds that running requests get to finish at shutdown.", rich_help_panel=PANEL)
     ] = 30.0,
     replicas: Annotated[
         int,

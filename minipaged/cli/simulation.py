@@ -131,8 +131,7 @@ def simulate(
     ] = 1e3 * CONSTANTS.step_seconds,
     replicas: Annotated[int, typer.Option(help="Engines behind the router.")] = 1,
     router: Annotated[
-        str | None,
-        typer.Option(help="round-robin, least-loaded or prefix-aware. [default: least-loaded]"),
+        str | None, typer.Option(help="round-robin, least-loaded or prefix-aware. [default: least-loaded]")
     ] = None,
     sweep: Annotated[
         list[str] | None,

@@ -63,9 +63,7 @@ class Detokenizer:
         if self._backend is not None:
             return self._backend.decode(token_ids, skip_special_tokens=self.skip_special_tokens)
         return self.tokenizer.decode(
-            list(token_ids),
-            skip_special_tokens=self.skip_special_tokens,
-            clean_up_tokenization_spaces=False,
+            list(token_ids), skip_special_tokens=self.skip_special_tokens, clean_up_tokenization_spaces=False
         )
 
     def token(self, token_id: int) -> str:

@@ -37,10 +37,7 @@ class Sampler:
     """
 
     def __init__(
-        self,
-        eos_token_ids: Collection[int] = (),
-        seed: int = 0,
-        greedy: GreedyTokens = greedy_tokens,
+        self, eos_token_ids: Collection[int] = (), seed: int = 0, greedy: GreedyTokens = greedy_tokens
     ) -> None:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.seed = seed
@@ -168,10 +165,7 @@ def _as_samples(
 
 
 def _report_asked(
-    samples: dict[int, Sample],
-    params: SequenceOf[DecodingParams],
-    logits: torch.Tensor,
-    total: torch.Tensor,
+    samples: dict[int, Sample], params: SequenceOf[DecodingParams], logits: torch.Tensor, total: torch.Tensor
 ) -> None:
     """Add the likeliest tokens to the samples of the rows that ask for them."""
     asked = [row for row in samples if params[row].logprobs is not None]

@@ -18,13 +18,7 @@ from minipaged.serving.gate import Gate, allow_origins
 from minipaged.serving.request_log import RequestLog
 from minipaged.serving.response_schemas import ResponsesBody
 from minipaged.serving.responses import respond_to
-from minipaged.serving.schemas import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    TemplateOptions,
-    TokenizeBody,
-)
+from minipaged.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, TemplateOptions, TokenizeBody
 from minipaged.serving.service import Service
 from minipaged.serving.settings import ServerSettings
 from minipaged.serving.streaming import EventStream

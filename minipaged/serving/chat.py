@@ -88,11 +88,7 @@ class _Writer:
         self._tokenizer = service.tokenizer
         self._generation = generation
         self._has_tools = bool(body.tools) and body.tool_choice != "none"
-        self._head = {
-            "id": generation.request_id,
-            "created": int(time.time()),
-            "model": service.model_name,
-        }
+        self._head = {"id": generation.request_id, "created": int(time.time()), "model": service.model_name}
         head = {**self._head, "object": "chat.completion.chunk"}
         usage = generation.usage.fields if body.wants_usage_so_far else None
         self._chunks = Chunks(head, body.wants_usage, PLAIN, usage)

@@ -42,8 +42,7 @@ def run_experiments(
 
 
 def run_cases(
-    cases: Sequence[Case],
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    cases: Sequence[Case], progress: Callable[[int, int], None] = lambda done, total: None
 ) -> list[Any]:
     """The answers of independent cases, in their order. Whatever is raised ends the workers: nobody waits."""
     others = set(active_children())
