@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 
 class ServerSettingsError(ValueError):
     """A setting that cannot work; the message names it, its value and the fix."""
-
-
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,16 +18,14 @@ class ServerSettings:
         ServerSettingsError: a value out of its range, or an address that others reach and no key.
     """
 
-    host: str = _option("127.0.0.1", "Address to listen on.")
-    port: int = _option(8000, "Port to listen on.")
-    api_keys: tuple[str, ...] = _option(
-        (), "Keys, one of which each request must have; each has its own cache."
-    )
-    allowed_origins: tuple[str, ...] = _option((), "Web pages of these origins may use the server.")
-    max_waiting: int = _option(256, "Requests that may wait; more are told to come back (429).")
-    max_body_bytes: int = _option(4 << 20, "Maximum bytes in the body of a request.")
-    request_timeout: float = _option(600.0, "Seconds a request may take, reading its body included.")
-    shutdown_timeout: float = _option(30.0, "Seconds that running requests get to finish at shutdown.")
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()  # each request must have one of them; each has its own cache
+    allowed_origins: tuple[str, ...] = ()  # of web pages that may use the server
+    max_waiting: int = 256  # requests; more are told to come back (429)
+    max_body_bytes: int = 4 << 20
+    request_timeout: float = 600.0  # seconds that a request may take, reading its body included
+    shutdown_timeout: float = 30.0  # seconds that running requests get to finish
 
     def __post_init__(self) -> None:
         for name, least in {"port": 0, "max_waiting": 1, "max_body_bytes": 1}.items():
