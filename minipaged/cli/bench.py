@@ -195,13 +195,7 @@ def _load(
     load = Load(url=url, items=items, **sent)
     count = len(items) if load.seconds is None else None
     with progress_bar("sending", count, enabled=not as_json) as show:
-        ended = [0]
-
-        def advance(more: int) -> None:
-            ended[0] += more
-            show(ended[0])
-
-        figures = run_load(load, advance)
+        figures = run_load(load, show)
     _print(figures, url if workload is None else workload.name, None, as_json)
 
 

@@ -173,7 +173,7 @@ class _Clients:
             record.error = f"{type(error).__name__}: {error}"
         self._num_inside -= 1
         self._records.append(record)
-        self._progress(1)
+        self._progress(len(self._records))
 
     async def _receive(self, item: WorkloadItem, record: Record) -> None:
         body = {
