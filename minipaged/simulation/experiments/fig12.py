@@ -35,18 +35,9 @@ def conclude(results: dict[tuple[str, str], LoadCurve]) -> Outcome:
     for part, (title, _, data, *_) in PARTS.items():
         rates = {name: results[part, name][0] for name in SYSTEMS}
         if part == "a":
-            claims += [
-                Claim(
-                    f"sustained rate, {LABELS[name]}",
-                    "Fig. 12 a",
-                    KNEES[name],
-                    rates[name],
-                    "req/s",
-                    "",
-                    "plot",
-                )
-                for name in SYSTEMS
-            ]
+            for name, knee in KNEES.items():
+                text = f"sustained rate, {LABELS[name]}"
+                claims.append(Claim(text, "Fig. 12 a", knee, rates[name], "req/s", "", "plot"))
         for name, published in RATIOS.items():
             paper = published if data == "sharegpt" else None
             note = COMPUTE_BOUND if part == "f" and name == "orca-oracle" else ""

@@ -41,14 +41,9 @@ def conclude(results: dict[tuple[str, int], tuple[float, int]]) -> Outcome:
     slower = replace(OPT_13B.deployment, chip=replace(OPT_13B.deployment.chip, host_link=16e9))
     then = max(ms[0] / (ms[1] + ms[2]) for ms in (overhead(size, slower) for size in BLOCK_SIZES))
     note = f"here, large blocks move at PCIe 4's full 25 GB/s; at 16 GB/s, the ratio is {then:.2f}"
+    small = "swap out and in at block size 1 over block size 16"
     claims = [
-        Claim(
-            "swap out and in at block size 1 over block size 16",
-            "Fig. 19 a",
-            (3.0, None),
-            slow,
-            reading="plot",
-        ),
+        Claim(small, "Fig. 19 a", (3.0, None), slow, reading="plot"),
         Claim("recompute, slowest over fastest block size", "Fig. 19 a", 1.0, flat),
         Claim("recompute over swap, highest of all block sizes", "Fig. 19 a", (None, 1.2), most, note=note),
     ]

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 from minipaged.simulation.experiments.common import grid
-from minipaged.simulation.hardware import CONSTANTS
 from minipaged.simulation.records import inference_time, queue_time
 from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
 from minipaged.simulation.run import simulate
@@ -16,22 +15,10 @@ SOURCE = "TGI pull request #2024"
 SECONDS, RATE, USERS, MAX_NEW_TOKENS = 60.0, 10.0, 100, 2048
 WORKLOAD = Independent(SHAREGPT.prompt, Lognormal(160, 0.8, 1024))
 CHIPS = setup("llama-3-8b", "a10g")
-HALF = replace(
-    CHIPS,
-    deployment=replace(
-        CHIPS.deployment,
-        chip=replace(
-            CHIPS.deployment.chip,
-            bandwidth=CHIPS.deployment.chip.bandwidth / 2,
-            flops=CHIPS.deployment.chip.flops / 2,
-        ),
-        constants=replace(
-            CONSTANTS,
-            step_seconds=2 * CONSTANTS.step_seconds,
-            sequence_seconds=2 * CONSTANTS.sequence_seconds,
-        ),
-    ),
-)
+_CHIP, _HOST = CHIPS.deployment.chip, CHIPS.deployment.constants
+_SLOW_CHIP = replace(_CHIP, bandwidth=_CHIP.bandwidth / 2, flops=_CHIP.flops / 2)
+_SLOW_HOST = replace(_HOST, step_seconds=2 * _HOST.step_seconds, sequence_seconds=2 * _HOST.sequence_seconds)
+HALF = replace(CHIPS, deployment=replace(CHIPS.deployment, chip=_SLOW_CHIP, constants=_SLOW_HOST))
 GROWTH = {"reserve all": "reserve", "grow by 16": "chunked", "on demand": "on_demand"}
 
 SLOWER = (
