@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from minipaged.components import Components, build_scheduler
+from minipaged.components import build_scheduler
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.scheduling import DecodingMethod
 from minipaged.simulation.costs import CostModel
@@ -24,7 +24,7 @@ from minipaged.simulation.records import time_to_first_token
 from minipaged.simulation.run import WatchedSimulation
 from minipaged.simulation.scripts import ScriptedSampling
 from minipaged.simulation.systems import OPT_13B
-from minipaged.simulation.workloads import Arrival, Independent, Lognormal, poisson
+from minipaged.simulation.workloads import FIRST_OWN, Arrival, Independent, Lognormal, poisson
 from minipaged.viewer.trace import TraceLines
 
 LONGEST = 256
@@ -65,9 +65,6 @@ class Load:
         return ScriptedSampling(arrival.lengths.output, self.samples)
 
 
-FIRST_OWN = 1_000_000
-"""Token ids from here on are a prompt's own (`prompt_tokens` in simulation/workloads.py)."""
-
 DEFAULTS: dict[str, Any] = {
     "block_size": 16,
     "num_blocks": 32,
@@ -99,7 +96,7 @@ def text_of(token: int) -> str:
 class SimulatedRun:
     """A run of the engine that waits to be advanced; its trace begins with the header."""
 
-    def __init__(self, settings: Mapping[str, Any], components: Components | None = None) -> None:
+    def __init__(self, settings: Mapping[str, Any]) -> None:
         logging.getLogger("minipaged").setLevel(logging.ERROR)  # the page tells of preemptions itself
         self.load, config = split(settings)
         if config.num_blocks is None or config.num_blocks > 4096:
@@ -108,7 +105,7 @@ class SimulatedRun:
         host = config.num_blocks if config.preemption_mode != "recompute" else 0
         limits = (config.num_blocks, host, OPT_13B.max_model_len, costs.preemption_costs())
         executor = SimulatedExecutor(costs, *limits, block_size=config.block_size)
-        scheduler = build_scheduler(config, executor, components)
+        scheduler = build_scheduler(config, executor)
         self.simulation = WatchedSimulation(scheduler, executor, self.load.method_of, LONGEST, usage_every=1)
         self._lines: list[str] = []
         self._trace = TraceLines(self.simulation.engine, self._lines.append, text_of)

@@ -43,21 +43,21 @@ HOST = replace(CONSTANTS, step_seconds=0.002, worker_seconds=0.0)
 """Seconds of the host: a plan is broadcast once a step, where the constants are fitted to remote calls."""
 
 
-def linked(link: Link, num_chips: int, model: str = "llama-3-70b", chip: str = "a100-80gb") -> Deployment:
-    """A model on chips that are joined by a link; a ring all-reduce takes 2 (n - 1) messages."""
-    latency = 2 * (num_chips - 1) * link.latency
-    constants = replace(HOST, all_reduce_seconds=latency)
-    return Deployment(MODELS[model], replace(CHIPS[chip], peer_link=link.bandwidth), num_chips, constants)
+def linked(link: Link, num_chips: int, model: str = "llama-3-70b") -> Deployment:
+    """A model on A100s that are joined by a link; a ring all-reduce takes 2 (n - 1) messages."""
+    constants = replace(HOST, all_reduce_seconds=2 * (num_chips - 1) * link.latency)
+    chip = replace(CHIPS["a100-80gb"], peer_link=link.bandwidth)
+    return Deployment(MODELS[model], chip, num_chips, constants)
 
 
 class PipelineCosts:
     """Seconds of a step on as many stages as the deployment has chips."""
 
-    def __init__(self, deployment: Deployment, link: Link, block_size: int = 16) -> None:
+    def __init__(self, deployment: Deployment, link: Link) -> None:
         self.num_stages = deployment.num_chips
         # One chip with the memory of all: the time of a stage is 1/p of what it takes for all layers.
         chip = replace(deployment.chip, memory=deployment.memory)
-        self.whole = CostModel(replace(deployment, chip=chip, num_chips=1), block_size)
+        self.whole = CostModel(replace(deployment, chip=chip, num_chips=1))
         self._latency = link.latency
         self._seconds_per_token = 2 * deployment.model.hidden / link.bandwidth
 

@@ -79,12 +79,12 @@ def seed_of(key: str, contest: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{key} {contest}".encode()).digest()[:6], "big")
 
 
-def run_contest(contest: str, key: str, components: Components, count: int | None = None) -> Marks:
-    """Run `count` requests (`REQUESTS`) on the simulated clock, and look at the memory after every step.
+def run_contest(contest: str, key: str, components: Components, count: int) -> Marks:
+    """Run `count` requests on the simulated clock, and look at the memory after every step.
 
     Raises `ScoreError` unless all of them are answered in full.
     """
-    asked, count = CONTESTS[contest], count or REQUESTS
+    asked = CONTESTS[contest]
     simulation = paged(OPT_13B, components=components, usage_every=1, **asked.options)
     run = simulate(simulation, poisson(asked.workload, asked.rate, count, seed_of(key, contest)))
     num_full = sum(record.num_tokens == record.lengths.output for record in run.records)

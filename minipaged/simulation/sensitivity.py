@@ -86,9 +86,8 @@ def gain(setup: Setup, world: World) -> float:
 
 def batched(world: World) -> float:
     """Fig. 13 a."""
-    return on_trace(
-        system("paged", world.on(OPT_13B), usage_every=5), world.sharegpt, 2.0, 600
-    ).usage.requests
+    simulation = system("paged", world.on(OPT_13B), usage_every=5)
+    return on_trace(simulation, world.sharegpt, 2.0, 600).usage.requests
 
 
 def beams(world: World) -> float:

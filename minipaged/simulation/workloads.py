@@ -215,8 +215,11 @@ def steady(workload: Workload, rate: float, seconds: float, seed: int = 0) -> It
         yield Arrival(number, number / rate, lengths)
 
 
+FIRST_OWN = 1_000_000
+"""Token ids from here on are a prompt's own."""
+
+
 def prompt_tokens(arrival: Arrival) -> list[int]:
     """Token ids of the prompt: equal in the shared prefix, otherwise the request's own."""
-    lengths = arrival.lengths
-    own = 1_000_000 + arrival.number
+    lengths, own = arrival.lengths, FIRST_OWN + arrival.number
     return [lengths.prefix_id] * lengths.prefix_tokens + [own] * (lengths.prompt - lengths.prefix_tokens)
