@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from minipaged.cli.options import check_threads
+from minipaged.cli.options import check_threads, load
 from minipaged.config import config_from
 from minipaged.progress import progress_bar
 from minipaged.simulation.experiments import EXPERIMENTS
@@ -49,8 +49,17 @@ def reproduce(
     ] = None,
 ) -> None:
     """Run the experiments of the sources on a simulated clock; published beside measured."""
-    console = Console()
-    _refuse_contradictions(experiments or [], all_, list_, figures, figure_format, docs)
+    names = " ".join(experiments or ())
+    if list_ and (names or all_):
+        raise ValueError(f"--list runs nothing; leave it or {names or '--all'} out")
+    if all_ and names:
+        raise ValueError(f"experiments is {names}, but --all runs every one; leave one of the two out")
+    if docs is not None and not all_:
+        raise ValueError(
+            f"docs is '{docs}', the page of all experiments; give --all too, or --figures instead"
+        )
+    if figure_format is not None and figures is None:
+        raise ValueError(f"figure_format is {figure_format!r}, but no figure is drawn; give --figures too")
     if not (experiments or all_):
         listed = [{"name": e.name, "title": e.title, "source": e.source} for e in EXPERIMENTS.values()]
         if as_json and list_:
@@ -77,33 +86,12 @@ def reproduce(
     if as_json:
         print(json.dumps([claim for result in results for claim in result["claims"]], indent=1))
     else:
-        console.print(claims_table(results))
+        Console().print(claims_table(results))
     if figures is not None:
         save_figures(results, figures, figure_format)
     if docs is not None:
         save_figures(results, docs, "svg")
         write_page(results, changes, docs)
-
-
-def _refuse_contradictions(
-    experiments: list[str],
-    all_: bool,
-    list_: bool,
-    figures: Path | None,
-    figure_format: str | None,
-    docs: Path | None,
-) -> None:
-    names = " ".join(experiments)
-    if list_ and (names or all_):
-        raise ValueError(f"--list runs nothing; leave it or {names or '--all'} out")
-    if all_ and names:
-        raise ValueError(f"experiments is {names}, but --all runs every one; leave one of the two out")
-    if docs is not None and not all_:
-        raise ValueError(
-            f"docs is '{docs}', the page of all experiments; give --all too, or --figures instead"
-        )
-    if figure_format is not None and figures is None:
-        raise ValueError(f"figure_format is {figure_format!r}, but no figure is drawn; give --figures too")
 
 
 def simulate(
@@ -242,14 +230,12 @@ def calibrate(
     with progress_bar("loading libraries"):
         import torch
 
-        import minipaged.execution.model_runner  # noqa: F401
-        from minipaged.llm import LLM
         from minipaged.simulation.calibration import calibrate as fit_machine
 
     torch.set_num_threads(threads)
     # CPU time of several threads is not the time that passes.
     clock = time.process_time if threads == 1 else time.perf_counter
-    llm = LLM(model, **{"disable_log_stats": True, **options})
+    llm = load(model, {"disable_log_stats": True, **options}, use=None)
     with progress_bar("measuring") as progress:
         result = fit_machine(llm.engine, rounds=rounds, clock=clock, progress=progress)
     costs = asdict(result.costs)
