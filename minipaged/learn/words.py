@@ -18,7 +18,8 @@ LONGEST = 160  # characters of a value or a line of code; the rest is cut
 SUM = re.compile(r"\((-?\d+) ([-+*]) (-?\d+)\)")
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
-BOUNDS = {"<=": "at most", "<": "less than", ">=": "at least", ">": "more than"}
+SIGN = re.compile(r" (==|!=|<=|>=|<|>|is not|is|in|not in) ")
+EXPECTED = {"==": "", "is": "", "<=": "at most ", "<": "less than ", ">=": "at least ", ">": "more than "}
 
 
 def sentence(test: str) -> str:
@@ -53,17 +54,13 @@ def expected_and_got(message: str) -> str:
 
 
 def _comparison(statement: str) -> str:
-    if (sides := _split(statement, " == ")) is not None:
-        return f"Expected {_cut(sides[1])}, got {_cut(sides[0])}."
-    if (sides := _split(statement, " != ")) is not None:
-        return f"Expected anything but {_cut(sides[1])}."
-    if (sides := _split(statement, " is not ")) is not None:
-        return f"Expected anything but {_cut(sides[1])}."
-    if (sides := _split(statement, " is ")) is not None:
-        return f"Expected {_cut(sides[1])}, got {_cut(sides[0])}."
-    for sign, words in BOUNDS.items():
-        if (sides := _split(statement, f" {sign} ")) is not None:
-            return f"Expected {words} {_cut(sides[1])}, got {_cut(sides[0])}."
+    left, *others = SIGN.split(statement)
+    if len(others) == 2:  # it is the only comparison
+        sign, right = others[0], _cut(_computed(others[1]))
+        if sign in EXPECTED:
+            return f"Expected {EXPECTED[sign]}{right}, got {_cut(_computed(left))}."
+        if sign in ("!=", "is not"):
+            return f"Expected anything but {right}."
     if statement in ("False", "not True"):
         return f"Expected {statement == 'False'}, got {statement != 'False'}."
     if statement in ("None", "''", "0", "[]", "()", "{}"):
@@ -71,13 +68,6 @@ def _comparison(statement: str) -> str:
     if statement.startswith("not "):
         return f"This should not hold: {_cut(statement[4:])}."
     return f"This should hold: {_cut(statement)}."
-
-
-def _split(statement: str, sign: str) -> tuple[str, str] | None:
-    """The sides of a comparison, if it is the only one."""
-    signs = re.findall(r" (?:==|!=|<=|>=|<|>|is not|is|in|not in) ", statement)
-    left, found, right = statement.partition(sign)
-    return (_computed(left), _computed(right)) if found and signs == [sign] else None
 
 
 def _computed(side: str) -> str:
