@@ -6,8 +6,8 @@ import itertools
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +19,7 @@ from rich.table import Table
 from minipaged.learn import trials, words
 from minipaged.learn.lessons import LearnError, Lesson, find, read_lessons, repository
 from minipaged.learn.solutions import solution_of
-from minipaged.learn.trials import begun, is_green, open_task
+from minipaged.learn.trials import Outcome, begun, is_green, open_task
 
 app = typer.Typer(
     help="Lessons: write the components yourself, then run the engine with them.", add_completion=False
@@ -32,8 +32,7 @@ def overview(context: typer.Context) -> None:
     """List the lessons, and show which tasks are green and which are red."""
     if context.invoked_subcommand is None:
         lessons = read_lessons(repository())
-        with shown_progress(lessons) as on_test:
-            done = trials.progress(lessons, on_test)
+        done = play(lessons)
         table = Table("lesson", "minutes", "tasks")
         for lesson in lessons:
             marks = " ".join(_mark(is_green(outcomes)) for outcomes in done[lesson.number])
@@ -61,8 +60,7 @@ def check(
             f"{lesson.exercise} is missing; `minipaged learn reset {lesson.number}` brings it back as it was "
             "at the start"
         )
-    with shown_progress([lesson]) as on_test:
-        outcomes = trials.progress([lesson], on_test)[lesson.number]
+    outcomes = play([lesson])[lesson.number]
     console = Console(highlight=False, soft_wrap=True)
     for task in words.report(lesson, outcomes, verbose):
         console.print(f"{_mark(task.is_green)} {task.head}")
@@ -127,8 +125,7 @@ def report(
 ) -> None:
     """Say which tasks are green and which tests are red, for all lessons."""
     lessons = read_lessons(repository())
-    with shown_progress(lessons) as on_test:
-        done = trials.progress(lessons, on_test)
+    done = play(lessons)
     told = [
         {
             "number": lesson.number,
@@ -179,12 +176,9 @@ def back_up(exercise: Path) -> Path:
     """Copy an exercise to exercise.backup.py, exercise.backup2.py, ...: the first that is not there yet."""
     for number in itertools.count(1):
         backup = exercise.with_name(f"exercise.backup{number if number > 1 else ''}.py")
-        try:
-            with backup.open("xb") as file:
-                file.write(exercise.read_bytes())
-        except FileExistsError:
-            continue
-        return backup
+        with suppress(FileExistsError), backup.open("xb") as file:
+            file.write(exercise.read_bytes())
+            return backup
     raise AssertionError("numbers do not end")
 
 
@@ -209,14 +203,13 @@ def find_with_tasks(number: str) -> Lesson:
     return lesson
 
 
-@contextmanager
-def shown_progress(lessons: Sequence[Lesson]) -> Iterator[Callable[[], object]]:
-    """A bar on a terminal; yields what to call after each test."""
+def play(lessons: Sequence[Lesson]) -> dict[str, list[dict[str, Outcome]]]:
+    """What the tests of the lessons say now (see `trials.progress`), with a bar on a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("running the tests"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         tests = bar.add_task("", total=sum(len(lesson.tests) for lesson in begun(lessons)))
-        yield lambda: bar.advance(tests)
+        return trials.progress(lessons, lambda: bar.advance(tests))
 
 
 def _mark(is_green: bool) -> str:
