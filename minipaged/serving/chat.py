@@ -14,12 +14,12 @@ from minipaged.prompts import RequestError
 from minipaged.serving.body_params import chat_logprobs, read_params
 from minipaged.serving.errors import ApiError, api_error
 from minipaged.serving.forced_calls import tools_of
-from minipaged.serving.generation import Asked, Generation, respond
+from minipaged.serving.generation import Asked, Generation, Writer, respond
 from minipaged.serving.logprobs import chat_logprobs as logprobs_object
 from minipaged.serving.logprobs import prompt_logprobs
 from minipaged.serving.schemas import ChatBody, Message, TemplateOptions
 from minipaged.serving.service import Service
-from minipaged.serving.streaming import Chunks, failed, is_plain
+from minipaged.serving.streaming import Chunks, is_plain
 from minipaged.serving.tool_calls import ToolCallReader
 
 
@@ -80,7 +80,7 @@ def _check_part(part: dict[str, Any], name: str) -> None:
 PLAIN = {"index": 0, "delta": {"content": ""}, "logprobs": None, "finish_reason": None, "stop_reason": None}
 
 
-class _Writer:
+class _Writer(Writer):
     """Outputs in OpenAI's form."""
 
     def __init__(self, service: Service, body: ChatBody, generation: Generation) -> None:
@@ -112,10 +112,6 @@ class _Writer:
             response["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         return {**response, **self._generation.usage.fields()}
 
-    def begin(self) -> str:
-        """A stream has nothing before its choices."""
-        return ""
-
     def events(self, position: int, output: RequestOutput) -> str:
         """Of each choice first the role, then pieces of text."""
         events = []
@@ -137,8 +133,6 @@ class _Writer:
     def end(self) -> str:
         """The usage, if it is wanted."""
         return self._chunks.last(self._generation.usage.fields())
-
-    failed = staticmethod(failed)
 
     def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
         tops = completion.logprobs

@@ -13,11 +13,11 @@ from minipaged.decoding.params import SamplingParams
 from minipaged.outputs import CompletionOutput, RequestOutput
 from minipaged.serving.body_params import read_params
 from minipaged.serving.errors import ApiError, api_error
-from minipaged.serving.generation import Asked, Generation, respond
+from minipaged.serving.generation import Asked, Generation, Writer, respond
 from minipaged.serving.logprobs import TextOffsets, TopLogprobs, completion_logprobs, prompt_logprobs
 from minipaged.serving.schemas import MOST_PROMPTS, CompletionBody
 from minipaged.serving.service import Service
-from minipaged.serving.streaming import Chunks, failed, is_plain
+from minipaged.serving.streaming import Chunks, is_plain
 
 PLAIN = {"index": 0, "text": "", "logprobs": None, "finish_reason": None, "stop_reason": None}
 
@@ -60,7 +60,7 @@ async def _prompts(service: Service, body: CompletionBody) -> list[list[int]]:
     return await service.encode(given, body.add_special_tokens is not False)
 
 
-class _Writer:
+class _Writer(Writer):
     """Outputs in OpenAI's form."""
 
     def __init__(self, service: Service, body: CompletionBody, generation: Generation) -> None:
@@ -91,10 +91,6 @@ class _Writer:
         ]
         return {**self._head, "choices": choices, **self._generation.usage.fields()}
 
-    def begin(self) -> str:
-        """A stream has nothing before its texts."""
-        return ""
-
     def events(self, position: int, output: RequestOutput) -> str:
         """The new pieces of the choices' texts."""
         events = []
@@ -110,8 +106,6 @@ class _Writer:
     def end(self) -> str:
         """The usage, if it is wanted."""
         return self._chunks.last(self._generation.usage.fields())
-
-    failed = staticmethod(failed)
 
     def _choice(
         self, position: int, output: RequestOutput, completion: CompletionOutput, is_first: bool = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
@@ -16,10 +15,10 @@ from starlette.responses import Response
 from minipaged.async_llm import AsyncOutputs, together
 from minipaged.decoding.params import DecodingParams, RequestOutputKind
 from minipaged.outputs import CompletionOutput, RequestOutput
-from minipaged.serving.errors import ApiError, api_error, shutting_down
+from minipaged.serving.errors import ApiError, api_error, json_response, shutting_down
 from minipaged.serving.schemas import GenerationBody
 from minipaged.serving.service import Service
-from minipaged.serving.streaming import EventStream, unless_gone
+from minipaged.serving.streaming import EventStream, failed, unless_gone
 
 logger = logging.getLogger(__name__)
 
@@ -173,6 +172,7 @@ class Writer(Protocol):
 
     def begin(self) -> str:
         """The events of a stream before its first output, possibly none."""
+        return ""
 
     def events(self, position: int, output: RequestOutput) -> str:
         """Those of an output."""
@@ -182,6 +182,7 @@ class Writer(Protocol):
 
     def failed(self, error: ApiError) -> str:
         """The last events of a stream that fails."""
+        return failed(error)
 
 
 async def respond(
@@ -226,7 +227,7 @@ async def respond(
         if outputs is None:
             return Response(status_code=499)
         generation.end = "done"
-        return Response(json.dumps(writer.whole(outputs)), media_type="application/json")
+        return json_response(writer.whole(outputs))
     except (Exception, asyncio.CancelledError) as error:
         told = api_error(error, type(body).model_fields, prompt_field)
         if generation is not None:

@@ -17,7 +17,7 @@ from minipaged.serving.body_params import read_params
 from minipaged.serving.chat import plain_message
 from minipaged.serving.errors import ApiError, api_error
 from minipaged.serving.forced_calls import tools_of
-from minipaged.serving.generation import Asked, Generation, respond
+from minipaged.serving.generation import Asked, Generation, Writer, respond
 from minipaged.serving.response_items import as_chat_tools, call_item, conversation_of, text_item, text_part
 from minipaged.serving.response_schemas import ResponseItem, ResponsesBody
 from minipaged.serving.schemas import JsonSchema, Message, ResponseFormat
@@ -72,7 +72,7 @@ def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
     return [plain_message(message, "instructions") for message in told] + conversation_of(items)
 
 
-class _Writer:
+class _Writer(Writer):
     """Outputs in OpenAI's form."""
 
     def __init__(self, service: Service, body: ResponsesBody, generation: Generation) -> None:
