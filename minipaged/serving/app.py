@@ -156,5 +156,4 @@ def _add_views(app: FastAPI, service: Service) -> None:
 
     @app.get("/trace/live")
     async def trace() -> Response:
-        events = service.live.listen()
-        return EventStream(events)
+        return EventStream(service.live.listen())

@@ -82,12 +82,9 @@ def _params(body: GenerationBody, logprobs: int | None, defaults: dict[str, Any]
 
 
 def _beam_params(body: GenerationBody, logprobs: int | None, defaults: dict[str, Any]) -> BeamSearchParams:
+    ignored = ("n",) if body.temperature else ("n", "temperature")
     for name in (*OF_SAMPLES, "logit_bias", "structured_outputs", "response_format"):
-        if (
-            getattr(body, name) is not None
-            and name != "n"
-            and not (name == "temperature" and not body.temperature)
-        ):
+        if getattr(body, name) is not None and name not in ignored:
             raise ApiError(400, f"{name} is given, but beam search does not support it; leave it out", name)
     if logprobs is not None:
         raise ApiError(400, "logprobs is given, but beam search does not report it; leave it out", "logprobs")

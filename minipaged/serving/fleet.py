@@ -95,14 +95,14 @@ class ReplicaProcess(Replica):
         """Start it anew if it has died, or kill it if it has been unable to serve for too long."""
         assert self._process is not None
         code, now = self._process.poll(), time.monotonic()
-        if code is None and self._ill_since is None and not self.is_up:
-            self._ill_since = now
         if self.is_up:
             self._ill_since = None
-        elif code is None and self._ill_since is not None and now - self._ill_since > ILL_FOR:
-            logger.error("Replica %d is alive but cannot serve; killing it", self.number)
-            self._process.kill()
-            code = self._process.wait()
+        elif code is None:
+            self._ill_since = self._ill_since or now
+            if now - self._ill_since > ILL_FOR:
+                logger.error("Replica %d is alive but cannot serve; killing it", self.number)
+                self._process.kill()
+                code = self._process.wait()
         if code is not None:
             self.is_up = False
             await self._start_again(code)

@@ -12,6 +12,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -128,10 +129,8 @@ class _Listener:
 
     def send(self, method: Any, value: Any) -> None:
         """Call a method in its event loop, unless that has ended."""
-        try:
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(method, value)
-        except RuntimeError:
-            return
 
     def begin(self, lines: list[str]) -> None:
         """Start with these."""

@@ -125,8 +125,7 @@ class Router:
         return json_response({"status": "ok", "replicas": len(self.replicas), "up": num_up})
 
     async def _metrics(self, request: Request) -> Response:
-        headers = _kept(request)
-        outgoing = Outgoing("GET", "/metrics", headers, b"", 0)
+        outgoing = Outgoing("GET", "/metrics", _kept(request), b"", 0)
         texts: dict[int, str] = {}
         for replica in self.replicas:
             if not replica.is_up:
