@@ -81,8 +81,7 @@ class StructuredOutputsParams:
         for kind in ("regex", "grammar"):
             if not isinstance(getattr(self, kind), str | None):
                 refuse(kind, getattr(self, kind), "a string")
-        texts = (*(self.choice or ()), self.regex, self.grammar, self.json)
-        for text in texts:
+        for text in (*(self.choice or ()), self.regex, self.grammar, self.json):
             if isinstance(text, str) and (wrong := lone_surrogate(text)):
                 raise ParamsError(f"{given[0]} {wrong}")
         if not isinstance(self.json, str | Mapping | None) and not hasattr(self.json, "model_json_schema"):
@@ -108,15 +107,12 @@ class StructuredOutputsParams:
 
     def _source(self) -> tuple[str, str]:
         """Which kind it is, and its text."""
-        if self.json is None:
-            kind = next(kind for kind in KINDS if getattr(self, kind) is not None)
-            value = getattr(self, kind)
-            return kind, value if isinstance(value, str) else json.dumps(value)
-        schema: Any = self.json
-        if not isinstance(schema, str):
-            schema = dict(schema) if isinstance(schema, Mapping) else schema.model_json_schema()
+        kind = next(kind for kind in KINDS if getattr(self, kind) is not None)
+        value: Any = getattr(self, kind)
+        if kind == "json" and not isinstance(value, str):
+            value = dict(value) if isinstance(value, Mapping) else value.model_json_schema()
         try:
-            return "json", schema if isinstance(schema, str) else json.dumps(schema)
+            return kind, value if isinstance(value, str) else json.dumps(value)
         except (TypeError, ValueError) as error:
             raise ParamsError(f"json is not a valid JSON schema: {error}") from error
 
