@@ -301,8 +301,6 @@ class BeamSearchParams:
     include_stop_str_in_output: bool = False
     structured_outputs: None = None
     # Of samples only:
-    no_repeat_ngram_size: ClassVar[int] = 0
-    logits_processors: ClassVar[tuple[LogitsProcessor, ...]] = ()
     detokenize: ClassVar[bool] = True
     skip_special_tokens: ClassVar[bool] = True
     prompt_logprobs: ClassVar[None] = None
