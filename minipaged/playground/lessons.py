@@ -9,7 +9,6 @@ The package lies beside `tests/` and `tutorials/`, as in a clone; `source` becom
 from __future__ import annotations
 
 import importlib
-import itertools
 import json
 import linecache
 import os
@@ -25,6 +24,7 @@ from minipaged.learn.overrides import components_from, parse_use
 from minipaged.learn.trials import Outcome, Trial, is_green, pytest_arguments, read_outcomes, with_missing
 from minipaged.learn.words import report, sentence
 from minipaged.viewer.pictures.runs import modelless
+from minipaged.viewer.pictures.runs import run as run_to_end
 from minipaged.viewer.trace import TraceLines
 
 Requests = Mapping[str, tuple[Sequence[int], DecodingParams]]
@@ -175,14 +175,7 @@ def run(number: str, source: str, demo: int) -> str:
     engine = modelless(chosen.num_blocks, chosen.num_host_blocks, components, **chosen.options)
     lines: list[str] = []
     trace = TraceLines(engine, lines.append, lambda token: f"{token} ")
-    waiting = dict(chosen.requests)
-    for step in itertools.count():
-        for name in [name for name in waiting if chosen.arrivals.get(name, 0) <= step]:
-            prompt, params = waiting.pop(name)
-            engine.add_request(name, list(prompt), params)
-        if not engine.has_unfinished and not waiting:
-            break
-        engine.step()
+    run_to_end(engine, chosen.requests, chosen.arrivals)
     trace.close()
     note = "Nothing is written yet: these are the project's own classes." if lesson.is_untouched else ""
     return json.dumps({"lines": lines, "note": note})
