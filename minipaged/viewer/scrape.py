@@ -114,14 +114,13 @@ LATENCIES = {
 def dashboard(url: str, now: Scrape, last: Scrape | None = None) -> RenderableType:
     """What a look shows; with the look before, also rates."""
 
-    def value(*names: str) -> float:
-        return next((now.values[name] for name in names if name in now.values), 0.0)
+    def value(name: str) -> float:
+        return now.values.get(name, 0.0)
 
-    def rate(*names: str) -> str:
+    def rate(name: str) -> str:
         if last is None or now.at <= last.at:
             return ""
-        before = next((last.values[name] for name in names if name in last.values), 0.0)
-        return f"{max(0.0, value(*names) - before) / (now.at - last.at):,.1f}/s"
+        return f"{max(0.0, value(name) - last.values.get(name, 0.0)) / (now.at - last.at):,.1f}/s"
 
     usage = min(1.0, max(0.0, value("kv_cache_usage_perc")))
     bar = Table.grid(padding=(0, 1))
