@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from minipaged.text_io import TextError, decode, keep
@@ -90,10 +90,8 @@ class _Closed(io.StringIO):
 
 def to_nowhere(stream: Any) -> None:
     """Let what is still written to a stream vanish."""
-    try:
+    with suppress(OSError, ValueError):  # not a file of the system
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    except (OSError, ValueError):  # not a file of the system
-        return
 
 
 def read_standard_input() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -84,15 +85,13 @@ def top(
     if once:
         console.print(dashboard(url, last))
         return
-    with Live(dashboard(url, last), console=console, screen=console.is_terminal, auto_refresh=False) as shown:
-        try:
-            while True:
-                time.sleep(interval)
-                now = _look(url, api_key)
-                shown.update(dashboard(url, now, last), refresh=True)
-                last = now
-        except KeyboardInterrupt:
-            return
+    live = Live(dashboard(url, last), console=console, screen=console.is_terminal, auto_refresh=False)
+    with live as shown, suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(interval)
+            now = _look(url, api_key)
+            shown.update(dashboard(url, now, last), refresh=True)
+            last = now
 
 
 def _look(url: str, api_key: str | None) -> Scrape:

@@ -6,6 +6,7 @@ executor is simulated.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
@@ -202,10 +203,8 @@ _WORDS = {"true": True, "false": False, "none": None}
 def _parse_value(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    try:
+    with suppress(ValueError):
         return int(text)
-    except ValueError:
-        pass
     try:
         value = float(text)
     except ValueError:
