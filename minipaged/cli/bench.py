@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
+from typer import Option
 
 from minipaged.cli.options import AsJson, Model, Use, check_threads, load
 from minipaged.text_io import check_writable, write_text
@@ -18,77 +18,50 @@ from minipaged.text_io import check_writable, write_text
 if TYPE_CHECKING:
     from minipaged.viewer.profile import StepProfile
 
-
-PANEL = "Load on a server (--url)"
 USERS = 32
 
 
 def bench(
     workload: Annotated[
         Path | None,
-        typer.Option(help="JSON list of {prompt_token_ids, max_tokens} entries; or give the sizes below."),
+        Option(help="JSON list of {prompt_token_ids, max_tokens} entries; or give the sizes below."),
     ] = None,
-    prompt_tokens: Annotated[int | None, typer.Option(help="Random tokens per prompt.")] = None,
-    output_tokens: Annotated[int | None, typer.Option(help="Tokens to generate per request.")] = None,
+    prompt_tokens: Annotated[int | None, Option(help="Random tokens per prompt.")] = None,
+    output_tokens: Annotated[int | None, Option(help="Tokens to generate per request.")] = None,
     requests: Annotated[
         int | None,
-        typer.Option(
-            "--requests", "--batch", help="Number of requests of that size [default: 1; 100 with --url]."
-        ),
+        Option("--requests", "--batch", help="Number of requests of that size [default: 1; 100 with --url]."),
     ] = None,
-    shared_prefix: Annotated[
-        int | None, typer.Option(help="Length of the prefix that all prompts share.")
-    ] = None,
+    shared_prefix: Annotated[int | None, Option(help="Length of the prefix that all prompts share.")] = None,
     model: Model = None,
-    threads: Annotated[int | None, typer.Option(help="Threads for matrix products.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Mean arrival rate, in requests per second.")] = None,
-    tokens_out: Annotated[
-        Path | None, typer.Option(help="Write the generated token ids to this file.")
-    ] = None,
+    threads: Annotated[int | None, Option(help="Threads for matrix products.")] = None,
+    rate: Annotated[float | None, Option(help="Mean arrival rate, in requests per second.")] = None,
+    tokens_out: Annotated[Path | None, Option(help="Write the generated token ids to this file.")] = None,
     repeat: Annotated[
-        int | None,
-        typer.Option(help="Timed runs after one warm-up run; the median and the spread are shown."),
+        int | None, Option(help="Timed runs after one warm-up run; the median and the spread are shown.")
     ] = None,
     limits: Annotated[
-        bool, typer.Option("--limits", help="Compare with what memory and matrix products allow (CPU).")
+        bool, Option("--limits", help="Compare with what memory and matrix products allow (CPU).")
     ] = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Show where the time of a step goes.")] = False,
+    profile: Annotated[bool, Option("--profile", help="Show where the time of a step goes.")] = False,
     as_json: AsJson = False,
-    url: Annotated[
-        str | None, typer.Option(help="Measure a running server over HTTP instead.", rich_help_panel=PANEL)
-    ] = None,
+    url: Annotated[str | None, Option(help="Measure a running server over HTTP instead.")] = None,
     users: Annotated[
         int,
-        typer.Option(
-            help="Concurrent clients, one request each; with --rate, the maximum number of requests at once.",
-            rich_help_panel=PANEL,
+        Option(
+            help="Concurrent clients, one request each; with --rate, the maximum number of requests at once."
         ),
     ] = USERS,
-    seconds: Annotated[
-        float | None, typer.Option(help="Repeat the workload for this many seconds.", rich_help_panel=PANEL)
-    ] = None,
-    until_eos: Annotated[
-        bool, typer.Option("--until-eos", help="Let texts end at the end token.", rich_help_panel=PANEL)
-    ] = False,
+    seconds: Annotated[float | None, Option(help="Repeat the workload for this many seconds.")] = None,
+    until_eos: Annotated[bool, Option("--until-eos", help="Let texts end at the end token.")] = False,
     stream: Annotated[
-        bool,
-        typer.Option(
-            "--stream/--no-stream",
-            help="Ask for one event per token, or for whole answers.",
-            rich_help_panel=PANEL,
-        ),
+        bool, Option("--stream/--no-stream", help="Ask for one event per token, or for whole answers.")
     ] = True,
     ttft_target: Annotated[
-        float | None,
-        typer.Option(help="For goodput: maximum seconds to the first token.", rich_help_panel=PANEL),
+        float | None, Option(help="For goodput: maximum seconds to the first token.")
     ] = None,
-    itl_target: Annotated[
-        float | None, typer.Option(help="For goodput: maximum seconds between tokens.", rich_help_panel=PANEL)
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(envvar="MINIPAGED_API_KEY", help="API key of the server.", rich_help_panel=PANEL),
-    ] = None,
+    itl_target: Annotated[float | None, Option(help="For goodput: maximum seconds between tokens.")] = None,
+    api_key: Annotated[str | None, Option(envvar="MINIPAGED_API_KEY", help="API key of the server.")] = None,
     use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:

@@ -38,7 +38,7 @@ def _parameter(option: Field[Any], kind: Any) -> inspect.Parameter:
         kind = next(argument for argument in get_args(kind) if argument is not type(None))
     names = f"--{flag}/--no-{flag}" if option.name.startswith("enable_") else f"--{flag}"
     told = option.metadata["help"] + ("" if option.default is None else f" [default: {option.default}]")
-    setting = Option(names, help=told, show_default=False, rich_help_panel="Engine")
+    setting = Option(names, help=told, show_default=False)
     annotation = Annotated[kind | None, setting]
     return inspect.Parameter(option.name, KEYWORD_ONLY, default=None, annotation=annotation)
 

@@ -9,51 +9,36 @@ from typer import Option
 
 from minipaged.cli.options import Model, Use, check_parts
 
-PANEL = "Server"
 MOST_REPLICAS = 64
 
 
 def serve(
     model: Model = None,
-    host: Annotated[str, Option(help="Address to listen on.", rich_help_panel=PANEL)] = "127.0.0.1",
-    port: Annotated[int, Option(help="Port to listen on; 0 picks a free one.", rich_help_panel=PANEL)] = 8000,
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="Port to listen on; 0 picks a free one.")] = 8000,
     api_key: Annotated[
         list[str] | None,
         Option(
             envvar="MINIPAGED_API_KEY",
             help="A key that requests must send; may be repeated. Each key has its own prefix cache.",
-            rich_help_panel=PANEL,
         ),
     ] = None,
     served_model_name: Annotated[
-        str | None,
-        Option(
-            help="Name that clients use for the model. [default: the given model, or pocket]",
-            rich_help_panel=PANEL,
-        ),
+        str | None, Option(help="Name that clients use for the model. [default: the given model, or pocket]")
     ] = None,
     allow_origin: Annotated[
-        list[str] | None,
-        Option(help="Allow web pages from this origin to use the server (CORS).", rich_help_panel=PANEL),
+        list[str] | None, Option(help="Allow web pages from this origin to use the server (CORS).")
     ] = None,
     max_waiting: Annotated[
-        int,
-        Option(help="Requests that may wait; any further request gets status 429.", rich_help_panel=PANEL),
+        int, Option(help="Requests that may wait; any further request gets status 429.")
     ] = 256,
-    max_body_bytes: Annotated[
-        int, Option(help="Maximum bytes in the body of a request.", rich_help_panel=PANEL)
-    ] = 4 << 20,
-    request_timeout: Annotated[
-        float, Option(help="Seconds that a request may take.", rich_help_panel=PANEL)
-    ] = 600.0,
+    max_body_bytes: Annotated[int, Option(help="Maximum bytes in the body of a request.")] = 4 << 20,
+    request_timeout: Annotated[float, Option(help="Seconds that a request may take.")] = 600.0,
     shutdown_timeout: Annotated[
-        float, Option(help="Seconds that running requests get to finish at shutdown.", rich_help_panel=PANEL)
+        float, Option(help="Seconds that running requests get to finish at shutdown.")
     ] = 30.0,
     replicas: Annotated[
-        int,
-        Option(
-            help="Number of servers that share the requests; each has the whole model.", rich_help_panel=PANEL
-        ),
+        int, Option(help="Number of servers that share the requests; each has the whole model.")
     ] = 1,
     use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
