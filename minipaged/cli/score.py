@@ -7,9 +7,9 @@ import logging
 import time
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
+from typer import Option
 
 from minipaged.learn.apart import call_apart
 from minipaged.learn.contracts import CONCEPTS
@@ -30,14 +30,13 @@ LEAST_SECONDS, TIMES_AS_LONG = 60, 20
 def score(
     use: Annotated[
         list[str] | None,
-        typer.Option(help="CONCEPT=FILE.py:Class, as in `generate`; default: your class from lesson 13."),
+        Option(help="CONCEPT=FILE.py:Class, as in `generate`; default: your class from lesson 13."),
     ] = None,
-    name: Annotated[str, typer.Option(help="Your name on the leaderboard.")] = "you",
+    name: Annotated[str, Option(help="Your name on the leaderboard.")] = "you",
     key: Annotated[
-        str | None,
-        typer.Option(help="A word from which the seeds are derived; all competitors use the same one."),
+        str | None, Option(help="A word from which the seeds are derived; all competitors use the same one.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Run three workloads on your classes and on the project's own, and compare."""
     from minipaged.simulation import score as simulation

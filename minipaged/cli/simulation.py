@@ -10,10 +10,10 @@ from dataclasses import asdict, astuple, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 
 from minipaged.cli.options import check_threads, load
 from minipaged.config import config_from
@@ -28,6 +28,7 @@ from minipaged.simulation.sensitivity import sensitivity
 from minipaged.simulation.serving import Load, Report, check_settings, parse_sweep, sweep_panels
 
 MOST_REQUESTS, MOST_REPLICAS, MOST_HOST_MS = 10_000_000, 1_000, 1_000_000
+HOST_MS = 1e3 * CONSTANTS.step_seconds
 
 FRAME = 3
 """Characters of a table's column beside its text."""
@@ -37,15 +38,15 @@ LABEL = 16 + FRAME + 1
 
 
 def reproduce(
-    experiments: Annotated[list[str] | None, typer.Argument(help="Names of experiments; see --list.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Run every experiment.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the claims as JSON.")] = False,
-    figures: Annotated[Path | None, typer.Option(help="Draw each experiment into this folder.")] = None,
-    figure_format: Annotated[str | None, typer.Option(help="svg or png. [default: svg]")] = None,
+    experiments: Annotated[list[str] | None, Argument(help="Names of experiments; see --list.")] = None,
+    all_: Annotated[bool, Option("--all", help="Run every experiment.")] = False,
+    list_: Annotated[bool, Option("--list", help="List the experiments.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the claims as JSON.")] = False,
+    figures: Annotated[Path | None, Option(help="Draw each experiment into this folder.")] = None,
+    figure_format: Annotated[str | None, Option(help="svg or png. [default: svg]")] = None,
     docs: Annotated[
         Path | None,
-        typer.Option(help="With --all: write a page of the results, with SVG figures, into this folder."),
+        Option(help="With --all: write a page of the results, with SVG figures, into this folder."),
     ] = None,
 ) -> None:
     """Run the experiments of the sources on a simulated clock; published beside measured."""
@@ -97,38 +98,38 @@ def reproduce(
 def simulate(
     options: dict[str, Any],
     model: Annotated[
-        str, typer.Option(help="Model to simulate; an unknown name lists all of them.")
+        str, Option(help="Model to simulate; an unknown name lists all of them.")
     ] = "llama-3-8b",
     hardware: Annotated[
-        str, typer.Option(help="Chip to simulate; an unknown name lists all of them.")
+        str, Option(help="Chip to simulate; an unknown name lists all of them.")
     ] = "a100-80gb",
-    chips: Annotated[int, typer.Option(help="Chips per replica (tensor parallel).")] = 1,
+    chips: Annotated[int, Option(help="Chips per replica (tensor parallel).")] = 1,
     rate: Annotated[
-        float | None, typer.Option(help="Mean arrivals per second; inf means all at once. [default: 1.0]")
+        float | None, Option(help="Mean arrivals per second; inf means all at once. [default: 1.0]")
     ] = None,
     workload: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Lengths: sharegpt, alpaca, chat, translation, or a .json file of [prompt, output] pairs. "
             "Only translation has a prefix to share: the rounds of a chat come as separate requests."
         ),
     ] = "sharegpt",
-    requests: Annotated[int, typer.Option(help="Number of requests in the trace.")] = 1000,
+    requests: Annotated[int, Option(help="Number of requests in the trace.")] = 1000,
     host_ms: Annotated[
-        float, typer.Option(help="Host time per step in ms, on top of the time per sequence.")
-    ] = 1e3 * CONSTANTS.step_seconds,
-    replicas: Annotated[int, typer.Option(help="Engines behind the router.")] = 1,
+        float, Option(help="Host time per step in ms, on top of the time per sequence.")
+    ] = HOST_MS,
+    replicas: Annotated[int, Option(help="Engines behind the router.")] = 1,
     router: Annotated[
-        str | None, typer.Option(help="round-robin, least-loaded or prefix-aware. [default: least-loaded]")
+        str | None, Option(help="round-robin, least-loaded or prefix-aware. [default: least-loaded]")
     ] = None,
     sweep: Annotated[
         list[str] | None,
-        typer.Option(help="Run once for each value of an engine flag or of the rate: FLAG=V1,V2,..."),
+        Option(help="Run once for each value of an engine flag or of the rate: FLAG=V1,V2,..."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Plot the sweep and write it to this .svg or .png file.")
+        Path | None, Option(help="Plot the sweep and write it to this .svg or .png file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Estimate how a model would perform on given hardware under a load; needs no GPU and no weights.
 
@@ -213,12 +214,10 @@ def _figure(value: float) -> str:
 
 def calibrate(
     options: dict[str, Any],
-    model: Annotated[str | None, typer.Option(help="Model directory; default: the pocket model.")] = None,
-    threads: Annotated[int, typer.Option(help="CPU threads for the model.")] = 1,
-    rounds: Annotated[
-        int, typer.Option(help="Runs of each workload; the fastest time of each step counts.")
-    ] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    model: Annotated[str | None, Option(help="Model directory; default: the pocket model.")] = None,
+    threads: Annotated[int, Option(help="CPU threads for the model.")] = 1,
+    rounds: Annotated[int, Option(help="Runs of each workload; the fastest time of each step counts.")] = 3,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Fit the simulation's time of a step to this machine, and say how well it predicts held-out runs.
 

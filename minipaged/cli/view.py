@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.live import Live
+from typer import Argument, Option
 
 from minipaged.text_io import check_writable, write_text
 from minipaged.viewer.page import breaks_off, trace_page
@@ -20,16 +20,14 @@ from minipaged.viewer.scrape import Scrape, ServerError, dashboard, fetch, read_
 
 LIVE_PAGES = ("live", "")  # where a server may have its page
 
-Url = Annotated[str, typer.Argument(help="The server, as http://127.0.0.1:8000.")]
-
 
 def view(
-    trace: Annotated[Path | None, typer.Argument(help="A trace, from generate --trace FILE.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the page here.")] = None,
+    trace: Annotated[Path | None, Argument(help="A trace, from generate --trace FILE.")] = None,
+    output: Annotated[Path | None, Option("--output", "-o", help="Write the page here.")] = None,
     export: Annotated[
-        Path | None, typer.Option("--perfetto", help="Write the trace for ui.perfetto.dev here.")
+        Path | None, Option("--perfetto", help="Write the trace for ui.perfetto.dev here.")
     ] = None,
-    live: Annotated[str | None, typer.Option(help="Open the live page of the server at this URL.")] = None,
+    live: Annotated[str | None, Option(help="Open the live page of the server at this URL.")] = None,
 ) -> None:
     """Show a run step by step: pool, block tables, queues, and why."""
     if live is not None:
@@ -70,12 +68,10 @@ def _live_page(url: str) -> str:
 
 
 def top(
-    url: Url = "http://127.0.0.1:8000",
-    interval: Annotated[float, typer.Option(help="Seconds between updates.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="MINIPAGED_API_KEY", help="API key of the server.")
-    ] = None,
+    url: Annotated[str, Argument(help="The server, as http://127.0.0.1:8000.")] = "http://127.0.0.1:8000",
+    interval: Annotated[float, Option(help="Seconds between updates.")] = 1.0,
+    once: Annotated[bool, Option("--once", help="Print once and exit.")] = False,
+    api_key: Annotated[str | None, Option(envvar="MINIPAGED_API_KEY", help="API key of the server.")] = None,
 ) -> None:
     """Watch a server in the terminal: requests, KV cache, tokens a second, latencies."""
     if not 0.1 <= interval <= 3600:
