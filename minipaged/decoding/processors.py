@@ -36,7 +36,8 @@ def process(sequence: Sequence, logits: torch.Tensor) -> torch.Tensor:
         except BaseException as error:  # the user's code: even SystemExit ends no other request
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # Ctrl-C, which no other thread gets
-            wrong = f"raised {_in_one_line(error)}"
+            reason = "".join(traceback.format_exception_only(error))
+            wrong = f"raised {' '.join(reason.split())}"
         if wrong is not None:
             name = getattr(processor, "__name__", type(processor).__name__)
             _failures[sequence] = (
@@ -71,7 +72,3 @@ def _what_is_wrong(edited: Any, like: torch.Tensor) -> str | None:
         return f"returned a tensor of shape {list(edited.shape)}, not {list(like.shape)}"
     edited = edited.to(like)  # (float64 may overflow)
     return "returned NaN or infinity" if edited.isnan().any() or edited.isposinf().any() else None
-
-
-def _in_one_line(error: BaseException) -> str:
-    return " ".join("".join(traceback.format_exception_only(error)).split())
