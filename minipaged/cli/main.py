@@ -71,7 +71,6 @@ def main() -> None:
         handlers: list[logging.Handler] = [StandardErrorHandler()]
         logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING, handlers=handlers)
         logging.getLogger("minipaged").setLevel(logging.INFO)
-        code = 0
         try:
             try:
                 code = app(prog_name=NAME, standalone_mode=False) or 0
