@@ -1,6 +1,6 @@
 """Solutions of the exercises: the bodies of the project's own methods, task by task.
 
-That these bodies pass the lessons' tests, a test shows: what a solution prints is code that was run.
+A test shows that these bodies pass the lessons' tests: what a solution prints is code that was run.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Generation:
     """The answers to the prompts of one body.
 
     Args:
-        service: where.
+        service: of the server.
         request_id: of the response; the engine's requests have it and a number.
         asked: the prompts, and what is wanted.
         salt: who may share cached prefixes with it.
@@ -197,7 +197,7 @@ async def respond(
     """Generate what `read` finds in a body, and answer as `make_writer` writes.
 
     Args:
-        service: where.
+        service: of the server.
         request: of the client; `request.state.deadline` is when its time is over.
         body: what it sent.
         read: raises ApiError, or another ValueError, for a body that cannot be served.

@@ -22,7 +22,7 @@ from minipaged.viewer.trace import TraceLines
 
 MOST_LISTENERS = 32
 MOST_LINES = 256
-"""That wait for a listener before he begins anew."""
+"""That may wait for a listener; with more, it begins anew."""
 
 QUIET = 0.25
 """Seconds without a line after which a listener asks what changed without a step."""

@@ -1,7 +1,7 @@
 """A load on a server over HTTP, measured by its clients: `minipaged bench --url`.
 
     closed loop   `users` clients, each sends its next request when the last one is answered
-    open loop     arrivals at a mean rate, Poisson; who finds `users` others in the system is turned away
+    open loop     arrivals at a mean rate, Poisson; one that finds `users` in the system is turned away
 
 Any server with OpenAI's `/v1/completions` will do. The clients measure the times (to the first token, between
 two tokens, of a whole request). Only a minipaged server reports queue and inference time, in the last event

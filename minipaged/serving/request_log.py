@@ -20,7 +20,7 @@ from minipaged.serving.errors import api_error
 logger = logging.getLogger(__name__)
 
 CLIENT_GONE = 499
-"""Nobody receives it."""
+"""A status that nobody receives."""
 
 
 def _new_id(given: str | None) -> str:

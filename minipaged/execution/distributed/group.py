@@ -96,7 +96,7 @@ class Group:
 def check_free() -> None:
     """Raise ConfigError if this process is connected already."""
     if dist.is_initialized():
-        gc.collect()  # of an `LLM` that nobody holds any more
+        gc.collect()  # it may be an `LLM` that nobody holds any more
     if dist.is_initialized():
         raise ConfigError(
             "another LLM with several ranks exists in this process, or torch.distributed is in use; "

@@ -50,7 +50,7 @@ class Link:
         return rows
 
     def send(self, rows: Tensor) -> Tensor:
-        """Begin to send rows to the stage behind."""
+        """Begin to send rows to the next stage."""
         if self.is_open:
             self.begin(rows, self._next)
         return rows

@@ -11,7 +11,7 @@ import torch
 class SharedThreads:
     """This rank's share, until `give_back` is called or the object is dropped.
 
-    PyTorch counts per thread of the process: `give_back` belongs into the one that shared.
+    PyTorch keeps the number for each thread of the process: call `give_back` in the one that made this.
     """
 
     last: ClassVar[finalize | None] = None
