@@ -181,7 +181,7 @@ def run_workload(
 ) -> dict[str, Any]:
     """Run a workload once, after a warm-up and with an empty prefix cache.
 
-    `rate` is that of the arrivals, a second; `progress` is told how many requests each step finished. Returns
+    `rate` is that of the arrivals, a second; `progress` is told how many requests have finished. Returns
     the fields of `minipaged bench --json`, and "tokens": the generated ids per request.
     """
     engine = llm.engine
@@ -195,6 +195,7 @@ def run_workload(
     gaps = (rng.expovariate(rate) if rate else 0.0 for _ in items)
     arrivals = deque(zip(accumulate(gaps), range(len(items))))
     requests = {}
+    num_finished = 0
     phases = PhaseClock()
     with phases.watch(engine), profile.watch(engine) if profile else nullcontext():
         start, cpu_start = engine.clock(), time.process_time()
@@ -211,7 +212,8 @@ def run_workload(
                 if profile:
                     profile.start()
                 began = engine.clock()
-                progress(sum(request.is_finished for request in engine.step()))
+                num_finished += sum(request.is_finished for request in engine.step())
+                progress(num_finished)
                 phases.end(engine.clock() - began)
             else:
                 time.sleep(max(0.0, arrivals[0][0] - now))
