@@ -183,7 +183,7 @@ def waste_svg(before: PoolView, after: PoolView) -> Svg:
         percent = 100 * sum(shares) / (view.num_blocks * view.block_size)
         said.append(f"{told}: {len(shares)} requests run, {percent:.0f} % of the memory holds tokens")
         picture.text(MARGIN, y + 4, said[-1], "ink", 13.5)
-        for table, number in zip(view.tables.values(), range(len(view.tables))):
+        for number, table in enumerate(view.tables.values()):
             for logical, block in enumerate(table.blocks):
                 x, filled = MARGIN + block * view.block_size * wide, table.filled(logical, view.block_size)
                 whole = view.block_size * wide
@@ -191,15 +191,8 @@ def waste_svg(before: PoolView, after: PoolView) -> Svg:
                 picture.hatch(x + 0.5, y + 14, whole - 1, 40)
                 if filled:
                     picture.rect(x + 0.5, y + 14, filled * wide - 1, 40, f"pure{number % 6}", 2)
-        picture.draw(
-            "rect",
-            x=MARGIN,
-            y=y + 14,
-            width=picture.width - 2 * MARGIN,
-            height=40,
-            look="rule",
-            stroke_width=1.2,
-        )
+        inner = picture.width - 2 * MARGIN
+        picture.draw("rect", x=MARGIN, y=y + 14, width=inner, height=40, look="rule", stroke_width=1.2)
     picture.note("hatched: held, and empty; a colour a request")
     return picture.render("Reserved memory and blocks", ". ".join(said) + ".")
 
