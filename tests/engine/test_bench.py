@@ -67,6 +67,14 @@ def test_a_percentile_is_the_nearest_rank(count, p50, p95, p99):
     assert [quantile(values, share) for share in (0.5, 0.95, 0.99)] == [p50, p95, p99]
 
 
+def test_progress_counts_all_requests_that_have_finished(timed_llm):
+    """Catches a bar that shows how many the last step finished."""
+    shown = []
+    items = [{"prompt_token_ids": [5, 6, 7], "max_tokens": count} for count in (1, 3, 3, 5)]
+    run_workload(timed_llm(), items, progress=shown.append)
+    assert shown[-5:] == [1, 1, 3, 3, 4]
+
+
 def test_the_log_line_after_a_reset_counts_from_the_reset(caplog, timed_llm):
     """The warm-up counts more tokens than the run before the next line. Catches rates that are taken to the
     counts before `reset_metrics`: negative throughput."""
