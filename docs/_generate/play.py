@@ -32,6 +32,7 @@ LEFT_OUT = (
     "cli",
     "kernels",
     "pocket_model",
+    "serving",
     "bench.py",
     "llm.py",
     "async_llm.py",
@@ -80,7 +81,8 @@ def write_engine(package: Path, target: Path) -> None:
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(package.rglob("*.py")):
             name = file.relative_to(package)
-            if name.parts[0] not in LEFT_OUT:
+            needs_torch = name.parts[0] == "execution" and name.name not in ("__init__.py", "executor.py")
+            if name.parts[0] not in LEFT_OUT and not needs_torch:
                 entry = zipfile.ZipInfo(f"minipaged/{name.as_posix()}")
                 archive.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED, compresslevel=9)
 

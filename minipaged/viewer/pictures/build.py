@@ -51,6 +51,7 @@ def pictures() -> dict[str, str]:
     made["after-radix.svg"] = later.radix_svg()
     made["after-window.svg"] = later.window_svg()
     made["after-latent.svg"] = later.latent_svg()
+    made["after-states.svg"] = later.states_svg()
     made["after-quantised.svg"] = later.quantised_svg()
     made["after-tiers.svg"] = later.tiers_svg()
     made["after-disaggregated.svg"] = later.disaggregated_svg()

@@ -103,6 +103,35 @@ def latent_svg() -> Svg:
     return picture.render("Values that a token leaves in the cache", f"{words}.")
 
 
+def states_svg() -> Svg:
+    """What two kinds of layers keep of a sequence after 5 and after 11 tokens."""
+    table = BlockTable(BlockAllocator(8, order=(7, 1, 3)), SIZE)
+    slot, wide = 34, 118
+    picture = Picture(760, 262, "An attention layer keeps every token, a recurrent layer one state")
+    x_state = picture.width - MARGIN - wide
+    picture.text(MARGIN + 92, TOP + 6, "attention: keys and values in blocks", "soft", 12.5)
+    picture.text(x_state, TOP + 6, "recurrent", "soft", 12.5)
+    for row, num_tokens in enumerate((5, 11)):
+        y = TOP + 20 + row * 88
+        table.append(num_tokens - table.num_tokens)
+        picture.text(MARGIN, y + 22, f"{num_tokens} tokens", bold=True)
+        for logical, block in enumerate(table.blocks):
+            x, filled = MARGIN + 92 + logical * (SIZE * slot + 12), table.filled(logical)
+            words = [str(logical * SIZE + i) if i < filled else None for i in range(SIZE)]
+            picture.slots(x, y, slot, HIGH, f"tint{logical}", words)
+            picture.text(x, y + HIGH + 18, f"block {block}", "ink mono", 12)
+        picture.rect(x_state, y, wide, HIGH, "tint3")
+        picture.text(x_state + wide / 2, y + 22, f"state of 0 to {num_tokens - 1}", "ink", 12.5, "middle")
+    picture.line(x_state + wide / 2, TOP + 60, x_state + wide / 2, TOP + 100, "edge3", 1.8)
+    picture.text(x_state + wide / 2 - 8, TOP + 84, "replaced", "soft", 12.5, "end")
+    picture.note("a fork copies the state; the one before it is gone, so no cached prefix has one")
+    return picture.render(
+        "Blocks and a state",
+        "After 5 tokens an attention layer holds 2 blocks, after 11 tokens 3. A recurrent layer holds one "
+        "state of the same size, which stands for all tokens so far.",
+    )
+
+
 def quantised_svg() -> Svg:
     """The blocks that fit into one memory with keys and values of 16, 8 and 4 bits."""
     picture = Picture(820, 248, "Fewer bits, more blocks in the same memory")
