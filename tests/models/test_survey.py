@@ -71,6 +71,16 @@ def test_the_page_tells_of_every_type() -> None:
     assert sum(verdict.startswith("runs") for verdict in told.values()) >= LEAST_THAT_RUN
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/guides/extending.md"])
+def test_pages_count_as_the_table_does(page: str) -> None:
+    """Catches figures of an earlier table."""
+    told = told_on_the_page().values()
+    num_run = sum(verdict == "runs" for verdict in told)
+    num_tried = sum(verdict != "not tried" for verdict in told)
+    text = (PAGE.parent.parent / page).read_text()
+    assert {str(num_run), str(num_tried)} <= set(re.findall(r"\d+", text))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN products")
