@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from minipaged.memory import (
     Reserve,
     SwapSpace,
 )
+from minipaged.memory.state_hits import match_where_states_are
 from minipaged.scheduling import (
     Auto,
     BatchPolicy,
@@ -44,7 +45,7 @@ class ModelLimits(Protocol):
     num_blocks: int
     num_host_blocks: int
     max_model_len: int
-    shares_prefixes: bool
+    kept_states: Container[int] | None
     preemption_costs: PreemptionCosts
 
 
@@ -86,12 +87,16 @@ def build_scheduler(
         )
     components = components or Components()
     allocator = components.allocator(limits.num_blocks)
-    caches_prefixes = config.enable_prefix_caching and limits.shares_prefixes
+    prefix_cache = None
+    if config.enable_prefix_caching:
+        prefix_cache = components.prefix_cache(allocator, config.block_size)
+        if limits.kept_states is not None:
+            match_where_states_are(prefix_cache, limits.kept_states)
     kv = components.kv_manager(
         allocator,
         config.block_size,
         (components.page_growth or PAGE_GROWTH[config.page_growth])(),
-        components.prefix_cache(allocator, config.block_size) if caches_prefixes else None,
+        prefix_cache,
         SwapSpace(limits.num_host_blocks, limits.num_blocks) if limits.num_host_blocks else None,
         block_table=components.block_table,
     )

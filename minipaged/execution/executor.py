@@ -5,6 +5,7 @@ The plan is the only input and the result the only output. No torch here.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Protocol
 
 from minipaged.scheduling import StepPlan, StepResult
@@ -24,8 +25,8 @@ class Executor(Protocol):
     """Bytes of one block, keys and values of all layers."""
     max_model_len: int
     """Longest sequence, in tokens."""
-    shares_prefixes: bool
-    """Whether a request may begin behind cached blocks; not if layers keep states that blocks do not have."""
+    kept_states: Container[int] | None
+    """Device blocks at whose ends the states of recurrent layers are kept; None: there are no such layers."""
     vocab_size: int
     """Token ids are below it."""
     eos_token_ids: tuple[int, ...]

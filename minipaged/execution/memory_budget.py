@@ -21,6 +21,9 @@ from minipaged.execution.probe import Probe
 DEFAULT_CPU_MEMORY = 1 << 30
 """Bytes of a pool on a CPU if the settings do not say."""
 
+KEPT_SHARE, LEAST_KEPT = 0.25, 8
+"""States of recurrent layers for cached prefixes: as a share of the pool's bytes, and at least so many."""
+
 ADDRESSABLE = 1 << 47
 """Bytes that a process can address on today's 64-bit processors."""
 
@@ -66,6 +69,13 @@ def pool_size(
     return num_blocks, min(num_blocks, config.swap_space // bytes_per_block)
 
 
+def num_kept_states(config: EngineConfig, pool_bytes: int, state_bytes: int) -> int:
+    """How many states of recurrent layers are kept for cached prefixes."""
+    if not state_bytes or not config.enable_prefix_caching:
+        return 0
+    return max(LEAST_KEPT, int(pool_bytes * KEPT_SHARE) // state_bytes)
+
+
 def gpu_budget(total: int, free: int, peak: int, utilization: float) -> int:
     """Bytes of a GPU for the pool: what the weights (in place), other programs and a step's peak leave."""
     return max(0, int(total * utilization) - (total - free) - peak)
@@ -91,10 +101,10 @@ def available_bytes(
     num_tokens = config.max_num_batched_tokens
     num_decodes = min(num_tokens, config.max_num_seqs)
     peaks = []
-    for count in (num_decodes, num_tokens):
+    for count, apart in ((num_decodes, True), (num_tokens, False)):
         torch.cuda.reset_peak_memory_stats(device)
         resting = torch.cuda.memory_allocated(device)
-        _, logits = probe.run([0] * count, count)  # prompt_logprobs ask for all rows' logits
+        _, logits = probe.run([0] * count, count, apart=apart)  # prompt_logprobs ask for all rows' logits
         take_memory(logits[:num_decodes])
         del logits
         peaks.append(torch.cuda.max_memory_allocated(device) - resting)
@@ -105,7 +115,8 @@ def available_bytes(
     peak += 2 * config.max_num_seqs * probe.state_bytes  # a step makes new states from the old ones
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    return gpu_budget(total, free, peak, config.gpu_memory_utilization)
+    budget = gpu_budget(total, free, peak, config.gpu_memory_utilization)
+    return int(budget / (1 + KEPT_SHARE)) if probe.state_bytes and config.enable_prefix_caching else budget
 
 
 def _partial_result_bytes(probe: Probe, specs: dict[int, LayerSpec], num_decodes: int) -> int:

@@ -9,7 +9,7 @@ pool may have (`memory_budget.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from minipaged.config import EngineConfig
+from minipaged.config import ConfigError, EngineConfig
 from minipaged.decoding.sampling import Sampler, find_errors, prompt_logprobs
 from minipaged.execution import loading, older_attention
 from minipaged.execution.accel.cuda_graph import CaptureError, CUDAGraphCapture, CUDAGraphRunner
 from minipaged.execution.accel.optimize import optimize
 from minipaged.execution.attention import (
+    NAME,
     PagedContext,
     UnsupportedModelError,
     call_model,
@@ -33,7 +34,7 @@ from minipaged.execution.attention import (
 )
 from minipaged.execution.batch import Batch, BatchBuilder, num_predicted_prompt_tokens
 from minipaged.execution.kv_cache import KVCache
-from minipaged.execution.memory_budget import available_bytes, block_bytes, pool_size
+from minipaged.execution.memory_budget import available_bytes, block_bytes, num_kept_states, pool_size
 from minipaged.execution.probe import Probe
 from minipaged.execution.recurrent import compute_as_before, compute_piecewise
 from minipaged.execution.state_table import StateTable
@@ -78,22 +79,24 @@ class ModelRunner:
         self._config = config
         text_config = loading.text_config(model)
         own_attention = model.config._attn_implementation
-        compute_piecewise(model)
         try:
+            compute_piecewise(model)
             older_attention.adopt(model)
             prepare(model)
             self.max_model_len = loading.longest_sequence(text_config, config.max_model_len)
             probe = Probe(model, text_config, self.max_model_len)
             specs, self.vocab_size = probe.inspect(config.block_size, self.layers)
-        except UnsupportedModelError as reason:
-            older_attention.give_back(model, own_attention)
-            model.set_attn_implementation(own_attention)
-            compute_as_before(model)
+        except (UnsupportedModelError, ConfigError) as reason:
+            if own_attention != NAME:  # (or another runner would lose it)
+                older_attention.give_back(model, own_attention)
+                model.set_attn_implementation(own_attention)
+                compute_as_before(model)
+            if isinstance(reason, ConfigError):
+                raise
             raise UnsupportedModelError(f"{type(model).__name__} is not supported: {reason}") from reason
-        self._states = StateTable(probe.in_chunks) if probe.recurrent_layers else None
-        self.shares_prefixes = self._states is None
-        if config.enable_prefix_caching and not self.shares_prefixes:
-            logger.info("prefixes are not cached: a block has no state of the recurrent layers")
+        self._is_recurrent = bool(probe.recurrent_layers)
+        if not probe.in_chunks:
+            logger.info("recurrent layers continue a chunked prompt token by token, which is slow")
         vars(model.config)["pad_token_id"] = None  # (else GPT-2 looks for it in each step)
         self.backend = select_backend(config.attention_backend, self.device)
         self.block_size = config.block_size
@@ -104,6 +107,9 @@ class ModelRunner:
         self.num_blocks, self.num_host_blocks = pool_size(
             config, self.block_bytes, self.max_model_len, available
         )
+        num_kept = num_kept_states(config, self.num_blocks * self.block_bytes, probe.state_bytes)
+        self._states = StateTable(probe.in_chunks, num_kept) if self._is_recurrent else None
+        self.kept_states: Container[int] | None = None if self._states is None else self._states.kept
         self.eos_token_ids = loading.end_of_text(model, self.vocab_size)
         self.sampler = sampler or Sampler(self.eos_token_ids, config.seed, self.backend.greedy_tokens)
         self.cache = KVCache(specs, self.num_blocks, self.num_host_blocks, config.block_size, self.backend)
@@ -152,6 +158,8 @@ class ModelRunner:
         self.cache.swap_out(plan.swap_out)
         self.cache.swap_in(plan.swap_in)
         self.cache.copy(plan.copies)
+        if self._states is not None:
+            self._states.forget(block for _, block in (*plan.swap_in, *plan.copies))
         self._end_stage("moves")
         if not plan.scheduled:
             return StepResult([])
@@ -206,7 +214,7 @@ class ModelRunner:
             self._config.enable_cuda_graphs
             and self.device.type == "cuda"
             and self.backend.name == "triton"
-            and self._states is None
+            and not self._is_recurrent
         )
 
     def _make_graph_runner(self) -> CUDAGraphRunner | None:

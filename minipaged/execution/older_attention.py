@@ -3,8 +3,7 @@
     CodeGen, GPT-J, GPT-Neo, GPT-NeoX Japanese    replaced: `_attn`, between the projections and the output
     Falcon                                        replaced: `forward`; it has no such method
 
-A module is given a subclass of its own class in which this method calls the hook; other modules of that class
-stay as they are. Variants for flash attention do everything in `forward`, and are left alone.
+Variants for flash attention do everything in `forward`, and are left alone.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from minipaged.execution import subclassing
 from minipaged.execution.attention import NAME, UnsupportedModelError, paged_attention_hook
 
 
-class Adopted:
-    """A module of class `own_class` whose method `replaced` calls the hook."""
+class OlderAttention(subclassing.Adopted):
+    """An attention module whose method `replaced` calls the hook."""
 
-    own_class: type
     replaced = "_attn"
 
     def _attn(
@@ -32,7 +31,7 @@ class Adopted:
         return output.transpose(1, 2), None
 
 
-class GPTNeo(Adopted):
+class GPTNeo(OlderAttention):
     """Does not scale its scores; in a local layer, a token sees the last `window_size`, itself included."""
 
     @property
@@ -45,7 +44,7 @@ class GPTNeo(Adopted):
         return super()._attn(*heads, scaling=1.0, sliding_window=window, **options)
 
 
-class Falcon(Adopted):
+class Falcon(OlderAttention):
     """Repeats grouped K/V heads for their query heads; the pool keeps each once."""
 
     replaced = "forward"
@@ -64,8 +63,8 @@ class Falcon(Adopted):
         return self.dense(output.transpose(1, 2).flatten(2)), None
 
 
-KINDS: dict[str, type[Adopted]] = {
-    **dict.fromkeys(("CodeGenAttention", "GPTJAttention", "GPTNeoXJapaneseAttention"), Adopted),
+KINDS: dict[str, type[OlderAttention]] = {
+    **dict.fromkeys(("CodeGenAttention", "GPTJAttention", "GPTNeoXJapaneseAttention"), OlderAttention),
     **{"GPTNeoSelfAttention": GPTNeo, "FalconAttention": Falcon},
 }
 
@@ -86,14 +85,13 @@ def adopt(model: PreTrainedModel) -> None:
         kind = KINDS.get(own.__name__)
         # (Not code that came with a model, nor a release of transformers that has no such method.)
         if kind and own.__module__.startswith("transformers.models.") and hasattr(own, kind.replaced):
-            more = {"__module__": own.__module__, "own_class": own}
-            module.__class__ = type(own.__name__, (kind, own), more)
+            subclassing.adopt(module, kind)
             config._attn_implementation = NAME
 
 
 def give_back(model: PreTrainedModel, implementation: str) -> None:
-    """Undo `adopt`; the configuration named `implementation` before, or the hook for another runner."""
+    """Undo `adopt`; the configuration named `implementation` before."""
     for module in model.modules():
-        if isinstance(module, Adopted) and implementation != NAME:
-            module.__class__ = module.own_class
+        if isinstance(module, OlderAttention):
+            subclassing.give_back(module)
             model.config._attn_implementation = implementation

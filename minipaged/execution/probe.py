@@ -9,7 +9,8 @@ A model that would compute something else than its own attention is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import ExitStack
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -42,36 +43,32 @@ class Probe:
         text_config: of its decoder.
         max_model_len: tokens of the longest sequence; positions stay below it.
 
-    After `inspect`, `state_bytes` are those that recurrent layers keep of a sequence, and `in_chunks` tells
-    whether they go on with several tokens at once, or only with single ones.
+    After `inspect`, `state_bytes` is the size of one sequence's recurrent states, and `in_chunks` says
+    whether recurrent layers can continue a sequence by several tokens at once, not only one by one.
     """
 
     def __init__(self, model: PreTrainedModel, text_config: Any, max_model_len: int) -> None:
         self.model, self.text_config, self.max_model_len = model, text_config, max_model_len
-        self.recurrent_layers: set[int] = {layer.layer_idx for layer in find_recurrent(model)}
         self.device = next(model.parameters()).device
+        self.recurrent_layers = find_recurrent(model)
+        self.state_bytes, self.in_chunks = 0, True
 
     @torch.inference_mode()
     def run(
-        self,
-        token_ids: list[int],
-        num_outputs: int,
-        from_zero: bool = True,
-        lengths: Sequence[int] = (),
-        joined: bool = False,
+        self, token_ids: list[int], num_outputs: int, from_zero: bool = True, apart: bool = False
     ) -> tuple[dict[int, LayerSpec], Tensor]:
         """What the layers look like, and the logits [num_outputs, V] of the last rows.
 
-        `lengths`: recurrent layers compute the rows in such pieces, each a sequence, or all `joined` to one.
+        `apart`: to recurrent layers each token is a sequence of its own.
         """
         context = ProbeContext(self.text_config)
         rows = torch.arange(len(token_ids), device=self.device)
-        pieces = _pieces(lengths or [len(token_ids)], joined, self.device)
-        with set_forward_context(context), set_pieces(pieces):
+        piece = Piece(rows[:, None] if apart else rows[None], [], States(len(rows) if apart else 1))
+        with set_forward_context(context), set_pieces([piece]):
             positions = (rows % self.max_model_len)[None] if from_zero else None
             input_ids = torch.tensor([token_ids], device=self.device)
             logits = call_model(self.model, input_ids, positions, rows[len(rows) - num_outputs :])
-        self.state_bytes = pieces[-1].states.num_bytes
+        self.state_bytes = piece.states.num_bytes // piece.states.num_sequences
         return context.specs, logits[0]
 
     def inspect(self, block_size: int, layers: range | None = None) -> tuple[dict[int, LayerSpec], int]:
@@ -88,14 +85,13 @@ class Probe:
         if num_layers < 1:
             raise UnsupportedModelError(f"num_hidden_layers is {num_layers}; give at least 1")
         try:
-            specs, logits = self.run([0, 0], num_outputs=1, lengths=[1, 1])
+            specs, logits = self.run([0, 0], num_outputs=1, apart=True)
             if logits.shape[0] != 1:
                 raise UnsupportedModelError("it cannot compute the logits of chosen rows only")
             vocab_size = logits.shape[1]
-            _, after_another = self.run([vocab_size - 1, 0], num_outputs=1, lengths=[1, 1])
-            _, own_positions = self.run([0, 0], num_outputs=1, from_zero=False, lengths=[1, 1])
-            self.in_chunks = self._agree_in_pieces([1, 3, 2, 1], vocab_size)
-            in_pieces = self.in_chunks or self._agree_in_pieces([3, 1, 1, 1, 1], vocab_size)
+            _, after_another = self.run([vocab_size - 1, 0], num_outputs=1, apart=True)
+            _, own_positions = self.run([0, 0], num_outputs=1, from_zero=False, apart=True)
+            self._check_recurrent_layers(vocab_size)
         except UnsupportedModelError:
             raise
         except Exception as error:  # code of other people, which may rely on a mask or a cache
@@ -103,13 +99,12 @@ class Probe:
         if _differ(logits, after_another):
             what = "a recurrent state" if getattr(self.model, "_is_stateful", False) else "other token mixing"
             raise UnsupportedModelError(f"it has {what} besides the attention that can be replaced")
-        if not in_pieces:
-            raise UnsupportedModelError("its recurrent layers compute something else in pieces than at once")
         if _differ(logits, own_positions):
             raise UnsupportedModelError("its positions do not start at 0")
         if not specs:
             raise UnsupportedModelError("it keeps a state instead of a KV cache")
-        silent = set(layers or range(num_layers)) - specs.keys() - self.recurrent_layers
+        recurrent = {layer.layer_idx for layer in self.recurrent_layers}
+        silent = set(layers or range(num_layers)) - specs.keys() - recurrent
         silent -= {layer for layer in silent if _kind_of(layer, self.text_config) in NO_MIXING}
         if silent:
             raise UnsupportedModelError(f"layers {sorted(silent)} keep no K/V in the cache")
@@ -122,13 +117,23 @@ class Probe:
                 )
         return specs, vocab_size
 
-    def _agree_in_pieces(self, lengths: list[int], vocab_size: int) -> bool:
-        """Whether recurrent layers go on with a sequence as if they had computed it at once."""
-        if not self.recurrent_layers:
-            return True
-        tokens = [token % vocab_size for token in range(1, 1 + sum(lengths))]
-        (_, pieces), (_, whole) = (self.run(tokens, 1, lengths=given, joined=True) for given in (lengths, ()))
-        return not _differ(pieces, whole)
+    def _check_recurrent_layers(self, vocab_size: int) -> None:
+        """Set `in_chunks`; UnsupportedModelError if pieces give other results than all rows at once."""
+        calls: dict[Any, tuple[Any, Any]] = {}
+
+        def record(layer: Any, arguments: Any, keywords: Any) -> None:
+            calls[layer] = arguments, keywords
+
+        with ExitStack() as hooks:
+            for layer in self.recurrent_layers:
+                hooks.callback(layer.register_forward_pre_hook(record, with_kwargs=True).remove)
+            self.run([token % vocab_size for token in range(1, 10)], num_outputs=1)
+        for layer, call in calls.items():
+            self.in_chunks = self.in_chunks and _agree_in_pieces(layer, *call, [3, 2, 1, 1, 1, 1])
+            if not self.in_chunks and not _agree_in_pieces(layer, *call, [5, 1, 1, 1, 1]):
+                raise UnsupportedModelError(
+                    "its recurrent layers give other results in pieces than all at once"
+                )
 
 
 class ProbeContext:
@@ -179,16 +184,28 @@ def _kind_of(layer: int, config: Any) -> str:
     return "sliding_attention" if has_window else "full_attention"
 
 
-def _pieces(lengths: Sequence[int], joined: bool, device: torch.device) -> list[Piece]:
+def _agree_in_pieces(layer: Any, arguments: Any, keywords: Any, lengths: list[int]) -> bool:
+    """Whether a recurrent layer goes on with a sequence as if it had computed it at once.
+
+    In float32: half precision rounds as much as an omission may change.
+    """
+    layer = deepcopy(layer).float()
+    given = dict(zip(layer.names, arguments)) | keywords
+    given[layer.names[0]] = rows = given[layer.names[0]].float()
     pieces: list[Piece] = []
     first = 0
     for length in lengths:
-        before = [Place(pieces[-1].states, 0, first)] if joined and pieces else []
-        rows = torch.arange(first, first + length, device=device)
-        pieces.append(Piece(rows[None], before, States(1)))
+        before = [Place(pieces[-1].states, 0, first)] if pieces else []
+        pieces.append(Piece(torch.arange(first, first + length, device=rows.device)[None], before, States(1)))
         first += length
-    return pieces
+    with torch.inference_mode():
+        at_once = layer(**given)
+        with set_pieces(pieces):
+            in_pieces = layer(**given)
+    if isinstance(at_once, Tensor):
+        return not _differ(in_pieces, at_once)
+    return not any(map(_differ, in_pieces, at_once))
 
 
 def _differ(actual: Tensor, expected: Tensor) -> bool:
-    return bool((actual - expected).abs().max() > 1e-3 * expected.abs().max())
+    return not (actual - expected).abs().max() <= 1e-3 * expected.abs().max()  # (NaN is a difference, too)

@@ -1,8 +1,8 @@
 """Layers that keep a state besides the KV cache: Mamba, gated delta nets, short convolutions.
 
-Qwen 3.5, Granite 4, LFM2, Falcon-H1 and others have some among their attention layers. Such a layer reads a
-sequence into a state of fixed size, which each step replaces (see `state_table.py`). transformers' layers
-compute rows of equal length, not our ragged rows, so each is called piece by piece:
+Qwen 3.5, Granite 4, LFM2, Falcon-H1 and others mix such layers with attention layers. Such a layer sums up
+the sequence so far in a state of fixed size, which every step updates (see `state_table.py`). transformers'
+layers expect a rectangular batch, not our ragged rows, so each is called once per piece:
 
     rows     a a a a a | b | c | d d      a and d: chunks; b and c: decodes
     pieces   [a a a a a] [d d] [b, c]     each a call, with the states of its sequences
@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from minipaged.execution.attention import UnsupportedModelError
+from minipaged.execution.subclassing import Adopted, adopt, give_back
 
 CACHE_ARGUMENTS = {"cache_params", "past_key_values"}
-"""In which of its arguments such a layer gets transformers' cache."""
+"""Names of the argument through which such a layer receives transformers' cache."""
 
 UPDATES = {"update_conv_state", "update_recurrent_state"}
-"""What it calls of that cache."""
+"""The cache's methods that such a layer calls."""
 
 
 class States(Cache):
@@ -80,87 +81,97 @@ class Piece(NamedTuple):
     """What a layer computes in one call: T rows of one sequence, or one row of each of B."""
 
     rows: Tensor  # [1, T] or [B, 1], indices into the batch
-    before: list[Place]  # what is copied before a layer's first call; none if `states` go on, or begin
+    before: list[Place]  # where `states` are copied from; none: they start empty, or are there already
     states: States
 
     def cache(self, layer: int) -> States:
-        """What the layer may read and write."""
+        """The cache for a layer's call; the first one copies its states."""
         layers = self.states.layers
         while len(layers) <= layer:
             layers.append(_gather(self.before, len(layers)) if self.before else LinearAttentionLayer())
         return self.states
 
 
-_pieces: ContextVar[list[Piece] | None] = ContextVar("minipaged_pieces", default=None)
+class Pieces(NamedTuple):
+    """All pieces of a step, and `order` [T]: where each row of the batch is among theirs."""
+
+    pieces: list[Piece]
+    order: Tensor
+
+
+_pieces: ContextVar[Pieces | None] = ContextVar("minipaged_pieces", default=None)
 
 
 @contextmanager
 def set_pieces(pieces: list[Piece]) -> Iterator[None]:
     """Recurrent layers inside the `with` compute these; elsewhere all rows are one sequence."""
-    token = _pieces.set(pieces)
+    rows = torch.cat([piece.rows.flatten() for piece in pieces])
+    token = _pieces.set(Pieces(pieces, rows.argsort()))
     try:
         yield
     finally:
         _pieces.reset(token)
 
 
-def find_recurrent(model: nn.Module) -> list[Any]:
-    """The recurrent layers of a model: those that update states in transformers' cache."""
-    return [module for module in model.modules() if _is_recurrent(module)]
+def one_sequence(num_rows: int, device: torch.device) -> Pieces:
+    """All rows are one sequence from its first token on."""
+    rows = torch.arange(num_rows, device=device)
+    return Pieces([Piece(rows[None], [], States(1))], rows)
 
 
-def _is_recurrent(module: nn.Module) -> bool:
-    layer = type(module)
-    accepted = inspect.signature(layer.forward).parameters
-    if not hasattr(module, "layer_idx") or CACHE_ARGUMENTS.isdisjoint(accepted):
-        return False
-    functions = (function for cls in layer.__mro__ for function in vars(cls).values() if callable(function))
-    codes = [getattr(inspect.unwrap(function), "__code__", None) for function in functions]
-    return any(code is not None and not UPDATES.isdisjoint(code.co_names) for code in codes)
+class Recurrent(Adopted):
+    """A recurrent layer whose `forward` is called piece by piece."""
 
+    layer_idx: int
+    names: list[str]  # of the arguments; the first are the rows
 
-class PiecewiseLayer:
-    """Takes the place of a recurrent layer's `forward`: calls it piece by piece."""
-
-    def __init__(self, module: Any) -> None:
-        self.forward: Callable[..., Any] = module.forward
-        self._layer: int = module.layer_idx
-        self._names = list(inspect.signature(self.forward).parameters)
-        (self._cache_argument,) = CACHE_ARGUMENTS.intersection(self._names)
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """Rows [1, T, ...] in, the same out, as one tensor or several."""
-        given = dict(zip(self._names, arguments)) | keywords
-        rows = given[self._names[0]][0]
-        for name in self._names[1:]:
+        given = dict(zip(self.names, arguments)) | keywords
+        (cache_argument,) = CACHE_ARGUMENTS.intersection(self.names)
+        rows = given[self.names[0]][0]
+        for name in self.names[1:]:
             if isinstance(given.get(name), Tensor):
-                raise UnsupportedModelError(f"layer {self._layer} asks for {name!r} besides its rows")
-        everything = torch.arange(len(rows), device=rows.device)[None]
-        pieces = _pieces.get() or [Piece(everything, [], States(1))]
+                raise UnsupportedModelError(f"layer {self.layer_idx} asks for {name!r} besides its rows")
+        pieces, order = _pieces.get() or one_sequence(len(rows), rows.device)
         outputs: list[Any] = []
         for piece in pieces:
-            given[self._names[0]] = rows[piece.rows]
-            given[self._cache_argument] = piece.cache(self._layer)
-            outputs.append(self.forward(**given))
-        order = torch.cat([piece.rows.flatten() for piece in pieces])
+            given[self.names[0]] = rows[piece.rows]
+            given[cache_argument] = piece.cache(self.layer_idx)
+            outputs.append(self.own_class.forward(self, **given))  # type: ignore[arg-type]
         if isinstance(outputs[0], Tensor):
             return _in_order(outputs, order)
         return tuple(_in_order(parts, order) for parts in zip(*outputs))
 
 
 def _in_order(parts: Iterable[Tensor], order: Tensor) -> Tensor:
-    """The rows of all pieces, where the batch has them: [1, T, ...]."""
-    rows = torch.cat([part.flatten(0, 1) for part in parts])
-    return torch.empty_like(rows).index_copy_(0, order, rows)[None]
+    """The rows of all pieces in the batch's order: [1, T, ...]."""
+    return torch.cat([part.flatten(0, 1) for part in parts])[order][None]
+
+
+def find_recurrent(model: nn.Module) -> list[Any]:
+    """The recurrent layers of a model: those that update states in transformers' cache."""
+    return [module for module in model.modules() if hasattr(module, "layer_idx") and _is_recurrent(module)]
+
+
+def _is_recurrent(module: nn.Module) -> bool:
+    own = module.own_class if isinstance(module, Recurrent) else type(module)
+    if CACHE_ARGUMENTS.isdisjoint(inspect.signature(own.forward).parameters):
+        return False
+    functions = (function for cls in own.__mro__ for function in vars(cls).values() if callable(function))
+    codes = [getattr(inspect.unwrap(function), "__code__", None) for function in functions]
+    return any(code is not None and not UPDATES.isdisjoint(code.co_names) for code in codes)
 
 
 def compute_piecewise(model: nn.Module) -> None:
     """From now on the model's recurrent layers compute piece by piece."""
     for module in find_recurrent(model):
-        module.forward = PiecewiseLayer(module)
+        if not isinstance(module, Recurrent):
+            names = list(inspect.signature(type(module).forward).parameters)[1:]
+            adopt(module, Recurrent, names=names)
 
 
 def compute_as_before(model: nn.Module) -> None:
     """Undo `compute_piecewise`."""
     for module in find_recurrent(model):
-        module.forward = module.forward.forward
+        give_back(module)

@@ -2,119 +2,217 @@
 
 A state is not paged: it has a fixed size, and a sequence needs only the one after its last computed token.
 
-    a fork                continues with the state of the sequence that it was forked from
-    swapped out           the state stays where it is
-    recomputed            begins without a state; in a group, a later sequence may begin behind blocks that an
-                          earlier one computes: there the earlier one's piece is cut, and both keep its state
-    cached prefix         its blocks have no state, so with such a model the prefix cache is off
+    a fork           continues with the state of the sequence that it was forked from
+    swapped out      the state stays where it is
+    recomputed       starts without a state; in a group, a later sequence may start after blocks that an
+                     earlier one computes: the earlier one's piece is cut there, and both have its state
+    cached prefix    continues with a state that was kept at the end of its last block: of each sequence, that
+                     at the last full block of its prompt, and that at the last full block of all
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
 from minipaged.execution.batch import Batch
 from minipaged.execution.recurrent import Piece, Place, States, set_pieces
 from minipaged.scheduling.request import Sequence
 
 
-class StateTable:
-    """The state of each sequence that has computed tokens.
+class Kept(NamedTuple):
+    """The state at the end of a block."""
 
-    `in_chunks`: the layers compute several tokens at once behind others, too, not only single ones.
+    token_ids: array[int]  # of the block and all before it
+    place: Place
+
+
+@dataclass
+class Cut:
+    """A step, cut into pieces."""
+
+    rows: Tensor  # of the batch, 0 to T
+    pieces: list[Piece] = field(default_factory=list)
+    decodes: list[tuple[Sequence, int, Place]] = field(default_factory=list)  # row, and the state before
+    after: dict[Sequence, Place] = field(default_factory=dict)  # of the sequences computed
+    behind: dict[Sequence, Place] = field(default_factory=dict)  # of others, which start after their blocks
+    kept: dict[int, Kept] = field(default_factory=dict)  # by block
+
+
+class StateTable:
+    """The states of all sequences that have computed tokens, and those kept for cached prefixes.
+
+    Args:
+        in_chunks: the layers can continue a sequence by several tokens at once, not only one by one.
+        num_kept: how many states are kept for cached prefixes; the oldest are dropped.
     """
 
-    def __init__(self, in_chunks: bool) -> None:
+    def __init__(self, in_chunks: bool, num_kept: int) -> None:
         self._in_chunks = in_chunks
+        self._num_kept = num_kept
         self._places: WeakKeyDictionary[Sequence, Place] = WeakKeyDictionary()
+        self.kept: dict[int, Kept] = {}
+        """Device block -> the state at its end, when it was last written."""
 
     @contextmanager
     def step(self, batch: Batch) -> Iterator[None]:
-        """Compute the batch inside the `with`; if that fails, its sequences must begin again.
+        """Compute the batch inside the `with`; if that fails, its sequences have no states any more.
 
         Raises:
-            RuntimeError: there is no state where a sequence goes on.
+            RuntimeError: the state after which a sequence goes on is missing.
         """
         self._tidy({item.sequence for item in batch.scheduled})
-        with set_pieces(self._cut(batch)):
-            yield
+        cut = self._cut(batch)
+        places = cut.behind | cut.after
+        self._places.update(places)
+        try:
+            with set_pieces(cut.pieces):
+                yield
+        except BaseException:  # only some layers have new states
+            for sequence in places:
+                del self._places[sequence]
+            raise
+        self.forget(cut.kept)
+        self.kept |= cut.kept
+        self.forget(list(self.kept)[: max(0, len(self.kept) - self._num_kept)])
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """The blocks get other content, or make room: no state is known at their ends."""
+        for block in blocks:
+            self.kept.pop(block, None)
 
     def _tidy(self, scheduled: set[Sequence]) -> None:
+        holders = Counter(place.states for place in self._places.values())
         for sequence, place in list(self._places.items()):
             if sequence in scheduled:
                 continue
-            if place.num_tokens != sequence.num_computed_tokens:  # preempted, and will begin again
+            if place.num_tokens != sequence.num_computed_tokens:  # preempted, to be recomputed
                 del self._places[sequence]
-            elif place.states.num_sequences > 1:  # it pauses, and must not keep the others' states alive
+            elif place.states.num_sequences > holders[place.states]:  # it keeps those of others alive
                 self._places[sequence] = place.take_out()
 
-    def _cut(self, batch: Batch) -> list[Piece]:
-        pieces: list[Piece] = []
-        decodes: list[tuple[Sequence, int, Place]] = []
-        behind: dict[Sequence, Place] = {}
-        reached: dict[Sequence, Place] = {}
-        for (sequence, start, num_tokens, _), row in zip(batch.scheduled, batch.metadata.query_start_list):
-            before = [self._find(sequence, start, behind)] if start else []
-            if num_tokens == 1 and before:
-                decodes.append((sequence, row, before[0]))
-                continue
-            end = start + num_tokens
-            waiting = self._waiting_for(sequence, start, end)
-            stops = {end, *waiting.values()}
-            if not self._in_chunks:
-                stops |= set(range((start or min(stops)) + 1, end))
-            states = States(1)
-            for stop in sorted(stops):
-                pieces.append(Piece(torch.arange(row, row + stop - start)[None], before, states))
-                row, start, place = row + stop - start, stop, Place(states, 0, stop)
-                if taken := [other for other, position in waiting.items() if position == stop]:
-                    behind |= dict.fromkeys(taken, place)
-                    before, states = [place], States(1)
-            reached[sequence] = place
-        if decodes:  # last, because they may begin behind a chunk
-            sequences, rows, places = zip(*decodes)
-            before, states = list(places), States(len(places))
-            if self._are_all(places):
-                before, states = [], places[0].states
-            pieces.append(Piece(torch.tensor(rows)[:, None], before, states))
-            for i, (sequence, place) in enumerate(zip(sequences, places)):
-                reached[sequence] = Place(states, i, place.num_tokens + 1)
-        self._places.update(behind | reached)
-        device = batch.input_ids.device
-        return [piece._replace(rows=piece.rows.to(device)) for piece in pieces]
+    # -- where a sequence starts ----------------------------------------------------------------
 
-    def _are_all(self, places: SequenceOf[Place]) -> bool:
-        """Whether these are all rows of the same states, in order, and nobody else's: no copy is needed."""
-        states = places[0].states
-        holders = sum(place.states is states for place in self._places.values())
-        is_whole = [place.row for place in places if place.states is states] == list(
-            range(states.num_sequences)
-        )
-        return is_whole and len(places) == holders == states.num_sequences
+    def _known(self, sequence: Sequence, position: int) -> Place | None:
+        """Its state after `position` tokens, from an earlier step."""
+        place = self._places.get(sequence)
+        if place is not None and place.num_tokens == position:
+            return place
+        num_blocks, rest = divmod(position, sequence.table.block_size)
+        kept = self.kept.get(sequence.table.blocks[num_blocks - 1]) if num_blocks and not rest else None
+        # (A block may be its already and not be written yet: what was kept is that of its former content.)
+        return kept.place if kept and kept.token_ids == sequence.token_ids[:position] else None
 
     def _find(self, sequence: Sequence, start: int, behind: dict[Sequence, Place]) -> Place:
-        for other in (sequence, *sequence.request.sequences):
+        if (place := self._known(sequence, start)) is not None:
+            return place
+        for other in sequence.request.sequences:
             place = self._places.get(other)
             if place is None or place.num_tokens != start:
                 continue
-            if other is sequence or other.token_ids[:start] == sequence.token_ids[:start]:
+            if other.token_ids[:start] == sequence.token_ids[:start]:  # forked from this one
                 return place
-        if sequence in behind:
-            return behind[sequence]
-        raise RuntimeError(f"no layer has a state after {start} tokens of {sequence}")
+        if sequence not in behind:
+            raise RuntimeError(f"the recurrent state after {start} tokens of {sequence} is missing")
+        return behind[sequence]
 
     def _waiting_for(self, sequence: Sequence, start: int, end: int) -> dict[Sequence, int]:
-        """Who begins behind the tokens start < position <= end of a sequence, and where."""
+        """Who starts after the tokens start < position <= end of a sequence, and where."""
         return {
             other: position
             for other in sequence.request.sequences
             if start < (position := other.num_computed_tokens) <= end
             and other is not sequence
-            and (other not in self._places or self._places[other].num_tokens != position)
+            and self._known(other, position) is None
             and other.token_ids[:position] == sequence.token_ids[:position]
         }
+
+    # -- pieces ---------------------------------------------------------------------------------
+
+    def _cut(self, batch: Batch) -> Cut:
+        cut = Cut(torch.arange(batch.input_ids.shape[1], device=batch.input_ids.device))
+        for (sequence, start, num_tokens, _), row in zip(batch.scheduled, batch.metadata.query_start_list):
+            before = self._find(sequence, start, cut.behind) if start else None
+            waiting = self._waiting_for(sequence, start, start + num_tokens)
+            if before is not None and num_tokens == 1 and not waiting:
+                cut.decodes.append((sequence, row, before))
+            else:
+                self._cut_chunk(cut, sequence, start, start + num_tokens, row, before, waiting)
+        if cut.decodes:  # last, because they may start after a chunk
+            self._cut_decodes(cut)
+        for sequence, start, num_tokens, _ in batch.scheduled:
+            for other in sequence.request.sequences[1:]:
+                if other not in cut.behind and (place := self._known(other, other.num_computed_tokens)):
+                    self._places[other] = place  # which is kept until its turn comes
+            size = sequence.table.block_size
+            self.forget(sequence.table.blocks[start // size : (start + num_tokens - 1) // size + 1])
+        return cut
+
+    def _cut_chunk(
+        self,
+        cut: Cut,
+        sequence: Sequence,
+        start: int,
+        end: int,
+        row: int,
+        before: Place | None,
+        waiting: dict[Sequence, int],
+    ) -> None:
+        blocks, size = sequence.table.blocks, sequence.table.block_size
+        to_keep = (end - 1) // size * size if self._num_kept else 0
+        stops = {end, *waiting.values()} | ({to_keep} if to_keep > start else set())
+        if not self._in_chunks:
+            stops |= set(range((start or min(stops)) + 1, end))
+        states, places = States(1), [] if before is None else [before]
+        for stop in sorted(stops):
+            rows = cut.rows[row : row + stop - start]
+            cut.pieces.append(Piece(rows[None], places, states))
+            row, start, place = row + stop - start, stop, Place(states, 0, stop)
+            others = [other for other, position in waiting.items() if position == stop]
+            cut.behind |= dict.fromkeys(others, place)
+            if stop == to_keep:
+                cut.kept[blocks[stop // size - 1]] = Kept(sequence.token_ids[:stop], place)
+            if others or stop == to_keep:  # what follows must not write into it
+                states, places = States(1), [place]
+        cut.after[sequence] = place
+
+    def _cut_decodes(self, cut: Cut) -> None:
+        sequences, rows, places = zip(*cut.decodes)
+        for sequence, place in zip(sequences, places):
+            self._keep_at_block_end(cut, sequence, place)
+        before, states = list(places), States(len(places))
+        if self._owns_whole(places):
+            before, states = [], places[0].states
+        cut.pieces.append(Piece(cut.rows[list(rows)][:, None], before, states))
+        for i, (sequence, place) in enumerate(zip(sequences, places)):
+            cut.after[sequence] = Place(states, i, place.num_tokens + 1)
+
+    def _keep_at_block_end(self, cut: Cut, sequence: Sequence, place: Place) -> None:
+        """Keep the state before a decode if a block ends there; in the output, the last one is enough."""
+        size, blocks = sequence.table.block_size, sequence.table.blocks
+        num_blocks, rest = divmod(place.num_tokens, size)
+        if rest or not self._num_kept:
+            return
+        is_new = place is cut.behind.get(sequence)  # of this very step: not computed yet, and kept as it is
+        token_ids = sequence.token_ids[: place.num_tokens]
+        cut.kept[blocks[num_blocks - 1]] = Kept(token_ids, place if is_new else place.take_out())
+        if place.num_tokens - size > sequence.num_prompt_tokens:
+            self.forget([blocks[num_blocks - 2]])
+
+    def _owns_whole(self, places: SequenceOf[Place]) -> bool:
+        """Whether these are all rows of one `States`, in order, and nobody else's: no copy is needed."""
+        states = places[0].states
+        rows = [(place.states, place.row) for place in places]
+        num_holders = sum(place.states is states for place in self._places.values())
+        is_kept = any(kept.place.states is states for kept in self.kept.values())
+        whole = [(states, row) for row in range(states.num_sequences)]
+        return rows == whole and num_holders == len(rows) and not is_kept

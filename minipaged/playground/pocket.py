@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from minipaged.config import EngineConfig
@@ -31,7 +31,7 @@ class PocketExecutor:
     `model`: max_model_len, vocab_size, eos_token_ids and block_bytes, as the page knows them.
     """
 
-    shares_prefixes = True
+    kept_states: Container[int] | None = None
 
     def __init__(self, compute: Compute, model: Mapping[str, Any], config: EngineConfig) -> None:
         assert config.num_blocks is not None

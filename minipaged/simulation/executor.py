@@ -4,6 +4,7 @@ It replaces the model runner under the same engine. The tokens it returns are me
 scripted decoding methods (`scripts.py`) get the end of each sequence from the trace.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,7 +33,7 @@ class SimulatedExecutor:
     preemption_costs: PreemptionCosts = PreemptionCosts(0.0, 0.0, 0.0)
     block_size: int = 1
     block_bytes: int = 0
-    shares_prefixes: bool = True
+    kept_states: Container[int] | None = None
     vocab_size: int = 1
     eos_token_ids: tuple[int, ...] = ()
     now: float = 0.0  # seconds since the start of the simulation

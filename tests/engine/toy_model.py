@@ -14,7 +14,7 @@ class ToyModel(ToyExecutor):
 
     block_bytes = 1
     eos_token_ids = ()
-    shares_prefixes = True
+    kept_states = None
     preemption_costs = PreemptionCosts(1.0, 1.0, 1.0)
 
     def __init__(self, num_blocks=64, num_host_blocks=0, block_size=4, vocabulary=50, max_model_len=200):

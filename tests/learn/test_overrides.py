@@ -24,7 +24,7 @@ LIMITS = SimpleNamespace(
     num_blocks=8,
     num_host_blocks=0,
     max_model_len=64,
-    shares_prefixes=True,
+    kept_states=None,
     preemption_costs=PreemptionCosts(1.0, 1.0, 1.0),
 )
 

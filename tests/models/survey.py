@@ -228,7 +228,7 @@ def judge(model_type: str) -> Verdict:
     for ids, parts_of_sequence in zip(token_ids, computed):
         expected = reference(torch.tensor([ids]), use_cache=False).logits[0]
         error = (torch.cat(parts_of_sequence) - expected).abs().max() / expected.abs().max()
-        tolerance = TOLERANCE if driver.runner.shares_prefixes else TOLERANCE_WITH_STATES
+        tolerance = TOLERANCE if driver.runner.kept_states is None else TOLERANCE_WITH_STATES
         if not error < tolerance:
             return Verdict("differs", f"by {error:.1e} of the largest logit")
     return Verdict("runs")

@@ -6,6 +6,7 @@ The oracle is transformers, which keeps the states of one sequence in its own ca
 from __future__ import annotations
 
 import gc
+import random
 
 import pytest
 import torch
@@ -13,12 +14,13 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from minipaged import BeamSearchParams, SamplingParams
-from minipaged.config import EngineConfig
+from minipaged.config import ConfigError, EngineConfig
 from minipaged.decoding.params import DecodingParams
 from minipaged.engine import Engine
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.execution.state_table import StateTable
+from minipaged.scheduling import Request
 from tests.models.driver import Driver, random_tokens, schedule
 from tests.models.survey import CUTS, TOLERANCE, build_small
 from tests.models.zoo import VOCAB_SIZE
@@ -135,30 +137,31 @@ def test_greedy_tokens_and_beams_are_those_of_generate(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("method", PARAMS)
-@pytest.mark.parametrize("policy", [True, False], ids=["chunked", "prefill first"])
+@pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "prefill first"])
 def test_neighbours_and_chunks_change_nothing(
-    runner: ModelRunner, expected: dict, method: str, policy: bool
+    runner: ModelRunner, expected: dict, method: str, chunked: bool
 ) -> None:
     """Forks of samples and beams go on with the state of their parent, in whatever company."""
-    run = Run(runner, max_num_batched_tokens=7 if policy else 64, enable_chunked_prefill=policy)
+    run = Run(runner, max_num_batched_tokens=7 if chunked else 64, enable_chunked_prefill=chunked)
     assert run.generate(PROMPTS, PARAMS[method]) == expected[method]
 
 
 @pytest.mark.parametrize("method", PARAMS)
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_preemption_changes_nothing(runner: ModelRunner, expected: dict, method: str, mode: str) -> None:
+@pytest.mark.parametrize("cached", [True, False], ids=["cached", "not cached"])
+def test_preemption_changes_nothing(
+    runner: ModelRunner, expected: dict, method: str, mode: str, cached: bool
+) -> None:
     """A swapped request finds its states again; one that is recomputed makes new ones."""
-    run = Run(runner, 18 if method == "greedy" else 40, preemption_mode=mode, max_num_batched_tokens=32)
+    num_blocks = 18 if method == "greedy" else 40
+    settings = {"preemption_mode": mode, "enable_prefix_caching": cached, "max_num_batched_tokens": 32}
+    run = Run(runner, num_blocks, **settings)
     assert run.generate(PROMPTS, PARAMS[method]) == expected[method]
     assert run.count("preempted", mode=mode) > 0
-
-
-def test_a_recomputed_group_shares_blocks_and_states(runner: ModelRunner, expected: dict) -> None:
-    """Sample 2 begins behind the prompt's blocks, which sample 1 computes: with the state it has there."""
-    run = Run(runner, 40, preemption_mode="recompute", max_num_batched_tokens=32)
-    run.generate(PROMPTS, FOUR_SAMPLES)
-    resumed = [event for event in run.events if event.kind == "resumed"]
-    assert any(event.detail["cached_tokens"] > 0 for event in resumed)
+    if mode == "recompute" and method != "greedy":
+        # Sample 2 started after the prompt's blocks, which sample 1 computed: with the state there.
+        resumed = [event for event in run.events if event.kind == "resumed"]
+        assert any(event.detail["cached_tokens"] > 0 for event in resumed)
 
 
 def test_a_step_that_failed_is_computed_again(
@@ -186,11 +189,117 @@ def test_a_step_that_failed_is_computed_again(
     assert [[list(c.token_ids) for c in completions] for completions in outputs] == expected["samples"]
 
 
-def test_prefixes_are_not_cached(runner: ModelRunner, expected: dict) -> None:
-    """A cached block has keys and values, but no state for whoever would begin behind it."""
-    run = Run(runner, enable_prefix_caching=True)
-    assert run.generate([PROMPTS[4], PROMPTS[4]], GREEDY) == [expected["greedy"][4]] * 2
-    assert run.engine.scheduler.kv.prefix_cache is None
+class TestGroupsThatAreRecomputed:
+    """Sample 2 starts after full blocks that sample 1 computes."""
+
+    def preempted(self, runner: ModelRunner, **settings: object) -> tuple[Run, Request]:
+        """A run whose only request, of four samples with 9 + 2 tokens, is to be recomputed."""
+        run = Run(runner, enable_prefix_caching=False, **settings)
+        request = run.engine.add_request("0", PROMPTS[0], FOUR_SAMPLES)
+        while len(request.sequences[0].token_ids) < 11:
+            run.engine.step()
+        run.engine.scheduler._requeue(request)
+        return run, request
+
+    def finish(self, run: Run, request: Request) -> list[list[int]]:
+        """The tokens of all completions."""
+        while run.engine.has_unfinished:
+            run.engine.step()
+        return [list(completion.token_ids) for completion in run.engine.output(request).outputs]
+
+    def test_a_chunk_of_one_token_may_end_where_a_follower_starts(
+        self, runner: ModelRunner, expected: dict
+    ) -> None:
+        """Catches a decode in form, whose state at the follower's start nobody keeps."""
+        run, request = self.preempted(runner, max_num_batched_tokens=7)
+        run.engine.step()
+        run.engine.scheduler.max_num_batched_tokens = 1
+        run.engine.step()
+        assert request.sequences[0].num_computed_tokens == 8
+        run.engine.scheduler.max_num_batched_tokens = 7
+        assert self.finish(run, request) == expected["samples"][0]
+
+    @pytest.mark.parametrize("budget", [7, 8, 9, 64])
+    def test_a_step_that_fails_between_layers_leaves_no_state(
+        self, runner: ModelRunner, expected: dict, budget: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Catches half-made states, which a follower would wait with for ever."""
+        run, request = self.preempted(runner, max_num_batched_tokens=budget, max_num_seqs=4)
+        backend = runner.backend
+
+        def fail(*_: object, **__: object) -> None:
+            monkeypatch.setattr(runner, "backend", backend)
+            raise RuntimeError("injected")
+
+        monkeypatch.setattr(runner, "backend", backend._replace(paged_attention=fail))
+        with pytest.raises(RuntimeError, match="injected"):
+            run.engine.step()
+        assert self.finish(run, request) == expected["samples"][0]
+
+
+class TestPrefixes:
+    """A request starts after cached blocks only where a state was kept."""
+
+    def hits(self, run: Run, prompt: list[int]) -> tuple[int, list[int]]:
+        """Cached tokens of a prompt, and what follows it."""
+        request = run.engine.add_request(f"{run.engine.clock()}", prompt, GREEDY)
+        while run.engine.has_unfinished:
+            run.engine.step()
+            run.engine.check_invariants()
+        return request.num_cached_tokens, list(run.engine.output(request).outputs[0].token_ids)
+
+    def test_a_longer_prompt_starts_at_the_last_full_block_of_the_shorter(self, runner: ModelRunner) -> None:
+        """What a conversation does; the state there was cut out of the middle of a chunk."""
+        prompt = PROMPTS[4]  # 22 tokens: 5 blocks of 4, and 2 more
+        longer = [*prompt, 7, 11, 5]
+        expected = self.hits(Run(runner, enable_prefix_caching=False), longer)[1]
+        run = Run(runner)
+        assert self.hits(run, prompt)[0] == 0
+        assert self.hits(run, longer) == (20, expected)
+
+    def test_the_answer_is_found_again_too(self, runner: ModelRunner) -> None:
+        """The last full block of prompt and answer: 32 of 34 tokens, the last of which is never computed."""
+        run = Run(runner)
+        longer = [*PROMPTS[4], *self.hits(run, PROMPTS[4])[1], 7]
+        expected = self.hits(Run(runner, enable_prefix_caching=False), longer)[1]
+        assert self.hits(run, longer) == (32, expected)
+
+    @pytest.mark.parametrize(("length", "cached"), [(20, 16), (21, 20)])
+    def test_an_equal_prompt_computes_at_least_its_last_token(
+        self, runner: ModelRunner, length: int, cached: int
+    ) -> None:
+        """The state after all tokens gives no logits."""
+        run, prompt = Run(runner), PROMPTS[4][:length]
+        first = self.hits(run, prompt)[1]
+        assert self.hits(run, prompt) == (cached, first)
+
+    def test_equal_prompts_of_one_step_compute_on_their_own(self, runner: ModelRunner) -> None:
+        """The first one's blocks are pending, without states; what was kept of their last use is stale."""
+        answer = self.hits(Run(runner), PROMPTS[4])[1]
+        assert Run(runner).generate([PROMPTS[4]] * 3, GREEDY) == [[answer]] * 3
+
+    def test_blocks_that_get_other_content_lose_their_state(self, runner: ModelRunner) -> None:
+        """A tiny pool, each of whose blocks is used again and again, and prompts with equal beginnings."""
+        source = random.Random(5)
+        prompts = [PROMPTS[4][: source.randrange(3, 22)] + PROMPTS[2][:i] for i in range(13)]
+        expected = [self.hits(Run(runner, enable_prefix_caching=False), prompt)[1] for prompt in prompts]
+        run = Run(runner, 24, max_num_batched_tokens=16)
+        found = [run.generate([prompts[i % 13]], GREEDY)[0][0] for i in range(40)]
+        assert found == [expected[i % 13] for i in range(40)]
+        together = Run(runner, 24, max_num_batched_tokens=16).generate(prompts * 2, GREEDY)
+        assert together == [[tokens] for tokens in expected] * 2
+
+    def test_a_bounded_number_of_states_is_kept(
+        self, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each may be as large as the keys and values of a thousand tokens."""
+        monkeypatch.setattr(runner._states, "_num_kept", 3)
+        run = Run(runner)
+        for seed in range(20):
+            self.hits(run, random_tokens(9, VOCAB_SIZE, seed))
+        assert len(runner.kept_states) == 3
+        assert self.hits(run, random_tokens(9, VOCAB_SIZE, 19))[0] == 8
+        assert self.hits(run, random_tokens(9, VOCAB_SIZE, 0))[0] == 0
 
 
 def test_states_go_with_their_sequences(runner: ModelRunner) -> None:
@@ -209,10 +318,10 @@ def test_states_go_with_their_sequences(runner: ModelRunner) -> None:
 
 @torch.inference_mode()
 def test_a_sequence_that_pauses_keeps_only_its_own_state() -> None:
-    """It was one of many decodes, whose states are one tensor."""
+    """It was one of many decodes, whose states are one tensor, until the others left that."""
     driver = Driver(build_small("lfm2"))
     pausing, other = (driver.add(random_tokens(6, VOCAB_SIZE, seed)) for seed in (1, 2))
-    for counts in ([3, 3], [1, 1], [0, 1]):
+    for counts in ([3, 3], [1, 1], [0, 1], [0, 1]):
         driver.logits([(s, count) for s, count in zip((pausing, other), counts) if count])
     place = driver.runner._states._places[pausing]
     assert place.num_tokens == 4
@@ -225,23 +334,39 @@ def test_a_missing_state_is_an_error() -> None:
     driver = Driver(build_small("lfm2"))
     sequence = driver.add(random_tokens(6, VOCAB_SIZE, 1))
     driver.logits([(sequence, 3)])
-    driver.runner._states = StateTable(in_chunks=True)
+    driver.runner._states = StateTable(in_chunks=True, num_kept=0)
     with pytest.raises(RuntimeError, match="after 3 tokens"):
         driver.logits([(sequence, 1)])
 
 
+@torch.inference_mode()
 def test_layers_that_differ_in_pieces_are_refused() -> None:
-    """Nemotron-H bounds its time steps in chunks, but not in single tokens: preemption would show."""
-    with pytest.raises(UnsupportedModelError, match="something else in pieces than at once"):
-        ModelRunner(build_small("nemotron_h"), EngineConfig(num_blocks=8))
+    """Nemotron-H bounds its time steps in chunks, but not in single tokens: preemption would show. The model
+    still runs elsewhere."""
+    model, rows = build_small("nemotron_h"), torch.tensor([PROMPTS[0]])
+    before = model(rows, use_cache=False).logits
+    with pytest.raises(UnsupportedModelError, match="other results in pieces than all at once"):
+        ModelRunner(model, EngineConfig(num_blocks=8))
+    assert torch.equal(model(rows, use_cache=False).logits, before)
 
 
-def test_a_refused_model_still_runs_elsewhere() -> None:
-    """Its layers have their own `forward` again."""
-    model = build_small("nemotron_h")
-    rows = torch.tensor([PROMPTS[0]])
-    with torch.inference_mode():
-        before = model(rows, use_cache=False).logits
-        with pytest.raises(UnsupportedModelError):
-            ModelRunner(model, EngineConfig(num_blocks=8))
-        assert torch.equal(model(rows, use_cache=False).logits, before)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("model_type", [*IN_CHUNKS, *ONE_BY_ONE])
+def test_half_precision_is_not_taken_for_a_difference(model_type: str, dtype: torch.dtype) -> None:
+    """Released weights are in bfloat16; a Mamba layer then rounds by 3 % of its largest output."""
+    runner = ModelRunner(build_small(model_type).to(dtype), EngineConfig(block_size=4, num_blocks=64))
+    assert len(Run(runner, 64).generate(PROMPTS, GREEDY)) == len(PROMPTS)
+
+
+def test_a_model_may_have_several_runners() -> None:
+    """Catches layers that are adopted twice, and those of one runner lost by the refusal of another."""
+    model, settings = build_small("lfm2"), EngineConfig(block_size=4, num_blocks=64)
+    too_long = EngineConfig(num_blocks=64, max_model_len=10**6)
+    with pytest.raises(ConfigError, match="max_model_len"):
+        ModelRunner(model, too_long)
+    first = ModelRunner(model, settings)
+    expected = Run(first, 64).generate(PROMPTS, GREEDY)
+    with pytest.raises(ConfigError, match="max_model_len"):
+        ModelRunner(model, too_long)
+    assert Run(first, 64).generate(PROMPTS, GREEDY) == expected
+    assert Run(ModelRunner(model, settings), 64).generate(PROMPTS, GREEDY) == expected

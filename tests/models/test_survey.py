@@ -34,7 +34,7 @@ SAMPLE = {
     "minimax": "other token mixing besides the attention",
     "mistral3": "runs",
     "mpt": "(ALiBi)",
-    "nemotron_h": "something else in pieces than at once",
+    "nemotron_h": "other results in pieces than all at once",
     "paligemma": "attends to later tokens",
     "qwen2_5_vl": "runs",
     "qwen3_5": "runs",

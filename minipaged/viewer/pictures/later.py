@@ -124,7 +124,7 @@ def states_svg() -> Svg:
         picture.text(x_state + wide / 2, y + 22, f"state of 0 to {num_tokens - 1}", "ink", 12.5, "middle")
     picture.line(x_state + wide / 2, TOP + 60, x_state + wide / 2, TOP + 100, "edge3", 1.8)
     picture.text(x_state + wide / 2 - 8, TOP + 84, "replaced", "soft", 12.5, "end")
-    picture.note("a fork copies the state; the one before it is gone, so no cached prefix has one")
+    picture.note("a fork copies the state; the one before it is gone, unless somebody kept it")
     return picture.render(
         "Blocks and a state",
         "After 5 tokens an attention layer holds 2 blocks, after 11 tokens 3. A recurrent layer holds one "

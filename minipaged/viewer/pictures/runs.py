@@ -5,7 +5,7 @@ Every step returns made-up tokens at once; the engine makes all other decisions 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from minipaged.components import Components
@@ -33,7 +33,7 @@ class NoModel:
     max_model_len = VOCABULARY
     vocab_size = VOCABULARY
     eos_token_ids: tuple[int, ...] = ()
-    shares_prefixes = True
+    kept_states: Container[int] | None = None
     preemption_costs = PreemptionCosts(1e-6, 1e-5, 1e-5)
 
     def __init__(self, block_size: int, num_blocks: int, num_host_blocks: int) -> None:

@@ -1,0 +1,74 @@
+"""Prefix hits of hybrid models: a request starts only where the state of its recurrent layers is known.
+
+cached blocks    b0 b1 b2 b3        of a prompt of 4 full blocks and one token more
+states kept         b1    b3        at whose ends
+"""
+
+from array import array
+
+import pytest
+
+from minipaged.memory import BlockAllocator, PrefixCache
+from minipaged.memory.state_hits import match_where_states_are
+
+SIZE = 4
+TOKENS = array("i", range(100, 117))
+
+
+class Case:
+    """A cache that knows the blocks of `TOKENS`, and the blocks with a state."""
+
+    def __init__(self, num_pending: int = 0) -> None:
+        self.cache = PrefixCache(BlockAllocator(8), SIZE)
+        self.hashes: list[int] = []
+        self.cache.extend_hashes(self.hashes, TOKENS)
+        self.blocks = self.cache.allocate(4)
+        self.kept: set[int] = set()
+        match_where_states_are(self.cache, self.kept)
+        parent = ""
+        for i, (block, chain_hash) in enumerate(zip(self.blocks, self.hashes)):
+            if i == 4 - num_pending:
+                self.cache.commit()
+            parent = self.cache.register(block, chain_hash, TOKENS[i * SIZE : (i + 1) * SIZE], parent)
+        if not num_pending:
+            self.cache.commit()
+
+    def found(self, num_tokens: int = len(TOKENS)) -> int:
+        """Blocks of the hit of a prompt of so many tokens."""
+        tokens = TOKENS[:num_tokens]
+        blocks = self.cache.match(self.hashes[: num_tokens // SIZE], tokens)
+        assert blocks == self.blocks[: len(blocks)]
+        return len(blocks)
+
+
+@pytest.mark.parametrize(("with_state", "found"), [([], 0), ([1], 2), ([1, 3], 4), ([0, 1], 2), ([3], 4)])
+def test_a_hit_ends_at_the_last_block_with_a_state(with_state: list[int], found: int) -> None:
+    """Catches hits that end where keys and values are known, but no state."""
+    case = Case()
+    case.kept.update(case.blocks[i] for i in with_state)
+    assert case.found() == found
+
+
+def test_a_hit_leaves_a_token_to_compute() -> None:
+    """The state after the whole prompt has no logits: catches a prompt of which nothing is left."""
+    case = Case()
+    case.kept.update(case.blocks)
+    assert case.found(16) == 3
+    assert case.found(17) == 4
+
+
+def test_a_block_that_this_step_computes_has_no_state_yet() -> None:
+    """What is known of it is of its former content."""
+    case = Case(num_pending=2)
+    case.kept.update(case.blocks)
+    assert case.found() == 2
+
+
+def test_states_come_and_go_between_steps() -> None:
+    """Catches a copy of the blocks with a state, made when the cache was."""
+    case = Case()
+    assert case.found() == 0
+    case.kept.add(case.blocks[2])
+    assert case.found() == 3
+    case.kept.clear()
+    assert case.found() == 0
