@@ -71,6 +71,10 @@ def main() -> None:
         handlers: list[logging.Handler] = [StandardErrorHandler()]
         logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING, handlers=handlers)
         logging.getLogger("minipaged").setLevel(logging.INFO)
+        # The packages that it names, if a hybrid model does without them, are for GPUs.
+        logging.getLogger("transformers.integrations.hub_kernels").addFilter(
+            lambda _: sys.modules["torch"].cuda.is_available()
+        )
         try:
             try:
                 code = app(prog_name=NAME, standalone_mode=False) or 0

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -370,3 +373,15 @@ def test_a_model_may_have_several_runners() -> None:
         ModelRunner(model, too_long)
     assert Run(first, 64).generate(PROMPTS, GREEDY) == expected
     assert Run(ModelRunner(model, settings), 64).generate(PROMPTS, GREEDY) == expected
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there are kernels for GPUs to be recommended")
+def test_the_command_line_recommends_no_kernels_for_gpus_on_a_cpu(tmp_path: Path) -> None:
+    """transformers warns of each that is missing, four lines before the first word."""
+    build_small("qwen3_5_text").save_pretrained(tmp_path)
+    sizes = ("--prompt-tokens", "8", "--output-tokens", "4")
+    command = (sys.executable, "-m", "minipaged", "bench", "--model", str(tmp_path), *sizes)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "falling back" not in done.stderr
+    assert "flash-linear-attention" not in done.stderr
