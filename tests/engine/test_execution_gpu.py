@@ -8,6 +8,7 @@ from minipaged.execution.model_runner import ModelRunner
 from minipaged.memory import BlockCopy
 from minipaged.scheduling import StepPlan
 from tests.models.driver import Driver, greedy, random_tokens
+from tests.models.survey import build_small
 from tests.models.zoo import VOCAB_SIZE, build
 
 pytestmark = [
@@ -27,6 +28,19 @@ def test_logits_agree_with_transformers_on_the_cpu(name: str, backend: str) -> N
     with torch.inference_mode():
         expected = build(name)(torch.tensor([token_ids]), use_cache=False).logits[0]
     torch.testing.assert_close(torch.cat(computed).cpu(), expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("model_type", ["lfm2", "qwen3_5_text", "granitemoehybrid", "jamba"])
+def test_states_of_recurrent_layers_are_on_the_device(model_type: str) -> None:
+    """The tolerance is for TF32, in which cuDNN convolves."""
+    token_ids = random_tokens(30, VOCAB_SIZE, seed=1)
+    driver = Driver(build_small(model_type).cuda())
+    sequence, other = driver.add(token_ids), driver.add(random_tokens(30, VOCAB_SIZE, seed=2))
+    computed = [driver.logits([(other, 2), (sequence, count)])[1] for count in (3, 14, 1, 1, 11)]
+    with torch.inference_mode():
+        expected = build_small(model_type)(torch.tensor([token_ids]), use_cache=False).logits[0]
+    error = (torch.cat(computed).cpu() - expected).abs().max() / expected.abs().max()
+    assert error < 3e-2
 
 
 def test_swaps_are_ordered_with_the_steps_around_them() -> None:

@@ -74,6 +74,19 @@ class Driver:
         return list(self.runner.forward(batch).clone().split([count for _, count in parts]))
 
 
+def logits_in_cuts(driver: Driver, cuts: list[tuple[int, list[int]]]) -> list[tuple[list[int], Tensor]]:
+    """Of each random sequence its tokens and their logits [T, V], computed as `schedule(cuts)` says."""
+    size = driver.runner.vocab_size
+    token_ids = [random_tokens(sum(pieces), size, seed) for seed, (_, pieces) in enumerate(cuts)]
+    sequences = [driver.add(ids) for ids in token_ids]
+    computed: list[list[Tensor]] = [[] for _ in sequences]
+    for parts in schedule(cuts):
+        logits = driver.logits([(sequences[who], count) for who, count in parts])
+        for (who, _), part in zip(parts, logits):
+            computed[who].append(part)
+    return list(zip(token_ids, map(torch.cat, computed)))
+
+
 def random_tokens(length: int, vocab_size: int, seed: int) -> list[int]:
     """Token ids from 2 on."""
     source = random.Random(seed)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from minipaged.execution import loading
 from minipaged.execution.attention import UnsupportedModelError
-from tests.models.driver import Driver, random_tokens, schedule
+from tests.models.driver import Driver, logits_in_cuts
 from tests.models.zoo import VOCAB_SIZE, enlarge_weights
 
 TOLERANCE = 1e-4
@@ -218,16 +218,9 @@ def judge(model_type: str) -> Verdict:
     except UnsupportedModelError as error:
         return Verdict("refused", str(error).partition(" is not supported: ")[2])
     driver.runner.optimize()
-    token_ids = [random_tokens(sum(pieces), VOCAB_SIZE, seed) for seed, (_, pieces) in enumerate(CUTS)]
-    sequences = [driver.add(ids) for ids in token_ids]
-    computed: list[list[Tensor]] = [[] for _ in sequences]
-    for parts in schedule(CUTS):
-        logits = driver.logits([(sequences[who], count) for who, count in parts])
-        for (who, _), part in zip(parts, logits):
-            computed[who].append(part)
-    for ids, parts_of_sequence in zip(token_ids, computed):
+    for ids, computed in logits_in_cuts(driver, CUTS):
         expected = reference(torch.tensor([ids]), use_cache=False).logits[0]
-        error = (torch.cat(parts_of_sequence) - expected).abs().max() / expected.abs().max()
+        error = (computed - expected).abs().max() / expected.abs().max()
         tolerance = TOLERANCE if driver.runner.kept_states is None else TOLERANCE_WITH_STATES
         if not error < tolerance:
             return Verdict("differs", f"by {error:.1e} of the largest logit")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.models.driver import Driver, random_tokens, schedule
+from tests.models.driver import Driver, logits_in_cuts, random_tokens
 from tests.models.zoo import SUPPORTED, VOCAB_SIZE, build
 
 TOLERANCE = 1e-4
@@ -37,17 +37,10 @@ def test_logits_agree_at_every_position_however_the_tokens_are_cut(name: str, re
     reference, driver = build(name), Driver(build(name))
     if rebuilt:
         driver.runner.optimize()
-    token_ids = [random_tokens(sum(pieces), VOCAB_SIZE, seed) for seed, (_, pieces) in enumerate(CUTS)]
-    sequences = [driver.add(ids) for ids in token_ids]
-    computed: list[list[torch.Tensor]] = [[] for _ in sequences]
-    for parts in schedule(CUTS):
-        logits = driver.logits([(sequences[who], count) for who, count in parts])
-        for (who, _), part in zip(parts, logits):
-            computed[who].append(part)
-    for ids, parts_of_sequence in zip(token_ids, computed):
+    for ids, computed in logits_in_cuts(driver, CUTS):
         expected = expected_logits(reference, ids)
         assert expected.std() > 1, "weights too small: nothing would show"
-        torch.testing.assert_close(torch.cat(parts_of_sequence), expected, atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(computed, expected, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("rebuilt", [False, True], ids=["as given", "rebuilt for the CPU"])

@@ -24,7 +24,7 @@ from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.execution.state_table import StateTable
 from minipaged.scheduling import Request
-from tests.models.driver import Driver, random_tokens, schedule
+from tests.models.driver import Driver, logits_in_cuts, random_tokens
 from tests.models.survey import CUTS, TOLERANCE, build_small
 from tests.models.zoo import VOCAB_SIZE
 
@@ -59,20 +59,13 @@ def test_logits_are_those_of_transformers_own_states(model_type: str, rebuilt: b
     reference, driver = build_small(model_type), Driver(build_small(model_type))
     if rebuilt:
         driver.runner.optimize()
-    token_ids = [random_tokens(sum(pieces), VOCAB_SIZE, seed) for seed, (_, pieces) in enumerate(CUTS)]
-    sequences = [driver.add(ids) for ids in token_ids]
-    computed: list[list[Tensor]] = [[] for _ in sequences]
-    for parts in schedule(CUTS):
-        logits = driver.logits([(sequences[who], count) for who, count in parts])
-        for (who, _), part in zip(parts, logits):
-            computed[who].append(part)
-    for ids, parts_of_sequence, (_, pieces) in zip(token_ids, computed, CUTS):
+    for (ids, computed), (_, pieces) in zip(logits_in_cuts(driver, CUTS), CUTS):
         if model_type in ONE_BY_ONE:
             expected = reference(torch.tensor([ids]), use_cache=False).logits[0]
         else:
             expected = in_pieces(reference, ids, pieces)
         assert expected.std() > 0.5, "weights too small: nothing would show"
-        error = (torch.cat(parts_of_sequence) - expected).abs().max() / expected.abs().max()
+        error = (computed - expected).abs().max() / expected.abs().max()
         assert error < TOLERANCE
 
 
