@@ -11,6 +11,7 @@ from minipaged import LLM, SamplingParams
 from minipaged.config import ConfigError, config_from
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.kernels.cpp.build import BuildError, load_library
+from tests.models.survey import build_small
 from tests.models.zoo import build
 
 try:
@@ -64,6 +65,20 @@ def test_a_model_whose_layers_are_not_linear_is_refused(name):
         ConfigError, match=r"quantization is int8, but .* is not a linear layer.* drop quantization"
     ):
         quantized(name)
+
+
+def test_falcons_own_linear_layers_are_quantized():
+    """Catches a flag that changes nothing: its layers are a class of their own, which adds the bias apart."""
+    model = quantized("falcon_multi_query", "int8")
+    left = [module for module in model.modules() if type(module).__name__ == "FalconLinear"]
+    assert left == []
+
+
+def test_the_matrices_of_all_layers_count():
+    """Each layer's experts are few; catches a sum in which one layer stands for all."""
+    model = build_small("zaya")
+    with pytest.raises(ConfigError, match="quantization is int8, but ZayaExperts"):
+        ModelRunner(model, config_from({"num_blocks": 8, "quantization": "int8"})).optimize()
 
 
 def test_without_the_kernels_it_is_refused():

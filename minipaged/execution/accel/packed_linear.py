@@ -93,10 +93,15 @@ def can_pack(dtype: torch.dtype = torch.float32) -> bool:
     )
 
 
+def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether the module is a linear layer and nothing more."""
+    # (Subclasses may do more than multiply; Falcon's only adds the bias in a second operation.)
+    return type(module) is nn.Linear or type(module).__name__ == "FalconLinear"
+
+
 def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether the module is a linear layer and nothing more, with a weight that can be packed."""
-    # Subclasses may do more than multiply; weights in other types have other kernels.
-    return type(module) is nn.Linear and can_pack(module.weight.dtype)
+    return is_linear(module) and can_pack(module.weight.dtype)
 
 
 def pack_linears(model: nn.Module) -> int:

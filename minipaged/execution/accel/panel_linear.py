@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from minipaged.config import ConfigError
-from minipaged.execution.accel.packed_linear import FEW_ROWS, PackedLinear
+from minipaged.execution.accel.packed_linear import FEW_ROWS, PackedLinear, is_linear
 from minipaged.kernels.cpp.panels import (
     CODES,
     WIDTH,
@@ -75,7 +75,7 @@ def use_panels(model: nn.Module) -> None:
         if isinstance(module, PackedLinear):
             read_panels(module)
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and child.weight.dtype in (torch.float16, torch.bfloat16):
+            if is_linear(child) and child.weight.dtype in (torch.float16, torch.bfloat16):
                 format = str(child.weight.dtype).removeprefix("torch.")
                 setattr(module, name, PanelLinear(child.weight.detach(), child.bias, format))
 
@@ -121,19 +121,19 @@ def quantize_linears(model: PreTrainedModel, format: str) -> None:
     num_quantized = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if isinstance(child, PackedLinear) or type(child) is nn.Linear:
+            if isinstance(child, PackedLinear) or is_linear(child):
                 own = "int8" if format == "int4" and child in heads else format
                 setattr(module, name, PanelLinear(child.weight.detach(), child.bias, own))
                 num_quantized += child.in_features * child.out_features
-    left = {
-        name: parameter
+    left = [
+        (name, parameter)
         for parent in model.modules()
         if not isinstance(parent, nn.Embedding)
         for name, parameter in parent.named_parameters(type(parent).__name__, recurse=False)
         if parameter.ndim > 1
-    }
-    if sum(map(torch.numel, left.values())) > MOST_LEFT * num_quantized:
-        name, largest = max(left.items(), key=lambda item: item[1].numel())
+    ]
+    if sum(parameter.numel() for _, parameter in left) > MOST_LEFT * num_quantized:
+        name, largest = max(left, key=lambda item: item[1].numel())
         raise ConfigError(
             f"quantization is {format}, but {name} of {type(model).__name__}, {list(largest.shape)}, is "
             "not a linear layer, so it cannot be quantized; drop quantization"
