@@ -124,6 +124,15 @@ def test_a_model_without_a_plan_for_its_heads_is_refused(name):
         check_plan(build(name), 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"), [("falcon", "give 1"), ("opt", "give 1"), ("phi3", "use pipeline")]
+)
+def test_another_split_is_recommended_only_where_there_is_one(name, advice):
+    """Catches two messages that each recommend the other."""
+    with pytest.raises(UnsupportedModelError, match=f"of .*; {advice}"):
+        check_plan(build(name), 2)
+
+
 def test_a_model_with_recurrent_layers_is_refused(monkeypatch):
     """Catches ranks whose sequences are others in every step: no state would be found again."""
     monkeypatch.setattr(loading, "load_model", lambda *_: build_small("lfm2"))

@@ -56,14 +56,27 @@ def bounds(count: int, rank: int, size: int) -> tuple[int, int]:
     return count * rank // size, count * (rank + 1) // size
 
 
+def splits_heads(model: PreTrainedModel) -> bool:
+    """Whether transformers has a plan that splits the model's attention heads."""
+    return any(
+        style == "colwise" and ("attn" in path or "attention" in path)
+        for path, style in (model.tp_plan or {}).items()
+    )
+
+
+def stage_parts(model: PreTrainedModel) -> list[str]:
+    """The parts of the model in the order of transformers' plan for stages; empty: there is none."""
+    return list(getattr(text_config(model), "base_model_pp_plan", None) or ())
+
+
 def check_plan(model: PreTrainedModel, size: int) -> None:
     """Raise UnsupportedModelError or ConfigError unless `size` ranks can share the model's heads."""
     name, plan = type(model).__name__, model.tp_plan
-    attention = [style for path, style in plan.items() if "attn" in path or "attention" in path]
-    if "colwise" not in attention:
+    if not splits_heads(model):
+        advice = "use pipeline_parallel_size, or 1" if stage_parts(model) else "give 1"
         raise UnsupportedModelError(
             f"tensor_parallel_size is {size}, but transformers has no plan that splits the attention heads "
-            f"of {name}; use pipeline_parallel_size, or 1"
+            f"of {name}; {advice}"
         )
     if unknown := set(plan.values()) - SPLIT - WHOLE:
         raise UnsupportedModelError(

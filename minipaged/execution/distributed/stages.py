@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from minipaged.config import ConfigError
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.distributed.place import Place
-from minipaged.execution.distributed.sharding import bounds
+from minipaged.execution.distributed.sharding import bounds, splits_heads, stage_parts
 from minipaged.execution.loading import text_config
 from minipaged.scheduling import ScheduledSequence
 
@@ -103,12 +103,13 @@ def keep_stage(model: PreTrainedModel, place: Place, link: Link) -> range:
         ConfigError: more stages than layers.
     """
     name, config, size = type(model).__name__, text_config(model), place.pipeline_size
-    plan = list(getattr(config, "base_model_pp_plan", None) or ())
+    parts = stage_parts(model)
     more = [option for option in BEYOND_ROWS if getattr(config, option, None)]
-    if "layers" not in plan or more:
+    if "layers" not in parts or more:
         reason = f"{name} has {more[0]}" if more else f"transformers has no plan for stages of {name}"
         told = f"pipeline_parallel_size is {size}, but {reason}"
-        raise UnsupportedModelError(f"{told}; use tensor_parallel_size, or 1")
+        advice = "use tensor_parallel_size, or 1" if splits_heads(model) else "give 1"
+        raise UnsupportedModelError(f"{told}; {advice}")
     base: Any = model.get_decoder()
     count = len(base.layers)
     if size > count:
@@ -123,7 +124,7 @@ def keep_stage(model: PreTrainedModel, place: Place, link: Link) -> range:
     if place.stage > 0:
         model.set_input_embeddings(StandInEmbedding(model.get_input_embeddings()))
     if not place.is_last_stage:
-        for part in plan[plan.index("layers") + 1 :]:
+        for part in parts[parts.index("layers") + 1 :]:
             setattr(base, part, nn.Identity())
         model.set_output_embeddings(nn.Identity())
     return range(first, end)
