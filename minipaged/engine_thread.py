@@ -211,7 +211,6 @@ class EngineThread:
         self._tell([request])
 
     def _step(self) -> None:
-        self._planned = None
         try:
             self._tell(self._engine.step())
         except RankError:
@@ -220,6 +219,8 @@ class EngineThread:
             logger.exception("A step failed; what it was to compute is computed again")
             self._note_failure(f"{type(error).__name__}: {error}")
             self._tell(self._requests())
+        finally:
+            self._planned = None  # (its requests would stay alive as long as nobody asks for more)
 
     def _requests(self) -> list[Request]:
         return [reader.request for reader in list(self._readers.values()) if reader.request]

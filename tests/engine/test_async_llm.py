@@ -12,6 +12,7 @@ import random
 import signal
 import threading
 import time
+import weakref
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -288,6 +289,24 @@ def test_leaving_the_iterator_frees_its_blocks():
             del dropped  # (never read)
             await until(lambda: kv.num_used == 0 and not llm.engine.has_unfinished)
             assert llm.engine.metrics.request_success == {"abort": 3}
+
+    asyncio.run(main())
+
+
+def test_an_idle_engine_keeps_no_request_alive():
+    """Catches the requests of the last step, with their tokens and whatever else hangs on a sequence."""
+
+    def are_dropped(requests) -> bool:
+        gc.collect()
+        return not requests
+
+    async def main():
+        with toy() as llm:
+            requests = weakref.WeakSet()
+            llm.engine.on_planned.append(lambda plan: requests.update(plan.sampling))
+            params = SamplingParams(temperature=0, max_tokens=4)
+            await asyncio.gather(*(read(llm.generate(PROMPT, params, str(i))) for i in range(5)))
+            await until(lambda: are_dropped(requests))
 
     asyncio.run(main())
 
