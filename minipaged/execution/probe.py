@@ -9,8 +9,6 @@ A model that would compute something else than its own attention is refused.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -25,7 +23,8 @@ from minipaged.execution.attention import (
     set_forward_context,
 )
 from minipaged.execution.loading import why_forward_failed
-from minipaged.execution.recurrent import Piece, Place, States, find_recurrent, set_pieces
+from minipaged.execution.recurrent import Piece, States, find_recurrent, set_pieces
+from minipaged.execution.recurrent_check import continue_in_chunks
 from minipaged.kernels.metadata import AttentionParameters
 
 KINDS = {"full_attention", "sliding_attention", "chunked_attention", "hybrid", "hybrid_sliding"}
@@ -91,7 +90,8 @@ class Probe:
             vocab_size = logits.shape[1]
             _, after_another = self.run([vocab_size - 1, 0], num_outputs=1, apart=True)
             _, own_positions = self.run([0, 0], num_outputs=1, from_zero=False, apart=True)
-            self._check_recurrent_layers(vocab_size)
+            tokens = [token % vocab_size for token in range(1, 10)]
+            self.in_chunks = continue_in_chunks(self.recurrent_layers, lambda: self.run(tokens, 1))
         except UnsupportedModelError:
             raise
         except Exception as error:  # code of other people, which may rely on a mask or a cache
@@ -116,24 +116,6 @@ class Probe:
                     f"tokens of layer {layer}; choose one that does, for example {fits}"
                 )
         return specs, vocab_size
-
-    def _check_recurrent_layers(self, vocab_size: int) -> None:
-        """Set `in_chunks`; UnsupportedModelError if pieces give other results than all rows at once."""
-        calls: dict[Any, tuple[Any, Any]] = {}
-
-        def record(layer: Any, arguments: Any, keywords: Any) -> None:
-            calls[layer] = arguments, keywords
-
-        with ExitStack() as hooks:
-            for layer in self.recurrent_layers:
-                hooks.callback(layer.register_forward_pre_hook(record, with_kwargs=True).remove)
-            self.run([token % vocab_size for token in range(1, 10)], num_outputs=1)
-        for layer, call in calls.items():
-            self.in_chunks = self.in_chunks and _agree_in_pieces(layer, *call, [3, 2, 1, 1, 1, 1])
-            if not self.in_chunks and not _agree_in_pieces(layer, *call, [5, 1, 1, 1, 1]):
-                raise UnsupportedModelError(
-                    "its recurrent layers give other results in pieces than all at once"
-                )
 
 
 class ProbeContext:
@@ -182,29 +164,6 @@ def _kind_of(layer: int, config: Any) -> str:
         return layer_types[layer]
     has_window = getattr(config, "sliding_window", None) is not None
     return "sliding_attention" if has_window else "full_attention"
-
-
-def _agree_in_pieces(layer: Any, arguments: Any, keywords: Any, lengths: list[int]) -> bool:
-    """Whether a recurrent layer goes on with a sequence as if it had computed it at once.
-
-    In float32: half precision rounds as much as an omission may change.
-    """
-    layer = deepcopy(layer).float()
-    given = dict(zip(layer.names, arguments)) | keywords
-    given[layer.names[0]] = rows = given[layer.names[0]].float()
-    pieces: list[Piece] = []
-    first = 0
-    for length in lengths:
-        before = [Place(pieces[-1].states, 0, first)] if pieces else []
-        pieces.append(Piece(torch.arange(first, first + length, device=rows.device)[None], before, States(1)))
-        first += length
-    with torch.inference_mode():
-        at_once = layer(**given)
-        with set_pieces(pieces):
-            in_pieces = layer(**given)
-    if isinstance(at_once, Tensor):
-        return not _differ(in_pieces, at_once)
-    return not any(map(_differ, in_pieces, at_once))
 
 
 def _differ(actual: Tensor, expected: Tensor) -> bool:
