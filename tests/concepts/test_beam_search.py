@@ -67,6 +67,16 @@ def test_several_end_tokens_ask_for_more_candidates():
     assert outputs(request) == [[0]]
 
 
+def test_ends_among_the_best_candidates_make_no_room_for_worse_ones(monkeypatch):
+    """Catches more candidates than one beam is asked for. Stop strings may end any of them; then, as in
+    transformers, fewer beams go on."""
+    request = beam_request(beam_width=2)
+    step(request, {5: -1.0, 6: -1.1, 7: -3.0, 8: -4.0})
+    monkeypatch.setattr(request.method.stop, "check", lambda _, token_id: "stop" if token_id < 5 else None)
+    first, second = {1: -0.1, 7: -0.5, 2: -0.6, 8: -3.0}, {3: -0.55, 9: -1.0, 8: -3.0, 7: -4.0}
+    assert step(request, first, second) == [(0, 1, "stop"), (0, 7, None)]
+
+
 @pytest.mark.parametrize(
     ("early_stopping", "length_penalty", "goes_on"),
     [
@@ -89,6 +99,21 @@ def test_early_stopping_says_what_a_live_beam_may_still_hope_for(early_stopping,
     step(request, {0: -0.5 if length_penalty == 0 else -1.5, 6: -2.5})
     assert bool(request.sequences) is goes_on
     assert len(request.completions) == 1
+
+
+def test_with_a_negative_length_penalty_a_live_beam_counts_at_its_present_length():
+    """Catches "never" that judges it by the longest length, which is then its worst: -1.2 * 10 ** 0.5."""
+    options = {"early_stopping": "never", "length_penalty": -0.5, "max_num_tokens": 12}
+    request = beam_request(eos={0}, beam_width=2, **options)
+    step(request, {0: -1.0, 5: -1.1, 6: -8.0, 7: -9.0})
+    answer = step(request, {6: -0.1, 0: -0.2, 7: -9.0, 8: -9.5}, {6: -9.0})  # hypotheses -1, -1.3 * 2 ** 0.5
+    assert answer == [(0, 0, "stop"), (0, 6, None), (0, 7, None)]
+
+
+def test_a_live_beam_as_good_as_the_worst_hypothesis_is_hopeless():
+    """Catches a search that goes on for a draw, which transformers does not."""
+    request = beam_request(eos={0}, beam_width=1)
+    assert step(request, {0: -1.0, 5: -1.0}) == [(0, 0, "stop")]
 
 
 def test_at_the_last_length_the_w_best_end():
@@ -123,13 +148,23 @@ def test_a_search_without_a_token_has_a_score():
     assert outputs(request) == [[]]
 
 
-def test_a_hypothesis_outside_the_best_w_is_not_kept():
+@pytest.mark.parametrize("logprob", [-2.0, -0.5], ids=["worse", "as good"])
+def test_a_hypothesis_outside_the_best_w_is_not_kept(logprob):
     """Catches completions that pile up: each would be turned into text and counted."""
     request = beam_request(eos={0}, beam_width=1, early_stopping="never", max_num_tokens=1000)
-    step(request, {0: -1.0, 5: -1.1})
-    step(request, {0: -2.0, 5: -2.5})
+    step(request, {0: -1.0, 5: -1.5})
+    step(request, {0: logprob, 5: -2.5})
     assert [s.output_token_ids for s in request.completions] == [[0]]
     assert request.sequences
+
+
+def test_a_hypothesis_that_was_beaten_counts_no_more():
+    """Catches a search that goes on for what could only beat a hypothesis that is out of the best W."""
+    request = beam_request(eos={0}, beam_width=1, early_stopping="never", max_num_tokens=12)
+    step(request, {0: -1.0, 5: -1.1})
+    step(request, {0: -0.1, 5: -0.2})
+    assert [request.method.score(s) for s in request.completions] == pytest.approx([-1.0, -0.6])
+    assert step(request, {5: -6.0, 6: -9.0}) == []  # -7.3 / 10 at the most
 
 
 def test_a_step_that_is_tried_again_finds_the_same_hypotheses():
