@@ -64,16 +64,17 @@ def test_nothing_is_copied_before_it_is_written():
     assert engine.executor.num_copies == 0
 
 
+@pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
 @pytest.mark.parametrize("caching", [False, True])
-def test_each_sample_goes_its_own_way(block_size, caching):
-    """Catches two samples that write to one block."""
+def test_each_sample_goes_its_own_way(n, block_size, caching):
+    """Catches two samples that write to one block, or have one number and so one random stream."""
     engine = ToyEngine(toy_scheduler(block_size=block_size, caching=caching))
-    request = engine.add(range(7), 8, sampling(4))
+    request = engine.add(range(7), 8, sampling(n))
     (got,) = engine.run()
-    assert got == alone(range(7), 8, sampling(4))
-    assert len({tuple(sample) for sample in got}) == 4
-    assert [c.index for c in sorted(request.completions, key=lambda c: c.index)] == [0, 1, 2, 3]
+    assert got == alone(range(7), 8, sampling(n))
+    assert len({tuple(sample) for sample in got}) == n
+    assert sorted(c.index for c in request.completions) == list(range(n))
 
 
 def test_samples_that_end_free_their_own_blocks_only():
@@ -131,3 +132,11 @@ def test_a_lone_sample_advances_as_one_of_many(token_id, reason, max_num_tokens)
     general = request.method.advance(request, [Sample([token_id], [-0.5], [{token_id: -0.5}])])
     assert short == [replace(branch, top_logprobs=None) for branch in general]
     assert short[0].finish_reason == (reason or ("length" if max_num_tokens == 3 else None))
+
+
+def test_each_sample_has_the_report_of_its_own_token():
+    """Catches log-probabilities of several samples that are dropped, or are all those of the first."""
+    request = make_request([1, 2], sampling(2), None)
+    reports = [{5: (-0.5, 1)}, {6: (-0.9, 2)}]
+    branches = request.method.advance(request, [Sample([5, 6], [-0.5, -0.9], reports)])
+    assert [(branch.sample_index, branch.top_logprobs) for branch in branches] == list(enumerate(reports))
