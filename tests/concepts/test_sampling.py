@@ -78,6 +78,12 @@ def test_top_p_of_a_flat_distribution_looks_past_the_shortlist():
     assert (ours[0] > NEVER).sum() > 2000
 
 
+def test_top_p_near_one_lets_nothing_past_top_k():
+    """Catches probabilities whose rounded sum stays below top_p, so that what top-k dropped follows."""
+    filtered = filter_logits(random_logits(300), [SamplingParams(top_k=20, top_p=1 - 1e-7)] * 300)
+    assert (filtered > NEVER).sum(-1).max() <= 20
+
+
 def test_filters_leave_their_input_alone():
     """Catches a filter that spoils the logits from which log-probabilities are reported."""
     logits = random_logits(2)
