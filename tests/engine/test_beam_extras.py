@@ -5,6 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from minipaged import LLM, BeamSearchParams, SamplingParams, pocket_model
+from tests.engine.conftest import make_llm
+from tests.models.zoo import build
 
 PROMPTS = ["Once upon a time", "The little robot", "One day Tom"]
 
@@ -90,7 +92,7 @@ def test_a_temperature_reshapes_what_beams_are_compared_by(llm):
 
 
 def test_beam_search_returns_every_hypothesis_with_its_prompt(llm):
-    """Catches the best alone, and tokens or texts without the prompt."""
+    """Catches the best alone, and tokens or texts without the prompt, which may be given as tokens."""
     params = BeamSearchParams(beam_width=3, max_tokens=6)
     found = llm.beam_search([{"prompt": PROMPTS[0]}, {"prompt_token_ids": [5, 6, 7]}], params)
     [output] = llm.generate(PROMPTS[0], BeamSearchParams(beam_width=3, num_return_sequences=3, max_tokens=6))
@@ -100,6 +102,20 @@ def test_beam_search_returns_every_hypothesis_with_its_prompt(llm):
         assert (beam.cum_logprob, beam.score) == pytest.approx(
             (done.cumulative_logprob, done.score), abs=1e-4
         )
-    assert [beam.tokens[:3] for beam in found[1].sequences] == [[5, 6, 7]] * 3
+    prompt = llm.tokenizer.decode([5, 6, 7], skip_special_tokens=True)
+    for beam in found[1].sequences:
+        assert beam.tokens[:3] == [5, 6, 7]
+        assert beam.text.startswith(prompt)
+        assert len(beam.text) > len(prompt)
+    as_given = "<|assistant|>Once"  # (decoded, it would lack its first token)
+    assert llm.beam_search([as_given], params)[0].sequences[0].text.startswith(as_given)
     with pytest.raises(ValueError, match=r"params is SamplingParams.*; give BeamSearchParams"):
         llm.beam_search(PROMPTS, SamplingParams())
+
+
+def test_without_a_tokenizer_a_beam_has_no_text():
+    """Catches an error, and an empty text as if nothing had been said."""
+    llm = make_llm(build("llama"))
+    params = BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True)
+    [found] = llm.beam_search([{"prompt_token_ids": [5, 6, 7]}], params)
+    assert [(len(beam.tokens), beam.text) for beam in found.sequences] == [(6, None)] * 2
