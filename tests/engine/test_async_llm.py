@@ -120,7 +120,8 @@ def test_outputs_are_those_of_generate():
 
 
 def test_cumulative_outputs_grow_and_deltas_join_to_the_whole():
-    """Catches a token told twice, a half character, a stop string that was shown and taken back."""
+    """Catches a token told twice, a half character, a stop string that was shown and taken back, outputs
+    without their completions, log-probabilities of the last token alone."""
     params = [
         {"temperature": 1.0, "seed": 5, "n": 2, "max_tokens": 30, "logprobs": 1, "stop": (" the ", ".")},
         {"temperature": 0, "max_tokens": 30},
@@ -146,9 +147,12 @@ def test_cumulative_outputs_grow_and_deltas_join_to_the_whole():
                         right.stop_reason,
                     )
                     shown = [o.outputs[index] for o in whole if len(o.outputs) > index]
+                    assert len(shown) > 3
                     for before, after in itertools.pairwise(shown):
                         assert after.text.startswith(before.text)
                         assert after.token_ids[: len(before.token_ids)] == before.token_ids
+                        if right.logprobs is not None:
+                            assert after.logprobs == right.logprobs[: len(after.token_ids)]
 
     asyncio.run(main())
 
