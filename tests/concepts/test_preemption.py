@@ -315,6 +315,14 @@ def test_auto_takes_the_cheaper_way_and_says_why():
         assert both, f"expected `moving 7 blocks ... computing 100 tokens`, got {detail['reason']!r}"
 
 
+def test_rough_costs_count_two_operations_per_weight_and_the_bytes_of_a_block():
+    """Catches a multiplication and its addition counted as one, and a GPU's rates for a CPU."""
+    gpu = PreemptionCosts.estimate("cuda", block_bytes=20_000_000, num_weights=500_000_000)
+    cpu = PreemptionCosts.estimate("cpu", block_bytes=20_000_000, num_weights=500_000_000)
+    assert gpu == pytest.approx((1e-5, 20e6 / 20e9, 2 * 500e6 / 100e12))
+    assert cpu == pytest.approx((1e-6, 20e6 / 5e9, 2 * 500e6 / 50e9))
+
+
 def test_auto_counts_the_way_out_and_the_way_in():
     """Catches half the price: blocks of 2 tokens at 1 s each way, a token at 0.75 s or 1.5 s."""
     assert [auto(1.0, seconds)[0]["mode"] for seconds in (0.75, 1.5)] == ["recompute", "swap"]
