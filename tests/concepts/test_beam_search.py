@@ -71,6 +71,7 @@ def test_ends_among_the_best_candidates_make_no_room_for_worse_ones(monkeypatch)
     """Catches more candidates than one beam is asked for. Stop strings may end any of them; then, as in
     transformers, fewer beams go on."""
     request = beam_request(beam_width=2)
+    assert request.method.num_candidates(request) == 4
     step(request, {5: -1.0, 6: -1.1, 7: -3.0, 8: -4.0})
     monkeypatch.setattr(request.method.stop, "check", lambda _, token_id: "stop" if token_id < 5 else None)
     first, second = {1: -0.1, 7: -0.5, 2: -0.6, 8: -3.0}, {3: -0.55, 9: -1.0, 8: -3.0, 7: -4.0}
