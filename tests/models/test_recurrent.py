@@ -22,7 +22,9 @@ from minipaged.decoding.params import DecodingParams
 from minipaged.engine import Engine
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.model_runner import ModelRunner
+from minipaged.execution.recurrent import Recurrent
 from minipaged.execution.state_table import StateTable
+from minipaged.execution.subclassing import adopt
 from minipaged.scheduling import Request
 from tests.models.driver import Driver, logits_in_cuts, random_tokens
 from tests.models.survey import CUTS, TOLERANCE, build_small
@@ -313,15 +315,66 @@ def test_states_go_with_their_sequences(runner: ModelRunner) -> None:
 
 
 @torch.inference_mode()
+def test_decodes_that_stay_together_copy_no_state() -> None:
+    """Catches a copy of every state in every step: they can be changed in place."""
+    driver = Driver(build_small("lfm2"), enable_prefix_caching=False)
+    first, second = (driver.add(random_tokens(6, VOCAB_SIZE, seed)) for seed in (1, 2))
+    places = driver.runner._states._places
+    driver.logits([(first, 3)])
+    alone = places[first].states
+    driver.logits([(first, 1)])
+    assert places[first].states is alone
+    driver.logits([(second, 4)])
+    driver.logits([(first, 1), (second, 1)])
+    together = places[first].states
+    driver.logits([(first, 1), (second, 1)])
+    assert places[first].states is places[second].states is together
+
+
+@torch.inference_mode()
 def test_a_sequence_that_pauses_keeps_only_its_own_state() -> None:
-    """It was one of many decodes, whose states are one tensor, until the others left that."""
+    """It was one of two decodes, which are computed together: their states are one tensor."""
     driver = Driver(build_small("lfm2"))
     pausing, other = (driver.add(random_tokens(6, VOCAB_SIZE, seed)) for seed in (1, 2))
-    for counts in ([3, 3], [1, 1], [0, 1], [0, 1]):
-        driver.logits([(s, count) for s, count in zip((pausing, other), counts) if count])
-    place = driver.runner._states._places[pausing]
-    assert place.num_tokens == 4
-    assert place.states.num_sequences == 1
+    for counts in ([3, 3], [1, 1]):
+        driver.logits(list(zip((pausing, other), counts)))
+    places = driver.runner._states._places
+    assert places[pausing].states is places[other].states
+    for _ in range(2):  # (in the first step the other one still starts from there)
+        driver.logits([(other, 1)])
+    assert places[pausing].num_tokens == 4
+    assert places[pausing].states.num_sequences == 1
+
+
+@torch.inference_mode()
+def test_a_preempted_sequence_keeps_no_state() -> None:
+    """It would be as large as a thousand tokens' keys and values, and nobody needs it again."""
+    driver = Driver(build_small("lfm2"))
+    preempted, other = (driver.add(random_tokens(6, VOCAB_SIZE, seed)) for seed in (1, 2))
+    driver.logits([(preempted, 3), (other, 3)])
+    preempted.num_computed_tokens = 0
+    driver.logits([(other, 1)])
+    assert list(driver.runner._states._places) == [other]
+
+
+class Masked(nn.Module):
+    """A recurrent layer whose second argument has a value for each row."""
+
+    layer_idx = 3
+
+    def forward(
+        self, hidden_states: Tensor, mask: Tensor | None = None, cache_params: object = None
+    ) -> Tensor:
+        return hidden_states if mask is None else hidden_states * mask
+
+
+def test_what_a_layer_gets_besides_its_rows_must_not_be_a_tensor() -> None:
+    """Catches a mask of the whole batch beside the rows of a piece."""
+    layer, rows = Masked(), torch.ones(1, 4, 2)
+    adopt(layer, Recurrent, names=["hidden_states", "mask", "cache_params"])
+    assert torch.equal(layer(rows, None), rows)
+    with pytest.raises(UnsupportedModelError, match="layer 3 asks for 'mask' besides its rows"):
+        layer(rows, torch.ones(1, 4, 1))
 
 
 @torch.inference_mode()
