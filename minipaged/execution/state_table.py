@@ -168,8 +168,8 @@ class StateTable:
         waiting: dict[Sequence, int],
     ) -> None:
         blocks, size = sequence.table.blocks, sequence.table.block_size
-        to_keep = (end - 1) // size * size if self._num_kept else 0
-        stops = {end, *waiting.values()} | ({to_keep} if to_keep > start else set())
+        to_keep = (len(sequence.token_ids) - 1) // size * size if self._num_kept else 0
+        stops = {end, *waiting.values()} | ({to_keep} if start < to_keep < end else set())
         if not self._in_chunks:
             stops |= set(range((start or min(stops)) + 1, end))
         states, places = States(1), [] if before is None else [before]

@@ -287,6 +287,16 @@ class TestPrefixes:
         together = Run(runner, 24, max_num_batched_tokens=16).generate(prompts * 2, GREEDY)
         assert together == [[tokens] for tokens in expected] * 2
 
+    @pytest.mark.parametrize("budget", [3, 4, 5, 7, 19, 20, 21])
+    def test_a_prompt_in_chunks_leaves_one_state(
+        self, runner: ModelRunner, budget: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """At its last full block, wherever chunks end: those of others are not worth their memory."""
+        monkeypatch.setattr(runner._states, "kept", {})
+        run = Run(runner, max_num_batched_tokens=budget, max_num_seqs=1)
+        run.generate([PROMPTS[4]], SamplingParams(temperature=0, max_tokens=1))
+        assert [kept.place.num_tokens for kept in runner._states.kept.values()] == [20]
+
     def test_a_bounded_number_of_states_is_kept(
         self, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
     ) -> None:
