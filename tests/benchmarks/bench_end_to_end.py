@@ -111,19 +111,20 @@ def bench_method(benchmark, llama, method):
     run(benchmark, llm_of(llama, max_num_seqs=64), params=made.get(method))
 
 
-@pytest.mark.benchmark(group="16 requests, by who runs them", **cpu_time)
-@pytest.mark.parametrize("who", ["minipaged", "transformers, one by one", "transformers, padded batch"])
-def bench_against_generate(benchmark, llama, who):
+WHO = pytest.mark.parametrize("who", ["minipaged", "transformers, one by one", "transformers, padded batch"])
+
+
+def against_generate(benchmark, model, who):
     """The same tokens from `model.generate`, whose padded batch runs until its longest request ends."""
     prompts, lengths = requests_of()
-    llama.generation_config.pad_token_id = 0
+    model.generation_config.pad_token_id = 0
 
     def generate(batch, max_tokens):
         longest = max(map(len, batch))
         ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in batch])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in batch])
         options = {"do_sample": False, "max_new_tokens": max_tokens, "eos_token_id": None}
-        return llama.generate(ids, attention_mask=mask, **options)[:, longest:].tolist()
+        return model.generate(ids, attention_mask=mask, **options)[:, longest:].tolist()
 
     def padded():
         return [row[:length] for row, length in zip(generate(prompts, max(lengths)), lengths)]
@@ -131,11 +132,25 @@ def bench_against_generate(benchmark, llama, who):
     def one_by_one():
         return [generate([prompt], length)[0] for prompt, length in zip(prompts, lengths)]
 
-    llama.generation_config.eos_token_id = None
+    model.generation_config.eos_token_id = None
     expected = padded()
     if who == "minipaged":
-        tokens = run(benchmark, llm_of(llama))
+        tokens = run(benchmark, llm_of(model))
     else:
         with torch.inference_mode():
             tokens = benchmark.pedantic(one_by_one if "one" in who else padded, rounds=3)
     assert tokens == expected
+
+
+@pytest.mark.benchmark(group="16 requests, by who runs them", **cpu_time)
+@WHO
+def bench_against_generate(benchmark, llama, who):
+    """A Llama."""
+    against_generate(benchmark, llama, who)
+
+
+@pytest.mark.benchmark(group="16 requests to a hybrid model, by who runs them", **cpu_time)
+@WHO
+def bench_hybrid_against_generate(benchmark, hybrid, who):
+    """Catches recurrent layers that are called for each decode, or whose states are copied each time."""
+    against_generate(benchmark, hybrid, who)

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3_5TextConfig,
+)
 
 from tests.benchmarks.peers.materials import MODELS
 
@@ -28,3 +34,15 @@ def llama(one_thread) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(max_position_embeddings=2048, tie_word_embeddings=False, **MODELS["tiny"])
     return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture
+def hybrid(one_thread) -> PreTrainedModel:
+    """A random Qwen 3.5 of 2.9 million parameters: 3 of its 4 layers are gated delta nets, 1024 tokens."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32}
+    states = {"linear_num_key_heads": 4, "linear_num_value_heads": 4}
+    states |= {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
+    config = Qwen3_5TextConfig(max_position_embeddings=2048, **sizes, **heads, **states)
+    return AutoModelForCausalLM.from_config(config).eval()
