@@ -19,24 +19,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from minipaged.config import ConfigError, EngineConfig
+from minipaged.config import EngineConfig
 from minipaged.decoding.sampling import Sampler, find_errors, prompt_logprobs
-from minipaged.execution import loading, older_attention
+from minipaged.execution import loading
 from minipaged.execution.accel.cuda_graph import CaptureError, CUDAGraphCapture, CUDAGraphRunner
 from minipaged.execution.accel.optimize import optimize
-from minipaged.execution.attention import (
-    NAME,
-    PagedContext,
-    UnsupportedModelError,
-    call_model,
-    prepare,
-    set_forward_context,
-)
+from minipaged.execution.adoption import adopted
+from minipaged.execution.attention import PagedContext, call_model, set_forward_context
 from minipaged.execution.batch import Batch, BatchBuilder, num_predicted_prompt_tokens
 from minipaged.execution.kv_cache import KVCache
 from minipaged.execution.memory_budget import available_bytes, block_bytes, num_kept_states, pool_size
 from minipaged.execution.probe import Probe
-from minipaged.execution.recurrent import compute_as_before, compute_piecewise
 from minipaged.execution.state_table import StateTable
 from minipaged.kernels.dispatch import PagedAttention, select_backend
 from minipaged.scheduling import Sample, ScheduledSequence, StepPlan, StepResult
@@ -78,22 +71,10 @@ class ModelRunner:
         self.stage_hooks: list[Callable[[str], None]] = []
         self._config = config
         text_config = loading.text_config(model)
-        own_attention = model.config._attn_implementation
-        try:
-            compute_piecewise(model)
-            older_attention.adopt(model)
-            prepare(model)
+        with adopted(model):
             self.max_model_len = loading.longest_sequence(text_config, config.max_model_len)
             probe = Probe(model, text_config, self.max_model_len)
             specs, self.vocab_size = probe.inspect(config.block_size, self.layers)
-        except (UnsupportedModelError, ConfigError) as reason:
-            if own_attention != NAME:  # (or another runner would lose it)
-                older_attention.give_back(model, own_attention)
-                model.set_attn_implementation(own_attention)
-                compute_as_before(model)
-            if isinstance(reason, ConfigError):
-                raise
-            raise UnsupportedModelError(f"{type(model).__name__} is not supported: {reason}") from reason
         self._is_recurrent = bool(probe.recurrent_layers)
         if not probe.in_chunks:
             logger.info("recurrent layers continue a chunked prompt token by token, which is slow")

@@ -91,7 +91,7 @@ def test_a_refused_model_attends_by_itself_again(
     """Its modules would go on asking for a pool; transformers itself cannot switch them back."""
     token_ids, model = random_tokens(9, VOCAB_SIZE, seed=1), build(name)
     expected, kinds = logits(model, token_ids), [type(module) for module in model.modules()]
-    monkeypatch.setattr("minipaged.execution.model_runner.prepare", refuse)
+    monkeypatch.setattr("minipaged.execution.adoption.prepare", refuse)
     with caplog.at_level(logging.WARNING), pytest.raises(UnsupportedModelError, match="of this test"):
         run(model)
     assert not caplog.records
@@ -116,7 +116,7 @@ def test_a_second_runner_that_is_refused_leaves_the_first_one_alone(monkeypatch:
     """It would give back the modules that the first one runs."""
     model = build("gptj")
     driver = Driver(model)
-    monkeypatch.setattr("minipaged.execution.model_runner.prepare", refuse)
+    monkeypatch.setattr("minipaged.execution.adoption.prepare", refuse)
     with pytest.raises(UnsupportedModelError, match="of this test"):
         run(model)
     token_ids = random_tokens(9, VOCAB_SIZE, seed=1)
