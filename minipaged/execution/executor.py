@@ -26,7 +26,7 @@ class Executor(Protocol):
     max_model_len: int
     """Longest sequence, in tokens."""
     kept_states: Container[int] | None
-    """Device blocks at whose ends the states of recurrent layers are kept; None: there are no such layers."""
+    """Chain hashes of prefixes after which the states of recurrent layers are kept; None: it has none."""
     vocab_size: int
     """Token ids are below it."""
     eos_token_ids: tuple[int, ...]

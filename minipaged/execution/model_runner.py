@@ -139,8 +139,6 @@ class ModelRunner:
         self.cache.swap_out(plan.swap_out)
         self.cache.swap_in(plan.swap_in)
         self.cache.copy(plan.copies)
-        if self._states is not None:
-            self._states.forget(block for _, block in (*plan.swap_in, *plan.copies))
         self._end_stage("moves")
         if not plan.scheduled:
             return StepResult([])

@@ -6,15 +6,15 @@ A state is not paged: it has a fixed size, and a sequence needs only the one aft
     swapped out      the state stays where it is
     recomputed       starts without a state; in a group, a later sequence may start after blocks that an
                      earlier one computes: the earlier one's piece is cut there, and both have its state
-    cached prefix    continues with a state that was kept at the end of its last block: of each sequence, that
-                     at the last full block of its prompt, and that at the last full block of all
+    cached prefix    continues with a state that was kept after it: after the last full block of each prompt,
+                     and after the last full block of prompt and output
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,9 +30,9 @@ from minipaged.scheduling.request import Sequence
 
 
 class Kept(NamedTuple):
-    """The state at the end of a block."""
+    """The state after some full blocks, for whoever has the same."""
 
-    token_ids: array[int]  # of the block and all before it
+    token_ids: array[int]  # of all these blocks
     place: Place
 
 
@@ -45,7 +45,7 @@ class Cut:
     decodes: list[tuple[Sequence, int, Place]] = field(default_factory=list)  # row, and the state before
     after: dict[Sequence, Place] = field(default_factory=dict)  # of the sequences computed
     behind: dict[Sequence, Place] = field(default_factory=dict)  # of others, which start after their blocks
-    kept: dict[int, Kept] = field(default_factory=dict)  # by block
+    kept: dict[int, Kept] = field(default_factory=dict)  # by chain hash
 
 
 class StateTable:
@@ -53,7 +53,7 @@ class StateTable:
 
     Args:
         in_chunks: the layers can continue a sequence by several tokens at once, not only one by one.
-        num_kept: how many states are kept for cached prefixes; the oldest are dropped.
+        num_kept: how many states are kept for cached prefixes; the least recently used are dropped.
     """
 
     def __init__(self, in_chunks: bool, num_kept: int) -> None:
@@ -61,7 +61,7 @@ class StateTable:
         self._num_kept = num_kept
         self._places: WeakKeyDictionary[Sequence, Place] = WeakKeyDictionary()
         self.kept: dict[int, Kept] = {}
-        """Device block -> the state at its end, when it was last written."""
+        """Chain hash of a prefix, as in the prefix cache -> the state after it."""
 
     @contextmanager
     def step(self, batch: Batch) -> Iterator[None]:
@@ -73,22 +73,19 @@ class StateTable:
         self._tidy({item.sequence for item in batch.scheduled})
         cut = self._cut(batch)
         places = cut.behind | cut.after
-        self._places.update(places)
         try:
+            self._places.update(places)
             with set_pieces(cut.pieces):
                 yield
         except BaseException:  # only some layers have new states
             for sequence in places:
-                del self._places[sequence]
+                self._places.pop(sequence, None)
             raise
-        self.forget(cut.kept)
-        self.kept |= cut.kept
-        self.forget(list(self.kept)[: max(0, len(self.kept) - self._num_kept)])
-
-    def forget(self, blocks: Iterable[int]) -> None:
-        """The blocks get other content, or make room: no state is known at their ends."""
-        for block in blocks:
-            self.kept.pop(block, None)
+        for chain_hash, kept in cut.kept.items():
+            self.kept.pop(chain_hash, None)
+            self.kept[chain_hash] = kept
+        for chain_hash in list(self.kept)[: max(0, len(self.kept) - self._num_kept)]:
+            del self.kept[chain_hash]
 
     def _tidy(self, scheduled: set[Sequence]) -> None:
         holders = Counter(place.states for place in self._places.values())
@@ -107,10 +104,13 @@ class StateTable:
         place = self._places.get(sequence)
         if place is not None and place.num_tokens == position:
             return place
-        num_blocks, rest = divmod(position, sequence.table.block_size)
-        kept = self.kept.get(sequence.table.blocks[num_blocks - 1]) if num_blocks and not rest else None
-        # (A block may be its already and not be written yet: what was kept is that of its former content.)
-        return kept.place if kept and kept.token_ids == sequence.token_ids[:position] else None
+        chain_hash = _hash_of(sequence, position)
+        if chain_hash is None or chain_hash not in self.kept:
+            return None
+        if self.kept[chain_hash].token_ids != sequence.token_ids[:position]:
+            return None
+        kept = self.kept[chain_hash] = self.kept.pop(chain_hash)  # the last to be dropped
+        return kept.place
 
     def _find(self, sequence: Sequence, start: int, behind: dict[Sequence, Place]) -> Place:
         if (place := self._known(sequence, start)) is not None:
@@ -147,14 +147,11 @@ class StateTable:
                 cut.decodes.append((sequence, row, before))
             else:
                 self._cut_chunk(cut, sequence, start, start + num_tokens, row, before, waiting)
-        if cut.decodes:  # last, because they may start after a chunk
-            self._cut_decodes(cut)
-        for sequence, start, num_tokens, _ in batch.scheduled:
             for other in sequence.request.sequences[1:]:
                 if other not in cut.behind and (place := self._known(other, other.num_computed_tokens)):
-                    self._places[other] = place  # which is kept until its turn comes
-            size = sequence.table.block_size
-            self.forget(sequence.table.blocks[start // size : (start + num_tokens - 1) // size + 1])
+                    self._places[other] = place  # which may not be dropped before its turn comes
+        if cut.decodes:  # last, because they may start after a chunk
+            self._cut_decodes(cut)
         return cut
 
     def _cut_chunk(
@@ -167,8 +164,11 @@ class StateTable:
         before: Place | None,
         waiting: dict[Sequence, int],
     ) -> None:
-        blocks, size = sequence.table.blocks, sequence.table.block_size
+        size = sequence.table.block_size
         to_keep = (len(sequence.token_ids) - 1) // size * size if self._num_kept else 0
+        chain_hash = _hash_of(sequence, to_keep)
+        if chain_hash is None:
+            to_keep = 0
         stops = {end, *waiting.values()} | ({to_keep} if start < to_keep < end else set())
         if not self._in_chunks:
             stops |= set(range((start or min(stops)) + 1, end))
@@ -179,8 +179,8 @@ class StateTable:
             row, start, place = row + stop - start, stop, Place(states, 0, stop)
             others = [other for other, position in waiting.items() if position == stop]
             cut.behind |= dict.fromkeys(others, place)
-            if stop == to_keep:
-                cut.kept[blocks[stop // size - 1]] = Kept(sequence.token_ids[:stop], place)
+            if stop == to_keep and chain_hash is not None:
+                cut.kept[chain_hash] = Kept(sequence.token_ids[:stop], place)
             if others or stop == to_keep:  # what follows must not write into it
                 states, places = States(1), [place]
         cut.after[sequence] = place
@@ -198,15 +198,15 @@ class StateTable:
 
     def _keep_at_block_end(self, cut: Cut, sequence: Sequence, place: Place) -> None:
         """Keep the state before a decode if a block ends there; in the output, the last one is enough."""
-        size, blocks = sequence.table.block_size, sequence.table.blocks
-        num_blocks, rest = divmod(place.num_tokens, size)
-        if rest or not self._num_kept:
+        position, size = place.num_tokens, sequence.table.block_size
+        chain_hash = _hash_of(sequence, position)
+        if chain_hash is None or not self._num_kept:
             return
-        is_new = place is cut.behind.get(sequence)  # of this very step: not computed yet, and kept as it is
-        token_ids = sequence.token_ids[: place.num_tokens]
-        cut.kept[blocks[num_blocks - 1]] = Kept(token_ids, place if is_new else place.take_out())
-        if place.num_tokens - size > sequence.num_prompt_tokens:
-            self.forget([blocks[num_blocks - 2]])
+        # (What this very step computes is not there to be copied, and is kept by whoever computes it.)
+        if place is not cut.behind.get(sequence):
+            cut.kept[chain_hash] = Kept(sequence.token_ids[:position], place.take_out())
+        if position - size > sequence.num_prompt_tokens:
+            self.kept.pop(sequence.block_hashes[position // size - 2], None)
 
     def _owns_whole(self, places: SequenceOf[Place]) -> bool:
         """Whether these are all rows of one `States`, in order, and nobody else's: no copy is needed."""
@@ -216,3 +216,10 @@ class StateTable:
         is_kept = any(kept.place.states is states for kept in self.kept.values())
         whole = [(states, row) for row in range(states.num_sequences)]
         return rows == whole and num_holders == len(rows) and not is_kept
+
+
+def _hash_of(sequence: Sequence, position: int) -> int | None:
+    """The prefix cache's chain hash of the blocks that end at a position; None: none does, or it is off."""
+    num_blocks, rest = divmod(position, sequence.table.block_size)
+    is_known = num_blocks and not rest and num_blocks <= len(sequence.block_hashes)
+    return sequence.block_hashes[num_blocks - 1] if is_known else None

@@ -77,7 +77,9 @@ def find_hits(sequences: Sequence[KVSequence], cache: PrefixCache | None, block_
             node, owner = nodes.setdefault((node, tokens), (len(nodes) + 1, i))
             if owner < i:
                 num_shared, leader = num_shared + 1, owner
-        if num_shared > hits[i].num_shared:
+        # (A leader that starts later computes nothing there. What it skips is cached, and then this one has
+        # found it, too, unless it ends where no state of recurrent layers is kept.)
+        if num_shared > hits[i].num_shared and num_shared >= hits[leader].num_shared:
             hits[i] = Hit(num_shared, [], leader)
     return hits
 

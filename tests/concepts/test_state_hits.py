@@ -5,10 +5,12 @@ states kept         b1    b3        at whose ends
 """
 
 from array import array
+from types import SimpleNamespace
 
 import pytest
 
 from minipaged.memory import BlockAllocator, PrefixCache
+from minipaged.memory.prefix_hits import find_hits
 from minipaged.memory.state_hits import match_where_states_are
 
 SIZE = 4
@@ -16,9 +18,9 @@ TOKENS = array("i", range(100, 117))
 
 
 class Case:
-    """A cache that knows the blocks of `TOKENS`, and the blocks with a state."""
+    """A cache that knows the blocks of `TOKENS`, and the prefixes with a state."""
 
-    def __init__(self, num_pending: int = 0) -> None:
+    def __init__(self) -> None:
         self.cache = PrefixCache(BlockAllocator(8), SIZE)
         self.hashes: list[int] = []
         self.cache.extend_hashes(self.hashes, TOKENS)
@@ -27,11 +29,8 @@ class Case:
         match_where_states_are(self.cache, self.kept)
         parent = ""
         for i, (block, chain_hash) in enumerate(zip(self.blocks, self.hashes)):
-            if i == 4 - num_pending:
-                self.cache.commit()
             parent = self.cache.register(block, chain_hash, TOKENS[i * SIZE : (i + 1) * SIZE], parent)
-        if not num_pending:
-            self.cache.commit()
+        self.cache.commit()
 
     def found(self, num_tokens: int = len(TOKENS)) -> int:
         """Blocks of the hit of a prompt of so many tokens."""
@@ -45,30 +44,34 @@ class Case:
 def test_a_hit_ends_at_the_last_block_with_a_state(with_state: list[int], found: int) -> None:
     """Catches hits that end where keys and values are known, but no state."""
     case = Case()
-    case.kept.update(case.blocks[i] for i in with_state)
+    case.kept.update(case.hashes[i] for i in with_state)
     assert case.found() == found
 
 
 def test_a_hit_leaves_a_token_to_compute() -> None:
     """The state after the whole prompt has no logits: catches a prompt of which nothing is left."""
     case = Case()
-    case.kept.update(case.blocks)
+    case.kept.update(case.hashes)
     assert case.found(16) == 3
     assert case.found(17) == 4
 
 
-def test_a_block_that_this_step_computes_has_no_state_yet() -> None:
-    """What is known of it is of its former content."""
-    case = Case(num_pending=2)
-    case.kept.update(case.blocks)
-    assert case.found() == 2
-
-
 def test_states_come_and_go_between_steps() -> None:
-    """Catches a copy of the blocks with a state, made when the cache was."""
+    """Catches a copy of the prefixes with a state, made when the cache was."""
     case = Case()
     assert case.found() == 0
-    case.kept.add(case.blocks[2])
+    case.kept.add(case.hashes[2])
     assert case.found() == 3
     case.kept.clear()
     assert case.found() == 0
+
+
+def test_nobody_starts_inside_what_the_leader_of_its_group_skips() -> None:
+    """The leader's state is known further on; where the two part, nobody computes one."""
+    case = Case()
+    case.kept.add(case.hashes[3])
+    other = array("i", [*TOKENS[:12], *range(200, 205)])  # three blocks in common
+    group = [SimpleNamespace(token_ids=ids, block_hashes=[], cache_salt="") for ids in (TOKENS, other)]
+    assert [hit.num_shared for hit in find_hits(group, case.cache, SIZE)] == [4, 0]
+    case.kept.clear()
+    assert [hit.num_shared for hit in find_hits(group, case.cache, SIZE)] == [0, 3]

@@ -271,12 +271,43 @@ class TestPrefixes:
         first = self.hits(run, prompt)[1]
         assert self.hits(run, prompt) == (cached, first)
 
-    def test_equal_prompts_of_one_step_compute_on_their_own(self, runner: ModelRunner) -> None:
-        """The first one's blocks are pending, without states; what was kept of their last use is stale."""
+    @pytest.mark.parametrize("is_known", [False, True])
+    def test_equal_prompts_of_one_step(self, runner: ModelRunner, is_known: bool) -> None:
+        """The first one's blocks are pending, and there is no state after them yet, unless one was kept."""
         answer = self.hits(Run(runner), PROMPTS[4])[1]
-        assert Run(runner).generate([PROMPTS[4]] * 3, GREEDY) == [[answer]] * 3
+        run = Run(runner)
+        if is_known:
+            self.hits(run, PROMPTS[4])
+            run.engine.reset_prefix_cache()
+        assert run.generate([PROMPTS[4]] * 3, GREEDY) == [[answer]] * 3
 
-    def test_blocks_that_get_other_content_lose_their_state(self, runner: ModelRunner) -> None:
+    def test_a_prefix_whose_state_was_dropped_is_found_again(
+        self, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its blocks are still cached, those that are computed again are not: the state must fit both."""
+        monkeypatch.setattr(runner._states, "_num_kept", 2)
+        run = Run(runner)
+        prompt, others = PROMPTS[4], [random_tokens(9, VOCAB_SIZE, seed) for seed in range(4)]
+        assert [self.hits(run, prompt)[0] for _ in range(2)] == [0, 20]
+        assert [self.hits(run, other)[0] for other in others] == [0] * 4
+        assert [self.hits(run, prompt)[0] for _ in range(3)] == [0, 20, 20]
+
+    def test_the_least_recently_used_state_is_dropped_first(
+        self, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A system prompt that everybody has stays."""
+        monkeypatch.setattr(runner._states, "_num_kept", 4)
+        run = Run(runner)
+        prompt, others = PROMPTS[4], [random_tokens(9, VOCAB_SIZE, seed) for seed in range(8)]
+        cached = []
+        for other in others:
+            self.hits(run, other)
+            cached.append(self.hits(run, [*prompt, other[0]])[0])
+        assert cached == [0] + [20] * 7
+
+    def test_states_of_blocks_that_get_other_content_are_those_of_their_tokens(
+        self, runner: ModelRunner
+    ) -> None:
         """A tiny pool, each of whose blocks is used again and again, and prompts with equal beginnings."""
         source = random.Random(5)
         prompts = [PROMPTS[4][: source.randrange(3, 22)] + PROMPTS[2][:i] for i in range(13)]
