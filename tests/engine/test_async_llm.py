@@ -310,6 +310,7 @@ def test_an_idle_engine_keeps_no_request_alive():
             llm.engine.on_planned.append(lambda plan: requests.update(plan.sampling))
             params = SamplingParams(temperature=0, max_tokens=4)
             await asyncio.gather(*(read(llm.generate(PROMPT, params, str(i))) for i in range(5)))
+            assert len(llm.engine._requests) == 0
             await until(lambda: are_dropped(requests))
 
     asyncio.run(main())
