@@ -24,7 +24,7 @@ from minipaged.execution.attention import (
 )
 from minipaged.execution.loading import why_forward_failed
 from minipaged.execution.recurrent import Piece, States, find_recurrent, set_pieces
-from minipaged.execution.recurrent_check import continue_in_chunks
+from minipaged.execution.recurrent_check import continue_in_chunks, differ
 from minipaged.kernels.metadata import AttentionParameters
 
 KINDS = {"full_attention", "sliding_attention", "chunked_attention", "hybrid", "hybrid_sliding"}
@@ -96,10 +96,10 @@ class Probe:
             raise
         except Exception as error:  # code of other people, which may rely on a mask or a cache
             raise UnsupportedModelError(why_forward_failed(error, self.text_config)) from error
-        if _differ(logits, after_another):
+        if differ(logits, after_another):
             what = "a recurrent state" if getattr(self.model, "_is_stateful", False) else "other token mixing"
             raise UnsupportedModelError(f"it has {what} besides the attention that can be replaced")
-        if _differ(logits, own_positions):
+        if differ(logits, own_positions):
             raise UnsupportedModelError("its positions do not start at 0")
         if not specs:
             raise UnsupportedModelError("it keeps a state instead of a KV cache")
@@ -164,7 +164,3 @@ def _kind_of(layer: int, config: Any) -> str:
         return layer_types[layer]
     has_window = getattr(config, "sliding_window", None) is not None
     return "sliding_attention" if has_window else "full_attention"
-
-
-def _differ(actual: Tensor, expected: Tensor) -> bool:
-    return not (actual - expected).abs().max() <= 1e-3 * expected.abs().max()  # (NaN is a difference, too)

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from minipaged.execution.batch import Batch
 from minipaged.execution.recurrent import Piece, Place, States, set_pieces
-from minipaged.scheduling.request import Sequence
+from minipaged.scheduling import ScheduledSequence
+from minipaged.scheduling.request import Request, Sequence
 
 
 class Kept(NamedTuple):
@@ -125,31 +126,36 @@ class StateTable:
             raise RuntimeError(f"the recurrent state after {start} tokens of {sequence} is missing")
         return behind[sequence]
 
-    def _waiting_for(self, sequence: Sequence, start: int, end: int) -> dict[Sequence, int]:
-        """Who starts after the tokens start < position <= end of a sequence, and where."""
-        return {
-            other: position
-            for other in sequence.request.sequences
-            if start < (position := other.num_computed_tokens) <= end
-            and other is not sequence
-            and self._known(other, position) is None
-            and other.token_ids[:position] == sequence.token_ids[:position]
-        }
+    def _waiting(self, scheduled: list[ScheduledSequence]) -> dict[Request, list[Sequence]]:
+        """Of each group, those that start where no state is known yet."""
+        waiting: dict[Request, list[Sequence]] = {}
+        for request in dict.fromkeys(item.sequence.request for item in scheduled):
+            for sequence in request.sequences if len(request.sequences) > 1 else ():
+                position = sequence.num_computed_tokens
+                if (place := self._known(sequence, position)) is not None:
+                    self._places[sequence] = place  # a kept one may not be dropped before its turn comes
+                elif position:
+                    waiting.setdefault(request, []).append(sequence)
+        return waiting
 
     # -- pieces ---------------------------------------------------------------------------------
 
     def _cut(self, batch: Batch) -> Cut:
         cut = Cut(torch.arange(batch.input_ids.shape[1], device=batch.input_ids.device))
-        for (sequence, start, num_tokens, _), row in zip(batch.scheduled, batch.metadata.query_start_list):
+        waiting = self._waiting(batch.scheduled)
+        for item, row in zip(batch.scheduled, batch.metadata.query_start_list):
+            sequence, start, num_tokens, _ = item
             before = self._find(sequence, start, cut.behind) if start else None
-            waiting = self._waiting_for(sequence, start, start + num_tokens)
-            if before is not None and num_tokens == 1 and not waiting:
+            followers = {  # who starts after tokens of this item, and where
+                other: position
+                for other in waiting.get(sequence.request, ())
+                if start < (position := other.num_computed_tokens) <= start + num_tokens
+                and other.token_ids[:position] == sequence.token_ids[:position]
+            }
+            if before is not None and num_tokens == 1 and not followers:
                 cut.decodes.append((sequence, row, before))
             else:
-                self._cut_chunk(cut, sequence, start, start + num_tokens, row, before, waiting)
-            for other in sequence.request.sequences[1:]:
-                if other not in cut.behind and (place := self._known(other, other.num_computed_tokens)):
-                    self._places[other] = place  # which may not be dropped before its turn comes
+                self._cut_chunk(cut, item, row, before, followers)
         if cut.decodes:  # last, because they may start after a chunk
             self._cut_decodes(cut)
         return cut
@@ -157,19 +163,18 @@ class StateTable:
     def _cut_chunk(
         self,
         cut: Cut,
-        sequence: Sequence,
-        start: int,
-        end: int,
+        item: ScheduledSequence,
         row: int,
         before: Place | None,
-        waiting: dict[Sequence, int],
+        followers: dict[Sequence, int],
     ) -> None:
-        size = sequence.table.block_size
+        sequence, start, num_tokens, _ = item
+        end, size = start + num_tokens, sequence.table.block_size
         to_keep = (len(sequence.token_ids) - 1) // size * size if self._num_kept else 0
         chain_hash = _hash_of(sequence, to_keep)
-        if chain_hash is None:
-            to_keep = 0
-        stops = {end, *waiting.values()} | ({to_keep} if start < to_keep < end else set())
+        stops = {end, *followers.values()}
+        if chain_hash is not None and start < to_keep < end:
+            stops.add(to_keep)
         if not self._in_chunks:
             stops |= set(range((start or min(stops)) + 1, end))
         states, places = States(1), [] if before is None else [before]
@@ -177,11 +182,12 @@ class StateTable:
             rows = cut.rows[row : row + stop - start]
             cut.pieces.append(Piece(rows[None], places, states))
             row, start, place = row + stop - start, stop, Place(states, 0, stop)
-            others = [other for other, position in waiting.items() if position == stop]
-            cut.behind |= dict.fromkeys(others, place)
-            if stop == to_keep and chain_hash is not None:
-                cut.kept[chain_hash] = Kept(sequence.token_ids[:stop], place)
-            if others or stop == to_keep:  # what follows must not write into it
+            here = [other for other, position in followers.items() if position == stop]
+            cut.behind |= dict.fromkeys(here, place)
+            kept_hash = chain_hash if stop == to_keep else None
+            if kept_hash is not None:
+                cut.kept[kept_hash] = Kept(sequence.token_ids[:stop], place)
+            if here or kept_hash is not None:  # what follows must not write into it
                 states, places = States(1), [place]
         cut.after[sequence] = place
 
