@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.decoding.beam_search import BeamSearch
 from minipaged.decoding.methods import SamplingMethod
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
+from minipaged.decoding.speculation import Drafter, PromptLookup, SpeculativeScheduler
 from minipaged.decoding.stopping import StopChecker
 from minipaged.memory import (
     BlockAllocator,
@@ -64,6 +66,7 @@ class Components:
     scheduler: Callable[..., FCFSScheduler] = FCFSScheduler
     parallel_sampling: Callable[[SamplingParams, StopChecker], DecodingMethod] = SamplingMethod
     beam_search: Callable[[BeamSearchParams, StopChecker], DecodingMethod] = BeamSearch
+    drafter: Callable[[], Drafter] = PromptLookup
     paged_attention: Callable[..., Any] | None = None
 
     def decoding_method(self, params: DecodingParams, stop: StopChecker) -> DecodingMethod:
@@ -100,13 +103,31 @@ def build_scheduler(
         SwapSpace(limits.num_host_blocks, limits.num_blocks) if limits.num_host_blocks else None,
         block_table=components.block_table,
     )
-    return components.scheduler(
+    scheduler = components.scheduler
+    if config.num_speculative_tokens:
+        scheduler = _speculative(config, limits, components)
+    return scheduler(
         kv,
         (components.chunked_prefill if config.enable_chunked_prefill else components.prefill_first)(),
         _preemption(config, limits, components),
         config.max_num_seqs,
         config.max_num_batched_tokens,
         limits.max_model_len,
+    )
+
+
+def _speculative(
+    config: EngineConfig, limits: ModelLimits, components: Components
+) -> Callable[..., SpeculativeScheduler]:
+    wish = f"num_speculative_tokens is {config.num_speculative_tokens}, but"
+    if limits.kept_states is not None:
+        raise ConfigError(f"{wish} layers with a recurrent state cannot take a wrong token back; give 0")
+    if components.scheduler is not FCFSScheduler:
+        raise ConfigError(f"{wish} a scheduler of your own makes no drafts; give 0")
+    return partial(
+        SpeculativeScheduler,
+        drafter=components.drafter(),
+        num_speculative_tokens=config.num_speculative_tokens,
     )
 
 

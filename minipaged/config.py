@@ -21,7 +21,7 @@ SHORT_DTYPES = {"float": "float32", "half": "float16"}
 
 COUNTS = "block_size max_num_seqs max_num_batched_tokens num_blocks kv_cache_memory max_model_len"
 COUNTS += " tensor_parallel_size pipeline_parallel_size"
-LEAST = {"swap_space": 0} | dict.fromkeys(COUNTS.split(), 1)
+LEAST = {"swap_space": 0, "num_speculative_tokens": 0} | dict.fromkeys(COUNTS.split(), 1)
 
 
 class ConfigError(ValueError):
@@ -69,6 +69,9 @@ class EngineConfig:
     page_growth: PageGrowthName = _option(
         "on_demand",
         "How a request gets its blocks: as its tokens need them, in grants of 16, or all at admission.",
+    )
+    num_speculative_tokens: int = _option(
+        0, "Guess up to this many tokens ahead, from what the text has said before; one step checks them."
     )
     tensor_parallel_size: int = _option(1, "Ranks that share the heads and MLPs of every layer.")
     pipeline_parallel_size: int = _option(

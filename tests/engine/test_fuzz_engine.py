@@ -13,6 +13,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from minipaged.decoding import SamplingMethod
 from minipaged.engine import Engine
 from minipaged.memory import BlockAllocator, BlockTable, Chunked, OnDemand, Reserve
 from minipaged.scheduling import PreemptionCosts, Request, RequestTooLongError, StepPlan, StepResult
+from tests.engine.guesses import Foresight
 from tests.engine.test_fuzz import MAX_STEPS_OF_A_SCENARIO, VOCABULARY, Scenario, run_scenarios
 from tests.engine.toy_model import ToyModel
 from tests.toy import check_plan, outputs, run_alone
@@ -108,6 +110,7 @@ def random_config(rng: random.Random) -> dict[str, Any]:
         "enable_prefix_caching": rng.random() < 0.6,
         "preemption_mode": rng.choice(["auto", "recompute", "swap"]),
         "disable_log_stats": rng.random() < 0.5,
+        "num_speculative_tokens": rng.choice([0, 0, rng.randint(1, 6)]),
     }
 
 
@@ -150,6 +153,7 @@ class EngineScenario(Scenario):
             allocator=lambda count: BlockAllocator(count, order),
             block_table=fragile_table(self.fuse),
             page_growth=lambda: growth,
+            drafter=lambda: Foresight(rng.random(), VOCABULARY, seed),
         )
         self.engine = Engine(model, EngineConfig(**config), components=components)
         self.engine.scheduler.kv.watermark = self.settings["watermark"]
@@ -206,7 +210,12 @@ class EngineScenario(Scenario):
 
     def check_plan(self, plan: StepPlan) -> None:
         """As every plan must be."""
-        check_plan(plan, self.engine.scheduler)
+        drafted = [item for item in plan.scheduled if item.sequence not in item.sequence.request.sequences]
+        own = replace(plan, scheduled=[item for item in plan.scheduled if item not in drafted])
+        check_plan(own, self.engine.scheduler)
+        assert plan.scheduled == own.scheduled + drafted, "drafts stand behind everybody else"
+        assert not drafted or plan.num_tokens <= self.settings["max_num_batched_tokens"]
+        self.counts["drafted"] += len(drafted)
         self.plans.append(plan)
 
     def execute_or_fail(self, plan: StepPlan) -> StepResult:
@@ -374,7 +383,7 @@ def test_whatever_is_raised_no_block_and_no_token_is_lost(
     caplog.set_level(logging.ERROR, "minipaged")  # thousands of preemption warnings
     counts = run_scenarios(EngineScenario, fuzz_seed, fuzz_steps, capsys)
     if fuzz_steps >= 3000:
-        wanted = ["errors", "interrupts", "cut (error)"]
+        wanted = ["errors", "interrupts", "cut (error)", "drafted"]
         if fuzz_steps >= 20_000:
             wanted += ["ended by a failed commit", "resumed (swap)", "outgrown"]
         missed = [kind for kind in wanted if not counts[kind]]

@@ -1,0 +1,198 @@
+"""Speculative decoding: guess the next tokens, and let one step check them all (Leviathan et al., arXiv
+2211.17192).
+
+A decode reads every weight to compute one row. A few more rows take hardly longer, so a step also computes a
+*draft*, tokens that may follow:
+
+    tokens   The cat sat. The          "The" was followed by "cat sat." before: that is the draft
+    rows     The | cat | sat | .       decodes over one block table, each with one token more
+    samples  cat | ran | ..            "cat" was right, so the sample after it counts; "sat" was not
+
+A row is a decode of a copy of the sequence that ends there, so executor, kernels and sampler know nothing of
+drafts, and its sample is the one that a later step would have drawn. Drafts change how many steps a text
+takes, and not the text. Behind the last right token, slots are written again, and blocks go back.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+from minipaged.decoding.params import SamplingParams
+from minipaged.scheduling import FCFSScheduler, Request, Sample, ScheduledSequence, StepPlan, StepResult
+from minipaged.scheduling.plan import Event
+from minipaged.scheduling.request import Sequence
+
+MOST_ROWS = 16
+"""Drafts fill a step up to so many rows: with more, a CPU takes longer to compute than to read the weights."""
+
+
+class Drafter(Protocol):
+    """Guesses how texts go on."""
+
+    def draft(self, texts: SequenceOf[array[int]], counts: SequenceOf[int]) -> SequenceOf[SequenceOf[int]]:
+        """For each text (prompt and output, int32), at most so many tokens (1 or more) that may follow it."""
+        ...
+
+
+class PromptLookup:
+    """What followed the last tokens where they occurred before (A. Saxena, *Prompt Lookup Decoding*, 2023).
+
+    Of all earlier places, the one counts where most tokens agree, at least 2 and up to 4; of several, the
+    last. A text that repeats itself to its end is continued round and round.
+    """
+
+    def draft(self, texts: SequenceOf[array[int]], counts: SequenceOf[int]) -> list[list[int]]:
+        """See `Drafter`."""
+        return [self._continue(text, count) for text, count in zip(texts, counts)]
+
+    @staticmethod
+    def _continue(text: array[int], count: int) -> list[int]:
+        import numpy as np  # here, because the engine also runs in a browser, without it
+
+        ids = np.frombuffer(text, np.int32)
+        places = np.flatnonzero(ids[:-1] == ids[-1])  # where the last token occurred
+        agreeing = None
+        for back in range(1, 4):
+            places = places[places >= back]
+            places = places[ids[places - back] == ids[-1 - back]] if len(places) else places
+            if not len(places):
+                break
+            agreeing = places
+        if agreeing is None:
+            return []
+        followed = ids[agreeing[-1] + 1 :][:count].tolist()
+        return [followed[i % len(followed)] for i in range(count)]
+
+
+class Draft(NamedTuple):
+    """A guess that the step in flight checks."""
+
+    request: Request
+    row: int  # of its own sample, among those of the step
+    copies: list[Sequence]  # its sequence with one token of the draft, with two, ...
+    num_blocks: int  # that its table had before
+
+
+@dataclass(eq=False, repr=False)
+class SpeculativeScheduler(FCFSScheduler):
+    """Adds drafts to steps of decodes that have rows to spare."""
+
+    drafter: Drafter
+    num_speculative_tokens: int  # in one draft, at most
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._drafts: list[Draft] = []
+        self._lengths: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # of the next draft
+
+    def schedule(self) -> StepPlan:
+        """Plan a step; what it leaves of the budget goes to drafts."""
+        plan, self._drafts = super().schedule(), []
+        num_rows = len(plan.scheduled)
+        if num_rows == plan.num_tokens:  # (a step with a prompt computes enough)
+            spare = min(MOST_ROWS, self.max_num_seqs, self.max_num_batched_tokens) - num_rows
+            self._add_drafts(plan, spare)
+        return plan
+
+    def _add_drafts(self, plan: StepPlan, spare: int) -> None:
+        row, rows = 0, {}
+        for request in plan.sampling:
+            if can_draft(request):
+                rows[request] = row
+            row += len(request.sequences)
+        counts = {request: self._most(request, spare // len(rows)) for request in rows}
+        wanted = [request for request in rows if counts[request] > 0]
+        texts = [request.sequences[0].token_ids for request in wanted]
+        guesses = self.drafter.draft(texts, [counts[request] for request in wanted]) if wanted else ()
+        for request, guess in zip(wanted, guesses):
+            num_blocks = len(request.sequences[0].table.blocks)
+            if copies := self._schedule_draft(plan, request.sequences[0], guess[: counts[request]]):
+                self._drafts.append(Draft(request, rows[request], copies, num_blocks))
+
+    def _most(self, request: Request, share: int) -> int:
+        """Tokens that a draft may have; the sample after the last of them must still fit the request."""
+        room = request.max_num_tokens - len(request.sequences[0].token_ids) - 1
+        return min(share, room, self._lengths.get(request, self.num_speculative_tokens))
+
+    def _schedule_draft(self, plan: StepPlan, sequence: Sequence, guess: SequenceOf[int]) -> list[Sequence]:
+        """Schedule the rows of a draft, if there are blocks for it: nobody is preempted for a guess."""
+        table, copies = sequence.table, [sequence]
+        if table.blocks_to_append(len(guess)) > self.kv.num_free:
+            return []
+        table.append(len(guess))
+        for token_id in guess:
+            copy = copies[-1].fork(table)
+            copy.token_ids.append(token_id)
+            copies.append(copy)
+            plan.scheduled.append(ScheduledSequence(copy, len(copy.token_ids) - 1, 1, 1))
+        return copies[1:]
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
+        """Take the step's result into account, and of each draft the tokens up to the first wrong one."""
+        drafts, self._drafts = self._drafts, []
+        samples, errors = result.samples, dict(result.errors or {})
+        answers = []  # the samples of each draft, which stand behind all others
+        row = len(samples) - sum(len(draft.copies) for draft in drafts)
+        for draft in drafts:
+            answers.append(samples[row : row + len(draft.copies)])
+            row += len(draft.copies)
+            if _is_valid(samples[draft.row]) and not all(map(_is_valid, answers[-1])):
+                errors.pop(draft.request.request_id, None)  # only after a guess is there no valid token
+        touched = super().commit(plan, result._replace(errors=errors))
+        failures = []
+        for draft, found in zip(drafts, answers):
+            try:
+                if not draft.request.is_finished:
+                    self._settle(plan, draft, found)
+            except BaseException as failure:
+                failures.append(failure)
+                if not draft.request.is_finished:
+                    self._ending[draft.request] = f"{type(failure).__name__}: {failure}"
+        self.running = [request for request in self.running if request.sequences]
+        if failures:
+            self._end_others()
+            raise failures[0]
+        return touched
+
+    def _settle(self, plan: StepPlan, draft: Draft, samples: SequenceOf[Sample]) -> None:
+        """Append the samples after right tokens, and give back what wrong ones took."""
+        request, num_right = draft.request, 0
+        (sequence,) = request.sequences
+        for copy, sample in zip(draft.copies, samples):
+            if request.is_finished or sequence.token_ids[-1] != copy.token_ids[-1] or not _is_valid(sample):
+                break
+            num_right += 1
+            sequence.num_computed_tokens += 1
+            self.kv.register(sequence, sequence.num_computed_tokens)  # not before it is known to be right
+            self.num_generated_tokens += 1
+            self.apply_branches(request, request.method.advance(request, [sample]))
+        self.kv.commit_registered()
+        if not request.is_finished:
+            table, num_tokens = sequence.table, sequence.num_computed_tokens
+            # (Blocks that page growth had preallocated stay.)
+            table.truncate(max(num_tokens, draft.num_blocks * table.block_size))
+            table.use_slots(num_tokens)
+        found = {"tokens": len(draft.copies), "right": num_right}
+        plan.events.append(Event("drafted", request.request_id, found))
+        # At most one more than half of the next draft is beyond what was right: bad guesses soon cost one row.
+        self._lengths[request] = min(2 * num_right + 1, self.num_speculative_tokens)
+
+
+def can_draft(request: Request) -> bool:
+    """Whether a request gets drafts: it has one sequence, and no grammar or function to follow."""
+    params = request.params
+    return (
+        isinstance(params, SamplingParams)
+        and request.method.num_sequences == 1
+        and params.structured_outputs is None
+        and not params.logits_processors
+    )
+
+
+def _is_valid(sample: Sample) -> bool:
+    return not math.isnan(sample.logprobs[0])

@@ -1,0 +1,322 @@
+"""Speculative decoding: drafts change the number of steps, and never the text (Leviathan et al., arXiv 2211.17192)."""
+
+from __future__ import annotations
+
+import math
+from array import array
+
+import pytest
+
+from minipaged import BeamSearchParams, SamplingParams
+from minipaged.components import Components
+from minipaged.config import ConfigError
+from minipaged.decoding.speculation import MOST_ROWS, PromptLookup
+from minipaged.scheduling import FCFSScheduler, Sample, StepResult
+from tests.engine.guesses import Foresight, Script
+from tests.engine.toy_model import ToyModel, toy_engine
+from tests.toy import outputs, run_alone, samples
+
+GREEDY = SamplingParams(temperature=0, max_tokens=20)
+
+
+def drafting(drafter, *, tokens=4, **options):
+    """An engine whose drafts come from this drafter."""
+    components = Components(drafter=lambda: drafter)
+    return toy_engine(components=components, num_speculative_tokens=tokens, **options)
+
+
+def run(engine):
+    """Step to the end; the number of steps. Every block comes back."""
+    steps = 0
+    while engine.has_unfinished:
+        engine.step()
+        engine.check_invariants()
+        steps += 1
+    return steps
+
+
+def expected(prompt, num_tokens):
+    """The tokens without drafts, blocks or batches."""
+    return outputs(run_alone(prompt, num_tokens, samples()))[0]
+
+
+def drafted(engine):
+    """The drafts of an engine's steps from now on: [(request, tokens, right)]."""
+    found = []
+    engine.on_committed.append(
+        lambda plan, result, touched: found.extend(
+            (event.request_id, event.detail["tokens"], event.detail["right"])
+            for event in plan.events
+            if event.kind == "drafted"
+        )
+    )
+    return found
+
+
+def test_the_example_of_lesson_15():
+    """Ten tokens with a draft of four, of which two are right: the sequence grows by three in one step, and the
+    third block goes back. Catches a wrong token that is kept, and a right sample after it that is lost."""
+    prompt = [3, 1, 4, 1, 5]
+    was, a, little, *_ = expected([*prompt], 4)[1:]
+    engine = drafting(Script([was, a, little + 1, 9]))
+    request = engine.add_request("r", prompt, GREEDY)
+    engine.step()  # the prompt: the first token
+    (sequence,) = request.sequences
+    assert len(sequence.token_ids) == 6
+    seen = []
+    engine.on_planned.append(lambda plan: seen.append((sequence.table.num_tokens, len(sequence.table.blocks))))
+    engine.step()
+    assert seen == [(10, 3)]  # six tokens and four drafted ones, in blocks of four
+    assert sequence.output_token_ids[1:] == [was, a, little]
+    assert (sequence.table.num_tokens, len(sequence.table.blocks)) == (8, 2)
+    assert sequence.num_uncomputed_tokens == 1, "the newest token has no K/V yet, as after any decode"
+    run(engine)
+    assert outputs(request) == [expected(prompt, 20)]
+
+
+@pytest.mark.parametrize(("right", "steps"), [(1.0, 1 + 4), (0.0, 1 + 19)])
+def test_steps_for_20_tokens_with_drafts_of_four(right, steps):
+    """All right: the prompt, then five tokens a step. All wrong: one token a step, as without drafts."""
+    engine = drafting(Foresight(right))
+    request = engine.add_request("r", range(7), GREEDY)
+    assert run(engine) == steps
+    assert outputs(request) == [expected(range(7), 20)]
+
+
+@pytest.mark.parametrize("right", [0.3, 0.8, 1.0])
+@pytest.mark.parametrize("growth", ["on_demand", "chunked", "reserve"])
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("caching", [False, True])
+def test_the_text_is_the_same_in_a_pool_that_is_too_small(right, growth, mode, caching):
+    """Catches slots of wrong tokens that are taken for computed ones, by preemption, swap or prefix cache."""
+    engine = drafting(
+        Foresight(right),
+        num_blocks=14,
+        num_host_blocks=14,
+        page_growth=growth,
+        preemption_mode=mode,
+        enable_prefix_caching=caching,
+    )
+    prompts = [[1, 2, 3, 4, 5, 6, 7, 8, i] for i in range(6)]
+    requests = [engine.add_request(f"r{i}", prompt, GREEDY) for i, prompt in enumerate(prompts)]
+    found = drafted(engine)
+    run(engine)
+    assert [outputs(request) for request in requests] == [[expected(prompt, 20)] for prompt in prompts]
+    assert sum(num_right for *_, num_right in found) > 10
+    if growth == "on_demand":
+        assert engine.metrics.num_preemptions > 0
+
+
+def test_on_demand_growth_never_keeps_an_empty_block():
+    """Catches blocks of wrong tokens that stay with the table (section 4.3: less than a block is empty)."""
+    engine = drafting(Foresight(0.5), tokens=8)
+    request = engine.add_request("r", range(6), SamplingParams(temperature=0, max_tokens=40))
+    while engine.has_unfinished:
+        engine.step()
+        for sequence in request.sequences:
+            assert sequence.table.capacity - sequence.table.num_tokens < sequence.table.block_size
+
+
+def test_reserved_blocks_stay_reserved():
+    """Catches a wrong draft that gives away what page growth had reserved for later tokens."""
+    engine = drafting(Foresight(0.0), page_growth="reserve", num_blocks=12)
+    request = engine.add_request("r", range(6), SamplingParams(temperature=0, max_tokens=30))
+    engine.step()
+    held = len(request.sequences[0].table.blocks)
+    assert held == 9
+    for _ in range(5):
+        engine.step()
+        assert len(request.sequences[0].table.blocks) == held
+
+
+def test_a_draft_takes_nothing_from_others():
+    """Catches preemption for a guess: with no block left, there is no draft."""
+    engine = drafting(Foresight(1.0), num_blocks=4)
+    for i in range(2):
+        engine.add_request(f"r{i}", range(5), SamplingParams(temperature=0, max_tokens=3))
+    found = drafted(engine)
+    run(engine)
+    assert engine.metrics.num_preemptions == 0
+    assert found == [("r0", 1, 1), ("r1", 1, 1)]  # what fits the blocks that they hold
+
+
+def test_a_step_with_a_prompt_has_no_draft():
+    """Catches guesses that make a prompt wait: they only fill steps of decodes."""
+    engine = drafting(Foresight(1.0), max_num_batched_tokens=8)
+    engine.add_request("r0", range(5), GREEDY)
+    engine.step()
+    engine.add_request("r1", range(40), GREEDY)
+    found = drafted(engine)
+    engine.step()
+    engine.step()
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("limit", "rows"), [({"max_num_batched_tokens": 7}, 7), ({"max_num_seqs": 6}, 6), ({}, MOST_ROWS)]
+)
+def test_a_step_has_no_more_rows_than_its_limits_allow(limit, rows):
+    """Catches drafts that overflow what memory was measured for; three requests share evenly."""
+    engine = drafting(Foresight(1.0), tokens=50, **limit)
+    for i in range(3):
+        engine.add_request(f"r{i}", [i], SamplingParams(temperature=0, max_tokens=60))
+    sizes = []
+    engine.on_planned.append(lambda plan: sizes.append([len(plan.scheduled), *map(len, [plan.sampling])]))
+    engine.step()
+    engine.step()
+    assert sizes[1] == [3 + (rows - 3) // 3 * 3, 3]
+
+
+def test_drafts_are_long_where_guesses_are_right_and_short_where_not():
+    """Catches a text without repetitions that pays for four wrong rows in every step."""
+    right, wrong = Foresight(1.0), Foresight(0.0)
+    for drafter in (right, wrong):
+        engine = drafting(drafter, tokens=6)
+        engine.add_request("r", range(3), SamplingParams(temperature=0, max_tokens=30))
+        run(engine)
+    assert right.asked[:3] == [6, 6, 6]
+    assert wrong.asked[:3] == [6, 1, 1]
+
+
+def test_the_cache_never_learns_a_wrong_token_and_knows_the_right_ones():
+    """A block is published only once its tokens are confirmed, and then it is found."""
+    prompt = [1, 2, 3]
+    for right in (0.0, 1.0):
+        engine = drafting(Foresight(right), enable_prefix_caching=True)
+        engine.add_request("r", prompt, SamplingParams(temperature=0, max_tokens=18))
+        run(engine)
+        text = [*prompt, *expected(prompt, 18)]
+        again = engine.add_request("again", text, SamplingParams(temperature=0, max_tokens=1))
+        run(engine)
+        assert again.num_cached_tokens == 20  # of 21; the last token was never computed
+        assert outputs(again) == [expected(text, 1)]
+
+
+@pytest.mark.parametrize("place", range(1, 12))
+def test_a_stop_token_or_the_length_ends_a_text_inside_a_draft(place):
+    """Catches tokens behind the end, and an end that the draft hides."""
+    tokens = expected(range(7), 20)
+    stop = tokens[place]
+    first = tokens.index(stop)
+    engine = drafting(Foresight(1.0))
+    stopped = engine.add_request("a", range(7), SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[stop]))
+    cut = engine.add_request("b", range(7), SamplingParams(temperature=0, max_tokens=place))
+    run(engine)
+    assert outputs(stopped) == [tokens[: first + 1]]
+    assert outputs(cut) == [tokens[:place]]
+    assert [r.completions[0].finish_reason for r in (stopped, cut)] == ["stop", "length"]
+
+
+def test_only_one_sequence_without_a_grammar_gets_drafts():
+    """Samples and beams decode as ever."""
+    engine = drafting(Foresight(1.0))
+    plain = engine.add_request("plain", range(5), GREEDY)
+    engine.add_request("samples", range(5), SamplingParams(n=2, max_tokens=10))
+    engine.add_request("beams", range(5), BeamSearchParams(beam_width=2, max_tokens=10))
+    watched = SamplingParams(max_tokens=10, logits_processors=[lambda ids, logits: logits])
+    engine.add_request("watched", range(5), watched)
+    found = drafted(engine)
+    run(engine)
+    assert {request_id for request_id, *_ in found} == {"plain"}
+    assert outputs(plain) == [expected(range(5), 20)]
+
+
+def test_a_failed_step_leaves_nothing_of_its_drafts(monkeypatch):
+    """Catches slots of a draft that outlive the roll-back."""
+    engine = drafting(Foresight(0.7))
+    request = engine.add_request("r", range(7), GREEDY)
+    execute = engine.executor.execute
+    calls = iter(range(1000))
+
+    def fail(plan):
+        if next(calls) % 2:
+            engine.executor.fail(plan)
+            raise RuntimeError("half way")
+        return execute(plan)
+
+    monkeypatch.setattr(engine.executor, "execute", fail)
+    while engine.has_unfinished:
+        try:
+            engine.step()
+        except RuntimeError:
+            assert engine.scheduler.kv.num_used == 0
+        engine.check_invariants()
+    assert outputs(request) == [expected(range(7), 20)]
+
+
+def test_a_guess_after_which_the_model_says_nothing_costs_nobody_a_request(monkeypatch):
+    """Logits that are not finite behind a guess: the guess was wrong. Behind the text itself: the request fails."""
+    engine = drafting(Foresight(1.0))
+    request = engine.add_request("r", range(7), GREEDY)
+    execute = engine.executor.execute
+
+    def invalid_after_drafts(plan):
+        valid = execute(plan).samples
+        invalid = [Sample([0], [math.nan])] * (len(valid) - len(plan.sampling))
+        return StepResult([*valid[: len(plan.sampling)], *invalid], errors={"r": "not finite"} if invalid else None)
+
+    monkeypatch.setattr(engine.executor, "execute", invalid_after_drafts)
+    assert run(engine) > 9  # (one token a step, or two: the sample before the invalid one counts)
+    assert outputs(request) == [expected(range(7), 20)]
+    assert request.error is None
+
+
+def test_an_error_while_a_draft_is_settled_ends_its_request_and_no_other(monkeypatch):
+    """Catches blocks and slots that are lost when a commit fails half way."""
+    engine = drafting(Foresight(1.0))
+    first, second = (engine.add_request(f"r{i}", [i, 1, 2], GREEDY) for i in range(2))
+    plain = engine.add_request("plain", range(4), SamplingParams(n=2, max_tokens=20))
+    engine.step()
+    advance = second.method.advance
+    calls = iter(range(100))
+
+    def fail(request, found):
+        if next(calls) == 2:
+            raise RuntimeError("no")
+        return advance(request, found)
+
+    monkeypatch.setattr(second.method, "advance", fail)
+    with pytest.raises(RuntimeError, match="no"):
+        engine.step()
+    engine.check_invariants()
+    run(engine)
+    assert second.error == "RuntimeError: no"
+    assert outputs(first) == [expected([0, 1, 2], 20)]
+    assert len(plain.completions) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "guess"),
+    [
+        ([1, 2, 3, 4, 9, 1, 2], 3, [3, 4, 9]),
+        ([7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 1, [5]),  # three tokens agree there, two in the later place
+        ([1, 2, 5, 1, 2, 6, 1, 2], 1, [6]),  # as many agree: the later place
+        ([4, 4, 4], 4, [4, 4, 4, 4]),
+        ([8, 1, 2, 1, 2], 5, [1, 2, 1, 2, 1]),  # it repeats itself to its end
+        ([1, 2, 3, 4, 2], 3, []),  # one token alone says little
+        ([1], 3, []),
+        ([1, 2], 3, []),
+    ],
+)
+def test_prompt_lookup(text, count, guess):
+    """What followed the last tokens where they stood before."""
+    assert PromptLookup().draft([array("i", text)], [count]) == [guess]
+
+
+def test_what_cannot_draft_is_refused():
+    """Layers whose state cannot go back, and a scheduler that knows no drafts."""
+    model = ToyModel()
+    model.kept_states = set()
+    with pytest.raises(ConfigError, match="num_speculative_tokens is 3, but layers with a recurrent state"):
+        from minipaged.components import build_scheduler
+        from minipaged.config import EngineConfig
+
+        build_scheduler(EngineConfig(num_speculative_tokens=3, block_size=4), model)
+
+    class Mine(FCFSScheduler):
+        pass
+
+    with pytest.raises(ConfigError, match="a scheduler of your own"):
+        toy_engine(components=Components(scheduler=Mine), num_speculative_tokens=3)
+    with pytest.raises(ConfigError, match="num_speculative_tokens is -1; give at least 0"):
+        toy_engine(num_speculative_tokens=-1)
