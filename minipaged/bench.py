@@ -109,6 +109,7 @@ class PhaseClock:
         self.tokens = {"prefill": 0, "decode": 0}
         self.decode_steps = 0
         self._phase = "decode"
+        self._plan: StepPlan | None = None
 
     def plan(self, plan: StepPlan) -> None:
         """Called before each step: decodes beside a prompt's chunk count for neither."""
@@ -116,10 +117,13 @@ class PhaseClock:
         self._phase = "prefill" if max(counts, default=0) > 1 else "decode"
         self.tokens[self._phase] += sum(n for n in counts if self._phase == "decode" or n > 1)
         self.decode_steps += self._phase == "decode"
+        self._plan = plan
 
     def end(self, seconds: float) -> None:
         """Called after each step."""
         self.seconds[self._phase] += seconds
+        guesses = [e.detail for e in self._plan.events if e.kind == "drafted"] if self._plan else []
+        self.tokens["decode"] -= sum(guess["tokens"] - guess["right"] for guess in guesses)
 
     @contextmanager
     def watch(self, engine: Engine) -> Iterator[None]:
@@ -237,6 +241,8 @@ def run_workload(
         "itl_ms_p50": 1e3 * quantile(metrics.inter_token_latency, 0.5),
         "itl_ms_p99": 1e3 * quantile(metrics.inter_token_latency, 0.99),
         "preemptions": metrics.num_preemptions,
+        "draft_tokens": metrics.draft_tokens,
+        "accepted_tokens": metrics.accepted_tokens,
         "prefix_cache_hit_tokens": metrics.prefix_cache_hits,
         "peak_kv_blocks": metrics.peak_kv_blocks,
         "kv_waste": metrics.kv_waste,

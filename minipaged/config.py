@@ -71,7 +71,11 @@ class EngineConfig:
         "How a request gets its blocks: as its tokens need them, in grants of 16, or all at admission.",
     )
     num_speculative_tokens: int = _option(
-        0, "Guess up to this many tokens ahead, from what the text has said before; one step checks them."
+        0, "Guess up to this many tokens ahead; one step checks them all, so that texts stay the same."
+    )
+    speculative_model: str | None = _option(
+        None,
+        "A smaller model with the same tokens, which guesses. Default: look up what the text said before.",
     )
     tensor_parallel_size: int = _option(1, "Ranks that share the heads and MLPs of every layer.")
     pipeline_parallel_size: int = _option(
@@ -119,6 +123,12 @@ class EngineConfig:
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; give a share in (0, 1]"
+            )
+
+        if self.speculative_model is not None and not self.num_speculative_tokens:
+            raise ConfigError(
+                f"speculative_model is {self.speculative_model!r}, but num_speculative_tokens is 0; "
+                "give how many tokens it guesses at once, e.g. 4"
             )
 
     @property

@@ -87,6 +87,11 @@ class LLM:
             tokenizer = loading.load_tokenizer(str(tokenizer), own, must_exist=True)
         elif tokenizer is not None and not hasattr(tokenizer, "get_vocab"):
             raise ConfigError(f"tokenizer is {tokenizer!r}; give a directory, a hub id or a tokenizer")
+        draft_model = None
+        if self.config.speculative_model is not None:
+            from minipaged.execution.draft_model import DraftModel
+
+            draft_model = DraftModel.load(self.config.speculative_model, self.config)
         if executor is None:
             from minipaged.execution import loading
             from minipaged.execution.model_runner import ModelRunner
@@ -106,6 +111,9 @@ class LLM:
             defaults = loading.recommended_sampling(runner.model)
         else:
             check_settings(self.config, executor)
+        if draft_model is not None:
+            draft_model.guess_for(tokenizer, executor.vocab_size)
+            components = replace(components, drafter=lambda: draft_model)
         if components.paged_attention is not None:
             # Only an executor with kernels has one; the simulation's has no attention to replace.
             attending: Any = executor

@@ -42,6 +42,8 @@ class Metrics:
     blocks_swapped_out: int = 0
     blocks_swapped_in: int = 0
     blocks_copied: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     peak_kv_blocks: int = 0
     request_success: Counter[str] = field(default_factory=Counter)
     time_to_first_token: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
@@ -88,6 +90,9 @@ class Metrics:
                 self.prefix_cache_queries += event.detail["prompt_tokens"]
                 self.prefix_cache_hits += event.detail["cached_tokens"]
                 self.prompt_tokens += event.detail["prompt_tokens"]
+            elif event.kind == "drafted":
+                self.draft_tokens += event.detail["tokens"]
+                self.accepted_tokens += event.detail["right"]
         for request in plan.sampling:
             last = request.times.get("last_token")
             if last is None:

@@ -7,6 +7,7 @@ ignored.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -32,8 +33,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
         logits_processors max_num_active_seqs max_num_queued_reqs max_num_queued_tokens model_class_overrides
         model_loader_extra_config model_weights otlp_traces_endpoint override_generation_config pooler_config
         quantization_config reasoning_config reasoning_parser reasoning_parser_plugin rope_scaling rope_theta
-        scheduler_cls spec_method spec_model spec_tokens speculative_config tokenizer_revision
-        watermark_config weight_transfer_config worker_extension_cls""",
+        scheduler_cls tokenizer_revision watermark_config weight_transfer_config worker_extension_cls""",
         *(None, {}, [], ""),
     ),
     **_names("cpu_offload_gb node_rank offload_group_size", 0),
@@ -101,6 +101,12 @@ INSTEAD = {
 }
 """What to do, where it is more than leaving a setting out."""
 
+GUESSES = {"method": "spec_method", "model": "spec_model", "num_speculative_tokens": "spec_tokens"}
+"""Entries of `speculative_config`, and the settings that say the same. The others change only guesses."""
+
+DRAFT_LENGTH = 4
+"""Tokens guessed at once if a script names a method and no number."""
+
 OWN = {option.name for option in fields(EngineConfig)}
 
 
@@ -121,10 +127,36 @@ def own_settings(options: Mapping[str, Any]) -> dict[str, Any]:
                 shown = "given" if name == "hf_token" else repr(value)  # (a secret)
                 fix = INSTEAD.get(name) or f"give {ONLY[name][0]!r}, or drop it"
                 raise ConfigError(f"{name} is {shown}, which is not supported; {fix}")
+        elif name == "speculative_config" or name in GUESSES.values():
+            pass  # below, together
         elif name == "enforce_eager":
             own |= {"enable_cuda_graphs": False} if value else {}
         elif name == "generation_config" and value == "vllm":
             own[name] = "none"
         elif not (name in ANY or name.startswith(ANY_OF) or (value is None and name in OWN)):
             own[name] = value
-    return own
+    return own | _guesses(options)
+
+
+def _guesses(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `speculative_config` and its short forms ask for."""
+    told = options.get("speculative_config") or {}
+    if isinstance(told, str):
+        try:
+            told = json.loads(told)
+        except ValueError as error:
+            raise ConfigError(f"speculative_config is {told!r}, which is not JSON: {error}") from error
+    if not isinstance(told, Mapping):
+        raise ConfigError(f'speculative_config is {told!r}; give a dict such as {{"method": "ngram"}}')
+    method, model, count = (told.get(key) or options.get(name) for key, name in GUESSES.items())
+    if method is model is count is None:
+        return {}
+    if model in ("ngram", "[ngram]"):
+        method, model = "ngram", None
+    if (method or "draft_model") != ("ngram" if model is None else "draft_model"):
+        shown = repr(told) if told else f"{GUESSES['method']} {method!r} with {GUESSES['model']} {model!r}"
+        raise ConfigError(
+            f'speculative_config is {shown}, which is not supported; give the method "ngram", or a smaller '
+            'model (method "draft_model")'
+        )
+    return {"num_speculative_tokens": DRAFT_LENGTH if count is None else count, "speculative_model": model}

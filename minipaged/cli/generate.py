@@ -51,6 +51,8 @@ ACCOUNT = (
     "sharing saved [bold]{sharing_saving:.1%}[/bold] of the blocks ({blocks_copied} copied on write)",
 )
 
+GUESSED = "[bold]{accepted_tokens}[/bold] of {draft_tokens} guessed tokens were right; {steps} steps"
+
 
 def generate(
     texts: Annotated[
@@ -196,6 +198,8 @@ def stats(engine: Engine) -> dict[str, Any]:
         "kv_waste": metrics.kv_waste,
         "sharing_saving": metrics.sharing_saving,
         "blocks_copied": metrics.blocks_copied,
+        "draft_tokens": metrics.draft_tokens,
+        "accepted_tokens": metrics.accepted_tokens,
         "prefix_cache_hit_tokens": metrics.prefix_cache_hits,
         "preemptions": metrics.num_preemptions,
     }
@@ -263,6 +267,8 @@ def print_account(engine: Engine, console: Console) -> None:
     account = stats(engine)
     for line in ACCOUNT[: 3 if account["sharing_saving"] > 0 else 2]:
         console.print(line.format_map(account))
+    if account["draft_tokens"]:
+        console.print(GUESSED.format_map(account))
 
 
 def _completions(outputs: Sequence[RequestOutput]) -> Iterator[tuple[CompletionOutput, str, str]]:

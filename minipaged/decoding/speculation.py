@@ -28,14 +28,14 @@ from minipaged.scheduling.plan import Event
 from minipaged.scheduling.request import Sequence
 
 MOST_ROWS = 16
-"""Drafts fill a step up to so many rows: with more, a CPU takes longer to compute than to read the weights."""
+"""Drafts fill a step up to so many rows; with more, arithmetic takes longer than reading the weights."""
 
 
 class Drafter(Protocol):
     """Guesses how texts go on."""
 
-    def draft(self, texts: SequenceOf[array[int]], counts: SequenceOf[int]) -> SequenceOf[SequenceOf[int]]:
-        """For each text (prompt and output, int32), at most so many tokens (1 or more) that may follow it."""
+    def draft(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int]) -> SequenceOf[SequenceOf[int]]:
+        """For each sequence at most so many tokens (1 or more) that may follow its `token_ids`."""
         ...
 
 
@@ -46,9 +46,9 @@ class PromptLookup:
     last. A text that repeats itself to its end is continued round and round.
     """
 
-    def draft(self, texts: SequenceOf[array[int]], counts: SequenceOf[int]) -> list[list[int]]:
+    def draft(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int]) -> list[list[int]]:
         """See `Drafter`."""
-        return [self._continue(text, count) for text, count in zip(texts, counts)]
+        return [self._continue(s.token_ids, count) for s, count in zip(sequences, counts)]
 
     @staticmethod
     def _continue(text: array[int], count: int) -> list[int]:
@@ -73,6 +73,7 @@ class Draft(NamedTuple):
     """A guess that the step in flight checks."""
 
     request: Request
+    sequence: Sequence
     row: int  # of its own sample, among those of the step
     copies: list[Sequence]  # its sequence with one token of the draft, with two, ...
     num_blocks: int  # that its table had before
@@ -107,12 +108,12 @@ class SpeculativeScheduler(FCFSScheduler):
             row += len(request.sequences)
         counts = {request: self._most(request, spare // len(rows)) for request in rows}
         wanted = [request for request in rows if counts[request] > 0]
-        texts = [request.sequences[0].token_ids for request in wanted]
-        guesses = self.drafter.draft(texts, [counts[request] for request in wanted]) if wanted else ()
-        for request, guess in zip(wanted, guesses):
-            num_blocks = len(request.sequences[0].table.blocks)
-            if copies := self._schedule_draft(plan, request.sequences[0], guess[: counts[request]]):
-                self._drafts.append(Draft(request, rows[request], copies, num_blocks))
+        sequences = [request.sequences[0] for request in wanted]
+        guesses = self.drafter.draft(sequences, [counts[request] for request in wanted]) if wanted else ()
+        for request, sequence, guess in zip(wanted, sequences, guesses):
+            num_blocks = len(sequence.table.blocks)
+            if copies := self._schedule_draft(plan, sequence, guess[: counts[request]]):
+                self._drafts.append(Draft(request, sequence, rows[request], copies, num_blocks))
 
     def _most(self, request: Request, share: int) -> int:
         """Tokens that a draft may have; the sample after the last of them must still fit the request."""
@@ -147,8 +148,7 @@ class SpeculativeScheduler(FCFSScheduler):
         failures = []
         for draft, found in zip(drafts, answers):
             try:
-                if not draft.request.is_finished:
-                    self._settle(plan, draft, found)
+                self._settle(plan, draft, found)
             except BaseException as failure:
                 failures.append(failure)
                 if not draft.request.is_finished:
@@ -161,8 +161,7 @@ class SpeculativeScheduler(FCFSScheduler):
 
     def _settle(self, plan: StepPlan, draft: Draft, samples: SequenceOf[Sample]) -> None:
         """Append the samples after right tokens, and give back what wrong ones took."""
-        request, num_right = draft.request, 0
-        (sequence,) = request.sequences
+        request, sequence, num_right = draft.request, draft.sequence, 0
         for copy, sample in zip(draft.copies, samples):
             if request.is_finished or sequence.token_ids[-1] != copy.token_ids[-1] or not _is_valid(sample):
                 break
@@ -179,7 +178,7 @@ class SpeculativeScheduler(FCFSScheduler):
             table.use_slots(num_tokens)
         found = {"tokens": len(draft.copies), "right": num_right}
         plan.events.append(Event("drafted", request.request_id, found))
-        # At most one more than half of the next draft is beyond what was right: bad guesses soon cost one row.
+        # As many as were right, and as many again: where guesses are wrong, a step soon has one row more.
         self._lengths[request] = min(2 * num_right + 1, self.num_speculative_tokens)
 
 

@@ -32,7 +32,7 @@ MOST_VALUES = 1000
 WITHOUT_EFFECT = (
     *("attention_backend", "enable_cuda_graphs", "dtype", "revision"),
     *("device", "quantization", "trust_remote_code", "generation_config", "disable_log_stats"),
-    *("tensor_parallel_size", "pipeline_parallel_size"),
+    *("tensor_parallel_size", "pipeline_parallel_size", "num_speculative_tokens", "speculative_model"),
 )
 
 

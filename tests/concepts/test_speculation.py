@@ -1,15 +1,16 @@
-"""Speculative decoding: drafts change the number of steps, and never the text (Leviathan et al., arXiv 2211.17192)."""
+"""Speculative decoding (Leviathan et al., arXiv 2211.17192): drafts change the steps, and never the text."""
 
 from __future__ import annotations
 
 import math
 from array import array
+from types import SimpleNamespace
 
 import pytest
 
 from minipaged import BeamSearchParams, SamplingParams
-from minipaged.components import Components
-from minipaged.config import ConfigError
+from minipaged.components import Components, build_scheduler
+from minipaged.config import ConfigError, EngineConfig
 from minipaged.decoding.speculation import MOST_ROWS, PromptLookup
 from minipaged.scheduling import FCFSScheduler, Sample, StepResult
 from tests.engine.guesses import Foresight, Script
@@ -54,8 +55,8 @@ def drafted(engine):
 
 
 def test_the_example_of_lesson_15():
-    """Ten tokens with a draft of four, of which two are right: the sequence grows by three in one step, and the
-    third block goes back. Catches a wrong token that is kept, and a right sample after it that is lost."""
+    """Ten tokens with a draft of four, of which two are right: the sequence grows by three in one step, and
+    the third block goes back. Catches a wrong token that is kept, and a right one that is lost."""
     prompt = [3, 1, 4, 1, 5]
     was, a, little, *_ = expected([*prompt], 4)[1:]
     engine = drafting(Script([was, a, little + 1, 9]))
@@ -64,7 +65,9 @@ def test_the_example_of_lesson_15():
     (sequence,) = request.sequences
     assert len(sequence.token_ids) == 6
     seen = []
-    engine.on_planned.append(lambda plan: seen.append((sequence.table.num_tokens, len(sequence.table.blocks))))
+    engine.on_planned.append(
+        lambda plan: seen.append((sequence.table.num_tokens, len(sequence.table.blocks)))
+    )
     engine.step()
     assert seen == [(10, 3)]  # six tokens and four drafted ones, in blocks of four
     assert sequence.output_token_ids[1:] == [was, a, little]
@@ -199,7 +202,9 @@ def test_a_stop_token_or_the_length_ends_a_text_inside_a_draft(place):
     stop = tokens[place]
     first = tokens.index(stop)
     engine = drafting(Foresight(1.0))
-    stopped = engine.add_request("a", range(7), SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[stop]))
+    stopped = engine.add_request(
+        "a", range(7), SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[stop])
+    )
     cut = engine.add_request("b", range(7), SamplingParams(temperature=0, max_tokens=place))
     run(engine)
     assert outputs(stopped) == [tokens[: first + 1]]
@@ -245,7 +250,7 @@ def test_a_failed_step_leaves_nothing_of_its_drafts(monkeypatch):
 
 
 def test_a_guess_after_which_the_model_says_nothing_costs_nobody_a_request(monkeypatch):
-    """Logits that are not finite behind a guess: the guess was wrong. Behind the text itself: the request fails."""
+    """Logits that are not finite behind a guess count as a wrong guess."""
     engine = drafting(Foresight(1.0))
     request = engine.add_request("r", range(7), GREEDY)
     execute = engine.executor.execute
@@ -253,7 +258,9 @@ def test_a_guess_after_which_the_model_says_nothing_costs_nobody_a_request(monke
     def invalid_after_drafts(plan):
         valid = execute(plan).samples
         invalid = [Sample([0], [math.nan])] * (len(valid) - len(plan.sampling))
-        return StepResult([*valid[: len(plan.sampling)], *invalid], errors={"r": "not finite"} if invalid else None)
+        return StepResult(
+            [*valid[: len(plan.sampling)], *invalid], errors={"r": "not finite"} if invalid else None
+        )
 
     monkeypatch.setattr(engine.executor, "execute", invalid_after_drafts)
     assert run(engine) > 9  # (one token a step, or two: the sample before the invalid one counts)
@@ -300,18 +307,16 @@ def test_an_error_while_a_draft_is_settled_ends_its_request_and_no_other(monkeyp
 )
 def test_prompt_lookup(text, count, guess):
     """What followed the last tokens where they stood before."""
-    assert PromptLookup().draft([array("i", text)], [count]) == [guess]
+    assert PromptLookup().draft([SimpleNamespace(token_ids=array("i", text))], [count]) == [guess]
 
 
 def test_what_cannot_draft_is_refused():
     """Layers whose state cannot go back, and a scheduler that knows no drafts."""
     model = ToyModel()
     model.kept_states = set()
+    config = EngineConfig(num_speculative_tokens=3, block_size=4)
     with pytest.raises(ConfigError, match="num_speculative_tokens is 3, but layers with a recurrent state"):
-        from minipaged.components import build_scheduler
-        from minipaged.config import EngineConfig
-
-        build_scheduler(EngineConfig(num_speculative_tokens=3, block_size=4), model)
+        build_scheduler(config, model)
 
     class Mine(FCFSScheduler):
         pass

@@ -9,6 +9,7 @@ import random
 import sys
 import threading
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -38,6 +39,7 @@ SCENARIOS = {
     "swap": ({"preemption_mode": "swap"}, [GREEDY] * 14),
     "recompute": ({"preemption_mode": "recompute"}, [GREEDY] * 14),
     "n": ({}, [SamplingParams(temperature=1, n=3, seed=5, max_tokens=10, ignore_eos=True)] * 3),
+    "drafts": ({"num_speculative_tokens": 3}, [replace(GREEDY, max_tokens=40)] * 3),
     "beams": ({}, [BeamSearchParams(beam_width=3, max_tokens=8), GREEDY] * 2),
     "structured": (
         {},

@@ -10,7 +10,7 @@ from tests.toy import content, next_tokens
 
 
 class Foresight:
-    """Knows what the toy model says next, and errs on purpose: each token is right with probability `right`."""
+    """Knows what the toy model says next, but errs on purpose: a token is right with probability `right`."""
 
     def __init__(self, right: float = 1.0, vocabulary: int = 50, seed: int = 0) -> None:
         self.right = right
@@ -18,10 +18,10 @@ class Foresight:
         self.rng = random.Random(seed)
         self.asked: list[int] = []  # lengths of the drafts that were asked for
 
-    def draft(self, texts: Sequence[array], counts: Sequence[int]) -> list[list[int]]:
+    def draft(self, sequences, counts: Sequence[int]) -> list[list[int]]:
         """See `Drafter`."""
         self.asked += counts
-        return [self._continue(text, count) for text, count in zip(texts, counts)]
+        return [self._continue(s.token_ids, count) for s, count in zip(sequences, counts)]
 
     def _continue(self, text: array, count: int) -> list[int]:
         tokens = list(text)
@@ -38,6 +38,6 @@ class Script:
     def __init__(self, *guesses: list[int]) -> None:
         self.guesses = list(guesses)
 
-    def draft(self, texts: Sequence[array], counts: Sequence[int]) -> list[list[int]]:
+    def draft(self, sequences, counts: Sequence[int]) -> list[list[int]]:
         """See `Drafter`."""
         return [self.guesses.pop(0)[:count] if self.guesses else [] for count in counts]

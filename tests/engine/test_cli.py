@@ -159,6 +159,8 @@ def test_bench_reports_every_documented_figure(capsys, monkeypatch, tmp_path):
         "itl_ms_p50",
         "itl_ms_p99",
         "preemptions",
+        "draft_tokens",
+        "accepted_tokens",
         "prefix_cache_hit_tokens",
         "peak_kv_blocks",
         "kv_waste",

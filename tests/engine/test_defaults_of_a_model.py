@@ -169,7 +169,8 @@ def test_none_is_no_default_of_a_setting_that_does_not_exist():
         ("data_parallel_size", True),
         ("kv_cache_dtype", "fp8"),
         ("enable_lora", True),
-        ("speculative_config", {"model": "x"}),
+        ("speculative_config", {"method": "eagle", "model": "x"}),
+        ("speculative_config", {"method": "mtp"}),
         ("cpu_offload_gb", 4),
         ("enable_expert_parallel", True),
         ("disable_sliding_window", True),
@@ -182,6 +183,34 @@ def test_settings_of_vllm_that_would_be_ignored_are_refused(name, value):
     ) as error:
         LLM(**{name: value})
     assert "; give" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "model", "count"),
+    [
+        ({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}, None, 5),
+        ({"model": "[ngram]", "num_speculative_tokens": 5}, None, 5),
+        ({"model": "small", "num_speculative_tokens": 3}, "small", 3),
+        ({"method": "draft_model", "model": "small", "num_speculative_tokens": 3}, "small", 3),
+        ('{"method": "ngram", "num_speculative_tokens": 2}', None, 2),
+        ({"method": "ngram"}, None, 4),
+    ],
+)
+def test_speculative_config_is_translated(given, model, count):
+    """Catches a script that asks for drafts, and gets none."""
+    wanted = {"num_speculative_tokens": count, "speculative_model": model}
+    assert own_settings({"speculative_config": given}) == wanted
+    if isinstance(given, dict):
+        short = {"spec_method": given.get("method"), "spec_model": given.get("model")}
+        short["spec_tokens"] = given.get("num_speculative_tokens")
+        assert own_settings(short) == wanted
+
+
+@pytest.mark.parametrize("given", ["ngram", 4, [1]])
+def test_a_speculative_config_that_is_none_is_refused(given):
+    """Catches an error from within, where a dict is wanted."""
+    with pytest.raises(ConfigError, match="speculative_config is"):
+        own_settings({"speculative_config": given})
 
 
 @pytest.mark.parametrize(

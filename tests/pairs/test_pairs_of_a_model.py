@@ -28,6 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "reserve": {"page_growth": "reserve"},
     "tiny_pool": {"num_blocks": TINY},
     "seats": {"max_num_seqs": 4},
+    "speculation": {"num_speculative_tokens": 3},
     "parallel_sampling": {},
     "beams": {},
     "stop_token": {},
@@ -110,5 +111,7 @@ def test_two_features_together_leave_the_greedy_tokens_as_they_are(model, prompt
         assert metrics.num_preemptions > 0
     if "prefix_caching" in features:
         assert metrics.prefix_cache_hits > 0
+    if "speculation" in features:
+        assert metrics.draft_tokens > 0
     if "abort" in features:
         assert metrics.request_success["abort"] == 1

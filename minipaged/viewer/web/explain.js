@@ -12,6 +12,7 @@ export const CONCEPTS = {
   "batch-policies": ["Chunked prefill", "A long prompt is computed in pieces that fill what the decodes of a step leave of its token budget."],
   "prefix-cache": ["Prefix cache", "Full blocks stay findable by their content, so an equal prefix is not computed again; the longest unused is evicted."],
   "parallel-sampling": ["Parallel sampling", "Completions of one prompt share its blocks and copy one only when they write to it."],
+  speculation: ["Speculative decoding", "A step also computes tokens that may follow, and keeps those that the model would have chosen."],
   "beam-search": ["Beam search", "Beams share the blocks of their common beginning; a beam that dies gives back what only it held."],
 };
 
@@ -67,6 +68,9 @@ export function explain({ entry, before, planned, memory }, nameOf) {
       }
     } else if (event.kind === "resumed") {
       tell("admission", "swapping", `${who} is back from host memory: its blocks fit again, and it goes on where it was.`);
+    } else if (event.kind === "drafted") {
+      const right = Number(event.right) || 0;
+      tell("decode", "speculation", `${who}: ${right} of ${plural(Number(event.tokens) || 0, "guessed token")} ${right === 1 ? "was" : "were"} right${right ? ", so the step gave it that many more" : ""}.`);
     } else if (event.kind === "outgrown") {
       tell("end", "preemption", `${who} ends here: it is alone and needs more blocks than the whole pool has.`);
     } else if (event.kind === "snapshot") {
@@ -119,6 +123,7 @@ export function explain({ entry, before, planned, memory }, nameOf) {
   }
 
   const decodes = [];
+  const guesses = new Map(); // name -> tokens
   for (const scheduled of entry.scheduled ?? []) {
     const [request, position, start, number] = scheduled;
     const name = `${request}/${position}`;
@@ -129,11 +134,14 @@ export function explain({ entry, before, planned, memory }, nameOf) {
     const cached = start > 0 && !before.tables.has(name);
     const why = [start > 0 && `what is ${cached ? "cached" : "done"} is left out`, rest && "the step's budget limits the rest"].filter(Boolean);
     const which = `${number === 1 ? `token ${start}` : `tokens ${start} to ${start + number - 1}`}${total ? ` of ${total}` : ""}`;
-    if (isDecode(table, scheduled)) decodes.push(who);
+    if (table && start >= total) guesses.set(who, (guesses.get(who) ?? 0) + 1);
+    else if (isDecode(table, scheduled)) decodes.push(who);
     else if (why.length) tell("prefill", cached && !rest ? "prefix-cache" : "batch-policies", `${begin(who)} computes ${which}: ${why.join(", and ")}.`);
     else tell("prefill", "scheduler", `${begin(who)} computes its prompt: ${plural(number, "token")} in one forward pass.`);
   }
   if (decodes.length) tell("decode", "scheduler", `${beginList(decodes, 6)} ${decodes.length === 1 ? "decodes: one new token" : "decode: one new token each"}.`);
+  for (const [who, number] of guesses)
+    tell("decode", "speculation", `${begin(who)} also computes ${plural(number, "token")} that may follow: if the model would choose the same, the step gives several tokens.`);
 
   if (committed) tellForks(planned, memory, nameOf, tell);
   if (entry.finished?.length)

@@ -1,0 +1,195 @@
+"""A smaller model that guesses what the larger one will say (Leviathan et al., arXiv 2211.17192).
+
+It has a pool of its own, and a block table for each sequence that it follows:
+
+    text     The cat | sat          the table has the K/V of "The cat sat"
+    guess    The cat | sat on it    two steps of the smaller model
+    text     The cat | sat on a     "it" was wrong: `truncate`, then compute "a" and guess on
+
+A guess is drawn with the request's own parameters and with the noise that its own token will be drawn with
+(`decoding/noise.py`), so that the two agree more often than independent draws would.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from minipaged.config import ConfigError, EngineConfig
+from minipaged.decoding.speculation import MOST_ROWS
+from minipaged.execution.executor import Executor
+from minipaged.memory import BlockAllocator, BlockTable
+from minipaged.scheduling import ScheduledSequence, StepPlan
+from minipaged.scheduling.request import Sequence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+POOL_MEMORY = 1 << 30
+"""Bytes of the pool, if the settings do not say."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What the model has read of one sequence."""
+
+    owner: ref[Sequence]
+    table: BlockTable
+    token_ids: array[int] = field(default_factory=lambda: array("i"))  # its text at that time, then guesses
+    num_text: int = 0
+    num_computed: int = 0
+    is_followed: bool = False  # by the draft being made
+
+
+class DraftModel:
+    """A `Drafter` over an executor.
+
+    Args:
+        runner: the smaller model; its tokens mean the same as the larger one's.
+        max_num_batched_tokens: that it computes at once.
+        tokenizer: its own, if it has one.
+    """
+
+    def __init__(self, runner: Executor, max_num_batched_tokens: int, tokenizer: Any = None) -> None:
+        self.runner = runner
+        self.tokenizer = tokenizer
+        self.pool = BlockAllocator(runner.num_blocks)
+        self._chunk = max(1, max_num_batched_tokens // MOST_ROWS)
+        self._readings: dict[int, _Reading] = {}  # by id of the sequence, the least recently used first
+
+    @classmethod
+    def load(cls, name: str, config: EngineConfig) -> DraftModel:
+        """The model of a directory or hub id, for a larger one with these settings.
+
+        Before the larger one, whose pool takes what a GPU has left.
+
+        Raises:
+            ConfigError: it has layers whose state cannot take a wrong token back.
+            ModelLoadError, UnsupportedModelError: as for any model.
+        """
+        from minipaged.execution import loading
+        from minipaged.execution.model_runner import ModelRunner
+
+        own = replace(
+            config,
+            speculative_model=None,
+            num_speculative_tokens=0,
+            num_blocks=None,
+            kv_cache_memory=config.kv_cache_memory or POOL_MEMORY,
+            swap_space=0,
+            max_num_seqs=MOST_ROWS,
+            max_model_len=None,
+            tensor_parallel_size=1,
+            pipeline_parallel_size=1,
+            revision=None,
+        )
+        runner = ModelRunner.load(name, own)
+        if runner.kept_states is not None:
+            raise ConfigError(
+                f"speculative_model is {name!r}, whose recurrent layers cannot take a wrong token back; give "
+                "a model whose layers all attend"
+            )
+        return cls(runner, own.max_num_batched_tokens, loading.load_tokenizer(name, own))
+
+    def guess_for(self, tokenizer: Any, vocab_size: int) -> None:
+        """Guess for a model with this tokenizer (None: it has none) and this many logits.
+
+        Raises ConfigError if the tokens of the two mean something else.
+        """
+        if None not in (tokenizer, self.tokenizer) and tokenizer.get_vocab() != self.tokenizer.get_vocab():
+            raise ConfigError(
+                f"speculative_model is {self.tokenizer.name_or_path!r}, which has other tokens; "
+                "give a smaller model of the same family"
+            )
+        runner: Any = self.runner
+        sampler = runner.sampler
+
+        def sample(logits: Tensor, scheduled: list[ScheduledSequence]) -> Any:
+            # (Vocabularies of a family differ in how far they are padded.)
+            wide = logits.new_full((len(logits), vocab_size), -float("inf"))
+            common = min(vocab_size, logits.shape[1])
+            wide[:, :common] = logits[:, :common]
+            return sampler(wide, scheduled)
+
+        runner.sampler = sample
+
+    def draft(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int]) -> list[list[int]]:
+        """See `Drafter`."""
+        self._forget_ended()
+        copies = [self._follow(sequence, count) for sequence, count in zip(sequences, counts)]
+        for i in range(max(counts, default=0)):
+            guessing = [copy for copy, count in zip(copies, counts) if copy is not None and i < count]
+            if guessing:
+                samples = self._compute([(copy, copy.num_uncomputed_tokens) for copy in guessing], 1)
+                for copy, sample in zip(guessing, samples):
+                    copy.token_ids.append(sample.token_ids[0])
+        return [
+            [] if copy is None else self._remember(sequence, copy)
+            for sequence, copy in zip(sequences, copies)
+        ]
+
+    def _remember(self, sequence: Sequence, copy: Sequence) -> list[int]:
+        """Keep what was read of a sequence. Returns the guess."""
+        reading, num_text = self._readings[id(sequence)], len(sequence.token_ids)
+        reading.token_ids, reading.num_text = copy.token_ids, num_text
+        reading.num_computed = copy.num_computed_tokens
+        return list(copy.token_ids[num_text:])
+
+    def _forget_ended(self) -> None:
+        for key, reading in list(self._readings.items()):
+            reading.is_followed = False
+            owner = reading.owner()
+            if owner is None or owner.request.is_finished:
+                self._readings.pop(key).table.free()
+
+    def _follow(self, sequence: Sequence, count: int) -> Sequence | None:
+        """A copy of the sequence over a table of this pool, with at least the newest token uncomputed; None
+        if the model cannot read so far, or the pool has no blocks."""
+        text, runner = sequence.token_ids, self.runner
+        if len(text) + count > runner.max_model_len:
+            return None
+        reading = self._readings.pop(id(sequence), None)
+        if reading is None:
+            reading = _Reading(ref(sequence), BlockTable(self.pool, runner.block_size))
+        self._readings[id(sequence)] = reading  # the most recently used
+        known = reading.num_text
+        while known < min(len(text), len(reading.token_ids)) and text[known] == reading.token_ids[known]:
+            known += 1
+        copy = Sequence(sequence.request, text[:], reading.table, sequence.index)
+        copy.num_computed_tokens = min(known, reading.num_computed, len(text) - 1)
+        reading.table.truncate(copy.num_computed_tokens)
+        if max(text[copy.num_computed_tokens :]) >= runner.vocab_size or not self._make_room(copy, count):
+            return None
+        reading.is_followed = True
+        while copy.num_uncomputed_tokens > self._chunk:
+            self._compute([(copy, self._chunk)], 0)
+        return copy
+
+    def _make_room(self, copy: Sequence, count: int) -> bool:
+        """Let the sequences that were not followed for longest go, until there are blocks for a draft."""
+        needed = copy.table.blocks_to_append(copy.num_uncomputed_tokens + count - 1)
+        for reading in self._readings.values():
+            if needed <= self.pool.num_free:
+                break
+            if not reading.is_followed and reading.table is not copy.table:
+                reading.table.free()
+                reading.num_computed = 0
+        if needed > self.pool.num_free:
+            return False
+        copy.table.preallocate(needed)
+        return True
+
+    def _compute(self, chunks: list[tuple[Sequence, int]], num_candidates: int) -> list[Any]:
+        """One step: so many tokens of each."""
+        scheduled = []
+        for copy, count in chunks:
+            start = copy.num_computed_tokens
+            copy.table.append(count)
+            scheduled.append(ScheduledSequence(copy, start, count, num_candidates))
+        result = self.runner.execute(StepPlan(0, scheduled))
+        for copy, count in chunks:
+            copy.num_computed_tokens += count
+        return result.samples

@@ -1,0 +1,164 @@
+"""Drafts with real models: texts, log-probabilities and ends are those of a run without."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from minipaged import LLM, BeamSearchParams, SamplingParams, pocket_model
+from minipaged.config import ConfigError
+from tests.engine.conftest import make_llm
+
+PROMPTS = [
+    "Once upon a time",
+    "The robot said: I am a robot. The robot said: I am",
+    "A cat and a dog. A cat and a dog. A cat",
+    "The sun",
+]
+SMALL = {"num_blocks": 256, "max_model_len": 256, "disable_log_stats": True}
+
+
+@pytest.fixture(scope="module")
+def plain() -> LLM:
+    return LLM(**SMALL)
+
+
+@pytest.fixture(scope="module")
+def looking_up() -> LLM:
+    return LLM(**SMALL, num_speculative_tokens=5)
+
+
+@pytest.fixture(scope="module")
+def blurred(tmp_path_factory) -> Path:
+    """The embedded model with noise on its weights: it says something else now and then."""
+    path = Path(shutil.copytree(pocket_model.PATH, tmp_path_factory.mktemp("draft") / "model"))
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(path / "model.safetensors")
+    noise = torch.Generator().manual_seed(0)
+    for name, weight in weights.items():
+        weights[name] = weight + 0.3 * weight.float().std() * torch.randn(weight.shape, generator=noise)
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+@pytest.fixture(scope="module")
+def drafting(blurred) -> LLM:
+    return LLM(**SMALL, num_speculative_tokens=4, speculative_model=str(blurred))
+
+
+def drafts(llm: LLM) -> tuple[int, int]:
+    """Tokens drafted so far, and how many of them were right."""
+    return llm.engine.metrics.draft_tokens, llm.engine.metrics.accepted_tokens
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, max_tokens=60),
+        SamplingParams(temperature=0.8, seed=3, max_tokens=60),
+        SamplingParams(temperature=1.3, seed=7, top_p=0.9, top_k=40, min_p=0.01, max_tokens=60),
+        SamplingParams(temperature=0, repetition_penalty=1.2, frequency_penalty=0.5, max_tokens=60),
+        SamplingParams(temperature=0, no_repeat_ngram_size=4, max_tokens=60),
+        SamplingParams(temperature=0, stop=["robot", "dog and"], max_tokens=60),
+        SamplingParams(temperature=0, bad_words=["the"], min_tokens=30, max_tokens=60),
+        SamplingParams(temperature=0, ignore_eos=True, max_tokens=150),
+        SamplingParams(temperature=0.7, seed=1, logit_bias={5: 3.0}, max_tokens=40),
+    ],
+    ids=["greedy", "seed", "filters", "penalties", "ngrams", "stop", "words", "past_eos", "bias"],
+)
+@pytest.mark.parametrize("way", ["looking_up", "drafting"])
+def test_texts_are_the_same_whatever_the_parameters(plain, way, params, request):
+    """Catches a row that is drawn with another row's penalties, noise or number of tokens."""
+    llm = request.getfixturevalue(way)
+    before = drafts(llm)
+    got, wanted = llm.generate(PROMPTS, params), plain.generate(PROMPTS, params)
+    assert [o.outputs[0].token_ids for o in got] == [o.outputs[0].token_ids for o in wanted]
+    assert [o.outputs[0].text for o in got] == [o.outputs[0].text for o in wanted]
+    assert [o.outputs[0].finish_reason for o in got] == [o.outputs[0].finish_reason for o in wanted]
+    assert drafts(llm)[0] > before[0]
+    llm.engine.check_invariants()
+
+
+def test_log_probabilities_come_with_every_token(plain, looking_up):
+    """Catches tokens of a draft without their report."""
+    params = SamplingParams(temperature=0, max_tokens=40, logprobs=2)
+    for got, wanted in zip(looking_up.generate(PROMPTS, params), plain.generate(PROMPTS, params)):
+        (mine,), (theirs,) = got.outputs, wanted.outputs
+        assert [list(top) for top in mine.logprobs] == [list(top) for top in theirs.logprobs]
+        assert mine.cumulative_logprob == pytest.approx(theirs.cumulative_logprob, abs=1e-3)
+
+
+def test_a_stream_gives_the_text_of_generate(looking_up, plain):
+    """Catches pieces that are lost when a step gives several tokens."""
+    params = SamplingParams(temperature=0, max_tokens=60)
+    for prompt in PROMPTS:
+        assert "".join(looking_up.stream(prompt, params)) == plain.generate(prompt, params)[0].outputs[0].text
+
+
+def test_everybody_else_in_the_batch_decodes_as_ever(looking_up, plain):
+    """Beams, samples and a grammar beside a request with drafts."""
+    params = [
+        SamplingParams(temperature=0, max_tokens=40),
+        BeamSearchParams(beam_width=3, max_tokens=20),
+        SamplingParams(n=3, seed=1, max_tokens=20),
+        SamplingParams(temperature=0, max_tokens=40),
+    ]
+    got, wanted = looking_up.generate(PROMPTS, params), plain.generate(PROMPTS, params)
+    assert [[c.token_ids for c in o.outputs] for o in got] == [
+        [c.token_ids for c in o.outputs] for o in wanted
+    ]
+
+
+def test_a_draft_model_draws_with_the_noise_of_the_draw_it_guesses(plain):
+    """The same model as its own draft model is always right, at any temperature. (With noise of its own, at
+    temperature 1, about one guess in two.)"""
+    llm = LLM(**SMALL, num_speculative_tokens=4, speculative_model=str(pocket_model.PATH))
+    params = SamplingParams(temperature=1.0, max_tokens=60)
+    llm.generate(PROMPTS, params)
+    drafted, right = drafts(llm)
+    assert right > 0.97 * drafted  # (behind an end token, a guess counts as wrong)
+
+
+def test_noise_in_its_weights_makes_a_draft_model_err_now_and_then(drafting):
+    """What the other tests of it rest on."""
+    drafting.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
+    drafted, right = drafts(drafting)
+    assert 0.2 * drafted < right < 0.95 * drafted
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_rows_of_one_draft_share_a_table_in_every_kernel(model, prompts, expected, backend, block_size):
+    """Catches attention that takes two rows over one table for two sequences that begin alike."""
+    llm = make_llm(model, attention_backend=backend, block_size=block_size, num_speculative_tokens=6)
+    doubled = [2 * prompt[:40] for prompt in prompts[:8]]
+    llm_plain = make_llm(model, attention_backend=backend, block_size=block_size)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    given = [{"prompt_token_ids": prompt} for prompt in doubled]
+    got, wanted = llm.generate(given, params), llm_plain.generate(given, params)
+    assert [o.outputs[0].token_ids for o in got] == [o.outputs[0].token_ids for o in wanted]
+    assert drafts(llm)[1] > 0
+    assert [
+        o.outputs[0].token_ids
+        for o in llm.generate([{"prompt_token_ids": prompt} for prompt in prompts[:8]], params)
+    ] == expected[:8]
+
+
+def test_a_draft_model_that_cannot_guess_for_this_one_is_refused(tmp_path):
+    """Catches guesses in another vocabulary, each of which would be wrong."""
+    other = Path(shutil.copytree(pocket_model.PATH, tmp_path / "other"))
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    words["ar"], words["is"] = words["is"], words["ar"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(
+        ConfigError, match=r"speculative_model is .*, which has other tokens; give a smaller model"
+    ):
+        LLM(**SMALL, num_speculative_tokens=2, speculative_model=str(other))
+    with pytest.raises(ConfigError, match="num_speculative_tokens is 0; give how many"):
+        LLM(**SMALL, speculative_model=str(other))
