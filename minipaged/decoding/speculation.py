@@ -106,14 +106,15 @@ class SpeculativeScheduler(FCFSScheduler):
             if can_draft(request):
                 rows[request] = row
             row += len(request.sequences)
-        counts = {request: self._most(request, spare // len(rows)) for request in rows}
+        counts = {request: self._most(request, math.ceil(spare / len(rows))) for request in rows}
         wanted = [request for request in rows if counts[request] > 0]
         sequences = [request.sequences[0] for request in wanted]
         guesses = self.drafter.draft(sequences, [counts[request] for request in wanted]) if wanted else ()
         for request, sequence, guess in zip(wanted, sequences, guesses):
             num_blocks = len(sequence.table.blocks)
-            if copies := self._schedule_draft(plan, sequence, guess[: counts[request]]):
+            if copies := self._schedule_draft(plan, sequence, guess[: min(spare, counts[request])]):
                 self._drafts.append(Draft(request, sequence, rows[request], copies, num_blocks))
+                spare -= len(copies)
 
     def _most(self, request: Request, share: int) -> int:
         """Tokens that a draft may have; the sample after the last of them must still fit the request."""
