@@ -18,6 +18,7 @@ from minipaged.config import ConfigError, EngineConfig, config_from
 from minipaged.conversations import Message, Tool, as_prompt, conversations_of
 from minipaged.decoding.checks import ParamsError
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
+from minipaged.decoding.speculation import PromptLookup
 from minipaged.engine import Engine
 from minipaged.engine_turns import EngineTurns
 from minipaged.execution.executor import Executor
@@ -77,6 +78,8 @@ class LLM:
         if use and components is not None:
             raise ConfigError("use and components are both given; give only one of them")
         components = components or components_from(use or {})
+        if self.config.speculative_model is not None and components.drafter is not PromptLookup:
+            raise ConfigError("speculative_model and a drafter are both given; give only one of them")
         name = str(model if model is not None else pocket_model.PATH)
         defaults: dict[str, Any] = {}
         if isinstance(tokenizer, str | Path):

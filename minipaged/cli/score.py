@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from minipaged.simulation.score import Marks
 
 CAPSTONE = "13"
-IDLE = ("parallel_sampling", "beam_search", "paged_attention")
+IDLE = ("parallel_sampling", "beam_search", "drafter", "paged_attention")
 """Concepts that the workloads never call: their requests follow a script, without a model."""
 
 LEAST_SECONDS, TIMES_AS_LONG = 60, 20

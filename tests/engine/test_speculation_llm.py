@@ -162,3 +162,20 @@ def test_a_draft_model_that_cannot_guess_for_this_one_is_refused(tmp_path):
         LLM(**SMALL, num_speculative_tokens=2, speculative_model=str(other))
     with pytest.raises(ConfigError, match="num_speculative_tokens is 0; give how many"):
         LLM(**SMALL, speculative_model=str(other))
+
+
+def test_a_drafter_of_ones_own_guesses_in_the_running_engine(plain):
+    """`use={"drafter": ...}`, as for every concept; beside a draft model it would be ignored."""
+
+    class Echo:
+        def draft(self, sequences, counts):
+            return [list(s.token_ids[-1:]) * count for s, count in zip(sequences, counts)]
+
+    llm = LLM(**SMALL, num_speculative_tokens=2, use={"drafter": Echo})
+    params = SamplingParams(temperature=0, max_tokens=30)
+    assert (
+        llm.generate(PROMPTS, params)[1].outputs[0].text == plain.generate(PROMPTS, params)[1].outputs[0].text
+    )
+    assert drafts(llm)[0] > 0
+    with pytest.raises(ConfigError, match="speculative_model and a drafter are both given"):
+        LLM(**SMALL, num_speculative_tokens=2, speculative_model="small", use={"drafter": Echo})

@@ -811,3 +811,42 @@ def test_an_admission_that_is_charged_wrongly_is_told(answer, told):
     kv = watched("kv_manager", Wrong)(memory.BlockAllocator(8), 4, memory.OnDemand())
     with pytest.raises(ContractError, match=f"kv_manager: admission_charge of 3 cached blocks .*{told}"):
         kv.admission_charge({1, 2, 3}, 20, 12)
+
+
+class Guesser:
+    """Guesses what it is told to."""
+
+    guesses = ()
+
+    def draft(self, sequences, counts):
+        return self.guesses
+
+
+@pytest.mark.parametrize(
+    ("guesses", "told"),
+    [
+        ([], r"draft returned \[\] for 1 sequences; give a list of as many lists"),
+        (None, r"draft returned None for 1 sequences"),
+        ([[1, 2, 3]], r"draft guessed \[1, 2, 3\] where 2 tokens were asked for"),
+        ([[-1]], r"draft guessed \[-1\] where 2"),
+        ([["a"]], r"draft guessed \['a'\] where 2"),
+    ],
+)
+def test_a_drafter_that_guesses_too_much_or_nothing_sensible_is_told(guesses, told):
+    """Catches a token id that fails in the model's embeddings, far from the drafter."""
+    drafter = watched("drafter", type("Mine", (Guesser,), {"guesses": guesses}))()
+    with pytest.raises(ContractError, match=f"drafter: {told}"):
+        drafter.draft([SimpleNamespace(token_ids=[5])], [2])
+
+
+def test_a_drafter_may_only_read():
+    """Catches a guess that is appended to the text itself."""
+
+    class Writer:
+        def draft(self, sequences, counts):
+            sequences[0].token_ids.append(3)
+            return [[3]]
+
+    drafter = watched("drafter", Writer)()
+    with pytest.raises(ContractError, match="drafter: draft changed a sequence; only read it"):
+        drafter.draft([SimpleNamespace(token_ids=[5])], [2])

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from minipaged.decoding.speculation import Drafter
 from minipaged.learn.contracts.allocator import AllocatorContract
 from minipaged.learn.contracts.block_table import BlockTableContract
 from minipaged.learn.contracts.kv_manager import watch_kv_manager
@@ -16,6 +17,7 @@ from minipaged.learn.contracts.paged_attention import check_paged_attention, wat
 from minipaged.learn.contracts.policies import (
     BatchPolicyContract,
     DecodingMethodContract,
+    DrafterContract,
     PageGrowthContract,
     PreemptionContract,
 )
@@ -71,6 +73,7 @@ CONCEPTS = {
         ("preemption", "scheduling.preemption:Recompute Swap Auto", PreemptionPolicy, PreemptionContract),
         ("parallel_sampling", "decoding.methods:SamplingMethod", DecodingMethod, DecodingMethodContract),
         ("beam_search", "decoding.beam_search:BeamSearch", DecodingMethod, DecodingMethodContract),
+        ("drafter", "decoding.speculation:PromptLookup", Drafter, DrafterContract),
         ("paged_attention", "kernels.reference.attention:paged_attention", None, watch_paged_attention),
     )
 }

@@ -1,4 +1,4 @@
-"""The contracts of page growth, batch and preemption policies and decoding methods (paper, 4.3 to 4.5)."""
+"""The contracts of page growth, policies and decoding methods (paper, 4.3 to 4.5), and of drafters."""
 
 from __future__ import annotations
 
@@ -155,3 +155,30 @@ class DecodingMethodContract(Watcher):
         told = f"rank({request.request_id}) returned none of {len(request.completions)} completions"
         self.require(bool(ranked or not request.completions), told)
         return ranked
+
+
+class DrafterContract(Watcher):
+    """Guesses how texts go on, made by `cls()`; see `decoding.speculation.Drafter`.
+
+    1. There is one guess per sequence, empty or of at most as many token ids as were asked for.
+    2. The sequences are left as they are.
+    """
+
+    def draft(
+        self, sequences: SequenceOf[TokenSequence], counts: SequenceOf[int]
+    ) -> SequenceOf[SequenceOf[int]]:
+        """Rules 1 and 2."""
+        before = [list(sequence.token_ids) for sequence in sequences]
+        guesses = self._call("draft", list(sequences), list(counts))
+        self.require(
+            [list(s.token_ids) for s in sequences] == before, "draft changed a sequence; only read it"
+        )
+        told = f"draft returned {short(guesses)} for {len(counts)} sequences; give a list of as many lists"
+        self.require(isinstance(guesses, list | tuple) and len(guesses) == len(counts), told)
+        for guess, count in zip(guesses, counts):
+            told = (
+                f"draft guessed {short(guess)} where {count} tokens were asked for; give at most so many ids"
+            )
+            is_guess = isinstance(guess, SequenceOf) and all(type(t) is int and t >= 0 for t in guess)
+            self.require(is_guess and len(guess) <= count, told)
+        return guesses
