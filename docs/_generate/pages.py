@@ -35,6 +35,7 @@ PAGE_OF = {
     "minipaged/scheduling/policies.py": "concepts/batch-policies.md",
     "minipaged/decoding/methods.py": "concepts/parallel-sampling.md",
     "minipaged/decoding/beam_search.py": "concepts/beam-search.md",
+    "minipaged/decoding/speculation.py": "concepts/speculation.md",
     "kernels/reference/attention.py": "concepts/paged-attention.md",
     "docs/architecture.md": "architecture.md",
     "docs/benchmarks/cpu_kernels.md": "cpu-kernels.md",
