@@ -12,19 +12,9 @@ from typing import Annotated, Any
 from rich.console import Console
 from typer import Exit, Option
 
+from minipaged.cli import sampling
 from minipaged.cli.conversation import PLAIN_STOP, PLAIN_TEMPLATE, Conversation, Turn
 from minipaged.cli.options import Model, Use, load
-from minipaged.cli.sampling import (
-    FrequencyPenalty,
-    MinP,
-    PresencePenalty,
-    RepetitionPenalty,
-    Stop,
-    TopK,
-    TopP,
-    samples,
-    set_values,
-)
 from minipaged.cli.wrapping import wrap_for_output
 from minipaged.scheduling import RequestTooLongError
 from minipaged.text_io import read_text
@@ -53,18 +43,18 @@ def chat(
         int | None, Option(help="Maximum tokens per answer. [default: as many as fit]")
     ] = None,
     temperature: Annotated[float, Option(help="0 means greedy decoding.")] = 0.0,
-    top_p: TopP = 1.0,
-    top_k: TopK = 0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    presence_penalty: PresencePenalty = 0.0,
-    frequency_penalty: FrequencyPenalty = 0.0,
-    stop: Stop = None,
+    top_p: sampling.TopP = 1.0,
+    top_k: sampling.TopK = 0,
+    min_p: sampling.MinP = 0.0,
+    repetition_penalty: sampling.RepetitionPenalty = 1.0,
+    presence_penalty: sampling.PresencePenalty = 0.0,
+    frequency_penalty: sampling.FrequencyPenalty = 0.0,
+    stop: sampling.Stop = None,
     use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
     """Chat with a model; type /help there."""
-    given = set_values(
+    given = sampling.set_values(
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -75,7 +65,7 @@ def chat(
         stop=stop,
     )
     given["max_tokens"] = max_tokens  # (None is a value)
-    samples(given)
+    sampling.samples(given)
     template = None if chat_template is None else read_text("chat template", chat_template)
     if template is not None and not template.strip():
         raise ValueError(
@@ -91,7 +81,7 @@ def chat(
         notes.print("The model has no chat template; turns are marked User: and Assistant:.", style="dim")
         llm.tokenizer.chat_template = PLAIN_TEMPLATE
         given["stop"] = (*given.get("stop", ()), *PLAIN_STOP)
-    conversation = Conversation(llm, samples(given), system)
+    conversation = Conversation(llm, sampling.samples(given), system)
     with _line_editing():
         if not Chat(conversation, notes).run():
             raise Exit(1)

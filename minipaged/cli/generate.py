@@ -15,22 +15,8 @@ from rich.panel import Panel
 from rich.table import Table
 from typer import Argument, Exit, Option
 
+from minipaged.cli import sampling
 from minipaged.cli.options import AsJson, Model, Use, load
-from minipaged.cli.sampling import (
-    FrequencyPenalty,
-    IgnoreEos,
-    MinP,
-    MinTokens,
-    PresencePenalty,
-    RepetitionPenalty,
-    Stop,
-    StopTokenId,
-    TopK,
-    TopP,
-    decoding_params,
-    set_values,
-    structured,
-)
 from minipaged.cli.streams import read_standard_input
 from minipaged.cli.wrapping import wrap_for_output
 from minipaged.decoding.params import ParamsError, SamplingParams
@@ -67,21 +53,21 @@ def generate(
     temperature: Annotated[
         float | None, Option(help="0 means greedy decoding. [default: 0; 1 if --n > 1]")
     ] = None,
-    top_p: TopP = 1.0,
-    top_k: TopK = 0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    presence_penalty: PresencePenalty = 0.0,
-    frequency_penalty: FrequencyPenalty = 0.0,
+    top_p: sampling.TopP = 1.0,
+    top_k: sampling.TopK = 0,
+    min_p: sampling.MinP = 0.0,
+    repetition_penalty: sampling.RepetitionPenalty = 1.0,
+    presence_penalty: sampling.PresencePenalty = 0.0,
+    frequency_penalty: sampling.FrequencyPenalty = 0.0,
     n: Annotated[int, Option("--n", help="Completions per prompt.")] = 1,
     beam_width: Annotated[int | None, Option(help="Use beam search with this many beams.")] = None,
     length_penalty: Annotated[
         float | None, Option(help="For beam search: values above 0 favour long texts. [default: 1]")
     ] = None,
-    stop: Stop = None,
-    stop_token_id: StopTokenId = None,
-    min_tokens: MinTokens = 0,
-    ignore_eos: IgnoreEos = False,
+    stop: sampling.Stop = None,
+    stop_token_id: sampling.StopTokenId = None,
+    min_tokens: sampling.MinTokens = 0,
+    ignore_eos: sampling.IgnoreEos = False,
     logprobs: Annotated[
         int | None, Option(help="Show each token's log-probability, and those of this many likeliest tokens.")
     ] = None,
@@ -110,7 +96,7 @@ def generate(
     prompts = prompts or [DEFAULT_PROMPT]
     for text in prompts:
         split_prompt(text)
-    given = set_values(
+    given = sampling.set_values(
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,
@@ -124,9 +110,9 @@ def generate(
         min_tokens=min_tokens,
         ignore_eos=ignore_eos,
         logprobs=logprobs,
-        structured_outputs=structured(json_schema, regex, choice),
+        structured_outputs=sampling.structured(json_schema, regex, choice),
     )
-    params = decoding_params(given, n, beam_width, length_penalty)
+    params = sampling.decoding_params(given, n, beam_width, length_penalty)
     if stream:
         several = {
             "--json": as_json,
