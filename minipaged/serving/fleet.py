@@ -1,8 +1,4 @@
-"""Replicas as processes on this machine: started, watched, restarted when they die, and ended.
-
-A replica lives as long as its standard input is open: however the router ends, the system closes it, and the
-replica exits (as ranks do, `execution/distributed/launch.py`).
-"""
+"""Replicas as processes on this machine: started, watched, restarted when they die, ended with the router."""
 
 from __future__ import annotations
 
@@ -10,9 +6,7 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,10 +15,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
+from minipaged.child_process import how_it_ended, start
 from minipaged.serving.exchange import Replica
 from minipaged.serving.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
+
+REPLICA = "minipaged.serving.replica"
 
 PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 """Seconds before a replica is started again, by how often in a row it died before it could serve."""
@@ -54,9 +51,7 @@ class ReplicaProcess(Replica):
         super().__init__(number, is_up=False, num_starts=0)
         self._report = folder / f"replica{number}.json"
         self._job = {**job, "number": number, "report": str(self._report)}
-        root = str(Path(__file__).parents[2])
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        self._environment = {"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONPATH": path}
+        self._environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
         self._process: subprocess.Popen[bytes] | None = None
         self._num_failures = 0  # in a row
         self._ill_since: float | None = None
@@ -65,16 +60,8 @@ class ReplicaProcess(Replica):
         """Start the process; it reports when it can serve."""
         self._report.unlink(missing_ok=True)
         self.num_starts += 1
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "minipaged.serving.replica"],
-            stdin=subprocess.PIPE,
-            env=self._environment,
-            start_new_session=True,  # Ctrl-C is for the router
-        )
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it is dead, which is noticed
-            self._process.stdin.write(json.dumps(self._job).encode() + b"\n")
-            self._process.stdin.flush()
+        # (In a session of its own, because Ctrl-C is for the router.)
+        self._process = start(REPLICA, self._job, self._environment, start_new_session=True)
 
     def has_reported(self) -> bool:
         """Whether it serves, at `url`. Raises ReplicaError if it never will."""
@@ -87,7 +74,7 @@ class ReplicaProcess(Replica):
             self.url = f"http://127.0.0.1:{told['port']}"
         if code is not None:
             raise ReplicaError(
-                f"replica {self.number} {_ended(code)} before it could serve; see its log above"
+                f"replica {self.number} {how_it_ended(code)} before it could serve; see its log above"
             )
         return has_report
 
@@ -109,7 +96,7 @@ class ReplicaProcess(Replica):
 
     async def _start_again(self, code: int) -> None:
         pause = PAUSES[min(self._num_failures, len(PAUSES) - 1)]
-        logger.error("Replica %d %s; restarting it in %g s", self.number, _ended(code), pause)
+        logger.error("Replica %d %s; restarting it in %g s", self.number, how_it_ended(code), pause)
         await asyncio.sleep(pause)
         try:
             self.start()
@@ -200,7 +187,3 @@ class Fleet:
         for replica in self.replicas:
             replica.kill(patience=5.0)
         self._folder.cleanup()
-
-
-def _ended(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"

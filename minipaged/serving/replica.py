@@ -5,21 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
-import sys
-import threading
 from pathlib import Path
 from typing import Any
+
+from minipaged.child_process import read_job
 
 
 def main() -> None:
     """Read the job from standard input and serve until SIGTERM, or until the router ends."""
-    job = json.loads(sys.stdin.readline())
-    folder = Path(job["report"]).parent
-    threading.Thread(target=_leave_with_the_router, args=(folder,), daemon=True).start()
-    from minipaged.environment import prepare_process
-
-    prepare_process()
+    job = read_job("report")
     logging.basicConfig(format=f"replica {job['number']}: %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("minipaged").setLevel(logging.INFO)
     try:
@@ -74,12 +68,6 @@ def _report(job: dict[str, Any], told: dict[str, Any]) -> None:
     draft = report.with_suffix(".draft")
     draft.write_text(json.dumps(told))
     draft.replace(report)
-
-
-def _leave_with_the_router(folder: Path) -> None:
-    sys.stdin.read()
-    shutil.rmtree(folder, ignore_errors=True)  # as the router does, if it can
-    os._exit(0)
 
 
 if __name__ == "__main__":

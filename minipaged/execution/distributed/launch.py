@@ -1,18 +1,14 @@
 """Worker processes of rank 0 on the same machine: started, watched, ended.
 
-A worker lives as long as its standard input is open: however rank 0 ends, the system closes it, and the
-worker exits. Its output goes to a file, whose last lines are reported if it dies.
+The output of a worker goes to a file, whose last lines are reported if it dies.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -20,9 +16,12 @@ from pathlib import Path
 from typing import Any
 from weakref import finalize
 
+from minipaged.child_process import how_it_ended, start
 from minipaged.execution.distributed import RankError
 
 logger = logging.getLogger(__name__)
+
+WORKER = "minipaged.execution.distributed.worker"
 
 LOST_OTHERS = 75
 """Exit code of a worker that lost another rank: not the one to blame."""
@@ -41,26 +40,15 @@ class Workers:
     def __init__(self, count: int, job: dict[str, Any], threads: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="minipaged-ranks-"))
         self.store_file = self.folder / "store"
-        root = str(Path(__file__).parents[3])
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
         self._processes: list[subprocess.Popen[bytes]] = []
         self.stop = finalize(self, _stop, os.getpid(), self._processes, self.folder)
         try:
             for rank in range(1, count + 1):
-                with self._log(rank).open("wb") as log:
-                    process = subprocess.Popen(
-                        [sys.executable, "-m", "minipaged.execution.distributed.worker"],
-                        stdin=subprocess.PIPE,
-                        stdout=log,
-                        stderr=log,
-                        env=environment,
-                    )
-                self._processes.append(process)
-                assert process.stdin is not None
                 own = {**job, "rank": rank, "store": str(self.store_file), "threads": threads}
-                process.stdin.write(json.dumps(own).encode() + b"\n")
-                process.stdin.flush()
+                with self._log(rank).open("wb") as log:
+                    process = start(WORKER, own, environment, stdout=log, stderr=log)
+                self._processes.append(process)
         except BaseException:
             self.stop()
             raise
@@ -86,8 +74,7 @@ class Workers:
         """Which rank has ended, and how; None: they live. (Only looks, so any thread may ask.)"""
         if not (rank := self._guilty()):
             return None
-        code = self._processes[rank - 1].returncode
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        how = how_it_ended(self._processes[rank - 1].returncode)
         *_, last = self._last_lines(rank) or ["its log is empty"]
         return f"rank {rank} {how}: {last.strip()}; the run is lost, build the LLM anew"
 

@@ -1,0 +1,50 @@
+"""Processes that read a job, as JSON, from the first line of standard input, and live as long as it is open:
+however the parent ends, the system closes it, and they exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from minipaged.environment import prepare_process
+
+
+def start(
+    module: str, job: dict[str, Any], environment: dict[str, str], **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start `python -m module`, which calls `read_job`; `options` are those of `Popen`."""
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), environment.get("PYTHONPATH"))))
+    command, variables = [sys.executable, "-m", module], {**environment, "PYTHONPATH": path}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=variables, **options)
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it is dead, which is noticed
+        process.stdin.write(json.dumps(job).encode() + b"\n")
+        process.stdin.flush()
+    return process
+
+
+def read_job(file: str) -> dict[str, Any]:
+    """What this process is to do. When its parent ends, it ends, too, and the folder of `job[file]` goes."""
+    job = json.loads(sys.stdin.readline())
+    threading.Thread(target=_leave, args=(Path(job[file]).parent,), daemon=True).start()
+    prepare_process()
+    return job
+
+
+def _leave(folder: Path) -> None:
+    sys.stdin.read()
+    shutil.rmtree(folder, ignore_errors=True)  # as the parent does, if it can
+    os._exit(0)
+
+
+def how_it_ended(code: int) -> str:
+    """The return code of a process in words."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
