@@ -59,9 +59,8 @@ class BeamSearch:
             elif place < width and self.enters(best_scores, self.normalized(total, num_generated_tokens)):
                 finished.append(branch)
         best_total = live[0].parent.cumulative_logprob + live[0].logprob if live else -math.inf
-        if not live or self.is_done(request, best_scores, best_total, num_generated_tokens):
-            return finished
-        return finished + live
+        is_done = self.is_done(request, best_scores, best_total, num_generated_tokens)
+        return finished if is_done else finished + live
 
     def normalized(self, total: float, num_generated_tokens: int) -> float:
         """The number by which hypotheses are compared: sum(log p) / n ** length_penalty."""

@@ -334,10 +334,6 @@ class BeamSearchParams:
         check.at_most_vocabulary(self, "logprobs", vocab_size)
         check.in_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
 
-    def permitted(self, vocab_size: int) -> set[int]:
-        """Every token."""
-        return set(range(vocab_size))
-
 
 DecodingParams = SamplingParams | BeamSearchParams
 
