@@ -54,18 +54,19 @@ class CostModel:
             pairs = sum(n * (start + (n + 1) / 2) for _, start, n, _ in scheduled)
         seconds = self.host_seconds + len(scheduled) * self.sequence_seconds
         if scheduled:
-            seconds += max(self.weight_seconds, tokens * self.token_seconds)
-            seconds += max(read * self.kv_read_seconds, pairs * self.pair_seconds)
-            seconds += self.reduce_seconds + tokens * self.reduce_token_seconds
+            seconds += self.compute_seconds(tokens, read, pairs)
         seconds += len(plan.copies) * self.block_copy_seconds
         return seconds + self.swap_seconds(len(plan.swap_out) + len(plan.swap_in))
 
+    def compute_seconds(self, tokens: float, read: float, pairs: float) -> float:
+        """Seconds of all layers: products, attention, all-reduces."""
+        seconds = max(self.weight_seconds, tokens * self.token_seconds)
+        seconds += max(read * self.kv_read_seconds, pairs * self.pair_seconds)
+        return seconds + self.reduce_seconds + tokens * self.reduce_token_seconds
+
     def prefill_seconds(self, num_tokens: int) -> float:
         """Seconds to compute a prompt of so many tokens alone, without the host time of a step."""
-        pairs = num_tokens * (num_tokens + 1) / 2
-        seconds = max(self.weight_seconds, num_tokens * self.token_seconds)
-        seconds += max(num_tokens * self.kv_read_seconds, pairs * self.pair_seconds)
-        return seconds + self.reduce_seconds + num_tokens * self.reduce_token_seconds
+        return self.compute_seconds(num_tokens, num_tokens, num_tokens * (num_tokens + 1) / 2)
 
     def swap_seconds(self, num_blocks: int) -> float:
         """Seconds to move so many blocks one way."""

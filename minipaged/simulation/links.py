@@ -74,12 +74,9 @@ class PipelineCosts:
 
     def _compute(self, plan: StepPlan, micro_batches: int) -> float:
         """Seconds of one micro-batch in all layers, if all are of one size."""
-        costs, tokens = self.whole, plan.num_tokens / micro_batches
         read = sum(start + n for _, start, n, _ in plan.scheduled) / micro_batches
         pairs = sum(n * (start + (n + 1) / 2) for _, start, n, _ in plan.scheduled) / micro_batches
-        return max(costs.weight_seconds, tokens * costs.token_seconds) + max(
-            read * costs.kv_read_seconds, pairs * costs.pair_seconds
-        )
+        return self.whole.compute_seconds(plan.num_tokens / micro_batches, read, pairs)
 
 
 def compare(
