@@ -77,10 +77,8 @@ class _Writer(Writer):
         usage = generation.usage.fields if body.wants_usage_so_far else None
         self._chunks = Chunks(self._head, body.wants_usage, PLAIN, usage)
         self._offsets: dict[int, TextOffsets] = {}  # of each choice
-        detokenizer = service.llm.engine.detokenizer
-        if detokenizer is not None and isinstance(generation.params, SamplingParams):
-            detokenizer = detokenizer.skipping(generation.params.skip_special_tokens)
-        self._detokenizer = detokenizer
+        own = service.llm.engine.detokenizer
+        self._detokenizer = own and own.skipping(generation.params.skip_special_tokens)
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """The response."""
