@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from minipaged.decoding.speculation import Drafter
 from minipaged.learn.contracts.allocator import AllocatorContract
 from minipaged.learn.contracts.block_table import BlockTableContract
-from minipaged.learn.contracts.kv_manager import watch_kv_manager
+from minipaged.learn.contracts.kv_manager import KVManagerContract
 from minipaged.learn.contracts.paged_attention import check_paged_attention, watch_paged_attention
 from minipaged.learn.contracts.policies import (
     BatchPolicyContract,
@@ -23,11 +23,14 @@ from minipaged.learn.contracts.policies import (
 )
 from minipaged.learn.contracts.prefix_cache import PrefixCacheContract
 from minipaged.learn.contracts.rules import ContractError, Rules, check_interface
-from minipaged.learn.contracts.scheduler import watch_scheduler
+from minipaged.learn.contracts.scheduler import SchedulerContract
 from minipaged.memory import BlockAllocator, BlockTable, KVManager, PageGrowth, PrefixCache
 from minipaged.scheduling import BatchPolicy, DecodingMethod, FCFSScheduler, PreemptionPolicy
 
 __all__ = ["CONCEPTS", "Concept", "ContractError", "Rules"]
+
+INHERITED = (FCFSScheduler, KVManager)
+"""Of these two a student writes a method or two; no contract could watch all the others."""
 
 
 class Concept(NamedTuple):
@@ -36,7 +39,7 @@ class Concept(NamedTuple):
     name: str  # as in `--use NAME=...` and the fields of `Components`
     own: str  # the project's own, "module:Class Class"; the first stands for the concept
     interface: type | None  # whose methods an override must have; None for paged attention, a function
-    contract: Callable[..., Any]  # a `Watcher`, or (name, override) -> what makes watched objects of it
+    contract: Any  # a `Watcher`, a subclass of an interface that is `INHERITED`, or a function like `watch`
 
     @property
     def originals(self) -> list[Any]:
@@ -49,13 +52,14 @@ class Concept(NamedTuple):
         if self.interface is None:
             return check_paged_attention(self.name, override)
         check_interface(self.name, self.interface, override)
-        # Of these two a student writes a method or two; no contract could watch all the others.
-        for base in (FCFSScheduler, KVManager):
-            if self.interface is base and not issubclass(override, base):
-                raise ContractError(f"{self.name}: {override.__name__} must be a subclass of {base.__name__}")
+        if self.interface in INHERITED and not issubclass(override, self.interface):
+            base = self.interface.__name__
+            raise ContractError(f"{self.name}: {override.__name__} must be a subclass of {base}")
 
     def watch(self, override: Any) -> Callable[..., Any]:
         """What makes watched objects of the override."""
+        if self.interface in INHERITED:  # the checks come before its own methods
+            return type(override.__name__, (self.contract, override), {})
         return getattr(self.contract, "watch", self.contract)(self.name, override)
 
 
@@ -66,8 +70,8 @@ CONCEPTS = {
         ("block_table", "memory.block_table:BlockTable", BlockTable, BlockTableContract),
         ("page_growth", "memory.page_growth:OnDemand Chunked Reserve", PageGrowth, PageGrowthContract),
         ("prefix_cache", "memory.prefix_cache:PrefixCache", PrefixCache, PrefixCacheContract),
-        ("kv_manager", "memory.kv_manager:KVManager", KVManager, watch_kv_manager),
-        ("scheduler", "scheduling.scheduler:FCFSScheduler", FCFSScheduler, watch_scheduler),
+        ("kv_manager", "memory.kv_manager:KVManager", KVManager, KVManagerContract),
+        ("scheduler", "scheduling.scheduler:FCFSScheduler", FCFSScheduler, SchedulerContract),
         ("prefill_first", "scheduling.policies:PrefillFirst", BatchPolicy, BatchPolicyContract),
         ("chunked_prefill", "scheduling.policies:ChunkedPrefill", BatchPolicy, BatchPolicyContract),
         ("preemption", "scheduling.preemption:Recompute Swap Auto", PreemptionPolicy, PreemptionContract),

@@ -107,8 +107,3 @@ class KVManagerContract(KVManager):
         right = isinstance(copies, list) and len(copies) == len(wanted) and all(c in wanted for c in copies)
         self.rules.require(right, f"{told} block that is replaced")
         return copies
-
-
-def watch_kv_manager(_: str, override: type[KVManager]) -> type[KVManager]:
-    """The class with the checks of the contract before its own methods."""
-    return type(override.__name__, (KVManagerContract, override), {})

@@ -155,8 +155,3 @@ def check_progress(rules: Rules, plan: StepPlan, scheduler: FCFSScheduler) -> No
         f"step {plan.step} does nothing, though {len(scheduler.running)} requests run, "
         f"{len(scheduler.swapped)} are swapped out and {len(scheduler.waiting)} wait",
     )
-
-
-def watch_scheduler(_: str, override: type[FCFSScheduler]) -> type[FCFSScheduler]:
-    """The class with the checks of the contract before its own methods."""
-    return type(override.__name__, (SchedulerContract, override), {})
