@@ -7,6 +7,7 @@ would see: how many requests each replica has. Time and memory grow linearly wit
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 
 from minipaged.routing import PrefixAware, least_loaded
 from minipaged.simulation.hardware import find
@@ -18,22 +19,16 @@ Router = Callable[[Sequence[int], Sequence[float]], int]
 """Picks the replica of a request, by the keys of its prompt and the requests that each replica has."""
 
 
-class RoundRobin:
+def round_robin() -> Router:
     """Each replica in turn."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def __call__(self, keys: Sequence[int], loads: Sequence[float]) -> int:
-        """The replica after the last one."""
-        self._next += 1
-        return (self._next - 1) % len(loads)
+    turns = count()
+    return lambda keys, loads: next(turns) % len(loads)
 
 
 def find_router(name: str) -> Router:
     """A router by name, or `UnknownNameError`."""
     routers: dict[str, Router] = {
-        "round-robin": RoundRobin(),
+        "round-robin": round_robin(),
         "least-loaded": least_loaded,
         "prefix-aware": PrefixAware(),
     }

@@ -8,7 +8,7 @@ import pytest
 
 from minipaged.metrics import quantile
 from minipaged.routing import PrefixAware, least_loaded
-from minipaged.simulation.fleet import RoundRobin, find_router, simulate_fleet
+from minipaged.simulation.fleet import find_router, round_robin, simulate_fleet
 from minipaged.simulation.hardware import UnknownNameError
 from minipaged.simulation.measure import saturate
 from minipaged.simulation.records import time_to_first_token
@@ -203,13 +203,13 @@ def test_a_fleet_of_one_is_the_engine():
     """Catches a router or a clock that changes what happens inside a replica."""
     arrivals = list(poisson(ALPACA, 8.0, 60, 0))
     alone = simulate(paged(OPT_13B, enable_prefix_caching=True, usage_every=4), arrivals)
-    (run,) = simulate_fleet(fleet(1), arrivals, RoundRobin())
+    (run,) = simulate_fleet(fleet(1), arrivals, round_robin())
     assert run.seconds == alone.seconds
     assert [r.finished for r in run.records] == [r.finished for r in alone.records]
 
 
 def test_round_robin_gives_everyone_the_same_number():
-    runs = simulate_fleet(fleet(3), poisson(ALPACA, 30.0, 60, 0), RoundRobin())
+    runs = simulate_fleet(fleet(3), poisson(ALPACA, 30.0, 60, 0), round_robin())
     assert [len(run.records) for run in runs] == [20, 20, 20]
 
 
@@ -226,7 +226,7 @@ def test_prefix_aware_routing_finds_more_in_the_caches():
     arrivals = [Arrival(i, 0.5 * i, Lengths(200, 5, i % 6 if i % 7 else (i + 1) % 6, 160)) for i in range(60)]
     cached = [
         sum(run.num_cached_tokens for run in simulate_fleet(fleet(3), arrivals, router))
-        for router in (RoundRobin(), PrefixAware())
+        for router in (round_robin(), PrefixAware())
     ]
     assert cached[1] > cached[0]
     assert cached[1] == (60 - 6) * 160
