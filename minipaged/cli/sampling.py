@@ -46,10 +46,8 @@ OFF = {
 
 def set_values(**values: Any) -> dict[str, Any]:
     """The fields of `SamplingParams` that do something, of options as they were given."""
-    for name, value in values.items():
-        values[name] = tuple(value) or None if isinstance(value, list) else value
-    given = {name: value for name, value in values.items() if value is not None}
-    return {name: value for name, value in given.items() if value not in OFF.get(name, ())}
+    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return {name: value for name, value in plain.items() if value not in (None, (), *OFF.get(name, ()))}
 
 
 def samples(given: dict[str, Any], default_temperature: float = 0.0) -> SamplingParams:
