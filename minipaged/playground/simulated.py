@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from minipaged.components import build_scheduler
-from minipaged.config import ConfigError, EngineConfig
+from minipaged.config import ConfigError, EngineConfig, config_from
 from minipaged.scheduling import DecodingMethod
 from minipaged.simulation.costs import CostModel
 from minipaged.simulation.executor import SimulatedExecutor
@@ -80,12 +80,8 @@ LOAD = [option.name for option in fields(Load)]
 def split(settings: Mapping[str, Any]) -> tuple[Load, EngineConfig]:
     """What a page says in one object. Raises `ConfigError` for a value that cannot work."""
     load = {name: value for name, value in settings.items() if name in LOAD}
-    known = {option.name for option in fields(EngineConfig)}
     engine = {name: value for name, value in settings.items() if name not in LOAD}
-    for name in engine:
-        if name not in known:
-            raise ConfigError(f"unknown setting {name!r}; choose one of {', '.join(sorted(known))}")
-    return Load(**load), EngineConfig(**DEFAULTS | engine)
+    return Load(**load), config_from(DEFAULTS | engine)
 
 
 def text_of(token: int) -> str:
