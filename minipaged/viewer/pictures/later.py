@@ -193,18 +193,15 @@ def tiers_svg() -> Svg:
 def disaggregated_svg() -> Svg:
     """Prompts on one engine, decodes on another, blocks in between."""
     picture = Picture(820, 276, "Prefill here, decode there: the blocks travel")
-    here, there = BlockAllocator(6, order=(4, 1, 5)), BlockAllocator(9, order=(2, 7, 0, 8))
+    sides = (
+        ("prefill engine", "computes prompts, keeps nothing", BlockAllocator(6, order=(4, 1, 5))),
+        ("decode engine", "large batches, no prompt in the way", BlockAllocator(9, order=(2, 7, 0, 8))),
+    )
     tables = []
-    for pool in (here, there):
+    for side, (name, told, pool) in enumerate(sides):
         table = BlockTable(pool, SIZE)
         table.append(11)
         tables.append(table)
-    for side, (name, told, pool, table) in enumerate(
-        (
-            ("prefill engine", "computes prompts, keeps nothing", here, tables[0]),
-            ("decode engine", "large batches, no prompt in the way", there, tables[1]),
-        )
-    ):
         x0 = MARGIN + side * 440
         picture.rect(x0, TOP - 2, 344, 186, "free", 8)
         picture.text(x0 + 14, TOP + 22, name, bold=True)
