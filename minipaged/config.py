@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
+from os import PathLike
 from typing import Any, Literal, get_args, get_type_hints
 
 PageGrowthName = Literal["on_demand", "chunked", "reserve"]
@@ -27,6 +28,9 @@ LEAST = {"swap_space": 0, "num_speculative_tokens": 0} | dict.fromkeys(COUNTS.sp
 class ConfigError(ValueError):
     """A setting has a value that cannot work; the message names the field, the value and the fix."""
 
+
+DRAFT_ROWS = 16
+"""Guesses fill a step up to so many rows; with more, arithmetic takes longer than reading the weights."""
 
 MOST = 2**63 - 1
 """The largest count or number of bytes: a 64-bit integer holds no more."""
@@ -111,6 +115,8 @@ class EngineConfig:
         )
         if isinstance(dtype, str):
             object.__setattr__(self, "dtype", SHORT_DTYPES.get(dtype, dtype))
+        if isinstance(self.speculative_model, PathLike):
+            object.__setattr__(self, "speculative_model", str(self.speculative_model))
         for name, hint in get_type_hints(type(self)).items():
             value = getattr(self, name)
             if isinstance(value, Real) and not isinstance(value, bool | int | float):  # NumPy's numbers
@@ -130,6 +136,12 @@ class EngineConfig:
                 f"speculative_model is {self.speculative_model!r}, but num_speculative_tokens is 0; "
                 "give how many tokens it guesses at once, e.g. 4"
             )
+
+    @property
+    def max_sampling_rows(self) -> int:
+        """Rows of a step that need logits for sampling, at most."""
+        most = max(self.max_num_seqs, DRAFT_ROWS if self.num_speculative_tokens else 0)
+        return min(most, self.max_num_batched_tokens)
 
     @property
     def num_ranks(self) -> int:

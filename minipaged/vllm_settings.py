@@ -104,6 +104,11 @@ INSTEAD = {
 GUESSES = {"method": "spec_method", "model": "spec_model", "num_speculative_tokens": "spec_tokens"}
 """Entries of `speculative_config`, and the settings that say the same. The others change only guesses."""
 
+NGRAM = ("ngram", "[ngram]")
+"""What stands for prompt lookup where a model is named, too."""
+
+FIX = 'give {"method": "ngram", "num_speculative_tokens": 4}, or a smaller "model" in place of the method'
+
 DRAFT_LENGTH = 4
 """Tokens guessed at once if a script names a method and no number."""
 
@@ -140,23 +145,33 @@ def own_settings(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _guesses(options: Mapping[str, Any]) -> dict[str, Any]:
     """What `speculative_config` and its short forms ask for."""
-    told = options.get("speculative_config") or {}
-    if isinstance(told, str):
+    told = options.get("speculative_config")
+    if isinstance(told, str) and told:
         try:
             told = json.loads(told)
         except ValueError as error:
-            raise ConfigError(f"speculative_config is {told!r}, which is not JSON: {error}") from error
+            raise ConfigError(f"speculative_config is {told!r}, which is not JSON: {error}; {FIX}") from error
+    if told in (None, "", []) and not isinstance(told, bool):
+        told = {}
     if not isinstance(told, Mapping):
-        raise ConfigError(f'speculative_config is {told!r}; give a dict such as {{"method": "ngram"}}')
-    method, model, count = (told.get(key) or options.get(name) for key, name in GUESSES.items())
-    if method is model is count is None:
+        raise ConfigError(f"speculative_config is {told!r}; {FIX}")
+    short = {key: options[name] for key, name in GUESSES.items() if options.get(name) is not None}
+    given = short | {key: value for key, value in told.items() if value is not None}
+    if options.get("speculative_model") in NGRAM:
+        given.setdefault("method", "ngram")
+    if not given:
         return {}
-    if model in ("ngram", "[ngram]"):
+    method, model, count = map(given.get, GUESSES)
+    if model in NGRAM:
         method, model = "ngram", None
     if (method or "draft_model") != ("ngram" if model is None else "draft_model"):
-        shown = repr(told) if told else f"{GUESSES['method']} {method!r} with {GUESSES['model']} {model!r}"
-        raise ConfigError(
-            f'speculative_config is {shown}, which is not supported; give the method "ngram", or a smaller '
-            'model (method "draft_model")'
-        )
-    return {"num_speculative_tokens": DRAFT_LENGTH if count is None else count, "speculative_model": model}
+        raise ConfigError(f"speculative_config is {given!r}, which is not supported; {FIX}")
+    if count is None:
+        count = options.get("num_speculative_tokens")
+    own = {"num_speculative_tokens": DRAFT_LENGTH if count is None else count, "speculative_model": model}
+    for name, value in own.items():
+        if options.get(name) not in (None, value, *NGRAM):
+            raise ConfigError(
+                f"{name} is {options[name]!r}, but speculative_config says {value!r}; give one of the two"
+            )
+    return own

@@ -22,13 +22,11 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from minipaged.config import DRAFT_ROWS
 from minipaged.decoding.params import SamplingParams
 from minipaged.scheduling import FCFSScheduler, Request, Sample, ScheduledSequence, StepPlan, StepResult
 from minipaged.scheduling.plan import Event
 from minipaged.scheduling.request import Sequence
-
-MOST_ROWS = 16
-"""Drafts fill a step up to so many rows; with more, arithmetic takes longer than reading the weights."""
 
 
 class Drafter(Protocol):
@@ -96,7 +94,7 @@ class SpeculativeScheduler(FCFSScheduler):
         plan, self._drafts = super().schedule(), []
         num_rows = len(plan.scheduled)
         if num_rows == plan.num_tokens:  # (a step with a prompt computes enough)
-            spare = min(MOST_ROWS, self.max_num_seqs, self.max_num_batched_tokens) - num_rows
+            spare = min(DRAFT_ROWS, self.max_num_batched_tokens) - num_rows
             self._add_drafts(plan, spare)
         return plan
 

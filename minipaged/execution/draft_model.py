@@ -12,14 +12,15 @@ A guess is drawn with the request's own parameters and with the noise that its o
 
 from __future__ import annotations
 
+import logging
+import math
 from array import array
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from minipaged.config import ConfigError, EngineConfig
-from minipaged.decoding.speculation import MOST_ROWS
+from minipaged.config import DRAFT_ROWS, ConfigError, EngineConfig
 from minipaged.execution.executor import Executor
 from minipaged.memory import BlockAllocator, BlockTable
 from minipaged.scheduling import ScheduledSequence, StepPlan
@@ -28,8 +29,10 @@ from minipaged.scheduling.request import Sequence
 if TYPE_CHECKING:
     from torch import Tensor
 
+logger = logging.getLogger(__name__)
+
 POOL_MEMORY = 1 << 30
-"""Bytes of the pool, if the settings do not say."""
+"""Bytes of the pool."""
 
 
 @dataclass(slots=True)
@@ -49,7 +52,7 @@ class DraftModel:
 
     Args:
         runner: the smaller model; its tokens mean the same as the larger one's.
-        max_num_batched_tokens: that it computes at once.
+        max_num_batched_tokens: that one step computes at most. A longer prompt is read in several.
         tokenizer: its own, if it has one.
     """
 
@@ -57,7 +60,8 @@ class DraftModel:
         self.runner = runner
         self.tokenizer = tokenizer
         self.pool = BlockAllocator(runner.num_blocks)
-        self._chunk = max(1, max_num_batched_tokens // MOST_ROWS)
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self._has_failed = False
         self._readings: dict[int, _Reading] = {}  # by id of the sequence, the least recently used first
 
     @classmethod
@@ -66,9 +70,7 @@ class DraftModel:
 
         Before the larger one, whose pool takes what a GPU has left.
 
-        Raises:
-            ConfigError: it has layers whose state cannot take a wrong token back.
-            ModelLoadError, UnsupportedModelError: as for any model.
+        Raises ConfigError if it cannot be loaded, or has layers whose state cannot take a wrong token back.
         """
         from minipaged.execution import loading
         from minipaged.execution.model_runner import ModelRunner
@@ -78,15 +80,18 @@ class DraftModel:
             speculative_model=None,
             num_speculative_tokens=0,
             num_blocks=None,
-            kv_cache_memory=config.kv_cache_memory or POOL_MEMORY,
+            kv_cache_memory=POOL_MEMORY,
             swap_space=0,
-            max_num_seqs=MOST_ROWS,
+            max_num_seqs=DRAFT_ROWS,
             max_model_len=None,
             tensor_parallel_size=1,
             pipeline_parallel_size=1,
             revision=None,
         )
-        runner = ModelRunner.load(name, own)
+        try:
+            runner = ModelRunner.load(name, own)
+        except ValueError as error:
+            raise ConfigError(f"speculative_model is {name!r}: {error}") from error
         if runner.kept_states is not None:
             raise ConfigError(
                 f"speculative_model is {name!r}, whose recurrent layers cannot take a wrong token back; give "
@@ -104,28 +109,50 @@ class DraftModel:
                 f"speculative_model is {self.tokenizer.name_or_path!r}, which has other tokens; "
                 "give a smaller model of the same family"
             )
+        from torch import nn
+
         runner: Any = self.runner
         sampler = runner.sampler
 
         def sample(logits: Tensor, scheduled: list[ScheduledSequence]) -> Any:
             # (Vocabularies of a family differ in how far they are padded.)
-            wide = logits.new_full((len(logits), vocab_size), -float("inf"))
-            common = min(vocab_size, logits.shape[1])
-            wide[:, :common] = logits[:, :common]
-            return sampler(wide, scheduled)
+            logits = logits[:, :vocab_size]
+            if missing := vocab_size - logits.shape[1]:
+                logits = nn.functional.pad(logits, (0, missing), value=-math.inf)
+            return sampler(logits, scheduled)
 
         runner.sampler = sample
 
     def draft(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int]) -> list[list[int]]:
-        """See `Drafter`."""
+        """See `Drafter`. If the model fails, there is no guess."""
+        try:
+            return self._draft(sequences, counts)
+        except Exception as error:
+            if not self._has_failed:
+                logger.warning("the draft model fails, so there are no guesses: %s", error, exc_info=True)
+            self._has_failed = True
+            for reading in self._readings.values():
+                reading.table.free()
+            self._readings = {}
+            return [[] for _ in sequences]
+
+    def _draft(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int]) -> list[list[int]]:
         self._forget_ended()
         copies = [self._follow(sequence, count) for sequence, count in zip(sequences, counts)]
-        for i in range(max(counts, default=0)):
-            guessing = [copy for copy, count in zip(copies, counts) if copy is not None and i < count]
-            if guessing:
-                samples = self._compute([(copy, copy.num_uncomputed_tokens) for copy in guessing], 1)
-                for copy, sample in zip(guessing, samples):
-                    copy.token_ids.append(sample.token_ids[0])
+        left, chunks = self.max_num_batched_tokens, []
+        for copy in filter(None, copies):
+            num_uncomputed = copy.num_uncomputed_tokens
+            if count := min(num_uncomputed, left):  # the rest of a long prompt is read with the next drafts
+                chunks.append((copy, count, count == num_uncomputed))
+                left -= count
+        while chunks:
+            self._compute(chunks)
+            chunks = [
+                (copy, 1, True)
+                for sequence, copy, count in zip(sequences, copies, counts)
+                if copy is not None and copy.num_uncomputed_tokens == 1
+                if copy.num_tokens < sequence.num_tokens + count
+            ]
         return [
             [] if copy is None else self._remember(sequence, copy)
             for sequence, copy in zip(sequences, copies)
@@ -159,13 +186,12 @@ class DraftModel:
         while known < min(len(text), len(reading.token_ids)) and text[known] == reading.token_ids[known]:
             known += 1
         copy = Sequence(sequence.request, text[:], reading.table, sequence.index)
-        copy.num_computed_tokens = min(known, reading.num_computed, len(text) - 1)
-        reading.table.truncate(copy.num_computed_tokens)
+        reading.num_computed = min(known, reading.num_computed, len(text) - 1)
+        copy.num_computed_tokens = reading.num_computed
+        reading.table.truncate(reading.num_computed)
         if max(text[copy.num_computed_tokens :]) >= runner.vocab_size or not self._make_room(copy, count):
             return None
         reading.is_followed = True
-        while copy.num_uncomputed_tokens > self._chunk:
-            self._compute([(copy, self._chunk)], 0)
         return copy
 
     def _make_room(self, copy: Sequence, count: int) -> bool:
@@ -182,14 +208,14 @@ class DraftModel:
         copy.table.preallocate(needed)
         return True
 
-    def _compute(self, chunks: list[tuple[Sequence, int]], num_candidates: int) -> list[Any]:
-        """One step: so many tokens of each."""
+    def _compute(self, chunks: list[tuple[Sequence, int, bool]]) -> None:
+        """One step: so many tokens of each; then, if asked for, its next token is appended."""
         scheduled = []
-        for copy, count in chunks:
-            start = copy.num_computed_tokens
+        for copy, count, guesses in chunks:
             copy.table.append(count)
-            scheduled.append(ScheduledSequence(copy, start, count, num_candidates))
-        result = self.runner.execute(StepPlan(0, scheduled))
-        for copy, count in chunks:
+            scheduled.append(ScheduledSequence(copy, copy.num_computed_tokens, count, int(guesses)))
+        samples = iter(self.runner.execute(StepPlan(0, scheduled)).samples)
+        for copy, count, guesses in chunks:
             copy.num_computed_tokens += count
-        return result.samples
+            if guesses:
+                copy.token_ids.append(next(samples).token_ids[0])

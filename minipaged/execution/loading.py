@@ -211,7 +211,7 @@ def load_tokenizer(name: str, config: EngineConfig, must_exist: bool = False) ->
             raise ModelLoadError(
                 f"tokenizer is {name!r}, which cannot be loaded: {reason}; give a directory or a hub id"
             ) from error
-        logger.warning("no tokenizer for %s, so prompts are token ids: %s", name, reason)
+        logger.warning("no tokenizer for %s, so its prompts are token ids: %s", name, reason)
         return None
     return tokenizer
 

@@ -99,7 +99,7 @@ def available_bytes(
     gc.collect()  # (an engine that was dropped may still hold its pool)
     torch.cuda.empty_cache()
     num_tokens = config.max_num_batched_tokens
-    num_decodes = min(num_tokens, config.max_num_seqs)
+    num_decodes = config.max_sampling_rows
     peaks = []
     for count, apart in ((num_decodes, True), (num_tokens, False)):
         torch.cuda.reset_peak_memory_stats(device)

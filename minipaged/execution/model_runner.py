@@ -203,7 +203,7 @@ class ModelRunner:
         # Longer contexts are cut at attention chunks, on the host.
         chunk_sizes = [spec.chunk_size for spec, _, _ in self.cache.pools.values() if spec.chunk_size]
         longest = min(self.max_model_len, self.num_blocks * self.block_size, *chunk_sizes)
-        num_rows = min(config.max_num_batched_tokens, config.max_num_seqs)
+        num_rows = config.max_sampling_rows
         capture = CUDAGraphCapture(device, num_rows)
         me = proxy(self)  # (a reference cycle would keep the pools alive after their last user)
         return CUDAGraphRunner(

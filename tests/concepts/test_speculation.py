@@ -10,8 +10,8 @@ import pytest
 
 from minipaged import BeamSearchParams, SamplingParams
 from minipaged.components import Components, build_scheduler
-from minipaged.config import ConfigError, EngineConfig
-from minipaged.decoding.speculation import MOST_ROWS, PromptLookup
+from minipaged.config import DRAFT_ROWS, ConfigError, EngineConfig
+from minipaged.decoding.speculation import PromptLookup
 from minipaged.scheduling import FCFSScheduler, Sample, StepResult
 from tests.engine.guesses import Foresight, Script
 from tests.engine.toy_model import ToyModel, toy_engine
@@ -156,7 +156,8 @@ def test_a_step_with_a_prompt_has_no_draft():
 
 
 @pytest.mark.parametrize(
-    ("limit", "rows"), [({"max_num_batched_tokens": 7}, 7), ({"max_num_seqs": 6}, 6), ({}, MOST_ROWS)]
+    ("limit", "rows"),
+    [({"max_num_batched_tokens": 7}, 7), ({"max_num_seqs": 3}, DRAFT_ROWS), ({}, DRAFT_ROWS)],
 )
 def test_a_step_has_no_more_rows_than_its_limits_allow(limit, rows):
     """Catches drafts that overflow what memory was measured for; three requests share the rest."""

@@ -194,6 +194,7 @@ def test_settings_of_vllm_that_would_be_ignored_are_refused(name, value):
         ({"method": "draft_model", "model": "small", "num_speculative_tokens": 3}, "small", 3),
         ('{"method": "ngram", "num_speculative_tokens": 2}', None, 2),
         ({"method": "ngram"}, None, 4),
+        ({"method": "ngram", "num_speculative_tokens": 0}, None, 0),
     ],
 )
 def test_speculative_config_is_translated(given, model, count):
@@ -206,11 +207,29 @@ def test_speculative_config_is_translated(given, model, count):
         assert own_settings(short) == wanted
 
 
-@pytest.mark.parametrize("given", ["ngram", 4, [1]])
+@pytest.mark.parametrize(
+    "given", ["ngram", 4, 0, False, [1], {"Method": "ngram"}, {"method": "draft_model"}, {"method": {}}]
+)
 def test_a_speculative_config_that_is_none_is_refused(given):
-    """Catches an error from within, where a dict is wanted."""
-    with pytest.raises(ConfigError, match="speculative_config is"):
+    """Catches an error from within where a dict is wanted, and a script that gets no guesses."""
+    with pytest.raises(ConfigError, match=r'speculative_config is .*; give {"method": "ngram"'):
         own_settings({"speculative_config": given})
+
+
+def test_two_settings_that_say_different_things_are_told():
+    """Catches the one that is ignored; one that leaves open what the other says is none."""
+    config = {"speculative_config": {"method": "ngram"}}
+    assert own_settings({**config, "num_speculative_tokens": 7})["num_speculative_tokens"] == 7
+    assert own_settings({"speculative_model": "[ngram]", "num_speculative_tokens": 7}) == {
+        "num_speculative_tokens": 7,
+        "speculative_model": None,
+    }
+    for own in ({"num_speculative_tokens": 7}, {"speculative_model": "small"}):
+        config = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
+        with pytest.raises(ConfigError, match=r"but speculative_config says .*; give one of the two"):
+            own_settings({**config, **own})
+    with pytest.raises(ConfigError, match=r"spec.* is {'num_speculative_tokens': 3}, which is not supported"):
+        own_settings({"spec_tokens": 3})
 
 
 @pytest.mark.parametrize(

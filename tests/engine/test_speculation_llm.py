@@ -160,6 +160,8 @@ def test_a_draft_model_that_cannot_guess_for_this_one_is_refused(tmp_path):
         ConfigError, match=r"speculative_model is .*, which has other tokens; give a smaller model"
     ):
         LLM(**SMALL, num_speculative_tokens=2, speculative_model=str(other))
+    with pytest.raises(ConfigError, match=r"speculative_model is '/nowhere': there is no directory /nowhere"):
+        LLM(**SMALL, num_speculative_tokens=2, speculative_model=Path("/nowhere"))
     with pytest.raises(ConfigError, match="num_speculative_tokens is 0; give how many"):
         LLM(**SMALL, speculative_model=str(other))
 

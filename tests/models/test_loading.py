@@ -171,7 +171,7 @@ def test_a_tokenizer_that_cannot_be_built_is_a_warning(
         (directory / "tokenizer.json").write_text(content)
     llm = LLM(str(directory), num_blocks=8)
     warning = next(message for message in caplog.messages if message.startswith("no tokenizer for"))
-    assert re.search(r"so prompts are token ids: \w+: .+", warning)
+    assert re.search(r"so its prompts are token ids: \w+: .+", warning)
     assert llm.generate({"prompt_token_ids": [2, 3]}, SamplingParams(max_tokens=2))
     with pytest.raises(RequestError, match="has no tokenizer"):
         llm.generate("text")
