@@ -17,8 +17,10 @@ from minipaged.viewer.pictures.runs import modelless
 from minipaged.viewer.replay import read_trace
 from minipaged.viewer.snapshot import PoolView
 from minipaged.viewer.trace import TraceWriter
+from tests.concepts.test_speculation import drafting
 from tests.docs.browser import Browser, Page, find_chromium
 from tests.docs.site import served
+from tests.engine.guesses import Foresight
 from tests.engine.test_fuzz import Scenario
 from tests.engine.test_trace import TracedToyEngine
 from tests.toy import toy_scheduler
@@ -353,6 +355,21 @@ def test_a_preemption_by_swap_is_told_with_its_reason_and_its_blocks(page, swapp
         page.value("document.querySelector('.mpv-event-preemption a').pathname")
         == "/docs/concepts/preemption/"
     )
+
+
+def test_guesses_are_told_with_what_came_of_them(page, tmp_path):
+    """Catches a sequence that "decodes" several times in a step, or a guess that nobody explains."""
+    engine = drafting(Foresight(1.0), tokens=3)
+    trace = recorded(tmp_path / "run.jsonl", engine, {"A": ([1, 2, 3], SamplingParams(max_tokens=9))})
+    load(page, trace)
+    page.value("viewer.seek(1)")
+    planned = [event["text"] for event in page.value("viewer.state()")["events"]]
+    assert planned.count("A decodes: one new token.") == 1
+    assert any(text.startswith("A also computes 3 tokens that may follow") for text in planned)
+    page.value("viewer.seek(1, 'committed')")
+    committed = [event["text"] for event in page.value("viewer.state()")["events"]]
+    assert "Of the guesses for A, 3 of 3 were right." in committed
+    assert "Of the guesses for A, 3 of 3 were right." not in planned
 
 
 def test_the_concept_pages_that_the_viewer_links_to_exist():

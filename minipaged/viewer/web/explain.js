@@ -68,16 +68,13 @@ export function explain({ entry, before, planned, memory }, nameOf) {
       }
     } else if (event.kind === "resumed") {
       tell("admission", "swapping", `${who} is back from host memory: its blocks fit again, and it goes on where it was.`);
-    } else if (event.kind === "drafted") {
-      const right = Number(event.right) || 0;
-      tell("decode", "speculation", `${who}: ${right} of ${plural(Number(event.tokens) || 0, "guessed token")} ${right === 1 ? "was" : "were"} right${right ? ", so the step gave it that many more" : ""}.`);
     } else if (event.kind === "outgrown") {
       tell("end", "preemption", `${who} ends here: it is alone and needs more blocks than the whole pool has.`);
     } else if (event.kind === "snapshot") {
       tell("other", "block-table", "This is the memory as it was when this page came.");
     } else if (event.kind === "idle") {
       tell("end", "allocator", "No step: a request was aborted.");
-    } else if (event.kind !== "closed") {
+    } else if (event.kind !== "closed" && event.kind !== "drafted") {
       tell("other", "scheduler", `${who}: ${short(event.kind)}.`);
     }
   }
@@ -141,7 +138,10 @@ export function explain({ entry, before, planned, memory }, nameOf) {
   }
   if (decodes.length) tell("decode", "scheduler", `${beginList(decodes, 6)} ${decodes.length === 1 ? "decodes: one new token" : "decode: one new token each"}.`);
   for (const [who, number] of guesses)
-    tell("decode", "speculation", `${begin(who)} also computes ${plural(number, "token")} that may follow: if the model would choose the same, the step gives several tokens.`);
+    tell("decode", "speculation", `${begin(who)} also computes ${plural(number, "token")} that may follow: those that the model would have chosen are kept.`);
+  for (const event of committed ? events : [])
+    if (event.kind === "drafted")
+      tell("decode", "speculation", `Of the guesses for ${named(short(String(event.request)))}, ${Number(event.right)} of ${Number(event.tokens)} ${event.right === 1 ? "was" : "were"} right.`);
 
   if (committed) tellForks(planned, memory, nameOf, tell);
   if (entry.finished?.length)
