@@ -8,7 +8,7 @@ A decode reads every weight to compute one row. A few more rows take hardly long
     rows     The | cat | sat | .       decodes over one block table, each with one token more
     samples  cat | ran | ..            "cat" was right, so the sample after it counts; "sat" was not
 
-A row is a decode of a copy of the sequence that ends there, so executor, kernels and sampler know nothing of
+Where a grammar allows only one text, that is the draft; else a `Drafter` guesses. A row is a decode of a copy of the sequence that ends there, so executor, kernels and sampler know nothing of
 drafts, and its sample is the one that a later step would have drawn. Drafts change how many steps a text
 takes, and not the text. Behind the last right token, slots are written again, and blocks go back.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -106,13 +107,26 @@ class SpeculativeScheduler(FCFSScheduler):
             row += len(request.sequences)
         counts = {request: self._most(request, math.ceil(spare / len(rows))) for request in rows}
         wanted = [request for request in rows if counts[request] > 0]
-        sequences = [request.sequences[0] for request in wanted]
-        guesses = self.drafter.draft(sequences, [counts[request] for request in wanted]) if wanted else ()
-        for request, sequence, guess in zip(wanted, sequences, guesses):
+        for request, sequence, guess in self._guess(wanted, counts):
             num_blocks = len(sequence.table.blocks)
             if copies := self._schedule_draft(plan, sequence, guess[: min(spare, counts[request])]):
                 self._drafts.append(Draft(request, sequence, rows[request], copies, num_blocks))
                 spare -= len(copies)
+
+    def _guess(
+        self, requests: list[Request], counts: dict[Request, int]
+    ) -> Iterator[tuple[Request, Sequence, SequenceOf[int]]]:
+        """What a grammar forces is right for certain; for a text without one, the drafter is asked."""
+        free = []
+        for request in requests:
+            if request.params.structured_outputs is None:
+                free.append(request)
+            else:
+                (sequence,) = request.sequences
+                yield request, sequence, request.params.structured_outputs.compiled.forced_tokens(sequence)
+        if free:
+            sequences = [request.sequences[0] for request in free]
+            yield from zip(free, sequences, self.drafter.draft(sequences, [counts[r] for r in free]))
 
     def _most(self, request: Request, share: int) -> int:
         """Tokens that a draft may have; the sample after the last of them must still fit the request."""
@@ -182,14 +196,9 @@ class SpeculativeScheduler(FCFSScheduler):
 
 
 def can_draft(request: Request) -> bool:
-    """Whether a request gets drafts: it has one sequence, and no grammar or function to follow."""
-    params = request.params
-    return (
-        isinstance(params, SamplingParams)
-        and request.method.num_sequences == 1
-        and params.structured_outputs is None
-        and not params.logits_processors
-    )
+    """Whether a request gets drafts: it has one sequence, and no function to follow."""
+    params, is_single = request.params, request.method.num_sequences == 1
+    return is_single and isinstance(params, SamplingParams) and not params.logits_processors
 
 
 def _is_valid(sample: Sample) -> bool:

@@ -7,8 +7,8 @@ valid:
     choice ["yes", "no"]    {y, ye, yes, n, no}  -- "ye" -->  {s}  -- "s" -->  {EOS}
 
 The position of a text in its grammar depends only on its generated tokens. A matcher per sequence remembers
-how many it has consumed and catches up; a sequence without one (forked, or new here) walks from the start. So
-preemption, rolled-back steps and forks need no code in this module.
+how many it has consumed and catches up; one without (forked, or new here) copies another's, or walks from the
+start. So preemption, rolled-back steps and forks need no code in this module.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 from minipaged.decoding.checks import ParamsError, items, refuse
 from minipaged.decoding.field_names import named_fields
 from minipaged.decoding.grammar_source import check_source, with_deep_stack
-from minipaged.scheduling.request import Sequence
+from minipaged.scheduling.request import Request, Sequence
 from minipaged.text_io import lone_surrogate
 
 if TYPE_CHECKING:
@@ -138,16 +138,28 @@ class Grammar:
             allowed[eos] = False
             allowed[eos] = not allowed.any()
 
+    def forced_tokens(self, sequence: Sequence) -> list[int]:
+        """What must follow the generated tokens of `sequence`, because nothing else is allowed."""
+        return self._matcher(sequence).compute_ff_tokens()
+
     def _matcher(self, sequence: Sequence) -> Any:
         """A matcher that has consumed the generated tokens of `sequence`."""
         tokens = sequence.token_ids[sequence.num_prompt_tokens :]
-        consumed, matcher = self._walks.get(sequence) or (array("i"), self._start.deep_copy())
+        consumed, matcher = self._walks.get(sequence) or self._walk_of_another(sequence.request, tokens)
         if tokens[: len(consumed)] != consumed:
             consumed, matcher = array("i"), self._start.deep_copy()
         if len(consumed) < len(tokens):
             matcher.consume_tokens(tokens[len(consumed) :].tolist())
         self._walks[sequence] = tokens, matcher
         return matcher
+
+    def _walk_of_another(self, request: Request, tokens: array[int]) -> tuple[array[int], Any]:
+        """A copy of what a sequence of the same request has consumed, if these tokens begin with it."""
+        for sequence in request.sequences:
+            consumed, matcher = self._walks.get(sequence, (array("i"), None))
+            if matcher is not None and tokens[: len(consumed)] == consumed:
+                return consumed, matcher.deep_copy()
+        return array("i"), self._start.deep_copy()
 
     @staticmethod
     def _matcher_mask(matcher: Any) -> np.ndarray:

@@ -15,11 +15,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from minipaged import LLM, SamplingParams, pocket_model
+from minipaged import LLM, SamplingParams, StructuredOutputsParams, pocket_model
 from minipaged.pocket_model import numbers, stories
 from tests.benchmarks.conftest import is_asked_for
 
 cpu_time = {"timer": time.process_time, "warmup": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "favourite_colour": {"enum": ["red", "green", "blue"]},
+        "number_of_friends": {"type": "integer", "minimum": 0, "maximum": 99},
+        "lives_in_a_village": {"type": "boolean"},
+    },
+    "required": ["favourite_colour", "number_of_friends", "lives_in_a_village"],
+    "additionalProperties": False,
+}
 TEXTS = {"a story": stories.story, "questions about numbers": numbers.document}
 
 
@@ -90,3 +100,22 @@ def bench_drafts(benchmark, large, draft, text, way):
     benchmark.extra_info |= {"steps": metrics.steps, "guessed": metrics.draft_tokens}
     benchmark.extra_info["right"] = metrics.accepted_tokens
     assert len(output.outputs[0].token_ids) == 192
+
+
+@pytest.mark.benchmark(group="one JSON object", **cpu_time)
+@pytest.mark.parametrize("way", ["no drafts", "what the schema forces"])
+def bench_forced(benchmark, large, way):
+    """Keys of a JSON object are no choice: a step writes several tokens of them."""
+    drafts = {"num_speculative_tokens": 8} if way != "no drafts" else {}
+    llm = LLM(large, num_blocks=64, disable_log_stats=True, enable_prefix_caching=False, **drafts)
+    params = SamplingParams(
+        temperature=0, max_tokens=100, structured_outputs=StructuredOutputsParams(json=SCHEMA)
+    )
+
+    def generate():
+        llm.engine.reset_metrics()
+        return llm.generate("A friend of the robot: ", params)
+
+    (output,) = benchmark.pedantic(generate, rounds=5, warmup_rounds=1)
+    benchmark.extra_info |= {"steps": llm.engine.metrics.steps, "right": llm.engine.metrics.accepted_tokens}
+    assert output.outputs[0].finish_reason == "stop"

@@ -213,7 +213,7 @@ def test_a_stop_token_or_the_length_ends_a_text_inside_a_draft(place):
     assert [r.completions[0].finish_reason for r in (stopped, cut)] == ["stop", "length"]
 
 
-def test_only_one_sequence_without_a_grammar_gets_drafts():
+def test_only_one_sequence_without_a_function_gets_drafts():
     """Samples and beams decode as ever."""
     engine = drafting(Foresight(1.0))
     plain = engine.add_request("plain", range(5), GREEDY)
