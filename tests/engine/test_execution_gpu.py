@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from minipaged import LLM, SamplingParams, pocket_model
 from minipaged.config import EngineConfig
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.memory import BlockCopy
@@ -41,6 +42,27 @@ def test_states_of_recurrent_layers_are_on_the_device(model_type: str) -> None:
         expected = build_small(model_type)(torch.tensor([token_ids]), use_cache=False).logits[0]
     error = (torch.cat(computed).cpu() - expected).abs().max() / expected.abs().max()
     assert error < 3e-2
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "no_graphs"])
+@pytest.mark.parametrize("draft", [None, str(pocket_model.PATH)], ids=["lookup", "draft_model"])
+def test_drafts_leave_the_texts_as_they_are(graphs: bool, draft: str | None) -> None:
+    """Rows over one block table, in the Triton kernels and in a captured graph; two models on one device."""
+    options = {
+        "num_blocks": 256,
+        "max_model_len": 256,
+        "disable_log_stats": True,
+        "enable_cuda_graphs": graphs,
+    }
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    prompts = ["Once upon a time", "A cat and a dog. A cat and a dog. A cat", "The sun"]
+    plain, drafting = (
+        LLM(**options, **more) for more in ({}, {"num_speculative_tokens": 4, "speculative_model": draft})
+    )
+    wanted, got = plain.generate(prompts, params), drafting.generate(prompts, params)
+    assert [o.outputs[0].token_ids for o in got] == [o.outputs[0].token_ids for o in wanted]
+    assert drafting.engine.metrics.accepted_tokens > 0
+    drafting.engine.check_invariants()
 
 
 def test_swaps_are_ordered_with_the_steps_around_them() -> None:
