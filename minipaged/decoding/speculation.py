@@ -4,14 +4,14 @@
 A decode reads every weight to compute one row. A few more rows take hardly longer, so a step also computes a
 *draft*, tokens that may follow:
 
-    tokens   The cat sat. The          "The" was followed by "cat sat." before: that is the draft
-    rows     The | cat | sat | .       decodes over one block table, each with one token more
-    samples  cat | ran | ..            "cat" was right, so the sample after it counts; "sat" was not
+    tokens   A cat sat. A cat     "A cat" was followed by "sat." before: that is the draft
+    rows     cat | sat  | .       decodes over one block table, each with one token more
+    samples  sat | down | ..      "sat" was right, so the sample after it counts, too; "." was wrong
 
-The draft is what a grammar forces, if there is one, and else what a `Drafter` guesses. A row is a decode of a copy
-of the sequence that ends there, so executor, kernels and sampler know nothing of drafts, and its sample is the
-one that a later step would have drawn. Drafts change how many steps a text takes, and not the text. Behind the
-last right token, slots are written again, and blocks go back.
+The draft is what a grammar forces, if there is one, and else what a `Drafter` guesses. A row is a decode of
+a copy of the sequence that ends there, so executor, kernels and sampler know nothing of drafts, and its
+sample is the one that a later step would have drawn. Drafts change how many steps a text takes, and not the
+text. Behind the last right token, slots are written again, and blocks go back.
 """
 
 from __future__ import annotations
