@@ -49,6 +49,7 @@ class ModelLimits(Protocol):
     max_model_len: int
     kept_states: Container[int] | None
     preemption_costs: PreemptionCosts
+    vocab_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,7 @@ def _speculative(
         SpeculativeScheduler,
         drafter=components.drafter(),
         num_speculative_tokens=config.num_speculative_tokens,
+        vocab_size=limits.vocab_size,
     )
 
 

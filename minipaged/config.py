@@ -75,7 +75,7 @@ class EngineConfig:
         "How a request gets its blocks: as its tokens need them, in grants of 16, or all at admission.",
     )
     num_speculative_tokens: int = _option(
-        0, "Guess up to this many tokens ahead; one step checks them all, so that texts stay the same."
+        0, "Guess up to this many tokens ahead (15 at most); one step checks them, and texts stay the same."
     )
     speculative_model: str | None = _option(
         None,
@@ -131,6 +131,8 @@ class EngineConfig:
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; give a share in (0, 1]"
             )
 
+        if self.speculative_model == "":
+            raise ConfigError("speculative_model is ''; give a model directory or a hub id")
         if self.speculative_model is not None and not self.num_speculative_tokens:
             raise ConfigError(
                 f"speculative_model is {self.speculative_model!r}, but num_speculative_tokens is 0; "

@@ -107,7 +107,7 @@ GUESSES = {"method": "spec_method", "model": "spec_model", "num_speculative_toke
 NGRAM = ("ngram", "[ngram]")
 """What stands for prompt lookup where a model is named, too."""
 
-FIX = 'give {"method": "ngram", "num_speculative_tokens": 4}, or a smaller "model" in place of the method'
+FIX = 'give {"method": "ngram", "num_speculative_tokens": 4}, or a smaller "model" and no method'
 
 DRAFT_LENGTH = 4
 """Tokens guessed at once if a script names a method and no number."""

@@ -38,6 +38,7 @@ ACCOUNT = (
 )
 
 GUESSED = "[bold]{accepted_tokens}[/bold] of {draft_tokens} guessed tokens were right; {steps} steps"
+NOT_GUESSED = "no token was guessed; {steps} steps"
 
 
 def generate(
@@ -253,8 +254,8 @@ def print_account(engine: Engine, console: Console) -> None:
     account = stats(engine)
     for line in ACCOUNT[: 3 if account["sharing_saving"] > 0 else 2]:
         console.print(line.format_map(account))
-    if account["draft_tokens"]:
-        console.print(GUESSED.format_map(account))
+    if engine.config.num_speculative_tokens:
+        console.print((GUESSED if account["draft_tokens"] else NOT_GUESSED).format_map(account))
 
 
 def _completions(outputs: Sequence[RequestOutput]) -> Iterator[tuple[CompletionOutput, str, str]]:

@@ -85,6 +85,7 @@ class SpeculativeScheduler(FCFSScheduler):
 
     drafter: Drafter
     num_speculative_tokens: int  # in one draft, at most
+    vocab_size: int  # token ids are below it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,6 +142,11 @@ class SpeculativeScheduler(FCFSScheduler):
             return []
         table.append(len(guess))
         for token_id in guess:
+            if not 0 <= token_id < self.vocab_size:  # (the model would read past its embeddings)
+                raise ValueError(
+                    f"the drafter guessed token {token_id}, but the model has {self.vocab_size} tokens; "
+                    f"guess ids from 0 to {self.vocab_size - 1}"
+                )
             copy = copies[-1].fork(table)
             copy.token_ids.append(token_id)
             copies.append(copy)

@@ -9,7 +9,8 @@ import pytest
 from minipaged import SamplingParams
 from minipaged.execution.draft_model import DraftModel
 from tests.concepts.test_speculation import GREEDY, drafted, drafting, expected, run
-from tests.engine.toy_model import ToyModel, toy_engine
+from tests.engine.guesses import Script
+from tests.engine.toy_model import ToyModel
 from tests.toy import outputs
 
 
@@ -98,7 +99,9 @@ def test_a_model_that_fails_costs_guesses_and_nothing_else(caplog):
 def test_a_guess_that_was_right_but_never_scheduled_does_not_count_as_read(caplog):
     """Catches a table that is taken for longer than it is, where the pool had no room for the next guess."""
     drafter = DraftModel(Forgetful(num_blocks=4, block_size=2), 64)
-    first, other = (toy_engine().add_request("r", prompt, GREEDY).sequences[0] for prompt in ([1, 2, 3], [4]))
+    first, other = (
+        drafting(Script()).add_request("r", prompt, GREEDY).sequences[0] for prompt in ([1, 2, 3], [4])
+    )
     (guess,) = drafter.draft([first], [4])  # three blocks; the engine has none to spare, and drops it
     first.token_ids.append(guess[0])
     assert drafter.draft([other, first], [2, 4])[1] == []  # four blocks, of which the other has one

@@ -311,6 +311,26 @@ def test_prompt_lookup(text, count, guess):
     assert PromptLookup().draft([SimpleNamespace(token_ids=array("i", text))], [count]) == [guess]
 
 
+@pytest.mark.parametrize("token_id", [-1, 50, 10**6])
+def test_a_guess_that_is_no_token_is_told(token_id):
+    """Catches a kernel that reads past the embeddings."""
+    engine = drafting(Script([token_id]))
+    engine.add_request("r", range(4), GREEDY)
+    engine.step()
+    with pytest.raises(ValueError, match=f"guessed token {token_id}, but the model has 50 tokens; guess ids"):
+        engine.step()
+    assert engine.scheduler.kv.num_used == 0
+    run(engine)
+
+
+def test_the_drafter_in_use_leaves_the_text_as_it_is():
+    """Prompt lookup, or a class of your own (`--use drafter=...`)."""
+    engine = toy_engine(num_speculative_tokens=4)
+    requests = [engine.add_request(f"r{i}", [*range(i), *range(i)], GREEDY) for i in range(2, 8)]
+    run(engine)
+    assert [outputs(r) for r in requests] == [[expected(r.prompt_token_ids, 20)] for r in requests]
+
+
 def test_what_cannot_draft_is_refused():
     """Layers whose state cannot go back, and a scheduler that knows no drafts."""
     model = ToyModel()

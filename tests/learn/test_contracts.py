@@ -828,8 +828,8 @@ class Guesser:
         ([], r"draft returned \[\] for 1 sequences; give a list of as many lists"),
         (None, r"draft returned None for 1 sequences"),
         ([[1, 2, 3]], r"draft guessed \[1, 2, 3\] where 2 tokens were asked for"),
-        ([[-1]], r"draft guessed \[-1\] where 2"),
-        ([["a"]], r"draft guessed \['a'\] where 2"),
+        ([[-1]], r"draft guessed \[-1\]; give a list of token ids"),
+        ([["a"]], r"draft guessed \['a'\]; give a list of token ids"),
     ],
 )
 def test_a_drafter_that_guesses_too_much_or_nothing_sensible_is_told(guesses, told):

@@ -176,9 +176,8 @@ class DrafterContract(Watcher):
         told = f"draft returned {short(guesses)} for {len(counts)} sequences; give a list of as many lists"
         self.require(isinstance(guesses, list | tuple) and len(guesses) == len(counts), told)
         for guess, count in zip(guesses, counts):
-            told = (
-                f"draft guessed {short(guess)} where {count} tokens were asked for; give at most so many ids"
-            )
             is_guess = isinstance(guess, SequenceOf) and all(type(t) is int and t >= 0 for t in guess)
-            self.require(is_guess and len(guess) <= count, told)
+            self.require(is_guess, f"draft guessed {short(guess)}; give a list of token ids, integers from 0")
+            told = f"draft guessed {short(guess)} where {count} tokens were asked for; give at most so many"
+            self.require(len(guess) <= count, told)
         return guesses
