@@ -96,8 +96,8 @@ class SpeculativeScheduler(FCFSScheduler):
         """Plan a step; what it leaves of the budget goes to drafts."""
         plan, self._drafts = super().schedule(), []
         num_rows = len(plan.scheduled)
-        if num_rows == plan.num_tokens:  # (a step with a prompt computes enough)
-            spare = min(DRAFT_ROWS, self.max_num_batched_tokens) - num_rows
+        spare = min(DRAFT_ROWS, self.max_num_batched_tokens) - num_rows
+        if spare > 0 and num_rows == plan.num_tokens:  # (a step with a prompt computes enough)
             self._add_drafts(plan, spare)
         return plan
 
@@ -156,6 +156,8 @@ class SpeculativeScheduler(FCFSScheduler):
     def commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
         """Take the step's result into account, and of each draft the tokens up to the first wrong one."""
         drafts, self._drafts = self._drafts, []
+        if not drafts:
+            return super().commit(plan, result)
         samples, errors = result.samples, dict(result.errors or {})
         answers = []  # the samples of each draft, which stand behind all others
         row = len(samples) - sum(len(draft.copies) for draft in drafts)
