@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from minipaged.components import Components
 from minipaged.decoding.params import BeamSearchParams, SamplingParams
 from minipaged.viewer.displays import html_of
 from minipaged.viewer.page import WEB, script, trace_page
@@ -17,12 +18,12 @@ from minipaged.viewer.pictures.runs import modelless
 from minipaged.viewer.replay import read_trace
 from minipaged.viewer.snapshot import PoolView
 from minipaged.viewer.trace import TraceWriter
-from tests.concepts.test_speculation import drafting
 from tests.docs.browser import Browser, Page, find_chromium
 from tests.docs.site import served
 from tests.engine.guesses import Foresight
 from tests.engine.test_fuzz import Scenario
 from tests.engine.test_trace import TracedToyEngine
+from tests.engine.toy_model import toy_engine
 from tests.toy import toy_scheduler
 
 MOUNT = """<!doctype html><html lang="en"><meta charset="utf-8"><title>viewer</title>
@@ -245,6 +246,25 @@ def test_a_chunk_blames_the_budget_only_for_what_is_left(prompt, chunks, page, t
     assert {event["concept"] for event in events} == {"batch-policies"}
 
 
+@pytest.mark.parametrize("hidden", [False, True])
+def test_guesses_are_told_as_such_and_nothing_else_is(hidden, page, tmp_path):
+    """Catches prompts and decodes told as guesses in a trace without tokens, a draft's block that is put down
+    to a full one, and an outcome that is told before its guess."""
+    foresight = Foresight(0.5, seed=1)
+    components = Components(drafter=lambda: foresight)
+    engine = toy_engine(components=components, num_speculative_tokens=4)
+    text = recorded(
+        tmp_path / "trace", engine, {"A": (range(6), SamplingParams(temperature=0, max_tokens=6))}
+    )
+    load(page, re.sub(r',?"token_ids":\[\d+,\[[\d,]*\]\]', "", text).replace("{,", "{") if hidden else text)
+    assert [event["text"] for event in told(page, 0, "committed")][-1].startswith("A computes its prompt")
+    planned = ["A takes block 2 for guessed tokens.", "A decodes: one new token."]
+    planned += ["A also computes 4 tokens that may follow: those that the model would have chosen are kept."]
+    assert [event["text"] for event in told(page, 1, "planned")] == planned
+    outcome = "Of the guesses for A, 1 of 4 was right."
+    assert [event["text"] for event in told(page, 1, "committed")][:4] == [*planned, outcome]
+
+
 def test_a_snapshot_forks_nobody(page):
     """Catches a page that comes late and tells of forks long past as if they had just happened."""
     tables = {f"A/{i}": {"blocks": [0, [0, 1 + i]], "num_tokens": 6} for i in range(3)}
@@ -355,21 +375,6 @@ def test_a_preemption_by_swap_is_told_with_its_reason_and_its_blocks(page, swapp
         page.value("document.querySelector('.mpv-event-preemption a').pathname")
         == "/docs/concepts/preemption/"
     )
-
-
-def test_guesses_are_told_with_what_came_of_them(page, tmp_path):
-    """Catches a sequence that "decodes" several times in a step, or a guess that nobody explains."""
-    engine = drafting(Foresight(1.0), tokens=3)
-    trace = recorded(tmp_path / "run.jsonl", engine, {"A": ([1, 2, 3], SamplingParams(max_tokens=9))})
-    load(page, trace)
-    page.value("viewer.seek(1)")
-    planned = [event["text"] for event in page.value("viewer.state()")["events"]]
-    assert planned.count("A decodes: one new token.") == 1
-    assert any(text.startswith("A also computes 3 tokens that may follow") for text in planned)
-    page.value("viewer.seek(1, 'committed')")
-    committed = [event["text"] for event in page.value("viewer.state()")["events"]]
-    assert "Of the guesses for A, 3 of 3 were right." in committed
-    assert "Of the guesses for A, 3 of 3 were right." not in planned
 
 
 def test_the_concept_pages_that_the_viewer_links_to_exist():

@@ -37,10 +37,6 @@ function beginList(names, most) {
 // What a sequence is called: its request, and its number if the request is one of the `several` that have more.
 export const labels = (several) => (table) => `${short(table.request)}${several.has(table.request) ? `.${table.position + 1}` : ""}`;
 
-// How many guesses a step computes for a table: tokens behind those that its sequence has.
-const guessed = (entry, table) =>
-  (entry.scheduled ?? []).filter(([request, position, start]) => `${request}/${position}` === table.name && start >= table.tokens.length).length;
-
 // All that a step does, in the order in which it is decided: [{kind, text, concept, blocks}]. What the plan does is
 // read from the memory that it made: the commit has moved tables and filled blocks since.
 export function explain({ entry, before, planned, memory }, nameOf) {
@@ -49,6 +45,9 @@ export function explain({ entry, before, planned, memory }, nameOf) {
   const size = planned.header.block_size;
   const committed = memory !== planned;
   const events = entry.events ?? [];
+  const ownEnd = new Map(); // name -> end of what a sequence computes of its own: its first entry; a draft follows
+  for (const [request, position, start, number] of entry.scheduled ?? [])
+    if (!ownEnd.has(`${request}/${position}`)) ownEnd.set(`${request}/${position}`, start + number);
 
   for (const event of events) {
     const who = begin(short(String(event.request ?? "")));
@@ -117,15 +116,16 @@ export function explain({ entry, before, planned, memory }, nameOf) {
       tell("allocation", "allocator", `${who} gets ${blocksText(blocks)} for ${tokens}${blocks.length > 1 ? "; they need not lie side by side" : ""}.`, blocks);
     else if (ahead > 0)
       tell("allocation", "page-growth", `${who} takes ${blocksText(blocks)}, more than it fills now: its growth policy asks ahead.`, blocks);
-    else if (guessed(entry, table)) {
-      tell("allocation", "speculation", `${who} takes ${blocksText(blocks)}, also for tokens that may follow.`, blocks);
-    } else {
+    else if (ownEnd.get(table.name) <= old.blocks.length * size)
+      tell("allocation", "speculation", `${who} takes ${blocksText(blocks)} for guessed tokens.`, blocks);
+    else {
       const full = old.blocks.length ? `block ${old.blocks[old.blocks.length - 1]} is full` : "it has no block";
       tell("allocation", "block-table", `${who} takes ${blocksText(blocks)}: ${full}, and one more token has to be written.`, blocks);
     }
   }
 
   const decodes = [];
+  const guesses = new Map(); // name -> tokens
   for (const scheduled of entry.scheduled ?? []) {
     const [request, position, start, number] = scheduled;
     const name = `${request}/${position}`;
@@ -136,15 +136,14 @@ export function explain({ entry, before, planned, memory }, nameOf) {
     const cached = start > 0 && !before.tables.has(name);
     const why = [start > 0 && `what is ${cached ? "cached" : "done"} is left out`, rest && "the step's budget limits the rest"].filter(Boolean);
     const which = `${number === 1 ? `token ${start}` : `tokens ${start} to ${start + number - 1}`}${total ? ` of ${total}` : ""}`;
-    if (table && start >= total) continue; // a guess: below
-    if (isDecode(table, scheduled)) decodes.push(who);
+    if (start >= ownEnd.get(name)) guesses.set(who, (guesses.get(who) ?? 0) + 1);
+    else if (isDecode(table, scheduled)) decodes.push(who);
     else if (why.length) tell("prefill", cached && !rest ? "prefix-cache" : "batch-policies", `${begin(who)} computes ${which}: ${why.join(", and ")}.`);
     else tell("prefill", "scheduler", `${begin(who)} computes its prompt: ${plural(number, "token")} in one forward pass.`);
   }
   if (decodes.length) tell("decode", "scheduler", `${beginList(decodes, 6)} ${decodes.length === 1 ? "decodes: one new token" : "decode: one new token each"}.`);
-  for (const table of planned.tables.values())
-    if (guessed(entry, table))
-      tell("decode", "speculation", `${begin(nameOf(table))} also computes ${plural(guessed(entry, table), "token")} that may follow: those that the model would have chosen are kept.`);
+  for (const [who, number] of guesses)
+    tell("decode", "speculation", `${begin(who)} also computes ${plural(number, "token")} that may follow: those that the model would have chosen are kept.`);
   for (const event of committed ? events : [])
     if (event.kind === "drafted")
       tell("decode", "speculation", `Of the guesses for ${named(short(String(event.request)))}, ${Number(event.right)} of ${Number(event.tokens)} ${event.right === 1 ? "was" : "were"} right.`);
