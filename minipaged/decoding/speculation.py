@@ -72,10 +72,8 @@ class PromptLookup:
 class Draft(NamedTuple):
     """A guess that the step in flight checks."""
 
-    request: Request
     sequence: Sequence
-    row: int  # of its own sample, among those of the step
-    copies: list[Sequence]  # its sequence with one token of the draft, with two, ...
+    copies: list[Sequence]  # the sequence with one token of the draft, with two, ...
     num_blocks: int  # that its table had before
 
 
@@ -102,38 +100,30 @@ class SpeculativeScheduler(FCFSScheduler):
         return plan
 
     def _add_drafts(self, plan: StepPlan, spare: int) -> None:
-        row, rows = 0, {}
-        for request in plan.sampling:
-            if can_draft(request):
-                rows[request] = row
-            row += len(request.sequences)
-        counts = {request: self._most(request, math.ceil(spare / len(rows))) for request in rows}
-        wanted = [request for request in rows if counts[request] > 0]
-        for request, sequence, guess in self._guess(wanted, counts):
+        eligible = [request.sequences[0] for request in plan.sampling if can_draft(request)]
+        lengths = {sequence: self._most(sequence, math.ceil(spare / len(eligible))) for sequence in eligible}
+        lengths = {sequence: length for sequence, length in lengths.items() if length > 0}
+        for sequence, guess in self._guess(lengths):
             num_blocks = len(sequence.table.blocks)
-            if copies := self._schedule_draft(plan, sequence, guess[: min(spare, counts[request])]):
-                self._drafts.append(Draft(request, sequence, rows[request], copies, num_blocks))
+            if copies := self._schedule_draft(plan, sequence, guess[: min(spare, lengths[sequence])]):
+                self._drafts.append(Draft(sequence, copies, num_blocks))
                 spare -= len(copies)
 
-    def _guess(
-        self, requests: list[Request], counts: dict[Request, int]
-    ) -> Iterator[tuple[Request, Sequence, SequenceOf[int]]]:
+    def _guess(self, lengths: dict[Sequence, int]) -> Iterator[tuple[Sequence, SequenceOf[int]]]:
         """What a grammar forces is right for certain; for a text without one, the drafter is asked."""
         free = []
-        for request in requests:
-            if request.params.structured_outputs is None:
-                free.append(request)
+        for sequence in lengths:
+            if (grammar := sequence.request.params.structured_outputs) is None:
+                free.append(sequence)
             else:
-                (sequence,) = request.sequences
-                yield request, sequence, request.params.structured_outputs.compiled.forced_tokens(sequence)
+                yield sequence, grammar.compiled.forced_tokens(sequence)
         if free:
-            sequences = [request.sequences[0] for request in free]
-            yield from zip(free, sequences, self.drafter.draft(sequences, [counts[r] for r in free]))
+            yield from zip(free, self.drafter.draft(free, [lengths[sequence] for sequence in free]))
 
-    def _most(self, request: Request, share: int) -> int:
+    def _most(self, sequence: Sequence, share: int) -> int:
         """Tokens that a draft may have; the sample after the last of them must still fit the request."""
-        room = request.max_num_tokens - len(request.sequences[0].token_ids) - 1
-        return min(share, room, self._lengths.get(request, self.num_speculative_tokens))
+        room = sequence.max_num_tokens - len(sequence.token_ids) - 1
+        return min(share, room, self._lengths.get(sequence.request, self.num_speculative_tokens))
 
     def _schedule_draft(self, plan: StepPlan, sequence: Sequence, guess: SequenceOf[int]) -> list[Sequence]:
         """Schedule the rows of a draft, if there are blocks for it: nobody is preempted for a guess."""
@@ -158,40 +148,37 @@ class SpeculativeScheduler(FCFSScheduler):
         drafts, self._drafts = self._drafts, []
         if not drafts:
             return super().commit(plan, result)
-        samples, errors = result.samples, dict(result.errors or {})
-        answers = []  # the samples of each draft, which stand behind all others
-        row = len(samples) - sum(len(draft.copies) for draft in drafts)
-        for draft in drafts:
-            answers.append(samples[row : row + len(draft.copies)])
-            row += len(draft.copies)
-            if _is_valid(samples[draft.row]) and not all(map(_is_valid, answers[-1])):
-                errors.pop(draft.request.request_id, None)  # only after a guess is there no valid token
+        sampled = [item.sequence for item in plan.scheduled if item.num_candidates]
+        samples, errors = dict(zip(sampled, result.samples)), dict(result.errors or {})
+        for sequence, copies, _ in drafts:
+            if _is_valid(samples[sequence]) and not all(_is_valid(samples[copy]) for copy in copies):
+                errors.pop(sequence.request.request_id, None)  # only after a guess is there no valid token
         touched = super().commit(plan, result._replace(errors=errors))
         failures = []
-        for draft, found in zip(drafts, answers):
+        for draft in drafts:
             try:
-                self._settle(plan, draft, found)
+                self._settle(plan, draft, samples)
             except BaseException as failure:
                 failures.append(failure)
-                if not draft.request.is_finished:
-                    self._ending[draft.request] = f"{type(failure).__name__}: {failure}"
+                self._ending[draft.sequence.request] = f"{type(failure).__name__}: {failure}"
         self.running = [request for request in self.running if request.sequences]
         if failures:
             self._end_others()
             raise failures[0]
         return touched
 
-    def _settle(self, plan: StepPlan, draft: Draft, samples: SequenceOf[Sample]) -> None:
+    def _settle(self, plan: StepPlan, draft: Draft, samples: dict[Sequence, Sample]) -> None:
         """Append the samples after right tokens, and give back what wrong ones took."""
-        request, sequence, num_right = draft.request, draft.sequence, 0
-        for copy, sample in zip(draft.copies, samples):
-            if request.is_finished or sequence.token_ids[-1] != copy.token_ids[-1] or not _is_valid(sample):
+        sequence, request, num_right = draft.sequence, draft.sequence.request, 0
+        for copy in draft.copies:
+            is_right = not request.is_finished and sequence.token_ids[-1] == copy.token_ids[-1]
+            if not (is_right and _is_valid(samples[copy])):
                 break
             num_right += 1
             sequence.num_computed_tokens += 1
             self.kv.register(sequence, sequence.num_computed_tokens)  # not before it is known to be right
             self.num_generated_tokens += 1
-            self.apply_branches(request, request.method.advance(request, [sample]))
+            self.apply_branches(request, request.method.advance(request, [samples[copy]]))
         self.kv.commit_registered()
         if not request.is_finished:
             table, num_tokens = sequence.table, sequence.num_computed_tokens
