@@ -127,7 +127,7 @@ class SpeculativeScheduler(FCFSScheduler):
 
     def _schedule_draft(self, plan: StepPlan, sequence: Sequence, guess: SequenceOf[int]) -> list[Sequence]:
         """Schedule the rows of a draft, if there are blocks for it: nobody is preempted for a guess."""
-        table, copies = sequence.table, [sequence]
+        table, text, copies = sequence.table, sequence.token_ids[:], []
         if table.blocks_to_append(len(guess)) > self.kv.num_free:
             return []
         table.append(len(guess))
@@ -137,11 +137,10 @@ class SpeculativeScheduler(FCFSScheduler):
                     f"the drafter guessed token {token_id}, but the model has {self.vocab_size} tokens; "
                     f"guess ids from 0 to {self.vocab_size - 1}"
                 )
-            copy = copies[-1].fork(table)
-            copy.token_ids.append(token_id)
-            copies.append(copy)
-            plan.scheduled.append(ScheduledSequence(copy, len(copy.token_ids) - 1, 1, 1))
-        return copies[1:]
+            text.append(token_id)
+            copies.append(Sequence(sequence.request, text[:], table, sequence.index))
+            plan.scheduled.append(ScheduledSequence(copies[-1], len(text) - 1, 1, 1))
+        return copies
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
         """Take the step's result into account, and of each draft the tokens up to the first wrong one."""
