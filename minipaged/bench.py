@@ -109,7 +109,7 @@ class PhaseClock:
         self.tokens = {"prefill": 0, "decode": 0}
         self.decode_steps = 0
         self._phase = "decode"
-        self._plan: StepPlan | None = None
+        self._plan = StepPlan(0)
 
     def plan(self, plan: StepPlan) -> None:
         """Called before each step: decodes beside a prompt's chunk count for neither."""
@@ -120,10 +120,10 @@ class PhaseClock:
         self._plan = plan
 
     def end(self, seconds: float) -> None:
-        """Called after each step."""
+        """Called after each step, when it is known which guesses of the plan were no tokens of a text."""
         self.seconds[self._phase] += seconds
-        guesses = [e.detail for e in self._plan.events if e.kind == "drafted"] if self._plan else []
-        self.tokens["decode"] -= sum(guess["tokens"] - guess["right"] for guess in guesses)
+        drafts = [event.detail for event in self._plan.events if event.kind == "drafted"]
+        self.tokens["decode"] -= sum(draft["tokens"] - draft["right"] for draft in drafts)
 
     @contextmanager
     def watch(self, engine: Engine) -> Iterator[None]:

@@ -151,7 +151,7 @@ def _guesses(options: Mapping[str, Any]) -> dict[str, Any]:
             told = json.loads(told)
         except ValueError as error:
             raise ConfigError(f"speculative_config is {told!r}, which is not JSON: {error}; {FIX}") from error
-    if told in (None, "", []) and not isinstance(told, bool):
+    if told in (None, "", []):
         told = {}
     if not isinstance(told, Mapping):
         raise ConfigError(f"speculative_config is {told!r}; {FIX}")

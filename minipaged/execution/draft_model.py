@@ -141,9 +141,9 @@ class DraftModel:
         copies = [self._follow(sequence, count) for sequence, count in zip(sequences, counts)]
         left, chunks = self.max_num_batched_tokens, []
         for copy in filter(None, copies):
-            num_uncomputed = copy.num_uncomputed_tokens
-            if count := min(num_uncomputed, left):  # the rest of a long prompt is read with the next drafts
-                chunks.append((copy, count, count == num_uncomputed))
+            # (The rest of a long prompt is read with the next drafts.)
+            if count := min(copy.num_uncomputed_tokens, left):
+                chunks.append((copy, count, count == copy.num_uncomputed_tokens))
                 left -= count
         while chunks:
             self._compute(chunks)
