@@ -9,6 +9,7 @@ from collections import deque
 import pytest
 
 from minipaged.bench import WorkloadError, random_workload, repeat_workload, run_workload
+from minipaged.components import Components
 from minipaged.execution.accel import limits
 from minipaged.llm import LLM
 from minipaged.metrics import StatsLogger, quantile
@@ -96,6 +97,20 @@ def test_prefill_and_decode_have_rates_of_their_own(timed_llm):
     assert result["prefill_tok_per_s"] == pytest.approx(60 / STEP)
     assert result["decode_tok_per_s"] == pytest.approx(1 / STEP)
     assert result["decode_steps_per_s"] == pytest.approx(1 / STEP)
+
+
+def test_wrong_guesses_count_for_no_rate(timed_llm):
+    """Catches rows that are taken for tokens: of each draft, the first guess is right."""
+
+    class OneRight:
+        def draft(self, sequences, counts):
+            return [[0, 1, 0][:count] for count in counts]
+
+    llm = timed_llm(num_speculative_tokens=3, components=Components(drafter=OneRight))
+    result = run_workload(llm, random_workload(1, 10, 9, llm.engine.executor.vocab_size))
+    assert result["decode_tok_per_s"] == pytest.approx(2 / STEP)
+    assert result["decode_steps_per_s"] == pytest.approx(1 / STEP)
+    assert (result["draft_tokens"], result["accepted_tokens"]) == (3 + 3 + 3 + 1, 4)
 
 
 def test_prompts_without_decodes_have_no_decode_rate(timed_llm):
