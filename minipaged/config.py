@@ -75,11 +75,11 @@ class EngineConfig:
         "How a request gets its blocks: as its tokens need them, in grants of 16, or all at admission.",
     )
     num_speculative_tokens: int = _option(
-        0, "Guess up to this many tokens ahead (15 at most); one step checks them, and texts stay the same."
+        0, "Guess up to this many tokens ahead (15 at most), and check all in one step. Texts stay the same."
     )
     speculative_model: str | None = _option(
         None,
-        "A smaller model with the same tokens, which guesses. Default: look up what the text said before.",
+        "A smaller model with the same tokens, which guesses. Default: what followed the last tokens before.",
     )
     tensor_parallel_size: int = _option(1, "Ranks that share the heads and MLPs of every layer.")
     pipeline_parallel_size: int = _option(

@@ -102,7 +102,7 @@ INSTEAD = {
 """What to do, where it is more than leaving a setting out."""
 
 GUESSES = {"method": "spec_method", "model": "spec_model", "num_speculative_tokens": "spec_tokens"}
-"""Entries of `speculative_config`, and the settings that say the same. The others change only guesses."""
+"""Entries of `speculative_config`, and the settings that say the same. Others change only what is guessed."""
 
 NGRAM = ("ngram", "[ngram]")
 """What stands for prompt lookup where a model is named, too."""

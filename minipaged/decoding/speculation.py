@@ -1,7 +1,7 @@
 """Speculative decoding: guess the next tokens, and let one step check them all (Leviathan et al., arXiv
 2211.17192).
 
-A decode reads every weight to compute one row. A few more rows take hardly longer, so a step also computes a
+A decode reads every weight to compute one row. A few more rows hardly take longer, so a step also computes a
 *draft*, tokens that may follow:
 
     tokens   A cat sat. A cat     "A cat" was followed by "sat." before: that is the draft
@@ -10,8 +10,8 @@ A decode reads every weight to compute one row. A few more rows take hardly long
 
 The draft is what a grammar forces, if there is one, and else what a `Drafter` guesses. A row is a decode of
 a copy of the sequence that ends there, so executor, kernels and sampler know nothing of drafts, and its
-sample is the one that a later step would have drawn. Drafts change how many steps a text takes, and not the
-text. Behind the last right token, slots are written again, and blocks go back.
+sample is the one that a later step would have drawn. Drafts change how many steps a text takes, not the
+text. The slots of wrong tokens are written again, and blocks that only they needed go back.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ class Drafter(Protocol):
     """Guesses how texts go on."""
 
     def draft(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int]) -> SequenceOf[SequenceOf[int]]:
-        """For each sequence at most so many tokens (1 or more) that may follow its `token_ids`."""
+        """Tokens of the vocabulary that may follow the `token_ids` of each sequence, at most counts[i] (1 or
+        more) for sequences[i], or none."""
         ...
 
 
 class PromptLookup:
     """What followed the last tokens where they occurred before (A. Saxena, *Prompt Lookup Decoding*, 2023).
 
-    Of all earlier places, the one counts where most tokens agree, at least 2 and up to 4; of several, the
-    last. A text that repeats itself to its end is continued round and round.
+    It continues from the earlier place where most of the last tokens agree, at least 2 and at most 4; from
+    the latest, if there are several. A text that repeats itself up to its end goes on repeating.
     """
 
     def draft(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int]) -> list[list[int]]:
@@ -91,7 +92,7 @@ class SpeculativeScheduler(FCFSScheduler):
         self._lengths: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # of the next draft
 
     def schedule(self) -> StepPlan:
-        """Plan a step; what it leaves of the budget goes to drafts."""
+        """Plan a step; rows that it has to spare go to drafts."""
         plan, self._drafts = super().schedule(), []
         num_rows = len(plan.scheduled)
         spare = min(DRAFT_ROWS, self.max_num_batched_tokens) - num_rows
@@ -151,7 +152,7 @@ class SpeculativeScheduler(FCFSScheduler):
         samples, errors = dict(zip(sampled, result.samples)), dict(result.errors or {})
         for sequence, copies, _ in drafts:
             if _is_valid(samples[sequence]) and not all(_is_valid(samples[copy]) for copy in copies):
-                errors.pop(sequence.request.request_id, None)  # only after a guess is there no valid token
+                errors.pop(sequence.request.request_id, None)  # only its guesses have no valid token
         touched = super().commit(plan, result._replace(errors=errors))
         failures = []
         for draft in drafts:
@@ -186,7 +187,7 @@ class SpeculativeScheduler(FCFSScheduler):
             table.use_slots(num_tokens)
         found = {"tokens": len(draft.copies), "right": num_right}
         plan.events.append(Event("drafted", request.request_id, found))
-        # As many as were right, and as many again: where guesses are wrong, a step soon has one row more.
+        # Where guesses are right, drafts grow at once; where they are wrong, a step has one row more.
         self._lengths[request] = min(2 * num_right + 1, self.num_speculative_tokens)
 
 

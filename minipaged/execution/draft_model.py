@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POOL_MEMORY = 1 << 30
-"""Bytes of the pool."""
+"""Bytes of the draft model's pool."""
 
 
 @dataclass(slots=True)
@@ -42,8 +42,8 @@ class _Reading:
     owner: ref[Sequence]
     table: BlockTable
     token_ids: array[int] = field(default_factory=lambda: array("i"))  # its text at that time, then guesses
-    num_text: int = 0
-    num_computed: int = 0
+    num_text: int = 0  # tokens of the text
+    num_computed: int = 0  # tokens whose K/V are in the table
     is_followed: bool = False  # by the draft being made
 
 
@@ -52,8 +52,8 @@ class DraftModel:
 
     Args:
         runner: the smaller model; its tokens mean the same as the larger one's.
-        max_num_batched_tokens: that one step computes at most. A longer prompt is read in several.
-        tokenizer: its own, if it has one.
+        max_num_batched_tokens: tokens that one of its steps computes at most; a longer prompt takes several.
+        tokenizer: the smaller model's own, if it has one.
     """
 
     def __init__(self, runner: Executor, max_num_batched_tokens: int, tokenizer: Any = None) -> None:
@@ -68,7 +68,7 @@ class DraftModel:
     def load(cls, name: str, config: EngineConfig) -> DraftModel:
         """The model of a directory or hub id, for a larger one with these settings.
 
-        Before the larger one, whose pool takes what a GPU has left.
+        It is loaded before the larger one, whose pool takes what a GPU has left.
 
         Raises ConfigError if it cannot be loaded, or has layers whose state cannot take a wrong token back.
         """
@@ -102,7 +102,7 @@ class DraftModel:
     def guess_for(self, tokenizer: Any, vocab_size: int) -> None:
         """Guess for a model with this tokenizer (None: it has none) and this many logits.
 
-        Raises ConfigError if the tokens of the two mean something else.
+        Raises ConfigError if the two have different tokens.
         """
         if None not in (tokenizer, self.tokenizer) and tokenizer.get_vocab() != self.tokenizer.get_vocab():
             raise ConfigError(
@@ -195,7 +195,8 @@ class DraftModel:
         return copy
 
     def _make_room(self, copy: Sequence, count: int) -> bool:
-        """Let the sequences that were not followed for longest go, until there are blocks for a draft."""
+        """Take the blocks of a draft, if need be from the least recently followed sequences. Returns whether
+        there were enough."""
         needed = copy.table.blocks_to_append(copy.num_uncomputed_tokens + count - 1)
         for reading in self._readings.values():
             if needed <= self.pool.num_free:
@@ -209,7 +210,7 @@ class DraftModel:
         return True
 
     def _compute(self, chunks: list[tuple[Sequence, int, bool]]) -> None:
-        """One step: so many tokens of each; then, if asked for, its next token is appended."""
+        """Run one step: of each copy so many tokens; if it guesses, its next token is appended."""
         scheduled = []
         for copy, count, guesses in chunks:
             copy.table.append(count)
