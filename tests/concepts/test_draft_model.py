@@ -96,6 +96,28 @@ def test_a_model_that_fails_costs_guesses_and_nothing_else(caplog):
     assert drafter.pool.num_free == drafter.pool.num_blocks
 
 
+def sequence_of(*tokens):
+    """A sequence with this prompt."""
+    return toy_engine().add_request("r", tokens, GREEDY).sequences[0]
+
+
+def test_what_the_model_cannot_read_has_no_guess():
+    """Catches a position, or a token of a larger vocabulary, that it has no row for."""
+    text = sequence_of(1, 2, 3, 4, 5, 6, 7)
+    assert [len(guess) for guess in DraftModel(Forgetful(max_model_len=10), 64).draft([text], [3])] == [3]
+    assert DraftModel(Forgetful(max_model_len=10), 64).draft([text], [4]) == [[]]
+    assert DraftModel(Forgetful(vocabulary=7), 64).draft([text], [3]) == [[]]
+
+
+def test_the_text_that_waited_longest_for_a_guess_makes_room():
+    """Catches one that is read again and again because another, of long ago, is kept."""
+    drafter = DraftModel(Forgetful(num_blocks=2, block_size=2), 64)
+    first, second, third = sequence_of(1, 2), sequence_of(3, 4), sequence_of(5, 6)
+    for sequence in (first, second, first, third, first):
+        drafter.draft([sequence], [1])
+    assert drafter.runner.steps == [[2], [2], [1], [2], [1]]
+
+
 def test_a_guess_that_was_right_but_never_scheduled_does_not_count_as_read(caplog):
     """Catches a table that is taken for longer than it is, where the pool had no room for the next guess."""
     drafter = DraftModel(Forgetful(num_blocks=4, block_size=2), 64)

@@ -84,6 +84,7 @@ def test_steps_for_20_tokens_with_drafts_of_four(right, steps):
     request = engine.add_request("r", range(7), GREEDY)
     assert run(engine) == steps
     assert outputs(request) == [expected(range(7), 20)]
+    assert engine.metrics.generation_tokens == 20
 
 
 @pytest.mark.parametrize("right", [0.3, 0.8, 1.0])
@@ -161,14 +162,24 @@ def test_a_step_with_a_prompt_has_no_draft():
 )
 def test_a_step_has_no_more_rows_than_its_limits_allow(limit, rows):
     """Catches drafts that overflow what memory was measured for; three requests share the rest."""
-    engine = drafting(Foresight(1.0), tokens=50, **limit)
+    drafter = Foresight(1.0)
+    engine = drafting(drafter, tokens=50, **limit)
     for i in range(3):
         engine.add_request(f"r{i}", [i], SamplingParams(temperature=0, max_tokens=60))
     sizes = []
-    engine.on_planned.append(lambda plan: sizes.append([len(plan.scheduled), *map(len, [plan.sampling])]))
+    engine.on_planned.append(lambda plan: sizes.append((len(plan.scheduled), len(plan.sampling))))
     engine.step()
     engine.step()
-    assert sizes[1] == [rows, 3]
+    assert sizes[1] == (rows, 3)
+    assert drafter.asked[-3:] == [-(-(rows - 3) // 3)] * 3
+
+
+class HalfRight(Foresight):
+    """Is right once a draft."""
+
+    def draft(self, sequences, counts):
+        """See `Drafter`."""
+        return [[right, *(50 - token for token in rest)] for right, *rest in super().draft(sequences, counts)]
 
 
 def test_drafts_are_long_where_guesses_are_right_and_short_where_not():
@@ -180,6 +191,10 @@ def test_drafts_are_long_where_guesses_are_right_and_short_where_not():
         run(engine)
     assert right.asked[:3] == [6, 6, 6]
     assert wrong.asked[:3] == [6, 1, 1]
+    half = drafting(drafter := HalfRight(), tokens=6)
+    half.add_request("r", range(3), SamplingParams(temperature=0, max_tokens=30))
+    run(half)
+    assert drafter.asked[:4] == [6, 3, 3, 3]
 
 
 def test_the_cache_never_learns_a_wrong_token_and_knows_the_right_ones():
@@ -189,6 +204,7 @@ def test_the_cache_never_learns_a_wrong_token_and_knows_the_right_ones():
         engine = drafting(Foresight(right), enable_prefix_caching=True)
         engine.add_request("r", prompt, SamplingParams(temperature=0, max_tokens=18))
         run(engine)
+        engine.scheduler.kv.roll_back_registered()  # (what a failed step does)
         text = [*prompt, *expected(prompt, 18)]
         again = engine.add_request("again", text, SamplingParams(temperature=0, max_tokens=1))
         run(engine)
