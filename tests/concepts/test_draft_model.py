@@ -98,7 +98,7 @@ def test_a_model_that_fails_costs_guesses_and_nothing_else(caplog):
 
 def sequence_of(*tokens):
     """A sequence with this prompt."""
-    return toy_engine().add_request("r", tokens, GREEDY).sequences[0]
+    return drafting(Script()).add_request("r", tokens, GREEDY).sequences[0]
 
 
 def test_what_the_model_cannot_read_has_no_guess():
