@@ -12,24 +12,14 @@ import time
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from minipaged import LLM, SamplingParams, StructuredOutputsParams, pocket_model
 from minipaged.pocket_model import numbers, stories
 from tests.benchmarks.conftest import is_asked_for
+from tests.engine.guesses import SCHEMA, blurred_copy
 
 cpu_time = {"timer": time.process_time, "warmup": False}
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "favourite_colour": {"enum": ["red", "green", "blue"]},
-        "number_of_friends": {"type": "integer", "minimum": 0, "maximum": 99},
-        "lives_in_a_village": {"type": "boolean"},
-    },
-    "required": ["favourite_colour", "number_of_friends", "lives_in_a_village"],
-    "additionalProperties": False,
-}
 TEXTS = {"a story": stories.story, "questions about numbers": numbers.document}
 
 
@@ -69,14 +59,8 @@ def large(tmp_path_factory, pytestconfig):
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory):
-    """The embedded model with noise on its weights, so that it errs now and then."""
-    path = shutil.copytree(pocket_model.PATH, tmp_path_factory.mktemp("draft") / "model")
-    weights = load_file(path / "model.safetensors")
-    source = torch.Generator().manual_seed(0)
-    for name, weight in weights.items():
-        weights[name] = weight + 0.2 * weight.float().std() * torch.randn(weight.shape, generator=source)
-    save_file(weights, path / "model.safetensors", {"format": "pt"})
-    return path
+    """A model as small as the embedded one, which errs now and then."""
+    return blurred_copy(tmp_path_factory.mktemp("draft"), 0.2)
 
 
 @pytest.mark.benchmark(group="one request", **cpu_time)

@@ -1,12 +1,41 @@
-"""Drafters whose guesses a test decides, over the toy model."""
+"""Drafters whose guesses a test decides; a draft model that errs; a schema that leaves little choice."""
 
 from __future__ import annotations
 
 import random
+import shutil
 from array import array
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+from minipaged import pocket_model
 from tests.toy import content, next_tokens
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "favourite_colour": {"enum": ["red", "green", "blue"]},
+        "number_of_friends": {"type": "integer", "minimum": 0, "maximum": 99},
+        "lives_in_a_village": {"type": "boolean"},
+    },
+    "required": ["favourite_colour", "number_of_friends", "lives_in_a_village"],
+    "additionalProperties": False,
+}
+
+
+def blurred_copy(folder: Path, noise: float) -> Path:
+    """The embedded model with noise on its weights, so that it errs now and then."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    path = Path(shutil.copytree(pocket_model.PATH, folder / "model"))
+    weights = load_file(path / "model.safetensors")
+    source = torch.Generator().manual_seed(0)
+    for name, weight in weights.items():
+        weights[name] = weight + noise * weight.float().std() * torch.randn(weight.shape, generator=source)
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
 
 
 class Foresight:

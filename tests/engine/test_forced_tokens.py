@@ -8,23 +8,13 @@ import pytest
 
 from minipaged import LLM, SamplingParams
 from minipaged.decoding.structured import StructuredOutputsParams
+from tests.engine.guesses import SCHEMA
 
 pytest.importorskip("llguidance", reason="structured output needs llguidance")
 
 SMALL = {"num_blocks": 256, "max_model_len": 512, "disable_log_stats": True}
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "favourite_colour": {"enum": ["red", "green", "blue"]},
-        "number_of_friends": {"type": "integer", "minimum": 0, "maximum": 99},
-        "lives_in_a_village": {"type": "boolean"},
-    },
-    "required": ["favourite_colour", "number_of_friends", "lives_in_a_village"],
-    "additionalProperties": False,
-    "x-guidance": {"whitespace_pattern": ""},
-}
 KINDS = {
-    "json": StructuredOutputsParams(json=SCHEMA),
+    "json": StructuredOutputsParams(json={**SCHEMA, "x-guidance": {"whitespace_pattern": ""}}),
     "regex": StructuredOutputsParams(regex="The answer is (yes|no), because [a-z]{3,8} said so\\."),
     "choice": StructuredOutputsParams(choice=["a small village", "a small valley", "the mountains"]),
     "grammar": StructuredOutputsParams(grammar='root ::= "one, two, " ("three" | "four") ", five"'),

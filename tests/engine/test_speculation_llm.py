@@ -9,12 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 
 from minipaged import LLM, BeamSearchParams, SamplingParams, pocket_model
 from minipaged.components import Components
 from minipaged.config import ConfigError
 from tests.engine.conftest import make_llm
+from tests.engine.guesses import blurred_copy
 
 PROMPTS = [
     "Once upon a time",
@@ -36,22 +36,9 @@ def looking_up() -> LLM:
 
 
 @pytest.fixture(scope="module")
-def blurred(tmp_path_factory) -> Path:
-    """The embedded model with noise on its weights: it says something else now and then."""
-    path = Path(shutil.copytree(pocket_model.PATH, tmp_path_factory.mktemp("draft") / "model"))
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(path / "model.safetensors")
-    noise = torch.Generator().manual_seed(0)
-    for name, weight in weights.items():
-        weights[name] = weight + 0.3 * weight.float().std() * torch.randn(weight.shape, generator=noise)
-    save_file(weights, path / "model.safetensors", {"format": "pt"})
-    return path
-
-
-@pytest.fixture(scope="module")
-def drafting(blurred) -> LLM:
-    return LLM(**SMALL, num_speculative_tokens=4, speculative_model=str(blurred))
+def drafting(tmp_path_factory) -> LLM:
+    path = blurred_copy(tmp_path_factory.mktemp("draft"), 0.3)
+    return LLM(**SMALL, num_speculative_tokens=4, speculative_model=str(path))
 
 
 def drafts(llm: LLM) -> tuple[int, int]:
