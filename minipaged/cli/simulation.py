@@ -224,6 +224,7 @@ def calibrate(
     This tests whether such a model can predict real runs at all; no other command uses the fitted numbers.
     """
     check_threads(threads)
+    check_settings(name for name in options if "speculative" in name)
     if rounds < 1:
         raise ValueError(f"rounds is {rounds}; give at least 1")
     with progress_bar("loading libraries"):

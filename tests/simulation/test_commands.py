@@ -17,7 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from minipaged.cli.simulation import reproduce, simulate
+from minipaged.cli.simulation import calibrate, reproduce, simulate
 from minipaged.config import EngineConfig
 from minipaged.simulation import plots
 from minipaged.simulation.experiments import EXPERIMENTS
@@ -323,6 +323,7 @@ def test_an_endless_output_ends_at_the_longest_sequence_and_is_counted_as_genera
     [
         *("attention_backend", "enable_cuda_graphs", "dtype", "disable_log_stats"),
         *("quantization", "device", "trust_remote_code", "pipeline_parallel_size"),
+        *("num_speculative_tokens", "speculative_model"),
     ],
 )
 def test_a_setting_that_changes_nothing_in_a_simulation_is_refused(setting):
@@ -532,3 +533,11 @@ def test_the_page_tells_the_papers_own_figures_from_those_of_other_sources():
         names = [row.split(" | ")[0] for row in rows.splitlines() if row.startswith("| ")]
         assert names == ["| claim", "| knee", "| speed"]
     assert "other sources" not in page([_result()], []), "a table without rows"
+
+
+def test_guesses_cannot_be_calibrated():
+    """Catches a fit of steps that the simulation does not have."""
+    with pytest.raises(
+        ValueError, match="num_speculative_tokens has no effect in a simulation; leave it out"
+    ):
+        calibrate(options={"num_speculative_tokens": 4})
