@@ -107,8 +107,6 @@ def build_scheduler(
     scheduler = components.scheduler
     if config.num_speculative_tokens:
         scheduler = _speculative(config, limits, components)
-    elif components.drafter is not PromptLookup:
-        raise ConfigError("there is a drafter, but num_speculative_tokens is 0; give e.g. 4")
     return scheduler(
         kv,
         (components.chunked_prefill if config.enable_chunked_prefill else components.prefill_first)(),

@@ -78,8 +78,11 @@ class LLM:
         if use and components is not None:
             raise ConfigError("use and components are both given; give only one of them")
         components = components or components_from(use or {})
-        if self.config.speculative_model is not None and components.drafter is not PromptLookup:
-            raise ConfigError("speculative_model and a drafter are both given; give only one of them")
+        if components.drafter is not PromptLookup:
+            if self.config.speculative_model is not None:
+                raise ConfigError("speculative_model and a drafter are both given; give only one of them")
+            if not self.config.num_speculative_tokens:
+                raise ConfigError("a drafter is given, but num_speculative_tokens is 0; give e.g. 4")
         name = str(model if model is not None else pocket_model.PATH)
         defaults: dict[str, Any] = {}
         if isinstance(tokenizer, str | Path):

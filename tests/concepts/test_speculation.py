@@ -360,7 +360,5 @@ def test_what_cannot_draft_is_refused():
 
     with pytest.raises(ConfigError, match="a scheduler of your own"):
         toy_engine(components=Components(scheduler=Mine), num_speculative_tokens=3)
-    with pytest.raises(ConfigError, match="there is a drafter, but num_speculative_tokens is 0"):
-        toy_engine(components=Components(drafter=lambda: Foresight()))
     with pytest.raises(ConfigError, match="num_speculative_tokens is -1; give at least 0"):
         toy_engine(num_speculative_tokens=-1)

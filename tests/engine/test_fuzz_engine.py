@@ -153,10 +153,8 @@ class EngineScenario(Scenario):
             allocator=lambda count: BlockAllocator(count, order),
             block_table=fragile_table(self.fuse),
             page_growth=lambda: growth,
+            drafter=lambda: Foresight(rng.random(), VOCABULARY, seed),
         )
-        if config["num_speculative_tokens"]:
-            foresight = Foresight(rng.random(), VOCABULARY, seed)
-            components = replace(components, drafter=lambda: foresight)
         self.engine = Engine(model, EngineConfig(**config), components=components)
         self.engine.scheduler.kv.watermark = self.settings["watermark"]
         self.make_fragile()

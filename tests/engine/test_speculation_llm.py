@@ -195,5 +195,7 @@ def test_a_drafter_of_ones_own_guesses_in_the_running_engine(plain):
         llm.generate(PROMPTS, params)[1].outputs[0].text == plain.generate(PROMPTS, params)[1].outputs[0].text
     )
     assert drafts(llm)[0] > 0
+    with pytest.raises(ConfigError, match="a drafter is given, but num_speculative_tokens is 0; give"):
+        LLM(**SMALL, use={"drafter": Echo})
     with pytest.raises(ConfigError, match="speculative_model and a drafter are both given"):
         LLM(**SMALL, num_speculative_tokens=2, speculative_model="small", use={"drafter": Echo})
