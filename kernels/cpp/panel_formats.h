@@ -97,13 +97,14 @@ constexpr bool IN_WHOLE_NUMBERS = true, IN_WORDS = true;
 constexpr bool IN_WHOLE_NUMBERS = false, IN_WORDS = false;
 #endif
 
-// A group of a row in fixed point: an element is scale * (p0 + 2^8 p1 + 2^16 p2), with parts of a byte, or
-// scale * (p0 + 2^16 p1), with parts of a word. So many are as precise as float32, and sums of their products
-// with codes are exact. W8A8 has one.
+// A group of a row in fixed point: an element is a whole number of 16 bits, in W8A8 of 8, times a scale. Where bytes
+// meet bytes, 16 bits are two parts, p0 + 2^8 p1. The sums of their products with codes are exact.
 using Part = std::conditional_t<IN_WORDS, int16_t, int8_t>;
 constexpr int PART_BITS = 8 * sizeof(Part);
 template <class Format>
-constexpr int PARTS_OF = std::is_same_v<Format, W8A8> ? 1 : IN_WORDS ? 2 : 3;
+constexpr int PARTS_OF = std::is_same_v<Format, W8A8> || IN_WORDS ? 1 : 2;
+template <class Format>
+constexpr int MOST_STEPS = std::is_same_v<Format, W8A8> ? 127 : 127 * 256 + 127;  // of an element, from zero
 
 template <int PARTS>
 struct FixedGroup {
@@ -150,9 +151,9 @@ inline Int add_lanes(Int sum, Int codes, const Part* numbers) {
 
 using Narrow = Part __attribute__((vector_size(LANES * sizeof(Part))));
 
-template <int PARTS, class T>
+template <class Format, int PARTS, class T>
 void in_parts(const T* row, int64_t count, FixedGroup<PARTS>& group) {
-    constexpr float MOST = PARTS == 1 ? 127 : 8.355e6f;  // a little less than three bytes hold
+    constexpr float MOST = MOST_STEPS<Format>;
     float own[GROUP] = {}, values[GROUP];
     for (int k = 0; k < count; k += LANES) store(own + k, load(row + k, count - k));
     for (int k = 0; k < GROUP; k++) values[place_of(k)] = own[k];

@@ -19,7 +19,6 @@ constexpr int AHEAD = 8192;            // bytes from what one pass multiplies to
 constexpr int STREAMS = 4;             // panels that few rows read at the same time
 constexpr int LINES_IN_TURN = 4;       // rows of lanes from one of them before the next has its turn
 constexpr int64_t ROW_BLOCK = 96;      // rows whose sums stay in the nearest caches
-constexpr int64_t MOST_IN_WORDS = 2;   // rows that are quicker in fixed point of two words than as floats
 constexpr int64_t PARALLEL_BYTES = 1 << 19;  // below that, waking threads costs more than it saves
 
 template <class Format>  // rows that one pass over a panel multiplies: what the registers hold
@@ -64,10 +63,11 @@ struct Group {
     }
 };
 
-// Every line of 64 bytes or, on AVX2, whose loops pass four times over a group, every other one in each.
-inline void fetch(const char* coming, int64_t stride) {
-    constexpr int LINES = LANES == 16 ? 4 : 2;
-    for (int i = 0; i < LINES; i++) __builtin_prefetch(coming + stride / LINES * i, 0, 2);
+// N of the VECTORS lines of 64 bytes or, on AVX2, whose loops pass four times over a group, every other one in each.
+template <int N>
+void fetch(const char* coming, int64_t stride) {
+    constexpr int LINES = LANES == 16 ? VECTORS : 2;
+    for (int i = 0; i < N; i++) __builtin_prefetch(coming + stride / LINES * i, 0, 2);
 }
 
 template <int N>
@@ -85,7 +85,7 @@ template <class Format_>
 struct FloatRows {
     using Format = Format_;
     using Sum = Vec;
-    static constexpr int PARTS = 1, MOST = MOST_ROWS<Format>;
+    static constexpr int PARTS = 1, MOST = MOST_ROWS<Format>, MOST_IN_HALVES = MOST;
     const float* elements;  // `stride` apart; in the format Pairs a float holds two
     int64_t stride;
     const RowGroup* groups;
@@ -126,6 +126,7 @@ struct FixedRows {
     using Format = Format_;
     using Sum = Int;
     static constexpr int PARTS = PARTS_, MOST = 6 / PARTS;  // whose sums the registers hold
+    static constexpr int MOST_IN_HALVES = LANES == 16 ? 2 * MOST : MOST;  // with the sums of half a panel at a time
     const FixedGroup<PARTS>* groups;
     int64_t num_groups;
 
@@ -145,7 +146,7 @@ struct FixedRows {
 #pragma GCC unroll 8
             for (int v = 0; v < N; v++)
                 codes[v] = split(Format::STEP == 4 ? raw[v] : raw[v] >> 4 * nibble & 0x0f0f0f0f);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int i = 0; i < I; i++) {
                 const Part* numbers = row_of(first + i).numbers[(first + i) % PARTS] + k;
 #pragma GCC unroll 8
@@ -155,10 +156,8 @@ struct FixedRows {
     }
 
     Vec finish(Vec total, const Int (&sums)[PARTS], int r, const BFloat16* scales) const {
-        Vec sum = {};
-        for (int part = PARTS - 1; part >= 0; part--)
-            sum = sum * (float)(1 << PART_BITS) + __builtin_convertvector(sums[part], Vec);
-        return add_product(total, sum * groups[r * num_groups].scale, load(scales));
+        const Int sum = PARTS == 1 ? sums[0] : (sums[PARTS - 1] << PART_BITS) + sums[0];
+        return add_product(total, __builtin_convertvector(sum, Vec) * groups[r * num_groups].scale, load(scales));
     }
 };
 
@@ -168,11 +167,11 @@ template <int R, class Rows>
 void add_group(const Group& group, const Rows rows, float* totals) {
     using Format = typename Rows::Format;
     using Sum = typename Rows::Sum;
-    constexpr int N = LANES == 16 ? VECTORS : 2;  // what the registers hold
+    constexpr int N = LANES == 16 && R <= Rows::MOST ? VECTORS : 2;  // what the registers hold
     constexpr int PARTS = Rows::PARTS;
     for (int first = 0; first < VECTORS; first += N) {
         Sum sums[R * PARTS][N];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int i = 0; i < R * PARTS; i++)
 #pragma GCC unroll 8
             for (int v = 0; v < N; v++) sums[i][v] = rows.start(i);
@@ -180,7 +179,7 @@ void add_group(const Group& group, const Rows rows, float* totals) {
         const char* coming = group.coming + first * group.stride / VECTORS;
         const int64_t stride = group.stride;
         const auto add_line = [&](int k) __attribute__((always_inline)) {
-            if (stride) fetch(coming, stride);
+            if (stride) fetch<N>(coming, stride);
             rows.add(sums, 0, source, k);
             source += 4 * WIDTH, coming += stride;
         };
@@ -189,7 +188,7 @@ void add_group(const Group& group, const Rows rows, float* totals) {
             for (int k = 0; k < group.count; k += Format::STEP) add_line(k);
         else
             for (int k = 0; k < group.count; k += Format::STEP) add_line(k);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
             for (int v = 0; v < N; v++) {
@@ -202,7 +201,7 @@ void add_group(const Group& group, const Rows rows, float* totals) {
     }
 }
 
-template <class Rows, int R = Rows::MOST>
+template <class Rows, int R = Rows::MOST_IN_HALVES>
 void add_some(int64_t num_rows, const Group& group, const Rows& rows, float* totals) {
     if constexpr (R > 1)
         if (num_rows < R) return add_some<Rows, R - 1>(num_rows, group, rows, totals);
@@ -250,23 +249,16 @@ void add_in_turns(int64_t num_rows, const Group& group, const Rows& rows, float*
             }
 }
 
-// The codes of a group as numbers, in the order of Float32 or Pairs: for many rows that is quicker.
+// The codes of a group as numbers, in the order of Float32: for many rows that is quicker.
 template <class Format>
-void expand(const char* group, int count, bool in_pairs, char* numbers) {
+void expand(const char* group, int count, char* numbers) {
     for (int k = 0; k < count; k += Format::STEP, group += 4 * WIDTH)
         for (int v = 0; v < VECTORS; v++) {
             Int raw;
             std::memcpy(&raw, group + v * sizeof(Vec), sizeof raw);
-            Vec values[Format::STEP];
 #pragma GCC unroll 8
-            for (int i = 0; i < Format::STEP; i++) values[i] = Format::value(raw, i) - Format::OFFSET;
-            for (int i = 0; i < Format::STEP; i += 1 + in_pairs) {
-                float* place = (float*)numbers + (k + i) / (1 + in_pairs) * WIDTH + v * LANES;
-                if (in_pairs)  // whole numbers up to 256 are exact in bfloat16
-                    store(place, (Vec)(((Int)values[i + 1] & (int32_t)0xffff0000) | ((Int)values[i] >> 16 & 0xffff)));
-                else
-                    store(place, values[i]);
-            }
+            for (int i = 0; i < Format::STEP; i++)
+                store((float*)numbers + (k + i) * WIDTH + v * LANES, Format::value(raw, i) - Format::OFFSET);
         }
 }
 
@@ -282,28 +274,28 @@ const T* row_of(const Product& call, int64_t r) {
 template <class Format>
 constexpr bool rounds = std::is_same_v<Format, W8A8>;
 
-template <class Format, class T>
+template <class Format, class T, bool IN_PAIRS>
 struct Floats {  // the rows as the kernel reads them. Rounded ones stay whole numbers, whose sums are exact.
     std::vector<float> elements;
     std::vector<RowGroup> groups;
     int64_t stride;
 
-    Floats(const Product& call, bool in_pairs) {
+    explicit Floats(const Product& call) {
         const int64_t num_groups = groups_of(call);
         groups.assign(call.num_rows * num_groups, {0, 1});
-        stride = num_groups * GROUP >> in_pairs;
+        stride = num_groups * GROUP / (1 + IN_PAIRS);
         elements.resize(call.num_rows * stride);  // (zeros behind the end)
         for (int64_t r = 0; r < call.num_rows; r++) {
             const T* row = row_of<T>(call, r);
             float* own = &elements[r * stride];
-            if (in_pairs) {
+            if (IN_PAIRS) {
                 std::memcpy(own, row, call.size * sizeof(T));
                 continue;
             }
             for (int64_t k = 0; k < call.size; k += LANES) store(own + k, load(row + k, call.size - k));
             for (int64_t g = 0; rounds<Format> && g < num_groups; g++) {
                 FixedGroup<1> group;
-                in_parts(own + g * GROUP, GROUP, group);
+                in_parts<Format>(own + g * GROUP, GROUP, group);
                 for (int k = 0; k < GROUP; k++) own[g * GROUP + k] = group.numbers[0][k];
                 groups[r * num_groups + g].scale = group.scale;
             }
@@ -317,55 +309,53 @@ struct Floats {  // the rows as the kernel reads them. Rounded ones stay whole n
 
     template <class As>
     FloatRows<As> as(const Product& call, int64_t g) const {
-        const int64_t start = g * GROUP / (std::is_same_v<As, Pairs> ? 2 : 1);
+        const int64_t start = g * GROUP / (1 + IN_PAIRS);
         return {&elements[start], stride, &groups[g], groups_of(call)};
     }
 };
 
-template <int PARTS, class T>
+template <class Format, class T>
 struct FixedPoint {  // the same as parts, never in pairs
+    static constexpr int PARTS = PARTS_OF<Format>;
     std::vector<FixedGroup<PARTS>> groups;
 
-    FixedPoint(const Product& call, bool) : groups(call.num_rows * groups_of(call)) {
+    explicit FixedPoint(const Product& call) : groups(call.num_rows * groups_of(call)) {
         for (int64_t r = 0; r < call.num_rows; r++)
             for (int64_t g = 0, start = 0; start < call.size; g++, start += GROUP)
-                in_parts(row_of<T>(call, r) + start, std::min<int64_t>(GROUP, call.size - start),
+                in_parts<Format>(row_of<T>(call, r) + start, std::min<int64_t>(GROUP, call.size - start),
                          groups[r * groups_of(call) + g]);
     }
 
-    template <class Format>
+    template <class>
     FixedRows<Format, PARTS> as(const Product& call, int64_t g) const {
         return {&groups[g], groups_of(call)};
     }
 };
 
 template <class Format, class T>
-constexpr bool can_pair = HAS_PAIRS && std::is_same_v<T, BFloat16> && !rounds<Format>;
-
-template <class Format, class T, int PARTS>  // of an element; 0: it stays a float
 class Multiplication {
     static constexpr bool IS_CODED = Format::OFFSET != 0;
+    static constexpr int PARTS = IS_CODED && IN_WHOLE_NUMBERS ? PARTS_OF<Format> : 0;  // 0: rows stay floats
     static constexpr int64_t SCALE_BYTES = IS_CODED ? WIDTH * sizeof(BFloat16) : 0;
     static constexpr int64_t GROUP_BYTES = 4 * WIDTH * GROUP / Format::STEP + SCALE_BYTES;
-    static constexpr bool CAN_PAIR = can_pair<Format, T>;
-    static constexpr bool IS_NATIVE =  // (bfloat16 takes a shift, float16 two instructions)
-        std::is_same_v<Format, Float32> || (std::is_same_v<Format, Float16> && LANES == 16) ||
-        (std::is_same_v<Format, Bfloat16> && (CAN_PAIR || LANES == 8));
+    static constexpr bool IN_PAIRS = HAS_PAIRS && std::is_same_v<Format, Bfloat16>;
+    static constexpr bool CAN_EXPAND =  // (of the others, bfloat16 takes a shift, float16 two instructions)
+        !PARTS && !std::is_same_v<Format, Float32> && !(std::is_same_v<Format, Float16> && LANES == 16) &&
+        !(std::is_same_v<Format, Bfloat16> && (IN_PAIRS || LANES == 8));
 
     const Product& call;
-    const bool expands = !IS_NATIVE && !PARTS && call.num_rows > MOST_TO_DECODE<Format>;
-    const bool in_pairs = CAN_PAIR && (expands || IS_NATIVE);
+    const bool expands = CAN_EXPAND && call.num_rows > MOST_TO_DECODE<Format>;
     const int64_t num_row_parts = call.num_rows * std::max(PARTS, 1);
     const bool in_streams = num_row_parts <= MOST_IN_STREAMS<Format>;
     const int64_t fetch_stride = call.fetches_ahead || num_row_parts > MOST_UNFETCHED<PARTS> ? 4 * WIDTH : 0;
-    using Storage = std::conditional_t<(PARTS > 0), FixedPoint<PARTS, T>, Floats<Format, T>>;
-    const Storage rows{call, in_pairs};
+    using Storage = std::conditional_t<(PARTS > 0), FixedPoint<Format, T>, Floats<Format, T, IN_PAIRS>>;
+    const Storage rows{call};
 
     // totals [rows, WIDTH] += the products of `num_rows` with a group, in as few passes as the registers allow. They
     // are of nearly the same size, for the sums of two rows alone are too few to keep the multipliers busy.
     template <class Rows>
     void add_passes(const Group& whole, int64_t num_rows, const Rows& rows, float* totals) const {
-        const int64_t num_passes = (num_rows + Rows::MOST - 1) / Rows::MOST;
+        const int64_t num_passes = num_rows <= Rows::MOST_IN_HALVES ? 1 : (num_rows + Rows::MOST - 1) / Rows::MOST;
         if (num_passes == 1) return add_some(num_rows, whole, rows, totals);
         Group group = whole;
         group.coming += GROUP_BYTES - AHEAD;
@@ -384,17 +374,14 @@ class Multiplication {
     void add(Group& group, int64_t g, int64_t first, int64_t last, char* numbers, float* totals) const {
         if constexpr (MOST_IN_STREAMS<Format> >= std::max(PARTS, 1))
             if (in_streams) return add_in_turns(last - first, group, rows.template as<Format>(call, g), totals);
-        if (expands) {
-            expand<Format>(group.weights, group.count, in_pairs, numbers);
-            group.weights = numbers;
-        }
         const auto add_as = [&](const auto& own) { add_passes(group, last - first, own.from(first), totals); };
-        if constexpr (!PARTS) {
-            if constexpr (CAN_PAIR)
-                if (in_pairs) return add_as(rows.template as<Pairs>(call, g));
-            if (expands) return add_as(rows.template as<Float32>(call, g));
-        }
-        add_as(rows.template as<Format>(call, g));
+        if constexpr (CAN_EXPAND)
+            if (expands) {
+                expand<Format>(group.weights, group.count, numbers);
+                group.weights = numbers;
+                return add_as(rows.template as<Float32>(call, g));
+            }
+        add_as(rows.template as<std::conditional_t<IN_PAIRS, Pairs, Format>>(call, g));
     }
 
     void write(int64_t panel, int64_t first, int64_t last, const float* totals) const {
@@ -448,16 +435,6 @@ public:
     }
 };
 
-template <class Format, class T>
-void multiply(const Product& call) {
-    // Many rows in bfloat16 are quicker in pairs, and more than a few are quicker as floats than in two words.
-    constexpr bool ALWAYS = !can_pair<Format, T> && !(IN_WORDS && PARTS_OF<Format> > 1);
-    if constexpr (IN_WHOLE_NUMBERS && Format::OFFSET != 0)
-        if (ALWAYS || call.num_rows <= (IN_WORDS ? MOST_IN_WORDS : MOST_TO_DECODE<Format>))
-            return Multiplication<Format, T, PARTS_OF<Format>>(call).run();
-    Multiplication<Format, T, 0>(call).run();
-}
-
 }  // namespace
 
 extern "C" {
@@ -465,7 +442,7 @@ extern "C" {
 bool may_leave_fetching() { return MAY_LEAVE_FETCHING; }
 
 #define FOR_ROWS(FORMAT, NAME, T, TYPE) \
-    void multiply_##NAME##_##TYPE(const Product* call) { multiply<FORMAT, T>(*call); }
+    void multiply_##NAME##_##TYPE(const Product* call) { Multiplication<FORMAT, T>(*call).run(); }
 #define FOR_FORMAT(FORMAT, NAME)              \
     FOR_ROWS(FORMAT, NAME, float, float32)    \
     FOR_ROWS(FORMAT, NAME, BFloat16, bfloat16)\
