@@ -24,19 +24,18 @@ constexpr int64_t PARALLEL_BYTES = 1 << 19;  // below that, waking threads costs
 template <class Format>  // rows that one pass over a panel multiplies: what the registers hold
 constexpr int MOST_ROWS = LANES == 16 || std::is_same_v<Format, Float32> ? 6 : 4;
 
-// Rows (times their parts) that read several panels at the same time, as measured on Zen 3: with more, and with
-// nibbles, the products take longer than the reads. With AVX-512 other ways are as fast or faster.
+// Without AVX-512, rows (times their parts) that may read several panels at the same time instead of fetching ahead
+// (`Product::fetches_ahead`), as measured on Zen 3: with more, and with nibbles, products take longer than reads.
 template <class Format>
 constexpr int MOST_IN_STREAMS = LANES == 16 || std::is_same_v<Format, Int4> ? 0
                                 : std::is_same_v<Format, Float32>           ? 4
                                 : std::is_same_v<Format, Float16>           ? 1
                                                                             : 2;
 
-// Rows (times their parts) that may leave fetching to the processor (`Product::fetches_ahead`), as measured on Zen 4.
-// With more rows, passes over a group take so long that memory would be idle meanwhile.
-constexpr bool MAY_LEAVE_FETCHING = LANES == 16;
+// With AVX-512, rows (times their parts) that may leave fetching to the processor instead, as measured on Zen 4. With
+// more, passes over a group take so long that memory would be idle meanwhile.
 template <int PARTS>
-constexpr int MOST_UNFETCHED = !MAY_LEAVE_FETCHING ? 0 : PARTS ? 18 : 5;
+constexpr int MOST_UNFETCHED = LANES != 16 ? 0 : PARTS ? 18 : 5;
 
 template <class Format>  // rows; for more, the codes of a group become numbers first
 constexpr int MOST_TO_DECODE = LANES == 16 || std::is_same_v<Format, Float16> ? 12 : 32;
@@ -346,7 +345,7 @@ class Multiplication {
     const Product& call;
     const bool expands = CAN_EXPAND && call.num_rows > MOST_TO_DECODE<Format>;
     const int64_t num_row_parts = call.num_rows * std::max(PARTS, 1);
-    const bool in_streams = num_row_parts <= MOST_IN_STREAMS<Format>;
+    const bool in_streams = !call.fetches_ahead && num_row_parts <= MOST_IN_STREAMS<Format>;
     const int64_t fetch_stride = call.fetches_ahead || num_row_parts > MOST_UNFETCHED<PARTS> ? 4 * WIDTH : 0;
     using Storage = std::conditional_t<(PARTS > 0), FixedPoint<Format, T>, Floats<Format, T, IN_PAIRS>>;
     const Storage rows{call};
@@ -438,8 +437,6 @@ public:
 }  // namespace
 
 extern "C" {
-
-bool may_leave_fetching() { return MAY_LEAVE_FETCHING; }
 
 #define FOR_ROWS(FORMAT, NAME, T, TYPE) \
     void multiply_##NAME##_##TYPE(const Product* call) { Multiplication<FORMAT, T>(*call).run(); }

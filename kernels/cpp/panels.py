@@ -39,8 +39,6 @@ _ROW_TYPES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
 _FORMATS = {f"{name}_{name}" for name in _ROW_TYPES.values()} | {
     f"{code}_{name}" for code in CODES for name in _ROW_TYPES.values()
 }
-_may_leave_fetching = declare("may_leave_fetching")
-_may_leave_fetching.restype = ctypes.c_bool
 _multiply = {name: declare(f"multiply_{name}", ctypes.c_char_p) for name in sorted(_FORMATS)}
 
 
@@ -100,10 +98,9 @@ def fetches_ahead() -> bool:
     """Whether products of few rows fetch weights ahead, or leave that to the processor: what is faster here.
 
     On an AMD EPYC of Zen 4, two rows in bfloat16 read 19 GB/s with fetching and 28 without; one of Zen 5 is
-    faster the more it fetches. The results are the same bits. Measured once in a process, in about 0.1 s.
+    faster the more it fetches. Without AVX-512, rows that do not fetch read several panels in turn, which is
+    faster on Zen 3. The results are the same bits. Measured once in a process, in about 0.1 s.
     """
-    if not _may_leave_fetching():
-        return True
     try:  # (not a tensor's own memory: the allocator may keep what is freed)
         memory = mmap.mmap(-1, TRIAL_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:

@@ -68,6 +68,7 @@ def processor(request, monkeypatch):
         if "bytes" in request.param and "avx_vnni" not in Path("/proc/cpuinfo").read_text().split():
             pytest.skip("this processor has no AVX-VNNI")
         monkeypatch.setattr(panels, "_multiply", request.getfixturevalue("libraries")[request.param])
+        monkeypatch.setattr(panels, "fetches_ahead", lambda: False)  # few rows read panels in turn
     return request.param
 
 
@@ -212,7 +213,7 @@ def test_a_row_has_the_same_bits_alone_and_beside_a_few(processor, dtype, num_ou
 @pytest.mark.parametrize("format", ["own", "int8", "int4", "w8a8"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=NAMES.get)
 def test_what_is_fetched_ahead_changes_no_bit(processor, dtype, format, monkeypatch):
-    """Catches a step over weights that were to be fetched, or a second way to add them up."""
+    """Catches a step over weights to be fetched, or another order of sums where panels have turns."""
     layer = PanelLinear(random(200, 331, dtype=dtype), None, NAMES[dtype] if format == "own" else format)
     for num_rows in (1, 2, 5, 6, 7, 19, 40):
         rows, results = random(num_rows, 331, dtype=dtype), []
@@ -243,19 +244,15 @@ def test_weights_are_fetched_ahead_unless_that_is_clearly_slower(name, monkeypat
         seen.append(panels._PRODUCT.unpack(call)[-1])
         return next(times[seen[-1]])
 
-    monkeypatch.setattr(panels, "_may_leave_fetching", lambda: True)
     monkeypatch.setattr(panels, "_seconds", seconds)
     with torch.device("meta"):  # the memory is ours, whatever new tensors get
         assert panels.fetches_ahead.__wrapped__() == answer
     assert seen == [0, 1] * 12  # in turns
 
 
-def test_without_a_choice_or_memory_weights_are_fetched_ahead(monkeypatch):
-    """Catches a model that cannot be loaded for want of what a trial takes, and a trial of equals."""
+def test_without_memory_for_a_trial_weights_are_fetched_ahead(monkeypatch):
+    """Catches a model that cannot be loaded for want of what a trial takes."""
     monkeypatch.setattr(panels, "_seconds", None)
-    monkeypatch.setattr(panels, "_may_leave_fetching", lambda: False)
-    assert panels.fetches_ahead.__wrapped__()
-    monkeypatch.setattr(panels, "_may_leave_fetching", lambda: True)
     monkeypatch.setattr(panels, "TRIAL_BYTES", 1 << 60)
     assert panels.fetches_ahead.__wrapped__()
 
