@@ -22,7 +22,7 @@
 
 namespace {
 
-constexpr int STREAMS = LANES == 16 ? 1 : 4;  // places of a tile that are fetched in turn, as measured on Zen 3
+constexpr int PLACES = LANES == 16 ? 1 : 4;  // places of a tile that are fetched in turn, as measured on Zen 3
 // The cache to fetch into. 2, the second: it takes more lines at a time (on Zen 4, decodes read 1.7 times as fast; on
 // Zen 5, it makes no difference). 3, the first: as measured on Zen 3.
 constexpr int FETCH_INTO = LANES == 16 ? 2 : 3;
@@ -42,11 +42,11 @@ template <class S>
 struct Coming {
     const S* const* rows = nullptr;
     int num_rows = 0;
-    int distance = (num_rows + STREAMS - 1) / STREAMS;
+    int distance = (num_rows + PLACES - 1) / PLACES;
 
     ALWAYS_INLINE void fetch(int k, int strip) const {
         if (!num_rows) return;
-        const S* source = rows[k % STREAMS * distance + k / STREAMS] + strip;
+        const S* source = rows[k % PLACES * distance + k / PLACES] + strip;
         for (int i = 0; i < STRIP; i += 64 / sizeof(S)) __builtin_prefetch(source + i, 0, FETCH_INTO);
     }
 };
@@ -245,7 +245,7 @@ void attend_span(const AttentionCall& call, const Span& span, const Span* next, 
                              row == first_row ? keys : Coming<S>{}, &work.alpha[row],
                              &work.acc[row * work.value_width]);
         });
-        for (int k = num_keys; k < STREAMS * keys.distance; k++)
+        for (int k = num_keys; k < PLACES * keys.distance; k++)
             for (int strip = 0; strip < key_dim; strip += STRIP) keys.fetch(k, strip);
     }
 }

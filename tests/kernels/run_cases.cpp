@@ -6,6 +6,7 @@
 
 #include "paged_attention.cpp"
 #include "elementwise.cpp"
+#include "panel_product.cpp"
 
 #include <cstdio>
 #include <cstdlib>
@@ -70,8 +71,28 @@ void elementwise(const std::string& name) {
 }
 
 template <class T>
+void product() {
+    const auto format = array();
+    auto weights = array(), rows = array(), bias = array(), output = array();
+    Product call = {weights.data(), rows.data(), bias.data(), output.data()};
+    for (int64_t* field : {&call.num_rows, &call.row_stride, &call.num_outputs, &call.size, &call.panel_bytes,
+                           &call.num_threads, &call.fetches_ahead})
+        *field = integer();
+    using Own = std::conditional_t<std::is_same_v<T, float>, Float32,
+                                   std::conditional_t<std::is_same_v<T, Half>, Float16, Bfloat16>>;
+    const std::string name(format.begin(), format.end());
+    if (name == "own") Multiplication<Own, T>(call).run();
+    if (name == "int8") Multiplication<Int8, T>(call).run();
+    if (name == "int4") Multiplication<Int4, T>(call).run();
+    if (name == "w8a8") Multiplication<W8A8, T>(call).run();
+    give(output);
+}
+
+template <class T>
 void run(const std::string& name) {
-    name == "attention" ? attention<T>() : elementwise<T>(name);
+    if (name == "attention") return attention<T>();
+    if (name == "product") return product<T>();
+    elementwise<T>(name);
 }
 
 }  // namespace

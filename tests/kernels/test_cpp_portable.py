@@ -7,6 +7,7 @@ Debian's packages: clang libomp-dev g++-aarch64-linux-gnu qemu-user.
 import shutil
 import struct
 import subprocess
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,10 +18,12 @@ from torch import Tensor
 from minipaged.kernels.cpp.build import DTYPES, SOURCES
 from minipaged.kernels.reference import oracle
 from tests.kernels.cases import RELATIVE_ERROR, assert_close, make_case
+from tests.kernels.rounding import rounded
 
 COMMON = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-Wall", "-Werror")
 WITH_OPENMP = ("-fopenmp", "-Wextra")
 WITHOUT_OPENMP = ("-Wno-unknown-pragmas",)
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of the largest product
 
 
 class Target(NamedTuple):
@@ -159,6 +162,33 @@ class Run:
 
         self.add("greedy", dtype, logits, torch.zeros(6, 2), None, 6, 1, vocab_size, check=check)
 
+    def add_product(self, dtype: torch.dtype, format: str, num_rows: int, fetches: bool) -> None:
+        from minipaged.kernels.cpp import panels  # (compiles the kernels)
+
+        num_outputs, size = 330, 331
+        generator = torch.Generator().manual_seed(num_rows)
+        weight, rows, bias = (
+            torch.randn(*shape, generator=generator).to(dtype)
+            for shape in ((num_outputs, size), (num_rows, size), (num_outputs,))
+        )
+        data = panels.pack(weight) if format == "own" else panels.quantize(weight, format)
+        if format != "own":
+            weight = panels.dequantize(data, format, num_outputs, size)
+        seen, either = rounded(rows, format) if format == "w8a8" else (rows.double(), 0 * rows.double())
+        exact, slack = seen @ weight.double().T + bias.double(), either @ weight.double().T.abs()
+        if format in ("int8", "int4"):  # some processors round the rows
+            slack = slack + 1e-4 * exact.abs().max()
+
+        def check(result: bytearray) -> None:
+            error = (torch.frombuffer(result, dtype=dtype).view(exact.shape).double() - exact).abs()
+            assert (error <= TOLERANCES[dtype] * exact.abs().max() + slack).all(), (format, num_rows, fetches)
+
+        self.add(
+            *("product", dtype, format, data, rows, bias, torch.zeros(num_rows, num_outputs, dtype=dtype)),
+            *(num_rows, size, num_outputs, size, data.shape[1], 1, int(fetches)),
+            check=check,
+        )
+
     def check_results(self, data: bytes) -> None:
         for check in self.checks:
             (size,) = struct.unpack_from("q", data)
@@ -180,6 +210,9 @@ def small_cases() -> Run:
             run.add_elementwise(dtype, dim)
         for vocab_size in (5, 1000):
             run.add_greedy(dtype, vocab_size)
+        for format, num_rows in product(("own", "int8", "int4", "w8a8"), (1, 2, 4, 5, 13, 40)):
+            for fetches in (False, True):
+                run.add_product(dtype, format, num_rows, fetches)
     return run
 
 

@@ -25,12 +25,12 @@ except BuildError as reason:
 from minipaged.execution.accel.packed_linear import PackedLinear, can_pack, is_plain
 from minipaged.execution.accel.panel_linear import PanelLinear, read_panels
 from minipaged.kernels.cpp import decode, panels
+from tests.kernels.rounding import STEPS, rounded
 
 FLOATS = build.DTYPES
 NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in FLOATS}
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of the largest result
 SHAPES = [(1, 1), (40, 96), (64, 64), (130, 65), (200, 331), (700, 150)]  # outputs and inputs
-STEPS = {"int8": 32639, "int4": 32639, "w8a8": 127}  # from zero to the largest of 64 elements of a row
 OTHER_PROCESSORS = {
     "avx2": ["-mavx2", "-mfma"],
     "avx2 with float16": ["-mavx2", "-mfma", "-mf16c"],
@@ -85,19 +85,6 @@ def random(*shape, dtype=torch.float32):
 def assert_near(actual, exact, slack=0):
     most = TOLERANCES[actual.dtype] * exact.abs().max() + slack
     assert ((actual.double() - exact).abs() <= most).all()
-
-
-def rounded(rows, format):
-    """Rows as a format multiplies them, and where it may round either way: the step there, else 0.
-
-    The largest of 64 elements is STEPS steps from zero, the others whole steps.
-    """
-    padded = nn.functional.pad(rows.double(), (0, -rows.shape[1] % 64))
-    groups = padded.unflatten(1, (-1, 64))
-    step = groups.abs().amax(2, keepdim=True) / STEPS[format]
-    num_steps = groups / step.clamp(min=1e-30)
-    either = torch.where(((num_steps % 1) - 0.5).abs() < 1e-6 * STEPS[format], step, 0)
-    return [part.flatten(1)[:, : rows.shape[1]] for part in (num_steps.round() * step, either)]
 
 
 def check_layer(layer, dtype, row_counts, bias, format="own", rounds=False):
@@ -288,6 +275,7 @@ AT_THE_END_OF_MEMORY = """
 import ctypes, mmap, sys
 import torch
 from minipaged.kernels.cpp import decode, panels
+from tests.kernels.rounding import STEPS, rounded
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
