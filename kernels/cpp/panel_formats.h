@@ -89,7 +89,7 @@ constexpr bool HAS_PAIRS = false;
 
 // ---- Codes times whole numbers: one instruction for four k of a lane, or for two ---------------------------
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
 constexpr bool IN_WHOLE_NUMBERS = true, IN_WORDS = false;
 #elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
 constexpr bool IN_WHOLE_NUMBERS = true, IN_WORDS = true;
@@ -121,6 +121,21 @@ struct Codes {
     Int even, odd;
 };
 
+// Arm's products take signed bytes only, so codes of 8 bits are moved by ZERO.
+#if defined(__ARM_FEATURE_DOTPROD)
+constexpr bool SIGNED_CODES = true;
+#else
+constexpr bool SIGNED_CODES = false;
+#endif
+template <class Format>
+constexpr int ZERO_CODE = SIGNED_CODES && Format::STEP == 4 ? 0 : Format::ZERO;
+
+template <class Format>
+Int bytes_of(Int raw, int nibble) {
+    if (Format::STEP == 8) return raw >> 4 * nibble & 0x0f0f0f0f;
+    return SIGNED_CODES ? raw ^ (int32_t)0x80808080 : raw;
+}
+
 int place_of(int k) { return IN_WORDS ? (k & ~3) | (k & 1) << 1 | (k >> 1 & 1) : k; }
 
 [[maybe_unused]] inline Codes split(Int codes) {
@@ -135,6 +150,15 @@ inline Int add_lanes(Int sum, Int codes, const Part* numbers) {
     return (Int)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(lane));
 #elif defined(__AVXVNNI__)
     return (Int)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, _mm256_set1_epi32(lane));
+#elif defined(__ARM_FEATURE_DOTPROD)
+    int32x4_t sums[2];
+    int8x16_t halves[2];
+    std::memcpy(sums, &sum, sizeof sum);
+    std::memcpy(halves, &codes, sizeof codes);
+    for (int half = 0; half < 2; half++)
+        sums[half] = vdotq_s32(sums[half], halves[half], vreinterpretq_s8_s32(vdupq_n_s32(lane)));
+    std::memcpy(&sum, sums, sizeof sum);
+    return sum;
 #elif defined(__AVX512BW__)
     return sum + (Int)_mm512_madd_epi16((__m512i)codes, _mm512_set1_epi32(lane));
 #elif defined(__AVX2__) && !defined(__AVX512F__)

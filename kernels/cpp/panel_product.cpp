@@ -133,7 +133,7 @@ struct FixedRows {
 
     const FixedGroup<PARTS>& row_of(int i) const { return groups[i / PARTS * num_groups]; }
 
-    Int start(int i) const { return Int{} - Format::ZERO * row_of(i).sums[i % PARTS]; }
+    Int start(int i) const { return Int{} - ZERO_CODE<Format> * row_of(i).sums[i % PARTS]; }
 
     template <int I, int N>
     ALWAYS_INLINE void add(Int (&sums)[I][N], int first, const char* source, int k) const {
@@ -143,8 +143,7 @@ struct FixedRows {
         for (int nibble = 0; nibble < Format::STEP / 4; nibble++, k += 4) {
             Codes codes[N];
 #pragma GCC unroll 8
-            for (int v = 0; v < N; v++)
-                codes[v] = split(Format::STEP == 4 ? raw[v] : raw[v] >> 4 * nibble & 0x0f0f0f0f);
+            for (int v = 0; v < N; v++) codes[v] = split(bytes_of<Format>(raw[v], nibble));
 #pragma GCC unroll 16
             for (int i = 0; i < I; i++) {
                 const Part* numbers = row_of(first + i).numbers[(first + i) % PARTS] + k;

@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
-#ifdef __x86_64__
+#if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))

@@ -74,8 +74,13 @@ def processor(request, monkeypatch):
 
 def rounds(format, processor):
     """Whether products with that format round the rows: w8a8 always, others where bytes or words multiply."""
-    has_words = processor not in ("any", "avx512 without bfloat16") and platform.machine() == "x86_64"
-    return format == "w8a8" or (format in STEPS and has_words)
+    if processor != "this processor":
+        multiplies_words = processor not in ("any", "avx512 without bfloat16")
+    elif platform.machine() == "x86_64":
+        multiplies_words = "AVX" in torch.backends.cpu.get_cpu_capability()
+    else:
+        multiplies_words = sys.platform == "darwin" or "asimddp" in Path("/proc/cpuinfo").read_text()
+    return format == "w8a8" or (format in STEPS and multiplies_words)
 
 
 def random(*shape, dtype=torch.float32):
