@@ -29,6 +29,11 @@ def quantile(values: Iterable[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
+def guesses_in_words(right: int, guessed: int) -> str:
+    """How many guessed tokens were right, as every account of a run has it."""
+    return f"{right} of {guessed} guessed tokens were right" if guessed else "no token was guessed"
+
+
 @dataclass(slots=True)
 class Metrics:
     """Counters and latencies since the engine started. Latencies are in seconds."""
@@ -147,11 +152,11 @@ class StatsLogger:
         if now - since < self.interval:
             return
         self._metrics = metrics
-        kv = scheduler.kv
+        kv, drafted = scheduler.kv, metrics.draft_tokens
         logger.info(
             "Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, "
             "Running: %d reqs, Waiting: %d reqs, Swapped: %d reqs, KV cache usage: %.1f%%, "
-            "Prefix cache hit rate: %.1f%%, Preemptions: %d",
+            "Prefix cache hit rate: %.1f%%, Preemptions: %d%s",
             (metrics.prompt_tokens - prompt) / (now - since),
             (metrics.generation_tokens - generated) / (now - since),
             len(scheduler.running),
@@ -160,5 +165,6 @@ class StatsLogger:
             100 * kv.num_used / kv.allocator.num_blocks,
             100 * metrics.prefix_cache_hit_rate,
             metrics.num_preemptions,
+            f", {guesses_in_words(metrics.accepted_tokens, drafted)}" if drafted else "",
         )
         self._last = (now, metrics.prompt_tokens, metrics.generation_tokens)

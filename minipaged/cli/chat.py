@@ -16,6 +16,8 @@ from minipaged.cli import sampling
 from minipaged.cli.conversation import PLAIN_STOP, PLAIN_TEMPLATE, Conversation, Turn
 from minipaged.cli.options import Model, Use, load
 from minipaged.cli.wrapping import wrap_for_output
+from minipaged.config import EngineConfig
+from minipaged.metrics import guesses_in_words
 from minipaged.scheduling import RequestTooLongError
 from minipaged.text_io import read_text
 from minipaged.viewer.highlights import text_of
@@ -165,7 +167,7 @@ class Chat:
         if conversation.last is None:
             self._note("stopped before the first word; the question is forgotten")
         else:
-            self._note(_account(conversation.last))
+            self._note(_account(conversation.last, conversation.llm.config))
 
     def _reset(self) -> None:
         self._conversation.reset()
@@ -190,12 +192,13 @@ class Chat:
         self._notes.print(text, style="dim")
 
 
-def _account(turn: Turn) -> str:
+def _account(turn: Turn, config: EngineConfig) -> str:
     """What an answer took, in a line."""
     speed = "" if turn.tokens_per_second is None else f", {turn.tokens_per_second:.0f}/s"
     ends = {"stop": "", "length": ", cut off at the limit", None: ", stopped"}[turn.finish_reason]
     reused = f"{turn.num_reused} of {turn.num_prompt_tokens} tokens reused"
-    return f"[{reused}; {turn.num_tokens} generated{speed}{ends}]"
+    guesses = guesses_in_words(turn.num_right, turn.num_guessed) if config.num_speculative_tokens else ""
+    return f"[{reused}; {turn.num_tokens} generated{speed}{ends}{guesses and f'; {guesses}'}]"
 
 
 def _history_file() -> Path | None:

@@ -20,6 +20,7 @@ from minipaged.cli.options import AsJson, Model, Use, load
 from minipaged.cli.streams import read_standard_input
 from minipaged.cli.wrapping import wrap_for_output
 from minipaged.decoding.params import ParamsError, SamplingParams
+from minipaged.metrics import guesses_in_words
 from minipaged.prompts import split_prompt
 from minipaged.text_io import check_writable, read_text
 
@@ -36,9 +37,6 @@ ACCOUNT = (
     "{preemptions} preemptions",
     "sharing saved [bold]{sharing_saving:.1%}[/bold] of the blocks ({blocks_copied} copied on write)",
 )
-
-GUESSED = "[bold]{accepted_tokens}[/bold] of {draft_tokens} guessed tokens were right; {steps} steps"
-NOT_GUESSED = "no token was guessed; {steps} steps"
 
 
 def generate(
@@ -255,7 +253,8 @@ def print_account(engine: Engine, console: Console) -> None:
     for line in ACCOUNT[: 3 if account["sharing_saving"] > 0 else 2]:
         console.print(line.format_map(account))
     if engine.config.num_speculative_tokens:
-        console.print((GUESSED if account["draft_tokens"] else NOT_GUESSED).format_map(account))
+        guesses = guesses_in_words(account["accepted_tokens"], account["draft_tokens"])
+        console.print(f"{guesses}; {account['steps']} steps")
 
 
 def _completions(outputs: Sequence[RequestOutput]) -> Iterator[tuple[CompletionOutput, str, str]]:

@@ -169,6 +169,18 @@ def test_answers_are_all_of_standard_output(capsys, monkeypatch, llm):
     assert re.findall(r"\[(\d+) of (\d+) tokens reused; 15 generated", err) == [("0", "10"), ("16", "34")]
 
 
+def test_an_answer_says_how_many_guesses_were_right(capsys, monkeypatch):
+    """Catches counts that go on from answer to answer, and an account of guesses where none can be made."""
+    llm = LLM(num_blocks=64, disable_log_stats=True, num_speculative_tokens=4)
+    _, _, err = chat(capsys, monkeypatch, llm, FOX, TABLE, FOX)
+    guesses = re.findall(r"; (\d+) of (\d+) guessed tokens were\s+right\]", err)
+    told = [tuple(map(int, pair)) for pair in guesses]
+    assert len(told) == err.count("tokens reused") == 3
+    metrics = llm.engine.metrics
+    assert tuple(map(sum, zip(*told))) == (metrics.accepted_tokens, metrics.draft_tokens)
+    assert told[0][0] > 0, "nothing to tell apart"
+
+
 def test_commands(capsys, monkeypatch, llm):
     """Catches a command that is asked as a question, and one that ends the chat."""
     lines = (TABLE, "/history", "/blocks", "/reset", "/history", "/help", "/frobnicate", "/exit", TABLE)

@@ -89,6 +89,24 @@ def test_the_log_line_comes_every_few_seconds_and_says_what_users_look_for(engin
         assert part in lines[0]
 
 
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_the_log_line_tells_guesses_where_they_are_made(model, caplog, tokens):
+    """Catches words about guesses in every log, and none in the log of who asked for guesses."""
+    caplog.set_level(logging.INFO, "minipaged")
+    config = config_from({"num_blocks": 64, "num_speculative_tokens": tokens})
+    engine = Engine(ModelRunner(model, config), config, clock=Clock())
+    run(engine, [[5, 6, 5, 6, 5, 6]], GREEDY.clone(max_tokens=16))
+    metrics = engine.metrics
+    (line, *_) = [record.message for record in caplog.records if "throughput" in record.message]
+    if tokens:
+        right, guessed = map(int, line.partition("Preemptions: 0, ")[2].split()[:3:2])
+        assert line.endswith(f"Preemptions: 0, {right} of {guessed} guessed tokens were right")
+        assert 0 < guessed <= metrics.draft_tokens
+        assert right <= metrics.accepted_tokens
+    else:
+        assert line.endswith("Preemptions: 0")
+
+
 def test_disable_log_stats_silences_the_line(model, caplog):
     """A setting that is not looked at."""
     caplog.set_level(logging.INFO, "minipaged")
