@@ -185,7 +185,10 @@ class SpeculativeScheduler(FCFSScheduler):
             # (Blocks that page growth had preallocated stay.)
             table.truncate(max(num_tokens, draft.num_blocks * table.block_size))
             table.use_slots(num_tokens)
-        found = {"tokens": len(draft.copies), "right": num_right}
+        guessed = [copy.token_ids[-1] for copy in draft.copies]
+        text = (request.completions or [sequence])[0].token_ids
+        said = list(text[draft.copies[0].num_tokens - 1 :])
+        found = {"tokens": len(guessed), "right": num_right, "guessed": guessed, "said": said}
         plan.events.append(Event("drafted", request.request_id, found))
         # Where guesses are right, drafts grow at once; where they are wrong, a step has one row more.
         self._lengths[request] = min(2 * num_right + 1, self.num_speculative_tokens)

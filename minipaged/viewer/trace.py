@@ -70,7 +70,7 @@ class TraceLines(Recorder):
         if now != self._last:
             change = delta.difference(self._last, now)
             self._last = now
-            texts = self._new_texts({"planned": {}, "committed": change, "completions": {}})
+            texts = self._new_texts({"planned": {}, "committed": change, "completions": {}, "events": ()})
             self._dump(self._between(kind, change, texts))
 
     def state(self) -> dict[str, Any]:
@@ -88,6 +88,7 @@ class TraceLines(Recorder):
         changes = [c for key in ("planned", "committed") for c in line[key].get("tables", {}).values()]
         ids = {token for change in changes if change for token in change.get("token_ids", (0, ()))[1]}
         ids.update(t for outputs in line["completions"].values() for tokens in outputs for t in tokens)
+        ids.update(t for event in line["events"] for t in event.get("guessed", ()))
         new = {token: self._text_of(token) for token in sorted(ids - self._texts.keys())}
         self._texts |= new
         return new

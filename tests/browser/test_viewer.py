@@ -246,6 +246,11 @@ def test_a_chunk_blames_the_budget_only_for_what_is_left(prompt, chunks, page, t
     assert {event["concept"] for event in events} == {"batch-policies"}
 
 
+def words(tokens: list[int]) -> str:
+    """Tokens without texts, as the viewer shows them."""
+    return "".join(f"{token} " for token in tokens)
+
+
 @pytest.mark.parametrize("hidden", [False, True])
 def test_guesses_are_told_as_such_and_nothing_else_is(hidden, page, tmp_path):
     """Catches prompts and decodes told as guesses in a trace without tokens, a draft's block that is put down
@@ -256,13 +261,46 @@ def test_guesses_are_told_as_such_and_nothing_else_is(hidden, page, tmp_path):
     text = recorded(
         tmp_path / "trace", engine, {"A": (range(6), SamplingParams(temperature=0, max_tokens=6))}
     )
-    load(page, re.sub(r',?"token_ids":\[\d+,\[[\d,]*\]\]', "", text).replace("{,", "{") if hidden else text)
+    tokens = r',?"(token_ids":\[\d+,\[[\d,]*\]|(guessed|said)":\[[\d,]*)\]'
+    load(page, re.sub(tokens, "", text).replace("{,", "{") if hidden else text)
     assert [event["text"] for event in told(page, 0, "committed")][-1].startswith("A computes its prompt")
     planned = ["A takes block 2 for guessed tokens.", "A decodes: one new token."]
-    planned += ["A also computes 4 tokens that may follow: those that the model would have chosen are kept."]
+    guesses, outcome = "4 tokens that may follow", "Of the guesses for A, 1 of 4 was right"
+    if not hidden:
+        (event,) = list(read_trace(tmp_path / "trace"))[1].events
+        guessed, said = event["guessed"], event["said"]
+        guesses += f" (“{words(guessed)}”)"
+        outcome += f": “{words(said[:1])}” is kept, then the model chose “{words(said[1:])}”"
+        outcome += f" instead of “{words(guessed[1:2])}”"
+    planned += [f"A also computes {guesses}: those that the model would have chosen are kept."]
     assert [event["text"] for event in told(page, 1, "planned")] == planned
-    outcome = "Of the guesses for A, 1 of 4 was right."
-    assert [event["text"] for event in told(page, 1, "committed")][:4] == [*planned, outcome]
+    assert [event["text"] for event in told(page, 1, "committed")][:4] == [*planned, f"{outcome}."]
+
+
+DRAFTED = {"kind": "drafted", "request": "A", "tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("event", "outcome"),
+    [
+        ({"right": 0, "guessed": [1, 2], "said": [3]},
+         "0 of 2 were right: the model chose “ big” instead of “ was”."),
+        ({"right": 1, "guessed": [1, 2], "said": [1, 3]},
+         "1 of 2 was right: “ was” is kept, then the model chose “ big” instead of “ a”."),
+        ({"right": 2, "guessed": [1, 2], "said": [1, 2, 3]},
+         "2 of 2 were right: “ was a” is kept, then the model chose “ big”."),
+        ({"right": 0, "guessed": [1, 2], "said": [1]},  # it ends the text, so its guess counts for nothing
+         "0 of 2 were right: the model chose “ was”."),
+        ({"right": 0, "guessed": [1, 2], "said": []}, "0 of 2 were right."),  # no token was valid
+        ({"right": 1, "guessed": 7, "said": {"x": "<img>"}}, "1 of 2 was right."),
+        ({"right": 0, "guessed": [[1], "<b>"], "said": [None]}, "0 of 2 were right."),
+    ],
+)  # fmt: skip
+def test_guesses_are_told_in_words(event, outcome, page):
+    """Catches "kept “”", a token that was chosen instead of itself, and a page that stops at an odd trace."""
+    texts = {"1": " was", "2": " a", "3": " big"}
+    load(page, trace_text(HEADER, {"step": 0, "num_waiting": 0, "events": [DRAFTED | event], "texts": texts}))
+    assert told(page, 0, "committed")[0]["text"] == f"Of the guesses for A, {outcome}"
 
 
 def test_a_snapshot_forks_nobody(page):

@@ -77,6 +77,26 @@ def test_the_example_of_lesson_15():
     assert outputs(request) == [expected(prompt, 20)]
 
 
+def test_the_step_tells_which_tokens_were_guessed_and_which_came():
+    """Catches an outcome from which nobody can see what was guessed, and one with tokens behind an end."""
+    prompt = [3, 1, 4, 1, 5]
+    was, a, little, dog, *_ = expected([*prompt], 5)[1:]
+    told = []
+    for stop in ([], [a]):
+        engine = drafting(Script([was, a, little + 1, 9], [dog]))
+        engine.on_committed.append(
+            lambda plan, *_: told.extend(event.detail for event in plan.events if event.kind == "drafted")
+        )
+        engine.add_request("r", prompt, GREEDY.clone(stop_token_ids=stop))
+        run(engine)
+    guessed = [was, a, little + 1, 9]
+    assert told == [
+        {"tokens": 4, "right": 2, "guessed": guessed, "said": [was, a, little]},
+        {"tokens": 1, "right": 1, "guessed": [dog], "said": expected(prompt, 6)[4:]},
+        {"tokens": 4, "right": 1, "guessed": guessed, "said": [was, a]},
+    ]
+
+
 @pytest.mark.parametrize(("right", "steps"), [(1.0, 1 + 4), (0.0, 1 + 19)])
 def test_steps_for_20_tokens_with_drafts_of_four(right, steps):
     """All right: the prompt, then five tokens a step. All wrong: one token a step, as without drafts."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from minipaged import SamplingParams
+from minipaged import LLM, SamplingParams
 from minipaged.decoding.params import BeamSearchParams
 from minipaged.memory import BlockAllocator
 from minipaged.viewer.highlights import Highlights
@@ -363,3 +363,16 @@ def test_the_text_of_a_token_is_written_once(capsys, tmp_path, monkeypatch):
     assert len(written) == len(set(written))
     table = records[0].planned.tables["0/0"]
     assert "".join(trace.texts[token] for token in table.token_ids) == "<|begin|>The sun The sun"
+
+
+def test_a_trace_has_the_texts_of_guessed_tokens(tmp_path):
+    """Catches a wrong guess that can be told only as a number: it is in no table and no text."""
+    llm = LLM(num_blocks=64, disable_log_stats=True, num_speculative_tokens=4)
+    with TraceWriter(tmp_path / "trace", llm.engine):
+        llm.generate("A cat and a dog. A cat", SamplingParams(temperature=0, max_tokens=40))
+    trace = read_trace(tmp_path / "trace")
+    drafts = [event for record in trace for event in record.events if event["kind"] == "drafted"]
+    assert drafts
+    tokens = {token for event in drafts for token in event["guessed"] + event["said"]}
+    decode = llm.tokenizer.decode
+    assert {token: trace.texts[token] for token in tokens} == {token: decode([token]) for token in tokens}

@@ -12,10 +12,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minipaged import AsyncLLM
+from minipaged.components import Components
 from minipaged.serving import live
 from minipaged.serving.prometheus import HISTOGRAMS
 from minipaged.viewer.replay import Trace
 from minipaged.viewer.snapshot import look
+from tests.engine.guesses import Foresight
 from tests.serving.conftest import running
 from tests.serving.toys import IDS, toy
 
@@ -180,11 +182,12 @@ def test_a_request_that_was_aborted_vanishes_without_a_step():
 def test_with_several_keys_the_trace_tells_no_tokens():
     """Catches a tenant who reads another's prompt as it is computed."""
     headers = {"Authorization": "Bearer a"}
-    with running(toy(), api_keys=("a", "b")) as server:
+    components = Components(drafter=Foresight)
+    with running(toy(num_speculative_tokens=3, components=components), api_keys=("a", "b")) as server:
         with server.http.stream("GET", "/trace/live", headers=headers) as response:
             incoming = lines_of(response)
             next(incoming)
-            body = {**IDS, "prompt": [41, 42, 43, 44, 45], "max_tokens": 3}
+            body = {**IDS, "prompt": [41, 42, 43, 44, 45], "max_tokens": 9}
             server.http.post(C, json=body, headers={"Authorization": "Bearer b"})
             seen = []
             for line in incoming:
@@ -195,6 +198,8 @@ def test_with_several_keys_the_trace_tells_no_tokens():
         assert '"blocks"' in text
         assert "41, 42" not in text
         assert "token_ids" not in text
+        assert '"drafted"' in text
+        assert not {"guessed", "said"} & {key for line in seen for e in line.get("events", ()) for key in e}
 
 
 def test_listeners_are_counted(monkeypatch):

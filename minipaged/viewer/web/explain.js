@@ -39,7 +39,7 @@ export const labels = (several) => (table) => `${short(table.request)}${several.
 
 // All that a step does, in the order in which it is decided: [{kind, text, concept, blocks}]. What the plan does is
 // read from the memory that it made: the commit has moved tables and filled blocks since.
-export function explain({ entry, before, planned, memory }, nameOf) {
+export function explain({ entry, before, planned, memory }, nameOf, textOf) {
   const told = [];
   const tell = (kind, concept, text, blocks = []) => told.push({ kind, concept, text, blocks });
   const size = planned.header.block_size;
@@ -125,7 +125,7 @@ export function explain({ entry, before, planned, memory }, nameOf) {
   }
 
   const decodes = [];
-  const guesses = new Map(); // name -> tokens
+  const guesses = new Map(); // request -> tokens
   for (const scheduled of entry.scheduled ?? []) {
     const [request, position, start, number] = scheduled;
     const name = `${request}/${position}`;
@@ -136,17 +136,20 @@ export function explain({ entry, before, planned, memory }, nameOf) {
     const cached = start > 0 && !before.tables.has(name);
     const why = [start > 0 && `what is ${cached ? "cached" : "done"} is left out`, rest && "the step's budget limits the rest"].filter(Boolean);
     const which = `${number === 1 ? `token ${start}` : `tokens ${start} to ${start + number - 1}`}${total ? ` of ${total}` : ""}`;
-    if (start >= ownEnd.get(name)) guesses.set(who, (guesses.get(who) ?? 0) + 1);
+    if (start >= ownEnd.get(name)) guesses.set(request, (guesses.get(request) ?? 0) + 1);
     else if (isDecode(table, scheduled)) decodes.push(who);
     else if (why.length) tell("prefill", cached && !rest ? "prefix-cache" : "batch-policies", `${begin(who)} computes ${which}: ${why.join(", and ")}.`);
     else tell("prefill", "scheduler", `${begin(who)} computes its prompt: ${plural(number, "token")} in one forward pass.`);
   }
   if (decodes.length) tell("decode", "scheduler", `${beginList(decodes, 6)} ${decodes.length === 1 ? "decodes: one new token" : "decode: one new token each"}.`);
-  for (const [who, number] of guesses)
-    tell("decode", "speculation", `${begin(who)} also computes ${plural(number, "token")} that may follow: those that the model would have chosen are kept.`);
-  for (const event of committed ? events : [])
-    if (event.kind === "drafted")
-      tell("decode", "speculation", `Of the guesses for ${named(short(String(event.request)))}, ${Number(event.right)} of ${Number(event.tokens)} ${event.right === 1 ? "was" : "were"} right.`);
+  const drafts = events.filter((event) => event.kind === "drafted");
+  for (const [request, number] of guesses) {
+    const draft = drafts.find((event) => event.request === request);
+    const which = areTokens(draft?.guessed) ? ` (${quoted(draft.guessed, textOf)})` : "";
+    tell("decode", "speculation", `${begin(short(request))} also computes ${plural(number, "token")} that may follow${which}: those that the model would have chosen are kept.`);
+  }
+  for (const event of committed ? drafts : [])
+    tell("decode", "speculation", `Of the guesses for ${named(short(String(event.request)))}, ${Number(event.right)} of ${Number(event.tokens)} ${event.right === 1 ? "was" : "were"} right${outcome(event, textOf)}.`);
 
   if (committed) tellForks(planned, memory, nameOf, tell);
   if (entry.finished?.length)
@@ -156,6 +159,18 @@ export function explain({ entry, before, planned, memory }, nameOf) {
   if (committed) tellFreed(before, planned, memory, tell);
   if (!told.length) tell("other", "scheduler", "Nothing is computed in this step.");
   return told;
+}
+
+const areTokens = (value) => Array.isArray(value) && value.length > 0 && value.every(Number.isInteger);
+const quoted = (tokens, textOf) => `“${short(textOf(tokens))}”`;
+
+// What became of a draft: what is kept of it, and what the model chose after that. (A trace may hide tokens.)
+function outcome({ right, guessed, said }, textOf) {
+  if (!areTokens(guessed) || !areTokens(said)) return "";
+  const kept = right > 0 ? `${quoted(said.slice(0, right), textOf)} is kept, then ` : "";
+  const isWrong = right < guessed.length && guessed[right] !== said[right];
+  const instead = isWrong ? ` instead of ${quoted([guessed[right]], textOf)}` : "";
+  return `: ${kept}the model chose ${quoted(said.slice(right), textOf)}${instead}`;
 }
 
 // Who is forked, and who continues another.

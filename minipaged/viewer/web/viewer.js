@@ -196,7 +196,7 @@ class Viewer {
   }
 
   told() {
-    this.cachedTold ??= explain(this.moment(), labels(this.timeline.several));
+    this.cachedTold ??= explain(this.moment(), labels(this.timeline.several), (tokens) => this.textOf(tokens));
     return this.cachedTold;
   }
 
