@@ -54,11 +54,15 @@ class DraftModel:
         runner: the smaller model; its tokens mean the same as the larger one's.
         max_num_batched_tokens: tokens that one of its steps computes at most; a longer prompt takes several.
         tokenizer: the smaller model's own, if it has one.
+        name: its directory or hub id, for messages.
     """
 
-    def __init__(self, runner: Executor, max_num_batched_tokens: int, tokenizer: Any = None) -> None:
+    def __init__(
+        self, runner: Executor, max_num_batched_tokens: int, tokenizer: Any = None, name: str = ""
+    ) -> None:
         self.runner = runner
         self.tokenizer = tokenizer
+        self.name = name
         self.pool = BlockAllocator(runner.num_blocks)
         self.max_num_batched_tokens = max_num_batched_tokens
         self._has_failed = False
@@ -83,13 +87,15 @@ class DraftModel:
             kv_cache_memory=POOL_MEMORY,
             swap_space=0,
             max_num_seqs=DRAFT_ROWS,
-            max_model_len=None,
             tensor_parallel_size=1,
             pipeline_parallel_size=1,
             revision=None,
         )
         try:
-            runner = ModelRunner.load(name, own)
+            model = loading.load_model(name, own, loading.find_device(own.device))
+            trained = getattr(loading.text_config(model), "max_position_embeddings", None)
+            longest = min(filter(None, (trained, config.max_model_len)), default=None)
+            runner = ModelRunner.over(model, replace(own, max_model_len=longest))
         except ValueError as error:
             raise ConfigError(f"speculative_model is {name!r}: {error}") from error
         if runner.kept_states is not None:
@@ -97,22 +103,34 @@ class DraftModel:
                 f"speculative_model is {name!r}, whose recurrent layers cannot take a wrong token back; give "
                 "a model whose layers all attend"
             )
-        return cls(runner, own.max_num_batched_tokens, loading.load_tokenizer(name, own))
+        try:
+            tokenizer = loading.load_tokenizer(name, own, must_exist=True)
+        except loading.ModelLoadError:
+            tokenizer = None
+        return cls(runner, own.max_num_batched_tokens, tokenizer, name)
 
-    def guess_for(self, tokenizer: Any, vocab_size: int) -> None:
-        """Guess for a model with this tokenizer (None: it has none) and this many logits.
+    def guess_for(self, executor: Executor, tokenizer: Any) -> None:
+        """Guess for the larger model behind an executor, with this tokenizer (None: it has none).
 
-        Raises ConfigError if the two have different tokens.
+        Raises ConfigError if the two have different tokens. A warning tells where guesses cannot help.
         """
+        told = f"speculative_model is {self.name!r}, which"
         if None not in (tokenizer, self.tokenizer) and tokenizer.get_vocab() != self.tokenizer.get_vocab():
-            raise ConfigError(
-                f"speculative_model is {self.tokenizer.name_or_path!r}, which has other tokens; "
-                "give a smaller model of the same family"
+            raise ConfigError(f"{told} has other tokens; give a smaller model of the same family")
+        if tokenizer is not None and self.tokenizer is None:
+            logger.warning("%s has no tokenizer; make sure that its tokens are the model's", told)
+        runner: Any = self.runner
+        if runner.max_model_len < executor.max_model_len:
+            lengths = runner.max_model_len, executor.max_model_len
+            logger.warning(
+                "%s reads %d tokens; longer texts (max_model_len is %d) get no guesses", told, *lengths
             )
+        seconds = [model.preemption_costs.seconds_per_token for model in (runner, executor)]
+        if seconds[0] >= seconds[1]:
+            logger.warning("%s takes as long for a token as the model itself; give a smaller one", told)
         from torch import nn
 
-        runner: Any = self.runner
-        sampler = runner.sampler
+        sampler, vocab_size = runner.sampler, executor.vocab_size
 
         def sample(logits: Tensor, scheduled: list[ScheduledSequence]) -> Any:
             # (Vocabularies of a family differ in how far they are padded.)

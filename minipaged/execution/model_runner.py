@@ -103,8 +103,12 @@ class ModelRunner:
     @classmethod
     def load(cls, name: str, config: EngineConfig) -> ModelRunner:
         """A runner for a model directory or hub id; may raise ModelLoadError or ConfigError."""
-        device = loading.find_device(config.device)
-        runner = cls(loading.load_model(name, config, device), config)
+        return cls.over(loading.load_model(name, config, loading.find_device(config.device)), config)
+
+    @classmethod
+    def over(cls, model: PreTrainedModel, config: EngineConfig) -> ModelRunner:
+        """A runner that rewrites the model for speed; nobody else can use it then."""
+        runner = cls(model, config)
         runner.optimize()
         if runner.backend.name == "cpp":
             runner.use_one_call()

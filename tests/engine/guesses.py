@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from array import array
@@ -35,6 +36,14 @@ def blurred_copy(folder: Path, noise: float) -> Path:
     for name, weight in weights.items():
         weights[name] = weight + noise * weight.float().std() * torch.randn(weight.shape, generator=source)
     save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def changed_copy(folder: Path, **settings: Any) -> Path:
+    """The embedded model with other settings in its configuration."""
+    path = Path(shutil.copytree(pocket_model.PATH, folder / "model"))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | settings))
     return path
 
 

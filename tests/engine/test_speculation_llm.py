@@ -13,8 +13,9 @@ import pytest
 from minipaged import LLM, BeamSearchParams, SamplingParams, pocket_model
 from minipaged.components import Components
 from minipaged.config import ConfigError
+from minipaged.scheduling import PreemptionCosts
 from tests.engine.conftest import make_llm
-from tests.engine.guesses import blurred_copy
+from tests.engine.guesses import blurred_copy, changed_copy
 
 PROMPTS = [
     "Once upon a time",
@@ -180,6 +181,83 @@ def test_a_draft_model_that_cannot_guess_for_this_one_is_refused(tmp_path):
         LLM(**SMALL, num_speculative_tokens=2, speculative_model=Path("/nowhere"))
     with pytest.raises(ConfigError, match="num_speculative_tokens is 0; give how many"):
         LLM(**SMALL, speculative_model=str(other))
+
+
+def drafting_with(path: Path, **options) -> LLM:
+    return LLM(**SMALL | options, num_speculative_tokens=2, speculative_model=str(path))
+
+
+def warnings(caplog) -> list[str]:
+    return [record.message for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_draft_model_that_fits_is_taken_without_a_word(tmp_path, caplog, monkeypatch):
+    """Catches warnings that everybody reads past."""
+    monkeypatch.setattr(PreemptionCosts, "estimate", costs_of(2.0, 3.0))
+    drafting_with(pocket_model.PATH)
+    assert warnings(caplog) == []
+
+
+def costs_of(*seconds: float):
+    """What `PreemptionCosts.estimate` says of one model after the other."""
+    costs = [PreemptionCosts(1.0, 1.0, per_token) for per_token in seconds]
+    return staticmethod(lambda *_: costs.pop(0))
+
+
+@pytest.mark.parametrize("seconds", [(3.0, 3.0), (3.0, 2.0)])
+def test_a_draft_model_that_is_not_smaller_is_told(seconds, caplog, monkeypatch):
+    """Catches two models in the wrong order: texts are right, only slow. (It may still be what someone wants
+    to see, so it is no error.)"""
+    monkeypatch.setattr(PreemptionCosts, "estimate", costs_of(*seconds))
+    drafting_with(pocket_model.PATH)
+    (line,) = warnings(caplog)
+    assert line.endswith(", which takes as long for a token as the model itself; give a smaller one")
+    assert line.startswith(f"speculative_model is {str(pocket_model.PATH)!r}")
+
+
+def test_a_draft_model_with_a_shorter_context_guesses_as_far_as_it_reads(
+    tmp_path, plain, caplog, monkeypatch
+):
+    """Catches guesses that end in silence, and a position that the model has no embedding for."""
+    monkeypatch.setattr(PreemptionCosts, "estimate", costs_of(2.0, 3.0))
+    llm = drafting_with(changed_copy(tmp_path, max_position_embeddings=40))
+    (line,) = warnings(caplog)
+    assert line.endswith("which reads 40 tokens; longer texts (max_model_len is 256) get no guesses")
+    lengths = []
+    llm.engine.on_planned.append(
+        lambda plan: lengths.extend(item.start + 1 for item in plan.scheduled if len(plan.scheduled) > 1)
+    )
+    params = SamplingParams(temperature=0, max_tokens=80, ignore_eos=True)
+    assert (
+        llm.generate("Once", params)[0].outputs[0].text == plain.generate("Once", params)[0].outputs[0].text
+    )
+    assert 35 < max(lengths) <= 40
+    assert warnings(caplog) == [line]
+
+
+def test_max_model_len_is_also_the_draft_models(tmp_path):
+    """Catches a draft model that is refused because it needs a limit, although one was given."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    path = changed_copy(tmp_path, rope_parameters=rope)
+    with pytest.raises(ValueError, match="set max_model_len to 2048 or less"):
+        LLM(path, num_blocks=64)
+    assert drafting_with(path).engine.scheduler.drafter.runner.max_model_len == 256
+
+
+def test_a_draft_model_without_a_tokenizer_is_told(tmp_path, caplog, monkeypatch):
+    """Catches guesses in other tokens that nobody notices, and a warning about its prompts: it has none. Of
+    two models without one, nothing can be said."""
+    monkeypatch.setattr(PreemptionCosts, "estimate", costs_of(2.0, 3.0, 2.0, 3.0))
+    path = changed_copy(tmp_path)
+    for file in path.glob("token*"):
+        file.unlink()
+    drafting_with(path)
+    (line,) = warnings(caplog)
+    assert line.startswith(f"speculative_model is {str(path)!r}, which has no tokenizer; make sure that its")
+    caplog.clear()
+    LLM(path, **SMALL, num_speculative_tokens=2, speculative_model=str(path))
+    (line,) = warnings(caplog)
+    assert line.startswith(f"no tokenizer for {path}, so its prompts are token ids")
 
 
 def test_a_drafter_of_ones_own_guesses_in_the_running_engine(plain):
