@@ -6,6 +6,8 @@ It has a pool of its own, and a block table for each sequence that it follows:
     guess    The cat | sat on it    two steps of the smaller model
     text     The cat | sat on a     "it" was wrong: `truncate`, then compute "a" and guess on
 
+A text that has ended leaves its full blocks in a prefix cache, so the next turn of a chat is not read anew.
+
 A guess is drawn with the request's own parameters and with the noise that its own token will be drawn with
 (`decoding/noise.py`), so that the two agree more often than independent draws would.
 """
@@ -22,7 +24,7 @@ from weakref import ref
 
 from minipaged.config import DRAFT_ROWS, ConfigError, EngineConfig
 from minipaged.execution.executor import Executor
-from minipaged.memory import BlockAllocator, BlockTable
+from minipaged.memory import BlockAllocator, BlockTable, PrefixCache
 from minipaged.scheduling import ScheduledSequence, StepPlan
 from minipaged.scheduling.request import Sequence
 
@@ -41,6 +43,7 @@ class _Reading:
 
     owner: ref[Sequence]
     table: BlockTable
+    salt: str  # only texts with the same one share blocks
     token_ids: array[int] = field(default_factory=lambda: array("i"))  # its text at that time, then guesses
     num_text: int = 0  # tokens of the text
     num_computed: int = 0  # tokens whose K/V are in the table
@@ -55,15 +58,22 @@ class DraftModel:
         max_num_batched_tokens: tokens that one of its steps computes at most; a longer prompt takes several.
         tokenizer: the smaller model's own, if it has one.
         name: its directory or hub id, for messages.
+        enable_prefix_caching: whether texts that begin alike are read once.
     """
 
     def __init__(
-        self, runner: Executor, max_num_batched_tokens: int, tokenizer: Any = None, name: str = ""
+        self,
+        runner: Executor,
+        max_num_batched_tokens: int,
+        tokenizer: Any = None,
+        name: str = "",
+        enable_prefix_caching: bool = True,
     ) -> None:
         self.runner = runner
         self.tokenizer = tokenizer
         self.name = name
-        self.pool = BlockAllocator(runner.num_blocks)
+        self.pool = PrefixCache(BlockAllocator(runner.num_blocks), runner.block_size)
+        self._keeps_blocks = enable_prefix_caching
         self.max_num_batched_tokens = max_num_batched_tokens
         self._has_failed = False
         self._readings: dict[int, _Reading] = {}  # by id of the sequence, the least recently used first
@@ -107,7 +117,7 @@ class DraftModel:
             tokenizer = loading.load_tokenizer(name, own, must_exist=True)
         except loading.ModelLoadError:
             tokenizer = None
-        return cls(runner, own.max_num_batched_tokens, tokenizer, name)
+        return cls(runner, own.max_num_batched_tokens, tokenizer, name, own.enable_prefix_caching)
 
     def guess_for(self, executor: Executor, tokenizer: Any) -> None:
         """Guess for the larger model behind an executor, with this tokenizer (None: it has none).
@@ -188,7 +198,7 @@ class DraftModel:
             reading.is_followed = False
             owner = reading.owner()
             if owner is None or owner.request.is_finished:
-                self._readings.pop(key).table.free()
+                self._release(self._readings.pop(key))
 
     def _follow(self, sequence: Sequence, count: int) -> Sequence | None:
         """A copy of the sequence over a table of this pool, with at least the newest token uncomputed; None
@@ -198,8 +208,11 @@ class DraftModel:
             return None
         reading = self._readings.pop(id(sequence), None)
         if reading is None:
-            reading = _Reading(ref(sequence), BlockTable(self.pool, runner.block_size))
+            table = BlockTable(self.pool, runner.block_size)
+            reading = _Reading(ref(sequence), table, sequence.cache_salt)
         self._readings[id(sequence)] = reading  # the most recently used
+        if not reading.table.blocks:
+            self._find(reading, text[:-1])
         known = reading.num_text
         while known < min(len(text), len(reading.token_ids)) and text[known] == reading.token_ids[known]:
             known += 1
@@ -212,6 +225,27 @@ class DraftModel:
         reading.is_followed = True
         return copy
 
+    def _find(self, reading: _Reading, text: array[int]) -> None:
+        """Begin with the blocks that earlier texts left of this one."""
+        hashes: list[int] = []
+        self.pool.extend_hashes(hashes, text, reading.salt)
+        reading.table.share(self.pool.match(hashes, text, reading.salt))
+        reading.token_ids, reading.num_text = text, len(text)
+        reading.num_computed = reading.table.num_tokens
+
+    def _release(self, reading: _Reading) -> None:
+        """Give its blocks back; the full ones can be found until their room is needed."""
+        if self._keeps_blocks:
+            hashes: list[int] = []
+            entry: Any = reading.salt
+            self.pool.extend_hashes(hashes, reading.token_ids[: reading.num_computed], reading.salt)
+            for i, (block, chain_hash) in enumerate(zip(reading.table.blocks, hashes)):
+                tokens = reading.token_ids[i * self.pool.block_size : (i + 1) * self.pool.block_size]
+                entry = self.pool.register(block, chain_hash, tokens, entry)
+            self.pool.commit()  # (they are computed)
+        reading.table.free()
+        reading.num_computed = 0
+
     def _make_room(self, copy: Sequence, count: int) -> bool:
         """Take the blocks of a draft, if need be from the least recently followed sequences. Returns whether
         there were enough."""
@@ -220,8 +254,7 @@ class DraftModel:
             if needed <= self.pool.num_free:
                 break
             if not reading.is_followed and reading.table is not copy.table:
-                reading.table.free()
-                reading.num_computed = 0
+                self._release(reading)
         if needed > self.pool.num_free:
             return False
         copy.table.preallocate(needed)

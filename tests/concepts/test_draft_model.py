@@ -93,7 +93,50 @@ def test_a_model_that_fails_costs_guesses_and_nothing_else(caplog):
     assert outputs(request) == [expected(range(7), 20)]
     assert caplog.text.count("the draft model fails, so there are no guesses: no room") == 1
     drafter.draft([], [])
-    assert drafter.pool.num_free == drafter.pool.num_blocks
+    assert drafter.pool.num_free == drafter.runner.num_blocks
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_a_later_text_is_read_from_where_it_differs_from_earlier_ones(every):
+    """The turns of a chat. Catches one that is read anew at each turn, and a block that is taken for what was
+    said although it holds what was guessed (the toy model fails a step that reads it)."""
+    engine, drafter = with_draft_model(Forgetful(every))
+    text = []
+    for _ in range(3):
+        drafter.runner.steps.clear()
+        prompt = [*text, 1, 2, 3, 4, 5]
+        request = engine.add_request("r", prompt, GREEDY)
+        run(engine)
+        assert outputs(request) == [expected(prompt, 20)]
+        ((num_read,), *_) = drafter.runner.steps
+        assert 0 <= num_read - (len(prompt) + 1 - len(text)) <= 8  # the last guesses, and what fills no block
+        text = [*prompt, *outputs(request)[0]]
+
+
+@pytest.mark.parametrize("options", [{"salt": "other"}, {"enable_prefix_caching": False}])
+def test_a_text_that_may_not_share_is_read_from_its_beginning(options):
+    """Catches a draft model whose speed tells what other users wrote."""
+    salt = options.pop("salt", "")
+    drafter = DraftModel(Forgetful(), 64, **options)
+    for own in ("", salt):
+        engine = drafting(drafter)
+        engine.add_request("r", range(12), GREEDY, cache_salt=own)
+        drafter.runner.steps.clear()
+        run(engine)
+        assert drafter.runner.steps[0] == [13]
+
+
+def test_blocks_of_ended_texts_make_room_for_others():
+    """Catches a pool that is full of what nobody follows any more."""
+    engine, drafter = with_draft_model(Forgetful(num_blocks=8))
+    for i in range(6):
+        request = engine.add_request("r", [i, 1, 2, 3, 4, 5, 6], GREEDY)
+        run(engine)
+        assert outputs(request) == [expected(request.prompt_token_ids, 20)]
+        assert drafter.runner.steps
+        drafter.runner.steps.clear()
+    drafter.draft([], [])
+    assert drafter.pool.num_free == 8
 
 
 def sequence_of(*tokens):
