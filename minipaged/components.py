@@ -117,14 +117,21 @@ def build_scheduler(
     )
 
 
+def check_drafts(config: EngineConfig, components: Components) -> None:
+    """Raise ConfigError if there are to be drafts, but these classes make none."""
+    if config.num_speculative_tokens and components.scheduler is not FCFSScheduler:
+        raise ConfigError(
+            f"num_speculative_tokens is {config.num_speculative_tokens}, but a scheduler of your own makes "
+            "no drafts; give 0"
+        )
+
+
 def _speculative(
     config: EngineConfig, limits: ModelLimits, components: Components
 ) -> Callable[..., SpeculativeScheduler]:
-    wish = f"num_speculative_tokens is {config.num_speculative_tokens}, but"
+    check_drafts(config, components)
     if limits.kept_states is not None:
-        raise ConfigError(f"{wish} layers with a recurrent state cannot take a wrong token back; give 0")
-    if components.scheduler is not FCFSScheduler:
-        raise ConfigError(f"{wish} a scheduler of your own makes no drafts; give 0")
+        config.check_states()
     return partial(
         SpeculativeScheduler,
         drafter=components.drafter(),

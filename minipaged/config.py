@@ -139,6 +139,14 @@ class EngineConfig:
                 "give how many tokens it guesses at once, e.g. 4"
             )
 
+    def check_states(self) -> None:
+        """Raise ConfigError if these settings do not go with layers that keep a recurrent state."""
+        if self.num_speculative_tokens:
+            raise ConfigError(
+                f"num_speculative_tokens is {self.num_speculative_tokens}, but layers with a recurrent state "
+                "cannot take a wrong token back; give 0"
+            )
+
     @property
     def max_sampling_rows(self) -> int:
         """Rows of a step that need logits for sampling, at most."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from minipaged import pocket_model
-from minipaged.components import Components
+from minipaged.components import Components, check_drafts
 from minipaged.config import ConfigError, EngineConfig, config_from
 from minipaged.conversations import Message, Tool, as_prompt, conversations_of
 from minipaged.decoding.checks import ParamsError
@@ -83,6 +83,7 @@ class LLM:
                 raise ConfigError("speculative_model and a drafter are both given; give only one of them")
             if not self.config.num_speculative_tokens:
                 raise ConfigError("a drafter is given, but num_speculative_tokens is 0; give e.g. 4")
+        check_drafts(self.config, components)
         name = str(model if model is not None else pocket_model.PATH)
         defaults: dict[str, Any] = {}
         if isinstance(tokenizer, str | Path):

@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 HUB_TIMEOUT = 5.0
 """Seconds to wait for the hub's word on whether it knows a model."""
 
+STATEFUL = {"linear_attention", "conv", "hybrid"}
+"""Types of layers that keep a recurrent state, where a configuration lists types. (Others show it later.)"""
+
 _TOKENIZER_FILE = re.compile(r"token|vocab|spiece|merges|bpe|\.model$|\.tiktoken$", re.IGNORECASE)
 _NO_GGUF = "give the model as Hugging Face saves it, with config.json and safetensors"
 
@@ -71,11 +74,17 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
 
     Raises:
         ModelLoadError: no such directory, no config.json in it, weights missing, unreadable or misshapen.
+        ConfigError: settings that this model cannot serve, as far as its configuration tells.
     """
 
     def load(source: str, **options: Any) -> Any:
         options |= {"trust_remote_code": config.trust_remote_code, "revision": config.revision or "main"}
-        auto = auto_class(AutoConfig.from_pretrained(source, **options))
+        described = AutoConfig.from_pretrained(source, **options)
+        if not STATEFUL.isdisjoint(
+            getattr(described.get_text_config(decoder=True), "layer_types", None) or ()
+        ):
+            config.check_states()
+        auto = auto_class(described)
         with _weights_counted(enabled="local_files_only" in options):  # a download has the hub's own bars
             return auto.from_pretrained(
                 source, dtype=config.dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
@@ -90,6 +99,8 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
         raise ModelLoadError(f"there is no directory {name}; give a model directory or a hub id (org/name)")
     try:
         model, info = _local_first(path, name, load, config.revision)
+    except ConfigError:
+        raise
     except Exception as error:  # transformers, the hub and safetensors raise all kinds; one line for all
         if "trust_remote_code" in str(error):
             raise ModelLoadError(

@@ -13,7 +13,7 @@ import pytest
 from minipaged import LLM, BeamSearchParams, SamplingParams, pocket_model
 from minipaged.components import Components
 from minipaged.config import ConfigError
-from minipaged.scheduling import PreemptionCosts
+from minipaged.scheduling import FCFSScheduler, PreemptionCosts
 from tests.engine.conftest import make_llm
 from tests.engine.guesses import blurred_copy, changed_copy
 
@@ -181,6 +181,27 @@ def test_a_draft_model_that_cannot_guess_for_this_one_is_refused(tmp_path):
         LLM(**SMALL, num_speculative_tokens=2, speculative_model=Path("/nowhere"))
     with pytest.raises(ConfigError, match="num_speculative_tokens is 0; give how many"):
         LLM(**SMALL, speculative_model=str(other))
+
+
+class Mine(FCFSScheduler):
+    """A scheduler of a user."""
+
+
+@pytest.mark.parametrize(
+    ("kinds", "use", "reason"),
+    [
+        (["full_attention", "linear_attention"] * 2, {}, "layers with a recurrent state cannot take"),
+        (["full_attention"] * 4, {"scheduler": Mine}, "a scheduler of your own makes no drafts"),
+    ],
+)
+def test_what_cannot_draft_is_refused_before_weights_are_loaded(kinds, use, reason, tmp_path):
+    """Catches minutes of loading before one line that the settings alone, or config.json, could have said."""
+    path = changed_copy(tmp_path, layer_types=kinds)
+    (path / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=f"num_speculative_tokens is 2, but {reason}"):
+        LLM(path, **SMALL, num_speculative_tokens=2, use=use)
+    with pytest.raises(ValueError, match="cannot load"):
+        LLM(path, **SMALL)
 
 
 def drafting_with(path: Path, **options) -> LLM:
