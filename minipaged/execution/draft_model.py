@@ -244,7 +244,6 @@ class DraftModel:
                 entry = self.pool.register(block, chain_hash, tokens, entry)
             self.pool.commit()  # (they are computed)
         reading.table.free()
-        reading.num_computed = 0
 
     def _make_room(self, copy: Sequence, count: int) -> bool:
         """Take the blocks of a draft, if need be from the least recently followed sequences. Returns whether

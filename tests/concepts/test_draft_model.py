@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 
 import pytest
@@ -113,6 +114,18 @@ def test_a_later_text_is_read_from_where_it_differs_from_earlier_ones(every):
         text = [*prompt, *outputs(request)[0]]
 
 
+def test_two_texts_that_were_read_to_their_end_share_no_block_that_they_write_to(caplog):
+    """Catches the newest token computed into a block that another text has, too."""
+    engine, drafter = with_draft_model(Forgetful())
+    for names in ("a", "bc"):
+        drafter.runner.steps.clear()
+        requests = [engine.add_request(name, range(7), GREEDY) for name in names]
+        run(engine)
+        assert [outputs(request) for request in requests] == [[expected(range(7), 20)]] * len(names)
+    assert drafter.runner.steps[0] == [4, 4]  # the second block of two, with the newest token
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("options", [{"salt": "other"}, {"enable_prefix_caching": False}])
 def test_a_text_that_may_not_share_is_read_from_its_beginning(options):
     """Catches a draft model whose speed tells what other users wrote."""
@@ -137,6 +150,33 @@ def test_blocks_of_ended_texts_make_room_for_others():
         drafter.runner.steps.clear()
     drafter.draft([], [])
     assert drafter.pool.num_free == 8
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_texts_that_begin_alike(seed, caplog):
+    """Catches a block that is found with other content than its hash says, is freed twice, or never."""
+    rng = random.Random(seed)
+    model = Forgetful(rng.choice([0, 2, 3]), num_blocks=rng.choice([6, 10, 20, 64]))
+    budget, size = rng.choice([8, 16, 128]), rng.choice([16, 30, 64])
+    engine, drafter = with_draft_model(model, budget, num_blocks=size, tokens=rng.randint(1, 6))
+    texts, requests = [[]], []
+    while engine.has_unfinished or len(requests) < 25:
+        if len(requests) < 25 and rng.random() < 0.3:
+            beginning = rng.choice(texts)[: rng.choice([0, 8, 13, 40])]
+            prompt = [*beginning, *(rng.randrange(50) for _ in range(rng.randint(1, 6)))]
+            params = SamplingParams(temperature=0, max_tokens=rng.randint(1, 15))
+            salt = rng.choice(["", "", "other"])
+            requests.append(engine.add_request(f"r{len(requests)}", prompt, params, cache_salt=salt))
+        if engine.has_unfinished:
+            engine.step()
+        held = [block for reading in drafter._readings.values() for block in reading.table.blocks]
+        drafter.pool.check_invariants(held)
+        texts = [[]] + [[*r.prompt_token_ids, *outputs(r)[0]] for r in requests if r.is_finished]
+    for request in requests:
+        assert outputs(request) == [expected(request.prompt_token_ids, request.params.max_tokens)]
+    assert "the draft model fails" not in caplog.text
+    drafter.draft([], [])
+    assert drafter.pool.num_free == model.num_blocks
 
 
 def sequence_of(*tokens):
