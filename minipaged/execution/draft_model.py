@@ -137,7 +137,7 @@ class DraftModel:
             )
         seconds = [model.preemption_costs.seconds_per_token for model in (runner, executor)]
         if seconds[0] >= seconds[1]:
-            logger.warning("%s takes as long for a token as the model itself; give a smaller one", told)
+            logger.warning("%s takes at least as long for a token as the model; give a smaller one", told)
         from torch import nn
 
         sampler, vocab_size = runner.sampler, executor.vocab_size

@@ -232,7 +232,7 @@ def test_a_draft_model_that_is_not_smaller_is_told(seconds, caplog, monkeypatch)
     monkeypatch.setattr(PreemptionCosts, "estimate", costs_of(*seconds))
     drafting_with(pocket_model.PATH)
     (line,) = warnings(caplog)
-    assert line.endswith(", which takes as long for a token as the model itself; give a smaller one")
+    assert line.endswith(", which takes at least as long for a token as the model; give a smaller one")
     assert line.startswith(f"speculative_model is {str(pocket_model.PATH)!r}")
 
 
