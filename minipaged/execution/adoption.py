@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from minipaged.config import ConfigError
 from minipaged.execution import older_attention
 from minipaged.execution.attention import NAME, UnsupportedModelError, prepare
-from minipaged.execution.recurrent import compute_as_before, compute_piecewise
+from minipaged.execution.recurrent import compute_piecewise
+from minipaged.execution.subclassing import give_back
 
 
 @contextmanager
@@ -34,9 +35,10 @@ def adopted(model: PreTrainedModel) -> Iterator[None]:
         yield
     except (UnsupportedModelError, ConfigError) as reason:
         if own_attention != NAME:  # (or another runner would lose it)
-            older_attention.give_back(model, own_attention)
+            for module in model.modules():
+                give_back(module)
+            model.config._attn_implementation = own_attention  # (of an older model transformers would refuse)
             model.set_attn_implementation(own_attention)
-            compute_as_before(model)
         if isinstance(reason, ConfigError):
             raise
         raise UnsupportedModelError(f"{type(model).__name__} is not supported: {reason}") from reason

@@ -87,11 +87,3 @@ def adopt(model: PreTrainedModel) -> None:
         if kind and own.__module__.startswith("transformers.models.") and hasattr(own, kind.replaced):
             subclassing.adopt(module, kind)
             config._attn_implementation = NAME
-
-
-def give_back(model: PreTrainedModel, implementation: str) -> None:
-    """Undo `adopt`; the configuration named `implementation` before."""
-    for module in model.modules():
-        if isinstance(module, OlderAttention):
-            subclassing.give_back(module)
-            model.config._attn_implementation = implementation

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from minipaged.execution.attention import UnsupportedModelError
-from minipaged.execution.subclassing import Adopted, adopt, give_back
+from minipaged.execution.subclassing import Adopted, adopt
 
 CACHE_ARGUMENTS = {"cache_params", "past_key_values"}
 """Names of the argument through which such a layer receives transformers' cache."""
@@ -169,9 +169,3 @@ def compute_piecewise(model: nn.Module) -> None:
         if not isinstance(module, Recurrent):
             names = list(inspect.signature(type(module).forward).parameters)[1:]
             adopt(module, Recurrent, names=names)
-
-
-def compute_as_before(model: nn.Module) -> None:
-    """Undo `compute_piecewise`."""
-    for module in find_recurrent(model):
-        give_back(module)
