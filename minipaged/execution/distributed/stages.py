@@ -132,13 +132,13 @@ def keep_stage(model: PreTrainedModel, place: Place, link: Link) -> range:
 
 def micro_batches(scheduled: list[ScheduledSequence], num_parts: int) -> list[list[ScheduledSequence]]:
     """Cut a step into at most `num_parts` runs of sequences with about as many tokens each."""
-    left = sum(item.num_tokens for item in scheduled)
+    left, count = sum(item.num_tokens for item in scheduled), 0
     parts: list[list[ScheduledSequence]] = []
     part: list[ScheduledSequence] = []
     for item in scheduled:
         part.append(item)
-        count = sum(item.num_tokens for item in part)
+        count += item.num_tokens
         if count * (num_parts - len(parts)) >= left:
             parts.append(part)
-            left, part = left - count, []
+            left, count, part = left - count, 0, []
     return parts
