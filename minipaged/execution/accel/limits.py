@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from minipaged.execution.accel.packed_linear import PackedLinear, can_pack, is_plain
+from minipaged.execution.accel.packed_linear import PackedLinear, is_plain
 from minipaged.kernels.dispatch import why_not_cpp
 
 READ_BYTES = 1 << 28
@@ -39,7 +39,7 @@ def matrix_rate(dtype: torch.dtype) -> float:
     """Operations a second of a product of 256 rows with a packed weight [1024, 1024]: the best of ten."""
     with torch.inference_mode():
         linear: nn.Module = nn.Linear(1024, 1024, bias=False, dtype=dtype)
-        if can_pack() and is_plain(linear):
+        if is_plain(linear):
             linear = PackedLinear(linear)
         rows = torch.ones(256, 1024, dtype=dtype)
         return 2 * 256 * 1024**2 / _best(lambda: linear(rows), 10)

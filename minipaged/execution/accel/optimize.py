@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from minipaged.config import ConfigError, Quantization
 from minipaged.execution.accel.huge_pages import move_into_huge_pages
 from minipaged.execution.accel.layer_fusion import fuse_layers
-from minipaged.execution.accel.packed_linear import can_pack, pack_linears
+from minipaged.execution.accel.packed_linear import pack_linears
 from minipaged.kernels.dispatch import Backend
 from minipaged.progress import progress_bar
 
@@ -41,7 +41,7 @@ def optimize(
             torch.cuda.empty_cache()  # what was stacked has left its place, cut to its own size
         if model.device.type != "cpu":
             return
-        if can_pack() and quantization == "none":
+        if quantization == "none":
             pack_linears(model)
         if backend.name == "cpp":
             from minipaged.execution.accel import panel_linear  # loads C++
