@@ -6,7 +6,7 @@ A  0 → 7  Four score and seven                         logical, physical, toke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from minipaged.outputs import RequestOutput
 from minipaged.viewer.highlights import Highlights, TextOf
-from minipaged.viewer.pictures.names import colour_of_block, colours, owner, worth_showing
+from minipaged.viewer.pictures.names import colour_of_block, colours, labels, owner, worth_showing
 from minipaged.viewer.pictures.palette import OWNERS
 from minipaged.viewer.snapshot import BlockView, PoolView, TableView
 
@@ -38,18 +38,19 @@ class Pool:
         yield Text(self.view.usage, style="dim")
 
     def _lines(self, blocks: Sequence[BlockView], width: int) -> Iterable[Text]:
-        cells = [self._cell(block) for block in blocks[: worth_showing(blocks)]]
+        colour, label = colours(self.view), labels(self.view)
+        cells = [self._cell(block, colour, label) for block in blocks[: worth_showing(blocks)]]
         columns = max(1, width // CELL)
         for start in range(0, len(cells), columns):
             yield Text().join(cells[start : start + columns])
 
-    def _cell(self, block: BlockView) -> Text:
+    def _cell(self, block: BlockView, colour: Mapping[str, int], label: Mapping[str, str]) -> Text:
         cell = Text(f"{block.block:>5} ")
         if not block.owners:
             cell.append("cached" if block.state == "evictable" else "free", style="dim")
         else:
-            name = owner(block, self.view) + (f"\u00d7{block.ref_count}" if block.ref_count > 1 else "")
-            number = colour_of_block(block, colours(self.view))
+            name = owner(block, label) + (f"\u00d7{block.ref_count}" if block.ref_count > 1 else "")
+            number = colour_of_block(block, colour)
             style = "bold" if number is None else OWNERS[number]
             full = -(-BAR * (block.filled or 0) // self.view.block_size)
             cell.append(f"{name[:7]:<7} {'█' * full}{'░' * (BAR - full)}", style=style)

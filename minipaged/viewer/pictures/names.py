@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from minipaged.viewer.pictures.palette import OWNERS
-from minipaged.viewer.snapshot import BlockView, PoolView, TableView
+from minipaged.viewer.snapshot import BlockView, PoolView
 
 
 def colours(view: PoolView) -> Mapping[str, int]:
     """Name of each sequence -> number of its colour: by request, or by sequence if there is one request."""
-    requests = list(dict.fromkeys(table.request for table in view.tables.values()))
+    requests = dict.fromkeys(table.request for table in view.tables.values())
     if len(requests) == 1 and len(view.tables) > 1:
         return {name: table.position % len(OWNERS) for name, table in view.tables.items()}
-    return {name: colour_of(t.request, requests.index(t.request)) for name, t in view.tables.items()}
+    numbers = {request: colour_of(request, place) for place, request in enumerate(requests)}
+    return {name: numbers[table.request] for name, table in view.tables.items()}
 
 
 def colour_of(request: str, place: int) -> int:
@@ -37,26 +39,29 @@ def fill(block: BlockView, colour: Mapping[str, int]) -> str:
     return "shade" if number is None else f"tint{number}"
 
 
-def label(table: TableView, view: PoolView) -> str:
-    """What a sequence is called in a picture: its request, and its number if the request has several."""
-    alone = sum(other.request == table.request for other in view.tables.values()) == 1
-    return table.request if alone else f"{table.request}.{table.position + 1}"
+def labels(view: PoolView) -> Mapping[str, str]:
+    """What each sequence is called in a picture: its request, and its number if the request has several."""
+    counts = Counter(table.request for table in view.tables.values())
+    return {
+        name: table.request if counts[table.request] == 1 else f"{table.request}.{table.position + 1}"
+        for name, table in view.tables.items()
+    }
 
 
-def owner(block: BlockView, view: PoolView) -> str:
+def owner(block: BlockView, label: Mapping[str, str]) -> str:
     """Who holds a block, in a word: the sequence, or the request of several, or "shared" among requests."""
     requests = {table.request for table in block.owners}
     if len(requests) > 1:
         return "shared"
-    return label(block.owners[0], view) if len(block.owners) == 1 else requests.pop()
+    return label[block.owners[0].name] if len(block.owners) == 1 else requests.pop()
 
 
-def holders(block: BlockView, view: PoolView) -> str:
+def holders(block: BlockView, label: Mapping[str, str]) -> str:
     """Who holds a block, in few letters: "A", "A.1 A.2", "A x 4" (its reference count)."""
-    text = " ".join(label(table, view) for table in block.owners)
+    text = " ".join(label[table.name] for table in block.owners)
     if len(text) <= 11:
         return text
-    name = owner(block, view)
+    name = owner(block, label)
     return f"\u00d7{block.ref_count}" if name == "shared" else f"{name} \u00d7{block.ref_count}"
 
 

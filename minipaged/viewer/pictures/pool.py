@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minipaged.memory import KVManager
-from minipaged.viewer.pictures.names import colours, fill, owner, worth_showing
+from minipaged.viewer.pictures.names import colours, fill, labels, owner, worth_showing
 from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, text_width
 from minipaged.viewer.pictures.tables import describe
 from minipaged.viewer.snapshot import BlockView, PoolView, evictable_blocks
@@ -38,6 +38,7 @@ def manager_svg(kv: KVManager) -> Svg:
 
 def _draw(groups: list[list[BlockView]], view: PoolView, columns: int, caption: str, words: str) -> Svg:
     shown = [blocks[: _num_drawn(blocks)] for blocks in groups]
+    colour, label = colours(view), labels(view)
     picture = Picture(max(430, 2 * MARGIN + columns * (TILE + GAP) - GAP), 0, caption)
     y = MARGIN + (26 if caption else 0)
     for some, blocks in zip(shown, groups):
@@ -45,8 +46,10 @@ def _draw(groups: list[list[BlockView]], view: PoolView, columns: int, caption: 
             picture.text(MARGIN, y + 14, "host (swapped out)", "soft")
             y += 24
         for i, block in enumerate(some):
-            left = MARGIN + i % columns * (TILE + GAP)
-            _tile(picture, block, left, y + i // columns * (HEIGHT + GAP), view)
+            left, top = MARGIN + i % columns * (TILE + GAP), y + i // columns * (HEIGHT + GAP)
+            look = fill(block, colour) if block.owners else "tint0"
+            name = owner(block, label) if block.owners else "used"
+            _tile(picture, left, top, block, view.block_size, look, name)
         y += -(-len(some) // columns) * (HEIGHT + GAP)
         if rest := blocks[len(some) :]:
             free = sum(block.state == "free" for block in rest)
@@ -66,18 +69,16 @@ def _num_drawn(blocks: Sequence[BlockView]) -> int:
     return min(MOST_BLOCKS, max(12, -(-worth_showing(blocks) // 12) * 12))
 
 
-def _tile(picture: Picture, block: BlockView, x: float, y: float, view: PoolView) -> None:
-    look = fill(block, colours(view)) if block.owners else "tint0"
+def _tile(picture: Picture, x: float, y: float, block: BlockView, size: int, look: str, name: str) -> None:
     picture.block(x, y, TILE, HEIGHT, block.state, look, gap=8)
     picture.text(x + 5, y + 13, str(block.block), "soft" if block.state == "free" else "ink", 10.5)
     if block.ref_count > 1:
         picture.text(x + TILE - 5, y + 13, f"\u00d7{block.ref_count}", "ink", 10.5, "end", bold=True)
     if block.state == "used":
-        name = owner(block, view) if block.owners else "used"
         name = name if len(name) < 7 else name[:5] + "\u2026"
         picture.text(x + TILE / 2, y + 29, name, "ink", 12, "middle", True)
     if block.filled is not None:
-        full = (TILE - 12) * block.filled / view.block_size
+        full = (TILE - 12) * block.filled / size
         picture.rect(x + 6, y + HEIGHT - 11, TILE - 12, 5, "paper", 1)
         picture.rect(x + 6, y + HEIGHT - 11, full, 5, "ink", 1)
 

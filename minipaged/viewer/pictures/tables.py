@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minipaged.memory import BlockTable
 from minipaged.viewer.highlights import TextOf
-from minipaged.viewer.pictures.names import colours, fill, holders, label
+from minipaged.viewer.pictures.names import colours, fill, holders, labels
 from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, text_width
 from minipaged.viewer.snapshot import PoolView, TableView
 
@@ -19,7 +19,7 @@ def tables_svg(
 
     `stacked`: for narrow screens, the pool below the tables, and numbers in the place of arrows.
     """
-    tables, size, colour = view.on_device(), view.block_size, colours(view)
+    tables, size, colour, label = view.on_device(), view.block_size, colours(view), labels(view)
     slot = max(9.0, min(50.0 if stacked else 58.0, 236 / size))
     width = slot * size
     shown = [b for b in view.blocks() if view.num_blocks <= MOST_BLOCKS or b.state != "free"]
@@ -28,7 +28,7 @@ def tables_svg(
     right_height = len(shown) * ROW
     above = max(left_height, ROW) + 44
     body = above + right_height if stacked else max(left_height, right_height, ROW)
-    x = MARGIN + 32 + max((text_width(label(table, view), 14, bold=True) for table in tables), default=0)
+    x = MARGIN + 32 + max((text_width(label[table.name], 14, bold=True) for table in tables), default=0)
     x_pool = x if stacked else x + width + GAP + 34
     top_pool = top + (above if stacked else (body - right_height) / 2)
     picture = Picture(x_pool + width + 96, top + body + 40, caption)
@@ -43,7 +43,7 @@ def tables_svg(
     y = top if stacked else max(top, min(middle - left_height / 2, top + body - left_height))
     for table in tables:
         number = colour[table.name]
-        picture.text(MARGIN, y + 19, label(table, view), bold=True, size=14)
+        picture.text(MARGIN, y + 19, label[table.name], bold=True, size=14)
         for logical, block in enumerate(table.blocks):
             words, filled = slot_words(table, logical, size, text_of), f"{table.filled(logical, size)}/{size}"
             picture.text(x - 8, y + 19, str(logical), "soft", anchor="end")
@@ -71,7 +71,7 @@ def tables_svg(
         held = [(table, table.blocks.index(physical.block)) for table in physical.owners]
         table, logical = max(held, key=lambda at: at[0].filled(at[1], size))
         computed = max(table.computed(logical, size) for table, logical in held)
-        words, who = slot_words(table, logical, size, text_of), holders(physical, view)
+        words, who = slot_words(table, logical, size, text_of), holders(physical, label)
         picture.slots(x_pool, y, slot, BLOCK, fill(physical, colour), words, computed)
         picture.text(x_pool + width + 10, y + 19, who, "ink", 12.5, bold=physical.ref_count > 1)
     picture.note(_summary(view))
@@ -93,11 +93,11 @@ def _summary(view: PoolView) -> str:
 
 def describe(view: PoolView) -> str:
     """A view in words, for readers who do not see the picture."""
-    sentences = []
+    sentences, label = [], labels(view)
     for table in view.tables.values():
         where = "host blocks" if table.on_host else "physical blocks"
         blocks = ", ".join(map(str, table.blocks)) or "none"
-        sentences.append(f"Sequence {label(table, view)}: {table.num_tokens} tokens in {where} {blocks}.")
+        sentences.append(f"Sequence {label[table.name]}: {table.num_tokens} tokens in {where} {blocks}.")
     return " ".join([*sentences, _summary(view) + "."])
 
 

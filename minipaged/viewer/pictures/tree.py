@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from minipaged.viewer.pictures.names import colours, label
+from minipaged.viewer.pictures.names import colours, labels
 from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, text_width
 from minipaged.viewer.snapshot import PoolView
 
@@ -34,10 +34,10 @@ class Node:
 
 def tree_svg(view: PoolView, before: PoolView | None = None, caption: str = "") -> Svg:
     """The picture of the device tables; those of an earlier view with a block that fell free are ghosts."""
-    tables, colour = view.on_device(), colours(view)
+    tables, colour, label = view.on_device(), colours(view), labels(view)
     held = {block for table in tables for block in table.blocks}
     gone = [t for t in (before.tables.values() if before else ()) if not held.issuperset(t.blocks)]
-    live = [Leaf(table.blocks, label(table, view), colour[table.name]) for table in tables]
+    live = [Leaf(table.blocks, label[table.name], colour[table.name]) for table in tables]
     leaves = sorted([*live, *(Leaf(t.blocks, "gone", None) for t in gone)], key=lambda leaf: leaf.blocks)
     root = Node()
     for row, leaf in enumerate(leaves):
