@@ -18,8 +18,9 @@ def mark(picture: Picture, x: float, y: float, block: float) -> None:
             picture.rect(x + column * block, y + row * block, side, side, look, block / 7)
 
 
-def logo_svg(size: float = 128) -> Svg:
+def logo_svg() -> Svg:
     """The m in a square, on paper with round corners."""
+    size = 128
     picture = Picture(size, size)
     block = size * 0.165
     width, height = 5 * block - block / 8, 4 * block - block / 8

@@ -14,15 +14,16 @@ from minipaged.viewer.pictures.tables import describe
 from minipaged.viewer.snapshot import BlockView, PoolView, evictable_blocks
 
 TILE, HEIGHT, GAP = 50, 46, 6
+COLUMNS = 12
 MOST_BLOCKS = 192  # are drawn of a larger pool; a line says how many more there are
 
 
-def pool_svg(view: PoolView, caption: str = "", columns: int = 12) -> Svg:
+def pool_svg(view: PoolView, caption: str = "") -> Svg:
     """The picture of a pool whose owners are known; host blocks, if any are in use, below it."""
     groups, host = [view.blocks()], view.blocks(on_host=True)
     if any(block.owners for block in host):
         groups.append(host)
-    return _draw(groups, view, columns, caption, describe(view))
+    return _draw(groups, view, caption, describe(view))
 
 
 def manager_svg(kv: KVManager) -> Svg:
@@ -33,24 +34,24 @@ def manager_svg(kv: KVManager) -> Svg:
         for b in range(kv.allocator.num_blocks)
     ]
     words = f"{kv.num_used} of {len(blocks)} blocks in use, {len(evictable)} cached and evictable."
-    return _draw([blocks], PoolView(kv.block_size, len(blocks)), 12, "KV pool", words)
+    return _draw([blocks], PoolView(kv.block_size, len(blocks)), "KV pool", words)
 
 
-def _draw(groups: list[list[BlockView]], view: PoolView, columns: int, caption: str, words: str) -> Svg:
+def _draw(groups: list[list[BlockView]], view: PoolView, caption: str, words: str) -> Svg:
     shown = [blocks[: _num_drawn(blocks)] for blocks in groups]
     colour, label = colours(view), labels(view)
-    picture = Picture(max(430, 2 * MARGIN + columns * (TILE + GAP) - GAP), 0, caption)
+    picture = Picture(2 * MARGIN + COLUMNS * (TILE + GAP) - GAP, 0, caption)
     y = MARGIN + (26 if caption else 0)
     for some, blocks in zip(shown, groups):
         if blocks is not groups[0]:
             picture.text(MARGIN, y + 14, "host (swapped out)", "soft")
             y += 24
         for i, block in enumerate(some):
-            left, top = MARGIN + i % columns * (TILE + GAP), y + i // columns * (HEIGHT + GAP)
+            left, top = MARGIN + i % COLUMNS * (TILE + GAP), y + i // COLUMNS * (HEIGHT + GAP)
             look = fill(block, colour) if block.owners else "tint0"
             name = owner(block, label) if block.owners else "used"
             _tile(picture, left, top, block, view.block_size, look, name)
-        y += -(-len(some) // columns) * (HEIGHT + GAP)
+        y += -(-len(some) // COLUMNS) * (HEIGHT + GAP)
         if rest := blocks[len(some) :]:
             free = sum(block.state == "free" for block in rest)
             told = f"and {len(rest):,} more, {'all' if free == len(rest) else f'{free:,}'} free"
@@ -66,7 +67,7 @@ def _num_drawn(blocks: Sequence[BlockView]) -> int:
     """All of a small pool; of a large one, whole rows up to the last block that is not free."""
     if len(blocks) <= 48:
         return len(blocks)
-    return min(MOST_BLOCKS, max(12, -(-worth_showing(blocks) // 12) * 12))
+    return min(MOST_BLOCKS, max(COLUMNS, -(-worth_showing(blocks) // COLUMNS) * COLUMNS))
 
 
 def _tile(picture: Picture, x: float, y: float, block: BlockView, size: int, look: str, name: str) -> None:
