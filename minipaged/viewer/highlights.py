@@ -33,10 +33,7 @@ class PlacedOutput(NamedTuple):
 
 def text_of(engine: Engine) -> TextOf | None:
     """The texts of an engine's tokens, one by one; None without a tokenizer."""
-    if engine.detokenizer is None:
-        return None
-    tokenizer = engine.detokenizer.tokenizer
-    return lambda token: tokenizer.decode([token])
+    return None if engine.detokenizer is None else engine.detokenizer.token
 
 
 class Highlights(Recorder):
