@@ -5,6 +5,7 @@ A finished request holds no blocks, so its tables are kept as plain data, as the
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -52,8 +53,10 @@ class Highlights(Recorder):
         """Take a step into account."""
         if self.fullest is None or record.planned.num_used >= self.fullest.num_used:
             self.fullest, self.fullest_step = record.planned, record.step
-        for request in {tokens.request for tokens in record.scheduled}:
-            self._last[request] = [t for t in record.planned.tables.values() if t.request == request]
+        tables: defaultdict[str, list[TableView]] = defaultdict(list)
+        for table in record.planned.tables.values():
+            tables[table.request].append(table)
+        self._last |= {tokens.request: tables[tokens.request] for tokens in record.scheduled}
         for request, completions in record.completions.items():
             # (A request that outgrew the pool ends before it is computed: its last step counts.)
             lay = {table.token_ids[table.num_prompt :]: table for table in self._last.get(request, ())}
