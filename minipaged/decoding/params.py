@@ -252,17 +252,16 @@ class SamplingParams:
             raise ParamsError(
                 "structured_outputs is not compiled; LLM compiles it if the model has a tokenizer"
             )
-        forbids = self.allowed_token_ids is not None or self.bad_words or self.logit_bias
-        if forbids and not self.permitted(vocab_size):
+        if all(token in self.forbidden for token in self.allowed_token_ids or range(vocab_size)):
             names = ("allowed_token_ids", "bad_words", "logit_bias")
             given = " with ".join(name for name in names if getattr(self, name))
             raise ParamsError(f"{given} leaves no token of the vocabulary; allow at least one")
 
-    def permitted(self, vocab_size: int) -> set[int]:
-        """Tokens that neither `allowed_token_ids`, `bad_words` nor `logit_bias` forbid at every position."""
-        tokens = set(range(vocab_size) if self.allowed_token_ids is None else self.allowed_token_ids)
-        tokens -= {word[0] for word in self.bad_words if len(word) == 1 and not isinstance(word, str)}
-        return tokens - {token for token, bias in (self.logit_bias or {}).items() if bias == -math.inf}
+    @cached_property
+    def forbidden(self) -> frozenset[int]:
+        """Tokens that `bad_words` or `logit_bias` forbids at every position."""
+        words = frozenset(w[0] for w in self.bad_words if len(w) == 1 and not isinstance(w, str))
+        return words.union(token for token, bias in (self.logit_bias or {}).items() if bias == -math.inf)
 
 
 @named_fields()
@@ -306,6 +305,7 @@ class BeamSearchParams:
     prompt_logprobs: ClassVar[None] = None
     output_kind: ClassVar[RequestOutputKind] = RequestOutputKind.FINAL_ONLY
     allowed_token_ids: ClassVar[None] = None
+    forbidden: ClassVar[frozenset[int]] = frozenset()
     is_greedy: ClassVar[bool] = False
     is_plain_greedy: ClassVar[bool] = False
 

@@ -44,7 +44,8 @@ class StopChecker:
             detokenizer = detokenizer.skipping(params.skip_special_tokens)
         self.detokenizer = cast(Detokenizer, detokenizer)  # (without one, nobody asks for text)
         self.end_ids = end_token_ids(params, eos_token_ids)
-        if params.min_tokens and params.allowed_token_ids and not params.permitted(0) - self.end_ids:
+        allowed = params.allowed_token_ids
+        if params.min_tokens and allowed and self.end_ids | params.forbidden >= set(allowed):
             raise ParamsError(
                 f"min_tokens is {params.min_tokens}, but allowed_token_ids has only end tokens; "
                 "allow others, or set min_tokens to 0"
