@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.decoding.beam_search import BeamSearch
@@ -13,6 +13,7 @@ from minipaged.decoding.methods import SamplingMethod
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.decoding.speculation import Drafter, PromptLookup, SpeculativeScheduler
 from minipaged.decoding.stopping import StopChecker
+from minipaged.execution.executor import Executor
 from minipaged.memory import (
     BlockAllocator,
     BlockPool,
@@ -38,18 +39,6 @@ from minipaged.scheduling import (
     Recompute,
     Swap,
 )
-
-
-class ModelLimits(Protocol):
-    """What the scheduler must know about model and memory; an `Executor` has these attributes."""
-
-    block_size: int
-    num_blocks: int
-    num_host_blocks: int
-    max_model_len: int
-    kept_states: Container[int] | None
-    preemption_costs: PreemptionCosts
-    vocab_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,39 +70,39 @@ PAGE_GROWTH = {"on_demand": OnDemand, "chunked": Chunked, "reserve": Reserve}
 
 
 def build_scheduler(
-    config: EngineConfig, limits: ModelLimits, components: Components | None = None
+    config: EngineConfig, executor: Executor, components: Components | None = None
 ) -> FCFSScheduler:
-    """Put manager and scheduler together as the config says; `components` replace the project's own."""
-    if limits.block_size != config.block_size:
+    """Manager and scheduler for an executor, as the config says; `components` replace the project's own."""
+    if executor.block_size != config.block_size:
         raise ConfigError(
-            f"block_size is {config.block_size}, but the executor's blocks have {limits.block_size} tokens; "
-            "use one size for both"
+            f"block_size is {config.block_size}, but the executor's blocks have {executor.block_size} "
+            "tokens; use one size for both"
         )
     components = components or Components()
-    allocator = components.allocator(limits.num_blocks)
+    allocator = components.allocator(executor.num_blocks)
     prefix_cache = None
     if config.enable_prefix_caching:
         prefix_cache = components.prefix_cache(allocator, config.block_size)
-        if limits.kept_states is not None:
-            match_where_states_are(prefix_cache, limits.kept_states)
+        if executor.kept_states is not None:
+            match_where_states_are(prefix_cache, executor.kept_states)
     kv = components.kv_manager(
         allocator,
         config.block_size,
         (components.page_growth or PAGE_GROWTH[config.page_growth])(),
         prefix_cache,
-        SwapSpace(limits.num_host_blocks, limits.num_blocks) if limits.num_host_blocks else None,
+        SwapSpace(executor.num_host_blocks, executor.num_blocks) if executor.num_host_blocks else None,
         block_table=components.block_table,
     )
     scheduler = components.scheduler
     if config.num_speculative_tokens:
-        scheduler = _speculative(config, limits, components)
+        scheduler = _speculative(config, executor, components)
     return scheduler(
         kv,
         (components.chunked_prefill if config.enable_chunked_prefill else components.prefill_first)(),
-        _preemption(config, limits, components),
+        _preemption(config, executor, components),
         config.max_num_seqs,
         config.max_num_batched_tokens,
-        limits.max_model_len,
+        executor.max_model_len,
     )
 
 
@@ -127,22 +116,22 @@ def check_drafts(config: EngineConfig, components: Components) -> None:
 
 
 def _speculative(
-    config: EngineConfig, limits: ModelLimits, components: Components
+    config: EngineConfig, executor: Executor, components: Components
 ) -> Callable[..., SpeculativeScheduler]:
     check_drafts(config, components)
-    if limits.kept_states is not None:
+    if executor.kept_states is not None:
         config.check_states()
     return partial(
         SpeculativeScheduler,
         drafter=components.drafter(),
         num_speculative_tokens=config.num_speculative_tokens,
-        vocab_size=limits.vocab_size,
+        vocab_size=executor.vocab_size,
     )
 
 
-def _preemption(config: EngineConfig, limits: ModelLimits, components: Components) -> PreemptionPolicy:
+def _preemption(config: EngineConfig, executor: Executor, components: Components) -> PreemptionPolicy:
     if components.preemption is not None:
-        return components.preemption(limits.preemption_costs)
+        return components.preemption(executor.preemption_costs)
     if config.preemption_mode == "recompute":
         return Recompute()
-    return Swap() if config.preemption_mode == "swap" else Auto(limits.preemption_costs)
+    return Swap() if config.preemption_mode == "swap" else Auto(executor.preemption_costs)
