@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minipaged.learn.lessons import Lesson
+from minipaged.learn.solutions import stubs
 from minipaged.learn.trials import Outcome, is_green
 
 LONGEST = 160  # characters of a value or a line of code; the rest is cut
@@ -145,7 +146,7 @@ def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]
             kind = "AssertionError: " if raised.startswith("assert") else ""
             got = f"Expected {expected}, got {_cut(kind + raised)}"
     lines = [sentence(test), outcome.says, got]
-    names = names_of(lesson.start, task)
+    names = names_of(lesson, task)
     mentioned = mentioned_in(lesson.exercise, outcome.message, names)
     if outcome.test_line is not None:
         file, number, code = outcome.test_line
@@ -200,11 +201,9 @@ def mentioned_in(exercise: Path, text: str, names: Iterable[str]) -> list[str]:
     return []
 
 
-def names_of(start: Path, task: int) -> list[str]:
+def names_of(lesson: Lesson, task: int) -> list[str]:
     """What a task leaves to write: the functions whose stub names it; if none does, those whose text does."""
-    source = start.read_text()
-    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
-    words = re.compile(rf"Lesson \d+, task {task}: ")
-    names = [node.name for node in functions if words.search(ast.unparse(node.body[-1]))]
-    mentioned = re.compile(rf"[Tt]ask {task}\b")
+    names = [name.rpartition(".")[2] for name, number in stubs(lesson).items() if number == task]
+    source, mentioned = lesson.start.read_text(), re.compile(rf"[Tt]ask {task}\b")
+    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
     return names or [n.name for n in functions if mentioned.search(ast.get_source_segment(source, n) or "")]

@@ -67,7 +67,7 @@ def test_a_long_value_is_cut():
 def test_every_task_names_what_it_leaves_to_write(lesson):
     """Catches a message that names nothing for the second task of a method."""
     for task in range(1, len(lesson.tasks) + 1):
-        assert names_of(lesson.start, task)
+        assert names_of(lesson, task)
 
 
 def test_of_equal_names_that_of_the_class_in_the_test_is_told(tmp_path):
