@@ -343,6 +343,23 @@ def registered(cache, *values):
     return blocks, hashes
 
 
+def test_a_watched_cache_registers_a_block_without_looking_at_all_others():
+    """Catches a check that makes a pool of 16,384 blocks take seconds."""
+
+    class Hash(int):
+        num_compared = 0
+        __hash__ = int.__hash__
+
+        def __eq__(self, other):
+            Hash.num_compared += 1
+            return int(self) == int(other)
+
+    cache = watched("prefix_cache", subclass(memory.PrefixCache))(memory.BlockAllocator(200), 2)
+    for i, block in enumerate(cache.allocate(200)):
+        cache.register(block, Hash(i), tokens(i, i))
+    assert Hash.num_compared < 200 * 10
+
+
 def test_a_cache_that_finds_the_wrong_block_is_told():
     """Catches a match that ignores the tokens, and a hash without its parent."""
     cache = cache_with(match=lambda self, hashes, token_ids, salt="": list(range(len(hashes))))

@@ -30,6 +30,7 @@ class PrefixCacheContract(Watcher):
         self.allocator = allocator
         self.block_size = block_size
         self._registered: dict[int, CachedBlock] = {}
+        self._block_of: dict[int, int] = {}  # hash -> the block that was last registered under it
         self._since_commit: set[int] = set()
         self._chain: dict[int, tuple[object, bytes]] = {}  # hash -> the hash (or salt) before it, tokens
 
@@ -101,9 +102,9 @@ class PrefixCacheContract(Watcher):
         told = f"register({block}) returned {short(entry)}; give the CachedBlock of its hash, tokens"
         is_entry = isinstance(entry, CachedBlock) and _is(entry, chain_hash, tokens, parent)
         self.require(is_entry, f"{told} and parent")
-        known = any(entry.chain_hash == chain_hash for entry in self._registered.values())
-        if not known and block not in self._registered:
-            self._registered[block] = entry
+        first = self._registered.get(self._block_of.get(chain_hash, -1))
+        if block not in self._registered and (first is None or first.chain_hash != chain_hash):
+            self._registered[block], self._block_of[chain_hash] = entry, block
             self._since_commit.add(block)
         return entry
 
