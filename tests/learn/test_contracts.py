@@ -11,7 +11,7 @@ import torch
 
 from minipaged import memory
 from minipaged.decoding import BeamSearch, SamplingMethod, SamplingParams, StopChecker
-from minipaged.learn.contracts import CONCEPTS, ContractError
+from minipaged.learn.contracts import CONCEPTS, ContractError, prefix_cache
 from minipaged.learn.contracts.rules import call_text
 from minipaged.scheduling import (
     Auto,
@@ -358,6 +358,15 @@ def test_a_watched_cache_registers_a_block_without_looking_at_all_others():
     for i, block in enumerate(cache.allocate(200)):
         cache.register(block, Hash(i), tokens(i, i))
     assert Hash.num_compared < 200 * 10
+
+
+def test_a_watched_cache_shows_the_tokens_of_a_prompt_once(monkeypatch):
+    """Catches a message written for every block: a prompt of 32,768 tokens took 5 s."""
+    shown = []
+    monkeypatch.setattr(prefix_cache, "short", lambda value: shown.append(value) or "")
+    cache = watched("prefix_cache", subclass(memory.PrefixCache))(memory.BlockAllocator(4), 2)
+    cache.extend_hashes([], tokens(*range(100)))
+    assert len(shown) == 1
 
 
 def test_a_cache_that_finds_the_wrong_block_is_told():

@@ -73,10 +73,11 @@ class PrefixCacheContract(Watcher):
         told = f"extend_hashes turned {len(before)} hashes into {len(hashes)}; {len(token_ids)} tokens in"
         extended = hashes[: len(before)] == before and len(hashes) == max(full, len(before))
         self.require(extended, f"{told} blocks of {self.block_size} make {full}")
+        shown = short(token_ids.tolist())
         for i in range(len(before), len(hashes)):
             tokens = token_ids[i * self.block_size : (i + 1) * self.block_size]
             link = (hashes[i - 1] if i else salt, tokens.tobytes())
-            told = f"extend_hashes gives block {i} of {short(token_ids.tolist())} a hash that another block"
+            told = f"extend_hashes gives block {i} of {shown} a hash that another block"
             known = self._chain.setdefault(hashes[i], link)
             self.require(known == link, f"{told} has, or the same tokens after another prefix")
 
