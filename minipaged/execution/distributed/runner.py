@@ -211,8 +211,6 @@ class RankRunner(ModelRunner):
 
     def _gather_logits(self, parts: list[Batch], computed: list[Tensor]) -> Tensor:
         """Rank 0: the logits [R, V] of all micro-batches, from the ranks that have them."""
-        if self.place.size == 1:
-            return computed[0]
         counts = [len(part.output_indices) for part in parts]
         whole = computed[0].new_empty(sum(counts), self.vocab_size, dtype=self.model.dtype)
         first = 0
