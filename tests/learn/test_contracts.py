@@ -369,6 +369,18 @@ def test_a_watched_cache_shows_the_tokens_of_a_prompt_once(monkeypatch):
     assert len(shown) == 1
 
 
+def test_a_cache_whose_head_was_evicted_before_its_tail_is_not_accused():
+    """Catches the project's own cache blamed for finding a tail again that hung on an evicted head."""
+    cache = cache_with()
+    blocks, hashes = registered(cache, 1, 2, 3, 4)
+    for block in blocks:  # (the project's own tables free their tails first)
+        cache.free(block)
+    for block in cache.allocate(3):  # two that were free, and the head
+        cache.free(block)
+    blocks, _ = registered(cache, 1, 2, 3, 4)
+    assert cache.match(hashes, tokens(1, 2, 3, 4)) == blocks
+
+
 def test_a_cache_that_finds_the_wrong_block_is_told():
     """Catches a match that ignores the tokens, and a hash without its parent."""
     cache = cache_with(match=lambda self, hashes, token_ids, salt="": list(range(len(hashes))))

@@ -98,16 +98,23 @@ class PrefixCacheContract(Watcher):
         return blocks
 
     def register(self, block: int, chain_hash: int, tokens: array[int], parent: Parent = "") -> CachedBlock:
-        """Rule 3; of equal contents the first block wins."""
+        """Rule 3; of equal contents the first block wins, unless its parent is gone: no `match` finds it."""
         entry = self._call("register", block, chain_hash, tokens, parent)
         told = f"register({block}) returned {short(entry)}; give the CachedBlock of its hash, tokens"
         is_entry = isinstance(entry, CachedBlock) and _is(entry, chain_hash, tokens, parent)
         self.require(is_entry, f"{told} and parent")
-        first = self._registered.get(self._block_of.get(chain_hash, -1))
-        if block not in self._registered and (first is None or first.chain_hash != chain_hash):
+        first = self._entry(chain_hash)
+        above = None if first is None else first.parent
+        is_lost = isinstance(above, CachedBlock) and self._entry(above.chain_hash) is not above
+        if block not in self._registered and (first is None or (is_lost and entry is not first)):
             self._registered[block], self._block_of[chain_hash] = entry, block
             self._since_commit.add(block)
         return entry
+
+    def _entry(self, chain_hash: int) -> CachedBlock | None:
+        """What is registered under a hash."""
+        found = self._registered.get(self._block_of.get(chain_hash, -1))
+        return found if found is not None and found.chain_hash == chain_hash else None
 
     def is_pending(self, block: int) -> bool:
         """Whether the step being planned computes the block."""
