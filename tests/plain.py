@@ -14,7 +14,7 @@ import pytest
 from minipaged.learn.lessons import read_lessons
 from minipaged.learn.trials import SECONDS_PER_TEST
 from tests.overrides import put, replacements
-from tests.trials import TrialRunner, matching
+from tests.trials import TrialRunner, by_name
 
 LESSONS = read_lessons(Path(__file__).parent.parent)
 
@@ -53,10 +53,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The tests of a task carry its marker."""
+    named = by_name(items)
     for lesson in LESSONS:
         for number, task in enumerate(lesson.tasks, start=1):
             for name in task.tests:
-                for item in matching(items, name):
+                for item in named.get(name, []):
                     item.add_marker(lesson.marker(number))
 
 

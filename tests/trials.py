@@ -47,6 +47,7 @@ class TrialRunner:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Instead of running each test once."""
+        named = by_name(session.items)
         results: dict[str, dict[str, Any]] = {}
         self._write = session.config.get_terminal_writer().line  # past the capture of output
         for trial in self.trials:
@@ -63,7 +64,7 @@ class TrialRunner:
             self._files = [Path(use.partition("=")[2].rpartition(":")[0]).resolve() for use in trial["use"]]
             with installed(pairs), in_place(parameters):
                 for name in trial["tests"]:
-                    outcome = self._run(session.items, name)
+                    outcome = self._run(named.get(name, []))
                     told[name] = outcome._asdict()
                     self._left_undone |= outcome.failure.startswith("not done")
                     self._save(results)
@@ -81,17 +82,15 @@ class TrialRunner:
         unfinished.write_text(json.dumps(results))
         unfinished.replace(self.destination)
 
-    def _run(self, items: Iterable[pytest.Item], name: str) -> Outcome:
-        for item in matching(items, name):
+    def _run(self, items: list[pytest.Item]) -> Outcome:
+        for item in items:
             self._outcome = Outcome(says=first_paragraph(item))
             item._initrequest()  # type: ignore[attr-defined]  # as pytest-rerunfailures: run it once more
             with waiting_less(item) if self._left_undone else nullcontext():
                 item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
             if self._outcome.failure:
-                break
-        else:
-            return Outcome() if matching(items, name) else Outcome(NOT_FOUND)
-        return self._outcome
+                return self._outcome
+        return Outcome() if items else Outcome(NOT_FOUND)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Generator[None]:
@@ -265,6 +264,10 @@ def waiting_less(item: pytest.Item) -> Iterator[None]:
         del item.own_markers[0]
 
 
-def matching(items: Iterable[pytest.Item], name: str) -> list[pytest.Item]:
+def by_name(items: Iterable[pytest.Item]) -> dict[str, list[pytest.Item]]:
     """The tests that a node id stands for; without parameters it stands for all of them."""
-    return [item for item in items if item.nodeid == name or item.nodeid.startswith(name + "[")]
+    named: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        for name in {item.nodeid, item.nodeid.partition("[")[0]}:
+            named.setdefault(name, []).append(item)
+    return named

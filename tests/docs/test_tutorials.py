@@ -71,16 +71,19 @@ def is_for(concept: str, variant: object) -> bool:
     return not isinstance(variant, type) or issubclass(variant, original)
 
 
+VARIANTS = {lesson.number: wrong_variants(lesson) for lesson in WITH_TASKS}
+
+
 def is_from_text(lesson: Lesson, variant: str) -> bool:
     """Whether it was drawn from the exercise's text: it names no test, any test of its task may catch it."""
-    return len(wrong_variants(lesson)[variant][1]) > 1
+    return len(VARIANTS[lesson.number][variant][1]) > 1
 
 
 def trials_of(lesson: Lesson, from_text: bool) -> list[Trial]:
     """The wrong variants of a lesson: those drawn from its text, or those for which a test is named."""
     return [
         Trial(f"{lesson.number} {variant}", [use], tests, until_red=True)
-        for variant, (use, tests) in wrong_variants(lesson).items()
+        for variant, (use, tests) in VARIANTS[lesson.number].items()
         if is_from_text(lesson, variant) == from_text
     ]
 
@@ -138,7 +141,7 @@ def test_a_task_is_green_before_the_next_one_is_begun(lesson, tmp_path):
         assert {test: outcome.failure for test, outcome in told.items() if outcome.failure} == {}, trial
 
 
-WRONG = [(lesson, variant) for lesson in WITH_TASKS for variant in wrong_variants(lesson)]
+WRONG = [(lesson, variant) for lesson in WITH_TASKS for variant in VARIANTS[lesson.number]]
 
 
 def assert_red(told: dict[str, Outcome], variant: str) -> None:
@@ -166,7 +169,7 @@ def test_each_variant_drawn_from_the_text_reddens_its_own_task(lesson):
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
 def test_a_lesson_has_at_least_eight_variants_drawn_from_its_text(lesson):
     """Catches a lesson whose tests were tried on the mistakes they were made for, and on no other."""
-    assert sum(is_from_text(lesson, variant) for variant in wrong_variants(lesson)) >= 8
+    assert sum(is_from_text(lesson, variant) for variant in VARIANTS[lesson.number]) >= 8
 
 
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
