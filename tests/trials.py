@@ -140,10 +140,10 @@ class TrialRunner:
             self._outcome = self._outcome._replace(failure=f"skipped, which counts as red: {why}")
 
 
-def lines_of(excinfo: pytest.ExceptionInfo[BaseException]) -> list[tuple[Path, int, str]]:
-    """File, number and code of the lines that an exception went through."""
+def lines_of(excinfo: pytest.ExceptionInfo[BaseException]) -> list[tuple[Path, Any]]:
+    """File and entry of each line that an exception went through; an entry's code costs a parse."""
     return [
-        (Path(entry.path), entry.lineno + 1, str(entry.statement).strip().splitlines()[0])
+        (Path(entry.path), entry)
         for entry in excinfo.traceback
         if entry.frame.code.fullsource is not None  # made by exec, as in a dataclass
     ]
@@ -163,10 +163,11 @@ def is_of_project(file: Path, root: Path) -> bool:
     return file.relative_to(root).parts[0] in ("minipaged", "kernels", "tests")
 
 
-def named(line: tuple[Path, int, str], root: Path) -> tuple[str, int, str]:
+def named(line: tuple[Path, Any], root: Path) -> tuple[str, int, str]:
     """A line of code with the file as a reader would name it."""
-    file, number, code = line
-    return str(file.relative_to(root) if file.is_relative_to(root) else file), number, code
+    file, entry = line
+    code = str(entry.statement).strip().splitlines()[0]
+    return str(file.relative_to(root) if file.is_relative_to(root) else file), entry.lineno + 1, code
 
 
 def first_paragraph(item: pytest.Item) -> str:
