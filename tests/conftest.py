@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +43,22 @@ def pytest_configure(config: pytest.Config) -> None:
     """Trials need no smallest example."""
     if config.getoption("--trials"):
         settings.load_profile("trials")
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end: each `gc.collect()` of a test need not walk through them all."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Each worker begins with a part in one piece: neighbours share fixtures, some of which take a minute."""
+    if config.getoption("dist") != "load":  # what `-n` alone means
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
 
 
 @pytest.fixture
