@@ -151,6 +151,7 @@ def pytest_arguments(trials: Sequence[Trial], folder: Path, destination: Path) -
     source.write_text(json.dumps([trial._asdict() for trial in trials]))
     files = sorted({test.partition("::")[0] for trial in trials for test in trial.tests})
     options = ["-q", "-p", "no:cacheprovider", "-m", ""]
+    options += ["-p", "no:schemathesis", "-p", "no:benchmark", "-p", "no:anyio"]  # slow to load, unused here
     options += ["-o", "verbosity_assertions=2"]  # values of any length: they are cut where they are told
     options += ["--trials", str(source), "--trials-out", str(destination)]
     return [*files, *options, "--trials-seconds", str(SECONDS_PER_TEST)]
