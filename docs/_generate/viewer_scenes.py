@@ -114,9 +114,7 @@ def play(path: Path, engine: Engine, requests: Requests, arrivals: Mapping[str, 
 
 def _words(engine: Engine) -> Engine:
     # Only the trace asks for texts here: nothing is generated as text.
-    words = SimpleNamespace(
-        tokenizer=SimpleNamespace(decode=lambda tokens: "".join(f"{WORDS[token]} " for token in tokens))
-    )
+    words = SimpleNamespace(token=lambda token: f"{WORDS[token]} ")
     words.skipping = lambda skip_special_tokens: words  # there are no special tokens
     engine.detokenizer = words  # type: ignore[assignment]
     return engine
