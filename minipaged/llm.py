@@ -7,6 +7,7 @@ scripts carry over. Everything below this module works with token ids.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -167,10 +168,15 @@ class LLM:
             for prompt, own in zip(prompts, params):
                 with DeferredInterrupts():
                     requests.append(self._add(prompt, own))
+            left = OrderedDict.fromkeys(requests)
             with progress_bar("generating", len(requests), enabled=use_tqdm) as show:
-                while not all(request.is_finished for request in requests):
-                    self._step()
-                    show(sum(request.is_finished for request in requests))
+                while left:
+                    for request in self._step():
+                        if request.is_finished:
+                            left.pop(request, None)
+                    while left and next(iter(left)).is_finished:  # (in another thread's step)
+                        left.popitem(last=False)
+                    show(len(requests) - len(left))
         except BaseException:
             self._turns.leave(requests)
             raise
@@ -303,11 +309,10 @@ class LLM:
     def __reduce__(self) -> Any:
         raise TypeError("an LLM cannot be pickled or copied; build one per process")
 
-    def _step(self) -> None:
-        """One step for all callers; each finds the outputs in its own requests."""
+    def _step(self) -> list[Request]:
+        """One step for all callers; each finds the outputs in its own requests. Returns those it touched."""
         with self._turns.turn() as engine:
-            if engine.has_unfinished:
-                engine.step()
+            return engine.step() if engine.has_unfinished else []
 
     def _add(self, prompt: Prompt, params: DecodingParams) -> Request:
         request = self.tokenize(prompt, params)
