@@ -11,6 +11,7 @@ held back until the next tokens decide:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Reversible
 from typing import cast
 
@@ -52,6 +53,8 @@ class StopChecker:
             )
         self.min_tokens = params.min_tokens
         self.stop = params.stop
+        self._sorted = sorted(params.stop)
+        self._longest = max(map(len, params.stop), default=0)
         self.include_stop = params.include_stop_str_in_output
 
     def check(self, sequence: Sequence, token_id: int) -> str | None:
@@ -90,13 +93,12 @@ class StopChecker:
 
     def num_undecided(self, text: str) -> int:
         """Characters at the end of a text that are the beginning of a stop string."""
-        lengths = (
-            length
-            for stop in self.stop
-            for length in range(min(len(stop) - 1, len(text)), 0, -1)
-            if text.endswith(stop[:length])
-        )
-        return max(lengths, default=0)
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            end = text[-length:]
+            after = bisect_right(self._sorted, end)  # the strings that begin with it stand together
+            if after < len(self._sorted) and self._sorted[after].startswith(end):
+                return length
+        return 0
 
     def begin_text(self, prompt_token_ids: Reversible[int]) -> OutputText:
         """The text of an output that has no tokens yet."""

@@ -218,6 +218,32 @@ def test_streams_agree_with_a_plain_search(tokens, stop, include, min_tokens):
     assert shown + text.rest() == whole
 
 
+def test_twice_as_many_stop_strings_take_hardly_more_looks_for_a_beginning():
+    """Catches every beginning of every stop string compared with every piece: 0.7 ms a token for 1,000."""
+
+    class Looked(str):
+        looks = 0
+
+        def __getitem__(self, key):
+            Looked.looks += 1
+            return super().__getitem__(key)
+
+        def startswith(self, beginning):
+            Looked.looks += 1
+            return super().startswith(beginning)
+
+        def __gt__(self, other):
+            Looked.looks += 1
+            return super().__gt__(other)
+
+    looks = []
+    for count in (200, 400):
+        rules, Looked.looks = rules_of(stop=[Looked(f"{i:04}{i:04}") for i in range(count)]), 0
+        assert rules.num_undecided("ab0123012") == 7
+        looks.append(Looked.looks)
+    assert looks[1] - looks[0] < 10
+
+
 def test_stream_and_final_text_agree_on_random_letters():
     """Catches a final text that is decoded another way than it was streamed."""
     rng = random.Random(0)
