@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Literal, NamedTuple
 
 from minipaged.memory import KVManager
@@ -145,8 +144,4 @@ def view_of(
 
 def evictable_blocks(kv: KVManager) -> frozenset[int]:
     """Blocks that no table holds, but that the prefix cache keeps."""
-    cache, missing = kv.prefix_cache, kv.num_free - kv.allocator.num_free
-    if cache is None or not missing:
-        return frozenset()
-    found = (block for block in range(kv.allocator.num_blocks) if cache.count_evictable((block,)))
-    return frozenset(islice(found, missing))
+    return frozenset(() if kv.prefix_cache is None else kv.prefix_cache.evictable)
