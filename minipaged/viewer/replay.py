@@ -49,8 +49,8 @@ class Trace:
             try:
                 self.texts.update({int(token): str(piece) for token, piece in line.get("texts", {}).items()})
                 record = _record(now, line)
-                _check_blocks(record.planned, now)
-                _check_blocks(record.committed, record.planned)
+                _check_blocks(record.planned, now, line.get("planned", {}))
+                _check_blocks(record.committed, record.planned, line.get("committed", {}))
             except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
                 raise TraceError(
                     f"{self.path}, line {number} does not continue the trace ({error!r}); is a line missing?"
@@ -91,18 +91,21 @@ def read_trace(path: str | Path) -> Trace:
     return Trace(Path(path))
 
 
-def _check_blocks(view: PoolView, checked: PoolView) -> None:
-    """Raise ValueError, TypeError unless every table and block could be of this pool; `checked` is an earlier
-    view, whose tables are not looked at again."""
+def _check_blocks(view: PoolView, checked: PoolView, change: Mapping[str, Any]) -> None:
+    """Raise ValueError, TypeError unless every table and block could be of this pool. What `change` has not
+    changed since `checked`, an earlier view, is not looked at again."""
     pools = range(view.num_blocks), range(view.num_host_blocks)
+    changes = change.get("tables", {})
     for name, table in view.tables.items():
         if table is checked.tables.get(name):
             continue
-        numbers = (table.num_tokens, table.num_computed, table.num_prompt, *table.token_ids, *table.blocks)
-        # (Of a long trace these are millions: no loop in Python.)
+        entry = changes.get(name, {})
+        numbers = [table.num_tokens, table.num_computed, table.num_prompt]
+        for keep, added in (entry[field] for field in delta.LISTS if field in entry):
+            numbers += (keep, *added)
         if set(map(type, numbers)) != {int} or min(numbers) < 0:
             raise TypeError(f"{table.name} has a field that is not an integer of at least 0")
-        for block in table.blocks:
+        for block in table.blocks if entry.keys() & {"blocks", "on_host"} else ():
             if block not in pools[bool(table.on_host)]:
                 raise ValueError(f"{table.name} has block {block}, which is not in the pool")
     for block in view.evictable - checked.evictable:

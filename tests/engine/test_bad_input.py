@@ -144,6 +144,7 @@ TRACES: list[tuple[bytes, str]] = [
                 change(num_tokens=-3),
                 change(num_computed=1.5),
                 change(token_ids=[0, [None]]),
+                change(token_ids=[-1, [1]]),
             ],
         }.items()
         for line in bad

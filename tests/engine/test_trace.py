@@ -13,6 +13,7 @@ import pytest
 from minipaged import LLM, SamplingParams
 from minipaged.decoding.params import BeamSearchParams
 from minipaged.memory import BlockAllocator, PrefixCache
+from minipaged.viewer import replay
 from minipaged.viewer.highlights import Highlights
 from minipaged.viewer.recorder import Recorder, StepRecord, recording
 from minipaged.viewer.replay import TraceError, read_trace
@@ -181,6 +182,28 @@ def test_a_pool_of_twice_as_many_blocks_is_asked_no_oftener_what_is_evictable(mo
         assert len(look(engine.scheduler).evictable) == num_blocks - 1
         asked.append(num_asked)
     assert asked[0] == asked[1]
+
+
+def test_twice_as_long_a_trace_takes_twice_as_many_looks_at_its_numbers(tmp_path, monkeypatch):
+    """Catches all tokens and blocks checked again at each step: 12 s for a sequence of 20,000 tokens."""
+    looks = 0
+
+    def counted(value):
+        nonlocal looks
+        looks += 1
+        return type(value)
+
+    monkeypatch.setattr(replay, "type", counted, raising=False)
+    found = []
+    for count in (50, 100):
+        engine = TracedToyEngine(toy_scheduler(64, 4), tmp_path / "trace")
+        engine.add([1, 2], count)
+        engine.run()
+        engine.file.close()
+        looks = 0
+        assert len(list(read_trace(tmp_path / "trace"))) == count
+        found.append(looks)
+    assert found[1] <= 2 * found[0]
 
 
 def test_memory_that_changes_after_the_last_step_is_in_the_closing_line(tmp_path):
