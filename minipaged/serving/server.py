@@ -7,6 +7,7 @@ On SIGTERM or Ctrl-C, the server still answers: new requests get 503, and runnin
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from types import FrameType
 from typing import Any, Protocol
@@ -35,6 +36,13 @@ class Server(uvicorn.Server):
         self._service = service
         self._drained: asyncio.Task[None] | None = None
         self._num_signals = 0
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve, in a process that does nothing else: what is there stays, so the garbage collector need not
+        look at it again and again (0.24 s each time, in which everybody waits)."""
+        gc.collect()
+        gc.freeze()
+        super().run(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second ends."""
