@@ -224,6 +224,8 @@ async def together(streams: Sequence[AsyncOutputs]) -> AsyncGenerator[tuple[int,
     while True:
         news.clear()
         for position, reader in enumerate(readers):
+            if position % 16 == 15:
+                await asyncio.sleep(0)  # a turn for others: what is done with an output takes a while
             while reader.pending:
                 yield position, reader.take()
         if all(reader.done and not reader.pending for reader in readers):

@@ -211,6 +211,24 @@ def test_several_requests_are_read_together_to_their_ends():
     asyncio.run(main())
 
 
+def test_others_have_a_turn_between_the_outputs_of_many_requests_that_are_read_together():
+    """Catches the outputs of 256 prompts of one body that all go out before anybody else's next token."""
+
+    async def run():
+        with toy() as llm:
+            streams = [llm.generate(PROMPT, SamplingParams(max_tokens=1)) for _ in range(100)]
+            while not all(stream._reader.done for stream in streams):
+                await asyncio.sleep(0.01)
+            turns, seen = [], []
+            async for _ in together(streams):
+                asyncio.get_running_loop().call_soon(turns.append, None)
+                seen.append(len(turns))
+            return seen
+
+    seen = asyncio.run(run())
+    assert max(after - before for before, after in itertools.pairwise([*seen, 100])) <= 16
+
+
 def test_a_long_text_is_read_together_with_others():
     """Catches waiting for a request that nobody has handed over: its text is still to be tokenized."""
 
