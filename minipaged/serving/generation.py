@@ -120,29 +120,23 @@ class Usage:
     """Tokens of a body, counted as outputs come."""
 
     def __init__(self) -> None:
-        self._prompts: dict[int, tuple[int, int]] = {}  # position -> tokens, cached ones
+        self._positions: set[int] = set()  # of the prompts that are counted
         self._timing: dict[str, float] | None = None
-        self.completion_tokens = 0
+        self.prompt_tokens = self.completion_tokens = 0
+        self.cached_tokens = 0  # prompt tokens that the prefix cache had
 
     def count(self, position: int, output: RequestOutput) -> None:
         """Take an output into account; each token comes once."""
-        self._prompts[position] = len(output.prompt_token_ids), output.num_cached_tokens
+        if position not in self._positions:
+            self._positions.add(position)
+            self.prompt_tokens += len(output.prompt_token_ids)
+            self.cached_tokens += output.num_cached_tokens
         for completion in output.outputs:
             self.completion_tokens += len(completion.token_ids)
         times = output.metrics
         if output.finished and times is not None and times.finished_time is not None:
             total, queue = times.finished_time - times.arrival_time, times.time_in_queue or 0.0
             self._timing = {"queue_seconds": queue, "inference_seconds": total - queue}
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
-        return sum(tokens for tokens, _ in self._prompts.values())
-
-    @property
-    def cached_tokens(self) -> int:
-        """Those of them that the prefix cache had."""
-        return sum(cached for _, cached in self._prompts.values())
 
     def fields(self) -> dict[str, Any]:
         """OpenAI's object, and how long it took, if there is one prompt."""
@@ -152,7 +146,7 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
-        has_timing = self._timing is not None and len(self._prompts) == 1
+        has_timing = self._timing is not None and len(self._positions) == 1
         return {"usage": usage, **({"timing": self._timing} if has_timing else {})}
 
 

@@ -20,7 +20,9 @@ import openai
 import pytest
 
 from minipaged import SamplingParams
+from minipaged.outputs import RequestOutput
 from minipaged.serving import chat, completions
+from minipaged.serving.generation import Usage
 from minipaged.serving.settings import ServerSettings, ServerSettingsError
 from minipaged.serving.streaming import DONE, Chunks, event_of
 from tests.serving.conftest import running
@@ -516,3 +518,19 @@ def test_the_part_of_an_event_that_is_written_once_is_that_of_each():
             right = event_of({**head, "choices": [{**plain, "index": index}], "usage": None})
             chunks = Chunks(head, True, completions.PLAIN if "text" in plain else chat.PLAIN)
             assert chunks.piece(index, text) == right
+
+
+def test_the_usage_of_twice_as_many_prompts_takes_no_more_steps_to_tell():
+    """Catches all prompts of a body added up for each event that tells the usage so far."""
+    steps = []
+    for count in (10, 20):
+        usage, calls = Usage(), []
+        for position in range(count):
+            usage.count(position, RequestOutput("id", None, [1, 2, 3], num_cached_tokens=2))
+        sys.setprofile(lambda *call: calls.append(call))  # noqa: B023
+        told = usage.fields()["usage"]
+        sys.setprofile(None)
+        assert told["prompt_tokens"] == 3 * count
+        assert told["prompt_tokens_details"] == {"cached_tokens": 2 * count}
+        steps.append(len(calls))
+    assert steps[0] == steps[1]
