@@ -68,6 +68,15 @@ def test_a_prompt_with_nobody_behind_it_takes_the_whole_budget():
     assert [engine.step().num_tokens for _ in range(3)] == [2048, 2048, 904]
 
 
+def test_a_prompt_that_has_begun_makes_room_for_a_newcomer():
+    """Catches a long prompt that shares the budget only with those who waited when it was admitted."""
+    engine = engine_of(num_blocks=400, block_size=16, budget=2048, max_model_len=8000)
+    engine.add(range(5000), 2)
+    engine.step()
+    engine.add(range(20), 2)
+    assert shape(engine.step()) == [("r0", 2048, 1536), ("r1", 0, 20)]
+
+
 def test_two_long_prompts_both_move_in_every_step():
     """Catches a second prompt that gets nothing until the first is done."""
     engine = engine_of(budget=8)

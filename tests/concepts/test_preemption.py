@@ -61,6 +61,20 @@ def test_the_latest_is_preempted_even_to_keep_itself_from_running():
     assert engine.run() == expected(engine, 4)
 
 
+def test_a_request_that_the_step_computes_already_is_no_candidate():
+    """Catches a policy that is offered a request whose blocks the same step writes."""
+
+    class Earliest(Recompute):
+        def choose_victim(self, candidates):
+            return candidates[0]
+
+    engine = ToyEngine(toy_scheduler(12, 2, preemption=Earliest()))
+    for i in range(3):
+        engine.add([i] * (4 + i), 10)
+    assert engine.run() == expected(engine, 10)
+    assert ("preempted", "r1") in events(engine, "preempted")
+
+
 def test_nobody_is_preempted_while_there_are_blocks():
     """Catches preemption one block too early: the last block of the pool is used."""
     engine = engine_of(8)
@@ -328,6 +342,19 @@ def test_auto_counts_the_way_out_and_the_way_in():
     assert [auto(1.0, seconds)[0]["mode"] for seconds in (0.75, 1.5)] == ["recompute", "swap"]
 
 
+def test_auto_counts_what_the_sequences_of_a_group_share_once():
+    """Catches a prompt that counts once for each sample, and a reason with times in another unit."""
+    engine = ToyEngine(toy_scheduler(16, 4, num_host_blocks=16))
+    group = engine.add(range(16), 8, samples(4))
+    engine.step()
+    engine.step()
+    decision = Auto(PreemptionCosts(0.0, 0.001, 0.01)).choose_mode(group, engine.scheduler.kv)
+    assert decision == (
+        "swap",
+        "moving 8 blocks out and in takes about 16 ms, computing 32 tokens again 320 ms",
+    )
+
+
 def test_auto_recomputes_when_the_host_has_no_room():
     """Catches a swap, however cheap, to a host without room."""
     (detail,) = auto(1e-9, 1.0, num_host_blocks=0)
@@ -366,3 +393,15 @@ def test_a_step_without_budget_left_brings_nobody_back():
     assert scheduler.resume_preempted(StepPlan(3), 0) == 0
     assert (earlier.state, later.state) == (RequestState.WAITING, RequestState.SWAPPED)
     assert scheduler.kv.num_used == 0
+
+
+def test_a_group_as_large_as_the_budget_comes_back():
+    """Catches a swapped-out group that waits forever for a budget greater than the largest there is."""
+    engine = engine_of(12, "swap", budget=2)
+    engine.add(range(4), 20)
+    engine.step()
+    engine.step()
+    engine.add([9], 4, samples(2))
+    outputs = engine.run(max_steps=60)
+    assert events(engine, "preempted", "resumed") == [("preempted", "r1"), ("resumed", "r1")]
+    assert outputs == [alone(range(4), 20, samples()), alone([9], 4, samples(2))]
