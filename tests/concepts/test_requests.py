@@ -102,6 +102,14 @@ def test_more_sequences_than_the_budget_are_refused_with_the_numbers():
         engine.add([1], 4, samples(4))
 
 
+def test_what_just_fits_the_pool_and_the_limits_runs():
+    """Catches a refusal one block or one sequence too early."""
+    engine = ToyEngine(toy_scheduler(num_blocks=4, block_size=4, max_num_seqs=3, budget=3))
+    engine.add(range(16), 1)
+    engine.add([1], 4, samples(3))
+    assert engine.run() == [alone(range(16), 1, samples()), alone([1], 4, samples(3))]
+
+
 # -- abort at any moment -----------------------------------------------------------------------------------
 
 

@@ -114,6 +114,15 @@ def test_a_generated_token_is_no_prompt_token(pool: BlockAllocator) -> None:
     assert batch.output_indices.tolist() == [0, 1, 5]
 
 
+def test_a_request_that_decodes_has_no_prompt_rows(pool: BlockAllocator) -> None:
+    """Catches every later step of a request looking for log-probabilities that it has found already."""
+    decode = chunk(pool, 8, 1, 1, prompt=9, wanted=1)
+    del decode.sequence.request.prompt_token_ids[5:]
+    batch = BatchBuilder("cpu").build([decode])
+    assert batch.output_indices.tolist() == [0]
+    assert (batch.prompts, batch.sampling_index) == ([], None)
+
+
 def test_a_later_batch_leaves_an_earlier_one_alone(pool: BlockAllocator) -> None:
     """The tables are kept between steps; a tensor that is a view of them would change under the GPU."""
     builder = BatchBuilder("cpu")
