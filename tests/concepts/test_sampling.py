@@ -84,6 +84,12 @@ def test_top_p_near_one_lets_nothing_past_top_k():
     assert (filtered > NEVER).sum(-1).max() <= 20
 
 
+def test_top_k_keeps_as_many_tokens_however_unlikely():
+    """Catches a top_p of 1 that cuts where the rounded sum of what is before reaches 1."""
+    filtered = filter_logits(torch.tensor([[0.0, -30.0, -40.0]]), [SamplingParams(top_k=2)])
+    assert (filtered > NEVER).tolist() == [[True, True, False]]
+
+
 def test_filters_leave_their_input_alone():
     """Catches a filter that spoils the logits from which log-probabilities are reported."""
     logits = random_logits(2)

@@ -39,3 +39,15 @@ def test_a_delta_costs_its_own_tokens_and_not_those_before_it(engine):
     assert told == 2900
     assert len(delta.token_ids) == 1
     assert peak < 4096, f"{peak} bytes for one token after {told}"
+
+
+def test_the_best_of_several_samples_are_numbered_by_their_rank(engine):
+    """Catches two answers with the indices 3 and 1, which nobody asked for."""
+    requests = [
+        engine.add_request(f"r{i}", [i], SamplingParams(n=2, best_of=4, max_tokens=3)) for i in range(5)
+    ]
+    while engine.has_unfinished:
+        engine.step()
+    assert any([best.index for best in r.method.rank(r)] != [0, 1] for r in requests)
+    for request in requests:
+        assert [output.index for output in engine.output(request).outputs] == [0, 1]
