@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 import weakref
+from dataclasses import replace
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -30,6 +31,7 @@ from minipaged import (
 from minipaged.async_llm import together
 from minipaged.decoding.params import ParamsError
 from minipaged.engine import RequestError
+from minipaged.engine_thread import Reader
 from minipaged.execution.distributed import RankError
 from minipaged.scheduling import RequestTooLongError
 from tests.engine.toy_model import ToyModel
@@ -592,6 +594,54 @@ def test_an_id_is_refused_while_it_is_in_use():
                 llm.generate(PROMPT, LONG, request_id=3)
             await read(first)
             await read(llm.generate(PROMPT, LONG, request_id="a"))
+
+    asyncio.run(main())
+
+
+def test_a_prompt_that_is_not_tokenized_yet_has_its_place_in_the_queue():
+    """Catches a queue that overflows, or fails, while long texts become tokens."""
+
+    async def main():
+        with toy(max_waiting=1) as llm:
+            early = Reader("early", None)
+            llm._thread.register(early, 1)
+            with pytest.raises(QueueFullError, match="1 requests are already waiting"):
+                llm.generate(PROMPT, LONG)
+            llm._thread.close(early)
+            assert await read(llm.generate(PROMPT, LONG))
+
+    asyncio.run(main())
+
+
+def test_a_wait_that_is_cancelled_ends_its_request():
+    """Catches a request that goes on until somebody lets go of the iterator."""
+
+    async def main():
+        with toy() as llm:
+            outputs = llm.generate(PROMPT, replace(LONG, output_kind=FINAL))
+            task = asyncio.create_task(anext(outputs))
+            await until(lambda: llm.engine.has_unfinished)
+            task.cancel()
+            await until(lambda: not llm.engine.has_unfinished)
+            assert llm.engine.scheduler.num_generated_tokens < LONG.max_tokens
+            with pytest.raises(StopAsyncIteration):
+                await anext(outputs)
+
+    asyncio.run(main())
+
+
+def test_after_its_error_a_stream_is_at_its_end():
+    """Catches a reader that handles the error, reads on, and waits forever."""
+
+    async def main():
+        llm = toy()
+        outputs = llm.generate(PROMPT, LONG)
+        await anext(outputs)
+        llm.shutdown()
+        with pytest.raises(EngineStoppedError):
+            await read(outputs)
+        with pytest.raises(StopAsyncIteration):
+            await asyncio.wait_for(anext(outputs), 10)
 
     asyncio.run(main())
 
