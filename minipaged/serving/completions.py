@@ -29,6 +29,8 @@ async def complete(service: Service, request: Request, body: CompletionBody) -> 
 
 async def _read(service: Service, body: CompletionBody) -> Asked:
     service.check_model(body.model)
+    if body.echo and service.llm.get_tokenizer() is None:
+        raise ApiError(400, "echo needs a tokenizer, and the model has none; set echo to false", "echo")
     wants_prompt_alone = bool(body.echo) and body.max_tokens == 0 and not body.min_tokens
     if wants_prompt_alone:
         body.max_tokens = 1  # the engine always generates; the token is dropped

@@ -61,7 +61,7 @@ def completion_logprobs(
     """A completion's object: columns, with a row for each token.
 
     Args:
-        tokenizer: of the model; None if it has none.
+        tokenizer: of the model; None if it has none (then no prompt is echoed).
         tops: each token's log-probability and alternatives; None for a prompt's first, which has none.
         token_ids: the tokens.
         starts: where in the text each begins.
@@ -79,7 +79,7 @@ def completion_logprobs(
     likeliest: list[dict[str, float] | None] = []
     for token_id, top in zip(token_ids, tops):
         if top is None:
-            tokens.append(name(token_id, None if tokenizer is None else tokenizer.decode([token_id])))
+            tokens.append(name(token_id, tokenizer.decode([token_id])))
             values.append(None)
             likeliest.append(None)
             continue

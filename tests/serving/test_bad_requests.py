@@ -8,6 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from minipaged.serving import schemas
+from tests.serving.conftest import running
+from tests.serving.toys import IDS, toy
 
 C, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
@@ -396,3 +398,14 @@ def test_text_after_the_body_is_told_with_its_place(server):
     """Catches "Extra data" somewhere in four megabytes."""
     error = server.http.post(C, content='{"prompt": "a"} x', headers=JSON).json()["error"]
     assert error["message"] == "the body is not JSON: Extra data at position 16"
+
+
+def test_a_model_without_a_tokenizer_cannot_echo():
+    """Catches token ids that are computed, and then refused with the advice to give token ids."""
+    with running(toy()) as one:
+        for stream in (False, True):
+            answer = one.http.post(C, json={**IDS, "max_tokens": 2, "echo": True, "stream": stream})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "echo"
+            assert "echo needs a tokenizer" in answer.json()["error"]["message"]
+        assert one.llm.engine.scheduler.num_arrived == 0
