@@ -67,7 +67,7 @@ class Engine:
         ]
         self.on_committed: list[CommittedHook] = [self._observe]
         self._requests: dict[str, Request] = {}
-        self._aborted: list[Request] | None = None  # and ended by hooks of the present step
+        self._aborted: list[Request] | None = None  # by hooks of the present step
         self._now = clock()  # at the last commit or abort
 
     def add_request(
@@ -129,7 +129,7 @@ class Engine:
             with DeferredInterrupts():
                 self._now = self.clock()
                 self.scheduler.abort(request, error)
-                if request.is_finished and self._aborted is not None:
+                if self._aborted is not None:
                     self._aborted.append(request)
                 self._forget(request)
 
