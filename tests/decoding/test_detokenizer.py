@@ -154,6 +154,16 @@ def test_half_a_character_at_the_end_is_what_decode_makes_of_it():
     assert pieces(Detokenizer(tokenizer), ids)[-1] == "\ufffd"
 
 
+def test_bytes_that_never_become_a_character_do_not_wait_for_the_end():
+    """Catches the text before them that comes out again with the first of them."""
+    tokenizer = TOKENIZERS["byte_level"]
+    bad = next(i for i in range(len(tokenizer)) if tokenizer.decode([i]) == "\ufffd")
+    ids = [*tokenizer.encode("over"), *[bad] * 14]
+    *early, rest = pieces(Detokenizer(tokenizer), ids)
+    assert "".join(early) + rest == tokenizer.decode(ids)
+    assert "\ufffd" in "".join(early)
+
+
 def test_a_bad_byte_spoils_its_whole_run():
     """Catches a character shown before the byte after it turned it into U+FFFD (byte fallback)."""
     tokenizer = TOKENIZERS["sentencepiece_like"]
