@@ -20,6 +20,7 @@ constexpr int STREAMS = 4;             // panels that few rows read at the same 
 constexpr int LINES_IN_TURN = 4;       // rows of lanes from one of them before the next has its turn
 constexpr int64_t ROW_BLOCK = 96;      // rows whose sums stay in the nearest caches
 constexpr int64_t PARALLEL_BYTES = 1 << 19;  // below that, waking threads costs more than it saves
+constexpr int64_t PARALLEL_ELEMENTS = 1 << 15;  // likewise, of rows that are converted
 
 template <class Format>  // rows that one pass over a panel multiplies: what the registers hold
 constexpr int MOST_ROWS = LANES == 16 || std::is_same_v<Format, Float32> ? 6 : 4;
@@ -269,6 +270,11 @@ const T* row_of(const Product& call, int64_t r) {
     return (const T*)call.rows + r * call.row_stride;
 }
 
+template <class Body>  // body(r) for each row
+void for_rows(const Product& call, const Body& body) {
+    in_parallel(call.num_rows, call.num_rows * call.size < PARALLEL_ELEMENTS ? 1 : call.num_threads, body);
+}
+
 template <class Format>
 constexpr bool rounds = std::is_same_v<Format, W8A8>;
 
@@ -283,12 +289,12 @@ struct Floats {  // the rows as the kernel reads them. Rounded ones stay whole n
         groups.assign(call.num_rows * num_groups, {0, 1});
         stride = num_groups * GROUP / (1 + IN_PAIRS);
         elements.resize(call.num_rows * stride);  // (zeros behind the end)
-        for (int64_t r = 0; r < call.num_rows; r++) {
+        for_rows(call, [&](int64_t r) {
             const T* row = row_of<T>(call, r);
             float* own = &elements[r * stride];
             if (IN_PAIRS) {
                 std::memcpy(own, row, call.size * sizeof(T));
-                continue;
+                return;
             }
             for (int64_t k = 0; k < call.size; k += LANES) store(own + k, load(row + k, call.size - k));
             for (int64_t g = 0; rounds<Format> && g < num_groups; g++) {
@@ -302,7 +308,7 @@ struct Floats {  // the rows as the kernel reads them. Rounded ones stay whole n
                 for (int64_t k = 0; k < GROUP; k += LANES) sum += load(own + g * GROUP + k);
                 groups[r * num_groups + g].sum = sum_of(sum);
             }
-        }
+        });
     }
 
     template <class As>
@@ -318,10 +324,11 @@ struct FixedPoint {  // the same as parts, never in pairs
     std::vector<FixedGroup<PARTS>> groups;
 
     explicit FixedPoint(const Product& call) : groups(call.num_rows * groups_of(call)) {
-        for (int64_t r = 0; r < call.num_rows; r++)
+        for_rows(call, [&](int64_t r) {
             for (int64_t g = 0, start = 0; start < call.size; g++, start += GROUP)
                 in_parts<Format>(row_of<T>(call, r) + start, std::min<int64_t>(GROUP, call.size - start),
-                         groups[r * groups_of(call) + g]);
+                                 groups[r * groups_of(call) + g]);
+        });
     }
 
     template <class>
