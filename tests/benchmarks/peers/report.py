@@ -74,9 +74,9 @@ so compare within a row.
 - Tokens equal: in the first completion of each request. In greedy float32, all must be equal. Each engine has
   its own 8-bit weights: llama.cpp's are Q8_0, OpenVINO's and ONNX Runtime's are what their converters call
   int8.
-- Weights in 8 bits: minipaged and OpenVINO keep the activations in full precision. llama.cpp and ONNX Runtime
-  round them to 8 bits as well, as do minipaged with `--quantization w8a8` and OpenVINO by default (the rows
-  "products in 8 bits").
+- Weights in 8 bits: OpenVINO keeps the activations in full precision, minipaged in 16 bits. llama.cpp and
+  ONNX Runtime round them to 8 bits as well, as do minipaged with `--quantization w8a8` and OpenVINO by
+  default (the rows "products in 8 bits").
 
 minipaged runs with the settings of its command line: large tensors in huge pages, freed memory kept. The
 others run with their default memory settings ("vLLM" in eager mode, `enforce_eager=True`; "vLLM, compiled"
