@@ -80,9 +80,8 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
     def load(source: str, **options: Any) -> Any:
         options |= {"trust_remote_code": config.trust_remote_code, "revision": config.revision or "main"}
         described = AutoConfig.from_pretrained(source, **options)
-        if not STATEFUL.isdisjoint(
-            getattr(described.get_text_config(decoder=True), "layer_types", None) or ()
-        ):
+        layer_types = getattr(described.get_text_config(decoder=True), "layer_types", None)
+        if not STATEFUL.isdisjoint(layer_types or ()):
             config.check_states()
         auto = auto_class(described)
         with _weights_counted(enabled="local_files_only" in options):  # a download has the hub's own bars
