@@ -31,7 +31,8 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 def guesses_in_words(right: int, guessed: int) -> str:
     """How many guessed tokens were right, as every account of a run has it."""
-    return f"{right} of {guessed} guessed tokens were right" if guessed else "no token was guessed"
+    verb = "was" if right == 1 else "were"
+    return f"{right} of {guessed} guessed tokens {verb} right" if guessed else "no token was guessed"
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from minipaged import SamplingParams
 from minipaged.config import config_from
 from minipaged.engine import Engine
 from minipaged.execution.model_runner import ModelRunner
+from minipaged.metrics import guesses_in_words
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
@@ -89,6 +90,20 @@ def test_the_log_line_comes_every_few_seconds_and_says_what_users_look_for(engin
         assert part in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("right", "guessed", "told"),
+    [
+        (0, 0, "no token was guessed"),
+        (0, 5, "0 of 5 guessed tokens were right"),
+        (1, 5, "1 of 5 guessed tokens was right"),
+        (2, 5, "2 of 5 guessed tokens were right"),
+    ],
+)
+def test_guesses_are_told_in_words(right, guessed, told):
+    """Catches "1 of 5 were right", where the viewer says "was"."""
+    assert guesses_in_words(right, guessed) == told
+
+
 @pytest.mark.parametrize("tokens", [0, 3])
 def test_the_log_line_tells_guesses_where_they_are_made(model, caplog, tokens):
     """Catches words about guesses in every log, and none in the log of who asked for guesses."""
@@ -100,7 +115,7 @@ def test_the_log_line_tells_guesses_where_they_are_made(model, caplog, tokens):
     (line, *_) = [record.message for record in caplog.records if "throughput" in record.message]
     if tokens:
         right, guessed = map(int, line.partition("Preemptions: 0, ")[2].split()[:3:2])
-        assert line.endswith(f"Preemptions: 0, {right} of {guessed} guessed tokens were right")
+        assert line.endswith(f"Preemptions: 0, {guesses_in_words(right, guessed)}")
         assert 0 < guessed <= metrics.draft_tokens
         assert right <= metrics.accepted_tokens
     else:
