@@ -77,6 +77,7 @@ def chat(
         raise ValueError("standard input is closed; chat from a terminal, or pipe the questions in")
     llm = load(model, {"disable_log_stats": True, **options}, use)
     notes = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    notes.soft_wrap = not notes.is_terminal
     if llm.tokenizer is not None and template is not None:
         llm.tokenizer.chat_template = template
     elif llm.tokenizer is not None and not getattr(llm.tokenizer, "chat_template", None):
