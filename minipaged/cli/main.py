@@ -97,7 +97,7 @@ def _told(error: BaseException) -> int:
         return 130
     if isinstance(error, UsageError):
         where: Any = getattr(error, "ctx", None)
-        told = error.format_message().rstrip(".") + _given(error)
+        told = error.format_message().rstrip(".").replace(": Value error, ", ": ") + _given(error)
         _say(f"{told}; see {where.command_path if where else NAME} --help")
     elif isinstance(error, BrokenPipeError):
         raise error

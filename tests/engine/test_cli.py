@@ -184,7 +184,7 @@ def test_bench_reports_every_documented_figure(capsys, monkeypatch, tmp_path):
         (["generate", "--seed", "1.5"], "--seed"),
         (["generate", "--beam-width", "4", "--top-p", "0.5"], "contradicts top_p"),
         (["generate", "--beam-width", "99999"], "beam_width is 99999"),
-        (["generate", "--preemption-mode", "maybe"], "maybe"),
+        (["generate", "--preemption-mode", "maybe"], "'--preemption-mode': 'maybe' is not one of 'auto',"),
         (["generate", "--json-schema", "[]"], "json of structured_outputs is '[]'"),
         (["generate", "--json-schema", "true"], "json of structured_outputs is 'true'"),
         (["generate", "--prompt-file", "no-such-file"], "cannot read prompt file no-such-file"),
