@@ -201,5 +201,6 @@ def _print(
 
 def _shown(value: float | str | None) -> str:
     if isinstance(value, float | int):
-        return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+        is_small = isinstance(value, float) and abs(value) < 1000
+        return f"{value:.4g}" if is_small else f"{value:,.0f}"
     return "not told" if value is None else escape(value)

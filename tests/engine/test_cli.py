@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -239,3 +240,16 @@ def test_bench_makes_a_workload_repeats_it_and_compares_with_the_limits(capsys, 
     assert result["spread"]["output_tokens"] == [8, 8]
     assert result["decode_share_of_limit"] > 0
     assert result["prefill_share_of_limit"] > 0
+
+
+def test_bench_shows_large_figures_without_an_exponent(capsys, monkeypatch):
+    """Catches 2.007e+04 tokens per second in the table, beside 9,999."""
+    figures = {"large": 20_071.3, "just_below": 9_999.6, "small": 0.638213}
+    monkeypatch.setattr("minipaged.bench.run_workload", lambda *_, **__: {"tokens": []} | figures)
+    code, out, _ = call(capsys, monkeypatch, "bench", "--prompt-tokens", "4", "--output-tokens", "2")
+    assert code == 0
+    assert re.findall(r"(\w+) +│ (\S+)", out) == [
+        ("large", "20,071"),
+        ("just_below", "10,000"),
+        ("small", "0.6382"),
+    ]
