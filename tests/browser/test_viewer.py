@@ -303,6 +303,26 @@ def test_guesses_are_told_in_words(event, outcome, page):
     assert told(page, 0, "committed")[0]["text"] == f"Of the guesses for A, {outcome}"
 
 
+@pytest.mark.parametrize(
+    ("right", "said", "outcome"),
+    [
+        (0, [2], "was not right: the model chose “ a” instead of “ was”."),
+        (1, [1, 2], "was right: “ was” is kept, then the model chose “ a”."),
+    ],
+)
+def test_a_single_guess_is_told_in_the_singular(right, said, outcome, page):
+    """Catches "1 token: those", and "0 of 1 were right"."""
+    planned = {"tables": {"A/0": {"blocks": [0, [0]], "num_tokens": 3, "token_ids": [0, [1, 2, 1]]}}}
+    scheduled = [["A", 0, 1, 1, 1], ["A", 0, 2, 1, 1]]
+    event = {"kind": "drafted", "request": "A", "tokens": 1, "right": right, "guessed": [1], "said": said}
+    step = {"step": 0, "num_waiting": 0, "scheduled": scheduled, "events": [event], "planned": planned}
+    load(page, trace_text(HEADER, step | {"texts": {"1": " was", "2": " a"}}))
+    assert [event["text"] for event in told(page, 0, "committed") if event["concept"] == "speculation"] == [
+        "A also computes 1 token that may follow (“ was”): it is kept if the model would have chosen it.",
+        f"The guess for A {outcome}",
+    ]
+
+
 def test_a_snapshot_forks_nobody(page):
     """Catches a page that comes late and tells of forks long past as if they had just happened."""
     tables = {f"A/{i}": {"blocks": [0, [0, 1 + i]], "num_tokens": 6} for i in range(3)}

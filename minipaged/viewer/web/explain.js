@@ -146,10 +146,15 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
   for (const [request, number] of guesses) {
     const draft = drafts.find((event) => event.request === request);
     const which = areTokens(draft?.guessed) ? ` (${quoted(draft.guessed, textOf)})` : "";
-    tell("decode", "speculation", `${begin(short(request))} also computes ${plural(number, "token")} that may follow${which}: those that the model would have chosen are kept.`);
+    tell("decode", "speculation", `${begin(short(request))} also computes ${plural(number, "token")} that may follow${which}: ${number === 1 ? "it is kept if the model would have chosen it" : "those that the model would have chosen are kept"}.`);
   }
-  for (const event of committed ? drafts : [])
-    tell("decode", "speculation", `Of the guesses for ${named(short(String(event.request)))}, ${Number(event.right)} of ${Number(event.tokens)} ${event.right === 1 ? "was" : "were"} right${outcome(event, textOf)}.`);
+  for (const event of committed ? drafts : []) {
+    const who = named(short(String(event.request)));
+    const right = event.tokens === 1
+      ? `The guess for ${who} was ${event.right === 1 ? "" : "not "}right`
+      : `Of the guesses for ${who}, ${Number(event.right)} of ${Number(event.tokens)} ${event.right === 1 ? "was" : "were"} right`;
+    tell("decode", "speculation", `${right}${outcome(event, textOf)}.`);
+  }
 
   if (committed) tellForks(planned, memory, nameOf, tell);
   if (entry.finished?.length)
