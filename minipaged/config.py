@@ -79,7 +79,7 @@ class EngineConfig:
     )
     speculative_model: str | None = _option(
         None,
-        "A smaller model with the same tokens, which guesses. Default: what followed the last tokens before.",
+        "A smaller model with the same tokens, which guesses. Default: what followed these tokens earlier.",
     )
     tensor_parallel_size: int = _option(1, "Ranks that share the heads and MLPs of every layer.")
     pipeline_parallel_size: int = _option(
@@ -123,8 +123,9 @@ class EngineConfig:
                 value = int(value) if isinstance(value, Integral) else float(value)
                 object.__setattr__(self, name, value)
             _check_type(name, value, hint)
-            if name in LEAST and value is not None and not LEAST[name] <= value <= MOST:
-                bound = f"at least {LEAST[name]}" if value < LEAST[name] else f"at most {MOST}"
+            most = DRAFT_ROWS - 1 if name == "num_speculative_tokens" else MOST
+            if name in LEAST and value is not None and not LEAST[name] <= value <= most:
+                bound = f"at least {LEAST[name]}" if value < LEAST[name] else f"at most {most}"
                 raise ConfigError(f"{name} is {value}; give {bound}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(

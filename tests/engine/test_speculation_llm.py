@@ -181,6 +181,8 @@ def test_a_draft_model_that_cannot_guess_for_this_one_is_refused(tmp_path):
         LLM(**SMALL, num_speculative_tokens=2, speculative_model=Path("/nowhere"))
     with pytest.raises(ConfigError, match="num_speculative_tokens is 0; give how many"):
         LLM(**SMALL, speculative_model=str(other))
+    with pytest.raises(ConfigError, match="num_speculative_tokens is 16; give at most 15"):
+        LLM(**SMALL, num_speculative_tokens=16)
 
 
 class Mine(FCFSScheduler):
