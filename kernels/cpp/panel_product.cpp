@@ -20,7 +20,7 @@ constexpr int STREAMS = 4;             // panels that few rows read at the same 
 constexpr int LINES_IN_TURN = 4;       // rows of lanes from one of them before the next has its turn
 constexpr int64_t ROW_BLOCK = 96;      // rows whose sums stay in the nearest caches
 constexpr int64_t PARALLEL_BYTES = 1 << 19;  // below that, waking threads costs more than it saves
-constexpr int64_t PARALLEL_ELEMENTS = 1 << 15;  // likewise, of rows that are converted
+constexpr int64_t PARALLEL_ROW_ELEMENTS = 1 << 15;  // likewise, of rows that are converted
 
 template <class Format>  // rows that one pass over a panel multiplies: what the registers hold
 constexpr int MOST_ROWS = LANES == 16 || std::is_same_v<Format, Float32> ? 6 : 4;
@@ -272,7 +272,7 @@ const T* row_of(const Product& call, int64_t r) {
 
 template <class Body>  // body(r) for each row
 void for_rows(const Product& call, const Body& body) {
-    in_parallel(call.num_rows, call.num_rows * call.size < PARALLEL_ELEMENTS ? 1 : call.num_threads, body);
+    in_parallel(call.num_rows, call.num_rows * call.size < PARALLEL_ROW_ELEMENTS ? 1 : call.num_threads, body);
 }
 
 template <class Format>
