@@ -183,7 +183,7 @@ def test_a_step_with_a_prompt_has_no_draft():
 def test_a_step_has_no_more_rows_than_its_limits_allow(limit, rows):
     """Catches drafts that overflow what memory was measured for; three requests share the rest."""
     drafter = Foresight(1.0)
-    engine = drafting(drafter, tokens=50, **limit)
+    engine = drafting(drafter, tokens=DRAFT_ROWS - 1, **limit)
     for i in range(3):
         engine.add_request(f"r{i}", [i], SamplingParams(temperature=0, max_tokens=60))
     sizes = []
