@@ -34,6 +34,13 @@ def test_a_stage_has_its_share_of_the_layers():
     assert stage_of("llama") == range(2, 4)
 
 
+def test_what_stands_in_for_the_embedding_moves_with_the_model():
+    """Catches rows that stay on the CPU: on a GPU, no later stage could even be probed."""
+    model, place = build_small("llama"), Place(1, 1, 2)
+    keep_stage(model, place, Link(place))
+    assert model.to("meta").get_input_embeddings().rows.is_meta
+
+
 def test_of_a_multimodal_model_the_decoder_is_cut():
     """Catches an AttributeError: its layers are one level deeper."""
     model = build_small("qwen2_vl")

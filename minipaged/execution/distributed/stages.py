@@ -87,7 +87,8 @@ class StandInEmbedding(nn.Module):
         weight: Any = embedding.weight
         generator = torch.Generator().manual_seed(0)
         rows = torch.randn(16, weight.shape[1], generator=generator)
-        self.rows = rows.to(device=weight.device, dtype=weight.dtype)
+        self.rows: Tensor
+        self.register_buffer("rows", rows.to(device=weight.device, dtype=weight.dtype), persistent=False)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Token ids [...] -> [..., D]."""
