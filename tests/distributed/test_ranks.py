@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -184,6 +185,16 @@ def test_more_ranks_than_gpus_are_refused_with_the_numbers(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(ConfigError, match="4 of them on this machine, which has 2 GPUs"):
         start.load("nowhere", EngineConfig(tensor_parallel_size=4))
+
+
+def test_ranks_are_on_the_device_that_is_asked_for(monkeypatch):
+    """Catches device="cpu" that takes the GPUs, and device="cuda" that runs on a CPU without a word."""
+    config = EngineConfig(tensor_parallel_size=4, device="cuda")
+    with pytest.raises(ConfigError, match="device is 'cuda', which torch does not find here"):
+        start.load("nowhere", config)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert start._device(0, 4, replace(config, device="cpu"), "") == torch.device("cpu")
 
 
 @pytest.mark.parametrize("size", [0, -1])

@@ -21,7 +21,7 @@ from minipaged.execution.distributed.message import PlanDecoder
 from minipaged.execution.distributed.place import Place
 from minipaged.execution.distributed.runner import RankRunner
 from minipaged.execution.distributed.threads import SharedThreads
-from minipaged.execution.loading import in_one_line
+from minipaged.execution.loading import find_device, in_one_line
 
 
 def load(name: str, config: EngineConfig) -> RankRunner:
@@ -32,7 +32,8 @@ def load(name: str, config: EngineConfig) -> RankRunner:
 
     Raises:
         RankError: a rank died while it started, or the ranks differ.
-        ConfigError: more ranks than GPUs, other ranks than torchrun started, or a second `LLM` with ranks.
+        ConfigError: no such device, more ranks than GPUs, other ranks than torchrun started, or a second
+            `LLM` with ranks.
         UnsupportedModelError, ModelLoadError: as `ModelRunner.load`.
     """
     size = config.num_ranks
@@ -46,7 +47,7 @@ def load(name: str, config: EngineConfig) -> RankRunner:
             raise ConfigError(f"{what}, but torchrun started {started}; use the same number for both")
         return _join(name, config, what)
     check_free()
-    device = _device(0, size, what)
+    device = _device(0, size, config, what)
     with ExitStack() as undo:
         undo.callback(give_up)
         threads = SharedThreads(size)
@@ -75,7 +76,7 @@ def serve_local(job: dict[str, Any]) -> None:
     config, rank = EngineConfig(**job["config"]), job["rank"]
     place = Place.of(rank, config)
     torch.set_num_threads(job["threads"])
-    device = _device(rank, place.size, "")
+    device = _device(rank, place.size, config, "")
     runner = RankRunner(job["model"], config, place, device)
     store = dist.FileStore(job["store"], place.size)
     store.set(_loaded(rank), "")
@@ -90,7 +91,7 @@ def _join(name: str, config: EngineConfig, what: str) -> RankRunner:
     place = Place.of(int(os.environ["RANK"]), config)
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", place.size))
     check_free()
-    device = _device(int(os.environ.get("LOCAL_RANK", place.rank)), local_size, what)
+    device = _device(int(os.environ.get("LOCAL_RANK", place.rank)), local_size, config, what)
     threads = SharedThreads(local_size)
     runner = RankRunner(name, config, place, device)
     runner.connect(Group(place, None, device), threads=threads)
@@ -120,9 +121,9 @@ def _loaded(rank: int) -> str:
     return f"rank {rank} has loaded"
 
 
-def _device(local_rank: int, local_size: int, what: str) -> torch.device:
+def _device(local_rank: int, local_size: int, config: EngineConfig, what: str) -> torch.device:
     """The device of a rank among those of its machine."""
-    if not torch.cuda.is_available():
+    if find_device(config.device).type != "cuda":
         return torch.device("cpu")
     if local_size > torch.cuda.device_count():
         raise ConfigError(
