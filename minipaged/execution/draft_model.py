@@ -75,6 +75,8 @@ class DraftModel:
         self.pool = PrefixCache(BlockAllocator(runner.num_blocks), runner.block_size)
         self._keeps_blocks = enable_prefix_caching
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.room: Tensor | None = None
+        """On a GPU: what its steps take, kept free until the larger model's pool has its size."""
         self._has_failed = False
         self._readings: dict[int, _Reading] = {}  # by id of the sequence, the least recently used first
 
@@ -86,6 +88,8 @@ class DraftModel:
 
         Raises ConfigError if it cannot be loaded, or has layers whose state cannot take a wrong token back.
         """
+        import torch
+
         from minipaged.execution import loading
         from minipaged.execution.model_runner import ModelRunner
 
@@ -117,13 +121,19 @@ class DraftModel:
             tokenizer = loading.load_tokenizer(name, own, must_exist=True)
         except loading.ModelLoadError:
             tokenizer = None
-        return cls(runner, own.max_num_batched_tokens, tokenizer, name, own.enable_prefix_caching)
+        draft = cls(runner, own.max_num_batched_tokens, tokenizer, name, own.enable_prefix_caching)
+        draft.room = torch.empty(runner.step_bytes(), dtype=torch.uint8, device=runner.device)
+        return draft
 
     def guess_for(self, executor: Executor, tokenizer: Any) -> None:
         """Guess for the larger model behind an executor, with this tokenizer (None: it has none).
 
         Raises ConfigError if the two have different tokens. A warning tells where guesses cannot help.
         """
+        import torch
+
+        self.room = None
+        torch.cuda.empty_cache()
         told = f"speculative_model is {self.name!r}, which"
         if None not in (tokenizer, self.tokenizer) and tokenizer.get_vocab() != self.tokenizer.get_vocab():
             raise ConfigError(f"{told} has other tokens; give a smaller model of the same family")
@@ -138,15 +148,13 @@ class DraftModel:
         seconds = [model.preemption_costs.seconds_per_token for model in (runner, executor)]
         if seconds[0] >= seconds[1]:
             logger.warning("%s takes at least as long for a token as the model; give a smaller one", told)
-        from torch import nn
-
         sampler, vocab_size = runner.sampler, executor.vocab_size
 
         def sample(logits: Tensor, scheduled: list[ScheduledSequence]) -> Any:
             # (Vocabularies of a family differ in how far they are padded.)
             logits = logits[:, :vocab_size]
             if missing := vocab_size - logits.shape[1]:
-                logits = nn.functional.pad(logits, (0, missing), value=-math.inf)
+                logits = torch.nn.functional.pad(logits, (0, missing), value=-math.inf)
             return sampler(logits, scheduled)
 
         runner.sampler = sample

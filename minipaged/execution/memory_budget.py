@@ -81,40 +81,53 @@ def gpu_budget(total: int, free: int, peak: int, utilization: float) -> int:
     return max(0, int(total * utilization) - (total - free) - peak)
 
 
-def available_bytes(
-    config: EngineConfig, probe: Probe, specs: dict[int, LayerSpec], uses_triton: bool, keeps_graphs: bool
+def step_bytes(
+    config: EngineConfig,
+    probe: Probe,
+    specs: dict[int, LayerSpec],
+    uses_triton: bool,
+    keeps_graphs: bool,
+    num_logits: int,
 ) -> int:
-    """Bytes for the pool if the settings do not say: on a GPU, what the largest step leaves.
+    """Bytes of a GPU that steps take beside the weights and the pool.
 
     Args:
-        config: limits of a step, and the share of the GPU that may be used.
+        config: limits of a step.
         probe: runs a step as large as they allow.
         specs: of the model's layers.
         uses_triton: its attention splits long contexts, whose partial results take memory.
         keeps_graphs: captured decodes keep what they use.
+        num_logits: rows that have logits, at most.
     """
     device = probe.device
-    if device.type != "cuda":
-        return DEFAULT_CPU_MEMORY
     gc.collect()  # (an engine that was dropped may still hold its pool)
     torch.cuda.empty_cache()
-    num_tokens = config.max_num_batched_tokens
     num_decodes = config.max_sampling_rows
     peaks = []
-    for count, apart in ((num_decodes, True), (num_tokens, False)):
+    for count, apart in ((num_decodes, True), (config.max_num_batched_tokens, False)):
         torch.cuda.reset_peak_memory_stats(device)
         resting = torch.cuda.memory_allocated(device)
-        _, logits = probe.run([0] * count, count, apart=apart)  # prompt_logprobs ask for all rows' logits
+        _, logits = probe.run([0] * count, min(count, num_logits), apart=apart)
         take_memory(logits[:num_decodes])
         del logits
         peaks.append(torch.cuda.max_memory_allocated(device) - resting)
+    torch.cuda.empty_cache()
     partial_results = _partial_result_bytes(probe, specs, num_decodes) if uses_triton else 0
     decode, largest = (peak + partial_results for peak in peaks)  # (there are decodes in either kind of step)
     # A pool of captured decodes keeps its memory; without graphs the two kinds of step take turns.
     peak = decode + largest if keeps_graphs else max(decode, largest)
-    peak += 2 * config.max_num_seqs * probe.state_bytes  # a step makes new states from the old ones
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
+    return peak + 2 * config.max_num_seqs * probe.state_bytes  # a step makes new states from the old ones
+
+
+def available_bytes(config: EngineConfig, probe: Probe, measure: Callable[[int], int]) -> int:
+    """Bytes for the pool if the settings do not say: on a GPU, what the largest step leaves.
+
+    `measure` is `step_bytes` for a number of rows with logits.
+    """
+    if probe.device.type != "cuda":
+        return DEFAULT_CPU_MEMORY
+    peak = measure(config.max_num_batched_tokens)  # prompt_logprobs ask for all rows' logits
+    free, total = torch.cuda.mem_get_info(probe.device)
     budget = gpu_budget(total, free, peak, config.gpu_memory_utilization)
     return int(budget / (1 + KEPT_SHARE)) if probe.state_bytes and config.enable_prefix_caching else budget
 

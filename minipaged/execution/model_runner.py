@@ -28,7 +28,13 @@ from minipaged.execution.adoption import adopted
 from minipaged.execution.attention import PagedContext, call_model, set_forward_context
 from minipaged.execution.batch import Batch, BatchBuilder, num_predicted_prompt_tokens
 from minipaged.execution.kv_cache import KVCache
-from minipaged.execution.memory_budget import available_bytes, block_bytes, num_kept_states, pool_size
+from minipaged.execution.memory_budget import (
+    available_bytes,
+    block_bytes,
+    num_kept_states,
+    pool_size,
+    step_bytes,
+)
 from minipaged.execution.probe import Probe
 from minipaged.execution.state_table import StateTable
 from minipaged.kernels.dispatch import PagedAttention, select_backend
@@ -82,9 +88,10 @@ class ModelRunner:
         self.backend = select_backend(config.attention_backend, self.device)
         self.block_size = config.block_size
         self.block_bytes = block_bytes(specs, config.block_size)
-        available = partial(
-            available_bytes, config, probe, specs, self.backend.name == "triton", self._can_capture
+        self._measure = partial(
+            step_bytes, config, probe, specs, self.backend.name == "triton", self._can_capture
         )
+        available = partial(available_bytes, config, probe, self._measure)
         self.num_blocks, self.num_host_blocks = pool_size(
             config, self.block_bytes, self.max_model_len, available
         )
@@ -136,6 +143,10 @@ class ModelRunner:
         self.backend = self.backend._replace(paged_attention=attention)
         logger.info("attention is computed by an override, the rest by the backend")
         self.decode_runner = None  # it would go on with the old one, or with lengths read on the host
+
+    def step_bytes(self) -> int:
+        """Bytes of a GPU that its steps take beside weights and pool, if no prompt has log-probabilities."""
+        return self._measure(self._config.max_sampling_rows) if self.device.type == "cuda" else 0
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:

@@ -3,14 +3,18 @@
 On a CPU, with the device's counters replaced; `test_execution_gpu` asks a real one.
 """
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from minipaged import LLM, SamplingParams
+from minipaged import LLM, SamplingParams, pocket_model
+from minipaged.config import EngineConfig
 from minipaged.execution import loading, model_runner
-from minipaged.execution.memory_budget import available_bytes
+from minipaged.execution.draft_model import DraftModel
+from minipaged.execution.memory_budget import available_bytes, step_bytes
+from minipaged.execution.model_runner import ModelRunner
 from minipaged.execution.probe import Probe
 from minipaged.kernels.triton.config import DecodeConfig, decode_config, split_bytes
 from tests.engine.conftest import make_llm
@@ -48,7 +52,9 @@ def probe(monkeypatch):
             monkeypatch.setattr(torch.cuda, name, fake)
         probe.run = run
         probe.device = SimpleNamespace(type="cuda")
-        return available_bytes(runner._config, probe, specs, True, runner._config.enable_cuda_graphs), passes
+        config = runner._config
+        measure = partial(step_bytes, config, probe, specs, True, config.enable_cuda_graphs)
+        return available_bytes(config, probe, measure), passes
 
     return available
 
@@ -72,6 +78,28 @@ def test_captured_decodes_and_their_partial_results_are_counted(probe) -> None:
     assert captured == left((20 + 500) * PER_TOKEN + 2 * partials)  # a mixed step has decodes, too
     plain, _ = probe(enable_cuda_graphs=False, **settings)
     assert plain == left(500 * PER_TOKEN + partials)
+
+
+def test_what_the_draft_model_takes_is_kept_free_until_the_larger_models_pool_has_its_size(monkeypatch):
+    """Catches a pool that takes the memory of the draft model's steps and graphs, which come later."""
+    monkeypatch.setattr(ModelRunner, "step_bytes", lambda runner: 5000)
+    config = EngineConfig(num_speculative_tokens=4, speculative_model=str(pocket_model.PATH))
+    draft = DraftModel.load(str(pocket_model.PATH), config)
+    assert draft.room is not None
+    assert draft.room.nbytes == 5000
+    draft.guess_for(draft.runner, None)
+    assert draft.room is None
+
+
+def test_a_draft_model_counts_logits_of_the_rows_that_guess(monkeypatch) -> None:
+    """Catches gigabytes kept for the logits of prompts, which a draft model does not report."""
+    runner = Driver(build("llama"), max_num_batched_tokens=500, max_num_seqs=16).runner
+    assert runner.step_bytes() == 0  # on a CPU
+    asked: list[int] = []
+    monkeypatch.setattr(runner, "_measure", lambda num_logits: asked.append(num_logits) or 5)
+    monkeypatch.setattr(runner, "device", SimpleNamespace(type="cuda"))
+    assert runner.step_bytes() == 5
+    assert asked == [16]
 
 
 def test_states_of_recurrent_layers_are_counted(probe) -> None:
