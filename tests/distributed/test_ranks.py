@@ -197,6 +197,11 @@ def test_ranks_are_on_the_device_that_is_asked_for(monkeypatch):
     assert start._device(0, 4, replace(config, device="cpu"), "") == torch.device("cpu")
 
 
+def test_ranks_set_no_memory_aside_for_graphs():
+    """Catches a smaller pool on each GPU, for graphs that no rank captures."""
+    assert not RankRunner._can_capture
+
+
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_size_below_one_is_refused(size):
     """Catches sizes that are only multiplied."""

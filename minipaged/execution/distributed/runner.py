@@ -75,6 +75,8 @@ def check_reports(reports: list[Report], tensor_size: int) -> None:
 class RankRunner(ModelRunner):
     """Computes a rank's part of every step; on rank 0 it is the engine's executor."""
 
+    _can_capture = False  # not tried with collectives inside
+
     def __init__(self, name: str, config: EngineConfig, place: Place, device: torch.device) -> None:
         model = loading.load_model(name, config, torch.device("cpu"))
         if find_recurrent(model):
@@ -95,7 +97,6 @@ class RankRunner(ModelRunner):
         self._partial = [path for path in self._split.partial if path in here]
         model.to(device)  # type: ignore[arg-type]
         super().__init__(model, config)
-        self.decode_runner = None  # not tried with collectives inside
         if device.type == "cpu":
             self.optimize()
         self.vocab_size = self._split.logits[-1][1] or self._split.logits[0][1]
