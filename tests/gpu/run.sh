@@ -44,18 +44,23 @@ limited() { # SECONDS MODULE [OPTION ...]: a kernel that hangs ends no other ste
     return $status
 }
 
+left() { # SECONDS: so many, or fewer if the step's time ends before
+    local rest=$((deadline - SECONDS))
+    echo $((rest > $1 ? $1 : rest > 5 ? rest : 5))
+}
+
 engine_tests() { # MARKER [OPTION ...]
-    local marker="$1" left=$((deadline - SECONDS))
+    local marker="$1"
     shift
-    limited $((left > 5 ? left : 5)) pytest -p tests.gpu.plugin -m "$marker" "$@" \
+    limited "$(left 200)" pytest -p tests.gpu.plugin -m "$marker" "$@" \
         tests/engine/test_{cuda_graphs,execution_gpu,execution_transfer}.py tests/gpu/test_engine.py
 }
 
 correctness() {
-    local failed=0 workers="" missing deadline=$((SECONDS + 230))
-    limited 200 tests.gpu.check_kernels --out "$out" --jobs $jobs --seconds 120 $dry_run || failed=1
+    local failed=0 workers="" missing deadline=$((SECONDS + 225))
+    limited "$(left 160)" tests.gpu.check_kernels --out "$out" --jobs $jobs --seconds 120 $dry_run || failed=1
     [ -n "$dry_run" ] && return $failed
-    limited 60 tests.gpu.check_kernels --out "$out" --alone || failed=1
+    limited "$(left 30)" tests.gpu.check_kernels --out "$out" --alone || failed=1
     if missing=$(python3 -c "import hypothesis, pytest, transformers, typer" 2>&1); then
         if python3 -c "import xdist" 2>/dev/null; then workers="-n $jobs"; fi
         engine_tests "gpu and alone" || failed=1 # few and short

@@ -70,6 +70,27 @@ def test_a_failed_check_and_a_failed_benchmark_are_recorded_and_end_nothing_else
     assert found[0]["reason"] == found[2]["not_measured"] == "RuntimeError: illegal access"
 
 
+ALL_TIME_TAKEN = """
+python3() { :; }
+timeout() { SECONDS=$((SECONDS + $3)); echo "${*:4}" >> "$CALLS"; return 124; }
+trap 'echo $SECONDS >> "$CALLS"' EXIT
+"""
+"""What bash reads before a script: its processes take no time, but all that they are given is over."""
+
+
+@pytest.mark.parametrize(("step", "count"), [("correctness", 4), ("benchmarks", 1), ("sweep", 1)])
+def test_a_step_takes_less_than_four_minutes_even_if_everything_in_it_hangs(tmp_path, step, count):
+    """Catches limits that are each short enough, but not together: who waits four minutes loses the rest."""
+    pytest.importorskip("triton", reason="needs the package triton")  # (a script for Linux)
+    (tmp_path / "before.sh").write_text(ALL_TIME_TAKEN)
+    own = {"BASH_ENV": str(tmp_path / "before.sh"), "CALLS": str(tmp_path / "calls")}
+    command = ["bash", str(ROOT / "tests/gpu/run.sh"), f"--{step}", "--out", str(tmp_path / "out")]
+    assert subprocess.run(command, env=ENVIRONMENT | own, capture_output=True, check=False).returncode == 1
+    *calls, seconds = (tmp_path / "calls").read_text().splitlines()
+    assert len(calls) == count
+    assert int(seconds) < 240
+
+
 def test_after_a_lost_context_no_check_is_called_failed(tmp_path, monkeypatch):
     """Catches a hundred failures that are one: after an illegal access every call of the process fails."""
     pytest.importorskip("triton", reason="needs the package triton")
