@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minipaged import LLM, SamplingParams, pocket_model
-from minipaged.config import EngineConfig
+from minipaged.config import EngineConfig, config_from
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.memory import BlockCopy
 from minipaged.scheduling import StepPlan
@@ -119,3 +119,42 @@ def test_the_pool_takes_what_the_largest_step_leaves() -> None:
         torch.cuda.empty_cache()
     total = torch.cuda.mem_get_info()[1]
     assert found[1] - found[0] == pytest.approx(0.05 * total, rel=0.1)
+
+
+@pytest.mark.alone
+def test_graphs_of_every_size_keep_no_more_than_the_pool_leaves_to_the_steps() -> None:
+    """Catches graphs, captured from the smallest to the largest, that each take segments of their own."""
+    options = {"num_blocks": 8192, "max_num_seqs": 256, "disable_log_stats": True}
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "max_position_embeddings": 2048}
+    runner = ModelRunner(build("llama", **sizes).to("cuda", torch.bfloat16), config_from(options))
+    llm, counted = LLM(executor=runner, **options), runner.step_bytes()
+    before = torch.cuda.memory_reserved()
+    params = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=4, ignore_eos=True, seed=0)
+    for length in (20, 700):
+        prompt = {"prompt_token_ids": random_tokens(length, VOCAB_SIZE, seed=1)}
+        for count in (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256):
+            llm.generate([prompt] * count, params)
+    assert runner.decode_runner is not None
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() - before <= counted + (64 << 20)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.9, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2},
+        {"temperature": 1.1, "seed": 1, "top_p": 0.9, "top_k": 10, "min_p": 0.01, "typical_p": 0.9},
+        {"temperature": 0, "logit_bias": {5: 3.0}, "min_tokens": 3, "allowed_token_ids": [5, 6, 7]},
+        {"temperature": 0, "no_repeat_ngram_size": 2, "logprobs": 2, "prompt_logprobs": 1},
+        {"temperature": 0.8, "n": 3, "logits_processors": [lambda token_ids, logits: logits + 1]},
+    ],
+    ids=["penalties", "filters", "masks", "logprobs", "processors"],
+)
+def test_sampling_on_a_gpu_chooses_what_it_chooses_on_a_cpu(options: dict) -> None:
+    """Catches an index or a mask on the other device; an empty one, before anything is generated, too."""
+    found = []
+    for device in ("cpu", "cuda"):
+        llm = LLM(device=device, num_blocks=64, max_model_len=128, disable_log_stats=True)
+        outputs = llm.generate(["Once upon a time"] * 2, SamplingParams(max_tokens=6, **options))
+        found.append([[list(one.token_ids) for one in output.outputs] for output in outputs])
+    assert found[0] == found[1]
