@@ -44,8 +44,8 @@ def page(results: list[dict[str, Any]], same_settings: list[dict[str, Any]]) -> 
     lines = [
         "# Against other engines",
         "",
-        "Tokens per second of each engine relative to minipaged's (1.0), on the same requests. A shorter bar",
-        "means a slower engine.",
+        "Throughput (tokens per second) of each engine relative to minipaged's (1.0), on the same requests.",
+        "A shorter bar means a slower engine.",
         "",
         chart(rows),
         "",
@@ -62,21 +62,22 @@ def page(results: list[dict[str, Any]], same_settings: list[dict[str, Any]]) -> 
 
 METHOD = """## How it was measured
 
-The models are randomly initialised Llamas, and all requests are present at the start. Each engine runs warm,
-in its own process, and the engines take turns (A B C A B C). Not all rows were measured on the same machine,
-so compare within a row.
+The models are randomly initialised Llamas, and all requests arrive at the start. Each engine is warmed up and
+runs in its own process, and the engines take turns (A B C A B C). Not all workloads were measured on the same
+machine, so compare within a workload.
 
 - Seconds: median of the rounds; CPU seconds with one thread, wall-clock seconds with two.
 - Tokens/s: output tokens divided by these seconds.
 - Ratio: the engine's time divided by minipaged's in the same round (min / **median** / max); above 1,
   minipaged is faster.
-- KV slots: tokens that fit in the blocks held at the peak; for a padded batch, its rectangle.
-- Tokens equal: in the first completion of each request. In greedy float32, all must be equal. Each engine has
-  its own 8-bit weights: llama.cpp's are Q8_0, OpenVINO's and ONNX Runtime's are what their converters call
-  int8.
-- Weights in 8 bits: OpenVINO keeps the activations in full precision, minipaged in 16 bits. llama.cpp and
-  ONNX Runtime round them to 8 bits as well, as do minipaged with `--quantization w8a8` and OpenVINO by
-  default (the rows "products in 8 bits").
+- KV slots: tokens that fit in the blocks held at the peak; for a padded batch, the batch size times the sum
+  of the longest prompt and the longest output.
+- Tokens equal: in the first completion of each request. In greedy float32, all must be equal. Each engine
+  quantises the weights in its own way: llama.cpp's format is Q8_0, OpenVINO's and ONNX Runtime's is what
+  their converters call int8.
+- 8-bit weights: OpenVINO keeps the activations in full precision, minipaged in 16 bits. llama.cpp and ONNX
+  Runtime also quantise the activations to 8 bits. W8A8 (8-bit weights and activations): minipaged with
+  `--quantization w8a8`, and OpenVINO with its default.
 
 minipaged runs with the settings of its command line: large tensors in huge pages, freed memory kept. The
 others run with their default memory settings ("vLLM" in eager mode, `enforce_eager=True`; "vLLM, compiled"
@@ -171,8 +172,8 @@ def _behind(rows: list[dict[str, Any]]) -> list[str]:
             theirs = row["engines"][name].get("itl_ms_p99")
             if theirs and round(ours["itl_ms_p99"]["median"]) > round(theirs["median"]):
                 lines.append(
-                    f"- {where}: the slowest percent of tokens come {ours['itl_ms_p99']['median']:.0f} ms "
-                    f"after the one before, {theirs['median']:.0f} ms in {NAMES[name]}."
+                    f"- {where}: the 99th percentile of the ITL is {ours['itl_ms_p99']['median']:.0f} ms, "
+                    f"{theirs['median']:.0f} ms in {NAMES[name]}."
                 )
     return ["## Where minipaged is behind", "", *(lines or ["Nowhere in these rows."])]
 

@@ -19,8 +19,8 @@ class Row:
         goals: peer -> the ratio (its time / ours) to reach; None: compared without a goal, in two rounds.
         pairs: how often each engine runs.
         dtype: of weights and KV cache.
-        quantization: the linear layers' weights in 8 bits, by each engine's own method; w8a8: what they are
-            multiplied with, too.
+        quantization: the linear layers' weights in 8 bits, by each engine's own method; w8a8: the
+            activations, too.
         threads: 1 compares CPU seconds, 2 wall seconds.
         method: greedy, beam search of `width`, or `width` samples at temperature 1.
         max_num_seqs: sequences at a time.
@@ -170,7 +170,7 @@ ROWS = [
     ),
     Row(
         "m100-openvino-int8",
-        "mixed, 134 M, weights in 8 bits, beside OpenVINO",
+        "mixed, 134 M, 8-bit weights, beside OpenVINO",
         "m100",
         "mixed",
         OPENVINO,
@@ -179,7 +179,7 @@ ROWS = [
     ),
     Row(
         "m100-openvino-w8a8",
-        "mixed, 134 M, products in 8 bits, beside OpenVINO",
+        "mixed, 134 M, W8A8, beside OpenVINO",
         "m100",
         "mixed",
         OPENVINO,
@@ -205,7 +205,7 @@ ROWS = [
     ),
     Row(
         "m100-single-int8",
-        "one request, 134 M, weights in 8 bits",
+        "one request, 134 M, 8-bit weights",
         "m100",
         "single",
         {"openvino": LEVEL, "ort": LEVEL, "llama.cpp": 0.87},
@@ -214,7 +214,7 @@ ROWS = [
     ),
     Row(
         "m100-single-w8a8",
-        "one request, 134 M, products in 8 bits",
+        "one request, 134 M, W8A8",
         "m100",
         "single",
         ONE_REQUEST,
