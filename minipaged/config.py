@@ -30,7 +30,7 @@ class ConfigError(ValueError):
 
 
 DRAFT_ROWS = 16
-"""Guesses fill a step up to so many rows; with more, arithmetic takes longer than reading the weights."""
+"""Drafts fill a step up to so many rows; with more, arithmetic takes longer than reading the weights."""
 
 MOST = 2**63 - 1
 """The largest count or number of bytes: a 64-bit integer holds no more."""
@@ -75,11 +75,11 @@ class EngineConfig:
         "How a request gets its blocks: as its tokens need them, in grants of 16, or all at admission.",
     )
     num_speculative_tokens: int = _option(
-        0, "Guess up to this many tokens ahead (15 at most), and check all in one step. Texts stay the same."
+        0, "Draft tokens that a step verifies (15 at most); 0: no speculative decoding. Texts stay the same."
     )
     speculative_model: str | None = _option(
         None,
-        "A smaller model with the same tokens, which guesses. Default: what followed these tokens earlier.",
+        "Draft model: a smaller model with the same vocabulary. Default: none, but prompt lookup (n-gram).",
     )
     tensor_parallel_size: int = _option(1, "Ranks that share the heads and MLPs of every layer.")
     pipeline_parallel_size: int = _option(
@@ -99,7 +99,7 @@ class EngineConfig:
         "auto", "Data type of the weights and the KV cache. auto means the checkpoint's type."
     )
     quantization: Quantization = _option(
-        "none", "Keep the weights of linear layers in fewer bits (CPU only); w8a8: activations too."
+        "none", "Quantise the weights of linear layers (CPU only); w8a8: 8-bit activations, too."
     )
     revision: str | None = _option(None, "Branch, tag or commit of a model on the hub. Default: main.")
     generation_config: Literal["auto", "none"] = _option(
@@ -137,7 +137,7 @@ class EngineConfig:
         if self.speculative_model is not None and not self.num_speculative_tokens:
             raise ConfigError(
                 f"speculative_model is {self.speculative_model!r}, but num_speculative_tokens is 0; "
-                "give how many tokens it guesses at once, e.g. 4"
+                "give how many tokens it drafts at once, e.g. 4"
             )
 
     def check_states(self) -> None:

@@ -30,9 +30,8 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 
 def guesses_in_words(right: int, guessed: int) -> str:
-    """How many guessed tokens were right, as every account of a run has it."""
-    verb = "was" if right == 1 else "were"
-    return f"{right} of {guessed} guessed tokens {verb} right" if guessed else "no token was guessed"
+    """How many draft tokens were accepted, as every account of a run has it."""
+    return f"{right} of {guessed} draft tokens accepted" if guessed else "no draft tokens"
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ class Turn(NamedTuple):
     num_tokens: int  # of the answer
     tokens_per_second: float | None
     finish_reason: str | None  # None: it was stopped
-    num_right: int  # guessed tokens of the answer that were right,
+    num_right: int  # draft tokens of the answer that were accepted,
     num_guessed: int  # of so many
 
 

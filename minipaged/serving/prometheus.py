@@ -89,8 +89,8 @@ class PrometheusMetrics:
                 metrics.prefix_cache_queries,
             ),
             "prefix_cache_hits": ("Prompt tokens found there.", metrics.prefix_cache_hits),
-            "spec_decode_num_draft_tokens": ("Tokens guessed.", metrics.draft_tokens),
-            "spec_decode_num_accepted_tokens": ("Guessed tokens that were right.", metrics.accepted_tokens),
+            "spec_decode_num_draft_tokens": ("Draft tokens.", metrics.draft_tokens),
+            "spec_decode_num_accepted_tokens": ("Draft tokens accepted.", metrics.accepted_tokens),
             "copied_blocks": ("Blocks copied on write.", metrics.blocks_copied),
             "engine_steps": ("Steps committed.", metrics.steps),
         }

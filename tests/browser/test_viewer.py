@@ -264,8 +264,8 @@ def test_guesses_are_told_as_such_and_nothing_else_is(hidden, page, tmp_path):
     tokens = r',?"(token_ids":\[\d+,\[[\d,]*\]|(guessed|said)":\[[\d,]*)\]'
     load(page, re.sub(tokens, "", text).replace("{,", "{") if hidden else text)
     assert [event["text"] for event in told(page, 0, "committed")][-1].startswith("A computes its prompt")
-    planned = ["A takes block 2 for guessed tokens.", "A decodes: one new token."]
-    guesses, outcome = "4 tokens that may follow", "Of the guesses for A, 1 of 4 was right"
+    planned = ["A takes block 2 for draft tokens.", "A decodes: one new token."]
+    guesses, outcome = "4 draft tokens", "1 of 4 draft tokens for A was accepted"
     if not hidden:
         (event,) = list(read_trace(tmp_path / "trace"))[1].events
         guessed, said = event["guessed"], event["said"]
@@ -281,45 +281,45 @@ DRAFTED = {"kind": "drafted", "request": "A", "tokens": 2}
 
 
 @pytest.mark.parametrize(
-    ("event", "outcome"),
+    ("event", "count", "outcome"),
     [
         ({"right": 0, "guessed": [1, 2], "said": [3]},
-         "0 of 2 were right: the model chose “ big” instead of “ was”."),
+         "0 of 2", "were accepted: the model chose “ big” instead of “ was”."),
         ({"right": 1, "guessed": [1, 2], "said": [1, 3]},
-         "1 of 2 was right: “ was” is kept, then the model chose “ big” instead of “ a”."),
+         "1 of 2", "was accepted: “ was” is kept, then the model chose “ big” instead of “ a”."),
         ({"right": 2, "guessed": [1, 2], "said": [1, 2, 3]},
-         "2 of 2 were right: “ was a” is kept, then the model chose “ big”."),
+         "2 of 2", "were accepted: “ was a” is kept, then the model chose “ big”."),
         ({"right": 0, "guessed": [1, 2], "said": [1]},  # it ends the text, so its guess counts for nothing
-         "0 of 2 were right: the model chose “ was”."),
-        ({"right": 0, "guessed": [1, 2], "said": []}, "0 of 2 were right."),  # no token was valid
-        ({"right": 1, "guessed": 7, "said": {"x": "<img>"}}, "1 of 2 was right."),
-        ({"right": 0, "guessed": [[1], "<b>"], "said": [None]}, "0 of 2 were right."),
+         "0 of 2", "were accepted: the model chose “ was”."),
+        ({"right": 0, "guessed": [1, 2], "said": []}, "0 of 2", "were accepted."),  # no token was valid
+        ({"right": 1, "guessed": 7, "said": {"x": "<img>"}}, "1 of 2", "was accepted."),
+        ({"right": 0, "guessed": [[1], "<b>"], "said": [None]}, "0 of 2", "were accepted."),
     ],
 )  # fmt: skip
-def test_guesses_are_told_in_words(event, outcome, page):
+def test_guesses_are_told_in_words(event, count, outcome, page):
     """Catches "kept “”", a token that was chosen instead of itself, and a page that stops at an odd trace."""
     texts = {"1": " was", "2": " a", "3": " big"}
     load(page, trace_text(HEADER, {"step": 0, "num_waiting": 0, "events": [DRAFTED | event], "texts": texts}))
-    assert told(page, 0, "committed")[0]["text"] == f"Of the guesses for A, {outcome}"
+    assert told(page, 0, "committed")[0]["text"] == f"{count} draft tokens for A {outcome}"
 
 
 @pytest.mark.parametrize(
     ("right", "said", "outcome"),
     [
-        (0, [2], "was not right: the model chose “ a” instead of “ was”."),
-        (1, [1, 2], "was right: “ was” is kept, then the model chose “ a”."),
+        (0, [2], "rejected: the model chose “ a” instead of “ was”."),
+        (1, [1, 2], "accepted: “ was” is kept, then the model chose “ a”."),
     ],
 )
 def test_a_single_guess_is_told_in_the_singular(right, said, outcome, page):
-    """Catches "1 token: those", and "0 of 1 were right"."""
+    """Catches "1 token: those", and "0 of 1 were accepted"."""
     planned = {"tables": {"A/0": {"blocks": [0, [0]], "num_tokens": 3, "token_ids": [0, [1, 2, 1]]}}}
     scheduled = [["A", 0, 1, 1, 1], ["A", 0, 2, 1, 1]]
     event = {"kind": "drafted", "request": "A", "tokens": 1, "right": right, "guessed": [1], "said": said}
     step = {"step": 0, "num_waiting": 0, "scheduled": scheduled, "events": [event], "planned": planned}
     load(page, trace_text(HEADER, step | {"texts": {"1": " was", "2": " a"}}))
     assert [event["text"] for event in told(page, 0, "committed") if event["concept"] == "speculation"] == [
-        "A also computes 1 token that may follow (“ was”): it is kept if the model would have chosen it.",
-        f"The guess for A {outcome}",
+        "A also computes 1 draft token (“ was”): it is kept if the model would have chosen it.",
+        f"The draft token for A was {outcome}",
     ]
 
 

@@ -173,7 +173,7 @@ def test_an_answer_says_how_many_guesses_were_right(capsys, monkeypatch):
     """Catches counts that go on from answer to answer, and an account of guesses where none can be made."""
     llm = LLM(num_blocks=64, disable_log_stats=True, num_speculative_tokens=4)
     _, _, err = chat(capsys, monkeypatch, llm, FOX, TABLE, FOX)
-    guesses = re.findall(r"; (\d+) of (\d+) guessed tokens (?:was|were) right\]", err)
+    guesses = re.findall(r"; (\d+) of (\d+) draft tokens accepted\]", err)
     told = [tuple(map(int, pair)) for pair in guesses]
     assert len(told) == err.count("tokens reused") == 3
     metrics = llm.engine.metrics

@@ -93,14 +93,13 @@ def test_the_log_line_comes_every_few_seconds_and_says_what_users_look_for(engin
 @pytest.mark.parametrize(
     ("right", "guessed", "told"),
     [
-        (0, 0, "no token was guessed"),
-        (0, 5, "0 of 5 guessed tokens were right"),
-        (1, 5, "1 of 5 guessed tokens was right"),
-        (2, 5, "2 of 5 guessed tokens were right"),
+        (0, 0, "no draft tokens"),
+        (0, 5, "0 of 5 draft tokens accepted"),
+        (1, 5, "1 of 5 draft tokens accepted"),
     ],
 )
 def test_guesses_are_told_in_words(right, guessed, told):
-    """Catches "1 of 5 were right", where the viewer says "was"."""
+    """Catches "0 of 0", and terms that a reader of vLLM's log does not know."""
     assert guesses_in_words(right, guessed) == told
 
 

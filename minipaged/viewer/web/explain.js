@@ -12,7 +12,7 @@ export const CONCEPTS = {
   "batch-policies": ["Chunked prefill", "A long prompt is computed in pieces that fill what the decodes of a step leave of its token budget."],
   "prefix-cache": ["Prefix cache", "Full blocks stay findable by their content, so an equal prefix is not computed again; the longest unused is evicted."],
   "parallel-sampling": ["Parallel sampling", "Completions of one prompt share its blocks and copy one only when they write to it."],
-  speculation: ["Speculative decoding", "A step also computes tokens that may follow, and keeps those that the model would have chosen."],
+  speculation: ["Speculative decoding", "A step also verifies draft tokens, and keeps those that the model would have chosen."],
   "beam-search": ["Beam search", "Beams share the blocks of their common beginning; a beam that dies gives back what only it held."],
 };
 
@@ -117,7 +117,7 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
     else if (ahead > 0)
       tell("allocation", "page-growth", `${who} takes ${blocksText(blocks)}, more than it fills now: its growth policy asks ahead.`, blocks);
     else if (ownEnd.get(table.name) <= old.blocks.length * size)
-      tell("allocation", "speculation", `${who} takes ${blocksText(blocks)} for guessed tokens.`, blocks);
+      tell("allocation", "speculation", `${who} takes ${blocksText(blocks)} for draft tokens.`, blocks);
     else {
       const full = old.blocks.length ? `block ${old.blocks[old.blocks.length - 1]} is full` : "it has no block";
       tell("allocation", "block-table", `${who} takes ${blocksText(blocks)}: ${full}, and one more token has to be written.`, blocks);
@@ -146,13 +146,13 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
   for (const [request, number] of guesses) {
     const draft = drafts.find((event) => event.request === request);
     const which = areTokens(draft?.guessed) ? ` (${quoted(draft.guessed, textOf)})` : "";
-    tell("decode", "speculation", `${begin(short(request))} also computes ${plural(number, "token")} that may follow${which}: ${number === 1 ? "it is kept if the model would have chosen it" : "those that the model would have chosen are kept"}.`);
+    tell("decode", "speculation", `${begin(short(request))} also computes ${plural(number, "draft token")}${which}: ${number === 1 ? "it is kept if the model would have chosen it" : "those that the model would have chosen are kept"}.`);
   }
   for (const event of committed ? drafts : []) {
     const who = named(short(String(event.request)));
     const right = event.tokens === 1
-      ? `The guess for ${who} was ${event.right === 1 ? "" : "not "}right`
-      : `Of the guesses for ${who}, ${Number(event.right)} of ${Number(event.tokens)} ${event.right === 1 ? "was" : "were"} right`;
+      ? `The draft token for ${who} was ${event.right === 1 ? "accepted" : "rejected"}`
+      : `${Number(event.right)} of ${Number(event.tokens)} draft tokens for ${who} ${event.right === 1 ? "was" : "were"} accepted`;
     tell("decode", "speculation", `${right}${outcome(event, textOf)}.`);
   }
 
