@@ -136,9 +136,9 @@ def test_links_of_a_lesson_lead_to_the_pages_of_the_site(monkeypatch):
 
 def test_a_link_to_a_file_of_the_benchmarks_leads_to_its_section():
     """Catches links to Markdown files that are no pages of the site."""
-    links = "[a](peers.md) [b](gpu.md#tilings) [c](cpu_kernels.md#avx2-only)"
+    links = "[a](peers.md) [b](gpu.md#tile-sizes) [c](cpu_kernels.md#avx2-only)"
     assert pages.rewrite_links(links, ROOT / "docs/benchmarks", Path()) == (
-        "[a](benchmarks.md#against-other-engines) [b](benchmarks.md#tilings) [c](cpu-kernels.md#avx2-only)"
+        "[a](benchmarks.md#against-other-engines) [b](benchmarks.md#tile-sizes) [c](cpu-kernels.md#avx2-only)"
     )
 
 
