@@ -102,7 +102,7 @@ INSTEAD = {
 """What to do, where it is more than leaving a setting out."""
 
 GUESSES = {"method": "spec_method", "model": "spec_model", "num_speculative_tokens": "spec_tokens"}
-"""Entries of `speculative_config`, and the settings that say the same. Others change only what is guessed."""
+"""Entries of `speculative_config`, and the settings that say the same. Others change only what is drafted."""
 
 NGRAM = ("ngram", "[ngram]")
 """What stands for prompt lookup where a model is named, too."""
@@ -110,7 +110,7 @@ NGRAM = ("ngram", "[ngram]")
 FIX = 'give {"method": "ngram", "num_speculative_tokens": 4}, or a smaller "model" and no method'
 
 DRAFT_LENGTH = 4
-"""Tokens guessed at once if a script names a method and no number."""
+"""Tokens drafted at once if a script names a method and no number."""
 
 OWN = {option.name for option in fields(EngineConfig)}
 

@@ -34,14 +34,14 @@ def bench(
     ] = None,
     shared_prefix: Annotated[int | None, Option(help="Length of the prefix that all prompts share.")] = None,
     model: Model = None,
-    threads: Annotated[int | None, Option(help="Threads for matrix products.")] = None,
+    threads: Annotated[int | None, Option(help="Threads for matrix multiplications.")] = None,
     rate: Annotated[float | None, Option(help="Mean arrival rate, in requests per second.")] = None,
     tokens_out: Annotated[Path | None, Option(help="Write the generated token ids to this file.")] = None,
     repeat: Annotated[
         int | None, Option(help="Timed runs after one warm-up run; the median and the spread are shown.")
     ] = None,
     limits: Annotated[
-        bool, Option("--limits", help="Compare with what memory and matrix products allow (CPU).")
+        bool, Option("--limits", help="Compare with the limits of memory bandwidth and GEMM (CPU).")
     ] = False,
     profile: Annotated[bool, Option("--profile", help="Show where the time of a step goes.")] = False,
     as_json: AsJson = False,
@@ -58,9 +58,11 @@ def bench(
         bool, Option("--stream/--no-stream", help="Ask for one event per token, or for whole answers.")
     ] = True,
     ttft_target: Annotated[
-        float | None, Option(help="For goodput: maximum seconds to the first token.")
+        float | None, Option(help="For goodput: maximum time to first token, in seconds.")
     ] = None,
-    itl_target: Annotated[float | None, Option(help="For goodput: maximum seconds between tokens.")] = None,
+    itl_target: Annotated[
+        float | None, Option(help="For goodput: maximum inter-token latency, in seconds.")
+    ] = None,
     api_key: Annotated[str | None, Option(envvar="MINIPAGED_API_KEY", help="API key of the server.")] = None,
     use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)

@@ -1,17 +1,17 @@
-"""Speculative decoding: guess the next tokens, and let one step check them all (Leviathan et al., arXiv
+"""Speculative decoding: draft the next tokens, and verify them all in one step (Leviathan et al., arXiv
 2211.17192).
 
-A decode reads every weight to compute one row. A few more rows hardly take longer, so a step also computes a
-*draft*, tokens that may follow:
+A decode is memory-bound: it reads every weight to compute one row. A few more rows hardly take longer, so a
+step also computes a *draft*, tokens that may follow:
 
     tokens   A cat sat. A cat     "A cat" was followed by "sat." before: that is the draft
     rows     cat | sat  | .       decodes over one block table, each with one token more
-    samples  sat | down | ..      "sat" was right, so the sample after it counts, too; "." was wrong
+    samples  sat | down | ..      "sat" is accepted, so the sample after it counts, too; "." is rejected
 
-The draft is what a grammar forces, if there is one, and else what a `Drafter` guesses. A row is a decode of
+The draft is what a grammar forces, if there is one, and else what a `Drafter` proposes. A row is a decode of
 a copy of the sequence that ends there, so executor, kernels and sampler know nothing of drafts, and its
 sample is the one that a later step would have drawn. Drafts change how many steps a text takes, not the
-text. The slots of wrong tokens are written again, and blocks that only they needed go back.
+text. The slots of rejected tokens are written again, and blocks that only they needed are freed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from minipaged.scheduling.request import Sequence
 
 
 class Drafter(Protocol):
-    """Guesses how texts go on."""
+    """Proposes draft tokens."""
 
     def draft(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int]) -> SequenceOf[SequenceOf[int]]:
         """Tokens of the vocabulary that may follow the `token_ids` of each sequence, at most counts[i] (1 or
@@ -71,7 +71,7 @@ class PromptLookup:
 
 
 class Draft(NamedTuple):
-    """A guess that the step in flight checks."""
+    """Draft tokens that the step in flight verifies."""
 
     sequence: Sequence
     copies: list[Sequence]  # the sequence with one token of the draft, with two, ...
@@ -111,7 +111,7 @@ class SpeculativeScheduler(FCFSScheduler):
                 spare -= len(copies)
 
     def _guess(self, lengths: dict[Sequence, int]) -> Iterator[tuple[Sequence, SequenceOf[int]]]:
-        """What a grammar forces is right for certain; for a text without one, the drafter is asked."""
+        """What a grammar forces is accepted for certain; for a text without one, the drafter is asked."""
         free = []
         for sequence in lengths:
             if (grammar := sequence.request.params.structured_outputs) is None:
@@ -127,7 +127,7 @@ class SpeculativeScheduler(FCFSScheduler):
         return min(share, room, self._lengths.get(sequence.request, self.num_speculative_tokens))
 
     def _schedule_draft(self, plan: StepPlan, sequence: Sequence, guess: SequenceOf[int]) -> list[Sequence]:
-        """Schedule the rows of a draft, if there are blocks for it: nobody is preempted for a guess."""
+        """Schedule the rows of a draft, if there are blocks for it: nobody is preempted for a draft."""
         table, text, copies = sequence.table, sequence.token_ids[:], []
         if table.blocks_to_append(len(guess)) > self.kv.num_free:
             return []
@@ -135,8 +135,8 @@ class SpeculativeScheduler(FCFSScheduler):
         for token_id in guess:
             if not 0 <= token_id < self.vocab_size:  # (the model would read past its embeddings)
                 raise ValueError(
-                    f"the drafter guessed token {token_id}, but the model has {self.vocab_size} tokens; "
-                    f"guess ids from 0 to {self.vocab_size - 1}"
+                    f"the drafter drafted token {token_id}, but the model has {self.vocab_size} tokens; "
+                    f"draft ids from 0 to {self.vocab_size - 1}"
                 )
             text.append(token_id)
             copies.append(Sequence(sequence.request, text[:], table, sequence.index))
@@ -144,7 +144,7 @@ class SpeculativeScheduler(FCFSScheduler):
         return copies
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
-        """Take the step's result into account, and of each draft the tokens up to the first wrong one."""
+        """Take the step's result into account, and of each draft the tokens before the first rejected one."""
         drafts, self._drafts = self._drafts, []
         if not drafts:
             return super().commit(plan, result)
@@ -152,7 +152,7 @@ class SpeculativeScheduler(FCFSScheduler):
         samples, errors = dict(zip(sampled, result.samples)), dict(result.errors or {})
         for sequence, copies, _ in drafts:
             if _is_valid(samples[sequence]) and not all(_is_valid(samples[copy]) for copy in copies):
-                errors.pop(sequence.request.request_id, None)  # only its guesses have no valid token
+                errors.pop(sequence.request.request_id, None)  # only its draft has no valid token
         touched = super().commit(plan, result._replace(errors=errors))
         failures = []
         for draft in drafts:
@@ -168,7 +168,7 @@ class SpeculativeScheduler(FCFSScheduler):
         return touched
 
     def _settle(self, plan: StepPlan, draft: Draft, samples: dict[Sequence, Sample]) -> None:
-        """Append the samples after right tokens, and give back what wrong ones took."""
+        """Append the samples after accepted tokens, and free what rejected ones took."""
         sequence, request, num_right = draft.sequence, draft.sequence.request, 0
         for copy in draft.copies:
             is_right = not request.is_finished and sequence.token_ids[-1] == copy.token_ids[-1]
@@ -176,7 +176,7 @@ class SpeculativeScheduler(FCFSScheduler):
                 break
             num_right += 1
             sequence.num_computed_tokens += 1
-            self.kv.register(sequence, sequence.num_computed_tokens)  # not before it is known to be right
+            self.kv.register(sequence, sequence.num_computed_tokens)  # not before it is accepted
             self.num_generated_tokens += 1
             self.apply_branches(request, request.method.advance(request, [samples[copy]]))
         self.kv.commit_registered()
@@ -190,7 +190,7 @@ class SpeculativeScheduler(FCFSScheduler):
         said = list(text[draft.copies[0].num_tokens - 1 :])
         found = {"tokens": len(guessed), "right": num_right, "guessed": guessed, "said": said}
         plan.events.append(Event("drafted", request.request_id, found))
-        # Where guesses are right, drafts grow at once; where they are wrong, a step has one row more.
+        # Where tokens are accepted, drafts grow at once; where they are rejected, a step has one row more.
         self._lengths[request] = min(2 * num_right + 1, self.num_speculative_tokens)
 
 

@@ -1,15 +1,15 @@
-"""A smaller model that guesses what the larger one will say (Leviathan et al., arXiv 2211.17192).
+"""A smaller model that drafts for a larger one, the target model (Leviathan et al., arXiv 2211.17192).
 
 It has a pool of its own, and a block table for each sequence that it follows:
 
     text     The cat | sat          the table has the K/V of "The cat sat"
-    guess    The cat | sat on it    two steps of the smaller model
-    text     The cat | sat on a     "it" was wrong: `truncate`, then compute "a" and guess on
+    draft    The cat | sat on it    two steps of the draft model
+    text     The cat | sat on a     "it" was rejected: `truncate`, then compute "a" and draft on
 
-A text that has ended leaves its full blocks in a prefix cache, so the next turn of a chat is not read anew.
+A text that has ended leaves its full blocks in a prefix cache for the next turn of a chat.
 
-A guess is drawn with the request's own parameters and with the noise that its own token will be drawn with
-(`decoding/noise.py`), so that the two agree more often than independent draws would.
+A draft token is sampled with the request's own parameters and with the noise that the text's token will be
+sampled with (`decoding/noise.py`), so that the two agree more often than independent samples would.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Reading:
     owner: ref[Sequence]
     table: BlockTable
     salt: str  # only texts with the same one share blocks
-    token_ids: array[int] = field(default_factory=lambda: array("i"))  # its text at that time, then guesses
+    token_ids: array[int] = field(default_factory=lambda: array("i"))  # its text at that time, then drafts
     num_text: int = 0  # tokens of the text
     num_computed: int = 0  # tokens whose K/V are in the table
     is_followed: bool = False  # by the draft being made
@@ -126,9 +126,9 @@ class DraftModel:
         return draft
 
     def guess_for(self, executor: Executor, tokenizer: Any) -> None:
-        """Guess for the larger model behind an executor, with this tokenizer (None: it has none).
+        """Draft for the target model behind an executor, with this tokenizer (None: it has none).
 
-        Raises ConfigError if the two have different tokens. A warning tells where guesses cannot help.
+        Raises ConfigError if the two have different vocabularies. Logs a warning where drafts cannot help.
         """
         import torch
 
@@ -136,14 +136,14 @@ class DraftModel:
         torch.cuda.empty_cache()
         told = f"speculative_model is {self.name!r}, which"
         if None not in (tokenizer, self.tokenizer) and tokenizer.get_vocab() != self.tokenizer.get_vocab():
-            raise ConfigError(f"{told} has other tokens; give a smaller model of the same family")
+            raise ConfigError(f"{told} has another vocabulary; give a smaller model of the same family")
         if tokenizer is not None and self.tokenizer is None:
-            logger.warning("%s has no tokenizer; make sure that its tokens are the model's", told)
+            logger.warning("%s has no tokenizer; make sure that its vocabulary is the model's", told)
         runner: Any = self.runner
         if runner.max_model_len < executor.max_model_len:
             lengths = runner.max_model_len, executor.max_model_len
             logger.warning(
-                "%s reads %d tokens; longer texts (max_model_len is %d) get no guesses", told, *lengths
+                "%s reads %d tokens; longer texts (max_model_len is %d) get no draft tokens", told, *lengths
             )
         seconds = [model.preemption_costs.seconds_per_token for model in (runner, executor)]
         if seconds[0] >= seconds[1]:
@@ -160,12 +160,12 @@ class DraftModel:
         runner.sampler = sample
 
     def draft(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int]) -> list[list[int]]:
-        """See `Drafter`. If the model fails, there is no guess."""
+        """See `Drafter`. If the model fails, there is no draft."""
         try:
             return self._draft(sequences, counts)
         except Exception as error:
             if not self._has_failed:
-                logger.warning("the draft model fails, so there are no guesses: %s", error, exc_info=True)
+                logger.warning("the draft model fails, so there are no drafts: %s", error, exc_info=True)
             self._has_failed = True
             for reading in self._readings.values():
                 reading.table.free()
@@ -195,7 +195,7 @@ class DraftModel:
         ]
 
     def _remember(self, sequence: Sequence, copy: Sequence) -> list[int]:
-        """Keep what was read of a sequence. Returns the guess."""
+        """Keep what was read of a sequence. Returns the draft."""
         reading, num_text = self._readings[id(sequence)], len(sequence.token_ids)
         reading.token_ids, reading.num_text = copy.token_ids, num_text
         reading.num_computed = copy.num_computed_tokens
@@ -268,7 +268,7 @@ class DraftModel:
         return True
 
     def _compute(self, chunks: list[tuple[Sequence, int, bool]]) -> None:
-        """Run one step: of each copy so many tokens; if it guesses, its next token is appended."""
+        """Run one step: of each copy so many tokens; if it drafts, its next token is appended."""
         scheduled = []
         for copy, count, guesses in chunks:
             copy.table.append(count)

@@ -92,7 +92,7 @@ def test_a_model_that_fails_costs_guesses_and_nothing_else(caplog):
     model.execute = fail
     run(engine)
     assert outputs(request) == [expected(range(7), 20)]
-    assert caplog.text.count("the draft model fails, so there are no guesses: no room") == 1
+    assert caplog.text.count("the draft model fails, so there are no drafts: no room") == 1
     drafter.draft([], [])
     assert drafter.pool.num_free == drafter.runner.num_blocks
 

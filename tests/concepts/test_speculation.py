@@ -353,7 +353,7 @@ def test_a_guess_that_is_no_token_is_told(token_id):
     engine = drafting(Script([token_id]))
     engine.add_request("r", range(4), GREEDY)
     engine.step()
-    with pytest.raises(ValueError, match=f"guessed token {token_id}, but the model has 50 tokens; guess ids"):
+    with pytest.raises(ValueError, match=f"drafted token {token_id}, but the model has 50 tokens; draft ids"):
         engine.step()
     assert engine.scheduler.kv.num_used == 0
     run(engine)

@@ -174,7 +174,7 @@ def test_a_draft_model_that_cannot_guess_for_this_one_is_refused(tmp_path):
     words["ar"], words["is"] = words["is"], words["ar"]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(
-        ConfigError, match=r"speculative_model is .*, which has other tokens; give a smaller model"
+        ConfigError, match=r"speculative_model is .*, which has another vocabulary; give a smaller model"
     ):
         LLM(**SMALL, num_speculative_tokens=2, speculative_model=str(other))
     with pytest.raises(ConfigError, match=r"speculative_model is '/nowhere': there is no directory /nowhere"):
@@ -245,7 +245,7 @@ def test_a_draft_model_with_a_shorter_context_guesses_as_far_as_it_reads(
     monkeypatch.setattr(PreemptionCosts, "estimate", costs_of(2.0, 3.0))
     llm = drafting_with(changed_copy(tmp_path, max_position_embeddings=40))
     (line,) = warnings(caplog)
-    assert line.endswith("which reads 40 tokens; longer texts (max_model_len is 256) get no guesses")
+    assert line.endswith("which reads 40 tokens; longer texts (max_model_len is 256) get no draft tokens")
     lengths = []
     llm.engine.on_planned.append(
         lambda plan: lengths.extend(item.start + 1 for item in plan.scheduled if len(plan.scheduled) > 1)

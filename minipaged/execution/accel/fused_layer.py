@@ -1,12 +1,12 @@
-"""The common decoder layer with fewer matrix products, passes over memory and (on a GPU) kernel launches.
+"""The common decoder layer with fewer matrix multiplications, memory accesses and (on a GPU) kernel launches.
 
-    x -> norm -> [Q K V] -> rotate Q, K in place -> attend -> product, + x  = y
-    y -> norm -> [gate up] -> silu(gate) * up              -> product, + y
+    x -> norm -> [Q K V] -> rotate Q, K in place -> attend -> project, + x  = y
+    y -> norm -> [gate up] -> silu(gate) * up              -> project, + y
 
-Products of the same rows are one product of stacked weights; what lies between two products is one pass
-(`LayerOperations`: in C++ for CPUs, in Triton for GPUs). The last layer computes keys and values of all
-rows, and everything else only for the output rows: for a prompt, its last row, or none if the prompt
-continues in the next step.
+Linear layers with the same input are one matrix multiplication with stacked weights; the elementwise
+operations between two multiplications are fused (`LayerOperations`: in C++ for CPUs, in Triton for GPUs).
+The last layer computes keys and values of all rows, and everything else only for the output rows: for a
+prompt, its last row, or none if the prompt continues in the next step.
 """
 
 from __future__ import annotations
