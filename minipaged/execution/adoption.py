@@ -31,7 +31,7 @@ def adopted(model: PreTrainedModel) -> Iterator[None]:
     try:
         compute_piecewise(model)
         older_attention.adopt(model)
-        prepare(model)
+        prepare(model, needs_positions=not older_attention.is_biased(model))
         yield
     except (UnsupportedModelError, ConfigError) as reason:
         if own_attention != NAME:  # (or another runner would lose it)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
+from minipaged.execution.alibi import ALiBi
 from minipaged.execution.chunked_attention import split_at_chunks
 from minipaged.kernels.dispatch import Backend
 from minipaged.kernels.metadata import AttentionMetadata, AttentionParameters
@@ -46,7 +47,8 @@ class QueryScaling(NamedTuple):
 class LayerSpec(NamedTuple):
     """Shape and type of a layer's pools, and whatever else only its configuration contains.
 
-    `chunk_size`: a token sees only its own chunk of that many positions.
+    `chunk_size`: a token sees only its own chunk of that many positions. `alibi`: extends queries and keys;
+    `key_dim` is their size afterwards.
     """
 
     num_kv_heads: int
@@ -56,6 +58,7 @@ class LayerSpec(NamedTuple):
     device: torch.device
     chunk_size: int | None = None
     query_scaling: QueryScaling | None = None
+    alibi: ALiBi | None = None
 
 
 LayerPools = dict[int, tuple[LayerSpec, Tensor, Tensor]]
@@ -95,6 +98,8 @@ class PagedContext:
         self.end_stage("forward")
         spec, key_cache, value_cache = self.pools[module.layer_idx]
         metadata = self.metadata
+        if spec.alibi is not None:
+            query, key = spec.alibi.extend(query, key, self.positions, parameters.scale)
         self.backend.write_kv(key, value, key_cache, value_cache, metadata.slot_mapping)
         self.end_stage("write_kv")
         if self.output_indices is not None and query.shape[0] < key.shape[0]:
@@ -181,8 +186,10 @@ def paged_attention_hook(
     return context.attend(module, query, key, value, parameters)[None], None
 
 
-def prepare(model: PreTrainedModel) -> None:
+def prepare(model: PreTrainedModel, needs_positions: bool = True) -> None:
     """Make every attention layer of the model call the hook; transformers builds no mask for its name.
+
+    `needs_positions`: of each row, when the model is called, or it would count rows.
 
     Raises:
         UnsupportedModelError: the architecture cannot swap its attention.
@@ -198,7 +205,7 @@ def prepare(model: PreTrainedModel) -> None:
     if not has_positions and any(name.startswith("encoder_") for name in accepted):
         raise UnsupportedModelError("it is the decoder of an encoder-decoder model")
     for parameter in ("position_ids", "logits_to_keep"):
-        if parameter not in accepted:
+        if parameter not in accepted and (needs_positions or parameter != "position_ids"):
             raise UnsupportedModelError(f"its forward pass takes no {parameter}")
     AttentionInterface.register(NAME, paged_attention_hook)
     model.set_attn_implementation(NAME)

@@ -107,7 +107,7 @@ class DraftModel:
         )
         try:
             model = loading.load_model(name, own, loading.find_device(own.device))
-            trained = getattr(loading.text_config(model), "max_position_embeddings", None)
+            trained = loading.trained_length(loading.text_config(model))
             longest = min(filter(None, (trained, config.max_model_len)), default=None)
             runner = ModelRunner.over(model, replace(own, max_model_len=longest))
         except ValueError as error:

@@ -268,6 +268,12 @@ def recommended_sampling(model: PreTrainedModel) -> dict[str, Any]:
     return {own: said[name] for name, own in SAMPLING_DEFAULTS.items() if said.get(name) is not None}
 
 
+def trained_length(config: Any) -> int | None:
+    """How many positions a text configuration says that the model can do: also MPT's and BLOOM's."""
+    names = ("max_position_embeddings", "max_seq_len", "seq_length")
+    return next((length for name in names if (length := getattr(config, name, None)) is not None), None)
+
+
 def longest_sequence(config: Any, max_model_len: int | None) -> int:
     """The length limit: that of the model's text configuration, or the shorter `max_model_len`.
 
@@ -275,7 +281,7 @@ def longest_sequence(config: Any, max_model_len: int | None) -> int:
         ConfigError: `max_model_len` is longer than the model can do, or neither sets a limit.
         UnsupportedModelError: rotary embeddings that depend on the other requests of a step.
     """
-    trained = getattr(config, "max_position_embeddings", None)
+    trained = trained_length(config)
     longest = max_model_len or trained
     if longest is None:
         raise ConfigError(f"max_model_len is None and {config.model_type} gives no limit; set max_model_len")

@@ -1,26 +1,40 @@
 """Attention modules that are older than transformers' attention interface, made to call the hook, too.
 
     CodeGen, GPT-J, GPT-Neo, GPT-NeoX Japanese    replaced: `_attn`, between the projections and the output
-    Falcon                                        replaced: `forward`; it has no such method
+    BLOOM, Falcon, MPT                            replaced: `forward`; they have no such method
 
-Variants for flash attention do everything in `forward`, and are left alone.
+Variants for flash attention do everything in `forward`, and are left alone. Where scores fall with the
+distance (BLOOM, MPT, some Falcons), `find_alibi` says how; see `alibi.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from minipaged.execution import subclassing
-from minipaged.execution.attention import NAME, UnsupportedModelError, paged_attention_hook
+from minipaged.execution.alibi import ALiBi, RoundedALiBi
+from minipaged.execution.attention import NAME, paged_attention_hook
 
 
-class OlderAttention(subclassing.Adopted):
+class Replaced(subclassing.Adopted):
+    """A module whose method `replaced` is ours."""
+
+    replaced = "forward"
+
+
+class OlderAttention(Replaced):
     """An attention module whose method `replaced` calls the hook."""
 
     replaced = "_attn"
+
+    def find_alibi(self) -> ALiBi | None:
+        """The bias by distance of this layer."""
+        return None
 
     def _attn(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
@@ -45,41 +59,105 @@ class GPTNeo(OlderAttention):
 
 
 class Falcon(OlderAttention):
-    """Repeats grouped K/V heads for their query heads; the pool keeps each once."""
+    """Repeats grouped K/V heads for their query heads; the pool keeps each once, unless heads are biased."""
 
     replaced = "forward"
 
+    def find_alibi(self: Any) -> ALiBi | None:
+        """Instead of rotary embeddings."""
+        from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+
+        return RoundedALiBi(_slopes(self, build_alibi_tensor)) if self.config.alibi else None
+
     def forward(
-        self: Any, hidden_states: Tensor, attention_mask: Any, position_embeddings: Any, **others: Any
+        self: Any,
+        hidden_states: Tensor,
+        alibi: Tensor | None,
+        attention_mask: Any,
+        position_embeddings: Any,
+        **others: Any,
     ) -> tuple[Tensor, None]:
         """Rows [1, T, D] -> [1, T, D], and no weights."""
         from transformers.models.falcon.modeling_falcon import apply_rotary_pos_emb
 
         states = self._split_heads(self.query_key_value(hidden_states))
         query, key, value = (heads.transpose(1, 2) for heads in states)
-        repeats = key.shape[1] // self.num_kv_heads
-        query, key = apply_rotary_pos_emb(query, key[:, ::repeats], *position_embeddings)
-        output, _ = self._attn(query, key, value[:, ::repeats], attention_mask)
+        if alibi is None:
+            repeats = key.shape[1] // self.num_kv_heads
+            query, key = apply_rotary_pos_emb(query, key[:, ::repeats], *position_embeddings)
+            value = value[:, ::repeats]
+        else:
+            key, value = key.expand(query.shape), value.expand(query.shape)
+        output, _ = self._attn(query, key, value, attention_mask)
         return self.dense(output.transpose(1, 2).flatten(2)), None
 
 
-KINDS: dict[str, type[OlderAttention]] = {
+class Biased(OlderAttention):
+    """Of a model in which only this bias tells a token's position."""
+
+    replaced = "forward"
+
+
+class Bloom(Biased):
+    """Adds the rows before its layer's norm."""
+
+    def find_alibi(self) -> ALiBi:
+        """As the model builds it."""
+        from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+        return ALiBi(_slopes(self, build_alibi_tensor))
+
+    def forward(
+        self: Any, hidden_states: Tensor, residual: Tensor, attention_mask: Any, **others: Any
+    ) -> tuple[Tensor, None]:
+        """Rows [1, T, D] and those to add -> [1, T, D], and no weights."""
+        heads = self._reshape(self.query_key_value(hidden_states))
+        output, _ = self._attn(*heads, attention_mask)
+        return self.dense(output.transpose(1, 2).flatten(2)) + residual, None
+
+
+class Mpt(Biased):
+    """Its configuration may give a scale, and a limit of all elements of queries, keys and values."""
+
+    def find_alibi(self: Any) -> ALiBi:
+        """As the model builds it: whatever `attn_config` says, it is biased, and with the same slopes."""
+        from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+
+        return ALiBi(-build_mpt_alibi_tensor(self.n_heads, 2, device=self.Wqkv.weight.device)[:, 0, 0])
+
+    def forward(self: Any, hidden_states: Tensor, attention_mask: Any, **others: Any) -> tuple[Tensor, None]:
+        """Rows [1, T, D] -> [1, T, D], and no weights."""
+        mixed = self.Wqkv(hidden_states)
+        if self.clip_qkv:
+            mixed = mixed.clamp(-self.clip_qkv, self.clip_qkv)
+        heads = mixed.unflatten(2, (3, self.n_heads, -1)).transpose(1, 3).unbind(2)
+        output, _ = self._attn(*heads, attention_mask, scaling=self.softmax_scale)
+        return self.out_proj(output.transpose(1, 2).flatten(2)), None
+
+
+class MptDecoder(Replaced):
+    """The layers one after another; its own `forward` wants a mask, and biases as long as `max_seq_len`."""
+
+    def forward(self: Any, input_ids: Tensor, **others: Any) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Token ids [1, T] -> rows [1, T, D]."""
+        rows = self.wte(input_ids)
+        for block in self.blocks:
+            rows, _ = block(rows, position_bias=None, attention_mask=None)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.norm_f(rows))
+
+
+KINDS: dict[str, type[Replaced]] = {
     **dict.fromkeys(("CodeGenAttention", "GPTJAttention", "GPTNeoXJapaneseAttention"), OlderAttention),
     **{"GPTNeoSelfAttention": GPTNeo, "FalconAttention": Falcon},
+    **{"BloomAttention": Bloom, "MptAttention": Mpt, "MptModel": MptDecoder},
 }
 
 
 def adopt(model: PreTrainedModel) -> None:
-    """Make such modules call the hook; the configuration names it, so that the model builds no mask.
-
-    Raises:
-        UnsupportedModelError: its scores depend on something else that no kernel knows.
-    """
+    """Make such modules call the hook; the configuration names it, so that the model builds no mask."""
     config = model.config
     if model._can_set_attn_implementation() or config._attn_implementation == NAME:
         return
-    if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
-        raise UnsupportedModelError("it biases attention by distance (ALiBi)")
     for module in model.modules():
         own: Any = type(module)
         kind = KINDS.get(own.__name__)
@@ -87,3 +165,14 @@ def adopt(model: PreTrainedModel) -> None:
         if kind and own.__module__.startswith("transformers.models.") and hasattr(own, kind.replaced):
             subclassing.adopt(module, kind)
             config._attn_implementation = NAME
+
+
+def is_biased(model: PreTrainedModel) -> bool:
+    """Whether only a bias by distance tells a token's position: the model itself takes none."""
+    return any(isinstance(module, Biased) for module in model.modules())
+
+
+def _slopes(module: Any, build_alibi_tensor: Any) -> Tensor:
+    """What a head adds to the score of the key at position 1: [Hq]."""
+    two_tokens = torch.ones(1, 2, dtype=torch.int64, device=module.dense.weight.device)
+    return build_alibi_tensor(two_tokens, module.num_heads, torch.float32)[:, 0, 1]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from minipaged.execution.alibi import MAX_POSITIONS, MORE
 from minipaged.execution.attention import (
     LayerSpec,
     QueryScaling,
@@ -115,6 +116,11 @@ class Probe:
                     f"block_size {block_size} does not divide the attention chunk of {spec.chunk_size} "
                     f"tokens of layer {layer}; choose one that does, for example {fits}"
                 )
+            if spec.alibi is not None and self.max_model_len > MAX_POSITIONS:
+                raise UnsupportedModelError(
+                    f"max_model_len is {self.max_model_len}, and its bias by distance (ALiBi) is exact up to "
+                    f"{MAX_POSITIONS} positions; set max_model_len to {MAX_POSITIONS} or less"
+                )
         return specs, vocab_size
 
 
@@ -152,8 +158,11 @@ class ProbeContext:
         scaling = None
         if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
             scaling = QueryScaling(module.floor_scale, module.attn_scale)
+        find_alibi = getattr(module, "find_alibi", None)  # see `older_attention.py`
+        alibi = find_alibi() if find_alibi else None
+        key_dim = key.shape[2] + (MORE if alibi else 0)
         self.specs[layer] = LayerSpec(
-            key.shape[1], key.shape[2], value.shape[2], key.dtype, key.device, chunk_size, scaling
+            key.shape[1], key_dim, value.shape[2], key.dtype, key.device, chunk_size, scaling, alibi
         )
         return query.new_zeros(*query.shape[:2], value.shape[2])
 

@@ -212,7 +212,7 @@ def judge(model_type: str) -> Verdict:
         reference, model = build_small(model_type), build_small(model_type)
     except Exception as error:  # configurations and models refuse small sizes in many ways
         return Verdict("not built", loading.in_one_line(error))
-    has_limit = getattr(loading.text_config(model), "max_position_embeddings", None) is not None
+    has_limit = loading.trained_length(loading.text_config(model)) is not None
     try:
         driver = Driver(model, **({} if has_limit else {"max_model_len": 64}))
     except UnsupportedModelError as error:

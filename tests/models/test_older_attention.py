@@ -19,6 +19,8 @@ from tests.models.zoo import VOCAB_SIZE, build
 KINDS = [
     *("codegen", "falcon", "falcon_all_heads", "falcon_multi_query"),
     *("gpt_neo", "gpt_neox_japanese", "gptj"),
+    *("bloom", "bloom_six_heads", "mpt", "mpt_six_heads"),
+    *("falcon_alibi", "falcon_alibi_grouped", "falcon_alibi_multi_query"),
 ]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,7 +30,7 @@ def run(model: nn.Module) -> ModelRunner:
     return ModelRunner(model, EngineConfig(num_blocks=16, block_size=4), greedy)
 
 
-def refuse(model: nn.Module) -> None:
+def refuse(model: nn.Module, **options: object) -> None:
     raise UnsupportedModelError("of this test")
 
 
@@ -61,7 +63,9 @@ def test_the_window_of_gpt_neo_is_felt() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["gpt_neo", "gptj", "codegen", "falcon"])
+@pytest.mark.parametrize(
+    "name", ["gpt_neo", "gptj", "codegen", "falcon", "bloom_six_heads", "mpt_six_heads", "falcon_alibi"]
+)
 def test_half_precision_runs(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """CodeGen rotates in float32, so that its keys come in another type than its values."""
     build(name).save_pretrained(tmp_path)

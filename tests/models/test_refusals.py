@@ -47,12 +47,6 @@ def test_a_model_that_keeps_its_own_attention_is_refused(model_type: str) -> Non
     assert "attention interface" in refusal(build_small(model_type))
 
 
-@pytest.mark.parametrize("name", ["falcon_alibi", "bloom", "mpt"])
-def test_attention_that_is_biased_by_distance_is_refused(name: str) -> None:
-    """The kernels know no bias: other tokens, in silence."""
-    assert refusal(build(name)).endswith("it biases attention by distance (ALiBi)")
-
-
 def test_a_model_with_recurrent_state_is_refused() -> None:
     """Its recurrent layers keep their state to themselves: they would start from nothing at every step."""
     assert "recurrent state" in refusal(build_small("recurrent_gemma"), max_model_len=64)

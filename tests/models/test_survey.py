@@ -15,7 +15,7 @@ LEAST_THAT_RUN = 120
 
 SAMPLE = {
     "bart": "decoder of an encoder-decoder model",
-    "bloom": "(ALiBi)",
+    "bloom": "runs",  # a bias by distance (ALiBi)
     "codegen": "runs",  # its attention replaced, as Falcon's, GPT-Neo's and GPT-J's
     "deepseek_v32": "index_topk = 2048 tokens that its own indexer",
     "diffllama": "layer 0 attends twice in one pass",
@@ -33,7 +33,7 @@ SAMPLE = {
     "mamba": "it is recurrent",
     "minimax": "other token mixing besides the attention",
     "mistral3": "runs",
-    "mpt": "(ALiBi)",
+    "mpt": "runs",
     "nemotron_h": "other results in pieces than all at once",
     "paligemma": "attends to later tokens",
     "qwen2_5_vl": "runs",

@@ -47,6 +47,24 @@ _GPTJ = {
     "pad_token_id": 0,
 }
 _FALCON = {name: value for name, value in _SMALL.items() if name != "num_key_value_heads"}
+_BLOOM = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "seq_length": 128,
+    "eos_token_id": None,
+    "tie_word_embeddings": False,
+}
+_MPT = {
+    "vocab_size": VOCAB_SIZE,
+    "d_model": 32,
+    "n_layers": 3,
+    "n_heads": 4,
+    "max_seq_len": 128,
+    "tie_word_embeddings": False,
+}
+_SIX_HEADS = {"num_attention_heads": 6, "hidden_size": 48}  # slopes that are no powers of two
 _FOUR_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 # name -> (model type of transformers, its configuration)
@@ -178,18 +196,28 @@ SUPPORTED = {
     "falcon": ("falcon", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon_multi_query": ("falcon", {**_FALCON, "bias": True}),
     "falcon_all_heads": ("falcon", {**_FALCON, "multi_query": False, "parallel_attn": False}),
+    "falcon_alibi": (
+        "falcon",
+        {**_FALCON, **_SIX_HEADS, "alibi": True, "multi_query": False, "parallel_attn": False},
+    ),
+    "falcon_alibi_grouped": (
+        "falcon",
+        {**_FALCON, "alibi": True, "new_decoder_architecture": True, "num_kv_heads": 2},
+    ),
+    "falcon_alibi_multi_query": ("falcon", {**_FALCON, "alibi": True}),
+    "bloom": ("bloom", {**_BLOOM, "apply_residual_connection_post_layernorm": True}),
+    "bloom_six_heads": ("bloom", {**_BLOOM, "n_head": 6, "hidden_size": 48}),
+    "mpt": ("mpt", _MPT),
+    "mpt_six_heads": (
+        "mpt",
+        {**_MPT, "n_heads": 6, "d_model": 48, "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.5}},
+    ),
 }
 
 # For the tests of refusals.
 OTHERS = {
     "deepseek_v32": ("deepseek_v32", SUPPORTED["deepseek_v3"][1]),
     "phimoe": ("phimoe", {**_SMALL, "num_local_experts": 4}),
-    "falcon_alibi": ("falcon", {**_FALCON, "alibi": True}),
-    "bloom": ("bloom", {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
-    "mpt": (
-        "mpt",
-        {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 128},
-    ),
 }
 
 
@@ -197,9 +225,11 @@ def build(name: str, **changes: object) -> nn.Module:
     """The model called `name`, eager attention, fp32, eval mode; `changes` go into its configuration."""
     model_type, options = {**SUPPORTED, **OTHERS}[name]
     config = CONFIG_MAPPING[model_type](**{**options, **changes})
+    # (Eager attention of transformers' Falcon adds its biases twice.)
+    attention = "sdpa" if getattr(config, "alibi", False) else "eager"
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
     enlarge_weights(model)
     return model
 
