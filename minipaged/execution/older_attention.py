@@ -1,7 +1,7 @@
 """Attention modules that are older than transformers' attention interface, made to call the hook, too.
 
-    CodeGen, GPT-J, GPT-Neo, GPT-NeoX Japanese    replaced: `_attn`, between the projections and the output
-    BLOOM, Falcon, MPT                            replaced: `forward`; they have no such method
+    CodeGen, GPT, GPT-J, GPT-Neo, GPT-NeoX Japanese    replaced: `_attn`, between projections and output
+    BLOOM, Falcon, MPT, XGLM                           replaced: `forward`; they have no such method
 
 Variants for flash attention do everything in `forward`, and are left alone. Where scores fall with the
 distance (BLOOM, MPT, some Falcons), `find_alibi` says how; see `alibi.py`.
@@ -9,6 +9,7 @@ distance (BLOOM, MPT, some Falcons), `find_alibi` says how; see `alibi.py`.
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import torch
@@ -48,14 +49,33 @@ class OlderAttention(Replaced):
 class GPTNeo(OlderAttention):
     """Does not scale its scores; in a local layer, a token sees the last `window_size`, itself included."""
 
-    @property
-    def layer_idx(self: Any) -> int:
-        """The name that the hook knows."""
-        return self.layer_id
-
     def _attn(self: Any, *heads: Any, **options: Any) -> tuple[Tensor, None]:
         window = self.config.window_size if self.attention_type == "local" else None
         return super()._attn(*heads, scaling=1.0, sliding_window=window, **options)
+
+
+class GPT(OlderAttention):
+    """The first one: keys come transposed, for the product with queries."""
+
+    def _attn(self: Any, *arguments: Any, **options: Any) -> Any:
+        query, key, value, attention_mask, _ = arguments
+        scaling = None if self.scale else 1.0
+        return [super()._attn(query, key.transpose(2, 3), value, attention_mask, scaling=scaling)[0]]
+
+
+class XGLM(OlderAttention):
+    """May attend to an encoder, too, if it is given one."""
+
+    replaced = "forward"
+
+    def forward(
+        self: Any, hidden_states: Tensor, attention_mask: Tensor | None, **others: Any
+    ) -> tuple[Tensor, None]:
+        """Rows [1, T, D] -> [1, T, D], and no weights."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        states = (project(hidden_states).unflatten(2, (self.num_heads, -1)) for project in projections)
+        output, _ = self._attn(*(heads.transpose(1, 2) for heads in states), attention_mask)
+        return self.out_proj(output.transpose(1, 2).flatten(2)), None
 
 
 class Falcon(OlderAttention):
@@ -148,7 +168,7 @@ class MptDecoder(Replaced):
 
 KINDS: dict[str, type[Replaced]] = {
     **dict.fromkeys(("CodeGenAttention", "GPTJAttention", "GPTNeoXJapaneseAttention"), OlderAttention),
-    **{"GPTNeoSelfAttention": GPTNeo, "FalconAttention": Falcon},
+    **{"Attention": GPT, "GPTNeoSelfAttention": GPTNeo, "FalconAttention": Falcon, "XGLMAttention": XGLM},
     **{"BloomAttention": Bloom, "MptAttention": Mpt, "MptModel": MptDecoder},
 }
 
@@ -158,12 +178,14 @@ def adopt(model: PreTrainedModel) -> None:
     config = model.config
     if model._can_set_attn_implementation() or config._attn_implementation == NAME:
         return
+    numbers = count()
     for module in model.modules():
         own: Any = type(module)
         kind = KINDS.get(own.__name__)
         # (Not code that came with a model, nor a release of transformers that has no such method.)
         if kind and own.__module__.startswith("transformers.models.") and hasattr(own, kind.replaced):
-            subclassing.adopt(module, kind)
+            # (Some do not know their number, which the hook asks for.)
+            subclassing.adopt(module, kind, layer_idx=next(numbers))
             config._attn_implementation = NAME
 
 

@@ -18,7 +18,7 @@ from tests.models.zoo import VOCAB_SIZE, build
 
 KINDS = [
     *("codegen", "falcon", "falcon_all_heads", "falcon_multi_query"),
-    *("gpt_neo", "gpt_neox_japanese", "gptj"),
+    *("gpt_neo", "gpt_neox_japanese", "gptj", "openai_gpt", "xglm"),
     *("bloom", "bloom_six_heads", "mpt", "mpt_six_heads"),
     *("falcon_alibi", "falcon_alibi_grouped", "falcon_alibi_multi_query"),
 ]
@@ -64,7 +64,11 @@ def test_the_window_of_gpt_neo_is_felt() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    "name", ["gpt_neo", "gptj", "codegen", "falcon", "bloom_six_heads", "mpt_six_heads", "falcon_alibi"]
+    "name",
+    [
+        *("gpt_neo", "gptj", "codegen", "falcon", "openai_gpt", "xglm"),
+        *("bloom_six_heads", "mpt_six_heads", "falcon_alibi"),
+    ],
 )
 def test_half_precision_runs(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """CodeGen rotates in float32, so that its keys come in another type than its values."""

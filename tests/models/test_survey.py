@@ -35,6 +35,7 @@ SAMPLE = {
     "mistral3": "runs",
     "mpt": "runs",
     "nemotron_h": "other results in pieces than all at once",
+    "openai-gpt": "runs",
     "paligemma": "attends to later tokens",
     "qwen2_5_vl": "runs",
     "qwen3_5": "runs",
@@ -44,6 +45,7 @@ SAMPLE = {
     "roformer": "attention interface",  # (not an encoder-decoder's, although it takes an encoder's output)
     "rwkv": "it is recurrent",
     "whisper": "decoder of an encoder-decoder model",
+    "xglm": "runs",
 }
 
 

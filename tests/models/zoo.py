@@ -35,17 +35,17 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
-_GPTJ = {
+_GPT = {
     "vocab_size": VOCAB_SIZE,
     "n_embd": 32,
     "n_layer": 3,
     "n_head": 4,
     "n_positions": 128,
-    "rotary_dim": 4,
     "bos_token_id": 1,
     "eos_token_id": None,
     "pad_token_id": 0,
 }
+_GPTJ = {**_GPT, "rotary_dim": 4}
 _FALCON = {name: value for name, value in _SMALL.items() if name != "num_key_value_heads"}
 _BLOOM = {
     "vocab_size": VOCAB_SIZE,
@@ -192,6 +192,14 @@ SUPPORTED = {
     ),
     "gptj": ("gptj", _GPTJ),
     "codegen": ("codegen", _GPTJ),
+    "openai_gpt": ("openai-gpt", {**_GPT, "n_layer": 2, "tie_word_embeddings": False}),
+    "xglm": (
+        "xglm",
+        {
+            **{"vocab_size": VOCAB_SIZE, "d_model": 32, "ffn_dim": 48, "num_layers": 3, "attention_heads": 4},
+            **{"max_position_embeddings": 128, "eos_token_id": None, "tie_word_embeddings": False},
+        },
+    ),
     "gpt_neox_japanese": ("gpt_neox_japanese", {**_SMALL, "rotary_emb_base": 100.0}),
     "falcon": ("falcon", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon_multi_query": ("falcon", {**_FALCON, "bias": True}),
