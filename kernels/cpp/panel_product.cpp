@@ -63,11 +63,15 @@ struct Group {
     }
 };
 
+// The cache to fetch into. What a single pass reads goes past the second and third: it would only drive out K, V and
+// whatever else a step reads again. (Without AVX-512, several loops pass over a group.)
+constexpr int FIRST = 0, SECOND = 2, FOR_ONE_PASS = LANES == 16 ? FIRST : SECOND;
+
 // N of the VECTORS lines of 64 bytes or, on AVX2, whose loops pass four times over a group, every other one in each.
-template <int N>
+template <int N, int INTO>
 void fetch(const char* coming, int64_t stride) {
     constexpr int LINES = LANES == 16 ? VECTORS : 2;
-    for (int i = 0; i < N; i++) __builtin_prefetch(coming + stride / LINES * i, 0, 2);
+    for (int i = 0; i < N; i++) __builtin_prefetch(coming + stride / LINES * i, 0, INTO);
 }
 
 template <int N>
@@ -162,7 +166,7 @@ struct FixedRows {
 
 // totals[row][output] += scale[output] * the products of R rows with a group.
 // (`rows` and `stride` are copies, for then the compiler knows that no store changes them.)
-template <int R, class Rows>
+template <int R, int INTO, class Rows>
 void add_group(const Group& group, const Rows rows, float* totals) {
     using Format = typename Rows::Format;
     using Sum = typename Rows::Sum;
@@ -178,7 +182,7 @@ void add_group(const Group& group, const Rows rows, float* totals) {
         const char* coming = group.coming + first * group.stride / VECTORS;
         const int64_t stride = group.stride;
         const auto add_line = [&](int k) __attribute__((always_inline)) {
-            if (stride) fetch<N>(coming, stride);
+            if (stride) fetch<N, INTO>(coming, stride);
             rows.add(sums, 0, source, k);
             source += 4 * WIDTH, coming += stride;
         };
@@ -200,11 +204,11 @@ void add_group(const Group& group, const Rows rows, float* totals) {
     }
 }
 
-template <class Rows, int R = Rows::MOST_IN_HALVES>
+template <int INTO, class Rows, int R = INTO == FIRST ? Rows::MOST_IN_HALVES : Rows::MOST>
 void add_some(int64_t num_rows, const Group& group, const Rows& rows, float* totals) {
     if constexpr (R > 1)
-        if (num_rows < R) return add_some<Rows, R - 1>(num_rows, group, rows, totals);
-    add_group<R>(group, rows, totals);
+        if (num_rows < R) return add_some<INTO, Rows, R - 1>(num_rows, group, rows, totals);
+    add_group<R, INTO>(group, rows, totals);
 }
 
 // totals[stream][row][output] += the same for a group of each of several panels. Few rows read a kilobyte of
@@ -361,7 +365,7 @@ class Multiplication {
     template <class Rows>
     void add_passes(const Group& whole, int64_t num_rows, const Rows& rows, float* totals) const {
         const int64_t num_passes = num_rows <= Rows::MOST_IN_HALVES ? 1 : (num_rows + Rows::MOST - 1) / Rows::MOST;
-        if (num_passes == 1) return add_some(num_rows, whole, rows, totals);
+        if (num_passes == 1) return add_some<FOR_ONE_PASS>(num_rows, whole, rows, totals);
         Group group = whole;
         group.coming += GROUP_BYTES - AHEAD;
         group.stride /= num_passes;
@@ -369,7 +373,7 @@ class Multiplication {
         const int64_t bytes_a_pass = GROUP_BYTES / num_passes;
         for (int64_t pass = 0, first = 0; pass < num_passes; pass++, group.coming += bytes_a_pass) {
             const int64_t num = least + (pass < num_larger);
-            add_some(num, group, rows.from(first), totals + first * WIDTH);
+            add_some<SECOND>(num, group, rows.from(first), totals + first * WIDTH);
             first += num;
         }
     }
