@@ -144,6 +144,7 @@ class _Writer(Writer):
         if self._body.echo and output.prompt_logprobs is not None:
             tops, ids = output.prompt_logprobs + tops, output.prompt_token_ids + ids
             shift = len(self._echo(position))
-            starts = TextOffsets(self._detokenizer).of(output.prompt_token_ids) + [shift + i for i in starts]
+            echoed = self._detokenizer and self._detokenizer.skipping(True)  # (as the echo does)
+            starts = TextOffsets(echoed).of(output.prompt_token_ids) + [shift + i for i in starts]
         tokenizer = None if self._detokenizer is None else self._detokenizer.tokenizer
         return completion_logprobs(tokenizer, tops, ids, starts, self._body.logprobs or 0)

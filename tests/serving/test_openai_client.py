@@ -222,6 +222,18 @@ def test_offsets_count_special_tokens_that_are_shown(client):
         assert choice.text[offset : offset + len(token)] == token
 
 
+@pytest.mark.parametrize("prompt", [PROMPT, [0, 964, 0, 964]], ids=["text", "token ids"])
+def test_offsets_in_an_echo_do_not_count_special_tokens(client, prompt):
+    """Catches offsets past the text: an echo is without special tokens, even if the answer shows its own."""
+    shown = {"skip_special_tokens": False}
+    options = {"model": "pocket", "prompt": prompt, "logprobs": 0, "echo": True, **GREEDY}
+    choice = client.completions.create(**options, extra_body=shown).choices[0]
+    found = choice.logprobs
+    for token, offset in zip(found.tokens, found.text_offset):
+        if token != "<|begin|>":
+            assert choice.text[offset : offset + len(token)] == token
+
+
 MESSAGES = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 
