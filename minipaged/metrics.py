@@ -99,6 +99,8 @@ class Metrics:
                 self.draft_tokens += event.detail["tokens"]
                 self.accepted_tokens += event.detail["right"]
         for request in plan.sampling:
+            if request.error is not None:
+                continue  # no token of it was valid
             last = request.times.get("last_token")
             if last is None:
                 request.times["first_token"] = now

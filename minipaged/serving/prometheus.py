@@ -122,6 +122,8 @@ class PrometheusMetrics:
             if event.kind == "preempted":
                 self._preemptions[event.detail["mode"]] += 1
         for request in plan.sampling:
+            if request.error is not None:
+                continue  # no token of it was valid
             last = request.times.get("last_token")
             if last is None:
                 put["time_to_first_token_seconds"].observe(now - request.arrival_time)

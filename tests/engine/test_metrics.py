@@ -54,6 +54,21 @@ def test_tokens_latencies_and_finish_reasons_are_counted_exactly(engine):
     assert metrics.peak_kv_blocks == 5
 
 
+def test_a_step_in_which_a_request_fails_has_given_it_no_token(engine):
+    """The time to a first token that never came; a gap before a token that never came."""
+    for request_id, allowed in ("none", [5]), ("one", [5, 6]):
+        params = GREEDY.clone(allowed_token_ids=allowed, no_repeat_ngram_size=1)
+        request = engine.add_request(request_id, [5], params)
+        while engine.has_unfinished:
+            engine.step()
+        output = engine.output(request)
+        assert "forbid every token" in output.error
+        assert (output.metrics.first_token_time is not None) == (output.metrics.num_generation_tokens > 0)
+    assert engine.metrics.request_success == {"error": 2}
+    assert engine.metrics.generation_tokens == len(engine.metrics.time_to_first_token) == 1
+    assert not engine.metrics.inter_token_latency
+
+
 def test_prefix_hits_are_counted_in_tokens(engine):
     """A hit rate in blocks or in requests."""
     prompt = list(range(5, 22))  # four full blocks and a token

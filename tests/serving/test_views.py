@@ -72,6 +72,16 @@ def test_metrics_count_what_happened_under_vllms_names():
         assert 'minipaged:time_to_first_token_seconds_bucket{le="0.001",model_name="pocket"}' in text
 
 
+def test_a_request_that_fails_at_once_has_no_time_to_a_first_token():
+    """Catches a latency of a token that never came."""
+    with running(AsyncLLM(num_blocks=12, disable_log_stats=True)) as server:
+        body = {"prompt": [5], "allowed_token_ids": [5], "no_repeat_ngram_size": 1}
+        assert "forbid every token" in server.http.post(C, json=body).text
+        found = samples(server)
+        assert found["minipaged:request_success_total{'finished_reason': 'error'}"] == 1
+        assert found["minipaged:time_to_first_token_seconds_count"] == 0
+
+
 def test_the_dashboard_asks_for_metrics_that_exist():
     """Catches a panel that stays empty: a metric renamed, a histogram asked without its suffix."""
     dashboard = json.loads((ROOT / "docs/assets/grafana.json").read_text())
