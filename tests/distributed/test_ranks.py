@@ -197,6 +197,13 @@ def test_ranks_are_on_the_device_that_is_asked_for(monkeypatch):
     assert start._device(0, 4, replace(config, device="cpu"), "") == torch.device("cpu")
 
 
+def test_ranks_on_mps_are_refused(monkeypatch):
+    """Catches device="mps" that runs on a CPU without a word."""
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    with pytest.raises(ConfigError, match="device is 'mps', but ranks run on cuda or cpu"):
+        start.load("nowhere", EngineConfig(tensor_parallel_size=2, device="mps"))
+
+
 def test_ranks_set_no_memory_aside_for_graphs():
     """Catches a smaller pool on each GPU, for graphs that no rank captures."""
     assert not RankRunner._can_capture

@@ -123,8 +123,11 @@ def _loaded(rank: int) -> str:
 
 def _device(local_rank: int, local_size: int, config: EngineConfig, what: str) -> torch.device:
     """The device of a rank among those of its machine."""
-    if find_device(config.device).type != "cuda":
-        return torch.device("cpu")
+    device = find_device(config.device)
+    if device.type == "mps":
+        raise ConfigError("device is 'mps', but ranks run on cuda or cpu; choose one of these")
+    if device.type == "cpu":
+        return device
     if local_size > torch.cuda.device_count():
         raise ConfigError(
             f"{what}, {local_size} of them on this machine, which has {torch.cuda.device_count()} GPUs; "
