@@ -120,10 +120,10 @@ class PhaseClock:
         self._plan = plan
 
     def end(self, seconds: float) -> None:
-        """Called after each step, when it is known which guesses of the plan were no tokens of a text."""
+        """Called after each step, when it is known which draft tokens of the plan were rejected."""
         self.seconds[self._phase] += seconds
         drafts = [event.detail for event in self._plan.events if event.kind == "drafted"]
-        self.tokens["decode"] -= sum(draft["tokens"] - draft["right"] for draft in drafts)
+        self.tokens["decode"] -= sum(draft["tokens"] - draft["accepted"] for draft in drafts)
 
     @contextmanager
     def watch(self, engine: Engine) -> Iterator[None]:

@@ -120,7 +120,7 @@ class LLM:
         else:
             check_settings(self.config, executor)
         if draft_model is not None:
-            draft_model.guess_for(executor, tokenizer)
+            draft_model.draft_for(executor, tokenizer)
             components = replace(components, drafter=lambda: draft_model)
         if components.paged_attention is not None:
             # Only an executor with kernels has one; the simulation's has no attention to replace.

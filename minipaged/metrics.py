@@ -29,9 +29,9 @@ def quantile(values: Iterable[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
-def guesses_in_words(right: int, guessed: int) -> str:
-    """How many draft tokens were accepted, as every account of a run has it."""
-    return f"{right} of {guessed} draft tokens accepted" if guessed else "no draft tokens"
+def draft_summary(accepted: int, drafted: int) -> str:
+    """How many draft tokens were accepted; logs and commands all use this wording."""
+    return f"{accepted} of {drafted} draft tokens accepted" if drafted else "no draft tokens"
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class Metrics:
                 self.prompt_tokens += event.detail["prompt_tokens"]
             elif event.kind == "drafted":
                 self.draft_tokens += event.detail["tokens"]
-                self.accepted_tokens += event.detail["right"]
+                self.accepted_tokens += event.detail["accepted"]
         for request in plan.sampling:
             if request.error is not None:
                 continue  # no token of it was valid
@@ -167,6 +167,6 @@ class StatsLogger:
             100 * kv.num_used / kv.allocator.num_blocks,
             100 * metrics.prefix_cache_hit_rate,
             metrics.num_preemptions,
-            f", {guesses_in_words(metrics.accepted_tokens, drafted)}" if drafted else "",
+            f", {draft_summary(metrics.accepted_tokens, drafted)}" if drafted else "",
         )
         self._last = (now, metrics.prompt_tokens, metrics.generation_tokens)

@@ -101,7 +101,7 @@ INSTEAD = {
 }
 """What to do, where it is more than leaving a setting out."""
 
-GUESSES = {"method": "spec_method", "model": "spec_model", "num_speculative_tokens": "spec_tokens"}
+SPECULATION = {"method": "spec_method", "model": "spec_model", "num_speculative_tokens": "spec_tokens"}
 """Entries of `speculative_config`, and the settings that say the same. Others change only what is drafted."""
 
 NGRAM = ("ngram", "[ngram]")
@@ -132,7 +132,7 @@ def own_settings(options: Mapping[str, Any]) -> dict[str, Any]:
                 shown = "given" if name == "hf_token" else repr(value)  # (a secret)
                 fix = INSTEAD.get(name) or f"give {ONLY[name][0]!r}, or drop it"
                 raise ConfigError(f"{name} is {shown}, which is not supported; {fix}")
-        elif name == "speculative_config" or name in GUESSES.values():
+        elif name == "speculative_config" or name in SPECULATION.values():
             pass  # below, together
         elif name == "enforce_eager":
             own |= {"enable_cuda_graphs": False} if value else {}
@@ -140,10 +140,10 @@ def own_settings(options: Mapping[str, Any]) -> dict[str, Any]:
             own[name] = "none"
         elif not (name in ANY or name.startswith(ANY_OF) or (value is None and name in OWN)):
             own[name] = value
-    return own | _guesses(options)
+    return own | _speculation(options)
 
 
-def _guesses(options: Mapping[str, Any]) -> dict[str, Any]:
+def _speculation(options: Mapping[str, Any]) -> dict[str, Any]:
     """What `speculative_config` and its short forms ask for."""
     told = options.get("speculative_config")
     if isinstance(told, str) and told:
@@ -155,13 +155,13 @@ def _guesses(options: Mapping[str, Any]) -> dict[str, Any]:
         told = {}
     if not isinstance(told, Mapping):
         raise ConfigError(f"speculative_config is {told!r}; {FIX}")
-    short = {key: options[name] for key, name in GUESSES.items() if options.get(name) is not None}
+    short = {key: options[name] for key, name in SPECULATION.items() if options.get(name) is not None}
     given = short | {key: value for key, value in told.items() if value is not None}
     if options.get("speculative_model") in NGRAM:
         given.setdefault("method", "ngram")
     if not given:
         return {}
-    method, model, count = map(given.get, GUESSES)
+    method, model, count = map(given.get, SPECULATION)
     if model in NGRAM:
         method, model = "ngram", None
     if (method or "draft_model") != ("ngram" if model is None else "draft_model"):

@@ -17,7 +17,7 @@ from minipaged.cli.conversation import PLAIN_STOP, PLAIN_TEMPLATE, Conversation,
 from minipaged.cli.options import Model, Use, load
 from minipaged.cli.wrapping import wrap_for_output
 from minipaged.config import EngineConfig
-from minipaged.metrics import guesses_in_words
+from minipaged.metrics import draft_summary
 from minipaged.scheduling import RequestTooLongError
 from minipaged.text_io import read_text
 from minipaged.viewer.highlights import text_of
@@ -198,8 +198,8 @@ def _account(turn: Turn, config: EngineConfig) -> str:
     speed = "" if turn.tokens_per_second is None else f", {turn.tokens_per_second:.0f}/s"
     ends = {"stop": "", "length": ", cut off at the limit", None: ", stopped"}[turn.finish_reason]
     reused = f"{turn.num_reused} of {turn.num_prompt_tokens} tokens reused"
-    guesses = guesses_in_words(turn.num_right, turn.num_guessed) if config.num_speculative_tokens else ""
-    return f"[{reused}; {turn.num_tokens} generated{speed}{ends}{guesses and f'; {guesses}'}]"
+    drafts = draft_summary(turn.num_accepted, turn.num_drafted) if config.num_speculative_tokens else ""
+    return f"[{reused}; {turn.num_tokens} generated{speed}{ends}{drafts and f'; {drafts}'}]"
 
 
 def _history_file() -> Path | None:

@@ -43,8 +43,8 @@ class Turn(NamedTuple):
     num_tokens: int  # of the answer
     tokens_per_second: float | None
     finish_reason: str | None  # None: it was stopped
-    num_right: int  # draft tokens of the answer that were accepted,
-    num_guessed: int  # of so many
+    num_accepted: int  # draft tokens
+    num_drafted: int
 
 
 class Conversation:
@@ -67,7 +67,7 @@ class Conversation:
         self.last: Turn | None = None
         self._beginning = [{"role": "system", "content": system}] if system else []
         self._request: Request | None = None
-        self._guesses_before = (0, 0)  # right, guessed
+        self._drafts_before = (0, 0)  # accepted, drafted
         llm.engine.on_committed.append(self._watch)
         self.reset()
 
@@ -86,7 +86,7 @@ class Conversation:
         prompt_ids = self._encode(messages)
         answer, finished = "", False
         self._request = self.last = None
-        self._guesses_before = self._guesses()
+        self._drafts_before = self._drafts()
         try:
             for piece in self.llm.stream({"prompt_token_ids": prompt_ids}, self.params):
                 answer += piece
@@ -101,7 +101,7 @@ class Conversation:
     def _watch(self, plan: object, result: object, touched: list[Request]) -> None:
         self._request = touched[0] if touched else self._request
 
-    def _guesses(self) -> tuple[int, int]:
+    def _drafts(self) -> tuple[int, int]:
         metrics = self.llm.engine.metrics
         return metrics.accepted_tokens, metrics.draft_tokens
 
@@ -117,7 +117,7 @@ class Conversation:
             len(completion.token_ids),
             None if output.metrics is None else output.metrics.tokens_per_second,
             completion.finish_reason if completion.finish_reason in ("stop", "length") else None,
-            *(now - before for now, before in zip(self._guesses(), self._guesses_before)),
+            *(now - before for now, before in zip(self._drafts(), self._drafts_before)),
         )
         said = completion.token_ids
         if said and completion.finish_reason == "stop" and not completion.stop_reason:

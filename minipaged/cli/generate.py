@@ -20,7 +20,7 @@ from minipaged.cli.options import AsJson, Model, Use, load
 from minipaged.cli.streams import read_standard_input
 from minipaged.cli.wrapping import wrap_for_output
 from minipaged.decoding.params import ParamsError, SamplingParams
-from minipaged.metrics import guesses_in_words
+from minipaged.metrics import draft_summary
 from minipaged.prompts import split_prompt
 from minipaged.text_io import check_writable, read_text
 
@@ -253,8 +253,8 @@ def print_account(engine: Engine, console: Console) -> None:
     for line in ACCOUNT[: 3 if account["sharing_saving"] > 0 else 2]:
         console.print(line.format_map(account))
     if engine.config.num_speculative_tokens:
-        guesses = guesses_in_words(account["accepted_tokens"], account["draft_tokens"])
-        console.print(f"{guesses}; {account['steps']} steps")
+        drafts = draft_summary(account["accepted_tokens"], account["draft_tokens"])
+        console.print(f"{drafts}; {account['steps']} steps")
 
 
 def _completions(outputs: Sequence[RequestOutput]) -> Iterator[tuple[CompletionOutput, str, str]]:

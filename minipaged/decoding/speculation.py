@@ -104,13 +104,13 @@ class SpeculativeScheduler(FCFSScheduler):
         eligible = [request.sequences[0] for request in plan.sampling if can_draft(request)]
         lengths = {sequence: self._most(sequence, math.ceil(spare / len(eligible))) for sequence in eligible}
         lengths = {sequence: length for sequence, length in lengths.items() if length > 0}
-        for sequence, guess in self._guess(lengths):
+        for sequence, tokens in self._draft(lengths):
             num_blocks = len(sequence.table.blocks)
-            if copies := self._schedule_draft(plan, sequence, guess[: min(spare, lengths[sequence])]):
+            if copies := self._schedule_draft(plan, sequence, tokens[: min(spare, lengths[sequence])]):
                 self._drafts.append(Draft(sequence, copies, num_blocks))
                 spare -= len(copies)
 
-    def _guess(self, lengths: dict[Sequence, int]) -> Iterator[tuple[Sequence, SequenceOf[int]]]:
+    def _draft(self, lengths: dict[Sequence, int]) -> Iterator[tuple[Sequence, SequenceOf[int]]]:
         """What a grammar forces is accepted for certain; for a text without one, the drafter is asked."""
         free = []
         for sequence in lengths:
@@ -126,13 +126,13 @@ class SpeculativeScheduler(FCFSScheduler):
         room = sequence.max_num_tokens - len(sequence.token_ids) - 1
         return min(share, room, self._lengths.get(sequence.request, self.num_speculative_tokens))
 
-    def _schedule_draft(self, plan: StepPlan, sequence: Sequence, guess: SequenceOf[int]) -> list[Sequence]:
+    def _schedule_draft(self, plan: StepPlan, sequence: Sequence, tokens: SequenceOf[int]) -> list[Sequence]:
         """Schedule the rows of a draft, if there are blocks for it: nobody is preempted for a draft."""
         table, text, copies = sequence.table, sequence.token_ids[:], []
-        if table.blocks_to_append(len(guess)) > self.kv.num_free:
+        if table.blocks_to_append(len(tokens)) > self.kv.num_free:
             return []
-        table.append(len(guess))
-        for token_id in guess:
+        table.append(len(tokens))
+        for token_id in tokens:
             if not 0 <= token_id < self.vocab_size:  # (the model would read past its embeddings)
                 raise ValueError(
                     f"the drafter drafted token {token_id}, but the model has {self.vocab_size} tokens; "
@@ -169,12 +169,12 @@ class SpeculativeScheduler(FCFSScheduler):
 
     def _settle(self, plan: StepPlan, draft: Draft, samples: dict[Sequence, Sample]) -> None:
         """Append the samples after accepted tokens, and free what rejected ones took."""
-        sequence, request, num_right = draft.sequence, draft.sequence.request, 0
+        sequence, request, num_accepted = draft.sequence, draft.sequence.request, 0
         for copy in draft.copies:
-            is_right = not request.is_finished and sequence.token_ids[-1] == copy.token_ids[-1]
-            if not (is_right and _is_valid(samples[copy])):
+            is_accepted = not request.is_finished and sequence.token_ids[-1] == copy.token_ids[-1]
+            if not (is_accepted and _is_valid(samples[copy])):
                 break
-            num_right += 1
+            num_accepted += 1
             sequence.num_computed_tokens += 1
             self.kv.register(sequence, sequence.num_computed_tokens)  # not before it is accepted
             self.num_generated_tokens += 1
@@ -185,13 +185,13 @@ class SpeculativeScheduler(FCFSScheduler):
             # (Blocks that page growth had preallocated stay.)
             table.truncate(max(num_tokens, draft.num_blocks * table.block_size))
             table.use_slots(num_tokens)
-        guessed = [copy.token_ids[-1] for copy in draft.copies]
+        tokens = [copy.token_ids[-1] for copy in draft.copies]
         text = (request.completions or [sequence])[0].token_ids
-        said = list(text[draft.copies[0].num_tokens - 1 :])
-        found = {"tokens": len(guessed), "right": num_right, "guessed": guessed, "said": said}
+        output = list(text[draft.copies[0].num_tokens - 1 :])
+        found = {"tokens": len(tokens), "accepted": num_accepted, "draft": tokens, "output": output}
         plan.events.append(Event("drafted", request.request_id, found))
         # Where tokens are accepted, drafts grow at once; where they are rejected, a step has one row more.
-        self._lengths[request] = min(2 * num_right + 1, self.num_speculative_tokens)
+        self._lengths[request] = min(2 * num_accepted + 1, self.num_speculative_tokens)
 
 
 def can_draft(request: Request) -> bool:

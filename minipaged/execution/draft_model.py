@@ -125,7 +125,7 @@ class DraftModel:
         draft.room = torch.empty(runner.step_bytes(), dtype=torch.uint8, device=runner.device)
         return draft
 
-    def guess_for(self, executor: Executor, tokenizer: Any) -> None:
+    def draft_for(self, executor: Executor, tokenizer: Any) -> None:
         """Draft for the target model behind an executor, with this tokenizer (None: it has none).
 
         Raises ConfigError if the two have different vocabularies. Logs a warning where drafts cannot help.
@@ -270,11 +270,11 @@ class DraftModel:
     def _compute(self, chunks: list[tuple[Sequence, int, bool]]) -> None:
         """Run one step: of each copy so many tokens; if it drafts, its next token is appended."""
         scheduled = []
-        for copy, count, guesses in chunks:
+        for copy, count, drafts in chunks:
             copy.table.append(count)
-            scheduled.append(ScheduledSequence(copy, copy.num_computed_tokens, count, int(guesses)))
+            scheduled.append(ScheduledSequence(copy, copy.num_computed_tokens, count, int(drafts)))
         samples = iter(self.runner.execute(StepPlan(0, scheduled)).samples)
-        for copy, count, guesses in chunks:
+        for copy, count, drafts in chunks:
             copy.num_computed_tokens += count
-            if guesses:
+            if drafts:
                 copy.token_ids.append(next(samples).token_ids[0])

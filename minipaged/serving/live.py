@@ -115,7 +115,7 @@ class LiveTrace:
             if plain:
                 shown[key] = {**shown[key], "tables": plain}
         if "events" in line:
-            tokens = ("guessed", "said")
+            tokens = ("draft", "output")
             shown["events"] = [{k: v for k, v in e.items() if k not in tokens} for e in line["events"]]
         return shown
 

@@ -88,7 +88,7 @@ class TraceLines(Recorder):
         changes = [c for key in ("planned", "committed") for c in line[key].get("tables", {}).values()]
         ids = {token for change in changes if change for token in change.get("token_ids", (0, ()))[1]}
         ids.update(t for outputs in line["completions"].values() for tokens in outputs for t in tokens)
-        ids.update(t for event in line["events"] for t in event.get("guessed", ()))
+        ids.update(t for event in line["events"] for t in event.get("draft", ()))
         new = {token: self._text_of(token) for token in sorted(ids - self._texts.keys())}
         self._texts |= new
         return new

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from minipaged import LLM, SamplingParams, StructuredOutputsParams, pocket_model
 from minipaged.pocket_model import numbers, stories
 from tests.benchmarks.conftest import is_asked_for
-from tests.engine.guesses import SCHEMA, blurred_copy
+from tests.engine.drafters import SCHEMA, blurred_copy
 
 cpu_time = {"timer": time.process_time, "warmup": False}
 TEXTS = {"a story": stories.story, "questions about numbers": numbers.document}
@@ -81,8 +81,8 @@ def bench_drafts(benchmark, large, draft, text, way):
 
     (output,) = benchmark.pedantic(generate, rounds=5, warmup_rounds=1)
     metrics = llm.engine.metrics
-    benchmark.extra_info |= {"steps": metrics.steps, "guessed": metrics.draft_tokens}
-    benchmark.extra_info["right"] = metrics.accepted_tokens
+    benchmark.extra_info |= {"steps": metrics.steps, "drafted": metrics.draft_tokens}
+    benchmark.extra_info["accepted"] = metrics.accepted_tokens
     assert len(output.outputs[0].token_ids) == 192
 
 
@@ -101,5 +101,8 @@ def bench_forced(benchmark, large, way):
         return llm.generate("A friend of the robot: ", params)
 
     (output,) = benchmark.pedantic(generate, rounds=5, warmup_rounds=1)
-    benchmark.extra_info |= {"steps": llm.engine.metrics.steps, "right": llm.engine.metrics.accepted_tokens}
+    benchmark.extra_info |= {
+        "steps": llm.engine.metrics.steps,
+        "accepted": llm.engine.metrics.accepted_tokens,
+    }
     assert output.outputs[0].finish_reason == "stop"

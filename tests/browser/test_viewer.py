@@ -20,7 +20,7 @@ from minipaged.viewer.snapshot import PoolView
 from minipaged.viewer.trace import TraceWriter
 from tests.docs.browser import Browser, Page, find_chromium
 from tests.docs.site import served
-from tests.engine.guesses import Foresight
+from tests.engine.drafters import Foresight
 from tests.engine.test_fuzz import Scenario
 from tests.engine.test_trace import TracedToyEngine
 from tests.engine.toy_model import toy_engine
@@ -252,27 +252,27 @@ def words(tokens: list[int]) -> str:
 
 
 @pytest.mark.parametrize("hidden", [False, True])
-def test_guesses_are_told_as_such_and_nothing_else_is(hidden, page, tmp_path):
-    """Catches prompts and decodes told as guesses in a trace without tokens, a draft's block that is put down
-    to a full one, and an outcome that is told before its guess."""
+def test_draft_tokens_are_explained_as_such_and_nothing_else_is(hidden, page, tmp_path):
+    """Catches prompts and decodes explained as drafts in a trace without tokens, a draft's block that is put
+    down to a full one, and an outcome that comes before its draft."""
     foresight = Foresight(0.5, seed=1)
     components = Components(drafter=lambda: foresight)
     engine = toy_engine(components=components, num_speculative_tokens=4)
     text = recorded(
         tmp_path / "trace", engine, {"A": (range(6), SamplingParams(temperature=0, max_tokens=6))}
     )
-    tokens = r',?"(token_ids":\[\d+,\[[\d,]*\]|(guessed|said)":\[[\d,]*)\]'
+    tokens = r',?"(token_ids":\[\d+,\[[\d,]*\]|(draft|output)":\[[\d,]*)\]'
     load(page, re.sub(tokens, "", text).replace("{,", "{") if hidden else text)
     assert [event["text"] for event in told(page, 0, "committed")][-1].startswith("A computes its prompt")
     planned = ["A takes block 2 for draft tokens.", "A decodes: one new token."]
-    guesses, outcome = "4 draft tokens", "1 of 4 draft tokens for A was accepted"
+    drafted, outcome = "4 draft tokens", "1 of 4 draft tokens for A was accepted"
     if not hidden:
         (event,) = list(read_trace(tmp_path / "trace"))[1].events
-        guessed, said = event["guessed"], event["said"]
-        guesses += f" (“{words(guessed)}”)"
-        outcome += f": “{words(said[:1])}” is kept, then the model chose “{words(said[1:])}”"
-        outcome += f" instead of “{words(guessed[1:2])}”"
-    planned += [f"A also computes {guesses}: those that the model would have chosen are kept."]
+        draft, output = event["draft"], event["output"]
+        drafted += f" (“{words(draft)}”)"
+        outcome += f": “{words(output[:1])}” is kept, then the model chose “{words(output[1:])}”"
+        outcome += f" instead of “{words(draft[1:2])}”"
+    planned += [f"A also computes {drafted}: those that the model would have chosen are kept."]
     assert [event["text"] for event in told(page, 1, "planned")] == planned
     assert [event["text"] for event in told(page, 1, "committed")][:4] == [*planned, f"{outcome}."]
 
@@ -283,20 +283,20 @@ DRAFTED = {"kind": "drafted", "request": "A", "tokens": 2}
 @pytest.mark.parametrize(
     ("event", "count", "outcome"),
     [
-        ({"right": 0, "guessed": [1, 2], "said": [3]},
+        ({"accepted": 0, "draft": [1, 2], "output": [3]},
          "0 of 2", "were accepted: the model chose “ big” instead of “ was”."),
-        ({"right": 1, "guessed": [1, 2], "said": [1, 3]},
+        ({"accepted": 1, "draft": [1, 2], "output": [1, 3]},
          "1 of 2", "was accepted: “ was” is kept, then the model chose “ big” instead of “ a”."),
-        ({"right": 2, "guessed": [1, 2], "said": [1, 2, 3]},
+        ({"accepted": 2, "draft": [1, 2], "output": [1, 2, 3]},
          "2 of 2", "were accepted: “ was a” is kept, then the model chose “ big”."),
-        ({"right": 0, "guessed": [1, 2], "said": [1]},  # it ends the text, so its guess counts for nothing
+        ({"accepted": 0, "draft": [1, 2], "output": [1]},  # it ends the text: nothing is accepted
          "0 of 2", "were accepted: the model chose “ was”."),
-        ({"right": 0, "guessed": [1, 2], "said": []}, "0 of 2", "were accepted."),  # no token was valid
-        ({"right": 1, "guessed": 7, "said": {"x": "<img>"}}, "1 of 2", "was accepted."),
-        ({"right": 0, "guessed": [[1], "<b>"], "said": [None]}, "0 of 2", "were accepted."),
+        ({"accepted": 0, "draft": [1, 2], "output": []}, "0 of 2", "were accepted."),  # no token was valid
+        ({"accepted": 1, "draft": 7, "output": {"x": "<img>"}}, "1 of 2", "was accepted."),
+        ({"accepted": 0, "draft": [[1], "<b>"], "output": [None]}, "0 of 2", "were accepted."),
     ],
 )  # fmt: skip
-def test_guesses_are_told_in_words(event, count, outcome, page):
+def test_the_outcome_of_a_draft_is_explained(event, count, outcome, page):
     """Catches "kept “”", a token that was chosen instead of itself, and a page that stops at an odd trace."""
     texts = {"1": " was", "2": " a", "3": " big"}
     load(page, trace_text(HEADER, {"step": 0, "num_waiting": 0, "events": [DRAFTED | event], "texts": texts}))
@@ -304,17 +304,24 @@ def test_guesses_are_told_in_words(event, count, outcome, page):
 
 
 @pytest.mark.parametrize(
-    ("right", "said", "outcome"),
+    ("accepted", "output", "outcome"),
     [
         (0, [2], "rejected: the model chose “ a” instead of “ was”."),
         (1, [1, 2], "accepted: “ was” is kept, then the model chose “ a”."),
     ],
 )
-def test_a_single_guess_is_told_in_the_singular(right, said, outcome, page):
+def test_a_single_draft_token_is_explained_in_the_singular(accepted, output, outcome, page):
     """Catches "1 token: those", and "0 of 1 were accepted"."""
     planned = {"tables": {"A/0": {"blocks": [0, [0]], "num_tokens": 3, "token_ids": [0, [1, 2, 1]]}}}
     scheduled = [["A", 0, 1, 1, 1], ["A", 0, 2, 1, 1]]
-    event = {"kind": "drafted", "request": "A", "tokens": 1, "right": right, "guessed": [1], "said": said}
+    event = {
+        "kind": "drafted",
+        "request": "A",
+        "tokens": 1,
+        "accepted": accepted,
+        "draft": [1],
+        "output": output,
+    }
     step = {"step": 0, "num_waiting": 0, "scheduled": scheduled, "events": [event], "planned": planned}
     load(page, trace_text(HEADER, step | {"texts": {"1": " was", "2": " a"}}))
     assert [event["text"] for event in told(page, 0, "committed") if event["concept"] == "speculation"] == [

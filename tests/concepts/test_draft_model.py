@@ -1,4 +1,4 @@
-"""A draft model follows the texts with block tables of its own, and goes back where it guessed wrong."""
+"""A draft model follows texts with block tables of its own, and truncates them where drafts are rejected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from minipaged import SamplingParams
 from minipaged.execution.draft_model import DraftModel
 from tests.concepts.test_speculation import GREEDY, drafted, drafting, expected, run
-from tests.engine.guesses import Script
+from tests.engine.drafters import Script
 from tests.engine.toy_model import ToyModel
 from tests.toy import outputs
 
@@ -42,8 +42,8 @@ def with_draft_model(model, budget=128, **options):
 
 
 def test_it_computes_each_token_once():
-    """A guess that was right is not computed again: after the prompt, the model reads what is new to it, and
-    then its own guesses. (Its last guess it never read.)"""
+    """An accepted token is not computed again: after the prompt, the model computes what is new to it, and
+    then its own draft (except for its last token)."""
     engine, drafter = with_draft_model(Forgetful())
     request = engine.add_request("r", range(7), GREEDY)
     run(engine)
@@ -52,7 +52,7 @@ def test_it_computes_each_token_once():
 
 
 @pytest.mark.parametrize("every", [2, 3, 5])
-def test_after_a_wrong_guess_its_table_goes_back(every):
+def test_after_a_rejected_token_its_table_is_truncated(every):
     """Catches K/V of a wrong token that it reads later (the toy model fails such a step)."""
     engine, _ = with_draft_model(Forgetful(every))
     requests = [engine.add_request(f"r{i}", [i, 1, 2, 3, 4], GREEDY) for i in range(3)]
@@ -63,7 +63,7 @@ def test_after_a_wrong_guess_its_table_goes_back(every):
 
 
 def test_a_long_prompt_is_read_a_step_at_a_time():
-    """Catches one that makes everybody wait: each draft reads as many tokens as a step may have, and guesses
+    """Catches one that makes everybody wait: each draft reads as many tokens as a step may have, and drafts
     for the others meanwhile."""
     engine, drafter = with_draft_model(Forgetful(2), budget=16)
     engine.add_request("short", range(4), SamplingParams(temperature=0, max_tokens=30))
@@ -76,8 +76,8 @@ def test_a_long_prompt_is_read_a_step_at_a_time():
     assert "short" in names[names.index("long") :]
 
 
-def test_a_model_that_fails_costs_guesses_and_nothing_else(caplog):
-    """Catches a request that is lost for a guess; the log says it once."""
+def test_a_model_that_fails_costs_drafts_and_nothing_else(caplog):
+    """Catches a request that is lost for a draft; the log says it once."""
     model = Forgetful()
     engine, drafter = with_draft_model(model)
     request = engine.add_request("r", range(7), GREEDY)
@@ -100,7 +100,7 @@ def test_a_model_that_fails_costs_guesses_and_nothing_else(caplog):
 @pytest.mark.parametrize("every", [0, 2])
 def test_a_later_text_is_read_from_where_it_differs_from_earlier_ones(every):
     """The turns of a chat. Catches one that is read anew at each turn, and a block that is taken for what was
-    said although it holds what was guessed (the toy model fails a step that reads it)."""
+    output although it holds what was drafted (the toy model fails a step that reads it)."""
     engine, drafter = with_draft_model(Forgetful(every))
     text = []
     for _ in range(3):
@@ -110,7 +110,7 @@ def test_a_later_text_is_read_from_where_it_differs_from_earlier_ones(every):
         run(engine)
         assert outputs(request) == [expected(prompt, 20)]
         ((num_read,), *_) = drafter.runner.steps
-        assert 0 <= num_read - (len(prompt) + 1 - len(text)) <= 8  # the last guesses, and what fills no block
+        assert 0 <= num_read - (len(prompt) + 1 - len(text)) <= 8  # the last draft, and what fills no block
         text = [*prompt, *outputs(request)[0]]
 
 
@@ -184,15 +184,15 @@ def sequence_of(*tokens):
     return drafting(Script()).add_request("r", tokens, GREEDY).sequences[0]
 
 
-def test_what_the_model_cannot_read_has_no_guess():
+def test_what_the_model_cannot_read_has_no_draft():
     """Catches a position, or a token of a larger vocabulary, that it has no row for."""
     text = sequence_of(1, 2, 3, 4, 5, 6, 7)
-    assert [len(guess) for guess in DraftModel(Forgetful(max_model_len=10), 64).draft([text], [3])] == [3]
+    assert [len(draft) for draft in DraftModel(Forgetful(max_model_len=10), 64).draft([text], [3])] == [3]
     assert DraftModel(Forgetful(max_model_len=10), 64).draft([text], [4]) == [[]]
     assert DraftModel(Forgetful(vocabulary=7), 64).draft([text], [3]) == [[]]
 
 
-def test_the_text_that_waited_longest_for_a_guess_makes_room():
+def test_the_text_that_waited_longest_for_a_draft_makes_room():
     """Catches one that is read again and again because another, of long ago, is kept."""
     drafter = DraftModel(Forgetful(num_blocks=2, block_size=2), 64)
     first, second, third = sequence_of(1, 2), sequence_of(3, 4), sequence_of(5, 6)
@@ -201,15 +201,15 @@ def test_the_text_that_waited_longest_for_a_guess_makes_room():
     assert drafter.runner.steps == [[2], [2], [1], [2], [1]]
 
 
-def test_a_guess_that_was_right_but_never_scheduled_does_not_count_as_read(caplog):
-    """Catches a table that is taken for longer than it is, where the pool had no room for the next guess."""
+def test_a_right_token_that_was_never_scheduled_does_not_count_as_computed(caplog):
+    """Catches a table that is taken for longer than it is, where the pool had no room for the next draft."""
     drafter = DraftModel(Forgetful(num_blocks=4, block_size=2), 64)
     first, other = (
         drafting(Script()).add_request("r", prompt, GREEDY).sequences[0] for prompt in ([1, 2, 3], [4])
     )
-    (guess,) = drafter.draft([first], [4])  # three blocks; the engine has none to spare, and drops it
-    first.token_ids.append(guess[0])
+    (draft,) = drafter.draft([first], [4])  # three blocks; the engine has none to spare, and drops it
+    first.token_ids.append(draft[0])
     assert drafter.draft([other, first], [2, 4])[1] == []  # four blocks, of which the other has one
-    first.token_ids += array("i", guess[1:3])
-    assert drafter.draft([first], [1]) == [[guess[3]]]
+    first.token_ids += array("i", draft[1:3])
+    assert drafter.draft([first], [1]) == [[draft[3]]]
     assert not caplog.text

@@ -13,7 +13,7 @@ from minipaged.components import Components, build_scheduler
 from minipaged.config import DRAFT_ROWS, ConfigError, EngineConfig
 from minipaged.decoding.speculation import PromptLookup
 from minipaged.scheduling import FCFSScheduler, Sample, StepResult
-from tests.engine.guesses import Foresight, Script
+from tests.engine.drafters import Foresight, Script
 from tests.engine.toy_model import ToyModel, toy_engine
 from tests.toy import outputs, run_alone, samples
 
@@ -42,11 +42,11 @@ def expected(prompt, num_tokens):
 
 
 def drafted(engine):
-    """The drafts of an engine's steps from now on: [(request, tokens, right)]."""
+    """The drafts of an engine's steps from now on: [(request, tokens, accepted)]."""
     found = []
     engine.on_committed.append(
         lambda plan, result, touched: found.extend(
-            (event.request_id, event.detail["tokens"], event.detail["right"])
+            (event.request_id, event.detail["tokens"], event.detail["accepted"])
             for event in plan.events
             if event.kind == "drafted"
         )
@@ -77,8 +77,8 @@ def test_the_example_of_lesson_15():
     assert outputs(request) == [expected(prompt, 20)]
 
 
-def test_the_step_tells_which_tokens_were_guessed_and_which_came():
-    """Catches an outcome from which nobody can see what was guessed, and one with tokens behind an end."""
+def test_the_step_records_the_draft_and_the_output():
+    """Catches an outcome from which nobody can see what was drafted, and one with tokens behind an end."""
     prompt = [3, 1, 4, 1, 5]
     was, a, little, dog, *_ = expected([*prompt], 5)[1:]
     told = []
@@ -89,11 +89,11 @@ def test_the_step_tells_which_tokens_were_guessed_and_which_came():
         )
         engine.add_request("r", prompt, GREEDY.clone(stop_token_ids=stop))
         run(engine)
-    guessed = [was, a, little + 1, 9]
+    draft = [was, a, little + 1, 9]
     assert told == [
-        {"tokens": 4, "right": 2, "guessed": guessed, "said": [was, a, little]},
-        {"tokens": 1, "right": 1, "guessed": [dog], "said": expected(prompt, 6)[4:]},
-        {"tokens": 4, "right": 1, "guessed": guessed, "said": [was, a]},
+        {"tokens": 4, "accepted": 2, "draft": draft, "output": [was, a, little]},
+        {"tokens": 1, "accepted": 1, "draft": [dog], "output": expected(prompt, 6)[4:]},
+        {"tokens": 4, "accepted": 1, "draft": draft, "output": [was, a]},
     ]
 
 
@@ -126,7 +126,7 @@ def test_the_text_is_the_same_in_a_pool_that_is_too_small(right, growth, mode, c
     found = drafted(engine)
     run(engine)
     assert [outputs(request) for request in requests] == [[expected(prompt, 20)] for prompt in prompts]
-    assert sum(num_right for *_, num_right in found) > 10
+    assert sum(num_accepted for *_, num_accepted in found) > 10
     if growth == "on_demand":
         assert engine.metrics.num_preemptions > 0
 
@@ -154,7 +154,7 @@ def test_reserved_blocks_stay_reserved():
 
 
 def test_a_draft_takes_nothing_from_others():
-    """Catches preemption for a guess: with no block left, there is no draft."""
+    """Catches preemption for a draft: with no block left, there is no draft."""
     engine = drafting(Foresight(1.0), num_blocks=4)
     for i in range(2):
         engine.add_request(f"r{i}", range(5), SamplingParams(temperature=0, max_tokens=3))
@@ -165,7 +165,7 @@ def test_a_draft_takes_nothing_from_others():
 
 
 def test_a_step_with_a_prompt_has_no_draft():
-    """Catches guesses that make a prompt wait: they only fill steps of decodes."""
+    """Catches drafts that make a prompt wait: they only fill steps of decodes."""
     engine = drafting(Foresight(1.0), max_num_batched_tokens=8)
     engine.add_request("r0", range(5), GREEDY)
     engine.step()
@@ -202,7 +202,7 @@ class HalfRight(Foresight):
         return [[right, *(50 - token for token in rest)] for right, *rest in super().draft(sequences, counts)]
 
 
-def test_drafts_are_long_where_guesses_are_right_and_short_where_not():
+def test_drafts_are_long_where_tokens_are_accepted_and_short_where_not():
     """Catches a text without repetitions that pays for four wrong rows in every step."""
     right, wrong = Foresight(1.0), Foresight(0.0)
     for drafter in (right, wrong):
@@ -286,8 +286,8 @@ def test_a_failed_step_leaves_nothing_of_its_drafts(monkeypatch):
     assert outputs(request) == [expected(range(7), 20)]
 
 
-def test_a_guess_after_which_the_model_says_nothing_costs_nobody_a_request(monkeypatch):
-    """Logits that are not finite behind a guess count as a wrong guess."""
+def test_a_draft_token_after_which_no_logit_is_finite_costs_nobody_a_request(monkeypatch):
+    """If the logits after a draft token are not finite, the token is rejected."""
     engine = drafting(Foresight(1.0))
     request = engine.add_request("r", range(7), GREEDY)
     execute = engine.executor.execute
@@ -330,7 +330,7 @@ def test_an_error_while_a_draft_is_settled_ends_its_request_and_no_other(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("text", "count", "guess"),
+    ("text", "count", "draft"),
     [
         ([1, 2, 3, 4, 9, 1, 2], 3, [3, 4, 9]),
         ([7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 1, [5]),  # three tokens agree there, two in the later place
@@ -342,13 +342,13 @@ def test_an_error_while_a_draft_is_settled_ends_its_request_and_no_other(monkeyp
         ([1, 2], 3, []),
     ],
 )
-def test_prompt_lookup(text, count, guess):
+def test_prompt_lookup(text, count, draft):
     """What followed the last tokens where they stood before."""
-    assert PromptLookup().draft([SimpleNamespace(token_ids=array("i", text))], [count]) == [guess]
+    assert PromptLookup().draft([SimpleNamespace(token_ids=array("i", text))], [count]) == [draft]
 
 
 @pytest.mark.parametrize("token_id", [-1, 50, 10**6])
-def test_a_guess_that_is_no_token_is_told(token_id):
+def test_a_draft_that_is_no_token_is_refused(token_id):
     """Catches a kernel that reads past the embeddings."""
     engine = drafting(Script([token_id]))
     engine.add_request("r", range(4), GREEDY)

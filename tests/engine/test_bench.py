@@ -99,8 +99,8 @@ def test_prefill_and_decode_have_rates_of_their_own(timed_llm):
     assert result["decode_steps_per_s"] == pytest.approx(1 / STEP)
 
 
-def test_wrong_guesses_count_for_no_rate(timed_llm):
-    """Catches rows that are taken for tokens: of each draft, the first guess is right."""
+def test_rejected_tokens_count_for_no_rate(timed_llm):
+    """Catches rows that are taken for tokens: of each draft, the first token is accepted."""
 
     class OneRight:
         def draft(self, sequences, counts):

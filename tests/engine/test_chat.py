@@ -169,12 +169,12 @@ def test_answers_are_all_of_standard_output(capsys, monkeypatch, llm):
     assert re.findall(r"\[(\d+) of (\d+) tokens reused; 15 generated", err) == [("0", "10"), ("16", "34")]
 
 
-def test_an_answer_says_how_many_guesses_were_right(capsys, monkeypatch):
-    """Catches counts that go on from answer to answer, and an account of guesses where none can be made."""
+def test_an_answer_shows_how_many_draft_tokens_were_accepted(capsys, monkeypatch):
+    """Catches counts that go on from answer to answer, and counts where nothing is drafted."""
     llm = LLM(num_blocks=64, disable_log_stats=True, num_speculative_tokens=4)
     _, _, err = chat(capsys, monkeypatch, llm, FOX, TABLE, FOX)
-    guesses = re.findall(r"; (\d+) of (\d+) draft tokens accepted\]", err)
-    told = [tuple(map(int, pair)) for pair in guesses]
+    counts = re.findall(r"; (\d+) of (\d+) draft tokens accepted\]", err)
+    told = [tuple(map(int, pair)) for pair in counts]
     assert len(told) == err.count("tokens reused") == 3
     metrics = llm.engine.metrics
     assert tuple(map(sum, zip(*told))) == (metrics.accepted_tokens, metrics.draft_tokens)

@@ -211,7 +211,7 @@ def test_speculative_config_is_translated(given, model, count):
     "given", ["ngram", 4, 0, False, [1], {"Method": "ngram"}, {"method": "draft_model"}, {"method": {}}]
 )
 def test_a_speculative_config_that_is_none_is_refused(given):
-    """Catches an error from within where a dict is wanted, and a script that gets no guesses."""
+    """Catches an error from within where a dict is wanted, and a script that gets no draft tokens."""
     with pytest.raises(ConfigError, match=r'speculative_config is .*; give {"method": "ngram"'):
         own_settings({"speculative_config": given})
 

@@ -1,4 +1,4 @@
-"""Tokens that a grammar forces are guessed, and always right: a JSON key takes one step."""
+"""Tokens that a grammar forces are drafted, and always accepted: a JSON key takes one step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from minipaged import LLM, SamplingParams
 from minipaged.decoding.structured import StructuredOutputsParams
-from tests.engine.guesses import SCHEMA
+from tests.engine.drafters import SCHEMA
 
 pytest.importorskip("llguidance", reason="structured output needs llguidance")
 
@@ -36,7 +36,7 @@ def drafting() -> LLM:
     "how", [{"temperature": 0}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "seeded"]
 )
 def test_the_text_is_the_same_in_fewer_steps(plain, drafting, kind, how):
-    """Catches a guess that changes what the grammar allows, and a key that is written token by token."""
+    """Catches a draft that changes what the grammar allows, and a key that is written token by token."""
     params = SamplingParams(max_tokens=80, structured_outputs=KINDS[kind], **how)
     steps = []
     for llm in (plain, drafting):

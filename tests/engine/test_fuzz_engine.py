@@ -25,7 +25,7 @@ from minipaged.decoding import SamplingMethod
 from minipaged.engine import Engine
 from minipaged.memory import BlockAllocator, BlockTable, Chunked, OnDemand, Reserve
 from minipaged.scheduling import PreemptionCosts, Request, RequestTooLongError, StepPlan, StepResult
-from tests.engine.guesses import Foresight
+from tests.engine.drafters import Foresight
 from tests.engine.test_fuzz import MAX_STEPS_OF_A_SCENARIO, VOCABULARY, Scenario, run_scenarios
 from tests.engine.toy_model import ToyModel
 from tests.toy import check_plan, outputs, run_alone

@@ -87,11 +87,11 @@ def test_what_the_draft_model_takes_is_kept_free_until_the_larger_models_pool_ha
     draft = DraftModel.load(str(pocket_model.PATH), config)
     assert draft.room is not None
     assert draft.room.nbytes == 5000
-    draft.guess_for(draft.runner, None)
+    draft.draft_for(draft.runner, None)
     assert draft.room is None
 
 
-def test_a_draft_model_counts_logits_of_the_rows_that_guess(monkeypatch) -> None:
+def test_a_draft_model_counts_logits_of_the_rows_that_draft(monkeypatch) -> None:
     """Catches gigabytes kept for the logits of prompts, which a draft model does not report."""
     runner = Driver(build("llama"), max_num_batched_tokens=500, max_num_seqs=16).runner
     assert runner.step_bytes() == 0  # on a CPU

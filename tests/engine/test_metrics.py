@@ -10,7 +10,7 @@ from minipaged import SamplingParams
 from minipaged.config import config_from
 from minipaged.engine import Engine
 from minipaged.execution.model_runner import ModelRunner
-from minipaged.metrics import guesses_in_words
+from minipaged.metrics import draft_summary
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
@@ -106,21 +106,21 @@ def test_the_log_line_comes_every_few_seconds_and_says_what_users_look_for(engin
 
 
 @pytest.mark.parametrize(
-    ("right", "guessed", "told"),
+    ("accepted", "drafted", "summary"),
     [
         (0, 0, "no draft tokens"),
         (0, 5, "0 of 5 draft tokens accepted"),
         (1, 5, "1 of 5 draft tokens accepted"),
     ],
 )
-def test_guesses_are_told_in_words(right, guessed, told):
+def test_draft_summary(accepted, drafted, summary):
     """Catches "0 of 0", and terms that a reader of vLLM's log does not know."""
-    assert guesses_in_words(right, guessed) == told
+    assert draft_summary(accepted, drafted) == summary
 
 
 @pytest.mark.parametrize("tokens", [0, 3])
-def test_the_log_line_tells_guesses_where_they_are_made(model, caplog, tokens):
-    """Catches words about guesses in every log, and none in the log of who asked for guesses."""
+def test_the_log_line_has_draft_tokens_where_there_are_any(model, caplog, tokens):
+    """Catches draft tokens in every log, and none in the log of a user who turned speculation on."""
     caplog.set_level(logging.INFO, "minipaged")
     config = config_from({"num_blocks": 64, "num_speculative_tokens": tokens})
     engine = Engine(ModelRunner(model, config), config, clock=Clock())
@@ -128,10 +128,10 @@ def test_the_log_line_tells_guesses_where_they_are_made(model, caplog, tokens):
     metrics = engine.metrics
     (line, *_) = [record.message for record in caplog.records if "throughput" in record.message]
     if tokens:
-        right, guessed = map(int, line.partition("Preemptions: 0, ")[2].split()[:3:2])
-        assert line.endswith(f"Preemptions: 0, {guesses_in_words(right, guessed)}")
-        assert 0 < guessed <= metrics.draft_tokens
-        assert right <= metrics.accepted_tokens
+        accepted, drafted = map(int, line.partition("Preemptions: 0, ")[2].split()[:3:2])
+        assert line.endswith(f"Preemptions: 0, {draft_summary(accepted, drafted)}")
+        assert 0 < drafted <= metrics.draft_tokens
+        assert accepted <= metrics.accepted_tokens
     else:
         assert line.endswith("Preemptions: 0")
 

@@ -15,7 +15,7 @@ from minipaged.components import Components
 from minipaged.config import ConfigError
 from minipaged.scheduling import FCFSScheduler, PreemptionCosts
 from tests.engine.conftest import make_llm
-from tests.engine.guesses import blurred_copy, changed_copy
+from tests.engine.drafters import blurred_copy, changed_copy
 
 PROMPTS = [
     "Once upon a time",
@@ -43,7 +43,7 @@ def drafting(tmp_path_factory) -> LLM:
 
 
 def drafts(llm: LLM) -> tuple[int, int]:
-    """Tokens drafted so far, and how many of them were right."""
+    """Tokens drafted so far, and how many of them were accepted."""
     return llm.engine.metrics.draft_tokens, llm.engine.metrics.accepted_tokens
 
 
@@ -105,21 +105,21 @@ def test_everybody_else_in_the_batch_decodes_as_ever(looking_up, plain):
     ]
 
 
-def test_a_draft_model_draws_with_the_noise_of_the_draw_it_guesses(plain):
+def test_a_draft_model_samples_with_the_noise_of_the_sample_it_drafts(plain):
     """The same model as its own draft model is always right, at any temperature. (With noise of its own, at
-    temperature 1, about one guess in two.)"""
+    temperature 1, about one token in two.)"""
     llm = LLM(**SMALL, num_speculative_tokens=4, speculative_model=str(pocket_model.PATH))
     params = SamplingParams(temperature=1.0, max_tokens=60)
     llm.generate(PROMPTS, params)
-    drafted, right = drafts(llm)
-    assert right > 0.97 * drafted  # (behind an end token, a guess counts as wrong)
+    drafted, accepted = drafts(llm)
+    assert accepted > 0.97 * drafted  # (after an end token, draft tokens count as rejected)
 
 
 def test_noise_in_its_weights_makes_a_draft_model_err_now_and_then(drafting):
     """What the other tests of it rest on."""
     drafting.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
-    drafted, right = drafts(drafting)
-    assert 0.2 * drafted < right < 0.95 * drafted
+    drafted, accepted = drafts(drafting)
+    assert 0.2 * drafted < accepted < 0.95 * drafted
 
 
 in_interpreter = pytest.mark.skipif(
@@ -145,12 +145,12 @@ def test_rows_of_one_draft_share_a_table_in_every_kernel(
         """Knows what transformers says, and errs in every third token."""
 
         def draft(self, sequences, counts):
-            guesses = []
+            drafts = []
             for sequence, count in zip(sequences, counts):
                 done = sequence.num_generated_tokens
                 text = known[tuple(sequence.request.prompt_token_ids)][done : done + count]
-                guesses.append([token if (done + i) % 3 else 1 for i, token in enumerate(text)])
-            return guesses
+                drafts.append([token if (done + i) % 3 else 1 for i, token in enumerate(text)])
+            return drafts
 
     llm = make_llm(
         model,
@@ -162,12 +162,12 @@ def test_rows_of_one_draft_share_a_table_in_every_kernel(
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts[:count]], params)
     assert [o.outputs[0].token_ids for o in outputs] == expected[:count]
-    drafted, right = drafts(llm)
-    assert 0 < right < drafted
+    drafted, accepted = drafts(llm)
+    assert 0 < accepted < drafted
 
 
-def test_a_draft_model_that_cannot_guess_for_this_one_is_refused(tmp_path):
-    """Catches guesses in another vocabulary, each of which would be wrong."""
+def test_a_draft_model_that_cannot_draft_for_this_one_is_refused(tmp_path):
+    """Catches drafts in another vocabulary, which would all be rejected."""
     other = Path(shutil.copytree(pocket_model.PATH, tmp_path / "other"))
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     words = tokenizer["model"]["vocab"]
@@ -238,10 +238,8 @@ def test_a_draft_model_that_is_not_smaller_is_told(seconds, caplog, monkeypatch)
     assert line.startswith(f"speculative_model is {str(pocket_model.PATH)!r}")
 
 
-def test_a_draft_model_with_a_shorter_context_guesses_as_far_as_it_reads(
-    tmp_path, plain, caplog, monkeypatch
-):
-    """Catches guesses that end in silence, and a position that the model has no embedding for."""
+def test_a_draft_model_with_a_shorter_context_drafts_as_far_as_it_reads(tmp_path, plain, caplog, monkeypatch):
+    """Catches drafts that end without a warning, and a position that the model has no embedding for."""
     monkeypatch.setattr(PreemptionCosts, "estimate", costs_of(2.0, 3.0))
     llm = drafting_with(changed_copy(tmp_path, max_position_embeddings=40))
     (line,) = warnings(caplog)
@@ -268,8 +266,8 @@ def test_max_model_len_is_also_the_draft_models(tmp_path):
 
 
 def test_a_draft_model_without_a_tokenizer_is_told(tmp_path, caplog, monkeypatch):
-    """Catches guesses in other tokens that nobody notices, and a warning about its prompts: it has none. Of
-    two models without one, nothing can be said."""
+    """Catches drafts in another vocabulary that nobody notices, and a warning about its prompts: it has none.
+    Of two models without one, nothing can be said."""
     monkeypatch.setattr(PreemptionCosts, "estimate", costs_of(2.0, 3.0, 2.0, 3.0))
     path = changed_copy(tmp_path)
     for file in path.glob("token*"):
@@ -283,7 +281,7 @@ def test_a_draft_model_without_a_tokenizer_is_told(tmp_path, caplog, monkeypatch
     assert line.startswith(f"no tokenizer for {path}, so its prompts are token ids")
 
 
-def test_a_drafter_of_ones_own_guesses_in_the_running_engine(plain):
+def test_a_drafter_of_ones_own_drafts_in_the_running_engine(plain):
     """`use={"drafter": ...}`, as for every concept; beside a draft model it would be ignored."""
 
     class Echo:

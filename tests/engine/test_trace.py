@@ -409,14 +409,14 @@ def test_the_text_of_a_token_is_written_once(capsys, tmp_path, monkeypatch):
     assert "".join(trace.texts[token] for token in table.token_ids) == "<|begin|>The sun The sun"
 
 
-def test_a_trace_has_the_texts_of_guessed_tokens(tmp_path):
-    """Catches a wrong guess that can be told only as a number: it is in no table and no text."""
+def test_a_trace_has_the_texts_of_draft_tokens(tmp_path):
+    """Catches a rejected token that can be shown only as a number: it is in no table and no text."""
     llm = LLM(num_blocks=64, disable_log_stats=True, num_speculative_tokens=4)
     with TraceWriter(tmp_path / "trace", llm.engine):
         llm.generate("A cat and a dog. A cat", SamplingParams(temperature=0, max_tokens=40))
     trace = read_trace(tmp_path / "trace")
     drafts = [event for record in trace for event in record.events if event["kind"] == "drafted"]
     assert drafts
-    tokens = {token for event in drafts for token in event["guessed"] + event["said"]}
+    tokens = {token for event in drafts for token in event["draft"] + event["output"]}
     decode = llm.tokenizer.decode
     assert {token: trace.texts[token] for token in tokens} == {token: decode([token]) for token in tokens}

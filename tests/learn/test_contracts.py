@@ -851,34 +851,34 @@ def test_an_admission_that_is_charged_wrongly_is_told(answer, told):
         kv.admission_charge({1, 2, 3}, 20, 12)
 
 
-class Guesser:
-    """Guesses what it is told to."""
+class FixedDrafter:
+    """Returns what it is told to."""
 
-    guesses = ()
+    drafts = ()
 
     def draft(self, sequences, counts):
-        return self.guesses
+        return self.drafts
 
 
 @pytest.mark.parametrize(
-    ("guesses", "told"),
+    ("drafts", "told"),
     [
         ([], r"draft returned \[\] for 1 sequences; give a list of as many lists"),
         (None, r"draft returned None for 1 sequences"),
-        ([[1, 2, 3]], r"draft guessed \[1, 2, 3\] where 2 tokens were asked for"),
-        ([[-1]], r"draft guessed \[-1\]; give a list of token ids"),
-        ([["a"]], r"draft guessed \['a'\]; give a list of token ids"),
+        ([[1, 2, 3]], r"draft returned \[1, 2, 3\] where 2 tokens were asked for"),
+        ([[-1]], r"draft returned \[-1\]; give a list of token ids"),
+        ([["a"]], r"draft returned \['a'\]; give a list of token ids"),
     ],
 )
-def test_a_drafter_that_guesses_too_much_or_nothing_sensible_is_told(guesses, told):
+def test_a_drafter_that_drafts_too_much_or_no_tokens_is_told(drafts, told):
     """Catches a token id that fails in the model's embeddings, far from the drafter."""
-    drafter = watched("drafter", type("Mine", (Guesser,), {"guesses": guesses}))()
+    drafter = watched("drafter", type("Mine", (FixedDrafter,), {"drafts": drafts}))()
     with pytest.raises(ContractError, match=f"drafter: {told}"):
         drafter.draft([SimpleNamespace(token_ids=[5])], [2])
 
 
 def test_a_drafter_may_only_read():
-    """Catches a guess that is appended to the text itself."""
+    """Catches a draft that is appended to the text itself."""
 
     class Writer:
         def draft(self, sequences, counts):

@@ -17,7 +17,7 @@ from minipaged.serving import live
 from minipaged.serving.prometheus import HISTOGRAMS
 from minipaged.viewer.replay import Trace
 from minipaged.viewer.snapshot import look
-from tests.engine.guesses import Foresight
+from tests.engine.drafters import Foresight
 from tests.serving.conftest import running
 from tests.serving.toys import IDS, toy
 
@@ -209,7 +209,7 @@ def test_with_several_keys_the_trace_tells_no_tokens():
         assert "41, 42" not in text
         assert "token_ids" not in text
         assert '"drafted"' in text
-        assert not {"guessed", "said"} & {key for line in seen for e in line.get("events", ()) for key in e}
+        assert not {"draft", "output"} & {key for line in seen for e in line.get("events", ()) for key in e}
 
 
 def test_listeners_are_counted(monkeypatch):

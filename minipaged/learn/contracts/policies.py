@@ -158,9 +158,9 @@ class DecodingMethodContract(Watcher):
 
 
 class DrafterContract(Watcher):
-    """Guesses how texts go on, made by `cls()`; see `decoding.speculation.Drafter`.
+    """Drafts the next tokens of texts, made by `cls()`; see `decoding.speculation.Drafter`.
 
-    1. There is one guess per sequence, empty or of at most as many token ids as were asked for.
+    1. There is one draft per sequence, of at most as many token ids as were asked for; it may be empty.
     2. The sequences are left as they are.
     """
 
@@ -169,15 +169,15 @@ class DrafterContract(Watcher):
     ) -> SequenceOf[SequenceOf[int]]:
         """Rules 1 and 2."""
         before = [list(sequence.token_ids) for sequence in sequences]
-        guesses = self._call("draft", list(sequences), list(counts))
+        drafts = self._call("draft", list(sequences), list(counts))
         self.require(
             [list(s.token_ids) for s in sequences] == before, "draft changed a sequence; only read it"
         )
-        told = f"draft returned {short(guesses)} for {len(counts)} sequences; give a list of as many lists"
-        self.require(isinstance(guesses, list | tuple) and len(guesses) == len(counts), told)
-        for guess, count in zip(guesses, counts):
-            is_guess = isinstance(guess, SequenceOf) and all(type(t) is int and t >= 0 for t in guess)
-            self.require(is_guess, f"draft guessed {short(guess)}; give a list of token ids, integers from 0")
-            told = f"draft guessed {short(guess)} where {count} tokens were asked for; give at most so many"
-            self.require(len(guess) <= count, told)
-        return guesses
+        told = f"draft returned {short(drafts)} for {len(counts)} sequences; give a list of as many lists"
+        self.require(isinstance(drafts, list | tuple) and len(drafts) == len(counts), told)
+        for draft, count in zip(drafts, counts):
+            are_ids = isinstance(draft, SequenceOf) and all(type(t) is int and t >= 0 for t in draft)
+            self.require(are_ids, f"draft returned {short(draft)}; give a list of token ids, integers from 0")
+            told = f"draft returned {short(draft)} where {count} tokens were asked for; give at most so many"
+            self.require(len(draft) <= count, told)
+        return drafts

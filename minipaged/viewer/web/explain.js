@@ -125,7 +125,7 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
   }
 
   const decodes = [];
-  const guesses = new Map(); // request -> tokens
+  const numDrafted = new Map(); // by request
   for (const scheduled of entry.scheduled ?? []) {
     const [request, position, start, number] = scheduled;
     const name = `${request}/${position}`;
@@ -136,24 +136,24 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
     const cached = start > 0 && !before.tables.has(name);
     const why = [start > 0 && `what is ${cached ? "cached" : "done"} is left out`, rest && "the step's budget limits the rest"].filter(Boolean);
     const which = `${number === 1 ? `token ${start}` : `tokens ${start} to ${start + number - 1}`}${total ? ` of ${total}` : ""}`;
-    if (start >= ownEnd.get(name)) guesses.set(request, (guesses.get(request) ?? 0) + 1);
+    if (start >= ownEnd.get(name)) numDrafted.set(request, (numDrafted.get(request) ?? 0) + 1);
     else if (isDecode(table, scheduled)) decodes.push(who);
     else if (why.length) tell("prefill", cached && !rest ? "prefix-cache" : "batch-policies", `${begin(who)} computes ${which}: ${why.join(", and ")}.`);
     else tell("prefill", "scheduler", `${begin(who)} computes its prompt: ${plural(number, "token")} in one forward pass.`);
   }
   if (decodes.length) tell("decode", "scheduler", `${beginList(decodes, 6)} ${decodes.length === 1 ? "decodes: one new token" : "decode: one new token each"}.`);
   const drafts = events.filter((event) => event.kind === "drafted");
-  for (const [request, number] of guesses) {
-    const draft = drafts.find((event) => event.request === request);
-    const which = areTokens(draft?.guessed) ? ` (${quoted(draft.guessed, textOf)})` : "";
+  for (const [request, number] of numDrafted) {
+    const draft = drafts.find((event) => event.request === request)?.draft;
+    const which = areTokens(draft) ? ` (${quoted(draft, textOf)})` : "";
     tell("decode", "speculation", `${begin(short(request))} also computes ${plural(number, "draft token")}${which}: ${number === 1 ? "it is kept if the model would have chosen it" : "those that the model would have chosen are kept"}.`);
   }
   for (const event of committed ? drafts : []) {
     const who = named(short(String(event.request)));
-    const right = event.tokens === 1
-      ? `The draft token for ${who} was ${event.right === 1 ? "accepted" : "rejected"}`
-      : `${Number(event.right)} of ${Number(event.tokens)} draft tokens for ${who} ${event.right === 1 ? "was" : "were"} accepted`;
-    tell("decode", "speculation", `${right}${outcome(event, textOf)}.`);
+    const accepted = event.tokens === 1
+      ? `The draft token for ${who} was ${event.accepted === 1 ? "accepted" : "rejected"}`
+      : `${Number(event.accepted)} of ${Number(event.tokens)} draft tokens for ${who} ${event.accepted === 1 ? "was" : "were"} accepted`;
+    tell("decode", "speculation", `${accepted}${outcome(event, textOf)}.`);
   }
 
   if (committed) tellForks(planned, memory, nameOf, tell);
@@ -170,12 +170,12 @@ const areTokens = (value) => Array.isArray(value) && value.length > 0 && value.e
 const quoted = (tokens, textOf) => `“${short(textOf(tokens))}”`;
 
 // What became of a draft: what is kept of it, and what the model chose after that. (A trace may hide tokens.)
-function outcome({ right, guessed, said }, textOf) {
-  if (!areTokens(guessed) || !areTokens(said)) return "";
-  const kept = right > 0 ? `${quoted(said.slice(0, right), textOf)} is kept, then ` : "";
-  const isWrong = right < guessed.length && guessed[right] !== said[right];
-  const instead = isWrong ? ` instead of ${quoted([guessed[right]], textOf)}` : "";
-  return `: ${kept}the model chose ${quoted(said.slice(right), textOf)}${instead}`;
+function outcome({ accepted, draft, output }, textOf) {
+  if (!areTokens(draft) || !areTokens(output)) return "";
+  const kept = accepted > 0 ? `${quoted(output.slice(0, accepted), textOf)} is kept, then ` : "";
+  const isRejected = accepted < draft.length && draft[accepted] !== output[accepted];
+  const instead = isRejected ? ` instead of ${quoted([draft[accepted]], textOf)}` : "";
+  return `: ${kept}the model chose ${quoted(output.slice(accepted), textOf)}${instead}`;
 }
 
 // Who is forked, and who continues another.

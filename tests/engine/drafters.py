@@ -1,4 +1,4 @@
-"""Drafters whose guesses a test decides; a draft model that errs; a schema that leaves little choice."""
+"""Drafters whose drafts a test decides; a draft model that errs; a schema that leaves little choice."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def changed_copy(folder: Path, **settings: Any) -> Path:
 
 
 class Foresight:
-    """Knows what the toy model says next, but errs on purpose: a token is right with probability `right`."""
+    """Drafts what the toy model says next, but errs on purpose: a token is right with probability `right`."""
 
     def __init__(self, right: float = 1.0, vocabulary: int = 50, seed: int = 0) -> None:
         self.right = right
@@ -71,11 +71,11 @@ class Foresight:
 
 
 class Script:
-    """Guesses the first tokens of what it is given, once per list; then it has no idea."""
+    """Drafts the first tokens of each list that it is given, in order; then nothing."""
 
-    def __init__(self, *guesses: list[int]) -> None:
-        self.guesses = list(guesses)
+    def __init__(self, *drafts: list[int]) -> None:
+        self.drafts = list(drafts)
 
     def draft(self, sequences, counts: Sequence[int]) -> list[list[int]]:
         """See `Drafter`."""
-        return [self.guesses.pop(0)[:count] if self.guesses else [] for count in counts]
+        return [self.drafts.pop(0)[:count] if self.drafts else [] for count in counts]
