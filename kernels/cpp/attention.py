@@ -1,8 +1,9 @@
 """Paged attention and cache writes in C++, called with the addresses of tensors.
 
-The source is `paged_attention.cpp`, compiled on first use (`build`). Tensors go in as pointers and strides:
-no copy, no dependency on torch's C++ interface. The reference computes whatever the library does not support
-(other types, copies and swaps of blocks). Pools are `[num_blocks, Hkv, block_size, D]`. Paper: section 5.1.
+The source is `paged_attention.cpp`, compiled on first use (`build`). Tensors are passed as pointers and
+strides: no copy, no dependency on torch's C++ API. The reference computes whatever the library does not
+support (other types, copies and swaps of blocks). Pools are `[num_blocks, Hkv, block_size, D]`.
+Paper: section 5.1.
 """
 
 import ctypes
@@ -80,5 +81,5 @@ def paged_attention(
 
 
 def _with_dense_rows(tensor: Tensor) -> Tensor:
-    """The tensor itself if the elements of one head of one token lie side by side, else a copy."""
+    """The tensor itself if the elements of a token's head are contiguous, else a copy."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

@@ -1,7 +1,7 @@
-// What paged attention computes together: which rows meet which keys, decided before any is read.
+// What paged attention computes together: which rows attend to which keys, decided before any is read.
 //
 // An item is one KV head and a few query tokens: of one sequence, or one each of several decodes whose block
-// tables begin alike. Blocks that these share are read once for all of them (Hydragen, arXiv 2402.05099):
+// tables have a common prefix. Blocks that these share are read once for all of them (Hydragen, arXiv 2402.05099):
 //
 //     sequence 4   | block 7 | block 2 | block 9 |            one span of keys for what all three share,
 //     sequence 5   | block 7 | block 2 | block 1 | block 8 |  then one a sequence
@@ -17,12 +17,11 @@
 
 namespace {
 
-constexpr int TILE = 64;  // keys scored before their values are mixed: both fit in the first cache
+constexpr int TILE = 64;  // keys scored before their values are mixed: both fit in the L1 cache
 constexpr int ROWS = 32;  // rows of an item, if a single token does not already have more
 
-// Some rows of an item, and the keys of a sequence, first_key <= key < end_key, that they see together. The
-// first `rows_alike` of them stand at `position` and see no later key, as many more at the next position, and
-// so on.
+// Some rows of an item, and the keys of a sequence, first_key <= key < end_key, that they attend to. The first
+// `rows_alike` rows are at `position` and see no later key, the next `rows_alike` at the next position, and so on.
 struct Span {
     int sequence, head, first_row, num_rows, rows_alike, first_key, end_key, position;
 };
@@ -43,7 +42,7 @@ int query_len(const AttentionCall& call, int sequence) {
     return call.query_start[sequence + 1] - call.query_start[sequence];
 }
 
-// `num_tokens` tokens of a sequence, from number `token` of the step on.
+// `num_tokens` tokens of a sequence, from token `token` of the step on.
 void add_chunk(const AttentionCall& call, int sequence, int token, int num_tokens, Items& own) {
     const int group = group_of(call);
     const int position = call.context_len[sequence] - query_len(call, sequence) + token;
@@ -56,13 +55,13 @@ void add_chunk(const AttentionCall& call, int sequence, int token, int num_token
     }
 }
 
-// Sequences that lie side by side, with one token each, and the keys that they share.
+// Consecutive sequences with one token each, and the keys that they share.
 struct Family {
     int count, num_keys;
 };
 
-// Keys that lie in the same blocks for both sequences: in whole tiles, for then each row adds up the same
-// numbers in the same order as it would alone.
+// Keys in the same blocks of both sequences: in whole tiles, so that each row adds up the same numbers in the same
+// order as it would alone.
 int num_shared(const AttentionCall& call, int one, int other) {
     if (std::max(call.context_len[one], call.context_len[other]) > call.sliding_window) return 0;
     const int32_t *first = call.block_tables + one * call.table_stride,
@@ -73,7 +72,7 @@ int num_shared(const AttentionCall& call, int one, int other) {
     return (int)(block * call.block_size / TILE * TILE);
 }
 
-// The decode at `sequence` and those after it, up to `most`, that share as much as the first two do.
+// The decode at `sequence` and those after it, up to `most`, that share at least as much as the first two.
 Family family_of(const AttentionCall& call, int sequence, int most) {
     Family family{1, 0};
     for (; family.count < most && sequence + family.count < call.num_sequences; family.count++) {

@@ -1,11 +1,11 @@
-"""Compile the C++ kernels once for this machine, and keep the result: Linux and macOS, with gcc or clang.
+"""Compile the C++ kernels once for this machine, and cache the library: Linux and macOS, with gcc or clang.
 
-The library lies in the user's cache directory under a hash of everything that shaped it: sources, command,
-compiler, processor. It is written to a temporary place and then renamed: processes that start together each
-find all of it or none. A file beside it has its digest: what a full disk or a crash has cut is built again.
+It is in the user's cache directory under a hash of everything that it depends on: sources, command, compiler,
+CPU. It is written to a temporary file and then renamed, so that processes that start together find all of it
+or none. Its digest is in a file next to it: a library that a full disk or a crash truncated is rebuilt.
 
-Linux and macOS, with gcc or clang. Apple's clang comes without OpenMP's runtime; torch's copy is linked, for
-a process with two of them is stopped. Where there is none the kernels compute in one thread.
+Apple's clang comes without an OpenMP runtime; torch's copy is linked, because a process with two runtimes is
+stopped. Without any, the kernels use one thread.
 """
 
 import ctypes
@@ -67,12 +67,12 @@ def find_compiler() -> list[str]:
 
 
 def processor_flag() -> str:
-    """Use all that this processor can; on Arm not every clang knows `-march=native`."""
+    """Use everything that this CPU has; on Arm, not every clang knows `-march=native`."""
     return "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
 
 
 def openmp_flags() -> tuple[str, ...]:
-    """What turns OpenMP on."""
+    """Flags that turn on OpenMP."""
     if sys.platform != "darwin":
         return ("-fopenmp",)
     runtime = Path(torch.__file__).parent / "lib"

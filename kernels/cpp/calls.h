@@ -1,4 +1,4 @@
-// What Python packs for the kernels, and the kernels that `decode.cpp` calls as Python does.
+// The structs that Python packs, and the kernels that both Python and `decode.cpp` call.
 
 #pragma once
 
@@ -10,7 +10,7 @@ struct Product {
     const void *rows, *bias;  // no bias: null
     void* output;
     int64_t num_rows, row_stride, num_outputs, size, panel_bytes, num_threads;
-    int64_t fetches_ahead;  // 0: products of few rows leave fetching to the processor, if they may
+    int64_t fetches_ahead;  // 0: with few rows, prefetching may be left to the hardware
 };
 
 // What `attention.py` packs. Strides in elements; rows of one head are contiguous, pools throughout.

@@ -1,11 +1,11 @@
-// A step of decodes in one call: for few rows, Python would spend as long on the calls as the kernels on their work.
+// A decode step in one call: with few rows, calling the kernels from Python would take as long as running them.
 //
-//     token -> its row of the embeddings = x -> all layers -> norm -> product -> logits
+//     token -> embedding = x -> all layers -> norm -> linear -> logits
 //
-//     x -> norm -> [Q K V] -> rotate Q, K -> write K, V; attend -> product, + x  = y
-//     y -> norm -> [gate up] -> silu(gate) * up                 -> product, + y
+//     x -> norm -> [Q K V] -> rotate Q, K -> write K, V; attend -> linear, + x  = y
+//     y -> norm -> [gate up] -> silu(gate) * up                 -> linear, + y
 //
-// The same kernels in the same order as in fused_layer.py, so the same numbers.
+// The same kernels in the same order as in fused_layer.py, so the results are bit-identical.
 
 #include "calls.h"
 #include "vectors.h"
@@ -13,12 +13,12 @@
 #include <vector>
 
 struct Linear {
-    Product product;  // but for the rows, their number and the output
+    Product product;  // without the rows, their number and the output
     void (*multiply)(const Product*);
 };
 
 struct Norm {
-    const void* weight;  // null: there is none
+    const void* weight;  // null: no norm
     double epsilon;
 };
 

@@ -1,4 +1,4 @@
-"""A step of decodes in one call; the source is `decode.cpp`."""
+"""A decode step in one call; the source is `decode.cpp`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minipaged.kernels.cpp.build import INTEGER, POINTER, declare_by_dtype
 from minipaged.kernels.cpp.panels import Panels, fetches_ahead, multiply_of, pack_product
 from minipaged.kernels.metadata import AttentionMetadata, AttentionParameters
 
-# The structs `DecodeStep`, `Norm`, and the first or last member of others in decode.cpp.
+# The structs `DecodeStep` and `Norm`, and the first or last member of others in decode.cpp.
 _STEP, _NORM, _ADDRESS = struct.Struct("9P 3q"), struct.Struct("P d"), struct.Struct("P")
 _decode = declare_by_dtype("decode", ctypes.c_char_p, INTEGER, ctypes.c_char_p, ctypes.c_char_p)
 
@@ -39,9 +39,9 @@ class DecoderLayer(NamedTuple):
     """What a layer computes with. Query, key and value heads have the same size."""
 
     linears: Sequence[Linear]
-    """Query, key and value in one; attention output; gate and up in one; MLP output."""
+    """Fused query, key and value; attention output; fused gate and up; MLP output."""
     norms: Sequence[Norm | None]
-    """Before attention; of queries; of keys; before the MLP."""
+    """Before attention; on queries; on keys; before the MLP."""
     num_heads: int
     key_cache: Tensor
     """[num_blocks, Hkv, block_size, D]"""
@@ -56,7 +56,7 @@ class Decoder:
     Args:
         embeddings: [V, D], contiguous.
         layers: at least one.
-        norm: the last.
+        norm: the final norm.
         head: the output layer.
     """
 
@@ -75,7 +75,7 @@ class Decoder:
         Args:
             token_ids, positions: [1, T] int64, one for each sequence of `metadata`.
             angles: cosines and sines of every position, [2, P, head_dim], contiguous.
-            metadata: of a step of decodes.
+            metadata: of a decode step.
         """
         embeddings, layers, _, head = self._parts
         logits = embeddings.new_empty(token_ids.shape[1], head.weights.num_outputs)
@@ -91,7 +91,7 @@ class Decoder:
 
 
 def _pack(layer: DecoderLayer, dtype: torch.dtype) -> bytes:
-    """The struct `DecoderLayer`; what decode.cpp fills in at each step is 0."""
+    """The struct `DecoderLayer`; what decode.cpp fills in for each step is 0."""
     _, num_kv_heads, block_size, head_dim = layer.key_cache.shape
     scale, sliding_window, softcap, _ = layer.parameters
     linears = [_pack_linear(*linear, dtype) for linear in layer.linears]

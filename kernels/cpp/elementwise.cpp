@@ -1,9 +1,9 @@
-// The steps between two matrix products of a decoder layer, each in one pass over its rows.
+// The operations between two matrix multiplications of a decoder layer, each fused into one pass over its rows.
 //
 //     norm      x / rms(x) * weight          rotate    (a, b) -> (a cos - b sin, b cos + a sin)
 //     gate      silu(gate) * up              greedy    argmax, and its log-probability
 //
-// PyTorch takes 7, 10 and 2 passes for the first three, each with a call, an allocation and a trip to memory.
+// PyTorch takes 7, 10 and 2 passes for the first three, each with a call, an allocation and a round trip to memory.
 // Arithmetic is float32; rows are float32, bfloat16 or float16.
 
 #include "calls.h"
@@ -21,7 +21,7 @@ int64_t threads_for(int64_t elements, int64_t num_threads) {
     return elements < PARALLEL_ELEMENTS ? 1 : num_threads;
 }
 
-// Rows of `num_heads` heads of `dim` elements a token; strides of tokens in elements. May be in place.
+// Rows of `num_heads` heads of `dim` elements per token; token strides are in elements. May be in place.
 template <class T>
 void norm(const T* input, int64_t input_stride, T* output, int64_t output_stride, int64_t num_tokens,
           int64_t num_heads, int64_t dim, const T* weight, float epsilon, int64_t num_threads) {
@@ -36,7 +36,7 @@ void norm(const T* input, int64_t input_stride, T* output, int64_t output_stride
             }
             const float factor = 1 / std::sqrt(sum_of(squares) / dim + epsilon);
             for (int64_t d = 0; d < dim; d += LANES) {
-                T normed[LANES];  // rounded before the weight, as models do it in 16 bits
+                T normed[LANES];  // rounded before the weight, as models in 16-bit types do
                 store(normed, load(row + d, dim - d) * factor);
                 store(result + d, load(weight + d, dim - d) * load(normed), dim - d);
             }
@@ -63,14 +63,14 @@ void rotate(T* rows, int64_t stride, const T* cosines, const T* sines, int64_t n
     });
 }
 
-// output = silu(gate) * up, the two side by side in a row of 2 * dim; silu(x) = x / (1 + e^-x).
+// output = silu(gate) * up, both in a row of 2 * dim; silu(x) = x / (1 + e^-x).
 template <class T>
 void gate(const T* input, T* output, int64_t num_tokens, int64_t dim, int64_t num_threads) {
     in_parallel(num_tokens, threads_for(num_tokens * dim, num_threads), [&](int64_t token) {
         const T *gates = input + token * 2 * dim, *ups = gates + dim;
         for (int64_t d = 0; d < dim; d += LANES) {
             const Vec x = load(gates + d, dim - d);
-            const Vec power = exponential(x > -87.f ? -x : Vec{} + 87.f);  // beyond, x / e^87 is 0 all the same
+            const Vec power = exponential(x > -87.f ? -x : Vec{} + 87.f);  // beyond, x / e^87 is 0 anyway
             store(output + token * dim + d, x / (1.f + power) * load(ups + d, dim - d), dim - d);
         }
     });
@@ -79,7 +79,7 @@ void gate(const T* input, T* output, int64_t num_tokens, int64_t dim, int64_t nu
 // The first largest of a row, and log(e^largest / sum of e^x) = -log(sum of e^(x - largest)).
 template <class T>
 void greedy(const T* row, int64_t size, float* result) {
-    const auto lanes_at = [&](int64_t i) {  // behind the end of the row they are -inf
+    const auto lanes_at = [&](int64_t i) {  // -inf after the end of the row
         if (i + LANES <= size) return load(row + i);
         float end[LANES];
         store(end, load(row + i, size - i));
@@ -87,7 +87,7 @@ void greedy(const T* row, int64_t size, float* result) {
         return load(end);
     };
     Vec top = Vec{} - std::numeric_limits<float>::infinity();
-    Int start = {};  // of the lanes that had the largest
+    Int start = {};  // where each lane's largest was
     for (int64_t i = 0; i < size; i += LANES) {
         const Vec next = lanes_at(i);
         start = next > top ? Int{} + (int32_t)i : start;

@@ -1,8 +1,8 @@
-"""What a decoder layer does between its matrix products, one call each; the source is `elementwise.cpp`.
+"""The operations between two matrix multiplications of a decoder layer; the source is `elementwise.cpp`.
 
 For 32 rows of a model of 3 million parameters, on one core of an AMD EPYC, in microseconds (in brackets
-PyTorch's operations): a norm 3.6 (13), rotating queries and keys 4.7 (20), a gate 6.6 (7.8), the greedy
-choice 13 (55). For tensors on the CPU in `build.DTYPES`.
+PyTorch's operations): a norm 3.6 (13), RoPE for queries and keys 4.7 (20), a gate 6.6 (7.8), greedy
+sampling 13 (55). For tensors on the CPU in `build.DTYPES`.
 """
 
 from array import array
@@ -36,16 +36,15 @@ def add_rms_norm_(rows: Tensor, residual: Tensor, weight: Tensor, epsilon: float
 
 
 def rms_norm_heads_(heads: Tensor, weight: Tensor, epsilon: float) -> None:
-    """As `rms_norm`, of each head of heads [T, H, D], in place; a token's heads lie side by side."""
+    """As `rms_norm`, of each head of heads [T, H, D], in place; a token's heads are contiguous."""
     start, stride = heads.data_ptr(), heads.stride(0)
     _norm[heads.dtype](start, stride, start, stride, *heads.shape, weight.data_ptr(), epsilon, _threads())
 
 
 def rotate_heads_(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
-    """Rotary embedding of heads [T, H, D] in place; a token's heads lie side by side.
+    """Rotary embedding of heads [T, H, D] in place; a token's heads are contiguous.
 
-    Element d of a head turns with element d + D/2, by the angle whose cosine and sine stand at both places of
-    cosines and sines [T, D].
+    Element d of a head is rotated with element d + D/2; cosines and sines [T, D] have the angle at both.
     """
     _rotate[heads.dtype](
         heads.data_ptr(), heads.stride(0), cosines.data_ptr(), sines.data_ptr(), *heads.shape, _threads()
@@ -61,7 +60,7 @@ def silu_gate(rows: Tensor) -> Tensor:
 
 
 def greedy_tokens(logits: Tensor) -> list[tuple[float, float]]:
-    """The token and log-probability of the first largest of each row of logits [R, V]."""
+    """Each row's argmax of logits [R, V] (the first, if several are equal) and its log-probability."""
     logits = (logits if logits.dtype in _greedy else logits.float()).contiguous()
     num_rows, vocab_size = logits.shape
     results = array("f", bytes(8 * num_rows))

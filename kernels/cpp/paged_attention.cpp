@@ -1,13 +1,13 @@
-// Paged attention for a CPU: blocks are read in place, each once, by all query heads that share them.
+// Paged attention for a CPU: blocks are read in place, each once for all query heads that share it.
 //
 // A work item (attention_items.h) is one KV head and a few query tokens; its rows are the G query heads of each
-// token (row = token * G + g). Keys pass by in tiles of TILE tokens, with an online softmax:
+// token (row = token * G + g). Keys are read in tiles of TILE tokens, with an online softmax:
 //
 //     block table ->  pointers to a tile's K rows  ->  scores [rows, TILE]  ->  softmax  ->  acc += p V
 //
-// One pointer a token is all that paging costs, and any block size will do. Arithmetic is float32; pools are
-// [num_blocks, Hkv, block_size, Dk or Dv], of three float types. Of the softmax each row has a maximum m_i, a sum
-// of exponentials l_i and an accumulator acc; earlier sums shrink by alpha. Paper: section 5.1.
+// Paging costs one pointer per token, and any block size will do. Arithmetic is float32; pools are
+// [num_blocks, Hkv, block_size, Dk or Dv], of three float types. The softmax state of a row is a maximum m_i, a sum
+// of exponentials l_i and an accumulator acc; alpha rescales earlier sums. Paper: section 5.1.
 
 #include "attention_items.h"
 #include "calls.h"
@@ -22,40 +22,40 @@
 
 namespace {
 
-constexpr int PLACES = LANES == 16 ? 1 : 4;  // places of a tile that are fetched in turn, as measured on Zen 3
-// The cache to fetch into. 2, the second: it takes more lines at a time (on Zen 4, decodes read 1.7 times as fast; on
-// Zen 5, it makes no difference). 3, the first: as measured on Zen 3.
-constexpr int FETCH_INTO = LANES == 16 ? 2 : 3;
-constexpr int WIDEN_ROWS = 16;  // rows from which a tile in 16 bits is widened once, not at each use
+constexpr int PLACES = LANES == 16 ? 1 : 4;  // places of a tile prefetched alternately, as measured on Zen 3
+// The cache to prefetch into. 2, L2: it accepts more lines at a time (on Zen 4, decodes read 1.7 times as fast; on
+// Zen 5, it makes no difference). 3, L1: as measured on Zen 3.
+constexpr int PREFETCH_INTO = LANES == 16 ? 2 : 3;
+constexpr int WIDEN_ROWS = 16;  // from so many rows on, a 16-bit tile is widened once, not at each use
 constexpr double PARALLEL_WORK = 1e6;  // multiply-adds below which waking threads costs more than it saves
 constexpr float INF = std::numeric_limits<float>::infinity();
 
-// ---- The two register-blocked products -------------------------------------------------------------------
-// Each fetches the rows that the other will read next: blocks lie anywhere, and the processor cannot guess where
-// the next one begins. Decode of 32 sequences, context 512-1024, 8/4 heads of 64, block size 16: 2.8 -> 1.8 ms a
+// ---- The two register-blocked multiplications -------------------------------------------------------------
+// Each prefetches the rows that the other reads next: blocks can be anywhere, so the hardware prefetcher cannot
+// find the next one. Decode of 32 sequences, context 512-1024, 8/4 heads of 64, block size 16: 2.8 -> 1.8 ms a
 // layer in float32, 1.4 -> 0.65 in bfloat16 (adding up the pools alone: 0.9 and 0.55).
 
-// The rows of a tile, none if `num_rows` is 0. Where one stream of reads leaves memory idle, they are fetched
-// from several blocks in turn: rows 0 16 32 48, then 1 17 33 49, ... With 1 KV head a query head that takes a
-// sixth less time.
+// The rows of the next tile, none if `num_rows` is 0. Where one stream of reads does not saturate the bandwidth, they
+// are prefetched from several blocks alternately: rows 0 16 32 48, then 1 17 33 49, ... With 1 KV head per query
+// head, that takes a sixth less time.
 template <class S>
-struct Coming {
+struct Prefetch {
     const S* const* rows = nullptr;
     int num_rows = 0;
     int distance = (num_rows + PLACES - 1) / PLACES;
 
-    ALWAYS_INLINE void fetch(int k, int strip) const {
+    ALWAYS_INLINE void row(int k, int strip) const {
         if (!num_rows) return;
         const S* source = rows[k % PLACES * distance + k / PLACES] + strip;
-        for (int i = 0; i < STRIP; i += 64 / sizeof(S)) __builtin_prefetch(source + i, 0, FETCH_INTO);
+        for (int i = 0; i < STRIP; i += 64 / sizeof(S)) __builtin_prefetch(source + i, 0, PREFETCH_INTO);
     }
 };
 
 // scores[r][k] = query[r] . keys[k]. R rows times LANES / R keys fill LANES accumulators, so a key is loaded
-// once for R rows, and one `sums_of` finishes them all. `dim`: elements of a key; `width`: in whole strips.
+// once for R rows, and a single `sums_of` reduces them all. `dim`: elements of a key; `width`: in whole strips.
 template <int R, class S>
 void score_rows(const float* query, int dim, int width, const S* const* keys, int num_keys,
-                Coming<S> coming, float* scores) {
+                Prefetch<S> prefetch, float* scores) {
     constexpr int KEYS = LANES / R;
     for (int k = 0; k < num_keys; k += KEYS) {
         Vec sum[LANES] = {};
@@ -67,7 +67,7 @@ void score_rows(const float* query, int dim, int width, const S* const* keys, in
             for (int c = 0; c < KEYS; c++) {
                 Vec k0, k1;
                 load_strip(keys[k + c] + start, k0, k1);
-                coming.fetch(k + c, strip);
+                prefetch.row(k + c, strip);
                 for (int r = 0; r < R; r++) sum[r * KEYS + c] = add_product(sum[r * KEYS + c], q0[r], k0);
                 for (int r = 0; r < R; r++) sum[r * KEYS + c] = add_product(sum[r * KEYS + c], q1[r], k1);
             }
@@ -81,7 +81,7 @@ void score_rows(const float* query, int dim, int width, const S* const* keys, in
 // acc[r] = acc[r] * alpha[r] + sum over k of p[r][k] * values[k], for W strips from `strip` on.
 template <int R, int W, class S>
 void mix_strips(const float* p, int strip, int dim, int width, const S* const* values, int num_keys,
-                Coming<S> coming, const float* alpha, float* acc) {
+                Prefetch<S> prefetch, const float* alpha, float* acc) {
     Vec sum[R][2 * W];
     int start[W];
     for (int w = 0; w < W; w++) start[w] = strip_start(strip + w * STRIP, dim);
@@ -91,7 +91,7 @@ void mix_strips(const float* p, int strip, int dim, int width, const S* const* v
         Vec value[2 * W];
         for (int w = 0; w < W; w++) {
             load_strip(values[k] + start[w], value[2 * w], value[2 * w + 1]);
-            coming.fetch(k, strip + w * STRIP);
+            prefetch.row(k, strip + w * STRIP);
         }
         for (int r = 0; r < R; r++)
             for (int v = 0; v < 2 * W; v++) sum[r][v] = add_product(sum[r][v], p[r * TILE + k] - Vec{}, value[v]);
@@ -102,11 +102,11 @@ void mix_strips(const float* p, int strip, int dim, int width, const S* const* v
 
 template <int R, class S>
 void mix_rows(const float* p, int dim, int width, const S* const* values, int num_keys,
-              Coming<S> coming, const float* alpha, float* acc) {
+              Prefetch<S> prefetch, const float* alpha, float* acc) {
     int strip = 0;
     for (; strip + 2 * STRIP <= width; strip += 2 * STRIP)
-        mix_strips<R, 2>(p, strip, dim, width, values, num_keys, coming, alpha, acc);
-    if (strip < width) mix_strips<R, 1>(p, strip, dim, width, values, num_keys, coming, alpha, acc);
+        mix_strips<R, 2>(p, strip, dim, width, values, num_keys, prefetch, alpha, acc);
+    if (strip < width) mix_strips<R, 1>(p, strip, dim, width, values, num_keys, prefetch, alpha, acc);
 }
 
 // Calls body(first row, number of rows as a constant) for groups of 4, then 2, then 1 rows.
@@ -138,8 +138,8 @@ struct Workspace {
           value_tile(in_place ? 0 : TILE * value_width), keys(TILE), values(TILE) {}
 };
 
-// R rows of scores become p = e^(score - m_i). Rows side by side, for each alone would wait for one operation
-// after the other.
+// R rows of scores become p = e^(score - m_i). Several rows at once, because the operations of a single
+// row would wait for each other.
 template <int R>
 void softmax_rows(float* scores, int num_keys, float* m_i, float* l_i, float* alpha) {
     Vec top[R], total[R] = {};
@@ -190,7 +190,7 @@ void find_rows(const AttentionCall& call, const void* cache, int dim, const Span
     std::fill(rows.begin() + num_keys, rows.begin() + padded(num_keys, LANES), rows[num_keys - 1]);
 }
 
-// T: type of the pool. S: type the products read, T itself or float. `next`: the span after this one, or null.
+// T: type of the pool. S: type that is multiplied, T itself or float. `next`: the span after this one, or null.
 template <class T, class S>
 void attend_span(const AttentionCall& call, const Span& span, const Span* next, Workspace<S>& work) {
     const int first_row = span.first_row, end_row = first_row + span.num_rows;
@@ -198,7 +198,7 @@ void attend_span(const AttentionCall& call, const Span& span, const Span* next, 
     const bool in_place = work.key_tile.empty();
     const float softcap = (float)call.softcap;
     const int key_dim = (int)call.key_dim, value_dim = (int)call.value_dim;  // of a row of the pool, and
-    const int key_row = in_place ? key_dim : work.key_width;                  // of the rows the products read
+    const int key_row = in_place ? key_dim : work.key_width;                  // of the rows that are multiplied
     const int value_row = in_place ? value_dim : work.value_width;
 
     auto find_keys = [&](const Span& owner, int first) {
@@ -213,17 +213,17 @@ void attend_span(const AttentionCall& call, const Span& span, const Span* next, 
     for (int first = span.first_key; first < span.end_key; first += TILE) {
         const int num_keys = std::min(TILE, span.end_key - first), num_scores = padded(num_keys, LANES);
         find_rows<T>(call, call.value_cache, value_dim, span, first, num_keys, work.value_tile, work.values);
-        const Coming<S> values{work.values.data(), in_place ? num_keys : 0};
+        const Prefetch<S> values{work.values.data(), in_place ? num_keys : 0};
         for_rows([&](int row, auto rows) {
             score_rows<rows()>(&work.query[row * work.key_width], key_row, work.key_width, work.keys.data(),
-                               num_scores, row == first_row ? values : Coming<S>{},
+                               num_scores, row == first_row ? values : Prefetch<S>{},
                                &work.scores[row * TILE]);
         });
         for (int row = first_row; row < end_row; row++) {
             float* scores = &work.scores[row * TILE];
             for (int k = 0; softcap != 0 && k < num_keys; k++)
                 scores[k] = std::tanh(scores[k] / softcap) * softcap;
-            // Of the tile's keys this row sees [oldest, newest); the rest, padding included, weighs nothing.
+            // Of the tile's keys this row sees [oldest, newest); the rest, padding included, has no weight.
             const int seen = span.position + (row - first_row) / span.rows_alike + 1 - first;
             const int newest = std::clamp(seen, 0, num_keys), oldest = std::clamp(seen - window, 0, newest);
             std::fill(scores, scores + oldest, -INF);
@@ -233,20 +233,20 @@ void attend_span(const AttentionCall& call, const Span& span, const Span* next, 
             softmax_rows<rows()>(&work.scores[row * TILE], num_scores, &work.m_i[row], &work.l_i[row],
                                  &work.alpha[row]);
         });
-        // To be fetched meanwhile: the keys of the next tile or, after the last, of the next span.
-        int num_coming = 0;
+        // To be prefetched meanwhile: the keys of the next tile or, after the last, of the next span.
+        int num_next = 0;
         if (first + TILE < span.end_key)
-            num_coming = find_keys(span, first + TILE);
+            num_next = find_keys(span, first + TILE);
         else if (in_place && next)
-            num_coming = find_keys(*next, next->first_key);
-        const Coming<S> keys{work.keys.data(), in_place ? num_coming : 0};
+            num_next = find_keys(*next, next->first_key);
+        const Prefetch<S> keys{work.keys.data(), in_place ? num_next : 0};
         for_rows([&](int row, auto rows) {
             mix_rows<rows()>(&work.scores[row * TILE], value_row, work.value_width, work.values.data(), num_keys,
-                             row == first_row ? keys : Coming<S>{}, &work.alpha[row],
+                             row == first_row ? keys : Prefetch<S>{}, &work.alpha[row],
                              &work.acc[row * work.value_width]);
         });
         for (int k = num_keys; k < PLACES * keys.distance; k++)
-            for (int strip = 0; strip < key_dim; strip += STRIP) keys.fetch(k, strip);
+            for (int strip = 0; strip < key_dim; strip += STRIP) keys.row(k, strip);
     }
 }
 
@@ -260,7 +260,7 @@ void attend(const AttentionCall& call, const Item& item, const std::vector<Span>
         widen_row((const T*)call.query + place, (int)call.key_dim, query);
         clear_shared<T>((int)call.key_dim, query);
         for (int d = 0; d < work.key_width; d++) query[d] *= (float)call.scale;
-        // A sink is one more logit that is there from the start, without a value.
+        // A sink is one more logit in the initial state, without a value.
         work.m_i[row] = call.sinks ? call.sinks[head] : -INF;
         work.l_i[row] = call.sinks ? 1 : 0;
     }
@@ -280,7 +280,7 @@ void attend_all(const AttentionCall& call, const Items& all, bool in_place, int 
     if (items.empty()) return;
     int num_tokens = 0;
     for (const Item& item : items) num_tokens = std::max(num_tokens, item.num_tokens);
-    // In runs, for a thread fetches the item after its own.
+    // In runs, because a thread prefetches for the item after its own.
     const size_t run = std::clamp<size_t>(items.size() / (4 * num_threads), 1, 8);
     std::atomic<size_t> taken = 0;
     in_parallel(num_threads, num_threads, [&](int64_t) {
@@ -292,12 +292,12 @@ void attend_all(const AttentionCall& call, const Items& all, bool in_place, int 
 }
 
 // Blocks are read in place, with two exceptions. Rows shorter than a strip are padded in a copied tile, and
-// tiles in 16 bits that many rows share are widened there, once for all of them.
+// 16-bit tiles that many rows share are widened there, once for all of them.
 template <class T>
 void attend_batch(const AttentionCall& call) {
     const bool long_rows = call.key_dim >= STRIP && call.value_dim >= STRIP;
     const int step = std::max(1, ROWS / group_of(call));  // tokens of an item
-    // So many sequences may share an item, and every thread has one.
+    // Sequences that may share an item, so that every thread has one.
     const int most = (int)std::clamp<int64_t>(call.num_sequences * call.num_kv_heads / call.num_threads, 1, step);
     Items in_place, copied;
     const auto items_for = [&](int num_tokens) -> Items& {

@@ -1,10 +1,10 @@
-// rows x weights^T for few rows, at the speed at which memory delivers the weights.
+// rows x weights^T (GEMM). With few rows, it takes as long as reading the weights from memory.
 //
 //     weights [N, K]  ->  panels of 64 outputs, k after k:   | w(0..63, k=0) | w(0..63, k=1) | ...
 //
-// A panel is read from its beginning to its end, 64 k at a time, and each of its vectors meets one element of every
-// row; the sums are in registers meanwhile. oneDNN packs float32 and bfloat16 weights in the same order, so one copy
-// serves both. Bytes and nibbles carry a scale for each output and 64 k; `panels.py` puts each in its place.
+// A panel is read sequentially, 64 k at a time; each vector is multiplied by one element of every row, with the
+// accumulators in registers. oneDNN packs float32 and bfloat16 weights in the same order, so one copy serves both.
+// 8-bit and 4-bit weights have a scale for each output and 64 k; `panels.py` packs them.
 
 #include "calls.h"
 #include "panel_formats.h"
@@ -14,64 +14,63 @@
 
 namespace {
 
-constexpr int AHEAD = 8192;            // bytes from what one pass multiplies to what is fetched meanwhile: the
-                                       // processor fetches neighbours, but not from the next page
-constexpr int STREAMS = 4;             // panels that few rows read at the same time
-constexpr int LINES_IN_TURN = 4;       // rows of lanes from one of them before the next has its turn
-constexpr int64_t ROW_BLOCK = 96;      // rows whose sums stay in the nearest caches
+constexpr int PREFETCH_DISTANCE = 8192;  // bytes; the hardware prefetches neighbours, but not across pages
+constexpr int STREAMS = 4;               // panels that few rows read alternately
+constexpr int LINES_PER_TURN = 4;        // rows of lanes from one of them before the next
+constexpr int64_t ROW_BLOCK = 96;        // rows whose sums stay in the L1 and L2 caches
 constexpr int64_t PARALLEL_BYTES = 1 << 19;  // below that, waking threads costs more than it saves
 constexpr int64_t PARALLEL_ROW_ELEMENTS = 1 << 15;  // likewise, of rows that are converted
 
-template <class Format>  // rows that one pass over a panel multiplies: what the registers hold
-constexpr int MOST_ROWS = LANES == 16 || std::is_same_v<Format, Float32> ? 6 : 4;
+template <class Format>  // rows of one pass over a panel: what the registers hold
+constexpr int MAX_ROWS = LANES == 16 || std::is_same_v<Format, Float32> ? 6 : 4;
 
-// Without AVX-512, rows (times their parts) that may read several panels at the same time instead of fetching ahead
-// (`Product::fetches_ahead`), as measured on Zen 3: with more, and with nibbles, products take longer than reads.
+// Without AVX-512, rows (times their parts) that may read several panels alternately instead of prefetching
+// (`Product::fetches_ahead`), as measured on Zen 3: with more rows, and with int4, it is compute-bound.
 template <class Format>
-constexpr int MOST_IN_STREAMS = LANES == 16 || std::is_same_v<Format, Int4> ? 0
+constexpr int MAX_IN_STREAMS = LANES == 16 || std::is_same_v<Format, Int4> ? 0
                                 : std::is_same_v<Format, Float32>           ? 4
                                 : std::is_same_v<Format, Float16>           ? 1
                                                                             : 2;
 
-// With AVX-512, rows (times their parts) that may leave fetching to the processor instead, as measured on Zen 4. With
-// more, passes over a group take so long that memory would be idle meanwhile.
+// With AVX-512, rows (times their parts) that may leave prefetching to the hardware instead, as measured on Zen 4.
+// With more, passes over a group take so long that memory would be idle meanwhile.
 template <int PARTS>
-constexpr int MOST_UNFETCHED = LANES != 16 ? 0 : PARTS ? 18 : 5;
+constexpr int MAX_UNPREFETCHED = LANES != 16 ? 0 : PARTS ? 18 : 5;
 
-template <class Format>  // rows; for more, the codes of a group become numbers first
-constexpr int MOST_TO_DECODE = LANES == 16 || std::is_same_v<Format, Float16> ? 12 : 32;
+template <class Format>  // rows; for more, a group is converted to float32 first
+constexpr int MAX_TO_CONVERT = LANES == 16 || std::is_same_v<Format, Float16> ? 12 : 32;
 
 // ---- A group of a panel, or of several -------------------------------------------------------------------
 
-// While rows pass over a group, the bytes from `coming` on are fetched, `stride` for each row of lanes, so that
-// memory delivers all the time, and not just during the first pass:
+// Each pass over a group prefetches from `upcoming` on, `stride` bytes for each row of lanes, so that memory is never
+// idle, as it would be if only the first pass did:
 //
 //     multiplied     rows 0 to 5                rows 6 to 11     rows 12 to 17
-//     fetched        next group, first third    second third     last third
+//     prefetched     next group, first third    second third     last third
 //
-// With a stride of 0, nothing is fetched.
+// With a stride of 0, nothing is prefetched.
 struct Group {
     const char* weights;     // [GROUP / STEP][WIDTH] lanes
     const BFloat16* scales;  // [WIDTH], or null for 1
     int count;               // k in the group
-    const char* coming;
+    const char* upcoming;
     int64_t stride;
-    int64_t num_streams, stream_bytes;  // panels that are read together (unfetched), and from each to the next
+    int64_t num_streams, stream_bytes;  // panels that are read alternately, and the distance between them
 
     const BFloat16* scales_of(int64_t stream, int vector) const {
         return scales ? scales + stream * stream_bytes / 2 + vector * LANES : nullptr;
     }
 };
 
-// The cache to fetch into. What a single pass reads goes past the second and third: it would only drive out K, V and
-// whatever else a step reads again. (Without AVX-512, several loops pass over a group.)
-constexpr int FIRST = 0, SECOND = 2, FOR_ONE_PASS = LANES == 16 ? FIRST : SECOND;
+// Locality hints. What a single pass reads bypasses the L2 and L3 caches: it would only evict K, V and whatever else
+// a step reads again. (Without AVX-512, several loops pass over a group.)
+constexpr int NON_TEMPORAL = 0, INTO_L2 = 2, ONE_PASS = LANES == 16 ? NON_TEMPORAL : INTO_L2;
 
-// N of the VECTORS lines of 64 bytes or, on AVX2, whose loops pass four times over a group, every other one in each.
-template <int N, int INTO>
-void fetch(const char* coming, int64_t stride) {
+// N of the VECTORS cache lines; with AVX2, whose loops pass four times over a group, every other line in each.
+template <int N, int HINT>
+void prefetch(const char* upcoming, int64_t stride) {
     constexpr int LINES = LANES == 16 ? VECTORS : 2;
-    for (int i = 0; i < N; i++) __builtin_prefetch(coming + stride / LINES * i, 0, INTO);
+    for (int i = 0; i < N; i++) __builtin_prefetch(upcoming + stride / LINES * i, 0, HINT);
 }
 
 template <int N>
@@ -84,12 +83,12 @@ struct RowGroup {
     float sum, scale;  // of the elements, which stand for scale * element
 };
 
-// Rows as a group meets them. A `Sum` holds the products of one part of a row with one vector of codes.
+// The rows that a group is multiplied by. A `Sum` accumulates one part of a row times the vectors of weights.
 template <class Format_>
 struct FloatRows {
     using Format = Format_;
     using Sum = Vec;
-    static constexpr int PARTS = 1, MOST = MOST_ROWS<Format>, MOST_IN_HALVES = MOST;
+    static constexpr int PARTS = 1, MAX_PER_PASS = MAX_ROWS<Format>, MAX_IN_HALVES = MAX_PER_PASS;
     const float* elements;  // `stride` apart; in the format Pairs a float holds two
     int64_t stride;
     const RowGroup* groups;
@@ -101,7 +100,7 @@ struct FloatRows {
 
     Vec start(int) const { return Vec{}; }
 
-    // sums[i][] += the products of a row of lanes with the elements k, k + 1, ... of row first + i.
+    // sums[i][] += a row of lanes times the elements k, k + 1, ... of row first + i.
     template <int R, int N>
     ALWAYS_INLINE void add(Vec (&sums)[R][N], int first, const char* source, int k) const {
         const float* own = elements + first * stride + (std::is_same_v<Format, Pairs> ? k / 2 : k);
@@ -116,7 +115,7 @@ struct FloatRows {
                     sums[r][v] = add_product<Format>(sums[r][v], raw[v], own + r * stride, i);
     }
 
-    // total + what the sums of row r stand for.
+    // total + the dequantized sums of row r.
     Vec finish(Vec total, const Vec (&sums)[1], int r, const BFloat16* scales) const {
         if (!scales) return total + sums[0];
         const RowGroup& own = groups[r * num_groups];
@@ -125,20 +124,20 @@ struct FloatRows {
     }
 };
 
-template <class Format_, int PARTS_>  // the same in fixed point: i is part i % PARTS of row i / PARTS
-struct FixedRows {
+template <class Format_, int PARTS_>  // quantized: i is part i % PARTS of row i / PARTS
+struct QuantizedRows {
     using Format = Format_;
     using Sum = Int;
-    static constexpr int PARTS = PARTS_, MOST = 6 / PARTS;  // whose sums the registers hold
-    static constexpr int MOST_IN_HALVES = LANES == 16 ? 2 * MOST : MOST;  // with the sums of half a panel at a time
-    const FixedGroup<PARTS>* groups;
+    static constexpr int PARTS = PARTS_, MAX_PER_PASS = 6 / PARTS;  // whose sums the registers hold
+    static constexpr int MAX_IN_HALVES = LANES == 16 ? 2 * MAX_PER_PASS : MAX_PER_PASS;  // half a panel at a time
+    const QuantizedGroup<PARTS>* groups;
     int64_t num_groups;
 
-    FixedRows from(int64_t r) const { return {groups + r * num_groups, num_groups}; }
+    QuantizedRows from(int64_t r) const { return {groups + r * num_groups, num_groups}; }
 
-    const FixedGroup<PARTS>& row_of(int i) const { return groups[i / PARTS * num_groups]; }
+    const QuantizedGroup<PARTS>& row_of(int i) const { return groups[i / PARTS * num_groups]; }
 
-    Int start(int i) const { return Int{} - ZERO_CODE<Format> * row_of(i).sums[i % PARTS]; }
+    Int start(int i) const { return Int{} - ZERO_POINT_OF<Format> * row_of(i).sums[i % PARTS]; }
 
     template <int I, int N>
     ALWAYS_INLINE void add(Int (&sums)[I][N], int first, const char* source, int k) const {
@@ -146,14 +145,14 @@ struct FixedRows {
         load_line(source, raw);
 #pragma GCC unroll 2
         for (int nibble = 0; nibble < Format::STEP / 4; nibble++, k += 4) {
-            Codes codes[N];
+            IntegerWeights weights[N];
 #pragma GCC unroll 8
-            for (int v = 0; v < N; v++) codes[v] = split(bytes_of<Format>(raw[v], nibble));
+            for (int v = 0; v < N; v++) weights[v] = split(bytes_of<Format>(raw[v], nibble));
 #pragma GCC unroll 16
             for (int i = 0; i < I; i++) {
-                const Part* numbers = row_of(first + i).numbers[(first + i) % PARTS] + k;
+                const Part* elements = row_of(first + i).elements[(first + i) % PARTS] + k;
 #pragma GCC unroll 8
-                for (int v = 0; v < N; v++) sums[i][v] = add_four(sums[i][v], codes[v], numbers);
+                for (int v = 0; v < N; v++) sums[i][v] = add_four(sums[i][v], weights[v], elements);
             }
         }
     }
@@ -164,13 +163,13 @@ struct FixedRows {
     }
 };
 
-// totals[row][output] += scale[output] * the products of R rows with a group.
-// (`rows` and `stride` are copies, for then the compiler knows that no store changes them.)
-template <int R, int INTO, class Rows>
+// totals[row][output] += scale[output] * the dot products of R rows with a group.
+// (`rows` and `stride` are copies so that the compiler knows that no store changes them.)
+template <int R, int HINT, class Rows>
 void add_group(const Group& group, const Rows rows, float* totals) {
     using Format = typename Rows::Format;
     using Sum = typename Rows::Sum;
-    constexpr int N = LANES == 16 && R <= Rows::MOST ? VECTORS : 2;  // what the registers hold
+    constexpr int N = LANES == 16 && R <= Rows::MAX_PER_PASS ? VECTORS : 2;  // what the registers hold
     constexpr int PARTS = Rows::PARTS;
     for (int first = 0; first < VECTORS; first += N) {
         Sum sums[R * PARTS][N];
@@ -179,14 +178,14 @@ void add_group(const Group& group, const Rows rows, float* totals) {
 #pragma GCC unroll 8
             for (int v = 0; v < N; v++) sums[i][v] = rows.start(i);
         const char* source = group.weights + first * sizeof(Vec);
-        const char* coming = group.coming + first * group.stride / VECTORS;
+        const char* upcoming = group.upcoming + first * group.stride / VECTORS;
         const int64_t stride = group.stride;
         const auto add_line = [&](int k) __attribute__((always_inline)) {
-            if (stride) fetch<N, INTO>(coming, stride);
+            if (stride) prefetch<N, HINT>(upcoming, stride);
             rows.add(sums, 0, source, k);
-            source += 4 * WIDTH, coming += stride;
+            source += 4 * WIDTH, upcoming += stride;
         };
-        if constexpr (LANES == 8 && Format::STEP < 4)  // what surrounds few products takes a fifth of the time
+        if constexpr (LANES == 8 && Format::STEP < 4)  // loop overhead takes a fifth of the time
 #pragma GCC unroll 4
             for (int k = 0; k < group.count; k += Format::STEP) add_line(k);
         else
@@ -204,29 +203,29 @@ void add_group(const Group& group, const Rows rows, float* totals) {
     }
 }
 
-template <int INTO, class Rows, int R = INTO == FIRST ? Rows::MOST_IN_HALVES : Rows::MOST>
+template <int HINT, class Rows, int R = HINT == NON_TEMPORAL ? Rows::MAX_IN_HALVES : Rows::MAX_PER_PASS>
 void add_some(int64_t num_rows, const Group& group, const Rows& rows, float* totals) {
     if constexpr (R > 1)
-        if (num_rows < R) return add_some<INTO, Rows, R - 1>(num_rows, group, rows, totals);
-    add_group<R, INTO>(group, rows, totals);
+        if (num_rows < R) return add_some<HINT, Rows, R - 1>(num_rows, group, rows, totals);
+    add_group<R, HINT>(group, rows, totals);
 }
 
-// totals[stream][row][output] += the same for a group of each of several panels. Few rows read a kilobyte of
-// each in turn, and fetch nothing ahead. The processor then fetches by itself, along several streams, and
-// memory delivers up to 1.5 times as much:
+// totals[stream][row][output] += the same for a group of each of several panels. With few rows, a kilobyte of each is
+// read alternately, without software prefetching. The hardware prefetcher then follows several streams, and bandwidth
+// is up to 1.5 times as high:
 //
-//     panels          0 1 2 | 3 4 5 | 6 7 8 | 9 10 11
-//     read together   0       3       6       9            then 1 4 7 10, then 2 5 8 11
+//     panels              0 1 2 | 3 4 5 | 6 7 8 | 9 10 11
+//     read alternately    0       3       6       9            then 1 4 7 10, then 2 5 8 11
 //
-// All rows meet a kilobyte before the next panel has its turn, while it is in the nearest cache.
+// Each kilobyte is multiplied by all rows while it is in the L1 cache.
 template <class Rows>
-void add_in_turns(int64_t num_rows, const Group& group, const Rows& rows, float* totals) {
+void add_alternating(int64_t num_rows, const Group& group, const Rows& rows, float* totals) {
     using Format = typename Rows::Format;
     using Sum = typename Rows::Sum;
-    constexpr int TURN = LINES_IN_TURN * Format::STEP, PARTS = Rows::PARTS;
+    constexpr int TURN = LINES_PER_TURN * Format::STEP, PARTS = Rows::PARTS;
     const int num_parts = (int)num_rows * PARTS;
-    static_assert(STREAMS * MOST_IN_STREAMS<Format> <= ROW_BLOCK, "totals hold the sums of so many rows");
-    Sum sums[STREAMS][MOST_IN_STREAMS<Format>][VECTORS];
+    static_assert(STREAMS * MAX_IN_STREAMS<Format> <= ROW_BLOCK, "totals hold the sums of so many rows");
+    Sum sums[STREAMS][MAX_IN_STREAMS<Format>][VECTORS];
     for (int s = 0; s < group.num_streams; s++)
         for (int i = 0; i < num_parts; i++)
             for (Sum& sum : sums[s][i]) sum = rows.start(i);
@@ -252,16 +251,16 @@ void add_in_turns(int64_t num_rows, const Group& group, const Rows& rows, float*
             }
 }
 
-// The codes of a group as numbers, in the order of Float32: for many rows that is quicker.
+// Converts a group to the layout of Float32, which is faster with many rows.
 template <class Format>
-void expand(const char* group, int count, char* numbers) {
+void expand(const char* group, int count, char* floats) {
     for (int k = 0; k < count; k += Format::STEP, group += 4 * WIDTH)
         for (int v = 0; v < VECTORS; v++) {
             Int raw;
             std::memcpy(&raw, group + v * sizeof(Vec), sizeof raw);
 #pragma GCC unroll 8
             for (int i = 0; i < Format::STEP; i++)
-                store((float*)numbers + (k + i) * WIDTH + v * LANES, Format::value(raw, i) - Format::OFFSET);
+                store((float*)floats + (k + i) * WIDTH + v * LANES, Format::value(raw, i) - Format::OFFSET);
         }
 }
 
@@ -283,7 +282,7 @@ template <class Format>
 constexpr bool rounds = std::is_same_v<Format, W8A8>;
 
 template <class Format, class T, bool IN_PAIRS>
-struct Floats {  // the rows as the kernel reads them. Rounded ones stay whole numbers, whose sums are exact.
+struct Floats {  // the rows in float32. Quantized ones stay integers, whose sums are exact.
     std::vector<float> elements;
     std::vector<RowGroup> groups;
     int64_t stride;
@@ -302,9 +301,9 @@ struct Floats {  // the rows as the kernel reads them. Rounded ones stay whole n
             }
             for (int64_t k = 0; k < call.size; k += LANES) store(own + k, load(row + k, call.size - k));
             for (int64_t g = 0; rounds<Format> && g < num_groups; g++) {
-                FixedGroup<1> group;
-                in_parts<Format>(own + g * GROUP, GROUP, group);
-                for (int k = 0; k < GROUP; k++) own[g * GROUP + k] = group.numbers[0][k];
+                QuantizedGroup<1> group;
+                quantize_group<Format>(own + g * GROUP, GROUP, group);
+                for (int k = 0; k < GROUP; k++) own[g * GROUP + k] = group.elements[0][k];
                 groups[r * num_groups + g].scale = group.scale;
             }
             for (int64_t g = 0; Format::OFFSET != 0 && g < num_groups; g++) {
@@ -323,29 +322,29 @@ struct Floats {  // the rows as the kernel reads them. Rounded ones stay whole n
 };
 
 template <class Format, class T>
-struct FixedPoint {  // the same as parts, never in pairs
+struct Quantized {  // the rows in parts, never in pairs
     static constexpr int PARTS = PARTS_OF<Format>;
-    std::vector<FixedGroup<PARTS>> groups;
+    std::vector<QuantizedGroup<PARTS>> groups;
 
-    explicit FixedPoint(const Product& call) : groups(call.num_rows * groups_of(call)) {
+    explicit Quantized(const Product& call) : groups(call.num_rows * groups_of(call)) {
         for_rows(call, [&](int64_t r) {
             for (int64_t g = 0, start = 0; start < call.size; g++, start += GROUP)
-                in_parts<Format>(row_of<T>(call, r) + start, std::min<int64_t>(GROUP, call.size - start),
+                quantize_group<Format>(row_of<T>(call, r) + start, std::min<int64_t>(GROUP, call.size - start),
                                  groups[r * groups_of(call) + g]);
         });
     }
 
     template <class>
-    FixedRows<Format, PARTS> as(const Product& call, int64_t g) const {
+    QuantizedRows<Format, PARTS> as(const Product& call, int64_t g) const {
         return {&groups[g], groups_of(call)};
     }
 };
 
 template <class Format, class T>
 class Multiplication {
-    static constexpr bool IS_CODED = Format::OFFSET != 0;
-    static constexpr int PARTS = IS_CODED && IN_WHOLE_NUMBERS ? PARTS_OF<Format> : 0;  // 0: rows stay floats
-    static constexpr int64_t SCALE_BYTES = IS_CODED ? WIDTH * sizeof(BFloat16) : 0;
+    static constexpr bool IS_QUANTIZED = Format::OFFSET != 0;
+    static constexpr int PARTS = IS_QUANTIZED && INTEGER_DOT ? PARTS_OF<Format> : 0;  // 0: rows stay floats
+    static constexpr int64_t SCALE_BYTES = IS_QUANTIZED ? WIDTH * sizeof(BFloat16) : 0;
     static constexpr int64_t GROUP_BYTES = 4 * WIDTH * GROUP / Format::STEP + SCALE_BYTES;
     static constexpr bool IN_PAIRS = HAS_PAIRS && std::is_same_v<Format, Bfloat16>;
     static constexpr bool CAN_EXPAND =  // (of the others, bfloat16 takes a shift, float16 two instructions)
@@ -353,41 +352,43 @@ class Multiplication {
         !(std::is_same_v<Format, Bfloat16> && (IN_PAIRS || LANES == 8));
 
     const Product& call;
-    const bool expands = CAN_EXPAND && call.num_rows > MOST_TO_DECODE<Format>;
+    const bool expands = CAN_EXPAND && call.num_rows > MAX_TO_CONVERT<Format>;
     const int64_t num_row_parts = call.num_rows * std::max(PARTS, 1);
-    const bool in_streams = !call.fetches_ahead && num_row_parts <= MOST_IN_STREAMS<Format>;
-    const int64_t fetch_stride = call.fetches_ahead || num_row_parts > MOST_UNFETCHED<PARTS> ? 4 * WIDTH : 0;
-    using Storage = std::conditional_t<(PARTS > 0), FixedPoint<Format, T>, Floats<Format, T, IN_PAIRS>>;
+    const bool in_streams = !call.fetches_ahead && num_row_parts <= MAX_IN_STREAMS<Format>;
+    const bool prefetches = call.fetches_ahead || num_row_parts > MAX_UNPREFETCHED<PARTS>;
+    const int64_t prefetch_stride = prefetches ? 4 * WIDTH : 0;
+    using Storage = std::conditional_t<(PARTS > 0), Quantized<Format, T>, Floats<Format, T, IN_PAIRS>>;
     const Storage rows{call};
 
-    // totals [rows, WIDTH] += the products of `num_rows` with a group, in as few passes as the registers allow. They
-    // are of nearly the same size, for the sums of two rows alone are too few to keep the multipliers busy.
+    // totals [rows, WIDTH] += `num_rows` rows times a group, in as few passes as the registers allow. They have nearly
+    // the same size, because the sums of two rows alone are too few to keep the multipliers busy.
     template <class Rows>
     void add_passes(const Group& whole, int64_t num_rows, const Rows& rows, float* totals) const {
-        const int64_t num_passes = num_rows <= Rows::MOST_IN_HALVES ? 1 : (num_rows + Rows::MOST - 1) / Rows::MOST;
-        if (num_passes == 1) return add_some<FOR_ONE_PASS>(num_rows, whole, rows, totals);
+        const int64_t most = Rows::MAX_PER_PASS;
+        const int64_t num_passes = num_rows <= Rows::MAX_IN_HALVES ? 1 : (num_rows + most - 1) / most;
+        if (num_passes == 1) return add_some<ONE_PASS>(num_rows, whole, rows, totals);
         Group group = whole;
-        group.coming += GROUP_BYTES - AHEAD;
+        group.upcoming += GROUP_BYTES - PREFETCH_DISTANCE;
         group.stride /= num_passes;
         const int64_t least = num_rows / num_passes, num_larger = num_rows % num_passes;
         const int64_t bytes_a_pass = GROUP_BYTES / num_passes;
-        for (int64_t pass = 0, first = 0; pass < num_passes; pass++, group.coming += bytes_a_pass) {
+        for (int64_t pass = 0, first = 0; pass < num_passes; pass++, group.upcoming += bytes_a_pass) {
             const int64_t num = least + (pass < num_larger);
-            add_some<SECOND>(num, group, rows.from(first), totals + first * WIDTH);
+            add_some<INTO_L2>(num, group, rows.from(first), totals + first * WIDTH);
             first += num;
         }
     }
 
-    // totals [streams, rows, WIDTH] += the products of rows first to last with group g of each stream; `numbers`
-    // is where it expands. (A copy of the group would wait for its stores: a tenth of the time of one row.)
-    void add(Group& group, int64_t g, int64_t first, int64_t last, char* numbers, float* totals) const {
-        if constexpr (MOST_IN_STREAMS<Format> >= std::max(PARTS, 1))
-            if (in_streams) return add_in_turns(last - first, group, rows.template as<Format>(call, g), totals);
+    // totals [streams, rows, WIDTH] += rows first to last times group g of each stream; `floats` is where it is
+    // expanded. (A copy of the group would wait for its stores: a tenth of the time of one row.)
+    void add(Group& group, int64_t g, int64_t first, int64_t last, char* floats, float* totals) const {
+        if constexpr (MAX_IN_STREAMS<Format> >= std::max(PARTS, 1))
+            if (in_streams) return add_alternating(last - first, group, rows.template as<Format>(call, g), totals);
         const auto add_as = [&](const auto& own) { add_passes(group, last - first, own.from(first), totals); };
         if constexpr (CAN_EXPAND)
             if (expands) {
-                expand<Format>(group.weights, group.count, numbers);
-                group.weights = numbers;
+                expand<Format>(group.weights, group.count, floats);
+                group.weights = floats;
                 return add_as(rows.template as<Float32>(call, g));
             }
         add_as(rows.template as<std::conditional_t<IN_PAIRS, Pairs, Format>>(call, g));
@@ -411,7 +412,7 @@ class Multiplication {
         const int64_t panels_a_stream = (last_panel - first_panel + most - 1) / most;
         for (int64_t panel = first_panel; panel < first_panel + panels_a_stream; panel++) {
             alignas(64) float totals[ROW_BLOCK * WIDTH];
-            alignas(64) char numbers[4 * WIDTH * GROUP];
+            alignas(64) char floats[4 * WIDTH * GROUP];
             const int64_t num_streams = (last_panel - panel + panels_a_stream - 1) / panels_a_stream;
             const int64_t stream_bytes = panels_a_stream * call.panel_bytes;
             for (int64_t first = 0; first < call.num_rows; first += ROW_BLOCK) {
@@ -419,11 +420,11 @@ class Multiplication {
                 std::fill(totals, totals + num_streams * size, 0.f);
                 for (int64_t g = 0; g < groups_of(call); g++) {
                     const char* start = call.panels + panel * call.panel_bytes + g * GROUP_BYTES;
-                    const BFloat16* scales = IS_CODED ? (const BFloat16*)start : nullptr;
+                    const BFloat16* scales = IS_QUANTIZED ? (const BFloat16*)start : nullptr;
                     const int count = (int)std::min<int64_t>(GROUP, call.size - g * GROUP);
-                    Group group{start + SCALE_BYTES, scales, count, start + AHEAD, fetch_stride,
+                    Group group{start + SCALE_BYTES, scales, count, start + PREFETCH_DISTANCE, prefetch_stride,
                                 num_streams, stream_bytes};
-                    add(group, g, first, last, numbers, totals);
+                    add(group, g, first, last, floats, totals);
                 }
                 for (int64_t stream = 0; stream < num_streams; stream++)
                     write(panel + stream * panels_a_stream, first, last, totals + stream * size);

@@ -1,4 +1,4 @@
-// A loop whose turns threads share.
+// A parallel loop.
 
 #pragma once
 
@@ -6,8 +6,8 @@
 
 namespace {
 
-// body(0) to body(count - 1). A single thread just calls them: GCC's OpenMP would first make a team of it, and end
-// with a call to the operating system that wakes nobody. A decode step of twelve layers has a hundred such loops.
+// body(0) to body(count - 1). A single thread does without OpenMP: GCC's would set up a team for each loop, and end it
+// with a system call that wakes nobody. A decode step of twelve layers has a hundred such loops.
 template <class Body>
 void in_parallel(int64_t count, int64_t num_threads, const Body& body) {
     if (num_threads <= 1) {

@@ -1,9 +1,9 @@
-// The sum of many floats, as fast as memory delivers them: what a step of few rows is measured against.
+// The sum of many floats, as fast as memory allows: what a step of few rows is compared with.
 //
 //     blocks of 64 floats     0 1 2 | 3 4 5 | 6 7 8 | 9 10 11
-//     read in turn            0 3 6 9, then 1 4 7 10, then 2 5 8 11
+//     read alternately        0 3 6 9, then 1 4 7 10, then 2 5 8 11
 //
-// On some processors a single stream of reads leaves memory idle for a third of the time.
+// On some CPUs, a single stream of reads leaves memory idle for a third of the time.
 
 #include "vectors.h"
 

@@ -1,5 +1,5 @@
-// What the kernels compute with: vectors of floats, rows of three types, sums and exponentials.
-// GCC's and Clang's vector extensions, so any processor will do; AVX-512 has registers for 16 floats.
+// Vectors of floats, rows of three types, sums and exponentials, in GCC's and Clang's vector extensions, so any CPU
+// will do; AVX-512 has registers for 16 floats.
 
 #pragma once
 
@@ -100,7 +100,7 @@ inline void store(Half* destination, Vec vector) {
     std::memcpy(destination, &halves, sizeof halves);
 }
 
-// The end of a row: `count` elements, at most LANES; the others are zero, and stay as they are.
+// The end of a row: `count` elements, at most LANES; `load` fills up with zeros, `store` leaves the rest as it is.
 template <class T>
 Vec load(const T* source, int64_t count) {
     if (count >= LANES) return load(source);
@@ -126,7 +126,7 @@ void load_strip(const T* source, Vec& first, Vec& second) {
 }
 
 // Two bfloat16 share a 32-bit lane; each is the upper half of a float32. So one shift gives the even elements
-// and one mask the odd ones; nothing crosses lanes. All that meets them follows that order (`place`).
+// and one mask the odd ones; nothing crosses lanes. Other operands have the same order (`place`).
 inline void load_strip(const BFloat16* source, Vec& first, Vec& second) {
     Int bits;
     std::memcpy(&bits, source, sizeof bits);
@@ -153,11 +153,11 @@ inline int place(const BFloat16*, int inside) { return inside % 2 * LANES + insi
 // A row of 80 in strips of 32: the last one begins early, so that nothing beyond the row is read.
 //
 //     0              32              64      80
-//     | strip 0       | strip 1       |       |      what strips 1 and 2 share counts once:
+//     | strip 0       | strip 1       |       |      what strips 1 and 2 share counts only once:
 //                             | strip 2       |      in strip 2 the query is zero there (`clear_shared`)
 inline int strip_start(int strip, int dim) { return std::max(0, std::min(strip, dim - STRIP)); }
 
-// A row as floats, strip by strip; behind a row shorter than a strip come zeros.
+// A row as floats, strip by strip; a row shorter than a strip is padded with zeros.
 template <class T>
 void widen_row(const T* row, int dim, float* wide) {
     T padded[STRIP] = {};
@@ -176,7 +176,7 @@ void clear_shared(int dim, float* wide) {
     for (int inside = 0; inside < num_shared; inside++) wide[last + place((T*)nullptr, inside)] = 0;
 }
 
-// The row again in its own type and order, divided by `sum`. What two strips share is the same in both.
+// Back to the row's own type and order, divided by `sum`. What two strips share is the same in both.
 template <class T>
 void narrow_row(const float* wide, int dim, float sum, T* row) {
     T padded[STRIP];
@@ -188,8 +188,8 @@ void narrow_row(const float* wide, int dim, float sum, T* row) {
 
 // ---- Vector arithmetic -----------------------------------------------------------------------------------
 
-// sum + a * b, rounded once. GCC fuses them by itself unless another block of code ends up between the two: in
-// the loop for one row, say, but not in that for four. A row's bits must not depend on its neighbours.
+// sum + a * b, rounded once. GCC fuses the two only if they end up in the same basic block: in the loop for one row,
+// say, but not in that for four. A row's bits must not depend on its neighbours.
 inline Vec add_product(Vec sum, Vec a, Vec b) {
 #if defined(__AVX512F__)
     return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
@@ -219,7 +219,7 @@ Vec swapped(Vec vector, std::integer_sequence<int, I...>) {
     return __builtin_shufflevector(vector, vector, (I ^ STEP)...);
 }
 
-// Of all lanes, in a few steps: lanes 1 apart, then 2, then 4, ...
+// Horizontal sum: lanes 1 apart, then 2, then 4, ...
 template <int STEP = 1>
 float sum_of(Vec vector) {
     if constexpr (STEP == LANES) return vector[0];
@@ -243,7 +243,7 @@ Vec fold(Vec a, Vec b, std::integer_sequence<int, I...>) {
 }
 
 // Lane i of the result is the sum of all lanes of vectors[i]: LANES horizontal sums for LANES - 1 additions.
-// Inlined by force, for then the vectors stay in registers: a fifth of the time of a decode in cache.
+// Always inlined, so that the vectors stay in registers: a fifth of the time of a decode in cache.
 template <int STEP = 1>
 ALWAYS_INLINE Vec sums_of(Vec* vectors) {
     if constexpr (STEP == LANES) {

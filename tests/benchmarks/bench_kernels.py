@@ -1,4 +1,4 @@
-"""What a step does besides attending: matrix products and moves of blocks; and attention by block size.
+"""What a step does besides attention: matrix multiplications and block copies; and attention by block size.
 
 pytest tests/benchmarks/bench_kernels.py --benchmark-columns=min,median,rounds
 """
@@ -31,8 +31,8 @@ dtypes = pytest.mark.parametrize(
 def bench_linear(benchmark, weights, num_rows, inputs, outputs, dtype):
     """Catches packed weights that are no longer worth their code."""
     if weights == "packed" and not can_pack(dtype):
-        pytest.skip(f"oneDNN has no packed products in {dtype} here")
-    benchmark.group = f"matrix product: {num_rows} rows, {inputs} x {outputs}, {dtype}"
+        pytest.skip(f"oneDNN packs no {dtype} weights here")
+    benchmark.group = f"GEMM: {num_rows} rows, {inputs} x {outputs}, {dtype}"
     plain = torch.nn.Linear(inputs, outputs, bias=False, dtype=dtype)
     rows = torch.randn(num_rows, inputs, dtype=dtype)
     with torch.inference_mode():

@@ -18,7 +18,7 @@ from minipaged.scheduling import StepResult
 from tests.benchmarks.bench_kernels import cpp
 
 cpu_time = {"timer": time.process_time, "max_time": 0.5, "min_rounds": 5, "warmup": False}
-packs = pytest.mark.skipif(not can_pack(), reason="this build of PyTorch has no packed products")
+packs = pytest.mark.skipif(not can_pack(), reason="this build of PyTorch cannot pack weights")
 NUM_SEQUENCES = 32
 
 

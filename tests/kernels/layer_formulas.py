@@ -1,4 +1,4 @@
-"""What the passes between a layer's matrix products must compute, in float64; needs torch alone."""
+"""What the operations between a layer's matrix multiplications must compute, in float64; needs only torch."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Rows as products with quantized weights round them."""
+"""Rows as they are quantized before a multiplication with quantized weights."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ STEPS = {"int8": 32639, "int4": 32639, "w8a8": 127}  # from zero to the largest 
 
 
 def rounded(rows: Tensor, format: str) -> list[Tensor]:
-    """Rows as a format multiplies them, and where it may round either way: the step there, else 0.
+    """Rows as a format quantizes them, and where it may round either way: the step there, else 0.
 
     The largest of 64 elements is STEPS steps from zero, the others whole steps.
     """

@@ -177,9 +177,9 @@ def test_shared_blocks_are_read_together_and_change_no_bit(lengths, num_keys, wi
 @pytest.mark.slow
 @pytest.mark.parametrize("tuning", ["generic", "znver3", "skylake"])
 def test_a_row_keeps_its_bits_as_compiled_for_avx2(tuning, tmp_path, monkeypatch):
-    """Catches a product fused in one loop, and not in another: GCC 12 did so, tuning for Zen 3 only."""
+    """Catches a multiply-add fused in one loop, but not in another, as by GCC 12 when tuning for Zen 3."""
     if "avx2" not in Path("/proc/cpuinfo").read_text():
-        pytest.skip("this processor has no AVX2")
+        pytest.skip("this CPU has no AVX2")
     library = tmp_path / "library.so"
     source = next(source for source in build.SOURCES if source.stem == "paged_attention")
     processor = ["-march=x86-64-v3", f"-mtune={tuning}"]

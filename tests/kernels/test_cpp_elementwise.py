@@ -1,4 +1,4 @@
-"""The passes between matrix products against their formulas in float64."""
+"""The operations between matrix multiplications against their formulas in float64."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_norm_accepts_rows_that_do_not_lie_side_by_side():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [6, 32, 80])
 def test_norm_of_heads_leaves_their_neighbours_alone(dtype, size):
-    """The keys' norm written over values: they share the output of one product."""
+    """The keys' norm written over values: they share the output of one matrix multiplication."""
     product = torch.randn(5, 7, size).to(dtype)
     weight, before = torch.randn(size).to(dtype), product.clone()
     rms_norm_heads_(product[:, 2:4], weight, 1e-5)

@@ -1,4 +1,4 @@
-"""The C++ kernels for other processors and by other compilers: no warning, and the same numbers.
+"""The C++ kernels for other CPUs and by other compilers: no warning, and the same numbers.
 
 Small cases go through a file to `run_cases.cpp`, compiled for the target and run there; aarch64 under qemu.
 Debian's packages: clang libomp-dev g++-aarch64-linux-gnu qemu-user.
@@ -23,7 +23,7 @@ from tests.kernels.rounding import rounded
 COMMON = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-Wall", "-Werror")
 WITH_OPENMP = ("-fopenmp", "-Wextra")
 WITHOUT_OPENMP = ("-Wno-unknown-pragmas",)
-TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of the largest product
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of the largest result
 
 
 class Target(NamedTuple):

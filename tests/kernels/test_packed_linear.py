@@ -12,14 +12,14 @@ from torch import nn
 from minipaged.execution.accel.packed_linear import PackedLinear, can_pack, pack_linears, rounded_up
 from tests.models.zoo import SUPPORTED, build
 
-pytestmark = pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN products")
+pytestmark = pytest.mark.skipif(not can_pack(), reason="this PyTorch cannot pack weights with oneDNN")
 
 
 @pytest.mark.parametrize("rows", [1, 2, 31, 64, 77, 100])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("features", "tolerance"), [((96, 40), 1e-5), ((1100, 1000), 1e-4)])
 def test_a_packed_layer_equals_the_plain_one(rows, bias, features, tolerance):
-    """A transposed weight, a lost bias, products in less than float32."""
+    """A transposed weight, a lost bias, sums in less than float32."""
     torch.manual_seed(0)
     linear = nn.Linear(*features, bias=bias)
     x = torch.randn(1, rows, features[0])
@@ -31,7 +31,7 @@ def test_a_packed_layer_equals_the_plain_one(rows, bias, features, tolerance):
 
 
 def test_few_numbers_of_rows_are_multiplied():
-    """Catches memory that grows with every new length of a step (a megabyte a product, and more)."""
+    """Catches memory that grows with every new length of a step (a megabyte each, and more)."""
     rounded = [rounded_up(number) for number in range(1, 4097)]
     assert rounded[:64] == list(range(1, 65))
     assert all(number <= some <= 1.0625 * number for number, some in enumerate(rounded, 1))
@@ -40,7 +40,7 @@ def test_few_numbers_of_rows_are_multiplied():
 
 @pytest.mark.slow
 def test_steps_of_every_length_leave_little_memory_behind():
-    """Catches a product for each number of rows, which oneDNN compiles and keeps."""
+    """Catches a kernel for each number of rows, which oneDNN compiles and keeps."""
     code = """
 import torch
 from torch import nn
@@ -55,10 +55,10 @@ with torch.inference_mode():
 print((resident() - before) >> 20)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(run.stdout) < 500  # MiB; 190 were measured, and 6,200 with a product for each number
+    assert int(run.stdout) < 500  # MiB; 190 were measured, and 6,200 with a kernel for each number
 
 
-@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN has no bfloat16 products on this processor")
+@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN does not multiply bfloat16 on this CPU")
 def test_bfloat16_is_packed_too():
     """Weights reinterpreted in another type."""
     torch.manual_seed(0)

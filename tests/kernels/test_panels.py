@@ -31,23 +31,23 @@ FLOATS = build.DTYPES
 NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in FLOATS}
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of the largest result
 SHAPES = [(1, 1), (40, 96), (64, 64), (130, 65), (200, 331), (700, 150)]  # outputs and inputs
-OTHER_PROCESSORS = {
+OTHER_CPUS = {
     "avx2": ["-mavx2", "-mfma"],
     "avx2 with float16": ["-mavx2", "-mfma", "-mf16c"],
-    "avx2 with products of bytes": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
+    "avx2 with 8-bit dot products": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
     "avx512 without bfloat16": ["-mavx512f"],
-    "avx512 with products of words": ["-mavx512f", "-mavx512bw"],
+    "avx512 with 16-bit dot products": ["-mavx512f", "-mavx512bw"],
     "any": [],
 }
 
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory):
-    """Functions of the source compiled for other processors: name -> {function: it}."""
+    """Functions of the source compiled for other CPUs: name -> {function: it}."""
     if platform.machine() != "x86_64":
         pytest.skip("the other instruction sets are those of x86-64")
     built = {}
-    for name, flags in OTHER_PROCESSORS.items():
+    for name, flags in OTHER_CPUS.items():
         path = tmp_path_factory.mktemp("panels") / "library.so"
         own = [flag for flag in build.FLAGS if not flag.startswith(("-march", "-O"))] + ["-O1"]
         source = str(next(source for source in build.SOURCES if source.stem == "panel_product"))
@@ -58,10 +58,10 @@ def libraries(tmp_path_factory):
 
 
 @pytest.fixture(
-    params=["this processor", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_PROCESSORS)]
+    params=["this processor", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_CPUS)]
 )
 def processor(request, monkeypatch):
-    """Multiply as compiled for this processor, or with fewer instructions."""
+    """Multiply as compiled for this CPU, or with fewer instructions."""
     if request.param != "this processor":
         if "avx512" in request.param and "AVX512" not in torch.backends.cpu.get_cpu_capability():
             pytest.skip("this processor has no AVX-512")
@@ -73,14 +73,14 @@ def processor(request, monkeypatch):
 
 
 def rounds(format, processor):
-    """Whether products with that format round the rows: w8a8 always, others where bytes or words multiply."""
+    """Whether rows are quantized: in w8a8 always, in int8 and int4 with integer dot products."""
     if processor != "this processor":
-        multiplies_words = processor not in ("any", "avx512 without bfloat16")
+        has_integer_dot = processor not in ("any", "avx512 without bfloat16")
     elif platform.machine() == "x86_64":
-        multiplies_words = "AVX" in torch.backends.cpu.get_cpu_capability()
+        has_integer_dot = "AVX" in torch.backends.cpu.get_cpu_capability()
     else:
-        multiplies_words = sys.platform == "darwin" or "asimddp" in Path("/proc/cpuinfo").read_text()
-    return format == "w8a8" or (format in STEPS and multiplies_words)
+        has_integer_dot = sys.platform == "darwin" or "asimddp" in Path("/proc/cpuinfo").read_text()
+    return format == "w8a8" or (format in STEPS and has_integer_dot)
 
 
 def random(*shape, dtype=torch.float32):
@@ -108,13 +108,13 @@ def check_layer(layer, dtype, row_counts, bias, format="own", rounds=False):
 @pytest.mark.parametrize("format", ["own", "int8", "int4", "w8a8"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=NAMES.get)
 def test_a_layer_of_panels_multiplies(processor, dtype, format, shape):
-    """Catches a wrong lane, half of a pair, the end of a row or panel, a lost bias, codes without zero."""
+    """Catches a wrong lane, half of a pair, the end of a row or panel, a lost bias or zero point."""
     bias = random(shape[0], dtype=dtype)
     layer = PanelLinear(random(*shape, dtype=dtype), bias, NAMES[dtype] if format == "own" else format)
     check_layer(layer, dtype, [*range(1, 9), 13, 100], bias, format, rounds(format, processor))
 
 
-@pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN products")
+@pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN weights")
 @pytest.mark.parametrize("shape", SHAPES[1:])
 @pytest.mark.parametrize("dtype", FLOATS[:2], ids=NAMES.get)
 def test_few_rows_read_what_onednn_packed(processor, dtype, shape, monkeypatch):
@@ -137,7 +137,7 @@ def test_few_rows_read_what_onednn_packed(processor, dtype, shape, monkeypatch):
     assert len(calls) == 9
 
 
-@pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN products")
+@pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN weights")
 def test_another_order_of_packed_weights_is_noticed(monkeypatch):
     """Catches wrong tokens in silence after an update of PyTorch."""
     layer = PackedLinear(nn.Linear(128, 128).requires_grad_(False))
@@ -151,7 +151,7 @@ def test_another_order_of_packed_weights_is_noticed(monkeypatch):
 
 @pytest.mark.parametrize("size", [1e-25, 1e-3, 1, 1e25])
 @pytest.mark.parametrize("format", STEPS)
-def test_rounded_rows_err_by_half_a_step_at_most(processor, format, size):
+def test_quantized_rows_err_by_half_a_step_at_most(processor, format, size):
     """Catches a scale that overflows, or one a row, in which a large element leaves the others no steps."""
     layer = PanelLinear(random(70, 200), None, format)
     rows = random(100, 200) * size
@@ -166,7 +166,7 @@ def test_rounded_rows_err_by_half_a_step_at_most(processor, format, size):
         assert error.max() > most.max() / 100
 
 
-def test_rows_in_16_bits_add_little_to_the_error_of_8_bit_weights(processor):
+def test_16_bit_activations_add_little_to_the_error_of_8_bit_weights(processor):
     """Catches rows that lose more than is lost in the weights anyway."""
     weight = random(200, 640)
     layer = PanelLinear(weight, None, "int8")
@@ -180,7 +180,7 @@ def test_rows_in_16_bits_add_little_to_the_error_of_8_bit_weights(processor):
 
 @pytest.mark.parametrize("format", STEPS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=NAMES.get)
-def test_a_rounded_row_has_the_same_bits_in_any_batch(processor, dtype, format):
+def test_quantized_rows_are_batch_invariant(processor, dtype, format):
     """Catches tokens that depend on the batch: the next layer may round a differing sum otherwise."""
     if not rounds(format, processor):
         pytest.skip("rows stay floats, which many rows may add up in another order")
@@ -194,7 +194,7 @@ def test_a_rounded_row_has_the_same_bits_in_any_batch(processor, dtype, format):
 @pytest.mark.parametrize("dtype", FLOATS, ids=NAMES.get)
 @pytest.mark.parametrize("num_outputs", [64, 330, 700])
 def test_a_row_has_the_same_bits_alone_and_beside_a_few(processor, dtype, num_outputs):
-    """Catches one row that is summed in another order than several, where panels are read together."""
+    """Catches one row that is summed in another order than several, where panels are read alternately."""
     layer = PanelLinear(random(num_outputs, 331, dtype=dtype), random(num_outputs, dtype=dtype), NAMES[dtype])
     rows = random(6, 331, dtype=dtype)
     together = layer(rows)
@@ -204,8 +204,8 @@ def test_a_row_has_the_same_bits_alone_and_beside_a_few(processor, dtype, num_ou
 
 @pytest.mark.parametrize("format", ["own", "int8", "int4", "w8a8"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=NAMES.get)
-def test_what_is_fetched_ahead_changes_no_bit(processor, dtype, format, monkeypatch):
-    """Catches a step over weights to be fetched, or another order of sums where panels have turns."""
+def test_prefetching_changes_no_bit(processor, dtype, format, monkeypatch):
+    """Catches weights that are skipped to be prefetched, or another order of sums where panels alternate."""
     layer = PanelLinear(random(200, 331, dtype=dtype), None, NAMES[dtype] if format == "own" else format)
     for num_rows in (1, 2, 5, 6, 7, 19, 40):
         rows, results = random(num_rows, 331, dtype=dtype), []
@@ -215,21 +215,21 @@ def test_what_is_fetched_ahead_changes_no_bit(processor, dtype, format, monkeypa
         assert torch.equal(*results)
 
 
-TRIALS = {  # seconds of each trial left alone and fetched ahead, and the answer
+TRIALS = {  # seconds of each trial without and with software prefetching, and the answer
     "equal": ([3.0] * 12, [3.0] * 12, True),
-    "hardly faster left alone": ([3.0] * 12, [3.4] * 12, True),
-    "clearly faster left alone": ([3.0] * 12, [3.9] * 12, False),
-    "faster fetched": ([3.0] * 12, [2.0] * 12, True),
+    "hardly faster without": ([3.0] * 12, [3.4] * 12, True),
+    "clearly faster without": ([3.0] * 12, [3.9] * 12, False),
+    "faster with": ([3.0] * 12, [2.0] * 12, True),
     "one slow trial of the faster": ([3.0] * 11 + [90.0], [3.9] * 12, False),
-    "one quick trial among slow ones": ([9.0] * 5 + [3.0] + [9.0] * 6, [3.9] * 12, False),
+    "one fast trial among slow ones": ([9.0] * 5 + [3.0] + [9.0] * 6, [3.9] * 12, False),
 }
 
 
 @pytest.mark.parametrize("name", TRIALS)
-def test_weights_are_fetched_ahead_unless_that_is_clearly_slower(name, monkeypatch):
-    """Catches the slower way on every processor of a kind, and a choice by noise."""
-    left_alone, fetched, answer = TRIALS[name]
-    times = {0: iter(left_alone), 1: iter(fetched)}
+def test_weights_are_prefetched_unless_that_is_clearly_slower(name, monkeypatch):
+    """Catches the slower way on every CPU of a kind, and a choice by noise."""
+    hardware, software, answer = TRIALS[name]
+    times = {0: iter(hardware), 1: iter(software)}
     seen = []
 
     def seconds(_, call):
@@ -239,19 +239,19 @@ def test_weights_are_fetched_ahead_unless_that_is_clearly_slower(name, monkeypat
     monkeypatch.setattr(panels, "_seconds", seconds)
     with torch.device("meta"):  # the memory is ours, whatever new tensors get
         assert panels.fetches_ahead.__wrapped__() == answer
-    assert seen == [0, 1] * 12  # in turns
+    assert seen == [0, 1] * 12  # alternating
 
 
-def test_without_memory_for_a_trial_weights_are_fetched_ahead(monkeypatch):
-    """Catches a model that cannot be loaded for want of what a trial takes."""
+def test_without_memory_for_a_trial_weights_are_prefetched(monkeypatch):
+    """Catches a model that cannot be loaded because the trial lacks memory."""
     monkeypatch.setattr(panels, "_seconds", None)
     monkeypatch.setattr(panels, "TRIAL_BYTES", 1 << 60)
     assert panels.fetches_ahead.__wrapped__()
 
 
 @pytest.mark.parametrize("fetches", [False, True])
-def test_a_product_in_a_decode_knows_whether_it_fetches(fetches, monkeypatch):
-    """Catches a choice that only products called from Python hear of. (What C++ does, time alone tells.)"""
+def test_a_decode_step_prefetches_as_python_does(fetches, monkeypatch):
+    """Catches a choice that does not reach C++. (Only timing could show what C++ does with it.)"""
     monkeypatch.setattr(decode, "fetches_ahead", lambda: fetches)
     layer = PanelLinear(random(64, 64), None, "int8")
     packed = decode._pack_linear(layer.panels, None, torch.float32)
@@ -286,12 +286,12 @@ libc = ctypes.CDLL(None, use_errno=True)
 libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 num_threads, num_missing = map(int, sys.argv[1:])
 torch.set_num_threads(num_threads)
-formats = [*panels.CODES, "float32", "bfloat16", "float16"]
+formats = [*panels.ZERO_POINTS, "float32", "bfloat16", "float16"]
 for format, size in [(format, size) for format in formats for size in (6, 70, 150)]:
-    dtype = torch.float32 if format in panels.CODES else getattr(torch, format)
+    dtype = torch.float32 if format in panels.ZERO_POINTS else getattr(torch, format)
     for num_panels in range(1, 13):
         weight = torch.ones(64 * num_panels, size, dtype=dtype)
-        if format in panels.CODES:
+        if format in panels.ZERO_POINTS:
             data = panels.quantize(weight, format)
         else:  # as oneDNN packs it, with nothing behind the last k
             data = panels.pack(weight)[:, : 64 * size * dtype.itemsize].contiguous()

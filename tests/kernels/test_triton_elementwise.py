@@ -1,4 +1,4 @@
-"""Layer 2: a layer's passes between its products, in Triton's interpreter, against their formulas in float64.
+"""Layer 2: the operations between matrix multiplications, in Triton's interpreter, against float64.
 
 bfloat16, too: the kernels convert what they load and compute in float32. (The interpreter cuts off the last
 bits of what is stored in it, where a device rounds.)
@@ -84,7 +84,7 @@ def test_the_residual_may_be_rows_of_a_wider_tensor():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [6, 64, 80, 128, 256])
 def test_the_norm_of_heads_leaves_their_neighbours_alone(size, dtype):
-    """Catches the keys' norm written over values: they share the output of one product."""
+    """Catches the keys' norm written over values: they share the output of one GEMM."""
     product = torch.randn(3, 13, size).to(dtype)
     weight, before = torch.randn(size).to(dtype), product.clone()
     LAYER.rms_norm_heads_(product[:, 2:12], weight, 1e-5)

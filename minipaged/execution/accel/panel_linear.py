@@ -1,10 +1,9 @@
-"""Linear layers that read their weights panel by panel (`kernels/cpp/panels.py`): few rows, and quantized.
+"""Linear layers whose weights are read panel by panel (`kernels/cpp/panels.py`): few rows, and quantized.
 
-A step of few rows takes as long as its weights take to arrive. oneDNN packs float32 and bfloat16 weights in
-panels, too, but for one row reads them at two thirds of the memory's speed: `read_panels` lets our product
-read the same bytes. Up to 64 rows ours is as fast, or a fifth faster with AVX2 alone, and can be called from
-C++ (`decode_runner.py`). `PanelLinear` has panels of its own, for what oneDNN does not multiply on this
-processor.
+A step of few rows is memory-bound. oneDNN packs float32 and bfloat16 weights in panels, too, but with one row
+reads them at two thirds of the memory bandwidth: `read_panels` lets our kernel read the same bytes. Up to 64
+rows, ours is as fast, or a fifth faster with AVX2 only, and can be called from C++ (`decode_runner.py`).
+`PanelLinear` has panels of its own, for types that oneDNN does not support on this CPU.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from transformers import PreTrainedModel
 from minipaged.config import ConfigError
 from minipaged.execution.accel.packed_linear import FEW_ROWS, PackedLinear, is_linear
 from minipaged.kernels.cpp.panels import (
-    CODES,
     WIDTH,
+    ZERO_POINTS,
     Panels,
     dequantize,
     pack,
@@ -43,13 +42,13 @@ class PanelLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.bias = bias
         self._dtype, self._format = weight.dtype, format
-        self._panels = quantize(weight, format) if format in CODES else pack(weight)
+        self._panels = quantize(weight, format) if format in ZERO_POINTS else pack(weight)
 
     @property
     def weight(self) -> Tensor:
         """[out_features, in_features], as it is multiplied."""
         shape = self.out_features, self.in_features
-        if self._format in CODES:
+        if self._format in ZERO_POINTS:
             return dequantize(self._panels, self._format, *shape).to(self._dtype)
         return unpack(self._panels, self._dtype, *shape)
 
@@ -70,7 +69,7 @@ class PanelLinear(nn.Module):
 
 
 def use_panels(model: nn.Module) -> None:
-    """Let the packed layers of a model read panels, and give those panels that oneDNN cannot multiply."""
+    """Let the packed layers of a model read panels, and pack those that oneDNN cannot multiply."""
     for module in list(model.modules()):
         if isinstance(module, PackedLinear):
             read_panels(module)
@@ -81,7 +80,7 @@ def use_panels(model: nn.Module) -> None:
 
 
 def read_panels(layer: PackedLinear) -> bool:
-    """Let a packed layer multiply few rows by panels, if oneDNN packed the weight so; whether it did."""
+    """Let a packed layer multiply few rows by panels, if oneDNN packed its weight so; return whether."""
     dtype, address = layer.packed.dtype, torch.ops.mkldnn.data_ptr(layer.packed)
     num_bytes = torch.ops.mkldnn._nbytes(layer.packed)
     num_panels = -(-layer.out_features // WIDTH)
@@ -91,13 +90,13 @@ def read_panels(layer: PackedLinear) -> bool:
         return False
     format = str(dtype).removeprefix("torch.")
     panels = Panels(address, panel_bytes, layer.out_features, layer.in_features, format)
-    # The order of the bytes is oneDNN's own affair: so we look whether both compute the same.
+    # The layout is an internal of oneDNN, so we check that both compute the same.
     row = torch.linspace(-9, 9, layer.in_features).sin().to(dtype)[None]
     expected, actual = layer(row).float(), panel_product(row, panels, layer.bias).float()
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
     if not (actual - expected).abs().max() <= tolerance * expected.abs().max():
         return False
-    # From a few rows on, AMX is quicker: it multiplies bfloat16 matrices, which we do not.
+    # From a few rows on, oneDNN is faster with AMX (bfloat16), which our kernel does not use.
     most = 8 if dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() else FEW_ROWS
     layer.multiply_few_rows_with(partial(panel_product, panels=panels, bias=layer.bias), most)
     return True
@@ -115,7 +114,7 @@ def quantize_linears(model: PreTrainedModel, format: str) -> None:
     """Quantize the linear layers of a model, int4's output layer to int8; embeddings and norms stay.
 
     Raises:
-        ConfigError: most of the model is no linear layer, so that little would be won.
+        ConfigError: too much of the model is not in linear layers.
     """
     heads = {model.get_output_embeddings()}
     num_quantized = 0

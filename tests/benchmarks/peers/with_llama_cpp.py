@@ -21,7 +21,7 @@ from serve import Stopwatch, serve
 KIND = {
     ("float32", "none"): Kind.F32,
     ("bfloat16", "none"): Kind.BF16,
-    ("float32", "int8"): Kind.Q8_0,  # whose products round the rows, too
+    ("float32", "int8"): Kind.Q8_0,  # quantizes the rows, too
     ("float32", "w8a8"): Kind.Q8_0,
 }
 

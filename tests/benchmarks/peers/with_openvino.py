@@ -21,7 +21,7 @@ from serve import Stopwatch, serve
 PRECISION = {"float32": "f32", "bfloat16": "bf16"}
 WEIGHTS = {"none": "fp32", "int8": "int8", "w8a8": "int8"}
 ROW_GROUP = {"none": 0, "int8": 0, "w8a8": 32}
-"""Elements of a row that share a scale in products with 8-bit weights; 0: the row keeps its precision."""
+"""Elements of a row that share a scale with 8-bit weights; 0: the row keeps its precision."""
 
 
 def start(task: SimpleNamespace) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import onnxruntime_genai
 from serve import Stopwatch, serve
 
-PRECISION = {"none": "fp32", "int8": "int8", "w8a8": "int8"}  # whose products round the rows, too
+PRECISION = {"none": "fp32", "int8": "int8", "w8a8": "int8"}  # int8 quantizes the rows, too
 END_TOKEN = 1023  # some token has to end a text; should it be generated, `run` notices
 
 
