@@ -1,4 +1,4 @@
-"""Backend name -> operations on the KV pool, the greedy choice, and the operations of fused layers.
+"""Backend name -> operations on the KV pool, greedy sampling, and the operations of fused layers.
 
 `torch` runs anywhere; `cpp` needs a CPU and a C++ compiler; `triton` needs a GPU (or, for tests, Triton's
 interpreter). The latter two are imported only when they are chosen. Paper: section 5.1.
@@ -33,7 +33,7 @@ SwapBlocks = Callable[[list[Tensor], list[Tensor], Tensor, Tensor], None]
 """(source pools, destination pools, source [n] int64, destination [n] int64), pool by pool."""
 
 GreedyTokens = Callable[[Tensor], Sequence[Sequence[float]]]
-"""Logits [R, V] of a float type -> the token and log-probability of each row's first largest, on the host."""
+"""Logits [R, V] of a float type -> each row's argmax (the first) and its log-probability, on the host."""
 
 
 class PagedAttention(Protocol):
@@ -55,24 +55,24 @@ class PagedAttention(Protocol):
 
 def greedy_tokens(logits: Tensor) -> Sequence[Sequence[float]]:
     """See `GreedyTokens`; with PyTorch's operations."""
-    # One transfer, for each waits for the device; float32 holds every token id (below 2^24) as it is.
+    # One transfer, because each waits for the device; float32 represents token ids (below 2^24) exactly.
     logits = logits.float()
     tokens = logits.argmax(-1, keepdim=True)
     return torch.cat((tokens, logits.gather(1, tokens) - logits.logsumexp(-1, keepdim=True)), dim=1).tolist()
 
 
 class LayerOperations(NamedTuple):
-    """What a decoder layer does between its matrix products, one pass each, for rows of any of `dtypes`."""
+    """A layer's operations between matrix multiplications, one pass each, for rows of any of `dtypes`."""
 
     dtypes: tuple[torch.dtype, ...]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """(rows [..., D], weight [D], epsilon) -> normed rows."""
     add_rms_norm_: Callable[[Tensor, Tensor, Tensor, float], Tensor]
-    """(rows [T, D], residual [T, D], weight, epsilon): rows += residual; -> the sum, normed."""
+    """(rows [T, D], residual [T, D], weight, epsilon): rows += residual; -> the normed sum."""
     rms_norm_heads_: Callable[[Tensor, Tensor, float], None]
     """(heads [T, H, D], weight [D], epsilon): each head in place."""
     rotate_heads_: Callable[[Tensor, Tensor, Tensor], None]
-    """(heads [T, H, D], cosines [T, D], sines [T, D]): rotary embedding in place."""
+    """(heads [T, H, D], cosines [T, D], sines [T, D]): RoPE in place."""
     silu_gate: Callable[[Tensor], Tensor]
     """Rows [T, 2 * D], gate before up -> silu(gate) * up [T, D]."""
 
@@ -122,7 +122,7 @@ def _layer_operations(dtypes: tuple[torch.dtype, ...], own: Any) -> LayerOperati
     )
 
 
-OLDEST_CHIP = (8, 0)  # before it there are neither asynchronous copies nor bfloat16
+OLDEST_CHIP = (8, 0)  # older ones have neither asynchronous copies nor bfloat16
 BACKENDS = {"torch": Backend, "triton": _load_triton, "cpp": _load_cpp}
 
 

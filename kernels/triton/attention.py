@@ -1,7 +1,7 @@
 """Paged attention in Triton: `decode` for sequences with one query row, `prefill` for those with more.
 
-In a mixed step both are launched for all sequences, and each leaves the other's alone: which is whose, they
-read on the device. So a decode's result is the same to the last bit, whoever is in its step.
+In a mixed step, both are launched for all sequences, and each skips the other's (the lengths are on the
+device). So decodes are batch-invariant: the same result, bit for bit, whatever else is in the step.
 Pools are `[num_blocks, Hkv, block_size, Dk or Dv]`. Paper: section 5.1.
 """
 

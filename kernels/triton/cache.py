@@ -110,7 +110,7 @@ def move_blocks(
 
 @functools.lru_cache(maxsize=64)
 def address_table(pairs: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-    """Pool addresses on the device, [pools, 2] int64; kept, for an engine moves blocks of the same pools."""
+    """Pool addresses on the device, [pools, 2] int64; cached, because an engine's pools stay the same."""
     return torch.tensor(pairs, dtype=torch.int64).to(device)
 
 
@@ -166,7 +166,7 @@ def move_kernel(
     copy, pool, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     read_pool = tl.load(addresses + 2 * pool).to(tl.pointer_type(WORD))
     write_pool = tl.load(addresses + 2 * pool + 1).to(tl.pointer_type(WORD))
-    if ALIGNED:  # an address from a table says nothing of its alignment: say it, and 16 bytes move at a time
+    if ALIGNED:  # unknown for addresses from a table; declared, so that 16 bytes move at a time
         read_pool = tl.multiple_of(read_pool, 16)
         write_pool = tl.multiple_of(write_pool, 16)
     word = piece * PIECE + tl.arange(0, PIECE)

@@ -1,4 +1,4 @@
-"""How the attention kernels tile their work on each chip.
+"""The tiling of the attention kernels on each chip.
 
 The tilings compile without register spills for the chips in the tests. For sm_90, 16 bits and head sizes up
 to 128, that of decodes was chosen from a sweep on an H200 at head sizes 64 and 128, and one at 128 confirmed
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 
 MAX_SPLITS = 32
-"""Of one context: a batch of long ones has programs enough, and each split's partial result takes memory."""
+"""Of one context: a batch of long ones has enough programs, and each split's partial result takes memory."""
 
 # Every tile costs milliseconds there, and small shapes must still span several tiles.
 INTERPRETER = "interpreter"
 
 ROOMY = ("sm_90", "sm_100", "sm_103")
-"""227 KB of shared memory, which the matrix units read instead of registers."""
+"""227 KB of shared memory, which the tensor cores read instead of registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def decode_config(architecture: str, head_dim: int, dtype: torch.dtype) -> Decod
     if architecture == INTERPRETER:
         return DecodeConfig(tile=16, split_length=32, num_warps=1, num_stages=1)
     if architecture == "sm_90" and head_dim <= 128 and dtype != torch.float32:
-        # Three programs to a multiprocessor: while one waits for its only buffer, the others compute.
+        # Three programs per SM: while one waits for its only buffer, the others compute.
         return DecodeConfig(tile=128, split_length=512, num_warps=4, num_stages=3)
     if dtype == torch.float32:
         tile = 32 if head_dim <= 64 else 16

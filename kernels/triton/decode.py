@@ -1,8 +1,8 @@
-"""Decode attention in Triton: one query token a sequence, its context read once through the block table.
+"""Decode attention in Triton: one query token per sequence; the context is read once, by block table.
 
 One program per (sequence, KV head, split of the context). All G query heads that share the KV head are rows
-of one matrix product, so each K and V is read once, not G times. Decoding is memory-bound, so it
-needs enough programs in flight; hence the splits, which a second, small kernel combines (flash-decoding).
+of one matrix multiplication, so each K and V is read once, not G times. Decoding is memory-bound, so it needs
+enough programs in flight; hence the splits, which a second, small kernel combines (Flash-Decoding).
 Pools are `[num_blocks, Hkv, block_size, Dk or Dv]`. Paper: section 5.1 (the PagedAttention kernel).
 
     context of sequence s   |  block 5  |  block 2  |  block 7  |  block 0  |  block 9  |  3 |
@@ -12,7 +12,7 @@ Pools are `[num_blocks, Hkv, block_size, Dk or Dv]`. Paper: section 5.1 (the Pag
     reduce                                       program (s, query head): output row
 
 The splits of a long context are longer, so that it has no more than `max_splits`. With a sliding window they
-are counted from the one that holds the window's first token. Where one split is enough for everyone, its
+are counted from the one that holds the window's first token. If all contexts fit in one split, its
 programs write the output themselves and there is no reduce.
 """
 
@@ -37,7 +37,7 @@ from minipaged.kernels.triton.tiles import (
     score_tile,
 )
 
-MIN_ROWS = 16  # tl.dot takes no fewer; further rows are padding
+MIN_ROWS = 16  # tl.dot takes no fewer; the rest is padding
 SPLITS_AT_ONCE = tl.constexpr(16)
 
 
@@ -125,7 +125,7 @@ def decode_kernel(
     SPLIT_LENGTH: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
 ):
-    """Attend one split for all query heads of a KV head; without `m_out`, the split is all there is."""
+    """Attend one split for all query heads of a KV head; without `m_out`, there is only one split."""
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_splits = tl.num_programs(2)
     query_start = tl.load(query_starts + sequence)

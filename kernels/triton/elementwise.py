@@ -1,15 +1,15 @@
-"""What a decoder layer does between its matrix products in Triton: one launch and one trip to memory each.
+"""A layer's operations between matrix multiplications in Triton: one launch and one trip to memory each.
 
-    product  [ q0 | q1 | q2 | q3 | k0 | k1 | v0 | v1 ]    a token's heads, as one product gave them
+    QKV      [ q0 | q1 | q2 | q3 | k0 | k1 | v0 | v1 ]    a token's heads, from one matrix multiplication
     norm       q0   q1   q2   q3 , k0   k1                in place: a program has a token's next few heads,
     rotation   q0   q1   q2   q3   k0   k1                (a, b) -> (a cos - b sin, b cos + a sin)
-    residual + product -> sum, in place -> norm           one program a row
-    [ gate | up ] -> silu(gate) * up                      one program a piece of a row
+    residual + output -> sum, in place -> norm            one program per row
+    [ gate | up ] -> silu(gate) * up                      one program per piece of a row
 
-In PyTorch's operations a norm alone is six to eight launches, each with a trip to memory. The rows are
-converted to float32 when they are loaded and rounded when they are stored: a norm before its weight, too, as
-models do it. On an H200 each takes 1.3 to 3.1 us in a step of up to 256 decodes; other numbers of programs or
-warps are **not yet measured**. The same operations for a CPU: `kernels/cpp/elementwise.py`.
+With PyTorch's operations, a norm alone takes six to eight launches, each with a trip to memory. Rows are
+converted to float32 when they are loaded and rounded when they are stored; a norm is also rounded before its
+weight, as in the models. On an H200, each takes 1.3 to 3.1 us in a step of up to 256 decodes; other grid
+sizes and numbers of warps are **not yet measured**. For CPUs: `kernels/cpp/elementwise.py`.
 """
 
 # Kernel arguments are Triton's own: pointers, numbers, compile-time constants.
@@ -23,8 +23,8 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Types of the rows that the kernels read and write."""
 
-TILE = 1024  # numbers that a program has of several heads, or of a piece of a row
-ROW_PER_THREAD = 16  # numbers that a thread has of a whole row
+TILE = 1024  # elements per program, of several heads or of a piece of a row
+ROW_PER_THREAD = 16  # elements of a row per thread
 
 
 def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -44,15 +44,15 @@ def add_rms_norm_(rows: Tensor, residual: Tensor, weight: Tensor, epsilon: float
 
 
 def rms_norm_heads_(heads: Tensor, weight: Tensor, epsilon: float) -> None:
-    """As `rms_norm`, of each head of heads [T, H, D], in place; a token's heads lie side by side."""
+    """As `rms_norm`, of each head of heads [T, H, D], in place; a token's heads are contiguous."""
     _norm(heads, None, heads, weight, epsilon)
 
 
 def rotate_heads_(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
-    """Rotary embedding of heads [T, H, D] in place; a token's heads lie side by side.
+    """RoPE on heads [T, H, D] in place; a token's heads are contiguous.
 
-    Element d of a head turns with element d + R/2, by the angle whose cosine and sine stand at both places of
-    cosines and sines [T, R]; what lies behind the first R elements of a head stays as it is.
+    Element d of a head is rotated with element d + R/2; cosines and sines [T, R] have the angle at both. The
+    elements of a head after the first R stay as they are.
     """
     num_tokens, num_heads, head_dim = heads.shape
     half = cosines.shape[-1] // 2
@@ -142,7 +142,7 @@ def rotate_kernel(
     HEADS_AT_ONCE: tl.constexpr,
     HALF_PADDED: tl.constexpr,
 ):
-    """Turn a few heads of one token."""
+    """RoPE on a few heads of one token."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_AT_ONCE + tl.arange(0, HEADS_AT_ONCE)
     dim = tl.arange(0, HALF_PADDED)

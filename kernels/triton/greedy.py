@@ -1,10 +1,10 @@
-"""Greedy decoding in Triton: the likeliest token of each row and its log-probability, in one launch.
+"""Greedy sampling in Triton: the argmax of each row and its log-probability, in one launch.
 
-    logits    | piece 0 | piece 1 | piece 2 |    one program a row; each lane keeps, of the tokens it sees,
-    lane 0      x         x         x            the largest logit, the first place of it, and the sum of
-    lane 1        x         x         x          exponentials relative to it; in the end the lanes are joined
+    logits    | piece 0 | piece 1 | piece 2 |    one program per row; each lane keeps, of its tokens, the
+    lane 0      x         x         x            largest logit, its first index, and the sum of exponentials
+    lane 1        x         x         x          relative to it; a reduction over the lanes ends it
 
-PyTorch's operations for it are a dozen launches, each with a trip to memory.
+PyTorch takes a dozen launches, each with a trip to memory.
 """
 
 # Kernel arguments are Triton's own: pointers, numbers, compile-time constants.
@@ -19,7 +19,7 @@ PIECE = tl.constexpr(4096)
 
 
 def greedy_tokens(logits: Tensor) -> list[list[float]]:
-    """Logits [R, V] of a float type -> token and log-probability of each row's first largest, on the host.
+    """Logits [R, V] of a float type -> each row's argmax (the first) and its log-probability, on the host.
 
     The log-probability is NaN if no logit of a row is finite, or one is NaN or +inf.
     """
@@ -28,7 +28,7 @@ def greedy_tokens(logits: Tensor) -> list[list[float]]:
     num_rows, vocab_size = logits.shape
     found = torch.empty((num_rows, 2), dtype=torch.float32, device=logits.device)
     greedy_kernel[(num_rows,)](logits, found, logits.stride(0), SIZE=vocab_size, num_warps=8)
-    return found.tolist()  # one transfer; float32 holds every token id (below 2^24) as it is
+    return found.tolist()  # one transfer; float32 represents token ids (below 2^24) exactly
 
 
 @triton.jit

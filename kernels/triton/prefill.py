@@ -1,7 +1,7 @@
 """Attention in Triton for whole prompts and chunks, with or without decodes beside them: ragged, one launch.
 
 One program per (query tile, KV head). A tile is a run of consecutive query tokens of one sequence, times the
-G query heads that share the KV head: `rows` rows of one matrix product. Tiles are numbered without a list of
+G query heads that share the KV head: `rows` rows of one GEMM. Tiles are numbered without a list of
 them: sequence s starts at tile `query_start[s] // tokens + s`, which leaves each sequence at least as many
 tiles as it needs; a program finds its sequence by binary search, and the few left over return at once.
 Pools are `[num_blocks, Hkv, block_size, Dk or Dv]`. Paper: section 5.1.
