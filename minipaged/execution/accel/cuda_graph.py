@@ -1,8 +1,8 @@
 """Decode steps at a few fixed shapes: padded, captured once as a CUDA graph, replayed from then on.
 
 A host may take longer to launch the hundreds of small kernels of a decode step than a GPU to run them. A
-graph launches them at once, but with the shapes, addresses and numbers of programs that were captured. So
-the step is copied into tensors that stay where they are, and padded:
+graph launches them at once, but with the captured shapes, addresses and grid sizes. So the
+step is copied into static tensors, and padded:
 
     5 decodes, longest context 700      captured for 8 rows and contexts of up to 1024
     input_ids     a   b   c   d   e   .   .   .     padding: whatever the row held before,
@@ -10,7 +10,7 @@ the step is copied into tensors that stay where they are, and padded:
     context_len   9 700   4   8   1   1   1   1              attending to one token; nobody reads the result
 
 Prompts and mixed steps run uncaptured: their shapes hardly repeat. A graph is captured when its shape first
-occurs: most runs meet few of the hundred shapes, and each costs about three steps.
+occurs: most runs need few of the hundred shapes, and each costs about three steps.
 Source: PyTorch, "CUDA semantics: CUDA graphs".
 """
 
@@ -27,7 +27,7 @@ from minipaged.execution.batch import Batch
 from minipaged.kernels.metadata import AttentionMetadata
 
 Compute = Callable[[], Tensor]
-"""Reads tensors that stay where they are, and returns a result [rows, V]."""
+"""Reads static tensors, and returns a result [rows, V]."""
 
 ROW_STEP = 32  # all rows share one read of the weights: some padding costs little
 SHORTEST_CONTEXT = 512
@@ -40,7 +40,7 @@ def padded_rows(rows: int, limit: int) -> int:
 
 
 def padded_context(tokens: int, limit: int) -> int:
-    """The least of 512, 1024, 2048, ..., `limit` that holds `tokens`: as many programs share a sequence."""
+    """The least of 512, 1024, 2048, ..., `limit` that holds `tokens`; it sets the programs per sequence."""
     return min(max(SHORTEST_CONTEXT, 1 << (tokens - 1).bit_length()), limit)
 
 
@@ -72,7 +72,7 @@ class CUDAGraphRunner:
         self._block_tables = torch.zeros((max_rows, num_blocks), dtype=torch.int32, device=device)
 
     def accepts(self, batch: Batch) -> bool:
-        """Whether all it has are decodes, each with logits, and neither too many nor too long."""
+        """Whether it has only decodes, each with logits, and neither too many nor too long."""
         metadata = batch.metadata
         return (
             metadata.is_decode_only
@@ -135,11 +135,11 @@ class CUDAGraphCapture:
         self._max_rows = max_rows
         self._stream = torch.cuda.Stream(device)  # captures that share a pool must share their stream
         self._pool = torch.cuda.graph_pool_handle()
-        self._results: Tensor | None = None  # [max_rows, V], of whichever replay ran last
+        self._results: Tensor | None = None  # [max_rows, V], of the last replay
 
     @torch.inference_mode()  # like the steps: a generator keeps tensors of the mode of the first capture
     def __call__(self, compute: Compute) -> Compute:
-        """The replay of a computation, which runs thrice; CaptureError if no graph can hold it."""
+        """The replay of a computation, which runs three times; CaptureError if it cannot be captured."""
         with _capturing:
             return self._captured(compute)
 
@@ -151,7 +151,7 @@ class CUDAGraphCapture:
         try:
             with torch.cuda.stream(self._stream):
                 logits = compute()  # compiles kernels, which cannot be captured
-                # Neither can a wait for the device; found out here, not half-way through a capture, which
+                # Neither can a wait for the device; detected here, not halfway through a capture, which
                 # would leave PyTorch's allocator in the graphs' pool.
                 torch.cuda.set_sync_debug_mode("error")
                 compute()

@@ -1,12 +1,12 @@
-"""Decode steps of few rows on a CPU: all of it in one call of C++ (`kernels/cpp/decode.py`).
+"""Decode steps of few rows on a CPU, each in one call of C++ (`kernels/cpp/decode.py`).
 
-A layer is a dozen kernels. Called one by one from Python, and with transformers' forward pass around them,
-they cost 3 ms a step in a model of 12 layers: as much as reading 80 MB of weights. What is called, with which
-weights and pools, stays the same from step to step, so it is packed once; only token ids, angles, slots,
-block tables and lengths are new. On a GPU a CUDA graph does the same (`cuda_graph.py`).
+A layer is a dozen kernels. Called one by one from Python, within transformers' forward pass, they cost 3 ms
+per step in a model of 12 layers: as much as reading 80 MB of weights. The calls, weights and pools stay the
+same from step to step, so they are packed once; only token ids, angles, slots, block tables and lengths are
+new. On a GPU, a CUDA graph does the same (`cuda_graph.py`).
 
-For models whose layers and last norm all are fused, with weights in panels, and whose forward pass does no
-more than look tokens up, then layers, norm and head one after the other.
+For models whose layers and final norm are all fused, with weights in panels, and whose forward pass is just
+embedding lookup, layers, norm and head.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from minipaged.kernels.cpp.decode import Decoder, DecoderLayer, Linear, Norm
 from minipaged.kernels.cpp.panels import Panels
 
 FEWEST_POSITIONS = 1024
-"""The first table of angles has so many, or as many as there can be; it grows with longer sequences."""
+"""Of the first table of angles, or `max_model_len` if that is less; it grows with longer sequences."""
 
 
 class DecodeRunner:
@@ -58,7 +58,7 @@ class DecodeRunner:
         self._max_rows = min(limits, default=sys.maxsize)
 
     def accepts(self, batch: Batch) -> bool:
-        """Whether all it has are decodes, few enough, each with logits, and nobody watches the layers."""
+        """Whether it has only decodes, few enough, each with logits, and nobody watches the layers."""
         metadata = batch.metadata
         is_small = len(batch.output_indices) == metadata.num_sequences <= self._max_rows
         return metadata.is_decode_only and is_small and not self._watchers

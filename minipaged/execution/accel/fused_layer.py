@@ -76,13 +76,13 @@ class FusedLayer(nn.Module):
         position_embeddings: cosines and sines [1, T, head_dim].
         """
         rows = hidden_states[0]
-        product = self.query_key_value(self.attention_norm(rows)).unflatten(1, (-1, self._head_dim))
-        query, key, value = product.split(self.num_heads, dim=1)
+        stacked = self.query_key_value(self.attention_norm(rows)).unflatten(1, (-1, self._head_dim))
+        query, key, value = stacked.split(self.num_heads, dim=1)
         for heads, norm in ((query, self.query_norm), (key, self.key_norm)):
             if norm is not None:
                 norm.heads_(heads)
         cosines, sines = position_embeddings
-        self._operations.rotate_heads_(product[:, : -self.num_heads[2]], cosines[0], sines[0])
+        self._operations.rotate_heads_(stacked[:, : -self.num_heads[2]], cosines[0], sines[0])
         context = get_forward_context()
         indices = context.output_indices if self._is_last else None
         if indices is not None:

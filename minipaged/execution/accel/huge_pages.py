@@ -1,7 +1,7 @@
-"""Weights in huge pages: with pages of 4 KB, the processor's own fetching stops at the end of each.
+"""Weights in huge pages: with pages of 4 KB, the hardware prefetcher stops at the end of each.
 
-The allocator asks for pages of 2 MB, but memory becomes huge only where a whole such page lies in one tensor
-and is touched for the first time there. Of a model with 134 million parameters, this leaves a quarter of the
+The allocator requests pages of 2 MB, but gets them only where a whole such page lies in one tensor and is
+touched for the first time there. Of a model with 134 million parameters, this leaves a quarter of the
 bytes in small pages in float32, and half of them in 8 bits.
 """
 
@@ -24,7 +24,7 @@ def move_into_huge_pages(address: int, num_bytes: int) -> int:
     """Move these bytes, and what shares their huge pages, into huge pages; addresses stay the same.
 
     Takes a second or more for each GB that has to be moved. Linux 6.1 and newer can; elsewhere, with
-    `THP_MEM_ALLOC_ENABLE=0`, or where an administrator wants no huge pages, nothing happens.
+    `THP_MEM_ALLOC_ENABLE=0`, or where an administrator has disabled huge pages, nothing happens.
 
     Returns:
         how many huge pages hold the bytes now.

@@ -1,4 +1,4 @@
-"""Replace decoder layers and norms by faster ones that pass an equivalence check.
+"""Replace decoder layers and norms with faster ones that pass an equivalence check.
 
 The model runs once, on a few rows, under an `EquivalenceContext` in place of attention. Then each candidate's
 replacement (`fused_layer.py`) gets the same inputs; it must call attention with the same arguments and return
@@ -24,7 +24,7 @@ from minipaged.kernels.metadata import AttentionParameters
 logger = logging.getLogger(__name__)
 
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
-"""The layers that `FusedLayer` computes. Others may differ where no check shows it (clipped queries)."""
+"""The layers that `FusedLayer` computes. Others may differ undetected (clipped queries)."""
 
 LINEARS = [f"self_attn.{name}_proj" for name in "qkvo"] + [
     f"mlp.{name}_proj" for name in ("gate", "up", "down")

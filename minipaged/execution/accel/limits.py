@@ -1,7 +1,7 @@
-"""What the machine allows: how fast memory is read, how fast matrices are multiplied (`bench --limits`).
+"""The machine's limits: memory bandwidth and the speed of matrix multiplications (`bench --limits`).
 
-A step of few rows reads every weight once, so bytes of weights x steps a second stays below the first; a
-prompt takes two operations for each weight and token, so their rate stays below the second.
+A step of few rows reads every weight once, so bytes of weights x steps per second stays below the first; a
+prompt takes two operations per weight and token, so their rate stays below the second.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ READ_BYTES = 1 << 28
 
 
 def read_bandwidth() -> float:
-    """Bytes a second at which this process reads memory with the threads that it has: the best of ten.
+    """Bytes per second at which this process reads memory with its threads: the best of ten.
 
-    Our C++ reads from several places in turn, which on some processors is quicker than PyTorch's sum.
+    Our C++ alternates between several streams, which on some CPUs is faster than PyTorch's sum.
     """
     numbers = torch.ones(READ_BYTES // 4)
     seconds = _best(lambda: numbers.sum(), 10)
@@ -36,7 +36,7 @@ def read_bandwidth() -> float:
 
 
 def matrix_rate(dtype: torch.dtype) -> float:
-    """Operations a second of a product of 256 rows with a packed weight [1024, 1024]: the best of ten."""
+    """Operations per second of a GEMM of 256 rows with a packed weight [1024, 1024]: the best of ten."""
     with torch.inference_mode():
         linear: nn.Module = nn.Linear(1024, 1024, bias=False, dtype=dtype)
         if is_plain(linear):
@@ -48,9 +48,9 @@ def matrix_rate(dtype: torch.dtype) -> float:
 def shares_of_limits(
     model: PreTrainedModel, decode_steps_per_s: float, prefill_tok_per_s: float
 ) -> dict[str, float]:
-    """The limits, and how much of them decode steps and prompts use, counting linear layers only.
+    """The limits, and how much of them decode steps and prompts use, in linear layers only.
 
-    The output layer counts for decodes; of a prompt only the last row passes it.
+    The output layer counts for decodes; of a prompt, only the last row needs it.
     """
     layers: list[Any] = [
         m for m in model.modules() if hasattr(m, "in_features") and hasattr(m, "out_features")
@@ -70,7 +70,7 @@ def shares_of_limits(
 
 
 def weight_bytes(layer: Any) -> int:
-    """Bytes that a product of one row reads of a linear layer's weight."""
+    """Bytes of a linear layer's weight that one row reads."""
     stored = getattr(layer, "num_bytes", None)
     if stored is not None:
         return int(stored)
@@ -79,7 +79,7 @@ def weight_bytes(layer: Any) -> int:
 
 
 def _best(work: Callable[[], Tensor], times: int) -> float:
-    """Seconds of the quickest of so many calls, after one that is not counted."""
+    """Seconds of the fastest of so many calls, after a warm-up."""
     work()
     taken = []
     for _ in range(times):

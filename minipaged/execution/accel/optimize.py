@@ -23,7 +23,7 @@ def optimize(
     Args:
         model: prepared (see `prepare`).
         run: runs the model once, on a few rows.
-        backend: what needs its own operations, or the C++ kernels, is done if it has them.
+        backend: layers are fused if it has operations for them; panels need the C++ kernels.
         quantization: the format of the linear layers' weights; none: as they are.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Matrix products on a CPU through oneDNN, with weights packed once for its kernels.
+"""Matrix multiplications on a CPU with oneDNN, whose weights are packed once.
 
-PyTorch's `linear` hands float32 to a BLAS that uses half of this kind of processor's vector width, and packs
-bfloat16 weights anew at each call. Packed at load time they gave 180-240 GFLOP/s instead of 95-105 (float32,
+PyTorch's `linear` hands float32 to a BLAS that uses half of the vector width of such CPUs, and packs bfloat16
+weights in each call. Packed at load time, they gave 180-240 GFLOP/s instead of 95-105 (float32,
 8 to 256 rows, one core of an AMD EPYC with AVX-512), and 1.1 to 2 times the speed in bfloat16.
 """
 
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 SMALL = 1 << 20
-"""Weights below this many numbers are kept unpacked, too: for a single row the plain product is quicker (7
-against 16 us at 256 x 512) and the memory is nothing."""
+"""Weights with fewer elements are kept unpacked, too: for a single row, that is faster (7 instead of 16 us at
+256 x 512), and they take little memory."""
 
 ROWS_TO_PACK_FOR = 32
 FEW_ROWS = 64
-"""Most steps that only decode have no more. Rows are added to larger products only (see `rounded_up`)."""
+"""Most decode steps have no more. Rows are padded only beyond it (see `rounded_up`)."""
 
 
 class PackedLinear(nn.Module):
@@ -64,8 +64,8 @@ class PackedLinear(nn.Module):
 def rounded_up(num_rows: int) -> int:
     """The number itself up to `FEW_ROWS`, then the next of 16 numbers between a power of 2 and its double.
 
-    oneDNN 3.12 compiles a product for each number of rows, in half a millisecond, and what that takes does
-    not come back: 2,000 lengths of steps, as a server sees them, cost one layer of 256 x 768 6 GB.
+    oneDNN 3.12 compiles a kernel for each number of rows, in half a millisecond, and never frees its memory:
+    2,000 different numbers of rows, as on a server, took 6 GB for one layer of 256 x 768.
     """
     if num_rows <= FEW_ROWS:
         return num_rows
@@ -74,7 +74,7 @@ def rounded_up(num_rows: int) -> int:
 
 
 def stack_linears(*linears: nn.Linear) -> nn.Linear:
-    """One layer whose output is that of all the given ones, which read the same rows, side by side."""
+    """One layer for all the given ones, which have the same input; their outputs are concatenated."""
     bias = linears[0].bias is not None
     rows, columns = sum(linear.out_features for linear in linears), linears[0].in_features
     stacked = nn.Linear(columns, rows, bias, device="meta")
@@ -85,7 +85,7 @@ def stack_linears(*linears: nn.Linear) -> nn.Linear:
 
 
 def can_pack(dtype: torch.dtype = torch.float32) -> bool:
-    """Whether this build of PyTorch, on this processor, has oneDNN's packed products in the type."""
+    """Whether this build of PyTorch can pack weights of the type with oneDNN on this CPU."""
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return False
     return dtype == torch.float32 or (
