@@ -151,19 +151,19 @@ class Chat:
 
     def _answer(self, question: str) -> None:
         conversation, wrap = self._conversation, wrap_for_output()
-        said = stopped = False
+        answered = stopped = False
         try:
             with closing(conversation.ask(question)) as pieces:
                 for piece in pieces:
-                    shown = piece if said else piece.lstrip()
-                    said = said or bool(shown)
+                    shown = piece if answered else piece.lstrip()
+                    answered = answered or bool(shown)
                     print(wrap.feed(shown), end="", flush=True)
         except KeyboardInterrupt:
             if not self._interactive:
                 raise
             stopped = True
         finally:
-            if said or stopped:
+            if answered or stopped:
                 print(wrap.rest(), flush=True)
         if conversation.last is None:
             self._note("stopped before the first word; the question is forgotten")

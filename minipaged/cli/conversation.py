@@ -77,7 +77,7 @@ class Conversation:
         self.token_ids: list[int] = []  # of the last prompt and, unless it was stopped, its answer
 
     def ask(self, text: str) -> Generator[str]:
-        """Yield the answer piece by piece. If the iterator is left early, what was said so far stays said.
+        """Yield the answer piece by piece. If the iterator is left early, the answer so far is kept.
 
         Raises:
             ValueError: the message cannot be answered; the conversation is as before.
@@ -119,11 +119,11 @@ class Conversation:
             completion.finish_reason if completion.finish_reason in ("stop", "length") else None,
             *(now - before for now, before in zip(self._drafts(), self._drafts_before)),
         )
-        said = completion.token_ids
-        if said and completion.finish_reason == "stop" and not completion.stop_reason:
-            said = said[:-1]  # EOS: the template brings its own
-        if self._decode(said) == answer:
-            self.token_ids = self.token_ids + said
+        answered = completion.token_ids
+        if answered and completion.finish_reason == "stop" and not completion.stop_reason:
+            answered = answered[:-1]  # EOS: the template brings its own
+        if self._decode(answered) == answer:
+            self.token_ids = self.token_ids + answered
 
     def _encode(self, messages: list[dict[str, str]]) -> list[int]:
         """The tokens of a conversation, those of the turn before first wherever the text allows it."""

@@ -111,7 +111,7 @@ class SpeculativeScheduler(FCFSScheduler):
                 spare -= len(copies)
 
     def _draft(self, lengths: dict[Sequence, int]) -> Iterator[tuple[Sequence, SequenceOf[int]]]:
-        """What a grammar forces is accepted for certain; for a text without one, the drafter is asked."""
+        """Tokens that a grammar forces are always accepted; without a grammar, the drafter drafts."""
         free = []
         for sequence in lengths:
             if (grammar := sequence.request.params.structured_outputs) is None:
@@ -122,12 +122,12 @@ class SpeculativeScheduler(FCFSScheduler):
             yield from zip(free, self.drafter.draft(free, [lengths[sequence] for sequence in free]))
 
     def _most(self, sequence: Sequence, share: int) -> int:
-        """Tokens that a draft may have; the sample after the last of them must still fit the request."""
+        """The longest draft; the sample after its last token must still fit the request."""
         room = sequence.max_num_tokens - len(sequence.token_ids) - 1
         return min(share, room, self._lengths.get(sequence.request, self.num_speculative_tokens))
 
     def _schedule_draft(self, plan: StepPlan, sequence: Sequence, tokens: SequenceOf[int]) -> list[Sequence]:
-        """Schedule the rows of a draft, if there are blocks for it: nobody is preempted for a draft."""
+        """Schedule the rows of a draft if there are free blocks; a draft preempts nobody."""
         table, text, copies = sequence.table, sequence.token_ids[:], []
         if table.blocks_to_append(len(tokens)) > self.kv.num_free:
             return []
@@ -144,7 +144,7 @@ class SpeculativeScheduler(FCFSScheduler):
         return copies
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
-        """Take the step's result into account, and of each draft the tokens before the first rejected one."""
+        """Commit the step's result, and of each draft the tokens before the first rejected one."""
         drafts, self._drafts = self._drafts, []
         if not drafts:
             return super().commit(plan, result)
@@ -168,7 +168,7 @@ class SpeculativeScheduler(FCFSScheduler):
         return touched
 
     def _settle(self, plan: StepPlan, draft: Draft, samples: dict[Sequence, Sample]) -> None:
-        """Append the samples after accepted tokens, and free what rejected ones took."""
+        """Append the samples after accepted tokens, and free the blocks of rejected ones."""
         sequence, request, num_accepted = draft.sequence, draft.sequence.request, 0
         for copy in draft.copies:
             is_accepted = not request.is_finished and sequence.token_ids[-1] == copy.token_ids[-1]
@@ -195,7 +195,7 @@ class SpeculativeScheduler(FCFSScheduler):
 
 
 def can_draft(request: Request) -> bool:
-    """Whether a request gets drafts: it has one sequence, and no function to follow."""
+    """Whether a request gets drafts: it has one sequence, and no logits processors."""
     params, is_single = request.params, request.method.num_sequences == 1
     return is_single and isinstance(params, SamplingParams) and not params.logits_processors
 

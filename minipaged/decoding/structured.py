@@ -1,14 +1,14 @@
 """Structured output: the text follows a JSON schema, a regular expression, a list of choices or a grammar.
 
-Before each token, llguidance walks a trie of the vocabulary and says which tokens keep the text inside the
+Before each token, llguidance walks a trie of the vocabulary to find the tokens that keep the text inside the
 grammar; the logits of all others become -inf. EOS is allowed where the text may end, so a text that stops is
 valid:
 
     choice ["yes", "no"]    {y, ye, yes, n, no}  -- "ye" -->  {s}  -- "s" -->  {EOS}
 
 The position of a text in its grammar depends only on its generated tokens. A matcher per sequence remembers
-how many it has consumed and catches up; one without (forked, or new here) copies another's, or walks from the
-start. So preemption, rolled-back steps and forks need no code in this module.
+how many it has consumed and catches up; a sequence without one (forked, or new here) copies another's, or
+starts over. So preemption, rolled-back steps and forks need no code in this module.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""ALiBi: a score falls with the distance of the two tokens, computed by kernels that know of no distance.
+"""ALiBi: a penalty on scores that grows with the distance, computed by kernels without support for it.
 
 Head h adds -slope_h * (i - j) to the score of the query at position i and the key at j. What all keys of a
-row have in common drops out of its softmax, so slope_h * j will do. That is a product of something that the
-query knows and something that the key knows, as scores are. So each gets two more elements:
+row have in common cancels in its softmax, so slope_h * j will do. Like a score, it is a dot product of query
+and key, so each gets two more elements:
 
     query    q_0 ... q_63    256 * slope / scale    slope / scale    0 ... 0
     key      k_0 ... k_63    j // 256               j % 256          0 ... 0
 
     scale * (query * key)  =  scale * (q * k)  +  slope * j
 
-Both parts of a position are at most 255, which bfloat16 holds exactly, as float16 does. A slope is rounded,
+Both parts of a position are at most 255, which bfloat16 and float16 represent exactly. A slope is rounded,
 but to the same number for all keys: the bias stays a straight line. (Were it rounded itself, as transformers
 does for BLOOM, then in bfloat16 eight keys in a row would have the same bias at position 2,000.)
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 MORE = 8
-"""Elements by which a head grows."""
+"""Extra elements of a head."""
 
 PART = 256
 MAX_POSITIONS = PART * PART

@@ -39,7 +39,7 @@ POOL_MEMORY = 1 << 30
 
 @dataclass(slots=True)
 class _Reading:
-    """What the model has read of one sequence."""
+    """What the draft model has computed of one sequence."""
 
     owner: ref[Sequence]
     table: BlockTable
@@ -54,11 +54,11 @@ class DraftModel:
     """A `Drafter` over an executor.
 
     Args:
-        runner: the smaller model; its tokens mean the same as the larger one's.
-        max_num_batched_tokens: tokens that one of its steps computes at most; a longer prompt takes several.
-        tokenizer: the smaller model's own, if it has one.
+        runner: the draft model; its vocabulary is the target model's.
+        max_num_batched_tokens: of one of its steps; a longer prompt takes several.
+        tokenizer: the draft model's own, if it has one.
         name: its directory or hub id, for messages.
-        enable_prefix_caching: whether texts that begin alike are read once.
+        enable_prefix_caching: whether common prefixes of texts are computed once.
     """
 
     def __init__(
@@ -76,17 +76,17 @@ class DraftModel:
         self._keeps_blocks = enable_prefix_caching
         self.max_num_batched_tokens = max_num_batched_tokens
         self.room: Tensor | None = None
-        """On a GPU: what its steps take, kept free until the larger model's pool has its size."""
+        """On a GPU: what its steps take, kept free until the target model's pool is allocated."""
         self._has_failed = False
         self._readings: dict[int, _Reading] = {}  # by id of the sequence, the least recently used first
 
     @classmethod
     def load(cls, name: str, config: EngineConfig) -> DraftModel:
-        """The model of a directory or hub id, for a larger one with these settings.
+        """The model of a directory or hub id, for a target model with these settings.
 
-        It is loaded before the larger one, whose pool takes what a GPU has left.
+        It is loaded before the target model, whose pool takes what a GPU has left.
 
-        Raises ConfigError if it cannot be loaded, or has layers whose state cannot take a wrong token back.
+        Raises ConfigError if it cannot be loaded, or has recurrent layers, which cannot undo a token.
         """
         import torch
 
@@ -177,7 +177,7 @@ class DraftModel:
         copies = [self._follow(sequence, count) for sequence, count in zip(sequences, counts)]
         left, chunks = self.max_num_batched_tokens, []
         for copy in filter(None, copies):
-            # (The rest of a long prompt is read with the next drafts.)
+            # (The rest of a long prompt is computed with the next drafts.)
             if count := min(copy.num_uncomputed_tokens, left):
                 chunks.append((copy, count, count == copy.num_uncomputed_tokens))
                 left -= count
@@ -195,7 +195,7 @@ class DraftModel:
         ]
 
     def _remember(self, sequence: Sequence, copy: Sequence) -> list[int]:
-        """Keep what was read of a sequence. Returns the draft."""
+        """Keep what was computed of a sequence. Returns the draft."""
         reading, num_text = self._readings[id(sequence)], len(sequence.token_ids)
         reading.token_ids, reading.num_text = copy.token_ids, num_text
         reading.num_computed = copy.num_computed_tokens
@@ -210,7 +210,7 @@ class DraftModel:
 
     def _follow(self, sequence: Sequence, count: int) -> Sequence | None:
         """A copy of the sequence over a table of this pool, with at least the newest token uncomputed; None
-        if the model cannot read so far, or the pool has no blocks."""
+        if the context length is too short, or the pool has no blocks."""
         text, runner = sequence.token_ids, self.runner
         if len(text) + count > runner.max_model_len:
             return None
@@ -234,7 +234,7 @@ class DraftModel:
         return copy
 
     def _find(self, reading: _Reading, text: array[int]) -> None:
-        """Begin with the blocks that earlier texts left of this one."""
+        """Begin with this text's blocks in the prefix cache."""
         hashes: list[int] = []
         self.pool.extend_hashes(hashes, text, reading.salt)
         reading.table.share(self.pool.match(hashes, text, reading.salt))
@@ -242,7 +242,7 @@ class DraftModel:
         reading.num_computed = reading.table.num_tokens
 
     def _release(self, reading: _Reading) -> None:
-        """Give its blocks back; the full ones can be found until their room is needed."""
+        """Free its blocks; the full ones stay in the prefix cache until they are evicted."""
         if self._keeps_blocks:
             hashes: list[int] = []
             entry: Any = reading.salt
@@ -254,7 +254,7 @@ class DraftModel:
         reading.table.free()
 
     def _make_room(self, copy: Sequence, count: int) -> bool:
-        """Take the blocks of a draft, if need be from the least recently followed sequences. Returns whether
+        """Allocate the blocks of a draft, if need be from the least recently used sequences. Returns whether
         there were enough."""
         needed = copy.table.blocks_to_append(copy.num_uncomputed_tokens + count - 1)
         for reading in self._readings.values():
@@ -268,7 +268,7 @@ class DraftModel:
         return True
 
     def _compute(self, chunks: list[tuple[Sequence, int, bool]]) -> None:
-        """Run one step: of each copy so many tokens; if it drafts, its next token is appended."""
+        """Run one step: `count` tokens of each copy; if it drafts, its next token is appended."""
         scheduled = []
         for copy, count, drafts in chunks:
             copy.table.append(count)

@@ -74,7 +74,7 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
 
     Raises:
         ModelLoadError: no such directory, no config.json in it, weights missing, unreadable or misshapen.
-        ConfigError: settings that this model cannot serve, as far as its configuration tells.
+        ConfigError: settings that this model cannot serve, as far as its configuration shows.
     """
 
     def load(source: str, **options: Any) -> Any:
@@ -269,7 +269,7 @@ def recommended_sampling(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def trained_length(config: Any) -> int | None:
-    """How many positions a text configuration says that the model can do: also MPT's and BLOOM's."""
+    """The context length in a text configuration, also in MPT's and BLOOM's."""
     names = ("max_position_embeddings", "max_seq_len", "seq_length")
     return next((length for name in names if (length := getattr(config, name, None)) is not None), None)
 

@@ -1,4 +1,4 @@
-"""How many blocks the pools get: what the settings say or, on a GPU, what the largest step leaves.
+"""How many blocks the pools get: from the settings or, on a GPU, what the largest step leaves.
 
     total x gpu_memory_utilization
     | weights, other programs | a step's peak: activations, logits, partial results | KV pool |
@@ -19,7 +19,7 @@ from minipaged.execution.attention import LayerSpec
 from minipaged.execution.probe import Probe
 
 DEFAULT_CPU_MEMORY = 1 << 30
-"""Bytes of a pool on a CPU if the settings do not say."""
+"""Bytes of a pool on a CPU by default."""
 
 KEPT_SHARE, LEAST_KEPT = 0.25, 8
 """States of recurrent layers for cached prefixes: as a share of the pool's bytes, and at least so many."""
@@ -120,7 +120,7 @@ def step_bytes(
 
 
 def available_bytes(config: EngineConfig, probe: Probe, measure: Callable[[int], int]) -> int:
-    """Bytes for the pool if the settings do not say: on a GPU, what the largest step leaves.
+    """Default bytes for the pool: on a GPU, what the largest step leaves.
 
     `measure` is `step_bytes` for a number of rows with logits.
     """

@@ -4,7 +4,7 @@
     BLOOM, Falcon, MPT, XGLM                           replaced: `forward`; they have no such method
 
 Variants for flash attention do everything in `forward`, and are left alone. Where scores fall with the
-distance (BLOOM, MPT, some Falcons), `find_alibi` says how; see `alibi.py`.
+distance (BLOOM, MPT, some Falcons), `find_alibi` finds the slopes; see `alibi.py`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class GPTNeo(OlderAttention):
 
 
 class GPT(OlderAttention):
-    """The first one: keys come transposed, for the product with queries."""
+    """The first one: keys are transposed for the matrix multiplication."""
 
     def _attn(self: Any, *arguments: Any, **options: Any) -> Any:
         query, key, value, attention_mask, _ = arguments
