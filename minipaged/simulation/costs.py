@@ -1,10 +1,10 @@
 """How long a step takes: a roofline over the plan of the step.
 
-    step = host time + max(weights / bandwidth, FLOPs / peak)        the matrix products
+    step = host time + max(weights / bandwidth, FLOPs / peak)        the matrix multiplications
                      + max(KV read / bandwidth, FLOPs / peak)        attention
                      + all-reduces + block copies + swaps
 
-A decode step is limited by reading (the weights once, and the KV of all sequences), a prefill by multiplying.
+A decode step is memory-bound (the weights once, and the KV of all sequences), a prefill compute-bound.
 Reading KV through a block table costs one lookup per block. Moving a block to the host costs 2 x layers
 transfers, which makes small blocks slow to swap (paper, section 7.3).
 """
@@ -59,7 +59,7 @@ class CostModel:
         return seconds + self.swap_seconds(len(plan.swap_out) + len(plan.swap_in))
 
     def compute_seconds(self, tokens: float, read: float, pairs: float) -> float:
-        """Seconds of all layers: products, attention, all-reduces."""
+        """Seconds of all layers: matrix multiplications, attention, all-reduces."""
         seconds = max(self.weight_seconds, tokens * self.token_seconds)
         seconds += max(read * self.kv_read_seconds, pairs * self.pair_seconds)
         return seconds + self.reduce_seconds + tokens * self.reduce_token_seconds

@@ -1,8 +1,8 @@
 """Chips, models and constants: every number that the cost model uses, with its source.
 
-A decode step reads all weights and the KV cache of the whole batch; a prefill multiplies. So a chip is a few
-rates (bytes/s, FLOP/s, links) and a model a few sizes (parameters, KV bytes a token). All figures use the
-same `CONSTANTS`.
+A decode step is memory-bound (all weights, and the KV cache of the batch), a prefill compute-bound. So a chip
+is a few rates (bytes/s, FLOP/s, links) and a model a few sizes (parameters, KV bytes per token). All figures
+use the same `CONSTANTS`.
 """
 
 from collections.abc import Mapping
@@ -93,7 +93,7 @@ class Constants:
 
     bandwidth_efficiency: float = _from(0.80, "assumed: the share of the bandwidth that large reads reach")
     flops_efficiency: float = _from(
-        0.70, "assumed: the share of the peak that large 16-bit matrix products reach"
+        0.70, "assumed: the share of the peak that large 16-bit matrix multiplications reach"
     )
     step_seconds: float = _from(
         0.011,
