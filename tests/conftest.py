@@ -23,6 +23,10 @@ settings.register_profile("trials", derandomize=True, phases=[Phase.explicit, Ph
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Two workers with a thread for each core would wait for each other most of the time.
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
+    torch.set_num_threads(max(1, torch.get_num_threads() // workers))
+
 # A shell lets background jobs ignore Ctrl-C; tests send it, to themselves and to children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
