@@ -42,7 +42,7 @@ def errors_of(logits, exact):
     return (logits - exact).norm(dim=-1) / exact.norm(dim=-1)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_oss", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_oss", "gemma2", "bloom", "mpt"])
 def test_logits_of_prompts_chunks_and_decodes_are_as_good_as_transformers_in_bf16(name):
     """Catches an accumulation in bfloat16 in any row, not the first token's alone."""
     token_ids = random_tokens(90, VOCAB_SIZE, seed=1)
