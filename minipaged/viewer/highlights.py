@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
+from minipaged.decoding.token_bytes import token_bytes
 from minipaged.engine import Engine
 from minipaged.outputs import RequestOutput
 from minipaged.viewer.recorder import Recorder, StepRecord
@@ -33,8 +34,20 @@ class PlacedOutput(NamedTuple):
 
 
 def text_of(engine: Engine) -> TextOf | None:
-    """The texts of an engine's tokens, one by one; None without a tokenizer."""
-    return None if engine.detokenizer is None else engine.detokenizer.token
+    """The texts of an engine's tokens, one by one; None without a tokenizer.
+
+    A part of a character has no text of its own; its bytes are written as <0xE2><0x82>.
+    """
+    detokenizer = engine.detokenizer
+    if detokenizer is None:
+        return None
+
+    def text(token_id: int) -> str:
+        own = detokenizer.token(token_id)
+        data = token_bytes(detokenizer.tokenizer, token_id, own)
+        return own if data == own.encode() else "".join(f"<0x{byte:02X}>" for byte in data)
+
+    return text
 
 
 class Highlights(Recorder):

@@ -409,6 +409,17 @@ def test_the_text_of_a_token_is_written_once(capsys, tmp_path, monkeypatch):
     assert "".join(trace.texts[token] for token in table.token_ids) == "<|begin|>The sun The sun"
 
 
+def test_parts_of_a_character_are_written_as_bytes(tmp_path):
+    """Catches tokens that all look alike: by itself, each decodes to U+FFFD."""
+    llm = LLM(num_blocks=8, disable_log_stats=True)
+    with TraceWriter(tmp_path / "trace", llm.engine):
+        llm.generate("5 €é", SamplingParams(max_tokens=1))
+    trace = read_trace(tmp_path / "trace")
+    token_ids = next(iter(trace)).planned.tables["0/0"].token_ids
+    texts = [trace.texts[token] for token in token_ids]
+    assert texts == ["<|begin|>", "5", "<0x20><0xE2>", "<0x82>", "<0xAC>", "<0xC3>", "<0xA9>"]
+
+
 def test_a_trace_has_the_texts_of_draft_tokens(tmp_path):
     """Catches a rejected token that can be shown only as a number: it is in no table and no text."""
     llm = LLM(num_blocks=64, disable_log_stats=True, num_speculative_tokens=4)
