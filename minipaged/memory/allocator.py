@@ -18,7 +18,7 @@ from typing import Protocol
 
 
 class OutOfBlocksError(RuntimeError):
-    """An allocation asked for more blocks than there are; nothing was changed."""
+    """More blocks were requested than are available; nothing was changed."""
 
 
 class BlockPool(Protocol):
@@ -33,7 +33,7 @@ class BlockPool(Protocol):
         ...
 
     def free(self, block: int) -> None:
-        """Drop one reference; the last one gives the block back. One too many raises `ValueError`."""
+        """Drop one reference; the last returns the block to the pool. A double free raises `ValueError`."""
         ...
 
     def ref_count(self, block: int) -> int:
@@ -65,7 +65,7 @@ class BlockAllocator:
             raise ValueError(f"order {ids} must name each block of 0..{num_blocks - 1} at most once")
         ids += sorted(set(range(num_blocks)) - set(ids))
         self.num_blocks = num_blocks
-        # A stack: the block freed last is handed out first, while it is still warm in some cache.
+        # A stack: the block freed last is handed out first, while it is still warm in the caches.
         self._free = array("i", reversed(ids))
         self._is_free = bytearray(b"\x01") * num_blocks
         self._ref_count = array("i", [0]) * num_blocks
@@ -81,7 +81,7 @@ class BlockAllocator:
         return blocks
 
     def share(self, block: int) -> None:
-        """Add a reference to a used block, or bring an evictable one back to use; see `BlockPool`."""
+        """Add a reference to a used block, or bring an evictable one back into use; see `BlockPool`."""
         if self._is_free[block]:
             raise ValueError(f"block {block} is free and cannot be shared")
         self._ref_count[block] += 1

@@ -36,7 +36,7 @@ class BlockTable:
             raise ValueError(f"block_size is {block_size}; a block holds at least 1 token")
         self.pool = pool  # where the blocks come from: host blocks while the sequence is swapped out
         self.block_size = block_size
-        self.blocks: list[int] = []  # the physical block of each logical one; past `num_tokens` preallocated
+        self.blocks: list[int] = []  # physical block of each logical one; beyond `num_tokens`, preallocated
         self.num_tokens = 0  # tokens that have a slot
 
     @property
@@ -99,7 +99,7 @@ class BlockTable:
         self.num_tokens = num_tokens
 
     def preallocate(self, count: int) -> None:
-        """Take `count` blocks now, for tokens to come."""
+        """Take `count` blocks now, for future tokens."""
         self.blocks += self.pool.allocate(count)
 
     def share(self, blocks: list[int]) -> None:
@@ -117,18 +117,18 @@ class BlockTable:
         return child
 
     def move_to(self, pool: BlockPool, blocks: list[int]) -> None:
-        """Give every block back and continue over `blocks` of `pool`, which hold the same tokens."""
+        """Free every block and continue on `blocks` of `pool`, which hold the same tokens."""
         num_tokens = self.num_tokens
         self.free()
         self.pool, self.blocks, self.num_tokens = pool, blocks, num_tokens
 
     def truncate(self, num_tokens: int) -> None:
-        """Keep the slots of the first `num_tokens` tokens; give all other blocks back, the tail first."""
+        """Keep the slots of the first `num_tokens` tokens; free all other blocks, tail first."""
         self.num_tokens = num_tokens
         while len(self.blocks) > self.num_filled_blocks:
             self.pool.free(self.blocks[-1])
             del self.blocks[-1]  # (only now: if that fails, the table still holds the block)
 
     def free(self) -> None:
-        """Give every block back, the tail first."""
+        """Free every block, tail first."""
         self.truncate(0)

@@ -1,7 +1,7 @@
 """The scheduler's interface to memory: can these sequences get blocks? Then allocate them.
 
 Composes allocator, block tables, growth policy, prefix cache and swap space (paper, sections 4.2 to 4.5).
-A question `can_x` changes nothing; its answer holds until the next call that changes something. Sequences
+The `can_x` methods change nothing; an answer holds until the next call that does. Sequences
 come in groups (the sequences of one request): all get their blocks or none.
 """
 
@@ -55,12 +55,12 @@ class KVManager:
     # -- admission ------------------------------------------------------------------------------
 
     def blocks_for_admission(self, num_tokens: int, max_num_tokens: int) -> int:
-        """The fewest blocks with which a sequence of `num_tokens` tokens is admitted if nothing is cached."""
+        """The fewest blocks that admit a sequence of `num_tokens` tokens if nothing is cached."""
         needed = self.num_blocks_of(num_tokens)
         return self.growth.at_admission(needed, max(needed, self.num_blocks_of(max_num_tokens)))[-1]
 
     def can_admit(self, sequences: Sequence[KVSequence], others_run: bool = True) -> Admission:
-        """Whether the group, whose tables are empty, gets blocks for all its tokens.
+        """Whether the group, whose tables are empty, can get blocks for all its tokens.
 
         While `others_run`, the watermark stays free. If nothing else runs, the bare minimum is tried last,
         because waiting would not free anything.
@@ -78,7 +78,7 @@ class KVManager:
         available = self.pool.num_free - blocks
         if others_run:
             available -= int(self.watermark * self.allocator.num_blocks)
-        for i in range(max(map(len, wishes))):  # the preferred counts first; the last ones are the least
+        for i in range(max(map(len, wishes))):  # the preferred counts first, the smallest last
             grants = [wish[min(i, len(wish) - 1)] for wish in wishes]
             if sum(grants) <= available:
                 break
@@ -91,7 +91,7 @@ class KVManager:
         return evictable, num_tokens - num_cached
 
     def admit(self, sequences: Sequence[KVSequence], admission: Admission) -> list[BlockCopy]:
-        """Give the group its blocks, as `can_admit` answered just before. Returns the copies to run first."""
+        """Give the group its blocks, as `can_admit` has just granted. Returns the copies to run first."""
         # Cached blocks first: once shared they cannot be evicted by the allocations that follow.
         for sequence, hit in zip(sequences, admission.hits):
             if hit.leader is None:
@@ -133,7 +133,7 @@ class KVManager:
         return needed
 
     def grow(self, sequences: Sequence[KVSequence], needed: int) -> list[BlockCopy]:
-        """Give each sequence a slot for all its tokens; `needed` is what `blocks_to_grow` answered, at most
+        """Give each sequence a slot for all its tokens; `needed` is what `blocks_to_grow` returned, at most
         `num_free`. Returns the copies (copy-on-write) to run first."""
         copies: list[BlockCopy] = []
         if not needed:  # (nearly always: a block of 16 tokens is taken every 16 steps)
@@ -175,7 +175,7 @@ class KVManager:
         return sequence.table.fork()
 
     def free(self, sequences: Iterable[KVSequence]) -> None:
-        """Give back all blocks of the sequences, none of whose tokens then counts as computed."""
+        """Free all blocks of the sequences; none of their tokens counts as computed any more."""
         for sequence in sequences:
             sequence.num_computed_tokens = sequence.num_registered_blocks = 0
             sequence.last_registered = None
@@ -212,8 +212,8 @@ class KVManager:
 
     def can_swap_out(self, sequences: Sequence[KVSequence]) -> bool:
         """Whether the group can move to the host: there is room, and it is not half recomputed."""
-        # While a group is recomputed, a sequence counts blocks as computed that it shares with an earlier
-        # one and that this one has not filled yet; such a state cannot be cut off and moved.
+        # While a group is recomputed, a sequence counts blocks as computed that its leader has
+        # yet to fill; in this state, the group cannot be swapped out.
         halfway = any(len(s.token_ids) - s.num_computed_tokens > 1 for s in sequences)
         if self.swap_space is None or (halfway and len(sequences) > 1):
             return False
@@ -231,12 +231,12 @@ class KVManager:
         return self.swap_space.swap_out([sequence.table for sequence in sequences])
 
     def can_swap_in(self, sequences: Sequence[KVSequence]) -> bool:
-        """Whether the group fits back, with a slot for every token it has."""
+        """Whether the group fits on the device again, with a slot for every token."""
         moved = {block for s in sequences for block in s.table.blocks}
         return len(moved) + self.blocks_to_grow(sequences) <= self.pool.num_free
 
     def swap_in(self, sequences: Sequence[KVSequence]) -> list[BlockCopy]:
-        """Move the group's blocks back to the device. `grow` then gives the missing slots."""
+        """Move the group's blocks back to the device. `grow` then allocates the missing slots."""
         assert self.swap_space is not None
         return self.swap_space.swap_in([sequence.table for sequence in sequences], self.pool)
 

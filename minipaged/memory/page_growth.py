@@ -15,8 +15,8 @@ from typing import Protocol
 
 
 class PageGrowth(Protocol):
-    """How many blocks to ask for. `needed` >= 1 blocks must be had now; `remaining` >= `needed`
-    blocks is all that the sequence could still use until its last token."""
+    """How many blocks to ask for. The sequence needs `needed` >= 1 blocks now, and at most
+    `remaining` >= `needed` until its last token."""
 
     def at_admission(self, needed: int, remaining: int) -> tuple[int, ...]:
         """Block counts to try when the sequence is admitted, the preferred first; none below needed."""
@@ -28,7 +28,7 @@ class PageGrowth(Protocol):
 
 
 class OnDemand:
-    """One block when the last is full: waste below one block a sequence (paper, section 4.3)."""
+    """One block when the last is full: a sequence wastes less than one block (paper, section 4.3)."""
 
     def at_admission(self, needed: int, remaining: int) -> tuple[int, ...]:
         """Just the blocks of the tokens that exist."""

@@ -21,7 +21,7 @@ HashFunction = Callable[[tuple[int, bytes]], int]
 
 @dataclass(slots=True, eq=False, repr=False)
 class CachedBlock:
-    """What a registered block contains. Two of them are equal if they are the same object."""
+    """What a registered block contains. Compared by identity."""
 
     chain_hash: int
     tokens: bytes  # int32
@@ -51,8 +51,8 @@ class PrefixCache:
         self.pending: set[int] = set()
 
     def allocate(self, count: int = 1) -> list[int]:
-        """Take free blocks, then the least recently used evictable ones, whose content is forgotten. Raises
-        OutOfBlocksError if not even that is enough; then nothing was evicted."""
+        """Take free blocks, then evict the least recently used evictable ones. Raises OutOfBlocksError if
+        there are too few; then nothing was evicted."""
         missing = count - self.allocator.num_free
         if missing > len(self.evictable):
             state = f"{self.allocator.num_free} free and {len(self.evictable)} evictable"
@@ -80,7 +80,7 @@ class PrefixCache:
         return self.allocator.num_free + len(self.evictable)
 
     def count_evictable(self, blocks: Iterable[int]) -> int:
-        """How many of these distinct blocks are evictable: sharing them uses up what `num_free` counts."""
+        """How many of these distinct blocks are evictable: sharing them lowers `num_free`."""
         return sum(block in self.evictable for block in blocks)
 
     def extend_hashes(self, hashes: list[int], token_ids: array[int], salt: str = "") -> None:
@@ -94,8 +94,8 @@ class PrefixCache:
             hashes.append(parent)
 
     def match(self, hashes: Sequence[int], token_ids: array[int], salt: str = "") -> list[int]:
-        """The blocks of the longest cached prefix of `token_ids`, whose chain hashes these are. Valid until
-        the next `allocate`. Tokens and parents are compared: a collision of hashes is a miss."""
+        """The blocks of the longest cached prefix of `token_ids`; `hashes` are its chain hashes. Valid
+        until the next `allocate`. Tokens and parents are compared: a hash collision is a miss."""
         content = token_ids.tobytes()
         width = self.block_size * token_ids.itemsize
         parent: CachedBlock | str = salt
@@ -127,7 +127,7 @@ class PrefixCache:
             parent: what `register` returned for the block before it; the salt for the first.
 
         Returns:
-            The entry that stands for this content.
+            The entry for this content.
         """
         entry = CachedBlock(chain_hash, tokens.tobytes(), parent)
         if (holder := self.block_of.get(chain_hash)) is not None:

@@ -22,7 +22,7 @@ class KVSequence(Protocol):
     token_ids: array[int]
     num_computed_tokens: int
     table: BlockTable
-    block_hashes: list[int]  # of its full blocks, as far as somebody asked
+    block_hashes: list[int]  # of its full blocks, computed on demand
     num_registered_blocks: int
     last_registered: CachedBlock | None  # what the last of them contains
 
@@ -77,8 +77,8 @@ def find_hits(sequences: Sequence[KVSequence], cache: PrefixCache | None, block_
             node, owner = nodes.setdefault((node, tokens), (len(nodes) + 1, i))
             if owner < i:
                 num_shared, leader = num_shared + 1, owner
-        # (A leader that starts later computes nothing there. What it skips is cached, and then this one has
-        # found it, too, unless it ends where no state of recurrent layers is kept.)
+        # (A leader that starts later does not compute these blocks. They are cached, so this sequence has
+        # found them, too, unless no recurrent state is kept at their end.)
         if num_shared > hits[i].num_shared and num_shared >= hits[leader].num_shared:
             hits[i] = Hit(num_shared, [], leader)
     return hits

@@ -1,4 +1,4 @@
-"""Prefix hits of models with recurrent layers: where a request starts, somebody must have kept the state."""
+"""Prefix hits of models with recurrent layers: a request can start only where the state was kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minipaged.memory.prefix_cache import PrefixCache
 
 
 def match_where_states_are(cache: PrefixCache, kept: Container[int]) -> None:
-    """From now on `cache.match` finds only prefixes with a state after them, and leaves a token to compute.
+    """Make `cache.match` find only prefixes whose final state is kept, and leave a token to compute.
 
     `kept`: the chain hashes of prefixes with a state; it may change between steps.
     """
