@@ -49,7 +49,7 @@ class StepPlan:
     finished: list[Request] = field(default_factory=list)  # ended while planning: aborted or outgrew the pool
     events: list[Event] = field(default_factory=list)  # what was decided, and why
     num_preempted: int = 0  # nobody is admitted or resumed in a step that preempts
-    has_failed: bool = False  # its roll-back has begun (and has failed, if the plan is still in flight)
+    has_failed: bool = False  # its rollback has begun (and has failed, if the plan is still in flight)
 
     @property
     def num_tokens(self) -> int:
@@ -70,7 +70,7 @@ class StepPlan:
 class StepResult(NamedTuple):
     """What the executor returns: one `Sample` per scheduled sequence with candidates, in the same order.
 
-    `prompt_logprobs`: request id -> [(position, their likeliest tokens)] of the prompt tokens computed
+    `prompt_logprobs`: request id -> [(position, likeliest tokens)] of the prompt tokens computed
     in this step, for requests that asked. `errors`: request id -> why a request has no valid token and fails.
     """
 

@@ -1,7 +1,7 @@
 """Batch policies: the order in which the scheduler's phases fill a step.
 
     prefill first    | p p p p p p p |      prompts alone,
-                     | d d d |              then one token of everybody: each admission stalls the decodes
+                     | d d d |              then one token per sequence: each admission stalls the decodes
 
     chunked prefill  | d d d | p p p p p |      budget 8: three decodes, then five of a prompt of twelve
                      | d d d | p p p p p |      the next five
@@ -47,7 +47,7 @@ class BatchPolicy(Protocol):
 
 class PrefillFirst:
     """Prefills and decodes take separate steps, except for a request that is recomputed while others are
-    swapped out. A prompt beyond the budget takes several steps, alone."""
+    swapped out. A prompt larger than the budget takes several steps, alone."""
 
     def fill(self, plan: StepPlan, scheduler: Phases) -> None:
         """Fill the plan of one step."""

@@ -44,7 +44,7 @@ class PreemptionPolicy(Protocol):
 
 
 class Recompute:
-    """The latest arrival is preempted and computed again."""
+    """The latest arrival is preempted and recomputed."""
 
     def choose_victim(self, candidates: Sequence[Request]) -> Request:
         """The latest arrival."""
@@ -59,7 +59,7 @@ class Swap(Recompute):
     """The latest arrival is preempted; its blocks move to the host, room permitting."""
 
     def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
-        """Swap, or recompute when the host pool is missing or too full, or the group half recomputed."""
+        """Swap, or recompute when the host pool is missing or too full, or the group is half recomputed."""
         if kv.can_swap_out(victim.sequences):
             return Decision("swap", "preemption_mode is swap")
         return Decision("recompute", "the swap space cannot take its blocks now")
@@ -69,7 +69,7 @@ class PreemptionCosts(NamedTuple):
     """What moving and computing cost, for `Auto`.
 
     Attributes:
-        seconds_per_transfer: fixed part of one copy of a block between device and host.
+        seconds_per_transfer: fixed overhead of copying a block between device and host.
         seconds_per_block: moving one block, one way.
         seconds_per_token: computing one token of a prompt.
     """
@@ -80,7 +80,7 @@ class PreemptionCosts(NamedTuple):
 
     @staticmethod
     def estimate(device: str, block_bytes: int, num_weights: int) -> PreemptionCosts:
-        """Rough rates: PCIe 4 x16 and a GPU's matrix units, or one core's memory and vector units."""
+        """Rough rates: PCIe 4 x16 and a GPU's tensor cores, or one CPU core's memory and vector units."""
         bandwidth, flops, overhead = (2e10, 1e14, 1e-5) if device == "cuda" else (5e9, 5e10, 1e-6)
         return PreemptionCosts(overhead, block_bytes / bandwidth, 2 * num_weights / flops)
 

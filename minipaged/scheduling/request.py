@@ -55,16 +55,16 @@ class DecodingMethod(Protocol):
     """Greedy and random sampling, n samples, beam search: how samples become branches."""
 
     num_sequences: int
-    """The most sequences that are alive at once; counted against `max_num_seqs`."""
+    """The most sequences alive at once; counted against `max_num_seqs`."""
 
     def num_candidates(self, request: Request) -> int:
-        """How many candidate tokens each live sequence must get from the next step, >= 1."""
+        """How many candidate tokens each live sequence needs from the next step, >= 1."""
         ...
 
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
         """Choose the branches, in the order the live sequences should take; none live ends the request.
 
-        `samples` has one entry per live sequence. Changes nothing, because a failed step is advanced again.
+        `samples` has one entry per live sequence. Changes nothing, because a failed step is repeated.
         """
         ...
 
@@ -164,7 +164,7 @@ class Request:
         request_id: unique among the requests the engine holds.
         prompt_token_ids: at least one token.
         method: the decoding method.
-        params: its parameters, for the executor; the scheduler does not look inside.
+        params: its parameters, for the executor; opaque to the scheduler.
         max_num_tokens: prompt + output tokens at which a sequence ends.
         table: an empty block table for the first sequence.
         cache_salt: requests share cached prefixes only with the same salt.

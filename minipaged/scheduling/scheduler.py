@@ -35,7 +35,7 @@ class FCFSScheduler:
     policy: BatchPolicy  # how a step is composed
     preemption: PreemptionPolicy  # who is preempted, and how
     max_num_seqs: int  # sequences that may hold device blocks at once
-    max_num_batched_tokens: int  # tokens a step computes at most
+    max_num_batched_tokens: int  # most tokens a step computes
     max_model_len: int  # longest sequence, prompt and output together
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class FCFSScheduler:
         self.swapped: deque[Request] = deque()
         self.in_flight: StepPlan | None = None  # neither committed nor rolled back yet
         self.num_preemptions = self.num_generated_tokens = self.num_arrived = self.num_steps = 0
-        # Aborted while a step was in flight, or lost in its commit; and the reason of those that failed.
+        # Aborted while a step was in flight, or lost in its commit -> the error of those that failed.
         self._ending: dict[Request, str | None] = {}
 
     # -- requests come and go -------------------------------------------------------------------
@@ -67,7 +67,7 @@ class FCFSScheduler:
 
     def end(self, request: Request, reason: str, error: str | None = None) -> None:
         """The live sequences become completions as they are, and every block is freed."""
-        self.kv.free(request.sequences)  # first: should it fail, the request is still where it was
+        self.kv.free(request.sequences)  # first: if this fails, the request is still where it was
         request.error = error
         if reason == "error":
             limits.warn_failed(request)
@@ -105,7 +105,7 @@ class FCFSScheduler:
 
     def schedule(self) -> StepPlan:
         """Decide what the next step computes and moves; then `commit` or `roll_back`, even if this fails."""
-        failed = self.in_flight  # None, or a plan whose roll-back failed: that is done again
+        failed = self.in_flight  # None, or a plan whose rollback failed: it is retried
         assert failed is None or failed.has_failed, "commit or roll back the last plan first"
         ended = self._end_others() if failed is None else self.roll_back(failed)
         self.in_flight = plan = StepPlan(self.num_steps, finished=ended)
@@ -114,7 +114,7 @@ class FCFSScheduler:
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
-        """Take the step's result into account. Returns the requests that got tokens or ended."""
+        """Apply the step's result. Returns the requests that got tokens or ended."""
         # First, what may fail in an override: nothing has changed yet, so the step can be rolled back.
         decisions = []
         errors = result.errors or {}
@@ -164,7 +164,7 @@ class FCFSScheduler:
                 child = child.fork(self.kv.new_table())
             elif child in children:
                 child = child.fork(self.kv.fork(child))
-                request.sequences.append(child)  # whatever happens, its blocks come back
+                request.sequences.append(child)  # its blocks are freed, whatever happens
             children.append(child)
         for child, branch in zip(children, branches):
             child.append(branch)
@@ -176,8 +176,8 @@ class FCFSScheduler:
             request.state = RequestState.FINISHED
 
     def roll_back(self, plan: StepPlan) -> list[Request]:
-        """The step failed: forget what it registered, and queue every request it touched, to be recomputed.
-        Returns the requests that ended all the same."""
+        """The step failed: forget what it registered, and requeue every request it touched for recomputation.
+        Returns the requests that ended anyway."""
         plan.has_failed = True
         self.kv.roll_back_registered()
         for request in plan.touched:
@@ -196,7 +196,7 @@ class FCFSScheduler:
 
     def plan_decodes(self, plan: StepPlan, budget: int) -> int:
         """One token for every running sequence that has only its newest token to compute. Preempts the latest
-        arrived when blocks run out."""
+        arrivals when blocks run out."""
         left = budget
         position = 0
         while position < len(self.running) and left:
@@ -232,7 +232,7 @@ class FCFSScheduler:
         return budget - left
 
     def resume_preempted(self, plan: StepPlan, budget: int) -> int:
-        """Bring swapped-out requests back, the earliest arrived first."""
+        """Resume swapped-out requests, the earliest arrival first."""
         left, has_admitted = budget, False
         while self.swapped and left and not plan.num_preempted:
             if self.waiting and self.waiting[0].arrival < self.swapped[0].arrival:
@@ -269,7 +269,7 @@ class FCFSScheduler:
         if request.num_uncomputed_tokens <= limit:
             return self.schedule_last(plan, request)
         # Each sequence is completed up to its last token before the next one begins (which may share blocks
-        # that this one computes): all are sampled together, once their last tokens fit a step.
+        # that this one computes): all are sampled together, once their last tokens fit in a step.
         left = limit
         for sequence in request.sequences:
             if count := min(sequence.num_uncomputed_tokens - 1, left):
@@ -317,7 +317,7 @@ class FCFSScheduler:
         }
         kind = "resumed" if request.has_run else "admitted"
         plan.events.append(Event(kind, request.request_id, detail))
-        # 0, unless the manager charges for cached tokens, too, as a scheduler unaware of prefixes does.
+        # 0, unless the manager charges for cached tokens, too, as a prefix-unaware scheduler does.
         cached_but_charged = admission.num_charged_tokens - request.num_uncomputed_tokens
         limit = left if share is None or not self.waiting else min(left, share)
         return min(left, self.schedule_request(plan, request, limit) + cached_but_charged)
@@ -352,7 +352,7 @@ class FCFSScheduler:
             candidates = self.running[position:]  # those before it are scheduled already
             victim = self.preemption.choose_victim(candidates)
             if victim is request and len(self.running) == 1:
-                # Its own preallocated blocks are the last there are.
+                # Only its own preallocated blocks are left.
                 if not self.kv.free_preallocated(request.sequences):
                     self.end_outgrown(plan, request)
                     return False
