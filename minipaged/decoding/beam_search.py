@@ -29,13 +29,13 @@ class BeamSearch:
         self.num_sequences = params.beam_width
 
     def num_candidates(self, request: Request) -> int:
-        """W go on even if each end token is among the W best of every beam: (1 + end tokens) * W."""
+        """W continue even if each end token is among the W best of every beam: (1 + end tokens) * W."""
         return max(2, 1 + len(self.stop.end_ids)) * self.params.beam_width
 
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
         """The next beams, the best first, after the hypotheses that this step finished."""
         width = self.params.beam_width
-        # Equal scores: the better beam first, then the smaller token, so that a run can be repeated.
+        # Equal scores: the better beam first, then the smaller token, so that a run is reproducible.
         candidates = sorted(
             (-(sequence.cumulative_logprob + logprob), beam, token_id, logprob, number)
             for beam, (sequence, sample) in enumerate(zip(request.sequences, samples))
@@ -55,7 +55,7 @@ class BeamSearch:
             branch = Branch(parent, token_id, logprob, reason, None, top)
             if reason is None:
                 live.append(branch)
-            # The candidates past the first W are there to replace the ends among these, not to end.
+            # Candidates past the first W only replace those of the first W that end; they cannot end.
             elif place < width and self.enters(best_scores, self.normalized(total, num_generated_tokens)):
                 finished.append(branch)
         best_total = live[0].parent.cumulative_logprob + live[0].logprob if live else -math.inf
@@ -81,7 +81,7 @@ class BeamSearch:
         return sorted(scores, reverse=True)[: self.params.beam_width]
 
     def enters(self, best_scores: list[float], score: float) -> bool:
-        """Whether a new hypothesis is among the best W; if so, its score enters `best_scores`."""
+        """Whether a new hypothesis is among the best W; if so, its score is added to `best_scores`."""
         if len(best_scores) == self.params.beam_width and score <= best_scores[-1]:
             return False
         best_scores[:] = sorted([*best_scores, score], reverse=True)[: self.params.beam_width]

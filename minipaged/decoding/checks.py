@@ -51,7 +51,7 @@ def number(params: Any, name: str, low: float, high: float, fix: str) -> None:
 
 
 def boolean(params: Any, name: str) -> None:
-    """True or False, nothing that merely counts as such."""
+    """Exactly True or False, nothing merely truthy or falsy."""
     if not isinstance(getattr(params, name), bool):
         refuse(name, getattr(params, name), "True or False")
 

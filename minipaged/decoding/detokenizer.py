@@ -8,7 +8,7 @@ new text:
                  ^ window        ^ num_read         delta: decode(window) without `shown`
 
 An output's window begins with the last tokens of its prompt, all read. Text is held back while it ends in
-U+FFFD (a character's bytes are not all there), so that the pieces join to `decode` of all tokens. (Only a
+U+FFFD (an incomplete character), so that the pieces join to `decode` of all tokens. (Only a
 decoder that looks across words, as WordPiece's around apostrophes, may space them differently. The prefix
 and read offsets are those of Hugging Face's text-generation-inference and of vLLM.)
 """
@@ -98,7 +98,7 @@ class Detokenizer:
             return Window(tokens, num_read), ""
         text = self.decode(tokens)
         if text.endswith("\ufffd"):
-            # Bytes that never become a character would make the window grow without end. The last 4
+            # Bytes that never become a character would make the window grow without bound. The last 4
             # tokens may still become one; before them, cut where both halves decode as the whole does.
             last_cut = len(tokens) - 4 if len(tokens) - num_read > MAX_PENDING else num_read
             for cut in range(last_cut, num_read, -1):
@@ -119,7 +119,7 @@ class Detokenizer:
 def _backend(tokenizer: Any) -> Any:
     """What a fast tokenizer's `decode` hands the ids to; None if the tokenizer's class has its own.
 
-    Asked directly it is several times as fast: transformers looks at each id's type, in Python.
+    Called directly, it is several times as fast: transformers checks each id's type in Python.
     """
     decode, inner = (getattr(type(tokenizer), name, None) for name in ("decode", "_decode"))
     origins = getattr(decode, "__module__", ""), getattr(inner, "__module__", "")

@@ -1,4 +1,4 @@
-"""What is said about the names of fields: one that does not exist, and one that is assigned to."""
+"""Errors about field names: one that does not exist, and one that is assigned to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def named_fields(dropped: str = "", **instead: str) -> Callable[[type[T]], type[T]]:
-    """A decorator of frozen dataclasses: a wrong name raises `ParamsError`, an assignment names the copy.
+    """A decorator of frozen dataclasses: a wrong name raises `ParamsError`, an assignment says how to copy.
 
     Args:
         dropped: names of fields that vLLM's class has and this one does not. Their values None, False, 0 and

@@ -2,7 +2,7 @@
 
 llguidance reads the numbers of a schema as doubles, and its own code for ranges overflows the stack at -2^63.
 It follows references by recursion: a thousand of them, each in an object, need more than the usual stack of
-8 MB. Either would end the process.
+8 MB. Either would crash the process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _starting = threading.Lock()
 
 
 def check_source(kind: str, source: str) -> None:
-    """Raise ValueError, with the reason, for what would end the process or not be followed exactly."""
+    """Raise ValueError, with the reason, for what would crash the process or not be followed exactly."""
     if kind == "choice":
         return
     if (size := len(source.encode())) > MOST_BYTES:
@@ -57,7 +57,7 @@ def _schemas(kind: str, source: str) -> Iterator[Any]:
 
 
 def _check_schema(schema: Any, keyword: str = "") -> None:
-    """`keyword`: what it is the value of, or a part of the value, if numbers in it must be exact."""
+    """`keyword`: the key of this value, or of one around it, if numbers in it must be exact."""
     if isinstance(schema, dict):
         _check_keys(schema)
         for name, part in schema.items():

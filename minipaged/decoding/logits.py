@@ -1,4 +1,4 @@
-"""What parameters do to logits: masks, bias and penalties; then temperature and what is dropped.
+"""How parameters edit logits: masks, bias and penalties; then temperature and filters.
 
 Every row of a batch may have different settings, and one call serves them all: edits become flat lists of
 (row, token) pairs, and the three filters become one threshold per row, since each of them keeps the tokens
@@ -29,7 +29,7 @@ SHORTLIST = 64
 
 
 def on_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The values as a tensor on the device; to a GPU from pinned memory, for which the host does not wait."""
+    """The values as a tensor on the device; to a GPU asynchronously, from pinned memory."""
     tensor = torch.as_tensor(values, dtype=dtype)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
@@ -126,7 +126,7 @@ def _lowest_kept(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The lowest logit [rows, 1] that top-k and then top-p keep, among the `size` highest of each row.
 
-    Also whether [rows] those were enough to tell; where not, the lowest is that of a longer list.
+    Also whether [rows] those were enough to tell; if not, a longer list is needed.
     """
     vocab_size = logits.shape[1]
     ranked = logits.sort(-1, descending=True) if size == vocab_size else logits.topk(size)
@@ -135,7 +135,7 @@ def _lowest_kept(
     last = on_device([min(k, size) - 1 for k in top_k], logits.device).unsqueeze(1)
     kth = values.gather(1, last)
     kept = torch.where(values < kth, -math.inf, values)
-    # What top-p shares out is the probability that top-k left: of the list, or of all tokens.
+    # Top-p is a share of the probability that top-k left: of the list, or of all tokens.
     total = torch.where(has_top_k, kept.logsumexp(-1, keepdim=True), logits.logsumexp(-1, keepdim=True))
     probability = (kept - total).exp_()
     before = probability.cumsum(-1) - probability

@@ -1,7 +1,7 @@
 """Greedy and random sampling as a decoding method: n samples of a prompt fork once, then continue separately.
 
-    step 1   one sequence, the prompt          asks n candidates      -> n branches, blocks shared
-    step 2.. n sequences (or what is alive)    asks 1 candidate each  -> 1 branch each, in place
+    step 1   one sequence, the prompt          needs n candidates     -> n branches, blocks shared
+    step 2.. n sequences (or what is alive)    needs 1 candidate each -> 1 branch each, in place
 
 That is all of parallel sampling (paper, section 4.4, Fig. 8): one fork; copy-on-write does the rest.
 """

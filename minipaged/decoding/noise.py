@@ -2,7 +2,7 @@
 
 The noise of a token is a hash of (stream, position, token id): stream is the request's seed + sample
 number, position the number of tokens generated so far. Nothing is stored, so a request that is
-preempted and computed again, alone or in another batch, draws what it drew before. With Gumbel noise
+preempted and recomputed, alone or in another batch, draws what it drew before. With Gumbel noise
 g = -log(-log(u)) the sampled token is argmax(logits + g) (Gumbel 1954; Maddison et al. 2014): no sums
 over the vocabulary, so a difference in a logit's last bit changes a token only at a near tie.
 """
@@ -46,7 +46,7 @@ def gumbel_noise(keys: list[int], vocab_size: int, device: torch.device) -> torc
 
 
 def _scatter(bits: torch.Tensor) -> torch.Tensor:
-    # "lowbias32" (Wellons, 2018). int32 wraps like uint32; its shifts drag the sign along, hence the masks.
+    # "lowbias32" (Wellons, 2018). int32 wraps like uint32; its shifts extend the sign, hence the masks.
     bits ^= (bits >> 16).bitwise_and_(0xFFFF)
     bits *= 0x7FEB352D
     bits ^= (bits >> 15).bitwise_and_(0x1FFFF)

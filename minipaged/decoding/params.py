@@ -87,7 +87,7 @@ class SamplingParams:
         max_tokens: tokens after which the text ends; None: when the model's length is reached.
         detokenize: False: no texts, only token ids.
         skip_special_tokens: leave tokens like EOS out of the text.
-        spaces_between_special_tokens: accepted for vLLM's scripts; today's tokenizers never add such spaces.
+        spaces_between_special_tokens: accepted for vLLM scripts; today's tokenizers never add such spaces.
         output_kind: what each output of `AsyncLLM.generate` contains; other methods return everything at the
             end. With `best_of` above n there is only a final output: until then the n best are not known.
         structured_outputs: what the text must follow. With ignore_eos, EOS is generated (and ends the text)
@@ -215,7 +215,7 @@ class SamplingParams:
         return prompt_token_ids if count is None else prompt_token_ids[-count:]
 
     def resolve(self, encode: Callable[[str], list[int]]) -> SamplingParams:
-        """Turn strings in `bad_words` into token ids, as at a line's start and as after a space.
+        """Turn strings in `bad_words` into token ids, both at the start of a line and after a space.
 
         `encode` adds no special tokens. Raises ParamsError for a word that has no tokens.
         """
@@ -273,7 +273,7 @@ class BeamSearchParams:
         beam_width: the number of live beams, and of finished hypotheses that are kept.
         length_penalty: a hypothesis of n generated tokens scores sum(log p) / n ** length_penalty.
         early_stopping: True: stop at the beam_width-th hypothesis; False: when the best live beam, at its
-            present length, beats none of them; "never": only when it could not do so at any length.
+            current length, beats none of them; "never": only when it could not do so at any length.
         num_return_sequences: hypotheses to return, the best first.
         temperature: divides the logits before beams are compared; scores and `cumulative_logprob` then refer
             to that distribution. 0, vLLM's default, means 1.
@@ -299,7 +299,7 @@ class BeamSearchParams:
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     structured_outputs: None = None
-    # Of samples only:
+    # For samples only:
     detokenize: ClassVar[bool] = True
     skip_special_tokens: ClassVar[bool] = True
     prompt_logprobs: ClassVar[None] = None

@@ -53,7 +53,7 @@ def failure(sequence: Sequence) -> str | None:
 
 
 def _num_arguments(processor: Callable[..., Any]) -> int:
-    """How many it must be given by place."""
+    """How many positional arguments it requires."""
     function = processor.forward if isinstance(processor, torch.nn.Module) else processor
     try:
         parameters = inspect.signature(function).parameters.values()

@@ -24,7 +24,7 @@ from minipaged.scheduling import Sample, ScheduledSequence
 from minipaged.scheduling.request import TopLogprobs
 
 DRAW_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 24}
-"""The most logits that are filtered, or get noise, at once: 4 MB a tensor on a CPU (its cache), 64 MB on a
+"""The most logits that are filtered, or get noise, at once: 4 MB per tensor on a CPU (its cache), 64 MB on a
 GPU (most steps as a whole)."""
 
 
@@ -32,8 +32,8 @@ class Sampler:
     """Turns the logits of a step into samples.
 
     A request without a seed gets its random stream from `seed` and its place in the order of arrival: two
-    equal requests differ, and a whole run can be repeated. `greedy` chooses in steps in which every row is
-    greedy and wants nothing else.
+    equal requests differ, and a whole run is reproducible. `greedy` chooses in steps whose rows are all
+    plain greedy.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ def rows_at_a_time(logits: torch.Tensor) -> int:
 
 
 def take_memory(logits: torch.Tensor) -> None:
-    """Take as much memory as sampling these rows takes at most, for whoever measures it."""
+    """Use as much memory as sampling these rows takes at most, so that it can be measured."""
     wide = logits.float()
     edited = wide.clone()
     flat = torch.zeros_like(edited[: rows_at_a_time(edited)])  # so that all filters sort whole rows
@@ -154,7 +154,7 @@ def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], count: int
 def _as_samples(
     logits: torch.Tensor, total: torch.Tensor, rows: list[int], tokens: torch.Tensor
 ) -> dict[int, Sample]:
-    """Samples by row; `rows` names the row of each token, the tokens of a row stand together."""
+    """Samples by row; `rows` names the row of each token, the tokens of a row are consecutive."""
     index = on_device(rows, logits.device)
     logprobs = logits[index, tokens] - total[index]
     samples = {row: Sample([], []) for row in rows}
@@ -179,7 +179,7 @@ def _report_asked(
 
 
 def _on_host(tokens: torch.Tensor, logprobs: torch.Tensor) -> tuple[list[int], list[float]]:
-    # One transfer, for each waits for the device; float32 holds every token id (below 2^24) as it is.
+    # One transfer, as each waits for the device; float32 represents every token id (below 2^24) exactly.
     ids, values = torch.stack((tokens, logprobs)).tolist()
     return [int(token) for token in ids], values
 

@@ -80,10 +80,10 @@ class Draft(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class SpeculativeScheduler(FCFSScheduler):
-    """Adds drafts to steps of decodes that have rows to spare."""
+    """Adds drafts to decode steps that have rows to spare."""
 
     drafter: Drafter
-    num_speculative_tokens: int  # in one draft, at most
+    num_speculative_tokens: int  # the most in one draft
     vocab_size: int  # token ids are below it
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class SpeculativeScheduler(FCFSScheduler):
         self._lengths: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # of the next draft
 
     def schedule(self) -> StepPlan:
-        """Plan a step; rows that it has to spare go to drafts."""
+        """Plan a step; its spare rows go to drafts."""
         plan, self._drafts = super().schedule(), []
         num_rows = len(plan.scheduled)
         spare = min(DRAFT_ROWS, self.max_num_batched_tokens) - num_rows

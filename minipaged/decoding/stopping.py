@@ -60,7 +60,7 @@ class StopChecker:
     def check(self, sequence: Sequence, token_id: int) -> str | None:
         """Why `sequence` would end with `token_id`: "stop", "length", or None when it goes on.
 
-        The sequence itself is as before, but for `text_state`, which follows its tokens.
+        The sequence does not change, except for `text_state`, which follows its tokens.
         """
         if self.stop:
             ends = self.text(sequence).after(token_id).stopped
@@ -78,7 +78,7 @@ class StopChecker:
     def find_stop(self, text: str, num_old: int, num_tokens: int) -> tuple[int, str] | None:
         """Where a stop string that ends past the first `num_old` characters cuts a text, and which it is.
 
-        That is the stop string which is complete first, the longest of several; None if there is none. (The
+        That is the stop string that is complete first, the longest of several; None if there is none. (The
         old characters may have one from before `min_tokens`.)
         """
         found = []
@@ -95,7 +95,7 @@ class StopChecker:
         """Characters at the end of a text that are the beginning of a stop string."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             end = text[-length:]
-            after = bisect_right(self._sorted, end)  # the strings that begin with it stand together
+            after = bisect_right(self._sorted, end)  # the strings that begin with it are adjacent
             if after < len(self._sorted) and self._sorted[after].startswith(end):
                 return length
         return 0
@@ -105,7 +105,7 @@ class StopChecker:
         return OutputText(self, self.detokenizer.window_after(prompt_token_ids))
 
     def text(self, sequence: Sequence) -> OutputText:
-        """The text of a sequence so far (remembered at the sequence)."""
+        """The text of a sequence so far (cached in the sequence)."""
         text = sequence.text_state or self.begin_text(sequence.request.prompt_token_ids)
         text, _ = text.after_all(sequence.token_ids[sequence.num_prompt_tokens + text.num_tokens :])
         sequence.text_state = text
@@ -124,11 +124,11 @@ class OutputText:
         self._rules = rules
         self._window = window
         self._held = ""  # what may be the beginning of a stop string
-        self._pending = ""  # bytes that are a character by now, but not certain to stay one
+        self._pending = ""  # bytes that form a character now, but may not stay one
         self._after: dict[int, OutputText] = {}
 
     def after(self, token_id: int) -> OutputText:
-        """The text with one more token (remembered, so that asking twice costs once)."""
+        """The text with one more token (cached: a second call costs nothing)."""
         if token_id not in self._after:
             self._after[token_id] = self._make_after(token_id)
         return self._after[token_id]

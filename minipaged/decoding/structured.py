@@ -40,7 +40,7 @@ JSON_DEFAULTS = {"whitespace_pattern": " ?"}
 """At most one space between JSON tokens: without a limit, a model may write nothing but spaces."""
 
 MOST_ALTERNATIVES = 100_000
-"""Ways to go on at one place that are followed: of thousands of choices many begin alike."""
+"""Alternatives that are followed at one position: of thousands of choices, many begin alike."""
 
 
 @named_fields(
@@ -124,7 +124,7 @@ class Grammar:
         self._start = matcher
         self._eos = list(eos_token_ids)
         self._walks: WeakKeyDictionary[Sequence, tuple[array[int], Any]] = WeakKeyDictionary()
-        self._matcher_mask(matcher)  # what it prepares lazily, copies have then
+        self._matcher_mask(matcher)  # copies then have what it prepares lazily
 
     def allow(self, sequence: Sequence, allowed: np.ndarray) -> None:
         """Set `allowed` [vocabulary] to which tokens may follow the generated ones of `sequence`."""
@@ -179,7 +179,7 @@ def allowed_tokens(sequences: SequenceOf[Sequence], vocab_size: int) -> np.ndarr
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance sees it, and the grammars last compiled for it."""
+    """A tokenizer as llguidance sees it, and the grammars most recently compiled for it."""
 
     def __init__(self, tokenizer: Any, eos_token_ids: tuple[int, ...]) -> None:
         from llguidance.hf import from_tokenizer
