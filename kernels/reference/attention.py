@@ -5,7 +5,7 @@ query heads that share a KV head are packed into the query-length dimension, so 
 
     query [n, Hkv * G, D]  ->  [Hkv, G * n, D]    row g * n + i of KV head h: token i of query head h * G + g
 
-Decodes over short contexts, where the calls cost more than the bytes, are padded and attended together.
+Decodes over short contexts, where the calls cost more than the reads, are padded and attended together.
 Paper: sections 4.1 and 5.1.
 """
 
@@ -82,7 +82,7 @@ def attend_sequence(
     first_block, end_block = oldest // block_size, -(-context_len // block_size)
     visible = slice(oldest - first_block * block_size, context_len - first_block * block_size)
     heads = torch.arange(num_kv_heads, device=query.device)
-    # Of the pools seen as [num_blocks * Hkv, block_size, D]: per head, the sequence's blocks.
+    # Of the pools viewed as [num_blocks * Hkv, block_size, D]: per head, the sequence's blocks.
     entries = (table[first_block:end_block] * num_kv_heads + heads[:, None]).view(-1)
     key, value = (
         cache.view(-1, *cache.shape[2:]).index_select(0, entries).view(num_kv_heads, -1, cache.shape[-1])
@@ -92,7 +92,7 @@ def attend_sequence(
 
     plain = softcap is None and sinks is None
     if plain and 1 < query_len == key.shape[1] and (sliding_window is None or sliding_window >= query_len):
-        # A whole prompt: SDPA's own causal form skips half the work.
+        # A whole prompt: SDPA's own causal mode skips half the work.
         inputs = query.transpose(0, 1)[None], key[None], value[None]
         attended = F.scaled_dot_product_attention(*inputs, is_causal=True, scale=scale, enable_gqa=True)
         return attended[0].transpose(0, 1)

@@ -1,7 +1,7 @@
-"""A model is made to call us: its attention layers the hook, its recurrent layers piece by piece.
+"""Make a model call us: its attention layers call the hook, its recurrent layers run piece by piece.
 
-What attends through transformers' interface is switched there (`attention.prepare`); what is older, or
-recurrent, gets a method of ours (`subclassing.py`).
+Layers that attend through transformers' interface are switched there (`attention.prepare`); older and
+recurrent ones get a method of ours (`subclassing.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def adopted(model: PreTrainedModel) -> Iterator[None]:
     elsewhere as before.
 
     Raises:
-        UnsupportedModelError: the model would compute something else than its own attention; names its class.
+        UnsupportedModelError: the model would not compute its own attention; names its class.
         ConfigError: of the block.
     """
     own_attention = model.config._attn_implementation
@@ -37,7 +37,7 @@ def adopted(model: PreTrainedModel) -> Iterator[None]:
         if own_attention != NAME:  # (or another runner would lose it)
             for module in model.modules():
                 give_back(module)
-            model.config._attn_implementation = own_attention  # (of an older model transformers would refuse)
+            model.config._attn_implementation = own_attention  # (transformers refuses an older model's)
             model.set_attn_implementation(own_attention)
         if isinstance(reason, ConfigError):
             raise

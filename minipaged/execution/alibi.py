@@ -47,7 +47,7 @@ class ALiBi:
 class RoundedALiBi(ALiBi):
     """Falcon's: each bias is rounded to bfloat16, whatever the model's type, and scaled as the scores are.
 
-    A head's biases are no straight line, so its keys hold them, and each query head needs keys of its own.
+    A head's biases are not a straight line, so its keys hold them, and each query head needs keys of its own.
     """
 
     def extend(self, query: Tensor, key: Tensor, positions: Tensor, scale: float) -> tuple[Tensor, Tensor]:

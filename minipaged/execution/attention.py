@@ -189,7 +189,7 @@ def paged_attention_hook(
 def prepare(model: PreTrainedModel, needs_positions: bool = True) -> None:
     """Make every attention layer of the model call the hook; transformers builds no mask for its name.
 
-    `needs_positions`: of each row, when the model is called, or it would count rows.
+    `needs_positions`: the model is given each row's position, or it would count rows.
 
     Raises:
         UnsupportedModelError: the architecture cannot swap its attention.

@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 
 
 class BatchBuilder:
-    """Builds the batch of one plan after the other, with tensors on `device`.
+    """Builds the batch of each plan, with tensors on `device`.
 
     Block tables hardly change from one step to the next, so the last ones are kept in one array, and only the
     rows that differ are written.
@@ -86,7 +86,7 @@ class BatchBuilder:
         return Batch(input_ids[None], row_positions[None], metadata, output_indices, *chosen, scheduled)
 
     def _update_tables(self, tables: list[list[int]]) -> np.ndarray:
-        """The block tables [S, longest] int32, a view; what lies behind a shorter one means nothing."""
+        """The block tables [S, longest] int32, a view; entries past the end of a shorter one mean nothing."""
         rows, columns = len(tables), max(map(len, tables))
         old_rows, old_columns = self._tables.shape
         if rows > old_rows or columns > old_columns:

@@ -23,7 +23,7 @@ from minipaged.kernels.metadata import AttentionMetadata
 
 
 def split_at_chunks(metadata: AttentionMetadata, chunk_size: int, key_cache: Tensor) -> AttentionMetadata:
-    """The metadata whose sequences are the pieces; rows and slots stay what they are.
+    """The metadata whose sequences are the pieces; rows and slots are unchanged.
 
     Args:
         metadata: the step's, S sequences.

@@ -93,7 +93,7 @@ class KVCache:
 
 def _allocate(shape: tuple[int, int, int, int], spec: LayerSpec) -> Tensor:
     try:
-        # Not cleared: nothing unwritten is read, and memory that no token reaches is never committed.
+        # Not zeroed: nothing unwritten is read, and memory that no token reaches is never committed.
         return torch.empty(shape, dtype=spec.dtype, device=spec.device)
     except (RuntimeError, TypeError, OverflowError) as error:  # out of memory is one
         raise ConfigError(

@@ -39,7 +39,7 @@ from minipaged.progress import progress_bar
 logger = logging.getLogger(__name__)
 
 HUB_TIMEOUT = 5.0
-"""Seconds to wait for the hub's word on whether it knows a model."""
+"""Seconds to wait for the hub to say whether it has a model."""
 
 STATEFUL = {"linear_attention", "conv", "hybrid"}
 """Types of layers that keep a recurrent state, where a configuration lists types. (Others show it later.)"""
@@ -146,13 +146,13 @@ def _weights_counted(enabled: bool) -> Iterator[None]:
 
 
 def _local_first(path: Path, name: str, load: Callable[..., Any], revision: str | None) -> Any:
-    """What `load` makes of a directory; of a hub id from the local cache, or else from the hub."""
+    """`load` a directory, or a hub id from the local cache, or else from the hub."""
     if path.is_dir():
         return load(str(path), local_files_only=True)
     try:
         return load(name, local_files_only=True)
     except OSError:
-        # Fails at once where transformers would ask again and again.
+        # Fails at once where transformers would keep retrying.
         model_info(name, revision=revision, timeout=HUB_TIMEOUT)
         return load(name)
 
@@ -176,14 +176,14 @@ def _check_directory(name: str, path: Path) -> None:
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
-    """The class that builds the model, also where it takes images and text: its text part is a decoder."""
+    """The class that builds the model, even if it takes images and text: its text part is a decoder."""
     is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     takes_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return AutoModelForImageTextToText if takes_images and not is_causal else AutoModelForCausalLM
 
 
 def in_one_line(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says; the second, too, if that ends in a colon."""
+    """The type of an error and the first line of its message; the second, too, if that ends in a colon."""
     first, second, *_ = (*(line.strip() for line in str(error).splitlines() if line.strip()), "", "")
     told = f"{first} {second}" if first.endswith(":") else first
     return f"{type(error).__name__}: {told.strip() or 'no reason given'}"
@@ -227,14 +227,14 @@ def load_tokenizer(name: str, config: EngineConfig, must_exist: bool = False) ->
 
 
 def text_config(model: PreTrainedModel) -> Any:
-    """The configuration of the decoder, also where it is a part of a multimodal model."""
+    """The configuration of the decoder, even if it is part of a multimodal model."""
     return model.config.get_text_config(decoder=True)
 
 
 def end_of_text(model: PreTrainedModel, vocab_size: int, tokenizer: Any = None) -> tuple[int, ...]:
     """Token ids that end a text, as `generate` of transformers sees them, and the tokenizer's EOS.
 
-    Files may name more than the model can generate, or -1. Raises ModelLoadError for what is no token id.
+    Files may name more than the model can generate, or -1. Raises ModelLoadError for what is not a token id.
     """
     ends: list[int] = []
     for config in (getattr(model, "generation_config", None), text_config(model)):
@@ -278,7 +278,7 @@ def longest_sequence(config: Any, max_model_len: int | None) -> int:
     """The length limit: that of the model's text configuration, or the shorter `max_model_len`.
 
     Raises:
-        ConfigError: `max_model_len` is longer than the model can do, or neither sets a limit.
+        ConfigError: `max_model_len` is longer than the model supports, or neither sets a limit.
         UnsupportedModelError: rotary embeddings that depend on the other requests of a step.
     """
     trained = trained_length(config)

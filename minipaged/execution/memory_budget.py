@@ -89,7 +89,7 @@ def step_bytes(
     keeps_graphs: bool,
     num_logits: int,
 ) -> int:
-    """Bytes of a GPU that steps take beside the weights and the pool.
+    """Bytes of a GPU that steps take besides the weights and the pool.
 
     Args:
         config: limits of a step.
@@ -97,7 +97,7 @@ def step_bytes(
         specs: of the model's layers.
         uses_triton: its attention splits long contexts, whose partial results take memory.
         keeps_graphs: captured decodes keep what they use.
-        num_logits: rows that have logits, at most.
+        num_logits: the most rows that have logits.
     """
     device = probe.device
     gc.collect()  # (an engine that was dropped may still hold its pool)
@@ -133,7 +133,7 @@ def available_bytes(config: EngineConfig, probe: Probe, measure: Callable[[int],
 
 
 def _partial_result_bytes(probe: Probe, specs: dict[int, LayerSpec], num_decodes: int) -> int:
-    """Bytes that the splits of the largest layer take in a step of decodes, each as long as it may be."""
+    """Bytes that the splits of the largest layer take in a decode step, each context as long as possible."""
     from minipaged.kernels.triton.config import architecture_of, decode_config, split_bytes
 
     architecture, num_heads = architecture_of(probe.device), probe.text_config.num_attention_heads

@@ -2,7 +2,7 @@
 
     StepPlan -> swap out, swap in, copies -> Batch -> model -> logits [R, V] -> samples
 
-When it is built, passes without a pool find out each layer's K/V shapes (`probe.py`) and how much memory the
+When it is built, passes without a pool determine each layer's K/V shapes (`probe.py`) and how much memory the
 pool may have (`memory_budget.py`).
 """
 
@@ -61,7 +61,7 @@ class ModelRunner:
     to the pool's. The default `sampler` follows each request's parameters.
 
     Raises:
-        UnsupportedModelError: the model would compute something else than its own attention.
+        UnsupportedModelError: the model would compute something other than its own attention.
         ConfigError: settings that this model cannot serve.
     """
 
@@ -114,7 +114,7 @@ class ModelRunner:
 
     @classmethod
     def over(cls, model: PreTrainedModel, config: EngineConfig) -> ModelRunner:
-        """A runner that rewrites the model for speed; nobody else can use it then."""
+        """A runner that rewrites the model for speed; nothing else can use it then."""
         runner = cls(model, config)
         runner.optimize()
         if runner.backend.name == "cpp":
@@ -122,14 +122,14 @@ class ModelRunner:
         return runner
 
     def optimize(self) -> None:
-        """Rewrite the model for speed, quantized if asked; nobody else can use it then."""
+        """Rewrite the model for speed, quantized if asked; nothing else can use it then."""
         rows = torch.arange(min(8, self.vocab_size, self.max_model_len), device=self.device)
         positions = rows * (self.max_model_len // len(rows))
         run = partial(call_model, self.model, rows[None], positions[None], rows)
         optimize(self.model, run, self.backend, self._config.quantization)
 
     def use_one_call(self) -> None:
-        """Run decodes of few rows in one call of C++ from now on, if the optimized model is of that kind."""
+        """Run decode steps of few rows in one C++ call from now on, if the optimized model allows it."""
         from minipaged.execution.accel.decode_runner import make_decode_runner  # loads C++
 
         positions = torch.arange(2)
@@ -142,10 +142,10 @@ class ModelRunner:
         """Attend with this function instead of the backend's, in every step from now on."""
         self.backend = self.backend._replace(paged_attention=attention)
         logger.info("attention is computed by an override, the rest by the backend")
-        self.decode_runner = None  # it would go on with the old one, or with lengths read on the host
+        self.decode_runner = None  # it would keep using the old one, or lengths read on the host
 
     def step_bytes(self) -> int:
-        """Bytes of a GPU that its steps take beside weights and pool, if no prompt has log-probabilities."""
+        """Bytes of a GPU that its steps take besides weights and pool, without prompt log-probabilities."""
         return self._measure(self._config.max_sampling_rows) if self.device.type == "cuda" else 0
 
     @torch.inference_mode()

@@ -113,7 +113,7 @@ class Falcon(OlderAttention):
 
 
 class Biased(OlderAttention):
-    """Of a model in which only this bias tells a token's position."""
+    """Of a model in which only this bias encodes a token's position."""
 
     replaced = "forward"
 
@@ -184,13 +184,13 @@ def adopt(model: PreTrainedModel) -> None:
         kind = KINDS.get(own.__name__)
         # (Not code that came with a model, nor a release of transformers that has no such method.)
         if kind and own.__module__.startswith("transformers.models.") and hasattr(own, kind.replaced):
-            # (Some do not know their number, which the hook asks for.)
+            # (Some do not know their layer's number, which the hook needs.)
             subclassing.adopt(module, kind, layer_idx=next(numbers))
             config._attn_implementation = NAME
 
 
 def is_biased(model: PreTrainedModel) -> bool:
-    """Whether only a bias by distance tells a token's position: the model itself takes none."""
+    """Whether only a bias by distance encodes a token's position: the model itself takes none."""
     return any(isinstance(module, Biased) for module in model.modules())
 
 

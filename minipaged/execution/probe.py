@@ -1,10 +1,10 @@
-"""What a model is like, found out before there is a pool: forward passes in which attention answers zeros.
+"""What a model is like, found out before there is a pool: forward passes in which attention returns zeros.
 
     tokens 0, 0        which layers attend, and the shapes of their K/V; how many logits there are
-    tokens V - 1, 0    other logits of the last token: it learnt of the first by another way than attention
+    tokens V - 1, 0    other logits of the last token: the first reached it other than by attention
     without positions  other logits: positions do not start at 0
 
-A model that would compute something else than its own attention is refused.
+A model that would compute something other than its own attention is refused.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Probe:
     def run(
         self, token_ids: list[int], num_outputs: int, from_zero: bool = True, apart: bool = False
     ) -> tuple[dict[int, LayerSpec], Tensor]:
-        """What the layers look like, and the logits [num_outputs, V] of the last rows.
+        """The specs of the layers, and the logits [num_outputs, V] of the last rows.
 
         `apart`: to recurrent layers each token is a sequence of its own.
         """
@@ -79,7 +79,7 @@ class Probe:
             layers: those that this model has to compute; None: all.
 
         Raises:
-            UnsupportedModelError: the model would compute something else than its own attention.
+            UnsupportedModelError: the model would compute something other than its own attention.
         """
         num_layers = getattr(self.text_config, "num_hidden_layers", 1)
         if num_layers < 1:
@@ -95,7 +95,7 @@ class Probe:
             self.in_chunks = continue_in_chunks(self.recurrent_layers, lambda: self.run(tokens, 1))
         except UnsupportedModelError:
             raise
-        except Exception as error:  # code of other people, which may rely on a mask or a cache
+        except Exception as error:  # third-party code, which may rely on a mask or a cache
             raise UnsupportedModelError(why_forward_failed(error, self.text_config)) from error
         if differ(logits, after_another):
             what = "a recurrent state" if getattr(self.model, "_is_stateful", False) else "other token mixing"

@@ -1,7 +1,7 @@
 """Layers that keep a state besides the KV cache: Mamba, gated delta nets, short convolutions.
 
-Qwen 3.5, Granite 4, LFM2, Falcon-H1 and others mix such layers with attention layers. Such a layer sums up
-the sequence so far in a state of fixed size, which every step updates (see `state_table.py`). transformers'
+Qwen 3.5, Granite 4, LFM2, Falcon-H1 and others mix such layers with attention layers. Such a layer compresses
+the sequence so far into a state of fixed size, which every step updates (see `state_table.py`). transformers'
 layers expect a rectangular batch, not our ragged rows, so each is called once per piece:
 
     rows     a a a a a | b | c | d d      a and d: chunks; b and c: decodes
@@ -31,7 +31,7 @@ UPDATES = {"update_conv_state", "update_recurrent_state"}
 
 
 class States(Cache):
-    """The states of some sequences, as a cache of transformers; empty before their first tokens.
+    """The states of some sequences, as a transformers cache; empty before their first tokens.
 
     layers[i]: those of layer i, tensors [sequences, ...] that the layer may write into.
     """
@@ -164,7 +164,7 @@ def _is_recurrent(module: nn.Module) -> bool:
 
 
 def compute_piecewise(model: nn.Module) -> None:
-    """From now on the model's recurrent layers compute piece by piece."""
+    """Make the model's recurrent layers compute piece by piece."""
     for module in find_recurrent(model):
         if not isinstance(module, Recurrent):
             names = list(inspect.signature(type(module).forward).parameters)[1:]

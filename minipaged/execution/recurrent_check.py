@@ -1,10 +1,10 @@
-"""Does a recurrent layer compute in pieces what it computes at once? Asked of each when a model is loaded.
+"""Does a recurrent layer compute the same in pieces as at once? Checked when a model is loaded.
 
     rows     0 1 2 | 3 4 | 5 | 6 | 7 | 8        the same outputs, whether cut or not
     states   must be read where a piece starts: others give other outputs
 
-A copy of the layer is asked, in float32: half precision rounds as much as an omission may change. That states
-are read is asked on its own, because with small weights it would hardly show.
+A float32 copy of the layer is checked: half precision rounds as much as an omission may change. That states
+are read is checked separately, because with small weights it would hardly show.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOLERANCE = 1e-3
 
 
 def differ(actual: Tensor, expected: Tensor) -> bool:
-    """Whether the two are not the same but for rounding; NaN is a difference, too."""
+    """Whether the two differ by more than rounding; NaN is a difference, too."""
     return not (actual - expected).abs().max() <= TOLERANCE * expected.abs().max()
 
 
@@ -74,7 +74,7 @@ class LayerCopy:
         return torch.cat([part.flatten(2) for part in parts], dim=-1)
 
     def continues_by(self, lengths: list[int]) -> bool:
-        """Whether pieces of these lengths, after a first one, give what all rows give at once."""
+        """Whether pieces of these lengths, after a first one, give the same as all rows at once."""
         row = self._rows.shape[1] - sum(lengths)
         states = States(1)
         parts = [self.compute(0, row, states)]

@@ -31,7 +31,7 @@ from minipaged.scheduling.request import Request, Sequence
 
 
 class Kept(NamedTuple):
-    """The state after some full blocks, for whoever has the same."""
+    """The state after some full blocks, for whoever has the same tokens."""
 
     token_ids: array[int]  # of all these blocks
     place: Place
@@ -69,7 +69,7 @@ class StateTable:
         """Compute the batch inside the `with`; if that fails, its sequences have no states any more.
 
         Raises:
-            RuntimeError: the state after which a sequence goes on is missing.
+            RuntimeError: the state that a sequence continues from is missing.
         """
         self._tidy({item.sequence for item in batch.scheduled})
         cut = self._cut(batch)
@@ -133,7 +133,7 @@ class StateTable:
             for sequence in request.sequences if len(request.sequences) > 1 else ():
                 position = sequence.num_computed_tokens
                 if (place := self._known(sequence, position)) is not None:
-                    self._places[sequence] = place  # a kept one may not be dropped before its turn comes
+                    self._places[sequence] = place  # a kept one must not be dropped before its turn comes
                 elif position:
                     waiting.setdefault(request, []).append(sequence)
         return waiting
@@ -208,7 +208,7 @@ class StateTable:
         chain_hash = _hash_of(sequence, position)
         if chain_hash is None or not self._num_kept:
             return
-        # (What this very step computes is not there to be copied, and is kept by whoever computes it.)
+        # (What this very step computes cannot be copied yet; whoever computes it keeps it.)
         if place is not cut.behind.get(sequence):
             cut.kept[chain_hash] = Kept(sequence.token_ids[:position], place.take_out())
         if position - size > sequence.num_prompt_tokens:

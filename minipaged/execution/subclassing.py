@@ -1,4 +1,4 @@
-"""A module of somebody else's model gets a method of ours: its class becomes a subclass of what it was.
+"""A module of a third-party model gets a method of ours: its class becomes a subclass of what it was.
 
 Other modules of that class stay as they are, nothing refers to itself, and it can be undone.
 """
@@ -17,13 +17,13 @@ class Adopted:
 
 
 def adopt(module: nn.Module, kind: type[Adopted], **more: Any) -> None:
-    """Let the methods of `kind` go before the module's own; `more`: attributes of its new class."""
+    """Make the methods of `kind` override the module's own; `more`: attributes of its new class."""
     own = type(module)
     attributes = {"__module__": own.__module__, "own_class": own, **more}
     module.__class__ = type(own.__name__, (kind, own), attributes)
 
 
 def give_back(module: nn.Module) -> None:
-    """Undo `adopt`, if that was done."""
+    """Undo `adopt`, if the module was adopted."""
     if isinstance(module, Adopted):
         module.__class__ = module.own_class  # type: ignore[assignment]

@@ -1,11 +1,11 @@
-"""The arrays of a step to the device, in one copy.
+"""Move the arrays of a step to the device in one copy.
 
-    pinned host memory   | token ids .. | positions | slots | query start . | ...     each begins where
-              one copy, for which the host does not wait                              16 divides
+    pinned host memory   | token ids .. | positions | slots | query start . | ...     each aligned
+              one asynchronous copy                                                   to 16 bytes
     device memory        | token ids .. | positions | slots | query start . | ...     the tensors are views
 
 Seven small copies would be seven launches before anything is computed. Kernels are compiled for addresses
-divisible by 16; for others they would be compiled again, with slower loads.
+divisible by 16; for others they would be recompiled, with slower loads.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor
     """The arrays as tensors on the device; on a CPU they share the arrays' memory."""
     if device.type == "cpu":
         return list(map(torch.from_numpy, arrays))
-    if device.type == "mps":  # (views of another type are not tried there)
+    if device.type == "mps":  # (views of another type are untested there)
         return [torch.from_numpy(array).to(device) for array in arrays]
     packed = pack(arrays, pinned=device.type == "cuda")
     return unpack(packed.to(device, non_blocking=True), arrays)
 
 
 def pack(arrays: Sequence[np.ndarray], pinned: bool) -> Tensor:
-    """All of them in one tensor of bytes; pinned memory is not given out again before its copy is done."""
+    """All of them in one tensor of bytes; pinned memory is not reused before its copy is done."""
     buffer = torch.empty(sum(room(array.nbytes) for array in arrays), dtype=torch.uint8, pin_memory=pinned)
     target, first = buffer.numpy(), 0  # NumPy's views take a third of the time of PyTorch's
     for array in arrays:
@@ -50,5 +50,5 @@ def unpack(buffer: Tensor, arrays: Sequence[np.ndarray]) -> list[Tensor]:
 
 
 def room(num_bytes: int) -> int:
-    """Bytes that an array of `num_bytes` takes, so that the next one begins where it may."""
+    """Bytes that an array of `num_bytes` takes, so that the next one is aligned."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
