@@ -2,7 +2,7 @@
 
     add_request -> scheduler.schedule() -> executor.execute(plan) -> scheduler.commit(plan, result)
 
-It validates requests; all it knows about the model is what the `Executor`'s attributes say.
+It validates requests; all it knows about the model is in the `Executor`'s attributes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Engine:
         ]
         self.on_committed: list[CommittedHook] = [self._observe]
         self._requests: dict[str, Request] = {}
-        self._aborted: list[Request] | None = None  # by hooks of the present step
+        self._aborted: list[Request] | None = None  # by hooks of the current step
         self._now = clock()  # at the last commit or abort
 
     def add_request(
@@ -93,7 +93,7 @@ class Engine:
     def make_request(
         self, request_id: str, prompt_token_ids: Sequence[int], params: DecodingParams, cache_salt: str = ""
     ) -> Request:
-        """Validate and build a request without queueing it; see `add_request`. Any thread may call."""
+        """Validate and build a request without queueing it; see `add_request`. Thread-safe."""
         prompt_token_ids = check_token_ids(prompt_token_ids, self.executor.vocab_size)
         check_params(params).check_vocabulary(self.executor.vocab_size)
         stop = StopChecker(params, self.executor.eos_token_ids, self.detokenizer)
@@ -117,7 +117,7 @@ class Engine:
         return request
 
     def submit(self, request: Request) -> None:
-        """Queue a request that is built already. Raises RequestTooLongError if it can never run."""
+        """Queue a request that is already built. Raises RequestTooLongError if it can never run."""
         with DeferredInterrupts():
             self.scheduler.add(request)
             self._requests[request.request_id] = request
@@ -142,8 +142,8 @@ class Engine:
         """Compute one step. Returns the requests that got tokens or ended.
 
         Raises:
-            Exception: whatever was raised inside. The step is rolled back first: its requests are queued
-                again, and stepping on recomputes them. (If a commit fails half way, they fail.)
+            Exception: whatever was raised inside. The step is rolled back first: its requests are requeued,
+                and later steps recompute them. (If a commit fails halfway, they fail.)
         """
         self._aborted = []
         with DeferredInterrupts() as interrupts:

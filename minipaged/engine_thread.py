@@ -2,7 +2,7 @@
 
 Requests are checked and built by their callers; changes to the engine (a request to queue or to abort) go
 through an inbox to the thread, and only this thread touches the scheduler and the memory. Outputs go to each
-reader's event loop. A step that fails is rolled back by the engine and computed again, up to `MAX_FAILURES`
+reader's event loop. A step that fails is rolled back by the engine and retried, up to `MAX_FAILURES`
 failures in a row; a lost rank ends the thread.
 """
 
@@ -29,7 +29,7 @@ from minipaged.scheduling import Request, RequestState, StepPlan
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3
-"""As many failed steps in a row end the requests that they were to compute with "error"."""
+"""After so many failed steps in a row, a request ends with "error"."""
 
 
 class QueueFullError(RuntimeError):
@@ -55,12 +55,12 @@ class Reader:
         self.news = asyncio.Event()
         self.pending: deque[RequestOutput | Exception] = deque()  # an exception is the last
         self.done = False  # nothing comes after what is pending
-        self.request: Request | None = None  # None: not handed over yet
-        self.is_aborted = False  # before it was
+        self.request: Request | None = None  # None: not submitted yet
+        self.is_aborted = False  # before it was submitted
         self.progress: OutputProgress | None = None
 
     def put(self, output: RequestOutput | Exception) -> None:
-        """An output, or why there will be none."""
+        """Add an output, or the reason why there will be none."""
         if self.done:
             return
         if isinstance(output, Exception):
@@ -73,7 +73,7 @@ class Reader:
         self.news.set()
 
     def take(self) -> RequestOutput:
-        """The first that is pending. Raises it if that is an exception."""
+        """The first pending output; raises it if it is an exception."""
         output = self.pending.popleft()
         if isinstance(output, Exception):
             raise output
@@ -90,8 +90,8 @@ class EngineThread:
         self._readers: dict[str, Reader] = {}  # of unfinished requests
         self._lock = threading.RLock()  # of `_readers` and `_stopped`; never held during a step
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None: end
-        self._planned: StepPlan | None = None  # what the present step is to compute
-        self._failures: Counter[str] = Counter()  # failed steps in a row of a request
+        self._planned: StepPlan | None = None  # what the current step computes
+        self._failures: Counter[str] = Counter()  # consecutive failed steps of each request
         engine.on_planned.insert(0, self._note_plan)
         engine.on_committed.insert(0, self._note_commit)
         self._thread = threading.Thread(target=self._run, name="minipaged-engine", daemon=True)
@@ -101,7 +101,7 @@ class EngineThread:
 
     @property
     def stopped(self) -> str | None:
-        """Why it takes no requests; None: it does. A rank that died while nothing ran is noticed here."""
+        """Why it accepts no requests; None if it does. A rank that died while nothing ran is noticed here."""
         if os.getpid() != self._pid:
             return "this process is a fork of the one that built the AsyncLLM; build it after the fork"
         loss = getattr(self._engine.executor, "loss", None)
@@ -125,7 +125,7 @@ class EngineThread:
             self._readers[reader.request_id] = reader
 
     def submit(self, reader: Reader, request: Request) -> None:
-        """Let a registered request run, unless it was closed in the meantime."""
+        """Queue a registered request, unless its reader was closed in the meantime."""
         with self._lock:
             if self._readers.get(reader.request_id) is reader:
                 reader.request = request
@@ -137,7 +137,7 @@ class EngineThread:
                     self.close(reader)
 
     def close(self, reader: Reader) -> None:
-        """Nobody reads it any more."""
+        """Abort a request that nobody reads any more."""
         with self._lock:
             if self._readers.get(reader.request_id) is not reader:
                 return
@@ -156,11 +156,11 @@ class EngineThread:
                 self.close(reader)
 
     def between_steps(self, action: Callable[[], None]) -> None:
-        """Let the thread call `action`, which must not raise."""
+        """Call `action` in the thread; it must not raise."""
         self._inbox.put(action)
 
     def stop(self) -> bool:
-        """End the thread; open readers get an error. False: it goes on, to the end of the step that called,
+        """End the thread; open readers get an error. False: it runs on, to the end of the step that called,
         or because this process is a fork."""
         if os.getpid() != self._pid:
             return False
@@ -187,13 +187,13 @@ class EngineThread:
             logger.error("%s", error)
             self._stopped = self._stopped or str(error)
         except BaseException as error:
-            logger.exception("The engine's thread dies")
+            logger.exception("The engine's thread died")
             self._stopped = f"the engine's thread died of {error!r}; build a new AsyncLLM"
         finally:
             self._end()
 
     def _read_inbox(self) -> bool:
-        """Do what is asked for; wait for it if there is nothing else to do. False: end."""
+        """Process the messages; wait for one if there is nothing else to do. False: end."""
         wait = not self._engine.has_unfinished
         while True:
             try:
@@ -216,11 +216,11 @@ class EngineThread:
         except RankError:
             raise  # the next one would fail too
         except Exception as error:
-            logger.exception("A step failed; what it was to compute is computed again")
+            logger.exception("A step failed; its requests are recomputed")
             self._note_failure(f"{type(error).__name__}: {error}")
             self._tell(self._requests())
         finally:
-            self._planned = None  # (its requests would stay alive as long as nobody asks for more)
+            self._planned = None  # (its requests would stay alive while the engine is idle)
 
     def _requests(self) -> list[Request]:
         return [reader.request for reader in list(self._readers.values()) if reader.request]
@@ -240,7 +240,7 @@ class EngineThread:
                 self._engine.abort(request.request_id, error)
 
     def _tell(self, requests: Iterable[Request]) -> None:
-        """Send what is new of them to their readers, one message an event loop."""
+        """Send their new outputs to their readers, one message per event loop."""
         messages: dict[asyncio.AbstractEventLoop, list[tuple[Reader, RequestOutput | Exception]]] = {}
         for request in requests:
             reader = self._readers.get(request.request_id)
@@ -270,13 +270,13 @@ class EngineThread:
             readers = list(self._readers.values())
             self._readers.clear()
         for reader in readers:
-            with contextlib.suppress(Exception):  # (of an engine in whatever state; all must be told)
+            with contextlib.suppress(Exception):  # (of an engine in whatever state; all must be notified)
                 self._engine.abort(reader.request_id)
             _send(reader.loop, [(reader, EngineStoppedError(self._stopped))])
 
 
 def _send(loop: asyncio.AbstractEventLoop, batch: list[tuple[Reader, RequestOutput | Exception]]) -> bool:
-    """Hand news over to an event loop. False: it is closed."""
+    """Send outputs to an event loop. False: it is closed."""
     try:
         loop.call_soon_threadsafe(_deliver, batch)
     except RuntimeError:

@@ -1,6 +1,6 @@
 """Text in, text out: a model, its tokenizer and the engine behind four methods.
 
-`generate` runs a batch to its end, `stream` yields one request's text as it comes, `chat` applies the
+`generate` runs a batch to its end, `stream` yields one request's text as it is generated, `chat` applies the
 tokenizer's chat template first, `beam_search` returns every beam. Names and arguments are vLLM's, so that
 scripts carry over. Everything below this module works with token ids.
 """
@@ -123,7 +123,7 @@ class LLM:
             draft_model.draft_for(executor, tokenizer)
             components = replace(components, drafter=lambda: draft_model)
         if components.paged_attention is not None:
-            # Only an executor with kernels has one; the simulation's has no attention to replace.
+            # Only executors with kernels have this; a simulation has no attention to replace.
             attending: Any = executor
             attending.use_attention(components.paged_attention)
         self.tokenizer = tokenizer
@@ -144,7 +144,7 @@ class LLM:
         Args:
             prompts: one or several; see `Prompt`. A list of integers is one.
             sampling_params: one for all, or one per prompt (methods may differ); default: what
-                `get_default_sampling_params` says.
+                `get_default_sampling_params` returns.
             use_tqdm: show a progress bar on standard error, if that is a terminal.
 
         Returns:
@@ -261,7 +261,7 @@ class LLM:
 
         Raises:
             RequestError: no chat template, a message without content, a template that refuses one, or tools
-                without a template that shows them.
+                that the template does not support.
             ValueError: as `generate`.
         """
         prompts = [
@@ -297,9 +297,9 @@ class LLM:
         return True
 
     def shutdown(self) -> None:
-        """End its other ranks, if it has any, and give their memory back; it cannot generate any more.
+        """Stop its other ranks, if any, and free their memory; it cannot generate any more.
 
-        Dropping the last reference does the same. Without other ranks there is nothing to end.
+        Dropping the last reference does the same. Without other ranks there is nothing to stop.
         """
         close: Callable[[], None] | None = getattr(self.engine.executor, "close", None)
         if close is not None and not self._turns.is_fork:
@@ -321,7 +321,7 @@ class LLM:
             return engine.add_request(str(self._num_requests - 1), *request)
 
     def tokenize(self, prompt: Prompt, params: DecodingParams) -> tuple[list[int], DecodingParams, str]:
-        """A prompt's token ids, the parameters (with words as token ids), and the cache salt."""
+        """A prompt's token ids, the parameters (bad words as token ids), and the cache salt."""
         text, token_ids, cache_salt = split_prompt(prompt)
         executor = self.engine.executor
         if token_ids is None:
@@ -340,7 +340,7 @@ class LLM:
 
 
 def check_settings(config: EngineConfig, executor: Executor) -> None:
-    """Raise ConfigError if a setting says what an executor, which is made already, is not."""
+    """Raise ConfigError if a setting contradicts an executor that is already built."""
     for name in ("num_blocks", "max_model_len"):
         wanted, has = getattr(config, name), getattr(executor, name)
         if wanted not in (None, has):

@@ -49,7 +49,7 @@ def make_output(request: Request, prompt: str | None, rules: StopChecker | None)
     for rank, sequence in enumerate(ranked):
         token_ids, score = sequence.output_token_ids, request.method.score(sequence)
         text = final_text(rules, token_ids, request.prompt_token_ids) if rules and token_ids else ""
-        # (Of `best_of` samples the n best are numbered anew.)
+        # (Of `best_of` samples the n best are renumbered.)
         index = sequence.index if score is None and not request.is_finished else rank
         outputs.append(replace(_completion(sequence, text, rules), index=index, score=score))
     prompt_token_ids = list(request.prompt_token_ids)
@@ -64,7 +64,7 @@ class OutputProgress:
 
     Args:
         request: not finished yet.
-        prompt: its text, to be repeated.
+        prompt: its text, for the outputs.
         rules: see `make_output`.
     """
 
@@ -74,7 +74,7 @@ class OutputProgress:
         self._rules = rules
         self._kind: RequestOutputKind = request.params.output_kind
         if isinstance(request.params, SamplingParams) and request.params.num_samples > request.params.n:
-            self._kind = RequestOutputKind.FINAL_ONLY  # until the end the n best are not known
+            self._kind = RequestOutputKind.FINAL_ONLY  # the n best are known only then
         self._sent: dict[int, tuple[int, bool]] = {}  # index -> tokens sent, and whether its end was
         self._whole: dict[int, CompletionOutput] = {}  # index -> all that was sent, if outputs are cumulative
         self._texts: dict[int, OutputText] = {}
@@ -82,7 +82,7 @@ class OutputProgress:
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     def next(self) -> RequestOutput | None:
-        """What is to be sent now; None: nothing, as there is no new token, or the end is waited for."""
+        """The output to send now; None if there is no new token, or only the end is sent."""
         request = self._request
         if request.is_finished and self._kind != RequestOutputKind.DELTA:
             return make_output(request, self._prompt, self._rules)
@@ -98,7 +98,7 @@ class OutputProgress:
         return _request_output(request, self._prompt, self._prompt_token_ids, outputs, self._prompt_logprobs)
 
     def _advance(self, sequence: Sequence) -> CompletionOutput | None:
-        """What is new of a sequence; None: nothing."""
+        """What is new in a sequence; None if nothing is."""
         sent = self._sent.get(sequence.index, (0, False))
         now = (sequence.num_generated_tokens, sequence.finish_reason is not None)
         if sent == now:

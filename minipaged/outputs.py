@@ -31,8 +31,8 @@ class RequestMetrics:
     Attributes:
         arrival_time: it was added.
         first_scheduled_time: it left the queue for the first time.
-        first_token_time: the first token was there.
-        last_token_time: the newest token was there.
+        first_token_time: it got its first token.
+        last_token_time: it got its newest token.
         finished_time: it ended.
         num_generation_tokens: generated tokens of all its completions.
     """
@@ -56,7 +56,7 @@ class RequestMetrics:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Generated tokens a second since it left the queue."""
+        """Generated tokens per second since it left the queue."""
         seconds = _between(self.first_scheduled_time, self.last_token_time)
         return self.num_generation_tokens / seconds if seconds else None
 
@@ -101,7 +101,7 @@ class RequestOutput:
         outputs: the completions, in the order the decoding method ranks them.
         finished: whether nothing more will come.
         num_cached_tokens: prompt tokens that the prefix cache had.
-        prompt_logprobs: per prompt token (None for the first) the same, if asked for.
+        prompt_logprobs: the logprobs of each prompt token (None for the first), if asked for.
         error: why it failed (finish reason "error"); None if it did not.
         metrics: its times.
     """
