@@ -2,7 +2,7 @@
 
 A workload is a JSON list of {"prompt_token_ids": [...], "max_tokens": n}, decoded greedily with EOS ignored;
 all requests arrive at t = 0, or as a Poisson process. Latencies are those of `metrics.py`, counted from when
-a request was due (it may be seen only at the end of a step); percentiles are the nearest rank. CPU seconds
+a request was due (it may be seen only at the end of a step); percentiles are nearest-rank. CPU seconds
 are the process's; with one thread, a busy machine affects them least.
 """
 
@@ -41,7 +41,7 @@ class WorkloadItem(TypedDict):
 
 
 def read_workload(path: Path) -> list[WorkloadItem]:
-    """Read a workload file; raises `WorkloadError` if there is none, or none that can be used."""
+    """Read a workload file; raises `WorkloadError` if it is missing or unusable."""
     try:
         items = read_json("workload", path)
     except TextError as error:
@@ -127,7 +127,7 @@ class PhaseClock:
 
     @contextmanager
     def watch(self, engine: Engine) -> Iterator[None]:
-        """Be told of each plan of an engine inside the `with`."""
+        """Observe each plan of an engine inside the `with`."""
         engine.on_planned.append(self.plan)
         try:
             yield
@@ -135,16 +135,16 @@ class PhaseClock:
             engine.on_planned.remove(self.plan)
 
     def rate(self, phase: str) -> float:
-        """Tokens a second; 0 if there was no such step."""
+        """Tokens per second; 0 if there was no such step."""
         return self.tokens[phase] / self.seconds[phase] if self.seconds[phase] else 0.0
 
 
 def repeat_workload(
     llm: LLM, items: list[WorkloadItem], repeat: int, **options: Any
 ) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
-    """Run a workload so many times after one run that is not counted.
+    """Run a workload `repeat` times after one run that is not counted.
 
-    Returns the median of each field (the tokens are those of the last run), its least and most.
+    Returns the median of each field (the tokens are those of the last run), its minimum and maximum.
     `options` are those of `run_workload`.
     """
     if repeat < 1:
@@ -185,12 +185,12 @@ def run_workload(
 ) -> dict[str, Any]:
     """Run a workload once, after a warm-up and with an empty prefix cache.
 
-    `rate` is that of the arrivals, a second; `progress` is told how many requests have finished. Returns
+    `rate` is arrivals per second; `progress` gets the number of finished requests. Returns
     the fields of `minipaged bench --json`, and "tokens": the generated ids per request.
     """
     engine = llm.engine
     check_workload(engine, items)
-    # A warm-up lets libraries choose their kernels and memory be touched.
+    # A warm-up, so that libraries choose their kernels and memory is touched.
     prompts = [{"prompt_token_ids": item["prompt_token_ids"]} for item in items[:32]]
     llm.generate(prompts, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
     engine.reset_prefix_cache()

@@ -1,5 +1,5 @@
-"""Processes that read a job, as JSON, from the first line of standard input, and live as long as it is open:
-however the parent ends, the system closes it, and they exit."""
+"""Processes that read a job, as JSON, from the first line of standard input, and exit when it is closed:
+the system closes it however the parent ends."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def start(
     command, variables = [sys.executable, "-m", module], {**environment, "PYTHONPATH": path}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env=variables, **options)
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it is dead, which is noticed
+    with suppress(BrokenPipeError):  # it is dead, which the caller notices
         process.stdin.write(json.dumps(job).encode() + b"\n")
         process.stdin.flush()
     return process
 
 
 def read_job(file: str) -> dict[str, Any]:
-    """What this process is to do. When its parent ends, it ends, too, and the folder of `job[file]` goes."""
+    """The job of this process, which removes the folder of `job[file]` and exits when its parent ends."""
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=_leave, args=(Path(job[file]).parent,), daemon=True).start()
     prepare_process()

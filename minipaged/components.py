@@ -107,7 +107,7 @@ def build_scheduler(
 
 
 def check_drafts(config: EngineConfig, components: Components) -> None:
-    """Raise ConfigError if there are to be drafts, but these classes make none."""
+    """Raise ConfigError if drafts are configured, but these classes make none."""
     if config.num_speculative_tokens and components.scheduler is not FCFSScheduler:
         raise ConfigError(
             f"num_speculative_tokens is {config.num_speculative_tokens}, but a scheduler of your own makes "

@@ -30,7 +30,7 @@ class ConfigError(ValueError):
 
 
 DRAFT_ROWS = 16
-"""Drafts fill a step up to so many rows; with more, arithmetic takes longer than reading the weights."""
+"""Drafts fill a step up to so many rows; with more, it becomes compute-bound."""
 
 MOST = 2**63 - 1
 """The largest count or number of bytes: a 64-bit integer holds no more."""
@@ -150,7 +150,7 @@ class EngineConfig:
 
     @property
     def max_sampling_rows(self) -> int:
-        """Rows of a step that need logits for sampling, at most."""
+        """The most rows of a step that need logits for sampling."""
         most = max(self.max_num_seqs, DRAFT_ROWS if self.num_speculative_tokens else 0)
         return min(most, self.max_num_batched_tokens)
 

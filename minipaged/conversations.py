@@ -10,7 +10,7 @@ from minipaged.prompts import RequestError, TokensPrompt, shortened
 from minipaged.text_io import lone_surrogate
 
 Message = Mapping[str, Any]
-"""`{"role": ..., "content": ...}`: a text or a list of `{"type": "text", "text": ...}`; and what else the
+"""`{"role": ..., "content": ...}`: a text or a list of `{"type": "text", "text": ...}`; and whatever else the
 chat template reads: "name", "tool_calls" (then the content may be missing), "tool_call_id"."""
 
 Tool = Mapping[str, Any] | Callable[..., Any]
@@ -22,7 +22,7 @@ RESERVED = frozenset(
         *("continue_final_message", "tools", "return_tensors", "return_dict", "tokenizer_kwargs"),
     }
 )
-"""What `apply_chat_template` is given, or would take for an option."""
+"""What `apply_chat_template` is passed, or would take as an option."""
 
 SHAPE = 'give {"role": TEXT, "content": TEXT}'
 
@@ -88,7 +88,7 @@ def as_prompt(
             tools=None if tools is None else list(tools),
             **(chat_template_kwargs or {}),
         )
-    except Exception as error:  # a template raises what its author and Jinja like
+    except Exception as error:  # a template may raise anything
         reason = " ".join(str(error).split())
         raise RequestError(f"the chat template rejects the messages: {reason}; change them") from error
     if wrong := lone_surrogate(text):
@@ -125,7 +125,7 @@ def _checked(message: Any) -> dict[str, Any]:
 
 
 def with_objects(calls: Any) -> list[dict[str, Any]]:
-    """Tool calls whose arguments are objects, as templates want them; OpenAI's are JSON in a string, and
+    """Tool calls whose arguments are objects, as templates expect them; OpenAI's are JSON in a string, and
     some clients' an empty string if there are none. Calls without "function" are left as they are.
 
     Raises RequestError.

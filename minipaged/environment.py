@@ -1,4 +1,4 @@
-"""Settings of the process, which the command line makes first, because libraries read most of them on import.
+"""Process settings that the command line makes first, because libraries read most of them on import.
 
 Users of the Python package keep their own environment. Variables that are already set are left alone.
 """
@@ -11,7 +11,7 @@ import sys
 
 
 def prepare_process() -> None:
-    """Set what makes small models quick on a CPU. Call before torch is imported."""
+    """Make the settings that speed up small models on a CPU. Call before torch is imported."""
     # Threads that spin while they wait steal the core they wait for.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # Weights and KV pools in huge pages: 3 to 10 % less CPU time on models of 3 and 134 million parameters.
@@ -22,9 +22,9 @@ def prepare_process() -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc keep what is freed: the large intermediate results of a prefill come back in every step.
+    """Have glibc keep freed memory: every step needs it again for the large activations of a prefill.
 
-    Else each is mapped anew and cleared, page by page: 6 to 14 % of the CPU time of long prompts in chunks.
+    Else each is mapped and zeroed again, page by page: 6 to 14 % of the CPU time of long prompts in chunks.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
     if mallopt is not None:

@@ -13,7 +13,7 @@ from typing import Any, Self
 class DeferredInterrupts:
     """`with DeferredInterrupts():` holds back SIGINT until the end of the block, then handles it as before.
 
-    Does nothing in other threads than the main one, which never see the signal.
+    Does nothing in threads other than the main one, which never see the signal.
     """
 
     def __enter__(self) -> Self:
@@ -30,7 +30,7 @@ class DeferredInterrupts:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = number, frame
         if self._lets_through:
-            self._lets_through = False  # the next one waits for what this one raises to be taken care of
+            self._lets_through = False  # the next one waits until what this one raises is handled
             self._handle()
             self._lets_through = True
 
@@ -41,7 +41,7 @@ class DeferredInterrupts:
 
     @contextmanager
     def let_through(self) -> Iterator[None]:
-        """Inside the block: handle SIGINT at once, also one that was held back before."""
+        """Inside the block: handle SIGINT at once, even one that was held back before."""
         self._handle()
         self._lets_through = True
         try:

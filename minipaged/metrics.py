@@ -18,9 +18,9 @@ from minipaged.scheduling import FCFSScheduler, Request, StepPlan
 
 logger = logging.getLogger(__name__)
 
-ALL_OF = 64  # the first steps, each of which looks at all tables (costly with many sequences)
-SAMPLE_EVERY = 7  # after those, every 7th; odd, so that it does not always meet the same fill of a block
-KEEP = 65_536  # latencies that are kept for quantiles
+ALL_OF = 64  # the first steps, all of which sample the tables (costly with many sequences)
+SAMPLE_EVERY = 7  # after those, every 7th; odd, so that blocks are not always equally full
+KEEP = 65_536  # latencies kept for quantiles
 
 
 def quantile(values: Iterable[float], share: float) -> float:
@@ -61,7 +61,7 @@ class Metrics:
     _logical_blocks: int = 0
 
     def observe_plan(self, plan: StepPlan, scheduler: FCFSScheduler, now: float) -> None:
-        """Look at the memory that a planned step holds, before the commit gives any of it back.
+        """Sample the memory that a planned step holds, before the commit frees any of it.
 
         A step is planned when the one before it is committed, `now`, or when a request wakes an idle engine.
         """
@@ -83,7 +83,7 @@ class Metrics:
         self._held_slots += weight * kv.num_used * kv.block_size
 
     def observe(self, plan: StepPlan, scheduler: FCFSScheduler, now: float) -> None:
-        """Take a committed step into account."""
+        """Count a committed step."""
         self.steps += 1
         self.num_preemptions += plan.num_preempted
         self.blocks_swapped_out += len(plan.swap_out)

@@ -16,7 +16,7 @@ class Advance(Protocol):
     """What a bar yields."""
 
     def __call__(self, done: int, total: int | None = None) -> None:
-        """So many are done; `total` of how many, if that was not known before."""
+        """Show how many are done and, if that was not known before, of how many."""
 
 
 class _Count(ProgressColumn):
@@ -36,7 +36,7 @@ def _is_terminal(stream: Any) -> bool:
 def progress_bar(text: str, total: int | None = None, enabled: bool = True) -> Iterator[Advance]:
     """Show a bar while the block runs, and erase it. Without a total it only moves.
 
-    Nothing is shown where standard error is no terminal, whatever the environment says of colours.
+    Nothing is shown if standard error is not a terminal, whatever the environment says about colours.
     """
     if not (enabled and _is_terminal(sys.stderr)):
         yield lambda done, total=None: None

@@ -36,7 +36,7 @@ TAKEN = 'give a string, a list of token ids, {"prompt": TEXT} or {"prompt_token_
 
 
 class RequestError(ValueError):
-    """A request that the engine cannot take; the message names the value and the fix."""
+    """A request that the engine cannot accept; the message names the value and the fix."""
 
 
 class FailedRequestError(RequestError):
@@ -124,7 +124,7 @@ def check_params(params: Any) -> DecodingParams:
 
 
 def shortened(value: Any) -> str:
-    """How a value looks, in at most 80 characters and one line."""
+    """The repr of a value, in one line of at most 80 characters."""
     return cut(" ".join(repr(value).split()))
 
 

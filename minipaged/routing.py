@@ -1,25 +1,25 @@
-"""Which of several equal engines takes a request: the one whose cache has the beginning of the prompt.
+"""Which of several equal engines takes a request: the one whose cache has a prefix of the prompt.
 
-    prompt --> keys of its beginnings --> PrefixAware(keys, loads) --> replica 0 | replica 1 | ...
+    prompt --> keys of its prefixes --> PrefixAware(keys, loads) --> replica 0 | replica 1 | ...
 
-The router keeps no tokens and asks no cache; it remembers where it sent each beginning. The simulator's
+The router keeps no tokens and asks no cache; it remembers where it sent each prefix. The simulator's
 fleets and `minipaged serve --replicas` both use this code.
 """
 
 from collections.abc import Hashable, Sequence
 
 MOST_PREFIXES = 1 << 17
-"""Beginnings that are remembered; the ones unused for longest are forgotten."""
+"""Prefixes that are remembered; the least recently used are forgotten."""
 
 
 def prefix_keys(prompt: Sequence[Hashable], size: int, root: Hashable = None) -> list[int]:
-    """A key for each beginning of `size`, 2 x `size`, ... items, shortest first.
+    """A key for each prefix of `size`, 2 x `size`, ... items, shortest first.
 
     Like the keys of the prefix cache, each is a hash of the one before it and of the next items.
 
     Args:
         prompt: token ids, or a text.
-        size: items a key; what is left at the end has none.
+        size: items per key; a shorter rest has none.
         root: who may share prefixes, as a cache's salt; other roots have other keys.
     """
     keys, key = [], hash(root)
@@ -35,7 +35,7 @@ def least_loaded(keys: Sequence[int], loads: Sequence[float]) -> int:
 
 
 class PrefixAware:
-    """The replica that last received the longest known beginning, unless it is much busier than the others.
+    """The replica that last received the longest known prefix, unless it is much busier than the others.
 
     Args:
         slack: requests that a replica may have beyond twice the least loaded.
@@ -43,7 +43,7 @@ class PrefixAware:
 
     def __init__(self, slack: int = 8) -> None:
         self.slack = slack
-        self._home: dict[int, int] = {}  # key -> replica, the one used last at the end
+        self._home: dict[int, int] = {}  # key -> replica, the most recently used last
         self._num_sent: dict[int, int] = {}
 
     def __call__(self, keys: Sequence[int], loads: Sequence[float]) -> int:
@@ -51,7 +51,7 @@ class PrefixAware:
 
         Args:
             keys: of its prompt; see `prefix_keys`.
-            loads: requests of each replica; infinite for one that can take none.
+            loads: requests of each replica; infinite for one that cannot take any.
         """
         # (Among equals the one that was sent the fewest: new prefixes spread over all caches.)
         chosen = min(range(len(loads)), key=lambda i: (loads[i], self._num_sent.get(i, 0)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 LARGEST = 1 << 28
-"""Bytes of a file that is read whole at most: `/dev/zero` has no end."""
+"""The most bytes that are read from a file: `/dev/zero` has no end."""
 
 
 class TextError(ValueError):
@@ -55,7 +55,7 @@ def read_json(what: str, path: str | Path) -> Any:
 
 
 def lone_surrogate(text: str) -> str | None:
-    """What is wrong with a string that is no Unicode text (bytes of another encoding come so), or None."""
+    """What is wrong with a string that is not Unicode text (such as bytes of another encoding), or None."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

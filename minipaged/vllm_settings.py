@@ -1,7 +1,7 @@
 """vLLM's settings under vLLM's names, so that scripts carry over.
 
 A setting that this engine has under another name is translated; None stands for the default. A setting that
-it does not have is accepted with values that have no effect, and refused with others, because these would be
+it does not have is accepted with values that have no effect, and refused with others, which would be
 ignored.
 """
 
@@ -49,7 +49,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "model_impl": ("auto", "transformers"),
     "scheduling_policy": ("fcfs",),
 }
-"""Setting -> the values that ask for nothing; None is always one."""
+"""Setting -> the values that have no effect; None is always one."""
 
 ANY = _names(
     """aggregate_engine_logging all2all_backend allow_deprecated_quantization allowed_local_media_path
@@ -102,15 +102,15 @@ INSTEAD = {
 """What to do, where it is more than leaving a setting out."""
 
 SPECULATION = {"method": "spec_method", "model": "spec_model", "num_speculative_tokens": "spec_tokens"}
-"""Entries of `speculative_config`, and the settings that say the same. Others change only what is drafted."""
+"""Entries of `speculative_config`, and the equivalent settings. Others change only what is drafted."""
 
 NGRAM = ("ngram", "[ngram]")
-"""What stands for prompt lookup where a model is named, too."""
+"""Names of prompt lookup where a model is expected."""
 
 FIX = 'give {"method": "ngram", "num_speculative_tokens": 4}, or a smaller "model" and no method'
 
 DRAFT_LENGTH = 4
-"""Tokens drafted at once if a script names a method and no number."""
+"""Tokens drafted at once if a script names a method but no number."""
 
 OWN = {option.name for option in fields(EngineConfig)}
 
