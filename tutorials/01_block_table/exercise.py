@@ -12,7 +12,7 @@ class BlockTable(GivenBlockTable):
     """The block table of one sequence.
 
     Attributes:
-        pool: hands out blocks (`pool.allocate(n)` gives n ids, `pool.free(block)` takes one back).
+        pool: hands out blocks (`pool.allocate(n)` returns n ids, `pool.free(block)` takes one back).
         block_size: tokens per block.
         blocks: physical block of each logical block; those past `num_tokens` are preallocated.
         num_tokens: tokens that have a slot.
@@ -60,7 +60,7 @@ class BlockTable(GivenBlockTable):
         """Give the next `count` tokens a slot; take blocks from the pool when the last one is full.
 
         Preallocated blocks are filled before any new one is taken. `pool.allocate` raises OutOfBlocksError when it
-        has too few; in that case nothing may have changed.
+        has too few; the table must then be unchanged.
         """
         raise NotImplementedError("Lesson 1, task 2: give the next `count` tokens a slot")
 
