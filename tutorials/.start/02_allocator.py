@@ -54,10 +54,10 @@ class BlockAllocator:
     # -- task 2: count references ---------------------------------------------------------------
 
     def share(self, block: int) -> None:
-        """Add a reference to a used block, or bring an evictable one back to use.
+        """Add a reference to a used block, or bring an evictable one back into use.
 
         Raises:
-            ValueError: the block is free, so somebody else may already overwrite its content.
+            ValueError: the block is free, so its content may already have been overwritten.
         """
         raise NotImplementedError("Lesson 2, task 2: one more table holds the block")
 
@@ -89,7 +89,7 @@ class BlockAllocator:
         return self._ref_count.count(0) - len(self._free)
 
     def check_invariants(self, references: Iterable[int]) -> None:
-        """Compare the counts with `references`, which has every block id once per table entry that holds it."""
+        """Compare the counts with `references`, which lists each block id once per table entry that holds it."""
         held = [0] * self.num_blocks
         for block in references:
             held[block] += 1
@@ -101,7 +101,7 @@ class BlockAllocator:
 
 
 class BlockTable(GivenBlockTable):
-    """The block table of lesson 01, whose blocks may belong to several tables.
+    """The block table of lesson 01, except that a block may belong to several tables.
 
     Inherited from the project's table, all as in lesson 01: `slot`, `slots`, `filled`, `num_filled_blocks`,
     `capacity`, `preallocate`, `truncate`, `free`. Also given: `share(blocks)`, which fills an empty table with
@@ -129,8 +129,8 @@ class BlockTable(GivenBlockTable):
         """Give the next `count` tokens a slot; take blocks when the last is full.
 
         Returns:
-            BlockCopy(source, destination) if the block of the next token was shared: this table left it
-            for a fresh one (any of those taken), into which the content must be copied before the token is
+            BlockCopy(source, destination) if the block of the next token was shared: this table has replaced it
+            with a fresh one (any of those taken), and the content must be copied there before the token is
             written.
 
         Raises:

@@ -30,8 +30,8 @@ def paged_attention(
         value_cache: [num_blocks, Hkv, block_size, Dv].
         metadata: `query_start_list` and `context_len_list` are lists of ints, `block_tables` is a tensor [S, B]
             that lists the blocks of each sequence in order. Entries past its context are garbage. So is every
-            slot that no token was written to and, with a window, everything older than the first row sees.
-        scale: factor of the scores.
+            slot that was never written and, with a window, everything older than what the first row sees.
+        scale: the scores are multiplied by it.
         sliding_window: a row at position q sees positions k with 0 <= q - k < sliding_window (task 3).
         softcap: a score x becomes softcap * tanh(x / softcap) (task 3).
         sinks: [Hq], one extra score per head in the denominator of the softmax, without a value (task 3).
