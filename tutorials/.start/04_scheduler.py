@@ -10,7 +10,7 @@ What you may call (all given by the base class):
     self.swapped                    deque of requests whose blocks are on the host
     request.is_prefill              whether it has more to compute than its newest token
     request.sequences               its live sequences: one, more after a fork
-    plan.scheduled, plan.copies     lists of what the step computes, and of what it copies before that
+    plan.scheduled, plan.copies     lists of what the step computes, and of what it copies first
     self.admit_first(plan, left, whole, share)
                                     admit self.waiting[0] if it fits; returns the tokens it uses, 0 if it does not
                                     (whole: only if all of the prompt fits `left`, or the step is still
@@ -40,7 +40,7 @@ class FCFSScheduler(GivenScheduler):
     ) -> int:
         """Admit from the front of the queue until one does not fit.
 
-        Nobody is admitted while something is swapped out, nor in a step that preempted
+        Nothing is admitted while a request is swapped out, or in a step that preempted one
         (`plan.num_preempted`). Pass `whole` and `share` on to `admit_first`.
 
         Returns:
@@ -53,9 +53,9 @@ class FCFSScheduler(GivenScheduler):
     def plan_decodes(self, plan: StepPlan, budget: int) -> int:
         """One token for every running sequence that has only its newest token to compute.
 
-        In order of arrival; a request is scheduled with all its sequences or not at all, and the first for
-        which the budget is too small ends the walk. When blocks run out, `make_room` preempts the latest
-        arrival, so `self.running` gets shorter while you walk it.
+        In order of arrival; a request is scheduled with all its sequences or not at all, and the walk ends at
+        the first request that is too large for the rest of the budget. When blocks run out, `make_room`
+        preempts the latest arrival, so `self.running` gets shorter while you walk it.
 
         Returns:
             The tokens scheduled, at most `budget`.

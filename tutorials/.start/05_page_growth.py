@@ -32,7 +32,7 @@ class Reserve:
         raise NotImplementedError("Lesson 5, task 2: all that the sequence could ever use")
 
     def while_running(self, needed: int, remaining: int) -> tuple[int, ...]:
-        """Called only for a fork, which has none of its parent's preallocated blocks: all, else what is needed."""
+        """Called only for a fork, which gets none of its parent's preallocated blocks: all, else what is needed."""
         raise NotImplementedError("Lesson 5, task 2: all that is left, else what it must have")
 
 
