@@ -24,7 +24,7 @@ class Recompute:
         raise NotImplementedError("Lesson 6, task 1: the latest arrival")
 
     def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
-        """Decision("recompute", reason): the reason, in your words, goes to the log and the trace."""
+        """Decision("recompute", reason): the reason, in your own words, goes to the log and the trace."""
         raise NotImplementedError("Lesson 6, task 1: always recompute, and say why")
 
 
@@ -47,12 +47,12 @@ class Auto(Swap):
     # -- task 3 ---------------------------------------------------------------------------------
 
     def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
-        """Compare both estimates; recompute when they are equal, or when swapping is impossible.
+        """Compare both estimates; recompute if they are equal or swapping is impossible.
 
         To move: the distinct blocks that hold computed tokens (`kv.num_blocks_of(num_computed_tokens)` of
         each sequence's `table.blocks`), out and in; each block costs `seconds_per_transfer +
         seconds_per_block` each way. To recompute: the computed tokens of all sequences, but a shared
         block only once, so never more than blocks x `kv.block_size`, at `seconds_per_token` each.
-        The reason says how many: "moving 7 blocks ... computing 100 tokens".
+        The reason states both numbers: "moving 7 blocks ... computing 100 tokens".
         """
         raise NotImplementedError("Lesson 6, task 3: the cheaper of moving and computing again")

@@ -9,7 +9,7 @@ from minipaged.scheduling import StepPlan
 
 
 class FCFSScheduler(GivenScheduler):
-    """The scheduler of lesson 04, which can cut prompts."""
+    """The scheduler of lesson 04, extended to cut prompts into chunks."""
 
     # -- task 1: the next chunk -----------------------------------------------------------------
 
@@ -18,9 +18,9 @@ class FCFSScheduler(GivenScheduler):
 
         Those are the requests in `self.running`, in order of arrival, for which `request.is_prefill` is true.
         `self.schedule_request(plan, request, n)` schedules up to n tokens and returns how many. Each request
-        may have what the ones before it left of the budget, but at most `share` tokens (None: no limit)
-        while another is behind it: a later one of these requests, or anything in `self.waiting`. When nothing
-        is left, stop.
+        gets what the ones before it left of the budget, but at most `share` tokens (None: no limit) if
+        another request is behind it: a later one of these, or any in `self.waiting`. When nothing is left,
+        stop.
 
         Returns:
             The tokens scheduled, at most `budget`.
