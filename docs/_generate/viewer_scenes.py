@@ -114,7 +114,7 @@ def play(path: Path, engine: Engine, requests: Requests, arrivals: Mapping[str, 
 
 def _words(engine: Engine) -> Engine:
     # Only the trace asks for texts here: nothing is generated as text.
-    words = SimpleNamespace(token=lambda token: f"{WORDS[token]} ")
+    words = SimpleNamespace(token=lambda token: f"{WORDS[token]} ", tokenizer=None)
     words.skipping = lambda skip_special_tokens: words  # there are no special tokens
     engine.detokenizer = words  # type: ignore[assignment]
     return engine
