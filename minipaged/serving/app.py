@@ -34,7 +34,7 @@ def create_app(llm: AsyncLLM, model_name: str, settings: ServerSettings | None =
     """An ASGI application that serves a model; `app.state.service` is its `Service`.
 
     Args:
-        llm: the engine; it is shut down by who made it.
+        llm: the engine; the caller shuts it down.
         model_name: what clients call the model.
         settings: default `ServerSettings()`.
     """
@@ -56,7 +56,7 @@ def create_app(llm: AsyncLLM, model_name: str, settings: ServerSettings | None =
     _add_views(app, service)
     app.add_middleware(Gate, service=service)
     allow_origins(app, service.settings)
-    app.add_middleware(RequestLog)  # (each goes around those before it)
+    app.add_middleware(RequestLog)  # (each wraps those before it)
     return app
 
 

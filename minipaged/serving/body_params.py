@@ -19,19 +19,19 @@ OF_SAMPLES = (
     *("skip_special_tokens", "spaces_between_special_tokens"),
 )
 MOST = {"stop": 64, "bad_words": 512, "logit_bias": 1024, "stop_token_ids": 1024, "allowed_token_ids": 65536}
-"""Entries of fields that every step goes through: more would hold up everybody's next token."""
+"""Entries of fields that every step reads: more would delay everyone's next token."""
 
 MOST_CHARACTERS = 16384
-"""Of all bad words: they become tokens while everybody waits."""
+"""Of all bad words: they are tokenized while everyone waits."""
 
 
 async def read_params(
     service: Service, body: GenerationBody, logprobs: int | None, **defaults: Any
 ) -> DecodingParams:
-    """What a body asks of decoding; `defaults` are for fields that it leaves out.
+    """A body's decoding parameters; `defaults` fill the fields that it leaves out.
 
     Raises:
-        ApiError: a value that cannot work, or two that contradict each other.
+        ApiError: an invalid value, or two that contradict each other.
     """
     for name, most in MOST.items():
         value = getattr(body, name)
@@ -135,7 +135,7 @@ def _structured(body: GenerationBody) -> StructuredOutputsParams | None:
 
 
 def _structured_error(body: GenerationBody, error: Exception) -> ApiError:
-    """Of a schema or a grammar, under the name of the field that it came in."""
+    """An error in a schema or grammar, under its field's name."""
     if body.response_format is not None:
         message = str(error).replace("json of structured_outputs", "schema")
         return ApiError(400, f"response_format: {message}", "response_format")

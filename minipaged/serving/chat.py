@@ -24,7 +24,7 @@ from minipaged.serving.tool_calls import ToolCallReader
 
 
 async def chat(service: Service, request: Request, body: ChatBody) -> Response:
-    """Answer a body."""
+    """Answer a request."""
     return await respond(service, request, body, _read, "chatcmpl-", "messages", _Writer)
 
 
@@ -38,7 +38,7 @@ async def _read(service: Service, body: ChatBody) -> Asked:
             raise ApiError(400, message, "max_completion_tokens")
         body.max_tokens = body.max_completion_tokens
     options = body.template_options | {"tools": await tools_of(service, body, body.tools or ())}
-    # (An answer ends by itself, or where the model's length does.)
+    # (An answer ends by itself, or at the model's maximum length.)
     params = await read_params(service, body, chat_logprobs(body), max_tokens=None)
     try:
         prompt = await service.encode_chat(plain_messages(body.messages), **options)
@@ -48,12 +48,12 @@ async def _read(service: Service, body: ChatBody) -> Asked:
 
 
 def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
-    """A conversation as chat templates want it."""
+    """A conversation as chat templates expect it."""
     return [plain_message(message, f"messages.{i}") for i, message in enumerate(messages)]
 
 
 def plain_message(message: Message, place: str, parts: str = "content") -> dict[str, Any]:
-    """A message as chat templates want it: fields that are null left out, OpenAI's newer role "developer" as
+    """A message as chat templates expect it: null fields left out, OpenAI's newer role "developer" as
     "system"; `as_prompt` joins its parts. An error names `place`, or the field `parts` in it."""
     values = {key: value for key, value in message.model_dump().items() if value is not None}
     if isinstance(message.content, list):
@@ -81,7 +81,7 @@ PLAIN = {"index": 0, "delta": {"content": ""}, "logprobs": None, "finish_reason"
 
 
 class _Writer(Writer):
-    """Outputs in OpenAI's form."""
+    """Outputs in OpenAI's format."""
 
     def __init__(self, service: Service, body: ChatBody, generation: Generation) -> None:
         self._body = body
@@ -92,7 +92,7 @@ class _Writer(Writer):
         head = {**self._head, "object": "chat.completion.chunk"}
         usage = generation.usage.fields if body.wants_usage_so_far else None
         self._chunks = Chunks(head, body.wants_usage, PLAIN, usage)
-        self._readers: dict[int, ToolCallReader] = {}  # of each choice
+        self._readers: dict[int, ToolCallReader] = {}  # by choice
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """The response."""
@@ -113,7 +113,7 @@ class _Writer(Writer):
         return {**response, **self._generation.usage.fields()}
 
     def events(self, position: int, output: RequestOutput) -> str:
-        """Of each choice first the role, then pieces of text."""
+        """Each choice's role, then pieces of its text."""
         events = []
         for completion in output.outputs:
             if completion.index not in self._readers:
@@ -131,7 +131,7 @@ class _Writer(Writer):
         return "".join(events)
 
     def end(self) -> str:
-        """The usage, if it is wanted."""
+        """The usage, if requested."""
         return self._chunks.last(self._generation.usage.fields())
 
     def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class _Writer(Writer):
 
 
 def _tell_calls(choice: dict[str, Any], reader: ToolCallReader, completion: CompletionOutput) -> bool:
-    """Put the calls of a streamed piece beside its content; whether the choice has anything to tell."""
+    """Add the calls of a streamed piece to its choice; returns whether there is anything to send."""
     first = reader.num_calls
     content, calls = _divide(reader, completion.text, completion.finish_reason is not None)
     choice["delta"] = {"content": content}
@@ -159,12 +159,12 @@ def _tell_calls(choice: dict[str, Any], reader: ToolCallReader, completion: Comp
 
 
 def _divide(reader: ToolCallReader, text: str, is_last: bool) -> tuple[str, list[dict[str, Any]]]:
-    """Content and calls, which a message has apart."""
+    """Content and calls, separate in a message."""
     parts = reader.read(text, is_last)
     content = "".join(part for part in parts if isinstance(part, str))
     return content, [part for part in parts if isinstance(part, dict)]
 
 
 def _reason(completion: CompletionOutput, num_calls: int) -> str | None:
-    """Why an answer ended: for the sake of its calls, if it has some and is complete."""
+    """The finish reason: "tool_calls" if the answer has some and is complete."""
     return "tool_calls" if num_calls and completion.finish_reason == "stop" else completion.finish_reason

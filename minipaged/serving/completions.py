@@ -23,7 +23,7 @@ PLAIN = {"index": 0, "text": "", "logprobs": None, "finish_reason": None, "stop_
 
 
 async def complete(service: Service, request: Request, body: CompletionBody) -> Response:
-    """Answer a body."""
+    """Answer a request."""
     return await respond(service, request, body, _read, "cmpl-", "prompt", _Writer)
 
 
@@ -63,7 +63,7 @@ async def _prompts(service: Service, body: CompletionBody) -> list[list[int]]:
 
 
 class _Writer(Writer):
-    """Outputs in OpenAI's form."""
+    """Outputs in OpenAI's format."""
 
     def __init__(self, service: Service, body: CompletionBody, generation: Generation) -> None:
         self._service = service
@@ -78,7 +78,7 @@ class _Writer(Writer):
         }
         usage = generation.usage.fields if body.wants_usage_so_far else None
         self._chunks = Chunks(self._head, body.wants_usage, PLAIN, usage)
-        self._offsets: dict[int, TextOffsets] = {}  # of each choice
+        self._offsets: dict[int, TextOffsets] = {}  # by choice
         own = service.llm.engine.detokenizer
         self._detokenizer = own and own.skipping(generation.params.skip_special_tokens)
 
@@ -104,7 +104,7 @@ class _Writer(Writer):
         return "".join(events)
 
     def end(self) -> str:
-        """The usage, if it is wanted."""
+        """The usage, if requested."""
         return self._chunks.last(self._generation.usage.fields())
 
     def _choice(

@@ -23,7 +23,7 @@ from minipaged.scheduling import RequestTooLongError
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER = {"Retry-After": "1"}
-"""Seconds; for whoever finds the queue full or the server on its way down."""
+"""Seconds; for clients that find the queue full or the server shutting down."""
 
 
 class ApiError(Exception):
@@ -32,8 +32,8 @@ class ApiError(Exception):
     Args:
         status: the HTTP status.
         message: one line: the value, and the fix.
-        param: the field of the body; None if it is none of them.
-        code: OpenAI's word for it, if there is one.
+        param: the field of the body that is at fault, or None.
+        code: OpenAI's error code, if there is one.
         headers: of the response.
     """
 
@@ -61,13 +61,13 @@ class ApiError(Exception):
 
 
 def shutting_down() -> ApiError:
-    """The message for new requests, and for those that are ended."""
+    """The error for new requests, and for those that are ended."""
     message = "the server is shutting down; send the request again elsewhere"
     return ApiError(503, message, code="shutting_down", headers=RETRY_AFTER)
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A value as JSON, in ASCII: whatever a string has in it can be sent."""
+    """A value as JSON, in ASCII: any string can be sent."""
     return Response(json.dumps(value), status, dict(headers or {}), "application/json")
 
 
@@ -76,8 +76,8 @@ def api_error(error: BaseException, fields: Collection[str] = (), default: str |
 
     Args:
         error: what was raised.
-        fields: of the body; the one that the message is about is its `param`.
-        default: the `param` if that is none of them.
+        fields: of the body; `param` is the one that the message is about.
+        default: the `param` if it is about none.
     """
     if isinstance(error, ApiError):
         return error
@@ -103,7 +103,7 @@ def api_error(error: BaseException, fields: Collection[str] = (), default: str |
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Every error leaves in OpenAI's shape."""
+    """Send every error in OpenAI's format."""
 
     @app.exception_handler(ApiError)
     async def told(request: Request, error: ApiError) -> Response:
@@ -132,9 +132,9 @@ def install_handlers(app: FastAPI) -> None:
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong with a body, in one line."""
+    """The first thing wrong with a body, in one line."""
     errors = error.errors()
-    # A field of several types has errors for each of them: the type that fits longest is meant.
+    # A field of several types has errors for each: the closest type is meant.
     first = errors[0]["loc"][:2]
     types: dict[Any, Any] = {}
     for wrong in (wrong for wrong in errors if wrong["loc"][:2] == first):
@@ -176,14 +176,14 @@ WANTED = {
     "greater_than_equal": "a number from {ge}",
     "none_required": "null, or leave it out",
 }
-"""What a field wants, in JSON's words, for each kind of error that pydantic tells in Python's."""
+"""What a field takes, in JSON's terms, by kind of error; pydantic's messages use Python's."""
 
 
 def _fit(error: Mapping[str, Any]) -> tuple[Any, ...]:
-    """How far a value is what a type wants: first by depth, then by the entries before the wrong one."""
+    """How far a value matches a type: first by depth, then by the entries before the wrong one."""
     return len(error["loc"]), tuple(part for part in error["loc"] if isinstance(part, int))
 
 
 def _is_type(part: str) -> bool:
-    """Whether a part of a location is the name of a type, as in a union, and no field."""
+    """Whether a part of a location names a type, as in a union, rather than a field."""
     return part in ("str", "int", "float", "bool") or "[" in part or part[:1].isupper()

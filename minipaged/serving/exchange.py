@@ -27,14 +27,14 @@ class Replica:
     number: int
     url: str = ""
     is_up: bool = True
-    num_requests: int = 0  # prompts that it has now
+    num_requests: int = 0  # prompts in progress
     num_starts: int = 1
 
     async def tend(self) -> None:
-        """Called again and again, between two looks at its health."""
+        """Called repeatedly, between health checks."""
 
     async def end(self, seconds: float) -> None:
-        """Let it finish what runs, for so long at most."""
+        """Let it finish what runs, within this time."""
 
 
 class Outgoing(NamedTuple):
@@ -49,7 +49,7 @@ class Outgoing(NamedTuple):
 
 class Exchange:
     """A request sent to a replica. After `begin`, `status`, `headers` and `body` are there, and `events` if
-    the answer is a stream. `close` must be called, also if `begin` failed."""
+    the answer is a stream. `close` must be called, even if `begin` failed."""
 
     def __init__(self, http: httpx.AsyncClient, replica: Replica, outgoing: Outgoing) -> None:
         self.replica = replica
@@ -68,7 +68,7 @@ class Exchange:
 
         Raises:
             httpx.ConnectError, httpx.ConnectTimeout: the replica cannot be reached: nothing was sent.
-            httpx.TransportError: it went away.
+            httpx.TransportError: it was lost.
         """
         out = self.outgoing
         url = httpx.URL(self.replica.url, raw_path=out.target.encode())
@@ -93,7 +93,7 @@ class Exchange:
             yield piece
 
     async def close(self) -> None:
-        """Give the connection up: a replica that still computes notices it and frees the blocks."""
+        """Close the connection: a replica that still computes notices and frees the blocks."""
         self.replica.num_requests -= self.outgoing.size
         if self._answer is not None:
             await self._answer.aclose()

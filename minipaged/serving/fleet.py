@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 REPLICA = "minipaged.serving.replica"
 
 PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
-"""Seconds before a replica is started again, by how often in a row it died before it could serve."""
+"""Seconds before a replica is restarted, by how often in a row it died before it could serve."""
 
 ILL_FOR = 30.0
-"""Seconds a living process may be unable to serve before it is killed, to be started anew."""
+"""Seconds a live process may be unable to serve before it is killed and restarted."""
 
 TO_LEAVE = 10.0
 """Seconds from the end of its last request to the end of a replica's process."""
@@ -41,7 +41,7 @@ class ReplicaProcess(Replica):
     """A replica that this process starts.
 
     Args:
-        number: among the others, from 0.
+        number: its index, from 0.
         job: what `replica.main` reads.
         folder: where it reports its address.
         threads: for PyTorch.
@@ -79,7 +79,7 @@ class ReplicaProcess(Replica):
         return has_report
 
     async def tend(self) -> None:
-        """Start it anew if it has died, or kill it if it has been unable to serve for too long."""
+        """Restart it if it has died, or kill it if it has been unable to serve for too long."""
         assert self._process is not None
         code, now = self._process.poll(), time.monotonic()
         if self.is_up:
@@ -108,7 +108,7 @@ class ReplicaProcess(Replica):
             logger.error("%s", error)
 
     async def end(self, seconds: float) -> None:
-        """SIGTERM: it finishes what runs. Killed if it is not gone `seconds` and a little later."""
+        """SIGTERM: it finishes what runs. Killed if still alive a little after `seconds`."""
         assert self._process is not None
         self._process.terminate()
         deadline = time.monotonic() + seconds + TO_LEAVE
@@ -123,7 +123,7 @@ class ReplicaProcess(Replica):
                 self._process.stdin.close()
 
     def kill(self, patience: float = 0.0) -> None:
-        """End it, now or after so many seconds; returns when it is gone."""
+        """End it, now or after `patience` seconds; returns when it is gone."""
         if self._process is None:
             return
         try:

@@ -31,7 +31,7 @@ SHAPES = {
     *("properties", "patternProperties", "unevaluatedProperties", "minProperties", "propertyNames"),
     *("$ref", "anyOf", "oneOf", "allOf", "if", "not", "const", "dependentSchemas"),
 }
-"""What describes an object; where there are two, they describe the same one."""
+"""Keywords that describe an object; two of them describe the same one."""
 
 MOST_LEVELS = 100
 """Deeper schemas are refused when they are compiled."""
@@ -40,7 +40,7 @@ MOST_LEVELS = 100
 async def tools_of(
     service: Service, body: ChatBody | ResponsesBody, tools: Sequence[Tool]
 ) -> list[dict[str, Any]] | None:
-    """The tools for the chat template; if `tool_choice` forces a call, `body` asks for its grammar.
+    """The tools for the chat template; if `tool_choice` forces a call, its grammar goes into `body`.
 
     Raises:
         ApiError: there is no such function, its parameters cannot be compiled, or the body asks for another
@@ -79,12 +79,12 @@ async def tools_of(
         raise await _blame(service, chosen, error) from error
     body.response_format = None  # there will be no other text
     body.structured_outputs = StructuredOutputs.model_validate({"grammar": grammar})
-    # (A template without a place for tools need not have one: the grammar has them.)
+    # (A template need not have a place for tools: the grammar has them.)
     return told if supports_tools(service.tokenizer, told) else None
 
 
 async def _blame(service: Service, functions: Sequence[Function], error: ParamsError) -> ApiError:
-    """An error of the grammar, under the name of the function that causes it."""
+    """An error in the grammar, under the name of the function at fault."""
     for function in functions:
         try:
             await service.compile_structured(StructuredOutputsParams(json=_schema(function)))
@@ -116,15 +116,15 @@ def _schema(function: Function) -> dict[str, Any]:
     if schema.get("type", "object") != "object":
         told = f"parameters of {function.name[:80]!r} have the type {shortened(schema['type'])}"
         raise ApiError(400, f"tools: {told}; give 'object'", "tools")
-    with suppress(ValueError, TypeError):  # (the latter: it is malformed, as its compilation tells)
+    with suppress(ValueError, TypeError):  # (the latter: it is malformed; its compilation reports it)
         schema = _closed(schema)
     return {**schema, "type": "object", "x-guidance": JSON_DEFAULTS}
 
 
 def _closed(schema: Any, levels: int = MOST_LEVELS) -> Any:
-    """The schema with objects that have only the keys that they name, unless they say otherwise.
+    """The schema with objects that allow only the keys they name, unless they say otherwise.
 
-    A model may go on with keys of its own for ever; so other engines read schemas like this, too.
+    A model may add keys of its own forever; other engines read schemas like this, too.
 
     Raises:
         ValueError: two parts of the schema describe one object, and would exclude each other's keys.
@@ -150,4 +150,4 @@ def _closed(schema: Any, levels: int = MOST_LEVELS) -> Any:
 
 
 def _json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # (no grammar may have it)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # (invalid in a grammar)

@@ -19,18 +19,18 @@ from minipaged.serving.service import Service
 from minipaged.serving.settings import ServerSettings
 
 OPEN = ("/", "/health", "/version")
-"""Paths that need no key: they tell nothing of anybody's requests."""
+"""Paths that need no key: they reveal nothing about requests."""
 
 
 class Gate:
-    """Around the application."""
+    """Wraps the application."""
 
     def __init__(self, app: Any, service: Service) -> None:
         self._app = app
         self._service = service
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """As ASGI wants it."""
+        """The ASGI interface."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -68,7 +68,7 @@ def allow_origins(app: FastAPI, settings: ServerSettings) -> None:
 
 
 def limited(receive: Any, deadline: float, max_bytes: int) -> Any:
-    """`receive` for a body that is neither too long nor too slow: HTTPException 413, 408."""
+    """`receive`, for a body neither too long nor too slow; else HTTPException 413, 408."""
     num_bytes, is_whole = 0, False
 
     async def receive_some() -> Any:

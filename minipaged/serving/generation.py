@@ -31,7 +31,7 @@ class Asked(NamedTuple):
     params: DecodingParams
     """For all of them."""
     drops_tokens: bool = False
-    """What is generated is neither told nor counted; the prompts alone are wanted."""
+    """The output is neither reported nor counted; only the prompts are wanted."""
 
 
 class Generation:
@@ -39,7 +39,7 @@ class Generation:
 
     Args:
         service: of the server.
-        request_id: of the response; the engine's requests have it and a number.
+        request_id: of the response; the engine's requests add a number.
         asked: the prompts, and what is wanted.
         salt: who may share cached prefixes with it.
     """
@@ -56,7 +56,7 @@ class Generation:
         self._streams: list[AsyncOutputs] = []
 
     async def start(self) -> None:
-        """Hand all prompts to the engine; then, or if it fails at one of them, `close` must be called.
+        """Submit all prompts to the engine. Afterwards, even if one fails, `close` must be called.
 
         Raises:
             ValueError, QueueFullError, EngineStoppedError: as `AsyncLLM.generate`.
@@ -66,12 +66,12 @@ class Generation:
         self.service.enter(self.ids)
         for request_id, token_ids in zip(self.ids, self.prompts):
             if self._streams:
-                await asyncio.sleep(0)  # a turn for others: each prompt takes a while to check
+                await asyncio.sleep(0)  # let others run: each prompt takes a while to check
             prompt = {"prompt_token_ids": token_ids, "cache_salt": self._salt}
             self._streams.append(self.service.llm.generate(prompt, self.params, request_id))
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput]]:
-        """(position of the prompt, output), as they come; completions are numbered in their order.
+        """(position of the prompt, output) as they come; completions are numbered in prompt order.
 
         Raises:
             ApiError: a request failed, or the server shuts down.
@@ -91,7 +91,7 @@ class Generation:
             yield position, output
 
     async def close(self) -> None:
-        """End what is still running of it, and log one line, without any of its text."""
+        """End what is still running, and log one line without any of its text."""
         self.service.leave(self.ids)
         for stream in self._streams:
             await stream.aclose()
@@ -126,7 +126,7 @@ class Usage:
         self.cached_tokens = 0  # prompt tokens that the prefix cache had
 
     def count(self, position: int, output: RequestOutput) -> None:
-        """Take an output into account; each token comes once."""
+        """Count an output; each token comes once."""
         if position not in self._positions:
             self._positions.add(position)
             self.prompt_tokens += len(output.prompt_token_ids)
@@ -188,11 +188,11 @@ async def respond(
     prompt_field: str,
     make_writer: type[Writer],
 ) -> Response:
-    """Generate what `read` finds in a body, and answer as `make_writer` writes.
+    """Generate what `read` finds in a body, and answer in the endpoint's format.
 
     Args:
         service: of the server.
-        request: of the client; `request.state.deadline` is when its time is over.
+        request: of the client; `request.state.deadline` is when its time is up.
         body: what it sent.
         read: raises ApiError, or another ValueError, for a body that cannot be served.
         kind: the beginning of the response's id.

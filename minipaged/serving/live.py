@@ -2,7 +2,7 @@
 
 A stream is a trace (`viewer/trace.py`) from the moment of joining: a header, a line with everything in the
 memory (event "snapshot"), then a line per step; "idle" says what changed without a step. A header within the
-stream starts again, because the listener was too slow and has lost lines. The engine never waits for a
+stream starts over, because the listener was too slow and has lost lines. The engine never waits for a
 listener, and does no work for the trace while there is none.
 """
 
@@ -22,7 +22,7 @@ from minipaged.viewer.trace import TraceLines
 
 MOST_LISTENERS = 32
 MOST_LINES = 256
-"""That may wait for a listener; with more, it begins anew."""
+"""Lines that may wait for a listener; beyond, it starts over."""
 
 QUIET = 0.25
 """Seconds without a line after which a listener asks what changed without a step."""
@@ -33,14 +33,14 @@ class LiveTrace:
 
     Args:
         llm: the engine.
-        with_tokens: whether token ids and texts are told, or only who has which blocks.
+        with_tokens: whether to send token ids and texts, or only who has which blocks.
     """
 
     def __init__(self, llm: AsyncLLM, with_tokens: bool) -> None:
         self._llm = llm
         self._with_tokens = with_tokens
         self._num_listeners = 0
-        self._lines: TraceLines | None = None  # these two: of the engine's thread
+        self._lines: TraceLines | None = None  # this and the next belong to the engine's thread
         self._listeners: list[_Listener] = []
         self.is_closed = False
 
@@ -70,7 +70,7 @@ class LiveTrace:
             self._llm.between_steps(partial(self._leave, listener))
 
     def restart(self, listener: _Listener) -> None:
-        """Let a listener start again."""
+        """Make a listener start over."""
         self._llm.between_steps(partial(self._join, listener))
 
     # -- the engine's thread, between two steps or at the end of one -----------------------------
@@ -121,12 +121,12 @@ class LiveTrace:
 
 
 class _Listener:
-    """Lines for one, bounded. Its methods but `send` run in its event loop."""
+    """Lines for one, bounded. All methods but `send` run in its event loop."""
 
     def __init__(self, trace: LiveTrace) -> None:
         self._trace = trace
         self._loop = asyncio.get_running_loop()
-        self._is_behind = True  # a new beginning is on its way
+        self._is_behind = True  # a restart is on its way
         self.lines: deque[str] = deque()
         self.news = asyncio.Event()
 
@@ -142,7 +142,7 @@ class _Listener:
         self.news.set()
 
     def put(self, line: str) -> None:
-        """One more line; if there are too many, all are dropped and the stream starts again."""
+        """One more line; if there are too many, all are dropped and the stream starts over."""
         if self._is_behind:
             return
         if len(self.lines) >= MOST_LINES:

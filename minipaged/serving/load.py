@@ -26,7 +26,7 @@ from minipaged.metrics import quantile
 
 
 class LoadError(ValueError):
-    """The server cannot be reached, or a setting of the load cannot work."""
+    """The server cannot be reached, or a setting of the load is invalid."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Load:
         users: clients of a closed loop; in an open loop, the most that may be in the system.
         rate: arrivals a second; None: closed loop.
         seconds: arrivals end then; None: after each item was sent once.
-        ignore_eos: generate `max_tokens` each; else a text may end by itself.
+        ignore_eos: always generate `max_tokens`; else a text may end by itself.
         stream: ask for an event per token; else for whole answers, which do not show when their tokens came.
         model: None: the first that the server names.
         api_key: None: none.
@@ -156,7 +156,7 @@ class _Clients:
                 tasks.append(asyncio.create_task(self._send(item)))
         if self._load.seconds is None:
             await asyncio.gather(*tasks)
-        else:  # (as the load generator of the source: what is open at the end does not count)
+        else:  # (like the source's load generator: what is open at the end does not count)
             await asyncio.sleep(max(0.0, start + self._load.seconds - time.monotonic()))
             for task in tasks:
                 task.cancel()
@@ -169,7 +169,7 @@ class _Clients:
         record = Record(time.monotonic())
         try:
             await self._receive(item, record)
-        except Exception as error:  # (any server may answer, and anything)
+        except Exception as error:  # (any server may answer with anything)
             record.error = f"{type(error).__name__}: {error}"
         self._num_inside -= 1
         self._records.append(record)

@@ -1,4 +1,4 @@
-"""Log-probabilities in the forms of OpenAI and vLLM."""
+"""Log-probabilities in OpenAI's and vLLM's formats."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from minipaged.outputs import Logprob
 TopLogprobs = dict[int, Logprob]
 
 LEAST = -9999.0
-"""In the place of -inf, which JSON does not have."""
+"""In place of -inf, which JSON lacks."""
 
 
 def finite(logprob: float) -> float:
-    """A log-probability as JSON can have it."""
+    """A log-probability as valid JSON."""
     return max(logprob, LEAST)
 
 
 def prompt_logprobs(tops: list[TopLogprobs | None]) -> list[dict[str, Any] | None]:
-    """Per prompt token its likeliest alternatives by token id, as vLLM reports them; None for the first."""
+    """Each prompt token's likeliest alternatives by token id, as vLLM reports them; None for the first."""
     return [
         None
         if top is None
@@ -40,7 +40,7 @@ def prompt_logprobs(tops: list[TopLogprobs | None]) -> list[dict[str, Any] | Non
 def chat_logprobs(
     tokenizer: Any, tops: list[TopLogprobs], token_ids: list[int], count: int
 ) -> dict[str, Any]:
-    """A chat's object for generated tokens: each with its `count` likeliest alternatives."""
+    """A chat's object for generated tokens, each with its `count` likeliest alternatives."""
 
     def entry(token_id: int, one: Logprob) -> dict[str, Any]:
         text = one.decoded_token or ""
@@ -94,8 +94,8 @@ class TextOffsets:
     """Where in the text of its answer each token begins; parts of a character begin where it does.
 
     Args:
-        detokenizer: as the text is made; None: there is none, and every token begins at 0.
-        prompt_token_ids: what is before the text.
+        detokenizer: makes the text; None: there is none, and every token begins at 0.
+        prompt_token_ids: what precedes the text.
     """
 
     def __init__(self, detokenizer: Detokenizer | None, prompt_token_ids: Reversible[int] = ()) -> None:

@@ -18,7 +18,7 @@ def main() -> None:
     logging.getLogger("minipaged").setLevel(logging.INFO)
     try:
         _serve(job)
-    except ValueError as error:  # as the command line: what a user can mend, in one line
+    except ValueError as error:  # like the command line: what a user can fix, in one line
         _report(job, {"error": " ".join(str(error).split())})
         raise SystemExit(2) from None
 

@@ -1,5 +1,5 @@
-"""Around an application: an id for each request, a line in the log for each refusal, and an answer to those
-on which the application fails.
+"""Wraps an application: an id for each request, a log line for each refusal, and an answer to those on which
+the application fails.
 
 Generations log themselves (`generation.py`), and replicas behind a router log theirs. A line has no text of
 the request, and its path only quoted and cut.
@@ -36,7 +36,7 @@ class RequestLog:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """As ASGI wants it."""
+        """The ASGI interface."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

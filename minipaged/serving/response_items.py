@@ -23,7 +23,7 @@ TYPES = "give a message, a function_call or a function_call_output"
 
 
 def conversation_of(items: Sequence[ResponseItem]) -> list[dict[str, Any]]:
-    """Messages as chat templates want them.
+    """Messages as chat templates expect them.
 
     Raises:
         ApiError: an item of another type, or one that lacks a field.
@@ -74,7 +74,7 @@ def as_chat_tools(tools: Sequence[ResponseTool]) -> list[Tool]:
 
 
 def text_item(item_id: str, text: str | None, status: str) -> dict[str, Any]:
-    """A message with one text, or still none, if `text` is None."""
+    """A message with one text, or none yet if `text` is None."""
     content = [] if text is None else [text_part(text)]
     return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": content}
 

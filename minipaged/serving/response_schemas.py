@@ -34,13 +34,13 @@ class TextOptions(Body):
     """Options for the text of a response."""
 
     format: TextFormat | None = None
-    verbosity: str | None = None  # without effect here
+    verbosity: str | None = None  # ignored
 
 
 class ResponseStreamOptions(Body):
     """Options for the stream of a response."""
 
-    include_obfuscation: bool | None = None  # without effect here
+    include_obfuscation: bool | None = None  # ignored
 
 
 class ResponseItem(BaseModel):
@@ -91,14 +91,14 @@ class ResponsesBody(GenerationBody):
     tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]
-    # Only the values that ask for nothing:
+    # Only values that request nothing:
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
     previous_response_id: None = None
     conversation: None = None
     prompt: None = None
     top_logprobs: Literal[0] | None = None
-    # Without effect here:
+    # Ignored:
     include: List[NotReturned] | None = None
     max_tool_calls: int | None = None
     reasoning: Table[Any] | None = None

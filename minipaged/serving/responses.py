@@ -26,11 +26,11 @@ from minipaged.serving.streaming import event_of, response_failed
 from minipaged.serving.tool_calls import ToolCallReader
 
 OWN_NAMES = {"response_format": "text.format", "max_tokens": "max_output_tokens"}
-"""Of fields that have others in this endpoint."""
+"""Fields that have other names in this endpoint."""
 
 
 async def respond_to(service: Service, request: Request, body: ResponsesBody) -> Response:
-    """Answer a body."""
+    """Answer a request."""
     return await respond(service, request, body, _read, "resp_", "input", _Writer)
 
 
@@ -73,13 +73,13 @@ def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
 
 
 class _Writer(Writer):
-    """Outputs in OpenAI's form."""
+    """Outputs in OpenAI's format."""
 
     def __init__(self, service: Service, body: ResponsesBody, generation: Generation) -> None:
         self._generation = generation
         self._numbers = itertools.count()  # of the events
         self._reader = ToolCallReader() if body.tools and body.tool_choice != "none" else None
-        self._items: list[dict[str, Any]] = []  # that are done
+        self._items: list[dict[str, Any]] = []  # finished
         self._text: str | None = None  # of the open text item; None: there is none
         self._reason: str | None = None
         self._head = {
@@ -106,14 +106,14 @@ class _Writer(Writer):
         return self._response()
 
     def begin(self) -> str:
-        """The response opens, and without tools its only text."""
+        """Open the response and, without tools, its only text."""
         begun = {**self._head, "status": "in_progress", "output": [], "incomplete_details": None}
         events = self._event("response.created", response=begun)
         events += self._event("response.in_progress", response=begun)
         return events + (self._begin_text() if self._reader is None else "")
 
     def events(self, position: int, output: RequestOutput) -> str:
-        """The text grows, and each call comes in one piece."""
+        """Extend the text; each call comes in one piece."""
         (completion,) = output.outputs
         self._reason = completion.finish_reason
         if self._reader is None:
@@ -122,7 +122,7 @@ class _Writer(Writer):
         return "".join(self._grow_text(part) if isinstance(part, str) else self._call(part) for part in parts)
 
     def end(self) -> str:
-        """Text and response end."""
+        """End the text and the response."""
         events, response = self._end_items(), self._response()
         return events + self._event(f"response.{response['status']}", response=response)
 

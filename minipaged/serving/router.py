@@ -35,16 +35,16 @@ logger = logging.getLogger(__name__)
 GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 KEY_TOKENS, KEY_CHARACTERS = 16, 64
-"""A key of a prompt for each 16 token ids, a block, or 64 characters, about as much text."""
+"""A prompt has a key per 16 token ids (a block) or 64 characters (about as much text)."""
 
 BETWEEN_LOOKS = 1.0
-"""Seconds between two looks at a replica's health."""
+"""Seconds between a replica's health checks."""
 
 PATIENCE = 30.0
-"""Seconds a replica has for an answer about its health."""
+"""Seconds a replica has to answer a health check."""
 
 MOST_LOST = 2
-"""Replicas that one request may be lost with: it may be what kills them."""
+"""Replicas that may be lost with one request: it may be what kills them."""
 
 
 class Router:
@@ -99,7 +99,7 @@ class Router:
                 is_up = False
             if is_up != replica.is_up:
                 logger.warning(
-                    "Replica %d %s", replica.number, "is back" if is_up else "is taken out: it is ill"
+                    "Replica %d %s", replica.number, "is back" if is_up else "is taken out: it is unhealthy"
                 )
             replica.is_up = is_up
             await asyncio.sleep(BETWEEN_LOOKS)
@@ -110,7 +110,7 @@ class Router:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def drain(self) -> None:
-        """End all replicas; each finishes what runs, within the time that the settings give."""
+        """End all replicas; each finishes what runs, within the settings' timeout."""
         await self._unwatch()
         await asyncio.gather(*(replica.end(self.settings.shutdown_timeout) for replica in self.replicas))
 
@@ -165,7 +165,7 @@ class Router:
         return EventStream(_events(exchange), exchange.close, headers=exchange.headers + _which(exchange))
 
     async def _exchange(self, outgoing: Outgoing, keys: Sequence[int]) -> Exchange:
-        """The first answer of a replica that is worth passing on; of a stream, it is open.
+        """The first answer of a replica worth passing on; a stream is left open.
 
         Raises:
             ApiError: no replica is left, or the request was lost with two.
@@ -201,7 +201,7 @@ class Router:
         raise nobody_left()
 
     def _choose(self, outgoing: Outgoing, keys: Sequence[int], tried: Sequence[Replica]) -> Replica | None:
-        """The next to be asked; None if all have been. What generates nothing goes to the first."""
+        """The next to try; None if all were tried. What generates nothing goes to the first."""
         able = [replica for replica in self.replicas if replica.is_up and replica not in tried]
         if not able:
             return None
@@ -213,7 +213,7 @@ class Router:
 
 
 async def _events(exchange: Exchange) -> AsyncGenerator[bytes]:
-    """The events of a replica; if it is lost, the last tells so."""
+    """The events of a replica; if it is lost, the last says so."""
     yield exchange.body
     num_events = exchange.body.count(b"\n\n")
     try:
@@ -232,7 +232,7 @@ async def _events(exchange: Exchange) -> AsyncGenerator[bytes]:
 
 
 def _whole(exchange: Exchange) -> Response:
-    """An answer that is there as a whole."""
+    """A complete answer."""
     response = Response(exchange.body, exchange.status)
     length = (b"content-length", str(len(exchange.body)).encode())
     response.raw_headers = [*exchange.headers, *_which(exchange), length]
@@ -250,12 +250,12 @@ def _kept(request: Request) -> list[tuple[bytes, bytes]]:
 
 def nobody_left() -> ApiError:
     """The answer to clients when no replica is left."""
-    message = "no replica can serve; those that died are being started, come back in some seconds"
+    message = "no replica can serve; those that died are restarting, try again in a few seconds"
     return ApiError(503, message, code="no_replica", headers=RETRY_AFTER)
 
 
 def look_at(body: bytes, authorization: str | None) -> tuple[list[int], int]:
-    """(keys of the first prompt, number of prompts) of a body; of one that is none, ([], 1).
+    """(keys of the first prompt, number of prompts) of a body; ([], 1) if it is invalid.
 
     Keys differ where caches differ: by API key, `cache_salt`, model and tools.
     """

@@ -14,13 +14,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, mo
 from pydantic_core import PydanticCustomError
 
 MOST_LOGPROBS = 20
-"""Likeliest tokens that are reported, as with OpenAI."""
+"""Likeliest tokens that are reported, as by OpenAI."""
 
 MOST_PROMPTS = 256
 """Prompts in one body."""
 
 MOST_ENTRIES = 1024
-"""Of an object whose keys are the client's."""
+"""Entries of an object whose keys the client chooses."""
 
 MOST_TOOLS = 128
 """In one body, as with OpenAI: a grammar for their calls takes a while to compile."""
@@ -36,11 +36,11 @@ class _FailFast(FailFast):
 
 
 List = Annotated[list[T], _FailFast()]
-"""A list with one error: to describe a million wrong entries would hold up everybody."""
+"""A list with one error: describing a million wrong entries would delay everyone."""
 
 
 def _check_size(value: Any) -> Any:
-    """Before the entries are looked at, for the same reason."""
+    """Before the entries are checked, for the same reason."""
     if isinstance(value, dict) and len(value) > MOST_ENTRIES:
         raise PydanticCustomError("too_long", "too long", {"max_length": MOST_ENTRIES})
     return value
@@ -78,7 +78,7 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None  # without effect here
+    include_obfuscation: bool | None = None  # ignored
 
 
 class JsonSchema(Body):
@@ -98,7 +98,7 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """See `StructuredOutputsParams`; exactly one."""
+    """See `StructuredOutputsParams`; exactly one field."""
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
@@ -160,12 +160,12 @@ class GenerationBody(Body):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream tells its usage, in a last event of its own."""
+        """Whether a stream ends with an event for its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def wants_usage_so_far(self) -> bool:
-        """Whether each event of a stream tells it, too."""
+        """Whether each event reports it, too."""
         return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
@@ -200,7 +200,7 @@ class Function(BaseModel):
 
 
 class Tool(BaseModel):
-    """Of those that a model may call."""
+    """One that a model may call."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 

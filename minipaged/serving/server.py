@@ -38,8 +38,8 @@ class Server(uvicorn.Server):
         self._num_signals = 0
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve, in a process that does nothing else: what is there stays, so the garbage collector need not
-        look at it again and again (0.24 s each time, in which everybody waits)."""
+        """Serve, in a process that does nothing else: what exists now stays, so the garbage collector need
+        not scan it repeatedly (0.24 s each time, while everyone waits)."""
         gc.collect()
         gc.freeze()
         super().run(sockets)
@@ -60,25 +60,25 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """After a second signal, too, the application is told that it ends (else its task is a traceback)."""
+        """After a second signal, too, the application is told that it ends (else its task logs an error)."""
         await super().shutdown(sockets)
         if self.force_exit:
             await self.lifespan.shutdown()
 
 
 def make_server(llm: AsyncLLM, model_name: str, settings: ServerSettings) -> Server:
-    """A server that is not started."""
+    """A server, not yet started."""
     app = create_app(llm, model_name, settings)
     return serve_app(app, app.state.service, settings)
 
 
 def serve_app(app: Any, service: Drained, settings: ServerSettings) -> Server:
-    """As `make_server`, for an application that is there."""
+    """Like `make_server`, for an existing application."""
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
-        timeout_keep_alive=65,  # longer than clients do: else one is closed as it is reused
+        timeout_keep_alive=65,  # longer than clients: else one is closed as it is reused
         timeout_graceful_shutdown=5,  # for what no request of the engine waits for
         server_header=False,
         ws="none",
@@ -92,7 +92,7 @@ def bind(settings: ServerSettings) -> socket.socket:
     """A socket at the settings' address, so that a port in use is reported before the model is loaded.
 
     Raises:
-        ServerSettingsError: the address cannot be had.
+        ServerSettingsError: the address is unavailable.
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family)

@@ -57,13 +57,13 @@ class Service:
         llm.engine.on_planned.insert(0, self._note_plan)
         llm.engine.on_committed.append(self._note_commit)
 
-    # -- who may, and whether it works ----------------------------------------------------------
+    # -- keys and health ------------------------------------------------------------------------
 
     def tenant(self, key: str | None) -> str:
-        """The name of a key's owner, which salts his cache; "" if the server needs no key.
+        """The name of a key's owner, which salts the cache; "" if the server needs no key.
 
         Raises:
-            ApiError: it is none of the keys. Each comparison takes the same time, whatever is given.
+            ApiError: it is none of the keys. Each comparison takes constant time.
         """
         if not self._keys:
             return ""
@@ -99,12 +99,12 @@ class Service:
     # -- prompts --------------------------------------------------------------------------------
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `asyncio.to_thread`, in a thread that nothing waits for once this is cancelled."""
+        """Like `asyncio.to_thread`, in a thread that nothing waits for once this is cancelled."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
 
     async def encode(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """The tokens of each text; in another thread, unless it is only one, and short."""
+        """The tokens of each text; in another thread, unless it is a single short one."""
         encode = partial(self.tokenizer.encode, add_special_tokens=add_special_tokens)
         for text in texts:
             split_prompt(text)  # (checks it)
@@ -153,11 +153,11 @@ class Service:
         """Around what is done for a request before the engine has it; the shutdown may cancel it.
 
         Args:
-            deadline: when its time is over, on the event loop's clock.
+            deadline: when its time is up, on the event loop's clock.
 
         Raises:
-            ApiError: the server shuts down already.
-            TimeoutError: its time is over.
+            ApiError: the server is shutting down.
+            TimeoutError: its time is up.
         """
         if self.is_draining:
             raise shutting_down()
@@ -179,7 +179,7 @@ class Service:
         self._active.difference_update(request_ids)
 
     async def drain(self) -> None:
-        """Take nothing new, and wait for what runs; what is not done in time is ended."""
+        """Accept nothing new, and wait for what runs; what is not done in time is ended."""
         self.is_draining = self.live.is_closed = True
         timeout = self.settings.shutdown_timeout
         logger.info("Shutting down: %d requests have %g s to finish", self._num_open, timeout)

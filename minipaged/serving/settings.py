@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 
 class ServerSettingsError(ValueError):
-    """A setting that cannot work; the message names it, its value and the fix."""
+    """An invalid setting; the message names it, its value and the fix."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """Where the server listens, who may use it, and how much of it.
+    """Where the server listens, who may use it, and its limits.
 
     Raises:
-        ServerSettingsError: a value out of its range, or an address that others reach and no key.
+        ServerSettingsError: a value out of range, or an address that others can reach and no key.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()  # each request must have one of them; each has its own cache
     allowed_origins: tuple[str, ...] = ()  # of web pages that may use the server
-    max_waiting: int = 256  # requests; more are told to come back (429)
+    max_waiting: int = 256  # requests; more get status 429
     max_body_bytes: int = 4 << 20
     request_timeout: float = 600.0  # seconds that a request may take, reading its body included
     shutdown_timeout: float = 30.0  # seconds that running requests get to finish

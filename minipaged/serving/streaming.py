@@ -31,7 +31,7 @@ def event_of(value: Any, name: str | None = None) -> str:
 
 
 def is_plain(completion: CompletionOutput) -> bool:
-    """Whether it goes on, and tells nothing but its text."""
+    """Whether it continues, and carries only text."""
     return completion.finish_reason is None and completion.logprobs is None
 
 
@@ -40,9 +40,9 @@ class Chunks:
 
     Args:
         head: the fields before `choices`.
-        wants_usage: whether a last event tells the usage; then each has the field, null until there.
-        plain: a choice that goes on and tells nothing but a text: first its "index", 0, then the text, "".
-        so_far: tells the usage until now, if each event is to tell it.
+        wants_usage: whether a last event reports the usage; then each has the field, null until then.
+        plain: a choice that continues and carries only text: first its "index", 0, then the text, "".
+        so_far: returns the usage so far, if each event reports it.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Chunks:
         self._wants_usage = wants_usage
         self._so_far = so_far
         event = event_of({**head, "choices": [], **({"usage": None} if wants_usage else {})})
-        # (A string has no quotes in JSON that are not escaped, so that none contains this.)
+        # (JSON escapes the quotes in a string, so none contains this.)
         self._before, _, self._end = event.partition('"choices": []')
         self._before += '"choices": ['
         self._end = "]" + self._end
@@ -80,7 +80,7 @@ class Chunks:
         return f"{before}{index}{between}{json.dumps(text)}{after}{self._after}"
 
     def last(self, usage: dict[str, Any]) -> str:
-        """The event that tells the usage, if it is wanted, and the end."""
+        """The event with the usage, if requested, and the end."""
         return (event_of({**self._head, "choices": [], **usage}) if self._wants_usage else "") + DONE
 
 
@@ -101,7 +101,7 @@ class EventStream(Response):
     Args:
         events: end by themselves at the deadline.
         close: called at the end, whatever it is.
-        deadline: on the event loop's clock; a client that has not read all a little later is left.
+        deadline: on the event loop's clock; a client still reading a little later is dropped.
         headers: in place of those of a new stream.
     """
 
@@ -122,12 +122,12 @@ class EventStream(Response):
         self._end = None if deadline is None else deadline + TO_READ
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """As ASGI wants it."""
+        """The ASGI interface."""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await unless_gone(receive, self._send(send))
         except (TimeoutError, asyncio.CancelledError) as error:
-            # The time is over, or the server ends and waits no longer for a client that does not read.
+            # Time is up, or the server ends and stops waiting for a client that does not read.
             reason = error if isinstance(error, TimeoutError) else shutting_down()
             with suppress(type(reason), StopAsyncIteration):
                 await self._events.athrow(reason)  # for the log; nobody reads what it says

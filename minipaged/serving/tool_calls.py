@@ -25,23 +25,23 @@ SPACE = re.compile(r"\s*")
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")  # (Python reads NaN and Infinity)
+    raise ValueError(f"{name} is not JSON")  # (Python reads NaN and Infinity)
 
 
 DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=str, parse_int=str)
-"""Numbers stay as they are written: Python's are shorter than JSON's."""
+"""Numbers are kept as written: Python's are shorter than JSON's."""
 
 
 class ToolCallReader:
-    """Divides a text into content and calls, as its pieces come."""
+    """Splits a text into content and calls, as its pieces come."""
 
     def __init__(self) -> None:
         self.num_calls = 0
         self._held = ""
-        self._is_after_call = False  # and nothing but space has come since
+        self._is_after_call = False  # and only space has come since
 
     def read(self, piece: str, is_last: bool) -> list[str | dict[str, Any]]:
-        """One more piece: what is content for certain now and calls that are complete, in their order."""
+        """One more piece: what is now certain to be content, and complete calls, in order."""
         text, at, start = self._held + piece, 0, 0
         last_end = text.rfind(END)
         parts: list[str | dict[str, Any]] = []
@@ -72,8 +72,8 @@ class _UnfinishedError(Exception):
 
 
 def _read_call(text: str, at: int) -> tuple[dict[str, Any] | None, int]:
-    """OpenAI's object, with the arguments as they are written, and where its end tag ends; None if the text
-    from `at` on is no call."""
+    """OpenAI's object, with the arguments as written, and where its end tag ends; None if the text
+    from `at` on is not a call."""
     try:
         written, end = _read_object(text, at)
         end = _find(text, end, "<")
