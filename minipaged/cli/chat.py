@@ -106,7 +106,7 @@ class Chat:
         }
 
     def run(self) -> bool:
-        """Until the input ends or /exit; Ctrl-C ends only what is going on. False: questions came from a
+        """Until the input ends or /exit; Ctrl-C stops only what is running. False: questions came from a
         pipe, and all of them failed."""
         failed = succeeded = False
         if self._interactive:
@@ -130,7 +130,7 @@ class Chat:
                     self._note("/reset begins a new conversation, which has room again.")
 
     def _read(self) -> str | None:
-        """A line without the space around it; None at the end of the input."""
+        """A stripped line; None at the end of the input."""
         if not self._interactive:
             line = sys.stdin.readline()
             return line.strip() if line else None
@@ -194,7 +194,7 @@ class Chat:
 
 
 def _account(turn: Turn, config: EngineConfig) -> str:
-    """What an answer took, in a line."""
+    """What an answer cost, in a line."""
     speed = "" if turn.tokens_per_second is None else f", {turn.tokens_per_second:.0f}/s"
     ends = {"stop": "", "length": ", cut off at the limit", None: ", stopped"}[turn.finish_reason]
     reused = f"{turn.num_reused} of {turn.num_prompt_tokens} tokens reused"
@@ -215,7 +215,7 @@ def _history_file() -> Path | None:
 def _line_editing() -> Iterator[None]:
     """Arrow keys at the prompt, and the questions of earlier chats, where the system has readline."""
     if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors="surrogateescape")  # what is no text is told, and does not end the chat
+        sys.stdin.reconfigure(errors="surrogateescape")  # invalid text is reported and does not end the chat
     try:
         import readline
     except ImportError:

@@ -29,14 +29,14 @@ PLAIN_TEMPLATE = (
     "{% else %}{{ message.content }}\n\n{% endif %}"
     "{% endfor %}Assistant:"
 )
-"""For models that bring no template of their own."""
+"""For models without a chat template."""
 
 PLAIN_STOP = ("\nUser:",)
 """Where an answer in that template ends."""
 
 
 class Turn(NamedTuple):
-    """What an answer took."""
+    """What an answer cost."""
 
     num_prompt_tokens: int
     num_reused: int  # of the prompt, found in the prefix cache
@@ -51,7 +51,7 @@ class Conversation:
     """Messages and the model that answers them.
 
     Args:
-        llm: brings a tokenizer; one without a chat template is given `PLAIN_TEMPLATE`.
+        llm: has a tokenizer; without a chat template, `PLAIN_TEMPLATE` is used.
         params: of every answer.
         system: the first message, if any.
 
@@ -106,7 +106,7 @@ class Conversation:
         return metrics.accepted_tokens, metrics.draft_tokens
 
     def _note(self, answer: str) -> None:
-        """Remember what the answer took, and its tokens if they spell what was shown."""
+        """Record what the answer cost, and its tokens if they spell what was shown."""
         if self._request is None:
             return
         output = self.llm.engine.output(self._request)
@@ -121,12 +121,12 @@ class Conversation:
         )
         answered = completion.token_ids
         if answered and completion.finish_reason == "stop" and not completion.stop_reason:
-            answered = answered[:-1]  # EOS: the template brings its own
+            answered = answered[:-1]  # EOS: the template adds its own
         if self._decode(answered) == answer:
             self.token_ids = self.token_ids + answered
 
     def _encode(self, messages: list[dict[str, str]]) -> list[int]:
-        """The tokens of a conversation, those of the turn before first wherever the text allows it."""
+        """The tokens of a conversation, beginning with the last turn's wherever the text allows."""
         prompt = self.llm.chat_prompt(messages)
         token_ids: list[int] = list(prompt["prompt_token_ids"])
         text, before = self._decode(token_ids), self._decode(self.token_ids)

@@ -126,7 +126,7 @@ def generate(
         if len(prompts) != 1:
             raise ParamsError(f"--stream prints the text of one prompt, not of {len(prompts)}; drop --stream")
     check_writable("trace", trace, prompt_file)
-    # (A line of statistics would come into the middle of the text.)
+    # (A line of statistics would land in the middle of the text.)
     llm = load(model, {"disable_log_stats": True, **options} if stream else options, use)
     from minipaged.viewer.highlights import Highlights
     from minipaged.viewer.terminal import print_blocks
@@ -216,7 +216,7 @@ def _completion_json(completion: CompletionOutput) -> dict[str, Any]:
 
 
 def token_logprobs(completion: CompletionOutput) -> list[dict[str, Any]]:
-    """Of each token its id, text, log-probability and rank, and under "top" the likeliest and itself."""
+    """Each token's id, text, log-probability and rank; under "top", the likeliest and itself."""
     rows = []
     for token_id, among in zip(completion.token_ids, completion.logprobs or ()):
         entries: dict[int, dict[str, Any]] = {
@@ -267,7 +267,7 @@ def _completions(outputs: Sequence[RequestOutput]) -> Iterator[tuple[CompletionO
 
 
 def _logprobs_rows(completion: CompletionOutput, apart: str) -> Iterator[tuple[str, str, str, str]]:
-    """Of each token: itself, log-probability, rank and the likeliest tokens, as texts."""
+    """For each token: itself, log-probability, rank and the likeliest tokens, as text."""
     for entry in token_logprobs(completion):
         top = apart.join(f"{_quoted(other)} {other['logprob']:.2f}" for other in entry["top"])
         yield _quoted(entry), f"{entry['logprob']:.4f}", f"{entry['rank']}", top

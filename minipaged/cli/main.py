@@ -57,7 +57,7 @@ app.command()(with_engine_options(simulation.simulate))
 app.command()(with_engine_options(simulation.calibrate))
 app.command()(view)
 app.command()(top)
-learn.app.command()(score)  # on the simulator, which stands above `learn`
+learn.app.command()(score)  # needs the simulator, a layer above `learn`
 app.add_typer(learn.app, name="learn")
 
 # Some versions of typer bring their own copy of click: this is the exception base of whichever is in use.
@@ -106,8 +106,8 @@ def _told(error: BaseException) -> int:
     elif isinstance(error, RankError):
         _say(str(error))
         return 1
-    elif isinstance(error, (ValueError, NotImplementedError)):  # the latter: a stub that says what is to do
-        _say(str(error) or f"{type(error).__name__}, without a message of what is to do")
+    elif isinstance(error, (ValueError, NotImplementedError)):  # the latter: a stub that says what to do
+        _say(str(error) or f"{type(error).__name__}, without a message")
         return 1 if isinstance(error, FailedRequestError) else 2
     else:
         raise error

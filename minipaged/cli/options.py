@@ -74,7 +74,7 @@ def check_threads(threads: int | None) -> None:
 
 
 def check_parts(options: dict[str, Any], use: list[str] | None) -> Components:
-    """The replaced parts; a mistake in them or in the settings is told before torch is loaded."""
+    """The replaced parts; a mistake in them or in the settings is reported before torch is loaded."""
     from minipaged.learn.overrides import components_from, parse_use
 
     config_from(options)
@@ -84,7 +84,7 @@ def check_parts(options: dict[str, Any], use: list[str] | None) -> Components:
 def load(model: str | None, options: dict[str, Any], use: list[str] | None) -> LLM:
     """The model with these settings and replaced parts."""
     parts = check_parts(options, use)
-    with progress_bar("loading libraries"):  # transformers imports most of its own when it is first used
+    with progress_bar("loading libraries"):  # transformers imports most of its modules on first use
         from transformers.utils import logging as transformers_logging
 
         import minipaged.execution.model_runner  # noqa: F401

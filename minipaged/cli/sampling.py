@@ -41,11 +41,11 @@ OFF = {
     "min_tokens": (0,),
     "ignore_eos": (False,),
 }
-"""Values without an effect: given or not, it is the same."""
+"""Values without effect, given or not."""
 
 
 def set_values(**values: Any) -> dict[str, Any]:
-    """The fields of `SamplingParams` that do something, of options as they were given."""
+    """Options with an effect, as fields of `SamplingParams`."""
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return {name: value for name, value in plain.items() if value not in (None, (), *OFF.get(name, ()))}
 
@@ -63,7 +63,7 @@ def samples(given: dict[str, Any], default_temperature: float = 0.0) -> Sampling
 
 
 def beams(given: dict[str, Any], beam_width: int, n: int, length_penalty: float | None) -> BeamSearchParams:
-    """`BeamSearchParams` of `set_values`. Raises `ParamsError` for what beams do not follow."""
+    """`BeamSearchParams` from `set_values`. Raises `ParamsError` for what beams do not support."""
     known = {field.name for field in fields(BeamSearchParams)}
     for name, value in given.items():
         if name not in known or name == "structured_outputs":

@@ -73,7 +73,7 @@ def serve(
     if replicas > 1:
         with listener, Fleet(replicas, model, name, options, use or (), settings) as fleet:
             router = Router(fleet.replicas, settings)
-            listener.listen()  # (who reads the line may connect at once)
+            listener.listen()  # (a reader of the line may connect at once)
             print(f"{told} with {replicas} replicas", flush=True)
             serve_app(router.app, router, settings).run(sockets=[listener])
         return

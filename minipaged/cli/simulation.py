@@ -31,10 +31,10 @@ MOST_REQUESTS, MOST_REPLICAS, MOST_HOST_MS = 10_000_000, 1_000, 1_000_000
 HOST_MS = 1e3 * CONSTANTS.step_seconds
 
 FRAME = 3
-"""Characters of a table's column beside its text."""
+"""Characters of a table's column besides its text."""
 
 LABEL = 16 + FRAME + 1
-"""Characters that the names of figures are left at least; the longest word has 11."""
+"""Minimum characters for the names of figures; the longest word has 11."""
 
 
 def reproduce(
@@ -82,7 +82,7 @@ def reproduce(
         results = run_experiments(chosen, progress)
     changes = []
     if docs is not None:
-        with progress_bar("moving what is fitted") as progress:
+        with progress_bar("varying fitted values") as progress:
             changes = sensitivity(progress)
     if as_json:
         print(json.dumps([claim for result in results for claim in result["claims"]], indent=1))
@@ -150,7 +150,7 @@ def simulate(
     if plot is not None:
         check_figures(plot.parent)
     check_settings(options)
-    # A remote call to each further chip is the paper's system, not an engine of today.
+    # A remote call to each further chip is the paper's system, not today's engines.
     constants = replace(CONSTANTS, step_seconds=host_ms / 1e3, worker_seconds=0.0)
     deployment = Deployment(find("model", MODELS, model), find("chip", CHIPS, hardware), chips, constants)
     config = config_from(options)
@@ -187,7 +187,7 @@ def _sweep_of(sweeps: list[str], given: dict[str, Any]) -> tuple[str, list[Any]]
 
 
 def print_reports(reports: list[Report], name: str, values: list[Any]) -> None:
-    """Reports side by side, a column for each value, in as many tables as the width asks for."""
+    """Reports side by side, a column for each value, in as many tables as the width requires."""
     console = Console()
     columns = [(str(value), *map(_figure, astuple(report))) for value, report in zip(values, reports)]
     taken = [max(map(len, column)) + FRAME for column in columns]
@@ -233,7 +233,7 @@ def calibrate(
         from minipaged.simulation.calibration import calibrate as fit_machine
 
     torch.set_num_threads(threads)
-    # CPU time of several threads is not the time that passes.
+    # CPU time of several threads is not wall-clock time.
     clock = time.process_time if threads == 1 else time.perf_counter
     llm = load(model, {"disable_log_stats": True, **options}, use=None)
     with progress_bar("measuring") as progress:

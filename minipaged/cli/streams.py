@@ -31,7 +31,7 @@ class KeptOutput:
         return len(text)
 
     def flush(self) -> None:
-        """Hand on what is buffered."""
+        """Pass on what is buffered."""
         self._attempt(self._stream.flush)
 
     def close_kept(self) -> None:
@@ -46,14 +46,14 @@ class KeptOutput:
         if self.error is None:
             try:
                 action()
-            except BrokenPipeError:  # whoever reads has seen enough
+            except BrokenPipeError:  # the reader has seen enough
                 raise
             except OSError as error:
                 self.error = error
 
 
 class StandardErrorHandler(logging.StreamHandler):
-    """Logs to what standard error is now: a bar takes its place while it is shown, and lets lines pass."""
+    """Logs to the current standard error: a progress bar replaces it while shown, and lets lines pass."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""
@@ -89,8 +89,8 @@ class _Closed(io.StringIO):
 
 
 def to_nowhere(stream: Any) -> None:
-    """Let what is still written to a stream vanish."""
-    with suppress(OSError, ValueError):  # not a file of the system
+    """Discard what is still written to a stream."""
+    with suppress(OSError, ValueError):  # no file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

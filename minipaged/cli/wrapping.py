@@ -56,5 +56,5 @@ class WordWrap:
 
 
 def wrap_for_output() -> WordWrap:
-    """As wide as the terminal; where standard output is none, nothing is wrapped."""
+    """As wide as the terminal; if standard output is not one, nothing is wrapped."""
     return WordWrap(shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
