@@ -812,7 +812,7 @@ def test_a_lost_executor_ends_the_engine_at_once():
         with toy(model) as llm:
             outputs = llm.generate(PROMPT, LONG)
             await anext(outputs)
-            model.broken = RankError("rank 1 was killed by SIGKILL; build the LLM anew")
+            model.broken = RankError("rank 1 was killed by SIGKILL; create a new LLM")
             with pytest.raises(EngineStoppedError, match=r"^rank 1 was killed"):
                 await read(outputs)
             assert 10**9 - model.num_broken == 1
@@ -830,7 +830,7 @@ def test_an_executor_that_is_lost_while_nothing_runs_is_noticed():
         with toy(model) as llm:
             await read(llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=2)))
             assert llm.is_running
-            model.loss = "rank 1 was killed by SIGKILL; build the LLM anew"
+            model.loss = "rank 1 was killed by SIGKILL; create a new LLM"
             assert llm.stopped == model.loss
             assert not llm.is_running
             with pytest.raises(EngineStoppedError, match="rank 1 was killed"):

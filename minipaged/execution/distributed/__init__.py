@@ -7,5 +7,5 @@ the layers (paper, section 4.6 and Figure 4).
 
 
 class RankError(RuntimeError):
-    """A rank died, or the ranks differ; one line that names the rank and the cause. Nothing can be computed
-    any more: build the `LLM` anew."""
+    """A rank died, or the ranks differ; one line that names the rank and the cause. Nothing can be
+    computed any more: create a new `LLM`."""

@@ -24,13 +24,13 @@ from minipaged.execution.distributed.place import Place
 from minipaged.execution.distributed.shared_sum import SharedSum, make_shared_file
 
 STEP_TIMEOUT = timedelta(minutes=10)
-"""A rank that does not answer within a step for so long is given up. (One that dies is noticed at once.)"""
+"""A rank that does not answer within a step for this long is given up. (One that dies is noticed at once.)"""
 
 IDLE_TIMEOUT = timedelta(days=3650)
 """How long workers wait for the next plan."""
 
 FIRST_PART = 2048
-"""Numbers of a message that travel at once; a longer one takes a second broadcast."""
+"""Numbers of a message in one broadcast; a longer one takes a second."""
 
 
 class Group:
@@ -54,7 +54,7 @@ class Group:
         )
         self._control = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT)
         stage: Any = None
-        for first in range(0, place.size, place.tensor_size):  # every rank takes part in making each group
+        for first in range(0, place.size, place.tensor_size):  # every rank takes part in creating each group
             made = dist.new_group(list(range(first, first + place.tensor_size)), timeout=STEP_TIMEOUT)
             if first == place.stage * place.tensor_size:
                 stage = made
@@ -65,10 +65,10 @@ class Group:
         self._buffer = torch.empty(FIRST_PART, dtype=torch.int32)
         groups = (dist.group.WORLD, self._control, stage)
         self.close = finalize(self, _close, os.getpid(), place.rank, groups)
-        """Give the connections up; rank 0 tells the others first."""
+        """Close the connections; rank 0 tells the others first."""
 
     def send(self, message: array[int]) -> None:
-        """Rank 0: tell all others; an empty message ends them."""
+        """Rank 0: send to all others; an empty message ends them."""
         first = array("i", [len(message)]) + message[: FIRST_PART - 1]
         self._buffer[: len(first)] = torch.frombuffer(first, dtype=torch.int32)
         dist.broadcast(self._buffer, 0, group=self._control)
@@ -96,7 +96,7 @@ class Group:
 def check_free() -> None:
     """Raise ConfigError if this process is connected already."""
     if dist.is_initialized():
-        gc.collect()  # it may be an `LLM` that nobody holds any more
+        gc.collect()  # it may be an `LLM` that nothing refers to
     if dist.is_initialized():
         raise ConfigError(
             "another LLM with several ranks exists in this process, or torch.distributed is in use; "
@@ -105,7 +105,7 @@ def check_free() -> None:
 
 
 def give_up() -> None:
-    """Drop this process's connections, if it has any, without a word to the others: they are lost."""
+    """Drop this process's connections, if it has any, without telling the others: they are lost."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -124,7 +124,7 @@ def _close(pid: int, rank: int, groups: tuple[Any, ...]) -> None:
 
 @contextmanager
 def one_machine() -> Iterator[None]:
-    """Inside the block groups connect over the loopback interface: no names, no network."""
+    """Inside the block, groups connect over loopback: no host names, no network."""
     interface = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
     before = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface and before is None:

@@ -31,7 +31,7 @@ TO_NOTICE = 0.5
 
 LOG_LINES = 8
 PATIENCE = 5.0
-"""Seconds that a rank which is going to die may take for it."""
+"""Seconds that a dying rank may take to exit."""
 
 
 class Workers:
@@ -59,11 +59,11 @@ class Workers:
             raise self.failure("")
 
     def failure(self, reason: str) -> RankError:
-        """Which rank ended the run, and why; `reason` is told if all of them live. Ends them all."""
+        """Which rank ended the run, and why; `reason` is reported if all are alive. Ends them all."""
         deadline = time.monotonic() + PATIENCE
         while not (guilty := self._guilty()) and time.monotonic() < deadline:
             time.sleep(0.02)
-        told = self.loss or f"the ranks lost each other: {reason}; build the LLM anew"
+        told = self.loss or f"the ranks lost each other: {reason}; create a new LLM"
         for line in self._last_lines(guilty):
             logger.error("rank %d: %s", guilty, line)
         self.stop()
@@ -71,15 +71,15 @@ class Workers:
 
     @property
     def loss(self) -> str | None:
-        """Which rank has ended, and how; None: they live. (Only looks, so any thread may ask.)"""
+        """Which rank has ended, and how; None: all live. (Only looks, so any thread may ask.)"""
         if not (rank := self._guilty()):
             return None
         how = how_it_ended(self._processes[rank - 1].returncode)
         *_, last = self._last_lines(rank) or ["its log is empty"]
-        return f"rank {rank} {how}: {last.strip()}; the run is lost, build the LLM anew"
+        return f"rank {rank} {how}: {last.strip()}; the run is lost, create a new LLM"
 
     def _guilty(self) -> int:
-        """The first rank that ended of itself; 0: none."""
+        """The first rank that ended by itself; 0: none."""
         codes = [process.poll() for process in self._processes]
         return next((rank for rank, code in enumerate(codes, 1) if code not in (None, LOST_OTHERS)), 0)
 
@@ -93,7 +93,7 @@ class Workers:
 
 
 def _stop(pid: int, processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
-    """End all workers and take their files away."""
+    """End all workers and delete their files."""
     if os.getpid() != pid:
         return  # a fork's copy
     for process in processes:

@@ -2,13 +2,13 @@
 
     head     sequences, swaps out, swaps in, copies, tables that changed, prompts
     columns  of every scheduled sequence: place, start, 2 * tokens + (whether it samples)
-    tokens   the ids to compute, of one sequence after the other
+    tokens   the ids to compute, sequence by sequence
     moves    pairs of blocks, in the order of the plan
     tables   of every table that changed: which sequence, blocks kept, how many are new, and these
     prompts  of every sequence whose prompt's log-probabilities are wanted: which, and of how many rows
 
 Sender and receivers remember the block table of each *place*. A sequence keeps its place as long as it is
-scheduled; a new one gets the place that has been unused longest. So a block id is sent once, when the table
+scheduled; a new one gets the least recently used place. So a block id is sent once, when the table
 gets it, and a decode takes 16 bytes.
 """
 
@@ -32,7 +32,7 @@ class PlanEncoder:
 
     def __init__(self, num_places: int) -> None:
         self._num_places = num_places
-        self._place_of: dict[int, int] = {}  # id(sequence) -> place, the longest out of use first
+        self._place_of: dict[int, int] = {}  # id(sequence) -> place, least recently used first
         self._tables: list[list[int]] = []  # place -> the blocks that the receivers know
 
     def encode(self, plan: StepPlan) -> array[int]:

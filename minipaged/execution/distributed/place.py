@@ -16,7 +16,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, rank: int, config: EngineConfig) -> Place:
-        """Where rank `rank` stands."""
+        """The place of rank `rank`."""
         return cls(rank, config.tensor_parallel_size, config.pipeline_parallel_size)
 
     @property

@@ -143,7 +143,7 @@ class RankRunner(ModelRunner):
             self.cache = KVCache(specs, num_blocks, num_host_blocks, self.block_size, self.backend)
 
     def use_attention(self, attention: PagedAttention) -> NoReturn:
-        """Not here: the other ranks would go on with their own."""
+        """Refused: the other ranks would keep their own."""
         raise ConfigError("a custom paged_attention runs on one rank only; set tensor_parallel_size to 1")
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -168,7 +168,7 @@ class RankRunner(ModelRunner):
 
     def _lost(self, error: BaseException) -> RankError:
         reason = loading.in_one_line(error)
-        lost = RankError(f"the ranks lost each other: {reason}; start all of them anew")
+        lost = RankError(f"the ranks lost each other: {reason}; restart all of them")
         if self._workers is not None:
             lost = self._workers.failure(reason)
         give_up()
@@ -194,7 +194,7 @@ class RankRunner(ModelRunner):
                 self.forward(self.builder.build(plan.scheduled))
 
     def forward(self, batch: Batch) -> Tensor:
-        """As `ModelRunner.forward` on rank 0; other ranks send theirs there."""
+        """Like `ModelRunner.forward` on rank 0; other ranks send theirs there."""
         parts = [batch]
         if self.place.pipeline_size > 1:
             cut = micro_batches(self._scheduled, len(self._part_builders))

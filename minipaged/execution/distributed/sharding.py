@@ -4,7 +4,7 @@
           | [Q K V] or [gate up]: each rank has some of the columns     ("colwise")
         its heads, its part of the MLP
           | output projection: each rank has the rows for its columns   ("rowwise")
-        a partial sum -- added up --> rows, whole on every rank
+        a partial sum -- all-reduce -> rows, whole on every rank
 
 The model's own plan in transformers (`tp_plan`) says how each weight is split. It is applied here to plain
 tensors, because transformers' own method replaces `forward` with DTensor code, which fused and packed layers
@@ -27,7 +27,7 @@ from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.loading import text_config
 
 SPLIT = {"colwise", "rowwise", "packed_colwise", "moe_tp_experts"}
-"""Styles of a plan that are followed."""
+"""Supported styles of a plan."""
 
 WHOLE = {
     *("colwise_gather_output", "colwise_rep", "rowwise_split_input", "rowwise_rep"),
@@ -39,7 +39,7 @@ WHOLE = {
 IN_FUSED_LAYER = {"self_attn.o_proj": "attention_output", "mlp.down_proj": "mlp_output"}
 
 INTEGERS = {4: torch.int32, 2: torch.int16}
-"""By bytes of a number."""
+"""By bytes per element."""
 
 
 class Split(NamedTuple):
@@ -48,7 +48,7 @@ class Split(NamedTuple):
     partial: list[str]
     """Modules whose outputs must be summed over the ranks."""
     logits: list[tuple[int, int]]
-    """Of each rank, which part of the vocabulary its logits are of; empty where another rank has them all."""
+    """Each rank's part of the vocabulary, for its logits; empty where another rank has them all."""
 
 
 def bounds(count: int, rank: int, size: int) -> tuple[int, int]:
@@ -103,7 +103,7 @@ def check_plan(model: PreTrainedModel, size: int) -> None:
 
 
 def split_weights(model: PreTrainedModel, rank: int, size: int) -> Split:
-    """Keep of each weight what rank `rank` of `size` computes with, in place.
+    """Shard each weight in place: keep what rank `rank` of `size` needs.
 
     Until `sum_over_ranks` the model computes partial sums.
     """
@@ -138,7 +138,7 @@ def split_weights(model: PreTrainedModel, rank: int, size: int) -> Split:
 
 
 def sum_over_ranks(model: nn.Module, partial: list[str], add_up: Callable[[Tensor], object]) -> None:
-    """From now on sum the outputs of these modules, or of what took their places, over the ranks."""
+    """From now on, sum the outputs of these modules, or of their replacements, over the ranks."""
 
     def after(module: nn.Module, arguments: Any, output: Tensor) -> None:
         add_up(output)
@@ -149,7 +149,7 @@ def sum_over_ranks(model: nn.Module, partial: list[str], add_up: Callable[[Tenso
 
 @torch.no_grad()
 def fingerprint(model: PreTrainedModel) -> str:
-    """A hash of all weights: of each its name, shape, type, and the sum of its bits, read as integers."""
+    """A hash of all weights: each one's name, shape, type, and the sum of its bits, read as integers."""
     digest = blake2b(digest_size=16)
     for path, weight in model.named_parameters():
         bits = weight.detach().contiguous().view(-1).view(INTEGERS.get(weight.dtype.itemsize, torch.uint8))
@@ -167,7 +167,7 @@ def _name_of(model: nn.Module, module: nn.Module) -> str:
 
 
 def _rows(count: int, rank: int, size: int, packed: bool) -> slice | Tensor:
-    """A rank's part of `count` rows; of packed ones its part of either half (gate and up)."""
+    """A rank's part of `count` rows; of packed ones, its part of each half (gate and up)."""
     if not packed:
         return slice(*bounds(count, rank, size))
     first = torch.arange(*bounds(count // 2, rank, size))

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: each stage keeps some of the layers and hands its rows on to the next.
+"""Pipeline parallelism: each stage keeps some of the layers and passes its rows to the next.
 
     stage 0    embedding   layers 0 to 5     Send
     stage 1                Receive           layers 6 to 11    norm, head -> logits
@@ -25,7 +25,7 @@ from minipaged.execution.loading import text_config
 from minipaged.scheduling import ScheduledSequence
 
 PARTS_PER_STAGE = 2
-"""Micro-batches of a step for each stage: of 2 stages one idles for 1 in 5 turns."""
+"""Micro-batches of a step for each stage: with 2 stages, each idles 1 turn in 5."""
 
 BEYOND_ROWS = ("num_kv_shared_layers", "hidden_size_per_layer_input")
 """Options of models whose layers need more than the rows of the layer before: K/V of another, token ids."""
@@ -68,7 +68,7 @@ class Link:
 
 
 class StandIn(nn.Module):
-    """In place of a decoder layer of another stage; beside the stage's own layers it sends or receives."""
+    """In place of a decoder layer of another stage; next to the stage's own layers, it sends or receives."""
 
     def __init__(self, move: Any = None) -> None:
         super().__init__()

@@ -72,7 +72,7 @@ def load(name: str, config: EngineConfig) -> RankRunner:
 
 
 def serve_local(job: dict[str, Any]) -> None:
-    """Be one of the ranks that `load` started; returns when rank 0 has ended."""
+    """Run one of the ranks that `load` started; returns when rank 0 has ended."""
     config, rank = EngineConfig(**job["config"]), job["rank"]
     place = Place.of(rank, config)
     torch.set_num_threads(job["threads"])
@@ -87,7 +87,7 @@ def serve_local(job: dict[str, Any]) -> None:
 
 
 def _join(name: str, config: EngineConfig, what: str) -> RankRunner:
-    """Take the place among the ranks that torchrun gave this process."""
+    """Join the ranks in the place that torchrun gave this process."""
     place = Place.of(int(os.environ["RANK"]), config)
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", place.size))
     check_free()
