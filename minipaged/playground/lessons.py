@@ -1,6 +1,6 @@
 """A lesson in a browser tab: its own tests on the student's file, and the engine with the student's classes.
 
-    check("01", source, announce)       what `minipaged learn check 01` tells, in JSON
+    check("01", source, announce)       what `minipaged learn check 01` reports, in JSON
     run("01", source, 0)                the trace of a run, in JSON, for the viewer
 
 The package lies beside `tests/` and `tutorials/`, as in a clone; `source` becomes the exercise there.
@@ -30,7 +30,7 @@ from minipaged.viewer.trace import TraceLines
 Requests = Mapping[str, tuple[Sequence[int], DecodingParams]]
 
 NEEDS_TORCH = "ModuleNotFoundError: No module named 'torch'"
-"""How the tests that compare with other people's software fail where it is not."""
+"""How tests that compare with other software fail where it is not installed."""
 
 
 def _greedy(tokens: int, **options: Any) -> SamplingParams:
@@ -38,7 +38,7 @@ def _greedy(tokens: int, **options: Any) -> SamplingParams:
 
 
 def _asked(*lengths: tuple[int, int], shared: int = 0) -> Requests:
-    """Requests A, B, ... of so many prompt and output tokens; all prompts begin with `shared` tokens."""
+    """Requests A, B, ... of these prompt and output lengths; all prompts begin with `shared` tokens."""
     requests = {}
     for i, (prompt, output) in enumerate(lengths):
         own = range(100 * (i + 1), 100 * (i + 1) + prompt - shared)
@@ -129,7 +129,7 @@ DEMOS: dict[str, list[Demo]] = {
         )
     ],
 }
-"""The lessons that a page can hold, those without torch, and what their classes do when they run."""
+"""The lessons that a page can run, those without torch, and what their classes do when they run."""
 
 
 def check(number: str, source: str, announce: Callable[[str], object]) -> str:
@@ -138,7 +138,7 @@ def check(number: str, source: str, announce: Callable[[str], object]) -> str:
     Args:
         number: one of `DEMOS`.
         source: the text of exercise.py.
-        announce: called with the fact that a test is about, before it runs.
+        announce: called with the fact that a test checks, before it runs.
 
     Returns:
         JSON: `green`, `tasks` (see `TaskReport`), and `elsewhere`, how many tests need torch and did not run.
@@ -182,7 +182,7 @@ def run(number: str, source: str, demo: int) -> str:
 
 
 def _write(number: str, source: str) -> Lesson:
-    """Make `source` the exercise of a lesson, and forget what is known of the file that was there."""
+    """Make `source` the exercise of a lesson, and forget what is known of the old file."""
     sys.dont_write_bytecode = True
     lesson = find(number)
     lesson.exercise.write_text(source)
@@ -191,7 +191,7 @@ def _write(number: str, source: str) -> Lesson:
 
 
 def _run_tests(lesson: Lesson, announce: Callable[[str], object]) -> dict[str, Outcome]:
-    """The tests in this process: there is no other one."""
+    """Run the tests in this process: there is no other."""
     pytest = importlib.import_module("pytest")
 
     class Announcer:

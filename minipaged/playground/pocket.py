@@ -4,7 +4,7 @@ The two exchange JSON, because a step is small:
 
     {"copies": [[2, 5]], "swap_out": [], "swap_in": [],
      "rows": [{"tokens": [0, 311], "start": 0, "table": [4], "candidates": 1, "temperature": 0}]}
-    [[[582], [-0.4]]]                          of each row with candidates, its tokens and log-probabilities
+    [[[582], [-0.4]]]                          for each row with candidates, its tokens and log-probabilities
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PocketExecutor:
         self.preemption_costs = PreemptionCosts(0.0, 0.0, 0.0)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Have the moves made and the rows computed."""
+        """Make the moves and compute the rows."""
         rows = [
             {
                 "tokens": list(sequence.token_ids[start : start + num_tokens]),
@@ -91,7 +91,7 @@ class PocketRun:
         n: int = 1,
         beams: int = 1,
     ) -> str:
-        """Queue a prompt; its id. With `beams` above 1 by beam search, else `n` samples.
+        """Queue a prompt and return its id: beam search if `beams` is above 1, else `n` samples.
 
         Raises:
             ParamsError: a beam search with samples or a temperature, or what `SamplingParams` refuses.
@@ -112,7 +112,7 @@ class PocketRun:
         return name
 
     def abort(self, request: str | None = None) -> None:
-        """End a request, if it still runs; without one, all."""
+        """End a request if it still runs; without an id, all."""
         for name in list(self._requests):
             if request is None or name == request:
                 self.engine.abort(name)

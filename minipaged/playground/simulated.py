@@ -2,7 +2,7 @@
 
     run = SimulatedRun({"block_size": 16, "num_blocks": 24, "requests": 8, "rate": 4})
     run.advance(50)     lines of a trace, for the viewer; none when the run is over
-    run.counts()        what came out of it
+    run.counts()        its results
 
 Costs are those of OPT-13B on an A100, as in the paper's experiments.
 """
@@ -28,7 +28,7 @@ from minipaged.simulation.workloads import FIRST_OWN, Arrival, Independent, Logn
 from minipaged.viewer.trace import TraceLines
 
 LONGEST = 256
-"""Tokens of a prompt, and of an output, for which every request asks: more would not fit on a screen."""
+"""Most tokens of a prompt, and of the output each request asks for: more would not fit on a screen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +72,13 @@ DEFAULTS: dict[str, Any] = {
     "max_num_batched_tokens": 256,
     "preemption_mode": "recompute",
 }
-"""Where the engine's own would fill more than a screen."""
+"""Where the engine's defaults would fill more than a screen."""
 
 LOAD = [option.name for option in fields(Load)]
 
 
 def split(settings: Mapping[str, Any]) -> tuple[Load, EngineConfig]:
-    """What a page says in one object. Raises `ConfigError` for a value that cannot work."""
+    """A page's settings, in one object. Raises `ConfigError` for an invalid value."""
     load = {name: value for name, value in settings.items() if name in LOAD}
     engine = {name: value for name, value in settings.items() if name not in LOAD}
     return Load(**load), config_from(DEFAULTS | engine)
@@ -93,7 +93,7 @@ class SimulatedRun:
     """A run of the engine that waits to be advanced; its trace begins with the header."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        logging.getLogger("minipaged").setLevel(logging.ERROR)  # the page tells of preemptions itself
+        logging.getLogger("minipaged").setLevel(logging.ERROR)  # the page reports preemptions itself
         self.load, config = split(settings)
         if config.num_blocks is None or config.num_blocks > 4096:
             raise ConfigError(f"num_blocks is {config.num_blocks}; give a number from 1 to 4096")
@@ -120,7 +120,7 @@ class SimulatedRun:
         self._trace.close()
 
     def advance(self, steps: int) -> list[str]:
-        """Take so many steps; what they add to the trace. Empty once the run is over."""
+        """Run this many steps; returns what they add to the trace. Empty once the run is over."""
         for _ in zip(range(steps), self._steps):
             pass
         lines = self._lines[:]
@@ -129,12 +129,12 @@ class SimulatedRun:
 
     @property
     def refusal(self) -> str:
-        """Why the last request that was refused can never run, in words of the page; "" if none was."""
+        """Why the last request that was refused can never run, in the page's terms; "" if none was."""
         told = self.simulation.refusal.replace("num_blocks or kv_cache_memory", "num_blocks")
         return re.sub(r"\b1 tokens", "1 token", told)
 
     def counts(self) -> dict[str, float]:
-        """What came out, up to now."""
+        """The results so far."""
         run = self.simulation.finish()
         waits = [time_to_first_token(record) for record in run.records]
         return {
