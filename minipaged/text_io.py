@@ -100,3 +100,8 @@ def keep(text: str) -> str:
     except OSError as error:
         return f"nor can a temporary file be written ({error.strerror}); give a place with room"
     return f"the result is in {name}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, in the plural unless it is 1."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from minipaged.text_io import counted
 from minipaged.viewer.recorder import StepRecord
 from minipaged.viewer.replay import read_trace
 
@@ -63,7 +64,7 @@ def _slices(record: StepRecord, rows: dict[str, int]) -> Iterator[dict[str, Any]
         computed[tokens.request] = computed.get(tokens.request, 0) + tokens.num_tokens
     start = record.step * STEP
     for request, count in computed.items():
-        name = f"{count} token" + "s" * (count > 1)
+        name = counted(count, "token")
         row = {"pid": REQUESTS, "tid": rows[request]}
         yield {"ph": "X", "name": name, **row, "ts": start, "dur": STEP, "args": {"step": record.step}}
     for event in record.events:

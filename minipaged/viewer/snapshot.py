@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from minipaged.memory import KVManager
 from minipaged.scheduling import FCFSScheduler
+from minipaged.text_io import counted
 
 
 class TableView(NamedTuple):
@@ -53,8 +54,7 @@ class TableView(NamedTuple):
     def usage(self, block_size: int) -> str:
         """How many tokens, blocks and empty slots, in words."""
         slots = len(self.blocks) * block_size
-        tokens = f"{self.num_tokens} token" + "s" * (self.num_tokens != 1)
-        blocks = f"{len(self.blocks)} block" + "s" * (len(self.blocks) != 1)
+        tokens, blocks = counted(self.num_tokens, "token"), counted(len(self.blocks), "block")
         return f"{tokens} in {blocks}, {slots - self.num_tokens} of {slots} slots empty"
 
 

@@ -255,6 +255,11 @@ class TestTables:
         description = ElementTree.fromstring(tables_svg(self.view))[1].text
         assert "Sequence A.2: 5 tokens in physical blocks 2, 3." in description
 
+    def test_one_is_not_plural(self):
+        """Catches "1 tokens in physical blocks 5"."""
+        view = view_of([TableView("A", 0, False, (5,), 1, 1, 1, (1,))], 4, 8)
+        assert "Sequence A: 1 token in physical block 5." in ElementTree.fromstring(tables_svg(view))[1].text
+
     def test_slots_that_are_not_computed_yet_are_hatched(self):
         """A chunked prompt drawn as if it were all there."""
 
@@ -370,6 +375,17 @@ class TestPlan:
         assert any(line.startswith("swap out: device") for line in written)
         assert "request C preempted (swap): preemption_mode is swap" in written
 
+    def test_one_is_not_plural(self):
+        """Catches "1 tokens" and "1 blocks"."""
+        engine = runs.modelless(30)
+        engine.add_request("A", range(1), SamplingParams(max_tokens=4))
+        with recording(engine) as records:
+            engine.step()
+        picture = plan_svg(records[0])
+        assert "Step 0: 1 token" in texts(picture)
+        assert "request A admitted: prompt of 1 token, 1 block" in texts(picture)
+        assert ": 1 token. " in ElementTree.fromstring(picture)[1].text
+
 
 class TestOutput:
     completions = (
@@ -396,6 +412,14 @@ class TestOutput:
         assert [name for name, _ in blocks] == ["block 5, \u00d72", "block 2", "block 5, \u00d72"]
         assert re.sub("<[^>]*>", "", blocks[0][1]) == "&lt;1&gt;" * 3
         assert re.sub("<[^>]*>", "", blocks[1][1]) == "&lt;2&gt;"
+
+    def test_one_is_not_plural(self):
+        """Catches "1 prompt tokens", and a single block without its size."""
+        output = RequestOutput("7", "a", [1], [CompletionOutput(0, " b", [2], -1.0, "stop")], True, 0)
+        html = html_of(PlacedOutput(output, 3, (TableView("7", 0, False, (5,), 1, 1, 1, (1,)),), str))
+        assert "1 prompt token, 1 generated (stop)" in html
+        assert 'Request 7: a prompt of 1 token and 1 completion"' in html
+        assert "1 token in 1 block of 3, 2 of 3 slots empty" in html
 
 
 class TestDisplays:

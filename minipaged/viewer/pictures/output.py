@@ -9,6 +9,7 @@ from collections import Counter
 from html import escape
 
 from minipaged.outputs import RequestOutput
+from minipaged.text_io import counted
 from minipaged.viewer.highlights import PlacedOutput
 from minipaged.viewer.pictures import palette
 from minipaged.viewer.snapshot import TableView
@@ -35,7 +36,7 @@ def output_html(shown: RequestOutput | PlacedOutput) -> str:
     placed, output = (None, shown) if isinstance(shown, RequestOutput) else (shown, shown.output)
     placed = placed or PlacedOutput(output, 1, (None,) * len(output.outputs), None)
     uses = Counter(block for table in placed.tables if table for block in table.blocks)
-    prompt = f"{len(output.prompt_token_ids)} prompt tokens"
+    prompt = counted(len(output.prompt_token_ids), "prompt token")
     prompt += f", {output.num_cached_tokens} cached" if output.num_cached_tokens else ""
     parts = []
     for number, (completion, table) in enumerate(zip(output.outputs, placed.tables)):
@@ -47,10 +48,10 @@ def output_html(shown: RequestOutput | PlacedOutput) -> str:
             continue
         parts.append(f'<div class="row">{_blocks(placed, table, uses, number)}</div>')
         size = placed.block_size
-        usage = table.usage(size).replace("blocks,", f"blocks of {size},")
+        usage = table.usage(size).replace(",", f" of {size},", 1)
         parts.append(f'<p class="note">{usage}; the last token was sampled and needs no slot</p>')
-    label = f"Request {output.request_id}: a prompt of {len(output.prompt_token_ids)} tokens"
-    label += f" and {len(output.outputs)} completions"
+    label = f"Request {output.request_id}: a prompt of {counted(len(output.prompt_token_ids), 'token')}"
+    label += f" and {counted(len(output.outputs), 'completion')}"
     style = f"<style>{palette.css()}{STYLE}</style>"
     return f'<figure class="mp" aria-label="{escape(label)}">{style}{"".join(parts)}</figure>'
 

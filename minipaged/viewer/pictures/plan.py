@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minipaged.scheduling import StepPlan
+from minipaged.text_io import counted
 from minipaged.viewer.delta import ScheduledTokens
 from minipaged.viewer.pictures.names import colour_of
 from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, text_width
@@ -50,7 +51,7 @@ def plan_svg(plan: StepPlan | StepRecord, budget: int | None = None) -> Svg:
     num_tokens = sums["decode"] + sums["prefill"]
     left = max(0, (budget or 0) - num_tokens)
     lines = [*_moves(plan), *map(_event, events)]
-    title = f"Step {plan.step}: {num_tokens} tokens" + (f" of a budget of {budget}" if budget else "")
+    title = f"Step {plan.step}: {counted(num_tokens, 'token')}{f' of a budget of {budget}' if budget else ''}"
     picture = Picture(WIDTH, MARGIN + 26 + BAR + 34 + 20 * len(lines) + MARGIN, title)
     _bar(picture, parts, left)
     y = MARGIN + 26 + BAR + 22
@@ -59,7 +60,7 @@ def plan_svg(plan: StepPlan | StepRecord, budget: int | None = None) -> Svg:
     picture.text(MARGIN, y, ", ".join(told) + cached, "soft", 12.5)
     for i, line in enumerate(lines):
         picture.text(MARGIN, y + 22 + 20 * i, line, "ink", 12.5)
-    words = "; ".join(f"{p.kind} of request {p.request}: {p.num_tokens} tokens" for p in parts)
+    words = "; ".join(f"{p.kind} of request {p.request}: {counted(p.num_tokens, 'token')}" for p in parts)
     return picture.render(title, ". ".join([words or "nothing to compute", *lines]) + ".")
 
 
@@ -114,5 +115,6 @@ def _event(event: Mapping[str, Any]) -> str:
         return f"{text}: {event['reason']}"
     if "prompt_tokens" in event:
         cached = f", {event['cached_tokens']} cached" if event["cached_tokens"] else ""
-        text += f": prompt of {event['prompt_tokens']} tokens{cached}, {event['blocks']} blocks"
+        tokens, blocks = counted(event["prompt_tokens"], "token"), counted(event["blocks"], "block")
+        text += f": prompt of {tokens}{cached}, {blocks}"
     return text

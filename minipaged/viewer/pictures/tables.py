@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from minipaged.memory import BlockTable
+from minipaged.text_io import counted
 from minipaged.viewer.highlights import TextOf
 from minipaged.viewer.pictures.names import colours, fill, holders, labels
 from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, text_width
@@ -95,9 +96,10 @@ def describe(view: PoolView) -> str:
     """A view in words, for readers who do not see the picture."""
     sentences, label = [], labels(view)
     for table in view.tables.values():
-        where = "host blocks" if table.on_host else "physical blocks"
+        where = f"{'host' if table.on_host else 'physical'} block{'s' * (len(table.blocks) != 1)}"
         blocks = ", ".join(map(str, table.blocks)) or "none"
-        sentences.append(f"Sequence {label[table.name]}: {table.num_tokens} tokens in {where} {blocks}.")
+        tokens = counted(table.num_tokens, "token")
+        sentences.append(f"Sequence {label[table.name]}: {tokens} in {where} {blocks}.")
     return " ".join([*sentences, _summary(view) + "."])
 
 
@@ -118,7 +120,7 @@ def table_svg(table: BlockTable) -> Svg:
         for i, ((at, anchor), cell) in enumerate(zip(columns, cells)):
             picture.text(at, y + 19, cell, "ink" if i else "soft", anchor=anchor, bold=i == 2)
     free = table.capacity - table.num_tokens
-    text = f"{table.num_tokens} tokens, {free} of {table.capacity} slots empty"
+    text = f"{counted(table.num_tokens, 'token')}, {free} of {table.capacity} slots empty"
     picture.note(text, above=14)
     blocks = ", ".join(map(str, table.blocks)) or "none"
     return picture.render("BlockTable", f"Physical blocks {blocks}; {text}.")
