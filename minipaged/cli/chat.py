@@ -19,7 +19,7 @@ from minipaged.cli.wrapping import wrap_for_output
 from minipaged.config import EngineConfig
 from minipaged.metrics import draft_summary
 from minipaged.scheduling import RequestTooLongError
-from minipaged.text_io import read_text
+from minipaged.text_io import counted, read_text
 from minipaged.viewer.highlights import text_of
 from minipaged.viewer.snapshot import look
 from minipaged.viewer.terminal import Pool, Table
@@ -186,7 +186,7 @@ class Chat:
         size = engine.scheduler.kv.block_size
         self._show.print(Table("This conversation", table, size, text_of(engine)))
         if rest := len(self._conversation.token_ids) - table.num_tokens:
-            self._note(f"Its last {rest} tokens fill no cached block and are computed again.")
+            self._note(f"The last {counted(rest, 'token')}, in no cached block, will be computed again.")
         self._show.print(Pool(look(engine.scheduler)))
 
     def _note(self, text: str) -> None:

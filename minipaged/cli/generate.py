@@ -22,7 +22,7 @@ from minipaged.cli.wrapping import wrap_for_output
 from minipaged.decoding.params import ParamsError, SamplingParams
 from minipaged.metrics import draft_summary
 from minipaged.prompts import split_prompt
-from minipaged.text_io import check_writable, read_text
+from minipaged.text_io import check_writable, counted, read_text
 
 if TYPE_CHECKING:
     from minipaged.engine import Engine
@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 DEFAULT_PROMPT = "Once upon a time"
 
 ACCOUNT = (
-    "[bold]{peak_kv_blocks}[/bold] of {num_blocks:,} KV blocks of {block_size} tokens at peak; "
+    "[bold]{peak_kv_blocks}[/bold] of {num_blocks:,} KV blocks of {block} at peak; "
     "on average {kv_waste:.1%} of the held slots were empty",
-    "[bold]{output_tokens}[/bold] tokens in {seconds:.2f} s, {out_tok_per_s:.0f} tokens/s, "
-    "{preemptions} preemptions",
+    "[bold]{output}[/bold] in {seconds:.2f} s, {out_tok_per_s:.0f} tokens/s, {preempted}",
     "sharing saved [bold]{sharing_saving:.1%}[/bold] of the blocks ({blocks_copied} copied on write)",
 )
 
@@ -250,11 +249,14 @@ def print_outputs(outputs: Sequence[RequestOutput], engine: Engine) -> None:
 def print_account(engine: Engine, console: Console) -> None:
     """Memory and speed in words."""
     account = stats(engine)
+    account["block"] = counted(account["block_size"], "token")
+    account["output"] = counted(account["output_tokens"], "token")
+    account["preempted"] = counted(account["preemptions"], "preemption")
     for line in ACCOUNT[: 3 if account["sharing_saving"] > 0 else 2]:
         console.print(line.format_map(account))
     if engine.config.num_speculative_tokens:
         drafts = draft_summary(account["accepted_tokens"], account["draft_tokens"])
-        console.print(f"{drafts}; {account['steps']} steps")
+        console.print(f"{drafts}; {counted(account['steps'], 'step')}")
 
 
 def _completions(outputs: Sequence[RequestOutput]) -> Iterator[tuple[CompletionOutput, str, str]]:

@@ -19,6 +19,7 @@ from minipaged.serving.errors import ApiError, api_error, json_response, shuttin
 from minipaged.serving.schemas import GenerationBody
 from minipaged.serving.service import Service
 from minipaged.serving.streaming import EventStream, failed, unless_gone
+from minipaged.text_io import counted
 
 logger = logging.getLogger(__name__)
 
@@ -96,13 +97,12 @@ class Generation:
         for stream in self._streams:
             await stream.aclose()
         logger.info(
-            "%s: %d %s of %d tokens (%d cached), %d tokens generated in %.3f s, %s",
+            "%s: %s of %s (%d cached), %s generated in %.3f s, %s",
             self.request_id,
-            len(self.prompts),
-            "prompt" if len(self.prompts) == 1 else "prompts",
-            sum(map(len, self.prompts)),
+            counted(len(self.prompts), "prompt"),
+            counted(sum(map(len, self.prompts)), "token"),
             self.usage.cached_tokens,
-            self.usage.completion_tokens,
+            counted(self.usage.completion_tokens, "token"),
             monotonic() - self._start,
             self.end,
         )

@@ -22,6 +22,7 @@ from minipaged.serving.live import LiveTrace
 from minipaged.serving.prometheus import PrometheusMetrics
 from minipaged.serving.settings import ServerSettings
 from minipaged.serving.threads import DaemonThreads
+from minipaged.text_io import counted
 
 logger = logging.getLogger(__name__)
 
@@ -182,9 +183,11 @@ class Service:
         """Accept nothing new, and wait for what runs; what is not done in time is ended."""
         self.is_draining = self.live.is_closed = True
         timeout = self.settings.shutdown_timeout
-        logger.info("Shutting down: %d requests have %g s to finish", self._num_open, timeout)
+        logger.info(
+            "Shutting down: %s, with %g s to finish", counted(self._num_open, "open request"), timeout
+        )
         if not await self._is_idle_within(timeout):
-            logger.warning("Ending %d unfinished requests", self._num_open)
+            logger.warning("Ending %s", counted(self._num_open, "unfinished request"))
             for task in self._preparing:
                 task.cancel()
             for request_id in list(self._active):

@@ -32,6 +32,16 @@ def test_generate_prints_texts_and_an_account_of_memory(capsys, monkeypatch):
     assert "tokens/s" in err
 
 
+def test_one_is_not_plural_in_the_account(capsys, monkeypatch):
+    """Catches "1 tokens in 0.01 s" and "1 steps"."""
+    arguments = ("--max-tokens", "1", "--block-size", "1", "--num-speculative-tokens", "2")
+    code, _, err = call(capsys, monkeypatch, "generate", *arguments)
+    assert code == 0
+    assert "KV blocks of 1 token at peak" in err
+    assert "\n1 token in " in err
+    assert err.endswith("; 1 step\n")
+
+
 def test_generate_json_has_the_documented_shape(capsys, monkeypatch):
     """Scripts that read the output."""
     code, out, _ = call(

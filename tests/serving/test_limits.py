@@ -459,6 +459,7 @@ def test_the_command_serves_and_ends_on_sigterm(tmp_path):
         log = process.stderr.read()
         assert "Traceback" not in log
         assert len(re.findall("INFO cmpl-.*: 1 prompt of ", log)) == 2
+        assert "Shutting down: 1 open request, with 30 s to finish\n" in log
         assert len(re.findall(f"INFO [0-9a-f]{{32}}: POST '{C}', status 401\n", log)) == 1
         assert "secret" not in log
 
