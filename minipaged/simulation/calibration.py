@@ -75,7 +75,7 @@ def _features(plan: StepPlan) -> tuple[float, float, float, float]:
 def fit(steps: Sequence[Step]) -> FittedCosts:
     """Least squares of relative errors, no coefficient below 0.
 
-    Steps much slower than others like them are left out: something else had the machine.
+    Steps much slower than others like them are left out: something else used the machine.
     """
     features = np.array([f for f, _ in steps])
     seconds = np.array([s for _, s in steps])
@@ -87,7 +87,7 @@ def fit(steps: Sequence[Step]) -> FittedCosts:
 
 
 def _nonnegative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Least squares over the columns that come out positive: the most negative one leaves, and again."""
+    """Least squares over the columns that come out positive: drop the most negative one, and repeat."""
     columns = list(range(a.shape[1]))
     while True:
         solution = np.linalg.lstsq(a[:, columns], b, rcond=None)[0]
@@ -156,7 +156,7 @@ def calibrate(
 
 
 def _measure(engine: Engine, lengths: Sequence[Lengths], seed: int, clock: Clock) -> list[Step]:
-    """The steps of a run but the first, whose beginning cannot be seen."""
+    """All steps of a run but the first, whose beginning cannot be seen."""
     rng = random.Random(seed)
     seen: list[Step] = []
 

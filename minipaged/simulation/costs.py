@@ -65,11 +65,11 @@ class CostModel:
         return seconds + self.reduce_seconds + tokens * self.reduce_token_seconds
 
     def prefill_seconds(self, num_tokens: int) -> float:
-        """Seconds to compute a prompt of so many tokens alone, without the host time of a step."""
+        """Seconds to compute a prompt of this many tokens alone, without the host time of a step."""
         return self.compute_seconds(num_tokens, num_tokens, num_tokens * (num_tokens + 1) / 2)
 
     def swap_seconds(self, num_blocks: int) -> float:
-        """Seconds to move so many blocks one way."""
+        """Seconds to move this many blocks one way."""
         return num_blocks * (self.block_transfer_seconds + self.block_move_seconds)
 
     def preemption_costs(self) -> PreemptionCosts:

@@ -26,7 +26,7 @@ class SimulatedExecutor:
     """Advances a clock by the cost of each plan."""
 
     costs: StepCosts
-    # As of any `Executor`; read only where a scheduler is built from them.
+    # As in any `Executor`; read only where a scheduler is built from them.
     num_blocks: int = 0
     num_host_blocks: int = 0
     max_model_len: int = 0
@@ -39,6 +39,6 @@ class SimulatedExecutor:
     now: float = 0.0  # seconds since the start of the simulation
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Let the step's time pass; one sample per scheduled sequence, all of them the same object."""
+        """Advance the clock; one sample per scheduled sequence, all of them the same object."""
         self.now += self.costs.step_seconds(plan)
         return StepResult([_SAMPLE] * len(plan.scheduled))

@@ -41,7 +41,7 @@ def simulate_fleet(replicas: Sequence[Simulation], arrivals: Iterable[Arrival], 
         for replica in replicas:
             replica.advance(arrival.time)
         lengths = arrival.lengths
-        keys = [lengths.prefix_id] if lengths.prefix_tokens else []  # (nobody shares what is behind it)
+        keys = [lengths.prefix_id] if lengths.prefix_tokens else []  # (what follows is not shared)
         replicas[router(keys, [replica.num_present for replica in replicas])].add(arrival)
     for replica in replicas:
         replica.advance()

@@ -169,7 +169,7 @@ class Deployment:
 
 
 def find(kind: str, table: Mapping[str, T], name: str, hint: str = "") -> T:
-    """The entry of that name, or `UnknownNameError` with the names that there are and a hint."""
+    """The entry of that name, or `UnknownNameError` with the known names and a hint."""
     if name not in table:
         raise UnknownNameError(f"unknown {kind} {name!r}; choose one of {', '.join(table)}{hint}")
     return table[name]

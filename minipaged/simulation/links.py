@@ -62,7 +62,7 @@ class PipelineCosts:
         self._seconds_per_token = 2 * deployment.model.hidden / link.bandwidth
 
     def step_seconds(self, plan: StepPlan) -> float:
-        """The quickest cut into micro-batches; the weights of a stage are read for each of them."""
+        """The fastest cut into micro-batches; the weights of a stage are read for each of them."""
         most = min(self.num_stages, len(plan.scheduled)) or 1
         return min(self._cut(plan, micro_batches) for micro_batches in range(1, most + 1))
 
@@ -73,7 +73,7 @@ class PipelineCosts:
         return host + (micro_batches + self.num_stages - 1) * stage + (self.num_stages - 1) * hop
 
     def _compute(self, plan: StepPlan, micro_batches: int) -> float:
-        """Seconds of one micro-batch in all layers, if all are of one size."""
+        """Seconds of one micro-batch in all layers, if all are of equal size."""
         read = sum(start + n for _, start, n, _ in plan.scheduled) / micro_batches
         pairs = sum(n * (start + (n + 1) / 2) for _, start, n, _ in plan.scheduled) / micro_batches
         return self.whole.compute_seconds(plan.num_tokens / micro_batches, read, pairs)
@@ -100,7 +100,7 @@ def _run(deployment: Deployment, costs: StepCosts, requests: int, rate: float) -
 
 
 def table() -> str:
-    """What many requests at once and one request alone get out of each, as Markdown."""
+    """What many concurrent requests and a single one get out of each, as Markdown."""
     lines = [
         "| link | tensor, tok/s | pipeline, tok/s | tensor, ms/token alone | pipeline, ms/token alone |",
         "|---|---:|---:|---:|---:|",

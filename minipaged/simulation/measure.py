@@ -1,7 +1,7 @@
 """Two ways to measure a system: with a queue that never empties, and on a trace at a given rate.
 
     saturated    keep the queue full; after a warm-up, tokens a second / mean output length
-    on a trace   Poisson arrivals for so many seconds, then until the last one is done
+    on a trace   Poisson arrivals for a given time, then until the last one is done
 
 In the paper's Fig. 12, the sustained rate is where the latency of a long trace explodes. With the queue kept
 full, the same number takes seconds instead of an hour.

@@ -34,7 +34,7 @@ class PlotError(ValueError):
 
 
 def check_figures(folder: Path, make: bool = False) -> None:
-    """`PlotError` before minutes of simulation: figures cannot be written to this folder, or not drawn."""
+    """`PlotError`, before minutes of simulation, if figures cannot be drawn or written to this folder."""
     try:
         if make:
             folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def check_figures(folder: Path, make: bool = False) -> None:
 
 
 def save_figure(result: dict[str, Any], path: Path) -> None:
-    """Draw the panels of an experiment (see `results.as_json`) to a file; its suffix says the format."""
+    """Draw the panels of an experiment (see `results.as_json`) to a file; its suffix sets the format."""
     figure = draw(result)
     import matplotlib
 
@@ -57,7 +57,7 @@ def save_figure(result: dict[str, Any], path: Path) -> None:
 
 
 def save_figures(results: Sequence[dict[str, Any]], folder: Path, suffix: str) -> None:
-    """Draw each experiment to a file with its name in the folder, which is made if it is missing."""
+    """Draw each experiment to a file with its name in the folder, which is created if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     for result in results:
         save_figure(result, folder / f"{result['experiment']}.{suffix}")

@@ -10,7 +10,7 @@ from minipaged.metrics import quantile
 from minipaged.simulation.workloads import Lengths
 
 GAP_RESOLUTION = 1e-5
-"""Inter-token latencies are counted in bins of so many seconds."""
+"""Inter-token latencies are counted in bins of this many seconds."""
 
 
 @dataclass(slots=True)

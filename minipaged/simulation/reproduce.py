@@ -21,7 +21,7 @@ from minipaged.simulation.results import Case, Experiment, as_json
 
 
 def find_experiments(names: Sequence[str]) -> list[Experiment]:
-    """Experiments by name, in the order of the page; `UnknownNameError` for a name that is not there."""
+    """Experiments by name, in the order of the page; `UnknownNameError` for an unknown name."""
     for name in names:
         find("experiment", EXPERIMENTS, name)
     return [experiment for name, experiment in EXPERIMENTS.items() if name in names]
@@ -44,7 +44,7 @@ def run_experiments(
 def run_cases(
     cases: Sequence[Case], progress: Callable[[int, int], None] = lambda done, total: None
 ) -> list[Any]:
-    """The answers of independent cases, in their order. Whatever is raised ends the workers: nobody waits."""
+    """The results of independent cases, in order. Any exception ends the workers: nobody waits."""
     others = set(active_children())
     progress(0, len(cases))
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), quiet) as pool:

@@ -51,7 +51,7 @@ class Simulation:
         self.refusal = ""  # why the last request that was refused can never run
         config = EngineConfig(disable_log_stats=True)
         self.engine = Engine(executor, config, clock=lambda: executor.now, scheduler=scheduler)
-        # In the place of the engine's own metrics, which cost time.
+        # In place of the engine's own metrics, which cost time.
         self.engine.on_planned[:] = [self._note_plan]
         self.engine.on_committed[:] = [self._note_step]
         self._records: dict[str, Record] = {}
@@ -150,7 +150,7 @@ class Simulation:
         return Usage(len(self.scheduler.running), tokens / slots, blocks * kv.block_size / slots, shared)
 
     def forget_usage(self) -> None:
-        """Average from here on: what was before is warm-up."""
+        """Average from here on: what came before is warm-up."""
         self._watched = [0.0] * 5  # seconds, and seconds x each field of `Usage`
 
     def finish(self) -> Run:

@@ -75,7 +75,7 @@ REQUESTS = 600
 
 
 def seed_of(key: str, contest: str) -> int:
-    """The seed of a contest; nobody can tell it without the key."""
+    """The seed of a contest; nobody can guess it without the key."""
     return int.from_bytes(hashlib.sha256(f"{key} {contest}".encode()).digest()[:6], "big")
 
 
@@ -102,7 +102,7 @@ def points(marks: dict[str, Marks], own: dict[str, Marks]) -> float:
 
 
 class Leaderboard:
-    """The best points of each name, by key, in a JSON file. The key of a new file is drawn at random.
+    """The best score of each name, by key, in a JSON file. The key of a new file is drawn at random.
 
     Raises `ScoreError` if the file holds something else.
     """
@@ -123,7 +123,7 @@ class Leaderboard:
         return sorted(self._points.get(board(key), {}).items(), key=lambda row: -row[1])
 
     def enter(self, key: str, name: str, scored: float) -> None:
-        """Remember a score, if it is the best of its name. Others may have entered theirs in the meantime."""
+        """Record a score, if it is the best of its name. Others may have entered theirs in the meantime."""
         if not name.isprintable() or not name.strip():
             raise ScoreError(f"name is {name!r}; give one that can be shown in a line")
         if self.file.exists():
@@ -145,5 +145,5 @@ def _is_leaderboard(data: Any) -> bool:
 
 
 def board(key: str) -> str:
-    """What a key is called in the file, which does not tell the key."""
+    """The name of a key in the file, which does not reveal the key."""
     return hashlib.sha256(key.encode()).hexdigest()[:12]

@@ -53,7 +53,7 @@ class ScriptedSampling(Script):
         first = sequences[0]
         done = len(first.token_ids) - first.num_prompt_tokens
         last = done + 1 == self.num_output_tokens
-        # From the second token to the last but one the answer is the same: made once.
+        # From the second token to the last but one, the result is the same: made once.
         if done < 2 or last:
             parents = sequences if len(sequences) == n else sequences * n
             reason = "stop" if last else None
@@ -72,7 +72,7 @@ class ScriptedBeams(Script):
         self._random = random.Random(seed)
 
     def num_candidates(self, request: Request) -> int:
-        """As many as there are beams, as for real."""
+        """As many as there are beams, as in a real search."""
         return self.num_sequences
 
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:

@@ -24,10 +24,10 @@ from minipaged.simulation.run import Simulation, WatchedSimulation
 from minipaged.simulation.workloads import find_workload, poisson
 
 MOST_BLOCKS = 10_000_000
-"""In all pools of a simulation: some 100 bytes each."""
+"""Blocks in all pools of a simulation: some 100 bytes each."""
 
 MOST_VALUES = 1000
-"""Of a sweep."""
+"""Values of a sweep."""
 
 WITHOUT_EFFECT = (
     *("attention_backend", "enable_cuda_graphs", "dtype", "revision"),
@@ -37,7 +37,7 @@ WITHOUT_EFFECT = (
 
 
 def check_settings(names: Iterable[str]) -> None:
-    """`ConfigError` for a setting that changes nothing here."""
+    """`ConfigError` for a setting without effect here."""
     for name in names:
         if name in WITHOUT_EFFECT:
             fix = "use --chips" if name == "tensor_parallel_size" else "leave it out"
@@ -82,7 +82,7 @@ def _shown(label: str) -> Any:
 
 @dataclass(frozen=True)
 class Report:
-    """What came out of a run; each field has its meaning and unit as `label` in its metadata."""
+    """The results of a run; each field has its meaning and unit as `label` in its metadata."""
 
     requests: int = _shown("requests finished")
     refused: int = _shown("requests refused")
@@ -157,7 +157,7 @@ class Load:
         return report(runs)
 
     def check(self, rate: float, config: EngineConfig) -> None:
-        """Raise what `run` would raise at once."""
+        """Raise at once what `run` would raise."""
         engine_simulation(self.deployment, config, self.replicas)
         next(poisson(find_workload(self.workload), rate, self.requests))
         find_router(self.router)
@@ -181,7 +181,7 @@ class Load:
 
 
 def parse_sweep(text: str) -> tuple[str, list[Any]]:
-    """FLAG=V1,V2 -> field name and values of its type; `ConfigError` for no such flag or no values."""
+    """FLAG=V1,V2 -> field name and values of its type; `ConfigError` for an unknown flag or no values."""
     flag, _, values = text.partition("=")
     name = flag.strip().lstrip("-").replace("-", "_")
     known = [option.name for option in fields(EngineConfig)]

@@ -26,7 +26,7 @@ PAPER: dict[str, Any] = {
     "max_num_seqs": 256,
     "max_num_batched_tokens": 2048,
 }
-"""Settings of the paper's system, where the engine's defaults are others."""
+"""Settings of the paper's system, where the engine's defaults differ."""
 
 SYSTEMS = ("faster-transformer", *RESERVATIONS, "paged")
 
@@ -70,7 +70,7 @@ def paged(
     components: Components | None = None,
     **options: Any,
 ) -> Simulation:
-    """The paged system (prefills first, blocks on demand, recompute) but for these settings."""
+    """The paged system (prefills first, blocks on demand, recompute) except for these settings."""
     config = EngineConfig(**PAPER | options)
     num_blocks = setup.num_slots // config.block_size
     costs = CostModel(setup.deployment, config.block_size)

@@ -32,7 +32,7 @@ class BuddyAllocator:
                 start += 1 << order
 
     def can_allocate(self, sizes: list[int]) -> bool:
-        """Whether regions of all these sizes can be had together."""
+        """Whether regions of all these sizes can be allocated."""
         free = [len(regions) for regions in self._free]
         for order in sorted(map(order_of, sizes), reverse=True):
             # Splitting the smallest region that is large enough leaves one of each order below it.
@@ -61,7 +61,7 @@ class BuddyAllocator:
         return start
 
     def free(self, start: int) -> None:
-        """Give a region back and merge it with its buddy as often as that one is free too."""
+        """Free a region, and merge it with its buddy as long as that one is free, too."""
         if start not in self._order_of:
             raise ValueError(f"no region is allocated at {start}")
         order = self._order_of.pop(start)

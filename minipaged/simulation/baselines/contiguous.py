@@ -1,6 +1,6 @@
 """Orca's memory: one contiguous region per sequence, reserved at admission (paper, sections 3.1 and 6.1).
 
-    Max      the model's longest sequence         | 2048 slots, whatever is asked
+    Max      the model's longest sequence         | 2048 slots, whatever is needed
     Pow2     prompt + next power of two of output | knows the output to a factor of 2
     Oracle   prompt + output                      | knows the output, which nobody can
 

@@ -41,7 +41,7 @@ def load_curve(
     seconds: float,
     fractions: tuple[float, ...] = (0.4, 0.7, 0.9, 1.0, 1.1),
 ) -> LoadCurve:
-    """Measure a system: with its queue full, then on traces of so many seconds."""
+    """Measure a system: with its queue full, then on traces of this many seconds."""
     sustained = capacity(build(), workload, warm_up, steps)
     rates = [fraction * sustained for fraction in fractions]
     return sustained, [(r, on_trace(build(), workload, r, seconds).normalized_latency) for r in rates]

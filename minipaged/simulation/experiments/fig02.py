@@ -10,7 +10,7 @@ PUBLISHED = {"orca-max": 20.4, "orca-pow2": 26.8, "orca-oracle": 38.2, "paged": 
 
 
 def effective(name: str) -> tuple[float, float]:
-    """Shares of the memory: holding token states, and handed out."""
+    """Shares of the memory: holding token states, and allocated."""
     usage = saturate(system(name, OPT_13B, usage_every=5), SHAREGPT, 2000, 8000).usage
     return usage.tokens, usage.held
 
