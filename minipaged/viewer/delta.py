@@ -22,7 +22,7 @@ FIELDS = ("on_host", "num_tokens", "num_computed", "num_prompt", *LISTS)
 
 
 class ScheduledTokens(NamedTuple):
-    """What a trace has of a `ScheduledSequence`."""
+    """What a trace keeps of a `ScheduledSequence`."""
 
     request: str
     position: int
@@ -42,12 +42,12 @@ class ScheduledTokens(NamedTuple):
 
 
 def planned(view: PoolView, scheduled: Iterable[ScheduledTokens]) -> PoolView:
-    """What a plan says of the memory: every token it computes has a slot."""
+    """The memory after a plan: every token it computes has a slot."""
     return _reaching(view, scheduled, "num_tokens")
 
 
 def computed(view: PoolView, scheduled: Iterable[ScheduledTokens]) -> PoolView:
-    """What is true once they are computed."""
+    """The memory once they are computed."""
     return _reaching(view, scheduled, "num_computed")
 
 

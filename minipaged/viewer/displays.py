@@ -22,7 +22,7 @@ from minipaged.viewer.snapshot import PoolView
 
 def trace_frame(trace: Trace) -> str:
     """The viewer in a frame that holds all of it and reaches nothing outside."""
-    from minipaged.viewer.page import trace_page  # not by everyone who imports minipaged
+    from minipaged.viewer.page import trace_page  # not on every import of minipaged
 
     properties = {
         "title": f"The run of {trace.path.name}",
@@ -54,7 +54,7 @@ def html_of(value: object) -> str | None:
 
 
 def register_displays() -> None:
-    """Tell IPython, if this process runs in it."""
+    """Register them, if this process runs in IPython."""
     ipython = sys.modules.get("IPython")
     shell: Any = ipython and ipython.get_ipython()
     if shell is not None:

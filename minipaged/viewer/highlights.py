@@ -23,12 +23,12 @@ class PlacedOutput(NamedTuple):
 
     output: RequestOutput
     block_size: int
-    # Of each completion the table when it ended: its last token has no slot. None if it was never computed.
+    # Each completion's table when it ended: its last token has no slot. None if it was never computed.
     tables: tuple[TableView | None, ...]
     text_of: TextOf | None  # None without a tokenizer
 
     def title(self, number: int) -> str:
-        """What a completion is called."""
+        """The name of a completion."""
         name = f"Request {self.output.request_id}"
         return f"{name}, completion {number + 1}" if len(self.output.outputs) > 1 else name
 
@@ -63,7 +63,7 @@ class Highlights(Recorder):
         super().__init__(engine, self.observe)
 
     def observe(self, record: StepRecord) -> None:
-        """Take a step into account."""
+        """Record a step."""
         if self.fullest is None or record.planned.num_used >= self.fullest.num_used:
             self.fullest, self.fullest_step = record.planned, record.step
         tables: defaultdict[str, list[TableView]] = defaultdict(list)
@@ -79,7 +79,7 @@ class Highlights(Recorder):
             self._last.pop(request, None)
 
     def place(self, output: RequestOutput) -> PlacedOutput:
-        """The output with where its tokens lay."""
+        """The output, and where its tokens were."""
         ended = self._ended.get(output.request_id, {})
         tables = tuple(ended.get(tuple(completion.token_ids[:-1])) for completion in output.outputs)
         return PlacedOutput(output, self._block_size, tables, self.text_of)

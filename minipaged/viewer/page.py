@@ -66,7 +66,7 @@ def page(template: str, title: str, data: str = "", connects: bool = False) -> s
 
 
 def trace_page(path: Path) -> str:
-    """A recorded run as a page. Raises `TraceError` if the file does not begin as a trace does, `TextError`
+    """A recorded run as a page. Raises `TraceError` if the file does not begin like a trace, `TextError`
     if it is too large. A trace that breaks off later is shown up to there, and the page says why."""
     read_trace(path)  # checks the header
     text = read_text("trace", path)

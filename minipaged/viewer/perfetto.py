@@ -20,7 +20,7 @@ COUNTERS, REQUESTS = 1, 2  # "processes": the groups of rows
 
 
 def perfetto(path: Path) -> str:
-    """A trace in the other format, as JSON. Raises `TraceError` where it is not one."""
+    """A trace in this format, as JSON. Raises `TraceError` if it is not a trace."""
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": COUNTERS, "args": {"name": "engine"}},
         {"ph": "M", "name": "process_name", "pid": REQUESTS, "args": {"name": "requests"}},

@@ -1,6 +1,6 @@
 """Where a step's time goes: schedule, batch, forward, sample, commit (`minipaged bench --profile`).
 
-A stop watch over CPU seconds of the process: the engine's step hooks and the runner's stage hooks say which
+A stopwatch over CPU seconds of the process: the engine's step hooks and the runner's stage hooks say which
 part has just ended.
 """
 

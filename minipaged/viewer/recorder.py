@@ -95,7 +95,7 @@ def scheduled_tokens(plan: StepPlan) -> tuple[ScheduledTokens, ...]:
 
 
 def event_fields(event: Event) -> dict[str, Any]:
-    """A decision as a trace has it."""
+    """A decision, as in a trace."""
     return {"kind": event.kind, "request": event.request_id, **event.detail}
 
 

@@ -92,8 +92,8 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def _check_blocks(view: PoolView, checked: PoolView, change: Mapping[str, Any]) -> None:
-    """Raise ValueError, TypeError unless every table and block could be of this pool. What `change` has not
-    changed since `checked`, an earlier view, is not looked at again."""
+    """Raise ValueError, TypeError unless every table and block could belong to this pool. What `change` has
+    not changed since `checked`, an earlier view, is not read again."""
     pools = range(view.num_blocks), range(view.num_host_blocks)
     changes = change.get("tables", {})
     for name, table in view.tables.items():

@@ -29,7 +29,7 @@ class ServerError(ValueError):
 
 
 class Scrape(NamedTuple):
-    """One look at a server: every sample, summed over labels other than a bucket's bound; mean shares."""
+    """One scrape of a server: every sample, summed over labels other than a bucket's bound; mean shares."""
 
     at: float  # seconds
     values: Mapping[str, float]  # name without the prefix -> value
@@ -39,7 +39,7 @@ class Scrape(NamedTuple):
 def fetch(address: str, missing_is_none: bool = False, api_key: str | None = None) -> tuple[str, str] | None:
     """(content type, text) of an HTTP address; None for 404 if asked. Raises `ServerError`.
 
-    A server with a key answers 401 to a path that it does not have, too.
+    A server with a key answers 401 even to a path that it does not have.
     """
     if not address.startswith(("http://", "https://")):
         raise ServerError(f"{address} is not an HTTP address; give one such as http://127.0.0.1:8000")
@@ -88,7 +88,7 @@ def read_metrics(text: str, url: str, at: float) -> Scrape:
 
 
 def quantile(buckets: Mapping[float, float], share: float) -> float:
-    """The value below which this share lies, by the straight line through its bucket; nan without samples."""
+    """The value below which this share lies, by linear interpolation in its bucket; nan without samples."""
     bounds = sorted(buckets)
     total = buckets[bounds[-1]] if bounds else 0
     if not total:
@@ -112,7 +112,7 @@ LATENCIES = {
 
 
 def dashboard(url: str, now: Scrape, last: Scrape | None = None) -> RenderableType:
-    """What a look shows; with the look before, also rates."""
+    """What a scrape shows; with the previous one, also rates."""
 
     def value(name: str) -> float:
         return now.values.get(name, 0.0)

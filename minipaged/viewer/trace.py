@@ -31,7 +31,7 @@ VERSION = 2
 FORMAT = {"format": "minipaged-trace", "version": VERSION}
 SIZES = {"block_size": 1, "num_blocks": 1, "num_host_blocks": 0}  # and the least that each can be
 LIMITS = ("max_num_seqs", "max_num_batched_tokens")
-ALWAYS = ("step", "num_waiting")  # written also when they are 0
+ALWAYS = ("step", "num_waiting")  # written even when they are 0
 
 
 class TraceLines(Recorder):
@@ -44,7 +44,7 @@ class TraceLines(Recorder):
         self._write_line = write
         self._scheduler = engine.scheduler
         self._text_of = text_of or tokenizer_text_of(engine)
-        self._texts: dict[int, str] = {}  # that were told
+        self._texts: dict[int, str] = {}  # already written
         now = look(self._scheduler)
         sizes = {name: getattr(now, name) for name in SIZES}
         self.header = FORMAT | sizes | {name: getattr(self._scheduler, name) for name in LIMITS}

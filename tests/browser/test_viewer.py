@@ -190,7 +190,7 @@ def test_a_prefix_hit_names_the_blocks_that_were_there(phase, page, tmp_path):
     load(page, recorded(tmp_path / "trace", modelless(32), requests))
     hits = [event for event in told(page, 0, phase) if event["kind"] == "hit"]
     assert [event["blocks"] for event in hits] == [[0, 1]]
-    assert "8 tokens of request 1 are there already in blocks 0, 1," in hits[0]["text"]
+    assert "8 tokens of request 1 are already cached in blocks 0, 1 and" in hits[0]["text"]
     prefills = {e["text"]: e["concept"] for e in told(page, 0, phase) if e["kind"] == "prefill"}
     assert prefills == {
         "Request 0 computes its prompt: 19 tokens in one forward pass.": "scheduler",

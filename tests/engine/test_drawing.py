@@ -92,7 +92,9 @@ class TestThePapersFigures:
         assert [t.blocks for t in after.tables.values()] == [
             (0, 1, 3, 6, 9), (0, 1, 3, 6, 10), (0, 1, 3, 7, 11), (0, 1, 3, 7, 12),
         ]  # fmt: skip
-        assert "9 blocks for 20 table entries; blocks 2, 4, 5, 8 fell free" in texts(tree_svg(after, before))
+        assert "9 blocks for 20 table entries; blocks 2, 4, 5, 8 became free" in texts(
+            tree_svg(after, before)
+        )
 
 
 class TestEveryPicture:

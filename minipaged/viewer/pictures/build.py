@@ -2,7 +2,7 @@
 
     python -m minipaged.viewer.pictures.build --out docs/assets
 
-A test compares what lies there with what this makes; after a change here, run the command again.
+A test compares the files there with what this makes; after a change here, run the command again.
 """
 
 from __future__ import annotations

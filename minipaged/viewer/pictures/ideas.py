@@ -17,7 +17,7 @@ TILE, HIGH = 52, 34
 
 
 def free_list_svg() -> Svg:
-    """Lesson 02: blocks with their reference counts, and the free list as the stack that it is."""
+    """Lesson 02: blocks with their reference counts, and the free list as a stack."""
     pool = BlockAllocator(8, order=(7, 1, 3))
     blocks = pool.allocate(3)
     moments = [(f"allocate(3) gives {', '.join(map(str, blocks))}", copy.deepcopy(pool))]
@@ -54,7 +54,7 @@ def free_list_svg() -> Svg:
 
 
 def gather_svg() -> Svg:
-    """Lesson 03: keys that lie in scattered blocks are gathered through the table, then it is attention."""
+    """Lesson 03: keys in scattered blocks are gathered through the table; the rest is attention."""
     pool = BlockAllocator(9, order=(7, 1, 3))
     table = BlockTable(pool, SIZE)
     table.append(len(SCORE))
@@ -80,7 +80,7 @@ def gather_svg() -> Svg:
         picture.text(left + filled * 26, y_row + HIGH + 18, told, "ink mono", 12.5, "middle")
     picture.note("block = table[position // 4], slot = position % 4; slots past the context are never read")
     words = f"The {len(SCORE)} keys of a sequence lie in physical blocks {', '.join(map(str, table.blocks))}"
-    return picture.render("Gather through a block table", f"{words}; gathered, they lie side by side.")
+    return picture.render("Gather through a block table", f"{words}; gathered, they are contiguous.")
 
 
 def chain_svg() -> Svg:
@@ -142,7 +142,7 @@ def tiles_svg() -> Svg:
     pool = BlockAllocator(9, order=(7, 1, 3))
     table = BlockTable(pool, SIZE)
     table.append(len(SCORE))
-    picture = Picture(800, 300, "One program a row and head; one block at a time")
+    picture = Picture(800, 300, "One program per row and head; one block at a time")
     picture.text(MARGIN, TOP, "grid: rows \u00d7 heads", "soft")
     for row in range(5):
         for head in range(4):
@@ -193,7 +193,7 @@ def waste_svg(before: PoolView, after: PoolView) -> Svg:
                     picture.rect(x + 0.5, y + 14, filled * wide - 1, 40, f"pure{number % 6}", 2)
         inner = picture.width - 2 * MARGIN
         picture.draw("rect", x=MARGIN, y=y + 14, width=inner, height=40, look="rule", stroke_width=1.2)
-    picture.note("hatched: held, and empty; a colour a request")
+    picture.note("hatched: held, and empty; a colour per request")
     return picture.render("Reserved memory and blocks", ". ".join(said) + ".")
 
 
@@ -236,7 +236,7 @@ def loop_svg() -> Svg:
     left, right = MARGIN + step + wide / 2, MARGIN + 3 * step + wide / 2
     picture.draw("path", d=f"M{right:g} {y - 4:g}v-18H{left:g}v12", look="edge1", stroke_width=1.8)
     picture.draw("path", d=f"M{left:g} {y - 2:g}l-4 -8h8z", look="hue1")
-    picture.text((left + right) / 2, y - 27, "until it ends: one step a token", "soft", 12.5, "middle")
+    picture.text((left + right) / 2, y - 27, "until it ends: one step per token", "soft", 12.5, "middle")
     return picture.render("The life of a request", " \u2192 ".join(boxes) + ".")
 
 
@@ -271,7 +271,7 @@ def lessons_svg(lessons: Sequence[tuple[str, str, Sequence[str]]]) -> Svg:
 
 
 def title_lines(title: str, width: float) -> list[str]:
-    """A title in lines; the first is shorter, for the number stands before it."""
+    """A title in lines; the first is shorter, because the number precedes it."""
     lines = [""]
     for word in title.split():
         longer = f"{lines[-1]} {word}".strip()

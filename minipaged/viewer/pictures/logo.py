@@ -1,4 +1,4 @@
-"""The sign of the project, an m of blocks, and the card that social networks show with a link."""
+"""The logo of the project, an m of blocks, and the card that social networks show with a link."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from minipaged.viewer.pictures.scenes import SCORE
 from minipaged.viewer.pictures.svg import Picture, Svg
 
 SHAPE = ("00112", "0.1.2", "0.1.2", "0.1.2")
-"""Rows of the m: the number of the owner, or a point for a free block."""
+"""Rows of the m: the number of the owner, or a dot for a free block."""
 
 
 def mark(picture: Picture, x: float, y: float, block: float) -> None:

@@ -57,7 +57,7 @@ def owner(block: BlockView, label: Mapping[str, str]) -> str:
 
 
 def holders(block: BlockView, label: Mapping[str, str]) -> str:
-    """Who holds a block, in few letters: "A", "A.1 A.2", "A x 4" (its reference count)."""
+    """Who holds a block, in a few letters: "A", "A.1 A.2", "A x 4" (its reference count)."""
     text = " ".join(label[table.name] for table in block.owners)
     if len(text) <= 11:
         return text

@@ -1,6 +1,6 @@
 """A finished request as HTML: its texts and, if `Highlights.place` has recorded them, its blocks.
 
-Words wrap as the page is wide; the prompt is set lighter than what was generated.
+Words wrap at the width of the page; the prompt is lighter than the output.
 """
 
 from __future__ import annotations

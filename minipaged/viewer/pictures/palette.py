@@ -53,7 +53,7 @@ def variables(theme: Theme) -> str:
 
 
 def _rule(selector: str, *properties: tuple[str, str]) -> str:
-    """A rule whose colours follow the theme, and are the light ones where CSS variables are not known."""
+    """A rule whose colours follow the theme, and are the light ones where CSS variables are unsupported."""
     light = dict(item.split(":") for item in variables(LIGHT).rstrip(";").split(";"))
     text = "".join(f"{key}:{light[f'--mp-{name}']};{key}:var(--mp-{name});" for key, name in properties)
     return f"{selector}{{{text}}}"

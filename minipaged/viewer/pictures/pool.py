@@ -15,7 +15,7 @@ from minipaged.viewer.snapshot import BlockView, PoolView, evictable_blocks
 
 TILE, HEIGHT, GAP = 50, 46, 6
 COLUMNS = 12
-MOST_BLOCKS = 192  # are drawn of a larger pool; a line says how many more there are
+MOST_BLOCKS = 192  # drawn of a larger pool; a line says how many more there are
 
 
 def pool_svg(view: PoolView, caption: str = "") -> Svg:

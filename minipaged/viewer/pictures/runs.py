@@ -19,7 +19,7 @@ from minipaged.viewer.snapshot import PoolView
 VOCABULARY = 1000
 
 POLICIES = {
-    "reserve": "Reserve: prompt and longest answer at admission; who does not fit waits",
+    "reserve": "Reserve: prompt and longest answer at admission; the rest wait",
     "chunked": "Chunked: a grant of blocks, later single ones",
     "on_demand": "On demand: a block when the last is full",
 }
@@ -42,7 +42,7 @@ class NoModel:
         self.num_host_blocks = num_host_blocks
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """The next numbers, as many as are asked for."""
+        """The next numbers, as many as requested."""
         samples = []
         for _, start, num_tokens, count in plan.scheduled:
             if count:

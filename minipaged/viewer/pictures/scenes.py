@@ -98,7 +98,7 @@ def fig8() -> list[Moment]:
 
 
 def fig9() -> list[Moment]:
-    """Beam search, k = 4: the best candidates continue beams 2 and 3; blocks 2, 4, 5 and 8 fall free."""
+    """Beam search, k = 4: the best candidates continue beams 2 and 3; blocks 2, 4, 5 and 8 become free."""
     pool = BlockAllocator(13)
     first = BlockTable(pool, SIZE)
     first.append(SIZE)

@@ -10,7 +10,7 @@ from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, text_width
 from minipaged.viewer.snapshot import PoolView, TableView
 
 ROW, BLOCK, GAP = 35, 28, 128
-MOST_BLOCKS = 24  # of a larger pool free blocks are not drawn
+MOST_BLOCKS = 24  # of a larger pool, free blocks are not drawn
 
 
 def tables_svg(
@@ -18,7 +18,7 @@ def tables_svg(
 ) -> Svg:
     """The picture of all device tables and the pool; without `text_of` slots show token ids.
 
-    `stacked`: for narrow screens, the pool below the tables, and numbers in the place of arrows.
+    `stacked`: for narrow screens, the pool below the tables, and numbers in place of arrows.
     """
     tables, size, colour, label = view.on_device(), view.block_size, colours(view), labels(view)
     slot = max(9.0, min(50.0 if stacked else 58.0, 236 / size))
@@ -38,7 +38,7 @@ def tables_svg(
     picture.text(x_pool, head, "physical blocks of the pool", "soft")
     picture.text(x_pool + width + 10, head, "held by", "soft")
     place = {block.block: top_pool + i * ROW for i, block in enumerate(shown)}
-    # The tables stand where their blocks lie, so that arrows are short.
+    # The tables are level with their blocks, so that arrows are short.
     ends = [place[block] for table in tables for block in table.blocks] or [top]
     middle = sum(ends) / len(ends) + BLOCK / 2
     y = top if stacked else max(top, min(middle - left_height / 2, top + body - left_height))
@@ -68,7 +68,7 @@ def tables_svg(
             name = "free" if state == "free" else "cached, evictable"
             picture.text(middle, y + 18.5, name, "soft", 12, "middle")
             continue
-        # Of several owners the one that filled most of the block knows its tokens best.
+        # Of several owners, the one that filled most of the block knows its tokens best.
         held = [(table, table.blocks.index(physical.block)) for table in physical.owners]
         table, logical = max(held, key=lambda at: at[0].filled(at[1], size))
         computed = max(table.computed(logical, size) for table, logical in held)

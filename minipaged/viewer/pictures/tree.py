@@ -1,4 +1,4 @@
-"""Sequences that share blocks, as the tree that they are (paper, Fig. 9): a path is a table.
+"""Sequences that share blocks, as a tree (paper, Fig. 9): a path is a table.
 
 Blocks of an earlier view that are no longer in any table can be shown as ghosts, because they became free.
 """
@@ -33,7 +33,7 @@ class Node:
 
 
 def tree_svg(view: PoolView, before: PoolView | None = None, caption: str = "") -> Svg:
-    """The picture of the device tables; those of an earlier view with a block that fell free are ghosts."""
+    """The picture of the device tables; those of an earlier view with a freed block are ghosts."""
     tables, colour, label = view.on_device(), colours(view), labels(view)
     held = {block for table in tables for block in table.blocks}
     gone = [t for t in (before.tables.values() if before else ()) if not held.issuperset(t.blocks)]
@@ -57,14 +57,14 @@ def tree_svg(view: PoolView, before: PoolView | None = None, caption: str = "") 
         picture.text(x, top + row * ROW + 20, leaf.name, "soft" if ghost else "ink", bold=not ghost)
     fell = sorted({block for table in gone for block in table.blocks} - held)
     text = f"{len(held)} blocks for {sum(len(table.blocks) for table in tables)} table entries"
-    text += f"; blocks {', '.join(map(str, fell))} fell free" if fell else ""
+    text += f"; blocks {', '.join(map(str, fell))} became free" if fell else ""
     picture.note(text)
     paths = [f"{leaf.name}: {', '.join(map(str, leaf.blocks))}" for leaf in leaves if leaf.colour is not None]
     return picture.render(caption or "Blocks shared by sequences", f"{'; '.join(paths)}. {text}.")
 
 
 def _draw(picture: Picture, block: int, node: Node, x: float, top: float, leaves: Sequence[Leaf]) -> float:
-    """Draw a node and what is behind it; return the height of its middle."""
+    """Draw a node and what follows it; return the height of its middle."""
     below = [_draw(picture, next_, child, x + STEP, top, leaves) for next_, child in node.children.items()]
     y = sum(below) / len(below) if below else top + node.rows[0] * ROW + HIGH / 2
     for child, middle in zip(node.children.values(), below):

@@ -4,7 +4,7 @@ import { JUMPS } from "./happenings.js";
 
 const LANE = 7;
 
-// `kept`: a canvas for all but the mark of the step that is shown, drawn again only if something has changed.
+// `kept`: a canvas for all but the mark of the step that is shown, redrawn only if something has changed.
 export function drawChart(canvas, timeline, at, colours, kept) {
   const width = canvas.clientWidth;
   const height = canvas.clientHeight;

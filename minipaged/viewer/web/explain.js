@@ -23,7 +23,7 @@ const list = (items, most = 8) =>
   items.length > most ? `${items.slice(0, most).join(", ")} and ${items.length - most} more` : items.join(", ");
 const blocksText = (blocks) => `${blocks.length === 1 ? "block" : "blocks"} ${list(blocks)}`;
 
-// In a sentence, a number alone could be a block's: "request 5", "sequence 5.2". Other names are told as they are.
+// In a sentence, a number alone could be a block's: "request 5", "sequence 5.2". Other names are shown as they are.
 const kindOf = (name) => (/^\d+$/.test(name) ? "request" : /^\d+\.\d+$/.test(name) ? "sequence" : "");
 export const named = (name) => (kindOf(name) ? `${kindOf(name)} ${name}` : name);
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
@@ -67,14 +67,14 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
       if (event.cached_tokens > 0) {
         const hits = hitBlocks(before, planned, request, size);
         const where = hits.length ? ` in ${blocksText(hits)}` : "";
-        tell("hit", "prefix-cache", `Prefix hit: ${plural(event.cached_tokens, "token")} of ${named(short(request))} ${event.cached_tokens === 1 ? "is" : "are"} there already${where}, so nothing of that is computed.`, hits);
+        tell("hit", "prefix-cache", `Prefix hit: ${plural(event.cached_tokens, "token")} of ${named(short(request))} ${event.cached_tokens === 1 ? "is" : "are"} already cached${where} and not computed again.`, hits);
       }
     } else if (event.kind === "resumed") {
-      tell("admission", "swapping", `${who} is back from host memory: its blocks fit again, and it goes on where it was.`);
+      tell("admission", "swapping", `${who} is back from host memory: its blocks fit again, and it continues where it left off.`);
     } else if (event.kind === "outgrown") {
       tell("end", "preemption", `${who} ends here: it is alone and needs more blocks than the whole pool has.`);
     } else if (event.kind === "snapshot") {
-      tell("other", "block-table", "This is the memory as it was when this page came.");
+      tell("other", "block-table", "This is the memory as it was when this page opened.");
     } else if (event.kind === "idle") {
       tell("end", "allocator", "No step: a request was aborted.");
     } else if (event.kind !== "closed" && event.kind !== "drafted") {
@@ -113,9 +113,9 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
     if (!old && ahead > 0)
       tell("allocation", "page-growth", `${who} gets ${blocksText(blocks)}, ${plural(ahead, "block")} more than its ${tokens} ${table.num_tokens === 1 ? "needs" : "need"}: kept for tokens that may never come.`, blocks);
     else if (!old)
-      tell("allocation", "allocator", `${who} gets ${blocksText(blocks)} for ${tokens}${blocks.length > 1 ? "; they need not lie side by side" : ""}.`, blocks);
+      tell("allocation", "allocator", `${who} gets ${blocksText(blocks)} for ${tokens}${blocks.length > 1 ? "; they need not be contiguous" : ""}.`, blocks);
     else if (ahead > 0)
-      tell("allocation", "page-growth", `${who} takes ${blocksText(blocks)}, more than it fills now: its growth policy asks ahead.`, blocks);
+      tell("allocation", "page-growth", `${who} takes ${blocksText(blocks)}, more than it fills now: its growth policy allocates ahead.`, blocks);
     else if (ownEnd.get(table.name) <= old.blocks.length * size)
       tell("allocation", "speculation", `${who} takes ${blocksText(blocks)} for draft tokens.`, blocks);
     else {

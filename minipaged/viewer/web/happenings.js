@@ -1,4 +1,4 @@
-// What a step does, counted while a trace is read (for charts and jumps) and told when it is shown.
+// What a step does, counted while a trace is read (for charts and jumps) and explained when it is shown.
 
 export const JUMPS = ["preemptions", "copies", "hits", "evictions"];
 
@@ -29,7 +29,7 @@ export function evicted(memory, entry, known) {
   return (entry.planned?.not_evictable ?? []).filter((block) => memory.refs[0][block] && !reused.has(block));
 }
 
-// Whether a commit gives blocks to somebody or takes them, by a fork or an end.
+// Whether a commit gives blocks to a table or takes them, by a fork or an end.
 function changesBlocks({ tables = {}, evictable, not_evictable } = {}) {
   const moved = Object.values(tables ?? {}).some((table) => !table || table.blocks !== undefined || table.on_host !== undefined);
   return moved || Boolean(evictable?.length || not_evictable?.length);

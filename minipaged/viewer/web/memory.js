@@ -1,5 +1,5 @@
 // The memory of a run, and how a line of a trace changes it. The same rules as viewer/delta.py and replay.py:
-// what is not of the pool, not an integer or does not continue the trace is refused with one clear line.
+// what is not in the pool, not an integer or does not continue the trace is refused with one clear line.
 
 export class TraceError extends Error {}
 
@@ -40,7 +40,7 @@ function checkCounts(values, what, name = "") {
     if (!isCount(values[i])) refuse(`${what}${name && shown(name)} has ${shown(values[i])}, not an integer of at least 0`);
 }
 
-// A list that shares its beginning with what it was: states of many moments keep (items, length) of one array.
+// A list that shares its beginning with its past: states of many moments keep (items, length) of one array.
 class Shared {
   constructor(items, length) {
     this.items = items;
@@ -70,7 +70,7 @@ const COUNTS = ["num_tokens", "num_computed", "num_prompt"];
 function emptyTable(name) {
   const cut = name.lastIndexOf("/");
   const position = Number(name.slice(cut + 1));
-  if (!(cut >= 0 && isCount(position))) refuse(`${shown(name)} is no name of a sequence`);
+  if (!(cut >= 0 && isCount(position))) refuse(`${shown(name)} is not the name of a sequence`);
   return {
     name, request: name.slice(0, cut), position, on_host: false, blocks: [],
     num_tokens: 0, num_computed: 0, num_prompt: 0, tokens: EMPTY,

@@ -1,4 +1,4 @@
-// The pool as a grid on a canvas, a cell a block. Colour is never the only sign: owners have names or are named
+// The pool as a grid on a canvas, a cell per block. Colour is never the only sign: owners have names or are named
 // when a block is chosen, a bar says how full a block is, cached blocks are hatched.
 
 const FONT = "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif";
@@ -6,7 +6,7 @@ const GAP_BETWEEN_POOLS = 30;
 const TALLEST = 460;
 export const HUES = 6;
 
-// The colours of an element's theme, which only a property that uses them tells.
+// The colours of an element's theme, resolved by a property that uses them.
 export function palette(element) {
   const probe = element.appendChild(document.createElement("i"));
   const value = (name) => {

@@ -14,7 +14,7 @@ export class Timeline {
     this.lines = []; // of each step: its text, or the object of a live one
     this.kept = []; // the state before every SEGMENT-th of them
     this.stats = []; // numbers of each step, for charts and jumps
-    this.dropped = 0; // steps of a live view that are not kept any more
+    this.dropped = 0; // steps of a live view that are no longer kept
     this.problem = ""; // why it ends early
     this.current = null;
     this.totals = Object.fromEntries(JUMPS.map((kind) => [kind, 0])); // of all steps
@@ -131,7 +131,7 @@ export class Timeline {
   }
 }
 
-// Reads a whole trace, a while at a time; of one that is cut or broken what is readable, with the reason.
+// Reads a whole trace, a while at a time; of a cut or broken one, what is readable, with the reason.
 export class Reader {
   constructor(text) {
     this.text = text;
@@ -144,7 +144,7 @@ export class Reader {
     return Math.min(1, this.start / this.text.length);
   }
 
-  // Reads for so many milliseconds at least one line; true once all is read.
+  // Reads for this many milliseconds, at least one line; true once all is read.
   read(milliseconds = Infinity) {
     const { text, timeline } = this;
     const until = performance.now() + milliseconds;

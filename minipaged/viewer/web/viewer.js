@@ -1,12 +1,12 @@
 // The viewer: a run of the engine, step by step, from its trace and nothing else.
 //
-//   const viewer = mountViewer(element, {baseUrl, label});  baseUrl: where the documentation lies; without it the
+//   const viewer = mountViewer(element, {baseUrl, label});  baseUrl: where the documentation is; without it, the
 //   viewer.load(text)                                  concepts are explained in the page itself
 //   viewer.start(header, phase); viewer.append(entry)  live; follows the end as long as the user is there
 //   viewer.seek(step, "planned" or "committed"); viewer.play(); viewer.pause()
 //   viewer.state()                                     what is shown, as plain data
 //
-// Text of a trace only ever becomes text nodes and canvas text: nothing of it is parsed as HTML or run.
+// Text from a trace only becomes text nodes and canvas text: none of it is parsed as HTML or run.
 
 import { TraceError } from "./memory.js";
 import { Reader, Timeline } from "./timeline.js";
@@ -112,7 +112,7 @@ class Viewer {
       timeline.add(entry);
     } catch (error) {
       if (!(error instanceof TraceError)) throw error;
-      this.error = `The live trace does not go on: ${error.message}.`;
+      this.error = `The live trace cannot continue: ${error.message}.`;
       this.later();
       return;
     }
@@ -286,7 +286,7 @@ class Viewer {
     button("first", "|◀", "To the first step (Home)", () => this.move(() => this.toEnd(0)), { ariaLabel: "First step" });
     button("back", "◀", "A step back (left arrow)", () => this.move(() => this.step(-1)), { ariaLabel: "Step back" });
     button("play", "Play", "Play or pause (space)", () => (this.playing ? this.pause() : this.play()));
-    button("next", "▶", "A step on (right arrow)", () => this.move(() => this.step(1)), { ariaLabel: "Step on" });
+    button("next", "▶", "A step forward (right arrow)", () => this.move(() => this.step(1)), { ariaLabel: "Step on" });
     button("last", "▶|", "To the last step (End)", () => this.move(() => this.toEnd(Infinity)), { ariaLabel: "Last step" });
     parts.speed = h("select", { className: "mpv-select", ariaLabel: "Speed" });
     for (const [name, speed] of Object.entries(SPEEDS)) parts.speed.append(h("option", { value: speed }, name));
@@ -308,7 +308,7 @@ class Viewer {
     parts.chart = h("canvas", { className: "mpv-chart", role: "img" });
     parts.scrub = h("input", { type: "range", className: "mpv-scrub", min: 0, max: 0, value: 0, ariaLabel: "Step" });
     parts.scrub.addEventListener("input", () => {
-      const index = Number(parts.scrub.value);  // now: `move` draws the controls anew, this one too
+      const index = Number(parts.scrub.value);  // now: `move` redraws the controls, this one too
       this.move(() => this.goTo(index));
     });
     parts.chart.addEventListener("pointerdown", (event) => this.scrubTo(event));
@@ -383,7 +383,7 @@ class Viewer {
 
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key.length === 1) event.stopPropagation(); // the page around it may have letters of its own
+    if (event.key.length === 1) event.stopPropagation(); // the page around it may have keys of its own
     if (/^(SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
     const typing = event.target.tagName === "INPUT";
     const actions = {
@@ -464,7 +464,7 @@ class Viewer {
     }
     this.layoutPool();
     this.drawPool();
-    // What had the focus may be drawn anew or disabled; keys remain the viewer's.
+    // What had the focus may be redrawn or disabled; keys remain the viewer's.
     if (focused && (!focused.isConnected || focused.disabled)) this.root.focus({ preventScroll: true });
   }
 
