@@ -6,15 +6,15 @@ Stuck?        minipaged learn hint 08
 Given by the base class:
 
     self.allocator          the allocator of lesson 02: allocate, release, reclaim, ref_count, num_free
-    self.block_size         tokens a block
-    self._hash((parent, tokens as bytes))     a number that stands for a block and everything before it
+    self.block_size         tokens per block
+    self._hash((parent, tokens as bytes))     a hash of a block and everything before it
     CachedBlock(chain_hash, tokens, parent)   what a registered block contains: its hash, its tokens as bytes, and
                             the CachedBlock before it (before the first: the salt)
     self.block_of          dict: chain hash -> block
     self.cached            list: block -> its CachedBlock, or None if it is not registered
     self.pending           set of blocks registered by the step that is being planned
     self.evictable         OrderedDict whose keys are the evictable blocks, the least recently used first
-    self.forget(block)     make the block impossible to find (it is removed from all of these but `evictable`)
+    self.forget(block)     make a block impossible to find (it is removed from all of these except `evictable`)
     self.count_evictable(blocks)    how many of some blocks are evictable
 """
 
@@ -46,10 +46,10 @@ class PrefixCache(GivenPrefixCache):
     ) -> CachedBlock:
         """Make a full, held block findable; it is pending until `commit`.
 
-        Of several blocks with the same hash, the first stays; for the others nothing changes.
+        If several blocks have the same hash, only the first is registered.
 
         Args:
-            block: held by some table.
+            block: a block that some table holds.
             chain_hash: its hash from `extend_hashes`.
             tokens: its `block_size` tokens.
             parent: what `register` returned for the block before it; the salt for the first.
@@ -90,12 +90,12 @@ class PrefixCache(GivenPrefixCache):
 
 
 class KVManager(GivenKVManager):
-    """Decides whether a waiting request may have blocks. Everything but the cost of an admission is given.
+    """Decides whether a waiting request gets blocks. Everything but the cost of an admission is given.
 
     `self.prefix_cache` is the cache, or None if there is none.
     """
 
-    # -- task 5: a scheduler that knows of the cache --------------------------------------------
+    # -- task 5: a scheduler that knows about the cache -----------------------------------------
 
     def admission_charge(self, cached: set[int], num_tokens: int, num_cached: int) -> tuple[int, int]:
         """The cost of an admission, besides the blocks for what is not cached.
@@ -103,7 +103,7 @@ class KVManager(GivenKVManager):
         Args:
             cached: the cached blocks that the request will share.
             num_tokens: the tokens of its prompt.
-            num_cached: those of them that need not be computed.
+            num_cached: how many of them need not be computed.
 
         Returns:
             (blocks, tokens): how many fewer blocks can be allocated once `cached` is shared (a block that

@@ -10,8 +10,8 @@ fork, append and free, and adds logprob to the sum.
 
 What you may use:
     samples    one for each of request.sequences, in that order; a sample has token_ids and logprobs, lists
-               with an entry for each candidate, and top_logprobs, such a list or None
-    sequence   num_generated_tokens; cumulative_logprob, the sum of their log-probabilities
+               with an entry for each candidate, and top_logprobs, another such list or None
+    sequence   num_generated_tokens; cumulative_logprob, the sum of its tokens' log-probabilities
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -48,8 +48,8 @@ class BeamSearch(GivenBeamSearch):
     and is 0 before the first token, and what finished hypotheses need: self.best_scores(request) is a list of
     the W best scores so far; self.enters(best_scores, score) says whether a new one is among them, and adds
     it; self.is_done(request, best_scores, best_total, num_generated_tokens) says whether the live beams may
-    stop. All include the new token: totals and scores have its log-probability, and there is one more
-    generated token than the sequences have.
+    stop. All of them include the new token: totals and scores contain its log-probability, and
+    `num_generated_tokens` is one more than that of the sequence.
     """
 
     # -- task 2 ---------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class BeamSearch(GivenBeamSearch):
 
         1. Sort all candidates of all beams in one list by cumulative log-probability (among equals: the better
            beam, which is the earlier sequence, then the smaller token). Only the best
-           `self.num_candidates(request)` of the whole list count, and -inf never does.
+           `self.num_candidates(request)` of the whole list count, and one of -inf never does.
         2. One that ends is a hypothesis only if it is among the first W and its score `self.enters`.
         3. The first W that do not end go on, unless `self.is_done` (called with the best of them, if there
            is one); then only the hypotheses are returned.
