@@ -26,7 +26,7 @@ def attend_kernel(
     query: element (row, head, d) is at row * query_stride_row + head * query_stride_head + d.
     key_cache [blocks, Hkv, block_size, Dk] and value_cache [blocks, Hkv, block_size, Dv], contiguous.
     block_tables: entry (sequence, logical) is at sequence * table_stride + logical.
-    row_sequence, row_position [T]: the sequence of a row, and its position there; it sees up to itself.
+    row_sequence, row_position [T]: a row's sequence and its position there; it sees positions up to its own.
 
     Sizes that end in _PADDED are powers of two, as tl.arange requires: mask whatever is beyond the real size.
     """
