@@ -14,7 +14,7 @@ from minipaged.kernels.reference.attention import paged_attention as given_atten
 
 
 class Rank:
-    """One of `size` ranks. It holds its heads of every block, and nothing of the others.
+    """One of `size` ranks. It holds its own heads of every block, and no others.
 
     Attributes:
         number: 0 to size - 1.
@@ -33,7 +33,7 @@ class Rank:
         """Which of `num_heads` heads are this rank's: rank 0 has the first, and all have the same number.
 
         Raises:
-            ValueError: they cannot be divided evenly; the message has both numbers.
+            ValueError: they cannot be divided evenly; the message contains both numbers.
         """
         raise NotImplementedError("Lesson 14, task 1: say which heads are this rank's")
 
@@ -59,7 +59,7 @@ class Rank:
         Args:
             query: [T, Hq, head_dim], for all heads of the model.
             metadata: block tables and lengths, the same on every rank.
-            sinks: [Hq], one number a query head; None for most models.
+            sinks: [Hq], one number per query head; None for most models.
             parameters: `scale` and others that all heads share, for `given_attention`.
 
         Returns:
