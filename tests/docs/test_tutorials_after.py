@@ -191,7 +191,7 @@ def test_a_draft_may_be_long_and_any_sequence(make):
     assert table.num_tokens == 310
 
 
-def test_a_confirmed_draft_brings_one_token_more(make):
+def test_an_accepted_draft_brings_one_token_more(make):
     """Catches the model's own next token dropped, and a slot for it: the next step computes it."""
     _, _, table = make(10)
     assert table.settle([5, 6, 7], [5, 6, 7, 8]) == [5, 6, 7, 8]
@@ -212,7 +212,7 @@ def test_without_a_draft_it_is_a_plain_decode(make):
     assert table.num_tokens == 10
 
 
-def test_a_confirmed_draft_leaves_preallocated_blocks_alone(make):
+def test_an_accepted_draft_leaves_preallocated_blocks_alone(make):
     """Catches blocks taken ahead by the growth policy that are given back for nothing."""
     pool, null, table = make(8)
     table.preallocate(2)

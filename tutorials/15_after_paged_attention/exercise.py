@@ -7,7 +7,7 @@ Given by the base class, the project's own table:
 
     self.blocks             list: logical block -> physical block
     self.num_tokens         tokens that have a slot
-    self.block_size         tokens a block
+    self.block_size         tokens per block
     self.pool               share(block), free(block), ref_count(block)
     self.truncate(n)        keep the slots of the first n tokens, give all other blocks back
 """
@@ -18,7 +18,7 @@ from minipaged.memory import BlockTable as GivenBlockTable
 
 
 class BlockTable(GivenBlockTable):
-    """A block table that forgets what a sliding window has left behind, and takes back rejected drafts."""
+    """A block table that gives back blocks outside a sliding window, and slots of rejected draft tokens."""
 
     __slots__ = ()
 
@@ -44,22 +44,22 @@ class BlockTable(GivenBlockTable):
     # -- task 2: speculative decoding -----------------------------------------------------------
 
     def settle(self, drafted: Sequence[int], chosen: Sequence[int]) -> list[int]:
-        """Keep the part of a draft that the model confirms, and give back the slots of the rest.
+        """Keep the accepted draft tokens, and give back the slots of the rest.
 
-        The last `len(drafted)` tokens of this table are a draft. One step of the model has computed them all
-        and the token before them, so it has chosen one token more: `chosen[i]` is what it puts in place of
-        `drafted[i]`, given everything before; the last one follows the whole draft.
+        The last `len(drafted)` tokens of this table are draft tokens. One step of the model has computed them
+        and the token before them, so it has chosen one token more: `chosen[i]` is its choice in place of
+        `drafted[i]`, given everything before; the last choice follows the whole draft.
 
-        Drafted tokens are kept up to the first that the model would not have chosen. Those after it were
+        Draft tokens are accepted up to the first that the model would not have chosen. Those after it were
         computed after a wrong token. Blocks that held only rejected tokens go back to the pool; if the whole
-        draft is kept, no block does.
+        draft is accepted, no block does.
 
         Returns:
-            The new tokens of the sequence: the kept ones and the model's own next token. (That one has no
+            The new tokens of the sequence: the accepted ones, then the model's own next token. (It has no
             slot yet: the next step computes it.)
 
         Raises:
             ValueError: `chosen` does not have exactly one token more than `drafted`, or the table has fewer
                 tokens than the draft; nothing was changed.
         """
-        raise NotImplementedError("Lesson 15, task 2: keep the confirmed part of a draft")
+        raise NotImplementedError("Lesson 15, task 2: keep the accepted draft tokens")

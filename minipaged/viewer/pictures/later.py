@@ -11,7 +11,7 @@ STEP = TILE + 4
 
 
 def radix_svg() -> Svg:
-    """Three prompts as a tree of token runs: what is shared appears once; a split may be inside a block."""
+    """Three prompts as a tree of token runs: what is shared stands once; a split may lie inside a block."""
     picture = Picture(640, 304, "A radix tree: edges are runs of tokens, of any length")
     runs = (
         # depth, row, words, the holder's hue
@@ -89,7 +89,7 @@ def latent_svg() -> Svg:
         ("MLA, 512 + 64", latent),
         ("MQA, 1 head", 2 * dim),
     )
-    picture = Picture(820, 254, "What a token leaves in the cache, per layer (DeepSeek-V2's sizes)")
+    picture = Picture(820, 254, "What a token leaves in the cache, a layer (DeepSeek-V2's sizes)")
     full = picture.width - 2 * MARGIN - 150 - 170
     for i, (name, values) in enumerate(rows):
         y = TOP + 6 + i * 42
@@ -136,11 +136,11 @@ def quantised_svg() -> Svg:
     """The blocks that fit into one memory with keys and values of 16, 8 and 4 bits."""
     picture = Picture(820, 248, "Fewer bits, more blocks in the same memory")
     size, dim = 16, 128
-    whole = 2 * size * dim * 16  # bits of K and V of a block, per head
+    whole = 2 * size * dim * 16  # bits of K and V of a block, a head
     memory, told = 8 * whole, []
     full = picture.width - 2 * MARGIN - 92
     for row, bits in enumerate((16, 8, 4)):
-        scales = 0 if bits == 16 else 2 * size * 16  # one 16-bit scale per token, K and V
+        scales = 0 if bits == 16 else 2 * size * 16  # one 16-bit scale a token, K and V
         block = 2 * size * dim * bits + scales
         count = memory // block
         y = TOP + 8 + row * 52
@@ -155,7 +155,7 @@ def quantised_svg() -> Svg:
         told.append(f"{count} blocks of {bits} bits")
         picture.text(picture.width - MARGIN, y + 22, str(count), "ink", 15, "end", bold=True)
     picture.note(
-        "vermilion: the scales (here one per token, for K and for V), which live and move with the block"
+        "vermilion: the scales (here one a token, for K and for V), which live and move with the block"
     )
     return picture.render("Quantised blocks", f"In the same memory: {', '.join(told)}.")
 
@@ -227,15 +227,15 @@ def disaggregated_svg() -> Svg:
 
 
 def draft_svg() -> Svg:
-    """A draft of four tokens in the table, then what the model has accepted of it."""
+    """Four draft tokens in the table, then those that the model has accepted."""
     words = ["Once", "upon", "a", "time", ",", "there"]
     drafted, chosen = ["was", "a", "small", "dog"], ["was", "a", "little"]
     pool = BlockAllocator(8, order=(7, 1, 3))
     table = BlockTable(pool, SIZE)
     table.append(len(words) + len(drafted))
-    picture = Picture(760, 266, "A draft gets slots like any token; what is rejected gives them back")
+    picture = Picture(760, 266, "Draft tokens get slots like any others; rejected ones give them back")
     slot = 52
-    for row, told in enumerate(("drafted", "settled")):
+    for row, told in enumerate(("drafted", "verified")):
         y = TOP + 14 + row * 96
         picture.text(MARGIN, y + 22, told, "soft")
         if row:
@@ -252,9 +252,9 @@ def draft_svg() -> Svg:
     x = MARGIN + 76 + 2 * (SIZE * slot + 12)
     picture.text(x, y + 14, "next, from the model:", "soft", 12.5)
     picture.text(x, y + 33, chosen[-1], "ink mono", 14, bold=True)
-    picture.note("hatched: drafted; one step computes all of them, and the model's choice after each")
+    picture.note("hatched: draft tokens; one step computes all of them, and the model's choice after each")
     return picture.render(
         "Speculative decoding in a block table",
-        f"The model accepts two of the draft tokens {', '.join(drafted)}, puts '{chosen[-1]}' in place "
-        "of the third, and the last block goes back.",
+        f"The model accepts two of the draft tokens {', '.join(drafted)} and chooses '{chosen[-1]}' in place "
+        "of the third; the last block is freed.",
     )
