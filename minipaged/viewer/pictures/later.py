@@ -11,7 +11,7 @@ STEP = TILE + 4
 
 
 def radix_svg() -> Svg:
-    """Three prompts as a tree of token runs: what is shared stands once; a split may lie inside a block."""
+    """Three prompts as a tree of token runs: what is shared appears once; a split may be inside a block."""
     picture = Picture(640, 304, "A radix tree: edges are runs of tokens, of any length")
     runs = (
         # depth, row, words, the holder's hue
@@ -89,7 +89,7 @@ def latent_svg() -> Svg:
         ("MLA, 512 + 64", latent),
         ("MQA, 1 head", 2 * dim),
     )
-    picture = Picture(820, 254, "What a token leaves in the cache, a layer (DeepSeek-V2's sizes)")
+    picture = Picture(820, 254, "What a token leaves in the cache, per layer (DeepSeek-V2's sizes)")
     full = picture.width - 2 * MARGIN - 150 - 170
     for i, (name, values) in enumerate(rows):
         y = TOP + 6 + i * 42
@@ -136,11 +136,11 @@ def quantised_svg() -> Svg:
     """The blocks that fit into one memory with keys and values of 16, 8 and 4 bits."""
     picture = Picture(820, 248, "Fewer bits, more blocks in the same memory")
     size, dim = 16, 128
-    whole = 2 * size * dim * 16  # bits of K and V of a block, a head
+    whole = 2 * size * dim * 16  # bits of K and V of a block, per head
     memory, told = 8 * whole, []
     full = picture.width - 2 * MARGIN - 92
     for row, bits in enumerate((16, 8, 4)):
-        scales = 0 if bits == 16 else 2 * size * 16  # one 16-bit scale a token, K and V
+        scales = 0 if bits == 16 else 2 * size * 16  # one 16-bit scale per token, K and V
         block = 2 * size * dim * bits + scales
         count = memory // block
         y = TOP + 8 + row * 52
@@ -155,7 +155,7 @@ def quantised_svg() -> Svg:
         told.append(f"{count} blocks of {bits} bits")
         picture.text(picture.width - MARGIN, y + 22, str(count), "ink", 15, "end", bold=True)
     picture.note(
-        "vermilion: the scales (here one a token, for K and for V), which live and move with the block"
+        "vermilion: the scales (here one per token, for K and for V), which live and move with the block"
     )
     return picture.render("Quantised blocks", f"In the same memory: {', '.join(told)}.")
 
