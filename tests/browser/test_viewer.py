@@ -639,7 +639,7 @@ def test_what_is_no_trace_is_told_in_one_line(page, text, message):
         ({"step": 1, "num_waiting": 0, "planned": {"tables": {"B/0": None}}}, "was not there"),
         (
             {"step": 1, "num_waiting": 0, "planned": {"tables": {"B": {"num_tokens": 1}}}},
-            "no name of a sequence",
+            "is not the name of a sequence",
         ),
         (
             {"step": 1, "num_waiting": 0, "committed": {"evictable": [99]}},

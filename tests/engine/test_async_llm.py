@@ -131,6 +131,8 @@ def test_cumulative_outputs_grow_and_deltas_join_to_the_whole():
 
     async def main():
         async with AsyncLLM(**OPTIONS) as llm:
+            # Outputs that wait are joined: each step gives the loop time to take the last one's.
+            llm.engine.on_committed.append(lambda *step: time.sleep(0.002))
             for options in params:
                 prompt = "The little robot"
                 whole = await read(llm.generate(prompt, SamplingParams(**options)))
