@@ -33,10 +33,6 @@ class OlderAttention(Replaced):
 
     replaced = "_attn"
 
-    def find_alibi(self) -> ALiBi | None:
-        """The bias by distance of this layer."""
-        return None
-
     def _attn(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
     ) -> tuple[Tensor, None]:
