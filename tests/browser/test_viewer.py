@@ -198,6 +198,80 @@ def test_a_prefix_hit_names_the_blocks_that_were_there(phase, page, tmp_path):
     }
 
 
+def test_a_prefix_hit_names_the_block_that_is_copied_for_its_last_token(page, tmp_path):
+    """Catches 7 cached tokens "in block 0", which has room for 4 of them."""
+    params = SamplingParams(max_tokens=6)
+    engine = modelless(32)
+    with TraceWriter(tmp_path / "trace", engine):
+        for name in ("A", "B"):
+            engine.add_request(name, range(8), params)
+            while engine.has_unfinished:
+                engine.step()
+    load(page, (tmp_path / "trace").read_text())
+    [record] = [r for r in read_trace(tmp_path / "trace") if r.copies]
+    [hit] = [event for event in told(page, record.step, "planned") if event["kind"] == "hit"]
+    assert "7 tokens of B are already cached in blocks 0, 1 and" in hit["text"]
+    assert hit["blocks"] == [0, 1]
+
+
+def test_what_a_preempted_request_computes_again_is_not_told_as_its_prompt(page, tmp_path):
+    """Catches "computes its prompt: 14 tokens" of a request whose prompt has 9."""
+    engine = modelless(12, preemption_mode="recompute", enable_prefix_caching=False)
+    requests = {name: (range(9), SamplingParams(max_tokens=12)) for name in "ABC"}
+    load(page, recorded(tmp_path / "trace", engine, requests))
+    back = {
+        record.step: (event["blocks"], record.scheduled[-1].num_tokens)
+        for record in read_trace(tmp_path / "trace")
+        for event in record.events
+        if event["kind"] == "resumed"
+    }
+    assert back
+    for step, (blocks, tokens) in back.items():
+        texts = [event["text"] for event in told(page, step, "planned")]
+        again = f"it asks for {blocks} new blocks, and the pool has them."
+        assert f"C is back and computes its tokens again: {again}" in texts
+        assert f"C computes its {tokens} tokens again, in one forward pass." in texts
+    assert "C computes its prompt: 9 tokens in one forward pass." in [
+        e["text"] for e in told(page, 0, "planned")
+    ]
+
+
+def test_a_request_that_is_gone_between_two_steps_is_told(page, tmp_path):
+    """Catches blocks that change their owner, and a request that leaves the pool, without a word."""
+    engine = modelless(32)
+    with TraceWriter(tmp_path / "trace", engine):
+        for name in ("A", "B"):
+            engine.add_request(name, range(9), SamplingParams(max_tokens=6))
+        engine.step()
+        engine.abort("A")
+        while engine.has_unfinished:
+            engine.step()
+    load(page, (tmp_path / "trace").read_text())
+    gone = [
+        (record.step, event["text"])
+        for record in read_trace(tmp_path / "trace")
+        for event in told(page, record.step, "planned")
+        if "before this step" in event["text"]
+    ]
+    assert gone == [
+        (1, "A gave its blocks back before this step: it was aborted, or a step failed and it waits again.")
+    ]
+
+
+def test_a_preempted_request_is_not_told_as_gone(page, tmp_path):
+    """Catches a reason for what the plan itself explains."""
+    engine = modelless(12, preemption_mode="recompute", enable_prefix_caching=False)
+    requests = {name: (range(9), SamplingParams(max_tokens=12)) for name in "ABC"}
+    load(page, recorded(tmp_path / "trace", engine, requests))
+    texts = [
+        event["text"]
+        for record in read_trace(tmp_path / "trace")
+        for event in told(page, record.step, "planned")
+    ]
+    assert any("is preempted" in text for text in texts)
+    assert not any("before this step" in text for text in texts)
+
+
 def test_a_beam_is_told_what_it_copies_and_takes_before_it_continues_another(page, tmp_path):
     """Catches owners and reasons of copies and blocks read from tables that the commit has moved."""
     requests = {"0": (range(5), BeamSearchParams(beam_width=4, max_tokens=8))}

@@ -49,6 +49,9 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
   for (const [request, position, start, number] of entry.scheduled ?? [])
     if (!ownEnd.has(`${request}/${position}`)) ownEnd.set(`${request}/${position}`, start + number);
 
+  const left = leftBefore(before, planned, events);
+  if (left.length)
+    tell("end", "scheduler", `${beginList(left.map((request) => short(request)), 6)} gave ${left.length === 1 ? "its" : "their"} blocks back before this step: ${left.length === 1 ? "it was aborted, or a step failed and it waits" : "they were aborted, or a step failed and they wait"} again.`);
   for (const event of events) {
     const who = begin(short(String(event.request ?? "")));
     const request = String(event.request ?? "");
@@ -60,12 +63,13 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
       const reason = event.reason ? ` (${short(String(event.reason), 200)})` : "";
       tell("preemption", "preemption", `${who} is preempted because blocks ran out (by default the latest arrival gives way): ${how}${reason}.`);
     } else if (event.kind === "admitted" || (event.kind === "resumed" && event.mode !== "swap")) {
-      const again = event.kind === "resumed" ? "is back and computes its tokens again" : "is admitted";
-      const need = Number(event.prompt_tokens) || 0;
-      const blocks = Number(event.blocks) || 0;
-      tell("admission", "scheduler", `${who} ${again}: its ${plural(need, "prompt token")} ${need === 1 ? "needs" : "need"} ${plural(blocks, "new block")}, and the pool has them.`);
+      const blocks = plural(Number(event.blocks) || 0, "new block"); // more than the tokens need, if growth is ahead of them
+      const what = event.kind === "resumed"
+        ? "is back and computes its tokens again"
+        : `is admitted with ${plural(Number(event.prompt_tokens) || 0, "prompt token")}`;
+      tell("admission", "scheduler", `${who} ${what}: it asks for ${blocks}, and the pool has them.`);
       if (event.cached_tokens > 0) {
-        const hits = hitBlocks(before, planned, request, size);
+        const hits = hitBlocks(before, planned, request, size, entry.copies ?? []);
         const where = hits.length ? ` in ${blocksText(hits)}` : "";
         tell("hit", "prefix-cache", `Prefix hit: ${plural(event.cached_tokens, "token")} of ${named(short(request))} ${event.cached_tokens === 1 ? "is" : "are"} already cached${where} and not computed again.`, hits);
       }
@@ -139,6 +143,7 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
     if (start >= ownEnd.get(name)) numDrafted.set(request, (numDrafted.get(request) ?? 0) + 1);
     else if (isDecode(table, scheduled)) decodes.push(who);
     else if (why.length) tell("prefill", cached && !rest ? "prefix-cache" : "batch-policies", `${begin(who)} computes ${which}: ${why.join(", and ")}.`);
+    else if (total > (table?.num_prompt ?? 0)) tell("prefill", "scheduler", `${begin(who)} computes its ${plural(number, "token")} again, in one forward pass.`);
     else tell("prefill", "scheduler", `${begin(who)} computes its prompt: ${plural(number, "token")} in one forward pass.`);
   }
   if (decodes.length) tell("decode", "scheduler", `${beginList(decodes, 6)} ${decodes.length === 1 ? "decodes: one new token" : "decode: one new token each"}.`);
@@ -178,6 +183,13 @@ function outcome({ accepted, draft, output }, textOf) {
   return `: ${kept}the model chose ${quoted(output.slice(accepted), textOf)}${instead}`;
 }
 
+// Requests that had tables and have none, though no decision of this step says why.
+function leftBefore(before, planned, events) {
+  const there = new Set([...planned.tables.values()].map((table) => table.request));
+  for (const { kind, request } of events) if (kind === "preempted" || kind === "outgrown") there.add(request);
+  return [...new Set([...before.tables.values()].map((table) => table.request))].filter((request) => !there.has(request));
+}
+
 // Who is forked, and who continues another.
 function tellForks(planned, memory, nameOf, tell) {
   for (const table of memory.tables.values()) {
@@ -203,10 +215,13 @@ function tellFreed(before, planned, memory, tell) {
   tell("free", "allocator", `${blocksText(back)} ${back.length === 1 ? "comes" : "come"} back: no sequence holds ${back.length === 1 ? "it" : "them"} any more${note}.`.replace(/^b/, "B"), back);
 }
 
-function hitBlocks(before, planned, request, size) {
+function hitBlocks(before, planned, request, size, copies) {
+  const sources = new Map(copies.map(([from, to]) => [to, from])); // of the last hit, if its last token is computed again
   const blocks = new Set();
   for (const table of planned.tables.values())
     if (table.request === request && !before.tables.has(table.name))
-      for (const { block, hit } of newBlocks(table, undefined, size)) if (hit) blocks.add(block);
+      for (const { block, logical, hit } of newBlocks(table, undefined, size))
+        if (hit) blocks.add(block);
+        else if (sources.has(block) && logical * size < table.num_computed) blocks.add(sources.get(block));
   return [...blocks];
 }
