@@ -25,7 +25,7 @@ from minipaged.engine import Engine, RequestError
 from minipaged.engine_thread import EngineStoppedError, EngineThread, Reader
 from minipaged.llm import LLM
 from minipaged.outputs import RequestOutput
-from minipaged.prompts import Prompt, TokensPrompt, check_params, split_prompt
+from minipaged.prompts import Prompt, TokensPrompt, check_params, shortened, split_prompt
 from minipaged.scheduling import Request
 
 LONG_TEXT = 4096
@@ -130,8 +130,15 @@ class AsyncLLM:
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End one request or several; each iterator gets the text so far, with reason "abort". Unknown ids
-        are ignored."""
-        for one in [request_id] if isinstance(request_id, str) else request_id:
+        are ignored.
+
+        Raises RequestError for what is no id.
+        """
+        is_one = isinstance(request_id, str) or not isinstance(request_id, Iterable)
+        ids: list[Any] = [request_id] if is_one else list(request_id)
+        if not all(isinstance(one, str) for one in ids):
+            raise RequestError(f"request_id is {shortened(request_id)}; give a string, or several")
+        for one in ids:
             self._thread.abort(one)
 
     async def reset_prefix_cache(self) -> bool:
@@ -183,6 +190,11 @@ class AsyncOutputs:
 
     async def __anext__(self) -> RequestOutput:
         reader = self._reader
+        if asyncio.get_running_loop() is not reader.loop:
+            raise RequestError(
+                f"the outputs of request {reader.request_id!r} go to the event loop in which generate was "
+                "called; read them there"
+            )
         try:
             await self._hand_over()
             while not reader.pending and not reader.done:

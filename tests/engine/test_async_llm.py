@@ -368,6 +368,20 @@ def test_several_requests_are_aborted_by_their_ids():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("wrong", [3, None, b"a", ["a", 3], [["a"]]])
+def test_what_is_no_id_is_refused_and_aborts_nothing(wrong):
+    """Catches a TypeError about iterables, and a list of which the first half is aborted."""
+
+    async def main():
+        with toy() as llm:
+            outputs = llm.generate(PROMPT, LONG, request_id="a")
+            with pytest.raises(RequestError, match=r"^request_id is .*; give a string, or several$"):
+                await llm.abort(wrong)
+            assert (await read(outputs))[-1].outputs[0].finish_reason == "length"
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("hooks", ["on_planned", "on_committed"])
 def test_a_request_that_waits_while_a_hook_aborts_it_is_told(hooks):
     """Catches a reader who waits forever: the step has not touched the request."""
@@ -927,6 +941,21 @@ def test_a_closed_event_loop_leaves_no_request_behind():
 
         assert asyncio.run(come())[-1].finished
         assert llm.engine.scheduler.kv.num_used == 0
+
+
+def test_outputs_that_are_read_in_another_event_loop_are_refused():
+    """Catches a wait without an end: outputs go to the loop in which generate was called."""
+
+    async def begin():
+        return llm.generate(PROMPT, LONG, request_id="x")
+
+    async def go_on():
+        with pytest.raises(RequestError, match=r"^the outputs of request 'x' go to .*; read them there$"):
+            await asyncio.wait_for(anext(outputs), 20)
+
+    with toy() as llm:
+        outputs = asyncio.run(begin())
+        asyncio.run(go_on())
 
 
 # -- the event loop is free ----------------------------------------------------------------------
