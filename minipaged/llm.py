@@ -78,6 +78,8 @@ class LLM:
         self.config = config_from(own_settings(options))
         if use and components is not None:
             raise ConfigError("use and components are both given; give only one of them")
+        if not isinstance(components, Components | None):
+            raise ConfigError(f"components is {shortened(components)}; give Components(...), or use={{...}}")
         components = components or components_from(use or {})
         if components.drafter is not PromptLookup:
             if self.config.speculative_model is not None:

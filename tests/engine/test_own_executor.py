@@ -36,3 +36,9 @@ def test_use_and_components_are_not_given_together():
     with pytest.raises(ConfigError, match=r"^use and components are both given; give only one of them$"):
         LLM(executor=ToyModel(), block_size=4, use=use, components=components)
     LLM(executor=ToyModel(), block_size=4, use={}, components=components)
+
+
+def test_components_of_another_kind_are_refused():
+    """Catches an AttributeError about `drafter` for the dict that belongs in `use`."""
+    with pytest.raises(ConfigError, match=r"^components is {'allocator': .*; give Components"):
+        LLM(executor=ToyModel(), block_size=4, components={"allocator": BlockAllocator})
