@@ -70,7 +70,8 @@ def find_device(name: Device) -> torch.device:
 def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrainedModel:
     """The decoder in the directory `name`, or of that id on the Hugging Face hub, ready for inference.
 
-    Code that comes with the model's files runs only with `trust_remote_code`.
+    Code that comes with the model's files runs only with `trust_remote_code`. On the device "meta", the model
+    has shapes only: no weights are read.
 
     Raises:
         ModelLoadError: no such directory, no config.json in it, weights missing, unreadable or misshapen.
@@ -84,6 +85,10 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
         if not STATEFUL.isdisjoint(layer_types or ()):
             config.check_states()
         auto = auto_class(described)
+        if device.type == "meta":
+            with device:
+                model = auto.from_config(described, trust_remote_code=config.trust_remote_code)
+            return model, {"missing_keys": (), "mismatched_keys": ()}
         with _weights_counted(enabled="local_files_only" in options):  # a download has the hub's own bars
             return auto.from_pretrained(
                 source, dtype=config.dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options

@@ -118,6 +118,20 @@ def test_heads_that_do_not_divide_are_refused_with_the_numbers():
         check_plan(build("llama", **SIZES), 3)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size is 3, which does not divide"),
+        ({"pipeline_parallel_size": 5000}, "pipeline_parallel_size is 5000, but .* has only"),
+    ],
+)
+def test_a_model_that_cannot_be_split_is_refused_before_anything_is_started(sizes, told, monkeypatch):
+    """Catches thousands of processes that are started only to be ended."""
+    monkeypatch.setattr(start, "Workers", None)
+    with pytest.raises(ConfigError, match=told):
+        LLM(**SMALL, **sizes)
+
+
 @pytest.mark.parametrize("name", ["opt", "gpt2", "phi3", "llama4"])
 def test_a_model_without_a_plan_for_its_heads_is_refused(name):
     """Catches weights that stay whole, or are cut in a way that this code does not follow."""

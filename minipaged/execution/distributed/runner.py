@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution import loading
@@ -72,6 +73,24 @@ def check_reports(reports: list[Report], tensor_size: int) -> None:
             )
 
 
+def keep_part(model: PreTrainedModel, place: Place, link: Link) -> tuple[Split, range | None]:
+    """Drop what other ranks compute; returns how the weights are split, and the layers that stay (None: all).
+
+    Raises:
+        UnsupportedModelError, ConfigError: so many ranks cannot share this model.
+    """
+    if find_recurrent(model):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has layers with a recurrent state, which run on one rank only; "
+            "set tensor_parallel_size and pipeline_parallel_size to 1"
+        )
+    split = Split([], [(0, model.get_output_embeddings().out_features)])
+    if place.tensor_size > 1:
+        check_plan(model, place.tensor_size)
+        split = split_weights(model, place.shard, place.tensor_size)
+    return split, keep_stage(model, place, link) if place.pipeline_size > 1 else None
+
+
 class RankRunner(ModelRunner):
     """Computes a rank's part of every step; on rank 0 it is the engine's executor."""
 
@@ -79,20 +98,10 @@ class RankRunner(ModelRunner):
 
     def __init__(self, name: str, config: EngineConfig, place: Place, device: torch.device) -> None:
         model = loading.load_model(name, config, torch.device("cpu"))
-        if find_recurrent(model):
-            raise UnsupportedModelError(
-                f"{type(model).__name__} has layers with a recurrent state, which run on one rank only; "
-                "set tensor_parallel_size and pipeline_parallel_size to 1"
-            )
         self.place = place
         self._weights = fingerprint(model)
-        self._split = Split([], [(0, model.get_output_embeddings().out_features)])
         self._link = Link(place)
-        if place.tensor_size > 1:
-            check_plan(model, place.tensor_size)
-            self._split = split_weights(model, place.shard, place.tensor_size)
-        if place.pipeline_size > 1:
-            self.layers = keep_stage(model, place, self._link)
+        self._split, self.layers = keep_part(model, place, self._link)
         here = {path for path, _ in model.named_modules()}
         self._partial = [path for path in self._split.partial if path in here]
         model.to(device)  # type: ignore[arg-type]

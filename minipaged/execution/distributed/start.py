@@ -14,12 +14,14 @@ import torch
 import torch.distributed as dist
 
 from minipaged.config import ConfigError, EngineConfig
+from minipaged.execution import loading
 from minipaged.execution.distributed import RankError
 from minipaged.execution.distributed.group import Group, check_free, give_up, one_machine
 from minipaged.execution.distributed.launch import LOST_OTHERS, TO_NOTICE, Workers
 from minipaged.execution.distributed.message import PlanDecoder
 from minipaged.execution.distributed.place import Place
-from minipaged.execution.distributed.runner import RankRunner
+from minipaged.execution.distributed.runner import RankRunner, keep_part
+from minipaged.execution.distributed.stages import Link
 from minipaged.execution.distributed.threads import SharedThreads
 from minipaged.execution.loading import find_device, in_one_line
 
@@ -48,6 +50,9 @@ def load(name: str, config: EngineConfig) -> RankRunner:
         return _join(name, config, what)
     check_free()
     device = _device(0, size, config, what)
+    place = Place.of(0, config)
+    shapes = loading.load_model(name, config, torch.device("meta"))
+    keep_part(shapes, place, Link(place))  # refuses, before anything is started
     with ExitStack() as undo:
         undo.callback(give_up)
         threads = SharedThreads(size)
@@ -55,7 +60,7 @@ def load(name: str, config: EngineConfig) -> RankRunner:
         workers = Workers(size - 1, {"model": name, "config": asdict(config)}, threads.count)
         undo.callback(workers.stop)
         try:
-            runner = RankRunner(name, config, Place.of(0, config), device)
+            runner = RankRunner(name, config, place, device)
             store = dist.FileStore(str(workers.store_file), size)
             while not store.check([_loaded(rank) for rank in range(1, size)]):
                 workers.check()
