@@ -271,6 +271,7 @@ def look_at(body: bytes, authorization: str | None) -> tuple[list[int], int]:
             prompt, size = prompt[0], len(prompt)
         if isinstance(prompt, str):
             return prefix_keys(prompt, KEY_CHARACTERS, root), size
-        return prefix_keys(prompt, KEY_TOKENS, root), size
+        ids = prompt if isinstance(prompt, list) else ()
+        return prefix_keys(ids, KEY_TOKENS, root), size
     except (ValueError, TypeError, AttributeError, RecursionError):
         return [], 1
