@@ -60,6 +60,7 @@ OR_HEADS = "; use tensor_parallel_size, or 1"
         ("gemma4_text", {"hidden_size_per_layer_input": 8}, f"has hidden_size_per_layer_input{OR_HEADS}"),
         ("gemma4_text", {"num_kv_shared_layers": 2}, f"has num_kv_shared_layers{OR_HEADS}"),
         ("stablelm", {}, "transformers has no plan for stages of StableLmForCausalLM; give 1"),
+        ("llama4_text", {}, "transformers has no plan for stages of Llama4ForCausalLM; give 1"),
     ],
 )
 def test_layers_that_need_more_than_rows_are_not_cut(model_type, changes, reason):

@@ -56,9 +56,14 @@ def bounds(count: int, rank: int, size: int) -> tuple[int, int]:
     return count * rank // size, count * (rank + 1) // size
 
 
+def unknown_styles(model: PreTrainedModel) -> set[str]:
+    """What the model's plan asks for and is not supported."""
+    return set((model.tp_plan or {}).values()) - SPLIT - WHOLE
+
+
 def splits_heads(model: PreTrainedModel) -> bool:
-    """Whether transformers has a plan that splits the model's attention heads."""
-    return any(
+    """Whether transformers has a plan that splits the model's attention heads, and it is supported."""
+    return not unknown_styles(model) and any(
         style == "colwise" and ("attn" in path or "attention" in path)
         for path, style in (model.tp_plan or {}).items()
     )
@@ -72,16 +77,16 @@ def stage_parts(model: PreTrainedModel) -> list[str]:
 def check_plan(model: PreTrainedModel, size: int) -> None:
     """Raise UnsupportedModelError or ConfigError unless `size` ranks can share the model's heads."""
     name, plan = type(model).__name__, model.tp_plan
+    advice = "use pipeline_parallel_size, or 1" if stage_parts(model) else "give 1"
+    if unknown := unknown_styles(model):
+        raise UnsupportedModelError(
+            f"tensor_parallel_size is {size}, but the plan of {name} asks for {', '.join(sorted(unknown))}, "
+            f"which is not supported here; {advice}"
+        )
     if not splits_heads(model):
-        advice = "use pipeline_parallel_size, or 1" if stage_parts(model) else "give 1"
         raise UnsupportedModelError(
             f"tensor_parallel_size is {size}, but transformers has no plan that splits the attention heads "
             f"of {name}; {advice}"
-        )
-    if unknown := set(plan.values()) - SPLIT - WHOLE:
-        raise UnsupportedModelError(
-            f"tensor_parallel_size is {size}, but the plan of {name} asks for {', '.join(sorted(unknown))}, "
-            "which is not supported here; give 1"
         )
     config = text_config(model)
     heads = config.num_attention_heads
