@@ -51,6 +51,12 @@ def test_of_a_multimodal_model_the_decoder_is_cut():
     assert kept == [False] * (count // 2) + [True] * (count - count // 2)
 
 
+def test_a_layer_that_attends_twice_counts_twice():
+    """Catches a stage that is refused because it keeps no K/V of the second half of its own layers."""
+    place = Place(1, 1, 2)
+    assert keep_stage(build_small("longcat_flash"), place, Link(place)) == range(4, 8)
+
+
 OR_HEADS = "; use tensor_parallel_size, or 1"
 
 

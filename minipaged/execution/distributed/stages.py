@@ -96,7 +96,7 @@ class StandInEmbedding(nn.Module):
 
 
 def keep_stage(model: PreTrainedModel, place: Place, link: Link) -> range:
-    """Drop what other stages compute; returns the layers that stay.
+    """Drop what other stages compute; returns the layers that stay, as attention numbers them.
 
     Raises:
         UnsupportedModelError: transformers says nothing about stages of this model, or its layers need more
@@ -128,7 +128,8 @@ def keep_stage(model: PreTrainedModel, place: Place, link: Link) -> range:
         for part in parts[parts.index("layers") + 1 :]:
             setattr(base, part, nn.Identity())
         model.set_output_embeddings(nn.Identity())
-    return range(first, end)
+    each = text_config(model).num_hidden_layers // count  # (2 where a decoder layer attends twice)
+    return range(first * each, end * each)
 
 
 def micro_batches(scheduled: list[ScheduledSequence], num_parts: int) -> list[list[ScheduledSequence]]:
