@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from minipaged import LLM, AsyncLLM, SamplingParams
 from minipaged.config import ConfigError, EngineConfig
@@ -116,6 +117,19 @@ def test_heads_that_do_not_divide_are_refused_with_the_numbers():
     told = "is 3, which does not divide the 8 query and 4 K/V heads of LlamaForCausalLM; give 1 or 2 or 4"
     with pytest.raises(ConfigError, match=told):
         check_plan(build("llama", **SIZES), 3)
+
+
+def test_heads_are_counted_in_every_layer():
+    """Catches transformers' own error, or half a head: Gemma 4 has fewer K/V heads in its global layers."""
+    layers = {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 0}
+    of_two_kinds = {"attention_k_eq_v": True, "num_global_key_value_heads": 2, "global_head_dim": 16}
+    own = {"vocab_size_per_layer_input": 2049, "hidden_size_per_layer_input": 0}
+    config = CONFIG_MAPPING["gemma4_text"](**SIZES, **layers, **of_two_kinds, **own)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ConfigError, match=r"divide the 8 query and 2 K/V heads of .*; give 1 or 2"):
+        check_plan(model, 4)
+    check_plan(model, 2)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
+from math import gcd
 from typing import Any, NamedTuple
 
 import torch
@@ -89,8 +90,9 @@ def check_plan(model: PreTrainedModel, size: int) -> None:
             f"of {name}; {advice}"
         )
     config = text_config(model)
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    layers = config.per_layer_config if config.is_heterogeneous else [config]
+    heads = gcd(*(layer.num_attention_heads for layer in layers))
+    kv_heads = gcd(*(getattr(layer, "num_key_value_heads", None) or heads for layer in layers))
     if heads % size or kv_heads % size:
         fit = [n for n in range(1, kv_heads + 1) if not heads % n and not kv_heads % n]
         raise ConfigError(
