@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from minipaged.kernels.cpp.build import INTEGER, POINTER, declare, declare_by_dtype
+from minipaged.kernels.cpp.panels import fetches_ahead
 from minipaged.kernels.layout import block_size_of
 from minipaged.kernels.metadata import AttentionMetadata, AttentionParameters
 from minipaged.kernels.reference import attention as reference_attention
 
-ATTENTION_CALL = struct.Struct("8P 11q 2d")  # the struct `AttentionCall` of calls.h
+ATTENTION_CALL = struct.Struct("8P 12q 2d")  # the struct `AttentionCall` of calls.h
 _attend = declare_by_dtype("paged_attention", ctypes.c_char_p)
 _write_tokens = declare("write_tokens", POINTER, INTEGER, INTEGER, POINTER, POINTER, *[INTEGER] * 4)
 
@@ -74,6 +75,7 @@ def paged_attention(
         *(query.stride(0), query.stride(1), tables.stride(0)),
         *(metadata.num_sequences, num_heads, num_kv_heads, block_size),
         *(key_dim, value_dim, sliding_window or sys.maxsize, torch.get_num_threads()),
+        fetches_ahead(),
         *(scale, softcap or 0.0),
     )
     attend(call)

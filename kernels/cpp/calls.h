@@ -26,7 +26,7 @@ struct AttentionCall {
     int64_t query_token_stride, query_head_stride, table_stride;
     int64_t num_sequences, num_heads, num_kv_heads, block_size, key_dim, value_dim;
     int64_t sliding_window;       // at least the longest context if there is none
-    int64_t num_threads;
+    int64_t num_threads, fetches_ahead;  // as for a Product
     double scale, softcap;        // softcap 0: none
 };
 

@@ -100,7 +100,7 @@ def _pack(layer: DecoderLayer, dtype: torch.dtype) -> bytes:
         *(0, 0, 0, 0),
         *(0, 0, 0),
         *(0, layer.num_heads, num_kv_heads, block_size),
-        *(head_dim, head_dim, sliding_window or sys.maxsize, 0),
+        *(head_dim, head_dim, sliding_window or sys.maxsize, 0, fetches_ahead()),
         *(scale, softcap or 0.0),
     )
     return b"".join([*linears, attention, *map(_pack_norm, layer.norms)])

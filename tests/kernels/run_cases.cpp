@@ -51,7 +51,8 @@ void attention() {
         as<int32_t>(tables), as<int32_t>(starts), as<int32_t>(contexts), as<float>(sinks)};
     for (int64_t* field : {&call.query_token_stride, &call.query_head_stride, &call.table_stride,
                            &call.num_sequences, &call.num_heads, &call.num_kv_heads, &call.block_size,
-                           &call.key_dim, &call.value_dim, &call.sliding_window, &call.num_threads})
+                           &call.key_dim, &call.value_dim, &call.sliding_window, &call.num_threads,
+                           &call.fetches_ahead})
         *field = integer();
     call.scale = number<double>();
     call.softcap = number<double>();

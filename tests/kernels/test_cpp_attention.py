@@ -204,6 +204,17 @@ def test_threads_change_nothing():
     assert torch.equal(attend(case), alone)
 
 
+@pytest.mark.parametrize("lengths", [DECODES, MIXED], ids=["decodes", "mixed"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_prefetching_into_another_cache_changes_no_bit(dtype, lengths, monkeypatch):
+    """Catches prefetches beyond the last row, and rows that are read only by one of the two ways."""
+    case, results = make_case(lengths, dtype=dtype, heads=(8, 4), head_dims=(64, 64)), []
+    for fetches in (False, True):
+        monkeypatch.setattr(attention, "fetches_ahead", lambda own=fetches: own)
+        results.append(attend(case))
+    assert torch.equal(*results)
+
+
 def test_strided_queries_are_read_by_their_strides():
     """Catches a transposed query taken for a contiguous one."""
     case = make_case(MIXED)

@@ -121,7 +121,7 @@ class Run:
             *(metadata.block_tables, metadata.query_start, metadata.context_len),
             None if sinks is None else sinks.float(),
             *(case.query.stride(0), case.query.stride(1), metadata.block_tables.stride(0), len(lengths)),
-            *(num_heads, num_kv_heads, block_size, key_dim, value_dim, sliding_window or 2**40, 1),
+            *(num_heads, num_kv_heads, block_size, key_dim, value_dim, sliding_window or 2**40, 1, 1),
             *(0.3, softcap or 0.0),
             check=check,
         )
