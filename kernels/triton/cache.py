@@ -61,10 +61,10 @@ def copy_blocks(caches: list[Tensor], source: Tensor, destination: Tensor) -> No
     if torch.isin(source, destination).any():
         staged = torch.arange(source.shape[0])
         staging = [cache.new_empty((source.shape[0], *cache.shape[1:])) for cache in caches]
-        move_blocks(caches, staging, source, staged)
-        move_blocks(staging, caches, staged, destination)
+        swap_blocks(caches, staging, source, staged)
+        swap_blocks(staging, caches, staged, destination)
     else:
-        move_blocks(caches, caches, source, destination)
+        swap_blocks(caches, caches, source, destination)
 
 
 def swap_blocks(
@@ -72,16 +72,11 @@ def swap_blocks(
 ) -> None:
     """Copy block source[i] of source_caches[j] to block destination[i] of destination_caches[j], all i and j.
 
+    One launch serves all pools whose blocks have the same number of bytes; no block is both read and written.
+
     Raises ValueError for a host pool that is not pinned (it is reached over the bus), and if the lists
     differ in length.
     """
-    move_blocks(source_caches, destination_caches, source, destination)
-
-
-def move_blocks(
-    source_caches: list[Tensor], destination_caches: list[Tensor], source: Tensor, destination: Tensor
-) -> None:
-    """Copy blocks, none both read and written, in a launch for all pools with blocks of as many bytes."""
     pools = [*source_caches, *destination_caches]
     if source.numel() == 0 or not pools:
         return
