@@ -56,11 +56,10 @@ class Exchange:
         self.outgoing = outgoing
         self._http = http
         self._answer: httpx.Response | None = None
-        self._chunks: AsyncGenerator[bytes] | None = None
         self.status = 0
         self.headers: Headers = []
         self.body = b""  # of a stream: its first events
-        self.is_stream = False
+        self.events: AsyncGenerator[bytes] | None = None  # the rest; raises as `begin`
         replica.num_requests += outgoing.size
 
     async def begin(self) -> None:
@@ -78,19 +77,12 @@ class Exchange:
         kept = self._answer.headers.raw
         self.headers = [(name, value) for name, value in kept if name.decode().lower() not in ONE_CONNECTION]
         kind = self._answer.headers.get("content-type", "")
-        self.is_stream = self.status == 200 and kind.startswith("text/event-stream")
         chunks = self._answer.aiter_raw()
-        if self.is_stream:
-            self._chunks = self._whole_events(chunks)
-            self.body = await anext(self._chunks, b"")
+        if self.status == 200 and kind.startswith("text/event-stream"):
+            self.events = _whole_events(chunks)
+            self.body = await anext(self.events, b"")
         else:
             self.body = b"".join([chunk async for chunk in chunks])
-
-    async def events(self) -> AsyncGenerator[bytes]:
-        """The rest of a stream, in pieces that end where an event ends; raises as `begin`."""
-        assert self._chunks is not None
-        async for piece in self._chunks:
-            yield piece
 
     async def close(self) -> None:
         """Close the connection: a replica that still computes notices and frees the blocks."""
@@ -98,11 +90,13 @@ class Exchange:
         if self._answer is not None:
             await self._answer.aclose()
 
-    async def _whole_events(self, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-        held = b""
-        async for chunk in chunks:
-            whole, end, held = (held + chunk).rpartition(b"\n\n")
-            if end:
-                yield whole + end
-        if held:
-            yield held
+
+async def _whole_events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """The chunks of a stream, cut where an event ends."""
+    held = b""
+    async for chunk in chunks:
+        whole, end, held = (held + chunk).rpartition(b"\n\n")
+        if end:
+            yield whole + end
+    if held:
+        yield held

@@ -160,9 +160,10 @@ class Router:
         exchange = await unless_gone(receive, self._exchange(outgoing, keys))
         if exchange is None:
             return Response(status_code=499)
-        if not exchange.is_stream:
+        if exchange.events is None:
             return _whole(exchange)
-        return EventStream(_events(exchange), exchange.close, headers=exchange.headers + _which(exchange))
+        events = _events(exchange, exchange.events)
+        return EventStream(events, exchange.close, headers=exchange.headers + _which(exchange))
 
     async def _exchange(self, outgoing: Outgoing, keys: Sequence[int]) -> Exchange:
         """The first answer of a replica worth passing on; a stream is left open.
@@ -190,7 +191,7 @@ class Router:
             except BaseException:
                 await exchange.close()
                 raise
-            if exchange.is_stream:
+            if exchange.events is not None:
                 return exchange
             await exchange.close()
             if exchange.status not in (429, 503) or not outgoing.size:
@@ -212,12 +213,12 @@ class Router:
         return self.replicas[self._policy(keys, loads)]
 
 
-async def _events(exchange: Exchange) -> AsyncGenerator[bytes]:
+async def _events(exchange: Exchange, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
     """The events of a replica; if it is lost, the last says so."""
     yield exchange.body
     num_events = exchange.body.count(b"\n\n")
     try:
-        async for piece in exchange.events():
+        async for piece in events:
             num_events += piece.count(b"\n\n")
             yield piece
     except httpx.TransportError:

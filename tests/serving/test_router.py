@@ -361,7 +361,7 @@ def test_half_an_event_is_never_passed_on():
             assert replica.num_requests == 1
             pieces, is_cut = [exchange.body], False
             try:
-                async for piece in exchange.events():
+                async for piece in exchange.events:
                     pieces.append(piece)
             except httpx.ReadError:
                 is_cut = True
