@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -13,32 +15,21 @@ from minipaged.serving.exchange import Replica
 
 def merged(texts: Mapping[int, str], replicas: Sequence[Replica], num_retries: int) -> bytes:
     """The replicas' own metrics, by number, and the router's metrics, in Prometheus' text format."""
-    registry = CollectorRegistry()
-    registry.register(_Merged(texts, replicas, num_retries))  # type: ignore[arg-type]
+    families: dict[str, Metric] = {}
+    for number, text in texts.items():
+        for told in text_string_to_metric_families(text):
+            family = families.setdefault(told.name, Metric(told.name, told.documentation, told.type))
+            for sample in told.samples:
+                family.add_sample(sample.name, {**sample.labels, "replica": str(number)}, sample.value)
+    up = GaugeMetricFamily("minipaged:replica_up", "Whether it gets requests.", labels=["replica"])
+    has = GaugeMetricFamily("minipaged:replica_requests", "Prompts that it has.", labels=["replica"])
+    starts = CounterMetricFamily("minipaged:replica_starts", "Starts of its process.", labels=["replica"])
+    for replica in replicas:
+        label = [str(replica.number)]
+        up.add_metric(label, replica.is_up)
+        has.add_metric(label, replica.num_requests)
+        starts.add_metric(label, replica.num_starts)
+    retries = CounterMetricFamily("minipaged:router_retries", "Requests sent to one more replica.")
+    retries.add_metric([], num_retries)
+    registry: Any = SimpleNamespace(collect=lambda: (*families.values(), up, has, starts, retries))
     return generate_latest(registry)
-
-
-class _Merged:
-    def __init__(self, texts: Mapping[int, str], replicas: Sequence[Replica], num_retries: int) -> None:
-        self._texts, self._replicas, self._num_retries = texts, replicas, num_retries
-
-    def collect(self) -> Iterator[Metric]:
-        """Families, as prometheus_client asks for them."""
-        families: dict[str, Metric] = {}
-        for number, text in self._texts.items():
-            for told in text_string_to_metric_families(text):
-                family = families.setdefault(told.name, Metric(told.name, told.documentation, told.type))
-                for sample in told.samples:
-                    family.add_sample(sample.name, {**sample.labels, "replica": str(number)}, sample.value)
-        yield from families.values()
-        up = GaugeMetricFamily("minipaged:replica_up", "Whether it gets requests.", labels=["replica"])
-        has = GaugeMetricFamily("minipaged:replica_requests", "Prompts that it has.", labels=["replica"])
-        starts = CounterMetricFamily("minipaged:replica_starts", "Starts of its process.", labels=["replica"])
-        for replica in self._replicas:
-            label = [str(replica.number)]
-            up.add_metric(label, replica.is_up)
-            has.add_metric(label, replica.num_requests)
-            starts.add_metric(label, replica.num_starts)
-        retries = CounterMetricFamily("minipaged:router_retries", "Requests sent to one more replica.")
-        retries.add_metric([], self._num_retries)
-        yield from (up, has, starts, retries)
