@@ -32,10 +32,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Types of the rows that the kernels read and write."""
 
 POINTER, INTEGER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-CPP_FILES = ("paged_attention.cpp", "elementwise.cpp", "panel_product.cpp", "decode.cpp", "read_memory.cpp")
-SOURCES = [Path(__file__).with_name(name) for name in CPP_FILES]
-HEADER_FILES = ("vectors.h", "calls.h", "parallel.h", "attention_items.h", "panel_formats.h")
-HEADERS = [Path(__file__).with_name(name) for name in HEADER_FILES]
+SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
+HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared")
 PROBE = """
 #ifndef _OPENMP

@@ -171,15 +171,12 @@ void decode(const DecoderLayer* layers, int64_t num_layers, const Ends& ends, co
 
 extern "C" {
 
-void decode_float32(const DecoderLayer* layers, int64_t num_layers, const Ends* ends, const DecodeStep* step) {
-    decode<float>(layers, num_layers, *ends, *step);
-}
-
-void decode_bfloat16(const DecoderLayer* layers, int64_t num_layers, const Ends* ends, const DecodeStep* step) {
-    decode<BFloat16>(layers, num_layers, *ends, *step);
-}
-
-void decode_float16(const DecoderLayer* layers, int64_t num_layers, const Ends* ends, const DecodeStep* step) {
-    decode<Half>(layers, num_layers, *ends, *step);
-}
+#define FOR_TYPE(T, NAME)                                                                                     \
+    void decode_##NAME(const DecoderLayer* layers, int64_t num_layers, const Ends* ends,                      \
+                       const DecodeStep* step) {                                                              \
+        decode<T>(layers, num_layers, *ends, *step);                                                          \
+    }
+FOR_TYPE(float, float32)
+FOR_TYPE(BFloat16, bfloat16)
+FOR_TYPE(Half, float16)
 }

@@ -278,9 +278,6 @@ void for_rows(const Product& call, const Body& body) {
     in_parallel(call.num_rows, call.num_rows * call.size < PARALLEL_ROW_ELEMENTS ? 1 : call.num_threads, body);
 }
 
-template <class Format>
-constexpr bool rounds = std::is_same_v<Format, W8A8>;
-
 template <class Format, class T, bool IN_PAIRS>
 struct Floats {  // the rows in float32. Quantized ones stay integers, whose sums are exact.
     std::vector<float> elements;
@@ -300,7 +297,7 @@ struct Floats {  // the rows in float32. Quantized ones stay integers, whose sum
                 return;
             }
             for (int64_t k = 0; k < call.size; k += LANES) store(own + k, load(row + k, call.size - k));
-            for (int64_t g = 0; rounds<Format> && g < num_groups; g++) {
+            for (int64_t g = 0; std::is_same_v<Format, W8A8> && g < num_groups; g++) {
                 QuantizedGroup<1> group;
                 quantize_group<Format>(own + g * GROUP, GROUP, group);
                 for (int k = 0; k < GROUP; k++) own[g * GROUP + k] = group.elements[0][k];

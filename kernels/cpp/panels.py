@@ -127,20 +127,19 @@ def _seconds(function: Any, call: bytes) -> float:
 
 def pack(weight: Tensor) -> Tensor:
     """Pack a weight [N, K] of a float type; the panels as bytes [N / 64, bytes of a panel]."""
-    panels = _padded(weight, GROUP).unflatten(0, (-1, WIDTH)).unflatten(2, (-1, 4 // weight.itemsize))
+    panels = _padded(weight).unflatten(0, (-1, WIDTH)).unflatten(2, (-1, 4 // weight.itemsize))
     return panels.transpose(1, 2).contiguous().view(torch.uint8).flatten(1)
 
 
 def quantize(weight: Tensor, format: str) -> Tensor:
     """The same for the quantized formats; of a few scales per group, the one with the least error."""
     rows_at_once = 16 * WIDTH
-    parts = [_quantize(part, format) for part in weight.split(rows_at_once)]
-    return torch.cat(parts)
+    return torch.cat([_quantize(part, format) for part in weight.split(rows_at_once)])
 
 
 def _quantize(weight: Tensor, format: str) -> Tensor:
     zero = ZERO_POINTS[format]
-    groups = _padded(weight.float(), GROUP).unflatten(1, (-1, GROUP))  # [N, K / 64, 64]
+    groups = _padded(weight.float()).unflatten(1, (-1, GROUP))  # [N, K / 64, 64]
     absmax = groups.gather(2, groups.abs().argmax(2, keepdim=True))
     best_scale = torch.full_like(absmax, torch.nan)  # stays NaN where a weight is not finite
     least_error = torch.full_like(absmax, torch.inf)
@@ -187,6 +186,6 @@ def unpack(panels: Tensor, dtype: torch.dtype, num_outputs: int, size: int) -> T
     return lanes.transpose(1, 2).flatten(2).flatten(0, 1)[:num_outputs, :size]
 
 
-def _padded(weight: Tensor, multiple: int) -> Tensor:
+def _padded(weight: Tensor) -> Tensor:
     """Padded with zeros below and at the right to whole panels and groups."""
-    return nn.functional.pad(weight, (0, -weight.shape[1] % multiple, 0, -weight.shape[0] % WIDTH))
+    return nn.functional.pad(weight, (0, -weight.shape[1] % GROUP, 0, -weight.shape[0] % WIDTH))
