@@ -18,6 +18,7 @@ from array import array
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from minipaged.execution.batch import num_predicted_prompt_tokens
@@ -94,15 +95,6 @@ class _Table:
         self.blocks: list[int] = []
 
 
-class _Asking:
-    """A request that wants the log-probabilities of its prompt, or not."""
-
-    def __init__(self, sequence: Mirror, prompt_logprobs: int | None) -> None:
-        self.sequences = [sequence]
-        self.params = self
-        self.prompt_logprobs = prompt_logprobs
-
-
 class Mirror:
     """As much of a scheduled `Sequence` as a `BatchBuilder` reads."""
 
@@ -110,7 +102,8 @@ class Mirror:
         self.table = table
         self.token_ids = _Tokens(start, token_ids)
         self.num_prompt_tokens = start + 1 + num_predicted
-        self.request = _Asking(self, 1 if num_predicted else None)
+        params = SimpleNamespace(prompt_logprobs=1 if num_predicted else None)
+        self.request = SimpleNamespace(sequences=[self], params=params)
 
 
 class PlanDecoder:
