@@ -814,13 +814,13 @@ def test_a_trace_is_one_page_that_asks_nobody(browser, swapping, tmp_path, dark)
     assert page.value("viewer.state().steps") == len(swapping.splitlines()) - 1
     theme = palette.DARK if dark else palette.LIGHT
     paper = "getComputedStyle(document.body).backgroundColor"
-    assert page.value(paper) == f"rgb{palette.rgb(theme.paper)}"
+    assert page.value(paper) == f"rgb{palette.rgb(theme['paper'])}"
     for width in (1280, 400, 320):
         page.resize(width)
         assert page.value("document.documentElement.scrollWidth") <= width
     page.value("document.getElementById('theme').click()")
     other = palette.LIGHT if dark else palette.DARK
-    assert page.value(paper) == f"rgb{palette.rgb(other.paper)}"
+    assert page.value(paper) == f"rgb{palette.rgb(other['paper'])}"
     assert page.value("getComputedStyle(document.documentElement).backgroundColor") == page.value(paper)
     assert page.problems == []
     page.close()

@@ -6,22 +6,13 @@ patterns.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 OWNERS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Hues of the first, second, ... request: blue, orange, green, purple, sky, vermillion; then again."""
 
-
-class Theme(NamedTuple):
-    """Colours that differ between light and dark, as #rrggbb."""
-
-    paper: str  # behind everything
-    ink: str  # text
-    soft: str  # less important text
-    line: str  # edges of what is nobody's
-    shade: str  # a block without an owner
-    tints: tuple[str, ...]  # fill of the blocks of each owner
-    hues: tuple[str, ...]  # edges and arrows of each owner
+Theme = dict[str, str]
+"""Colours that differ between light and dark, as #rrggbb: paper (behind everything), ink (text), soft (less
+important text), line (edges of what is nobody's), shade (a block without an owner), and of owner i: tint{i}
+(fill of its blocks), hue{i} (edges and arrows)."""
 
 
 def rgb(colour: str) -> tuple[int, int, int]:
@@ -35,27 +26,24 @@ def mix(colour: str, other: str, share: float) -> str:
     return "#" + "".join(f"{value:02x}" for value in mixed)
 
 
-def _theme(paper: str, ink: str, soft: str, line: str, shade: str, tint: float, hue: float) -> Theme:
-    tints = tuple(mix(colour, paper, tint) for colour in OWNERS)
-    return Theme(paper, ink, soft, line, shade, tints, tuple(mix(colour, ink, hue) for colour in OWNERS))
+def _theme(tint: float, hue: float, **theme: str) -> Theme:
+    for i, colour in enumerate(OWNERS):
+        theme |= {f"tint{i}": mix(colour, theme["paper"], tint), f"hue{i}": mix(colour, theme["ink"], hue)}
+    return theme
 
 
-LIGHT = _theme("#ffffff", "#1b2430", "#56616f", "#8a94a1", "#eef1f4", tint=0.68, hue=0.2)
-DARK = _theme("#151b23", "#e8edf3", "#a3afbd", "#6d7a89", "#232c37", tint=0.58, hue=0.12)
+LIGHT = _theme(0.68, 0.2, paper="#ffffff", ink="#1b2430", soft="#56616f", line="#8a94a1", shade="#eef1f4")
+DARK = _theme(0.58, 0.12, paper="#151b23", ink="#e8edf3", soft="#a3afbd", line="#6d7a89", shade="#232c37")
 
 
 def variables(theme: Theme) -> str:
     """The theme as CSS variables."""
-    named = {name: getattr(theme, name) for name in ("paper", "ink", "soft", "line", "shade")}
-    for i, (tint, hue) in enumerate(zip(theme.tints, theme.hues)):
-        named |= {f"tint{i}": tint, f"hue{i}": hue}
-    return "".join(f"--mp-{name}:{value};" for name, value in named.items())
+    return "".join(f"--mp-{name}:{value};" for name, value in theme.items())
 
 
 def _rule(selector: str, *properties: tuple[str, str]) -> str:
     """A rule whose colours follow the theme, and are the light ones where CSS variables are unsupported."""
-    light = dict(item.split(":") for item in variables(LIGHT).rstrip(";").split(";"))
-    text = "".join(f"{key}:{light[f'--mp-{name}']};{key}:var(--mp-{name});" for key, name in properties)
+    text = "".join(f"{key}:{LIGHT[name]};{key}:var(--mp-{name});" for key, name in properties)
     return f"{selector}{{{text}}}"
 
 
