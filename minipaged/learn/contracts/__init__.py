@@ -6,6 +6,7 @@ A contract is a class whose docstring numbers the rules; it stands between the e
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ class Concept(NamedTuple):
     name: str  # as in `--use NAME=...` and the fields of `Components`
     own: str  # the project's own, "module:Class Class"; the first stands for the concept
     interface: type | None  # whose methods an override must have; None for paged attention, a function
-    contract: Any  # a `Watcher`, a subclass of an interface that is `INHERITED`, or a function like `watch`
+    contract: Any  # a `Watcher`, a subclass of an interface that is `INHERITED`, or a function that watches
 
     @property
     def originals(self) -> list[Any]:
@@ -60,7 +61,9 @@ class Concept(NamedTuple):
         """What makes watched objects of the override."""
         if self.interface in INHERITED:  # the checks come before its own methods
             return type(override.__name__, (self.contract, override), {})
-        return getattr(self.contract, "watch", self.contract)(self.name, override)
+        if self.interface is None:
+            return self.contract(self.name, override)
+        return partial(self.contract, self.name, override)
 
 
 CONCEPTS = {

@@ -64,11 +64,6 @@ class Watcher:
             made = call_text(getattr(make, "__name__", str(make)), args)
             self.rules.fail(f"the engine calls {made}, but {error}", cause=error)
 
-    @classmethod
-    def watch(cls, concept: str, override: Callable[..., Any]) -> Callable[..., Any]:
-        """What makes watched objects of an override."""
-        return partial(cls, concept, override)
-
     def _call(self, name: str, *args: Any, may_raise: tuple[type[Exception], ...] = ()) -> Any:
         return self.rules.call(getattr(self._inner, name), *args, may_raise=may_raise)
 
