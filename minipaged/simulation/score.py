@@ -49,22 +49,19 @@ class Marks(NamedTuple):
 class Contest:
     """One workload, and the settings of the engine that runs it."""
 
-    about: str
     workload: Workload
     rate: float  # requests/s, on average
     options: dict[str, Any]
 
 
 CONTESTS = {
-    "questions": Contest(
-        "prompts of very different lengths, short answers, 16 at once",
+    "questions": Contest(  # prompts of very different lengths, short answers, 16 at once
         Independent(Lognormal(300, 1.2, 1500), Lognormal(60, 0.6, 300)),
         6.4,
         {"max_num_seqs": 16, "max_num_batched_tokens": 1024, "enable_chunked_prefill": True},
     ),
-    "chat": Contest("long answers: memory is short and requests are preempted", SHAREGPT, 2.4, {}),
-    "documents": Contest(
-        "long prompts, eight shared beginnings",
+    "chat": Contest(SHAREGPT, 2.4, {}),  # long answers: memory is short and requests are preempted
+    "documents": Contest(  # long prompts, eight shared beginnings
         Independent(Lognormal(700, 0.8, 1400), Lognormal(50, 0.6, 200), prefix_tokens=256, num_prefixes=8),
         5.0,
         {"enable_prefix_caching": True, "enable_chunked_prefill": True},
