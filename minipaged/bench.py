@@ -25,7 +25,7 @@ from minipaged.llm import LLM
 from minipaged.metrics import quantile
 from minipaged.prompts import shortened
 from minipaged.scheduling import StepPlan
-from minipaged.text_io import TextError, read_json
+from minipaged.text_io import read_json
 from minipaged.viewer.profile import StepProfile
 
 
@@ -41,11 +41,8 @@ class WorkloadItem(TypedDict):
 
 
 def read_workload(path: Path) -> list[WorkloadItem]:
-    """Read a workload file; raises `WorkloadError` if it is missing or unusable."""
-    try:
-        items = read_json("workload", path)
-    except TextError as error:
-        raise WorkloadError(str(error)) from error
+    """Read a workload file; raises `TextError` if it has no JSON, `WorkloadError` if it is unusable."""
+    items = read_json("workload", path)
     if not isinstance(items, list) or not items:
         raise WorkloadError(f"workload {path} must be a JSON list; give at least one request")
     for number, item in enumerate(items):

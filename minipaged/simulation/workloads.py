@@ -5,7 +5,6 @@ distributions with the published means (paper, Fig. 11), a stated spread and an 
 real lengths may be given instead. Arrivals are a Poisson process.
 """
 
-import json
 import math
 import random
 import reprlib
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from minipaged.simulation.hardware import find
+from minipaged.text_io import read_json
 
 
 def normal_cdf(x: float) -> float:
@@ -152,10 +152,7 @@ class FromFile:
 
 def read_lengths(path: Path) -> FromFile:
     """Lengths from a JSON list of [prompt tokens, output tokens]; a `WorkloadError` names the bad entry."""
-    try:
-        pairs = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise WorkloadError(f"cannot read lengths from {path}: {error}") from None
+    pairs = read_json("workload", path)
     if not isinstance(pairs, list) or not pairs:
         raise WorkloadError(f"{path} must be a JSON list of [prompt tokens, output tokens], not empty")
     for i, pair in enumerate(pairs):

@@ -126,13 +126,13 @@ def test_lengths_from_a_file_are_drawn_as_they_are(tmp_path):
         ("[[5, true]]", "entry 0 is"),
         ("[]", "not empty"),
         ("{}", "must be a JSON list"),
-        ("nonsense", "cannot read lengths"),
+        ("nonsense", "is not JSON"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_entry(tmp_path, content, message):
     file = tmp_path / "lengths.json"
     file.write_text(content)
-    with pytest.raises(WorkloadError, match=message):
+    with pytest.raises(ValueError, match=message):
         find_workload(str(file))
 
 
