@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from typer import Option
 
 from minipaged.cli.options import AsJson, Model, Use, check_threads, load
+from minipaged.progress import progress_bar
 from minipaged.text_io import check_writable, write_text
 
 if TYPE_CHECKING:
@@ -80,28 +81,19 @@ def bench(
         raise ValueError(f"{name} is {number} with a workload file; give one or the other")
     if url is not None:
         own = {"--use": use, "--profile": profile, "--tokens-out": tokens_out, "--threads": threads}
-        if given := [
-            *(name for name, value in own.items() if value),
-            *(f"--{name.replace('_', '-')}" for name in options),
-        ]:
+        own |= {f"--{name.replace('_', '-')}": True for name in options}
+        if given := [name for name, value in own.items() if value]:
             raise ValueError(
                 f"--url measures a running server; drop {given[0]}, or give settings to minipaged serve"
             )
         if repeat is not None or limits:
             name = "--limits" if limits else "--repeat"
             raise ValueError(f"--url measures a server in one run; drop {name}")
-        targets = {"ttft_target": ttft_target, "itl_target": itl_target}
-        sent = {
-            "users": users,
-            "rate": rate,
-            "seconds": seconds,
-            "api_key": api_key,
-            "model": model,
-            "stream": stream,
-            **targets,
-        }
+        sent = {"users": users, "rate": rate, "seconds": seconds, "api_key": api_key, "model": model}
+        sent |= {"stream": stream, "ignore_eos": not until_eos}
+        sent |= {"ttft_target": ttft_target, "itl_target": itl_target}
         sizes = {"requests": 100, "prompt_tokens": 64, "output_tokens": 64} | sizes
-        _load(url, workload, sizes, {**sent, "ignore_eos": not until_eos}, as_json)
+        _load(url, workload, sizes, sent, as_json)
         return
     for_servers = {
         "--users": users != USERS,
@@ -117,7 +109,6 @@ def bench(
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     from minipaged.bench import random_workload, read_workload, repeat_workload, run_workload
-    from minipaged.progress import progress_bar
     from minipaged.viewer.profile import StepProfile
 
     items = read_workload(workload) if workload else []
@@ -164,7 +155,6 @@ def _load(
             f"--url needs {error.name}; in your clone, run pip install -c constraints.txt -e '.[serve]'"
         ) from error
     from minipaged.bench import random_workload, read_workload
-    from minipaged.progress import progress_bar
 
     items = random_workload(**sizes) if workload is None else read_workload(workload)
     load = Load(url=url, items=items, **sent)
