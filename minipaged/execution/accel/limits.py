@@ -27,11 +27,11 @@ def read_bandwidth() -> float:
     Our C++ alternates between several streams, which on some CPUs is faster than PyTorch's sum.
     """
     numbers = torch.ones(READ_BYTES // 4)
-    seconds = _best(lambda: numbers.sum(), 10)
+    seconds = _best(lambda: numbers.sum())
     if why_not_cpp(numbers.device) is None:
         from minipaged.kernels.cpp.read_memory import sum_floats
 
-        seconds = min(seconds, _best(lambda: sum_floats(numbers), 10))
+        seconds = min(seconds, _best(lambda: sum_floats(numbers)))
     return READ_BYTES / seconds
 
 
@@ -42,7 +42,7 @@ def matrix_rate(dtype: torch.dtype) -> float:
         if is_plain(linear):
             linear = PackedLinear(linear)
         rows = torch.ones(256, 1024, dtype=dtype)
-        return 2 * 256 * 1024**2 / _best(lambda: linear(rows), 10)
+        return 2 * 256 * 1024**2 / _best(lambda: linear(rows))
 
 
 def shares_of_limits(
@@ -78,11 +78,11 @@ def weight_bytes(layer: Any) -> int:
     return layer.in_features * layer.out_features * weight.element_size()
 
 
-def _best(work: Callable[[], Tensor], times: int) -> float:
-    """Seconds of the fastest of so many calls, after a warm-up."""
+def _best(work: Callable[[], Tensor]) -> float:
+    """Seconds of the fastest of ten calls, after a warm-up."""
     work()
     taken = []
-    for _ in range(times):
+    for _ in range(10):
         start = time.perf_counter()
         work()
         taken.append(time.perf_counter() - start)

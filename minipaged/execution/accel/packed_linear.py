@@ -104,12 +104,9 @@ def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     return is_linear(module) and can_pack(module.weight.dtype)
 
 
-def pack_linears(model: nn.Module) -> int:
-    """Replace every plain linear layer of a CPU model, one at a time; return how many."""
-    count = 0
+def pack_linears(model: nn.Module) -> None:
+    """Replace every plain linear layer of a CPU model, one at a time."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if is_plain(child):
                 setattr(module, name, PackedLinear(child))
-                count += 1
-    return count
