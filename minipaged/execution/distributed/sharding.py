@@ -117,10 +117,12 @@ def split_weights(model: PreTrainedModel, rank: int, size: int) -> Split:
     plan, head = model.tp_plan, model.get_output_embeddings()
     vocabulary = head.out_features
     partial = []
+    head_is_split = False
     for path, module in list(model.named_modules()):
         style = _style(plan, path)
         if module is head:
-            if style is not None:
+            head_is_split = style is not None
+            if head_is_split:
                 _keep_rows(module, slice(*bounds(vocabulary, rank, size)))
         elif style == "moe_tp_experts":
             partial.append(path)
@@ -139,7 +141,7 @@ def split_weights(model: PreTrainedModel, rank: int, size: int) -> Split:
             kept = _rows(weight.shape[axis], rank, size, style == "packed_colwise")
             owner, _, name = path.rpartition(".")
             _replace(model.get_submodule(owner), name, weight, kept, axis)
-    if _style(plan, _name_of(model, head)) is None:
+    if not head_is_split:
         return Split(partial, [(0, vocabulary), *[(0, 0)] * (size - 1)])
     return Split(partial, [bounds(vocabulary, number, size) for number in range(size)])
 
@@ -167,10 +169,6 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 def _style(plan: dict[str, str], path: str) -> str | None:
     return plan.get(".".join("*" if part.isdigit() else part for part in path.split(".")))
-
-
-def _name_of(model: nn.Module, module: nn.Module) -> str:
-    return next(path for path, other in model.named_modules() if other is module)
 
 
 def _rows(count: int, rank: int, size: int, packed: bool) -> slice | Tensor:
