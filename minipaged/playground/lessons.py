@@ -33,16 +33,13 @@ NEEDS_TORCH = "ModuleNotFoundError: No module named 'torch'"
 """How tests that compare with other software fail where it is not installed."""
 
 
-def _greedy(tokens: int, **options: Any) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, **options)
-
-
 def _asked(*lengths: tuple[int, int], shared: int = 0) -> Requests:
     """Requests A, B, ... of these prompt and output lengths; all prompts begin with `shared` tokens."""
     requests = {}
     for i, (prompt, output) in enumerate(lengths):
         own = range(100 * (i + 1), 100 * (i + 1) + prompt - shared)
-        requests[chr(65 + i)] = ([*range(shared), *own], _greedy(output))
+        params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
+        requests[chr(65 + i)] = ([*range(shared), *own], params)
     return requests
 
 
