@@ -7,7 +7,8 @@ duration.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,14 @@ def perfetto(path: Path) -> str:
         {"ph": "M", "name": "process_name", "pid": COUNTERS, "args": {"name": "engine"}},
         {"ph": "M", "name": "process_name", "pid": REQUESTS, "args": {"name": "requests"}},
     ]
-    rows: dict[str, int] = {}
+    rows: defaultdict[str, int] = defaultdict(lambda: len(rows) + 1)
     for record in read_trace(path):
-        for tokens in record.scheduled:
-            _row(tokens.request, rows, events)
-        for event in record.events:
-            if "request" in event:
-                _row(str(event["request"]), rows, events)
         events += _counters(record)
         events += _slices(record, rows)
+    for request, row in rows.items():
+        name = {"name": f"request {request}"}
+        events.append({"ph": "M", "name": "thread_name", "pid": REQUESTS, "tid": row, "args": name})
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
-
-
-def _row(request: str, rows: dict[str, int], events: list[dict[str, Any]]) -> None:
-    if request not in rows:
-        rows[request] = len(rows) + 1
-        row = {"pid": REQUESTS, "tid": rows[request]}
-        events.append({"ph": "M", "name": "thread_name", **row, "args": {"name": f"request {request}"}})
 
 
 def _counters(record: StepRecord) -> Iterator[dict[str, Any]]:
@@ -58,10 +50,10 @@ def _counters(record: StepRecord) -> Iterator[dict[str, Any]]:
         yield {"ph": "C", "name": name, "pid": COUNTERS, "ts": record.step * STEP, "args": counts}
 
 
-def _slices(record: StepRecord, rows: dict[str, int]) -> Iterator[dict[str, Any]]:
-    computed: dict[str, int] = {}
+def _slices(record: StepRecord, rows: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    computed: defaultdict[str, int] = defaultdict(int)
     for tokens in record.scheduled:
-        computed[tokens.request] = computed.get(tokens.request, 0) + tokens.num_tokens
+        computed[tokens.request] += tokens.num_tokens
     start = record.step * STEP
     for request, count in computed.items():
         name = counted(count, "token")
