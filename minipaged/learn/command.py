@@ -13,13 +13,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from minipaged.learn import trials, words
 from minipaged.learn.lessons import LearnError, Lesson, find, read_lessons, repository
 from minipaged.learn.solutions import solution_of
 from minipaged.learn.trials import Outcome, begun, is_green, open_task
+from minipaged.progress import progress_bar
 
 app = typer.Typer(
     help="Lessons: write the components yourself, then run the engine with them.", add_completion=False
@@ -205,11 +205,9 @@ def find_with_tasks(number: str) -> Lesson:
 
 def play(lessons: Sequence[Lesson]) -> dict[str, list[dict[str, Outcome]]]:
     """What the tests of the lessons say now (see `trials.progress`), with a bar on a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("running the tests"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        tests = bar.add_task("", total=sum(len(lesson.tests) for lesson in begun(lessons)))
-        return trials.progress(lessons, lambda: bar.advance(tests))
+    total, number = sum(len(lesson.tests) for lesson in begun(lessons)), itertools.count(1)
+    with progress_bar("running the tests", total) as show:
+        return trials.progress(lessons, lambda: show(next(number)))
 
 
 def _mark(is_green: bool) -> str:
