@@ -11,13 +11,14 @@ from starlette.responses import HTMLResponse, Response
 
 import minipaged
 from minipaged.async_llm import AsyncLLM
-from minipaged.serving.chat import chat, plain_messages
-from minipaged.serving.completions import complete
+from minipaged.serving.chat import CHAT, plain_messages
+from minipaged.serving.completions import COMPLETIONS
 from minipaged.serving.errors import ApiError, api_error, install_handlers, json_response
 from minipaged.serving.gate import Gate, allow_origins
+from minipaged.serving.generation import respond
 from minipaged.serving.request_log import RequestLog
 from minipaged.serving.response_schemas import ResponsesBody
-from minipaged.serving.responses import respond_to
+from minipaged.serving.responses import RESPONSES
 from minipaged.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, TemplateOptions, TokenizeBody
 from minipaged.serving.service import Service
 from minipaged.serving.settings import ServerSettings
@@ -63,15 +64,15 @@ def create_app(llm: AsyncLLM, model_name: str, settings: ServerSettings | None =
 def _add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions")
     async def completions(request: Request, body: CompletionBody) -> Response:
-        return await complete(service, request, body)
+        return await respond(service, request, body, COMPLETIONS)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request, body: ChatBody) -> Response:
-        return await chat(service, request, body)
+        return await respond(service, request, body, CHAT)
 
     @app.post("/v1/responses")
     async def responses(request: Request, body: ResponsesBody) -> Response:
-        return await respond_to(service, request, body)
+        return await respond(service, request, body, RESPONSES)
 
     @app.get("/v1/models")
     async def models() -> Response:

@@ -5,27 +5,19 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from minipaged.conversations import with_objects
 from minipaged.outputs import CompletionOutput, RequestOutput
 from minipaged.prompts import RequestError
 from minipaged.serving.body_params import chat_logprobs, read_params
 from minipaged.serving.errors import ApiError, api_error
 from minipaged.serving.forced_calls import tools_of
-from minipaged.serving.generation import Asked, Generation, Writer, respond
+from minipaged.serving.generation import Asked, Endpoint, Generation, Writer
 from minipaged.serving.logprobs import chat_logprobs as logprobs_object
 from minipaged.serving.logprobs import prompt_logprobs
 from minipaged.serving.schemas import ChatBody, Message, TemplateOptions
 from minipaged.serving.service import Service
 from minipaged.serving.streaming import Chunks, is_plain
 from minipaged.serving.tool_calls import ToolCallReader
-
-
-async def chat(service: Service, request: Request, body: ChatBody) -> Response:
-    """Answer a request."""
-    return await respond(service, request, body, _read, "chatcmpl-", "messages", _Writer)
 
 
 async def _read(service: Service, body: ChatBody) -> Asked:
@@ -168,3 +160,6 @@ def _divide(reader: ToolCallReader, text: str, is_last: bool) -> tuple[str, list
 def _reason(completion: CompletionOutput, num_calls: int) -> str | None:
     """The finish reason: "tool_calls" if the answer has some and is complete."""
     return "tool_calls" if num_calls and completion.finish_reason == "stop" else completion.finish_reason
+
+
+CHAT = Endpoint(_read, "chatcmpl-", "messages", _Writer)

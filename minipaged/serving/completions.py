@@ -6,25 +6,17 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from minipaged.decoding.params import SamplingParams
 from minipaged.outputs import CompletionOutput, RequestOutput
 from minipaged.serving.body_params import read_params
 from minipaged.serving.errors import ApiError, api_error
-from minipaged.serving.generation import Asked, Generation, Writer, respond
+from minipaged.serving.generation import Asked, Endpoint, Generation, Writer
 from minipaged.serving.logprobs import TextOffsets, TopLogprobs, completion_logprobs, prompt_logprobs
 from minipaged.serving.schemas import MOST_PROMPTS, CompletionBody
 from minipaged.serving.service import Service
 from minipaged.serving.streaming import Chunks, is_plain
 
 PLAIN = {"index": 0, "text": "", "logprobs": None, "finish_reason": None, "stop_reason": None}
-
-
-async def complete(service: Service, request: Request, body: CompletionBody) -> Response:
-    """Answer a request."""
-    return await respond(service, request, body, _read, "cmpl-", "prompt", _Writer)
 
 
 async def _read(service: Service, body: CompletionBody) -> Asked:
@@ -148,3 +140,6 @@ class _Writer(Writer):
             starts = TextOffsets(echoed).of(output.prompt_token_ids) + [shift + i for i in starts]
         tokenizer = None if self._detokenizer is None else self._detokenizer.tokenizer
         return completion_logprobs(tokenizer, tops, ids, starts, self._body.logprobs or 0)
+
+
+COMPLETIONS = Endpoint(_read, "cmpl-", "prompt", _Writer)

@@ -179,25 +179,22 @@ class Writer(Protocol):
         return failed(error)
 
 
-async def respond(
-    service: Service,
-    request: Request,
-    body: GenerationBody,
-    read: Callable[[Service, Any], Awaitable[Asked]],
-    kind: str,
-    prompt_field: str,
-    make_writer: type[Writer],
-) -> Response:
-    """Generate what `read` finds in a body, and answer in the endpoint's format.
+class Endpoint(NamedTuple):
+    """How an endpoint differs from the others."""
 
-    Args:
-        service: of the server.
-        request: of the client; `request.state.deadline` is when its time is up.
-        body: what it sent.
-        read: raises ApiError, or another ValueError, for a body that cannot be served.
-        kind: the beginning of the response's id.
-        prompt_field: the field of the body that the prompts are from.
-        make_writer: of the endpoint's format.
+    read: Callable[[Service, Any], Awaitable[Asked]]
+    """Raises ApiError, or another ValueError, for a body that cannot be served."""
+    id_prefix: str
+    """Of its responses' ids."""
+    prompt_field: str
+    """The field of a body that the prompts are from."""
+    writer: type[Writer]
+
+
+async def respond(service: Service, request: Request, body: GenerationBody, endpoint: Endpoint) -> Response:
+    """Generate what a body asks for, and answer in the endpoint's format.
+
+    `request.state.deadline` is when the client's time is up.
 
     Raises:
         ApiError: it could not start, or failed before anything was sent.
@@ -207,11 +204,11 @@ async def respond(
     is_handed_on = False
     try:
         async with service.preparing(deadline):
-            asked = await read(service, body)
+            asked = await endpoint.read(service, body)
             salt = request.state.tenant + (body.cache_salt or "")
-            generation = Generation(service, kind + request.state.request_id, asked, salt)
+            generation = Generation(service, endpoint.id_prefix + request.state.request_id, asked, salt)
             request.state.is_logged = True  # when it is closed
-            writer = make_writer(service, body, generation)
+            writer = endpoint.writer(service, body, generation)
             await generation.start()
         if body.stream:
             is_handed_on = True
@@ -223,7 +220,7 @@ async def respond(
         generation.end = "done"
         return json_response(writer.whole(outputs))
     except (Exception, asyncio.CancelledError) as error:
-        told = api_error(error, type(body).model_fields, prompt_field)
+        told = api_error(error, type(body).model_fields, endpoint.prompt_field)
         if generation is not None:
             generation.end = told.message
         raise told from error

@@ -9,15 +9,12 @@ import itertools
 import time
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from minipaged.outputs import RequestOutput
 from minipaged.serving.body_params import read_params
 from minipaged.serving.chat import plain_message
 from minipaged.serving.errors import ApiError, api_error
 from minipaged.serving.forced_calls import tools_of
-from minipaged.serving.generation import Asked, Generation, Writer, respond
+from minipaged.serving.generation import Asked, Endpoint, Generation, Writer
 from minipaged.serving.response_items import as_chat_tools, call_item, conversation_of, text_item, text_part
 from minipaged.serving.response_schemas import ResponseItem, ResponsesBody
 from minipaged.serving.schemas import JsonSchema, Message, ResponseFormat
@@ -27,11 +24,6 @@ from minipaged.serving.tool_calls import ToolCallReader
 
 OWN_NAMES = {"response_format": "text.format", "max_tokens": "max_output_tokens"}
 """Fields that have other names in this endpoint."""
-
-
-async def respond_to(service: Service, request: Request, body: ResponsesBody) -> Response:
-    """Answer a request."""
-    return await respond(service, request, body, _read, "resp_", "input", _Writer)
 
 
 async def _read(service: Service, body: ResponsesBody) -> Asked:
@@ -200,3 +192,6 @@ class _Writer(Writer):
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
         }
+
+
+RESPONSES = Endpoint(_read, "resp_", "input", _Writer)
