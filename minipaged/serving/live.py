@@ -27,6 +27,9 @@ MOST_LINES = 256
 QUIET = 0.25
 """Seconds without a line after which a listener asks what changed without a step."""
 
+TOKENS = {"texts", "completions", "token_ids", "draft", "output"}
+"""Fields of a line, at any depth, that tell tokens."""
+
 
 class LiveTrace:
     """The listeners of an engine.
@@ -81,7 +84,7 @@ class LiveTrace:
             self._lines.synchronize("snapshot")
         if listener not in self._listeners:
             self._listeners.append(listener)
-        state = json.dumps(self._hidden(self._lines.state()))
+        state = self._shown(json.dumps(self._lines.state()))
         listener.send(listener.begin, [json.dumps(self._lines.header), state])
 
     def _leave(self, listener: _Listener) -> None:
@@ -95,29 +98,18 @@ class LiveTrace:
         if self._lines is not None:
             self._lines.synchronize("idle")
 
-    def _tell(self, text: str) -> None:
-        if not self._with_tokens:
-            text = json.dumps(self._hidden(json.loads(text)))
+    def _tell(self, line: str) -> None:
+        line = self._shown(line)
         for listener in self._listeners:
-            listener.send(listener.put, text)
+            listener.send(listener.put, line)
 
-    def _hidden(self, line: dict[str, Any]) -> dict[str, Any]:
-        """A line without tokens, if they are hidden."""
-        if self._with_tokens:
-            return line
-        shown = {key: value for key, value in line.items() if key not in ("texts", "completions")}
-        for key in ("planned", "committed"):
-            tables = shown.get(key, {}).get("tables", {})
-            plain = {
-                name: table and {field: value for field, value in table.items() if field != "token_ids"}
-                for name, table in tables.items()
-            }
-            if plain:
-                shown[key] = {**shown[key], "tables": plain}
-        if "events" in line:
-            tokens = ("draft", "output")
-            shown["events"] = [{k: v for k, v in e.items() if k not in tokens} for e in line["events"]]
-        return shown
+    def _shown(self, line: str) -> str:
+        """A line, without tokens if they are hidden."""
+        return line if self._with_tokens else json.dumps(json.loads(line, object_hook=_without_tokens))
+
+
+def _without_tokens(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in TOKENS}
 
 
 class _Listener:
