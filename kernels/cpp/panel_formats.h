@@ -79,9 +79,8 @@ constexpr bool HAS_PAIRS = true;
 template <>
 ALWAYS_INLINE Vec add_product<Pairs>(Vec sum, Int raw, const float* row, int i) {
     if (i) return sum;
-    int32_t pair;
-    std::memcpy(&pair, row, sizeof pair);
-    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)(__m512i)raw);
+    const __m512i pair = _mm512_set1_epi32(read_as<int32_t>(row));
+    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)pair, (__m512bh)(__m512i)raw);
 }
 #else
 constexpr bool HAS_PAIRS = false;
@@ -144,8 +143,7 @@ int place_of(int k) { return IN_16_BITS ? (k & ~3) | (k & 1) << 1 | (k >> 1 & 1)
 }
 
 inline Int add_lanes(Int sum, Int weights, const Part* elements) {
-    int32_t lane;
-    std::memcpy(&lane, elements, sizeof lane);
+    const int32_t lane = read_as<int32_t>(elements);
 #if defined(__AVX512VNNI__)
     return (Int)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(lane));
 #elif defined(__AVXVNNI__)

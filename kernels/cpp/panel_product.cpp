@@ -76,7 +76,7 @@ void prefetch(const char* upcoming, int64_t stride) {
 template <int N>
 ALWAYS_INLINE void load_line(const char* source, Int (&raw)[N]) {
 #pragma GCC unroll 8
-    for (int v = 0; v < N; v++) std::memcpy(&raw[v], source + v * sizeof(Vec), sizeof(Vec));
+    for (int v = 0; v < N; v++) raw[v] = read_as<Int>(source + v * sizeof(Vec));
 }
 
 struct RowGroup {
@@ -256,8 +256,7 @@ template <class Format>
 void expand(const char* group, int count, char* floats) {
     for (int k = 0; k < count; k += Format::STEP, group += 4 * WIDTH)
         for (int v = 0; v < VECTORS; v++) {
-            Int raw;
-            std::memcpy(&raw, group + v * sizeof(Vec), sizeof raw);
+            const Int raw = read_as<Int>(group + v * sizeof(Vec));
 #pragma GCC unroll 8
             for (int i = 0; i < Format::STEP; i++)
                 store((float*)floats + (k + i) * WIDTH + v * LANES, Format::value(raw, i) - Format::OFFSET);

@@ -28,11 +28,14 @@ constexpr int STRIP = 2 * LANES;  // elements of a row that are loaded together
 using Vec = float __attribute__((vector_size(4 * LANES)));
 using Int = int32_t __attribute__((vector_size(4 * LANES)));
 
-inline Vec load(const float* source) {
-    Vec vector;
-    std::memcpy(&vector, source, sizeof vector);
-    return vector;
+template <class V>
+ALWAYS_INLINE V read_as(const void* source) {  // of any alignment
+    V value;
+    std::memcpy(&value, source, sizeof value);
+    return value;
 }
+
+inline Vec load(const float* source) { return read_as<Vec>(source); }
 
 inline void store(float* destination, Vec vector) { std::memcpy(destination, &vector, sizeof vector); }
 
@@ -42,9 +45,7 @@ struct BFloat16 {
 using Halves = uint16_t __attribute__((vector_size(2 * LANES)));
 
 inline Vec load(const BFloat16* source) {
-    Halves bits;
-    std::memcpy(&bits, source, sizeof bits);
-    return (Vec)(__builtin_convertvector(bits, Int) << 16);
+    return (Vec)(__builtin_convertvector(read_as<Halves>(source), Int) << 16);
 }
 
 inline Int rounded(Vec vector) {  // to nearest even; a bfloat16 is the upper half of a lane
@@ -89,11 +90,7 @@ inline Halves narrowed(Vec vector) {  // to nearest even
 #endif
 }
 
-inline Vec load(const Half* source) {
-    Halves halves;
-    std::memcpy(&halves, source, sizeof halves);
-    return widened(halves);
-}
+inline Vec load(const Half* source) { return widened(read_as<Halves>(source)); }
 
 inline void store(Half* destination, Vec vector) {
     const Halves halves = narrowed(vector);
@@ -128,8 +125,7 @@ void load_strip(const T* source, Vec& first, Vec& second) {
 // Two bfloat16 share a 32-bit lane; each is the upper half of a float32. So one shift gives the even elements
 // and one mask the odd ones; nothing crosses lanes. Other operands have the same order (`place`).
 inline void load_strip(const BFloat16* source, Vec& first, Vec& second) {
-    Int bits;
-    std::memcpy(&bits, source, sizeof bits);
+    const Int bits = read_as<Int>(source);
     first = (Vec)(bits << 16);
     second = (Vec)(bits & (int32_t)0xffff0000);
 }
