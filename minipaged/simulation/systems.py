@@ -82,12 +82,8 @@ def paged(
 
 def prefix_unaware(setup: Setup) -> Simulation:
     """The paged system with a prefix cache, but cached blocks are charged like all others."""
-
-    def build(kv: Any, *others: Any) -> FCFSScheduler:
-        unaware = PrefixUnawareKVManager(kv.allocator, kv.block_size, kv.growth, kv.prefix_cache)
-        return FCFSScheduler(unaware, *others)
-
-    return paged(setup, enable_prefix_caching=True, components=Components(scheduler=build))
+    components = Components(kv_manager=PrefixUnawareKVManager)
+    return paged(setup, enable_prefix_caching=True, components=components)
 
 
 def system(name: str, setup: Setup, *, method_of: MethodOf = one_sample, usage_every: int = 0) -> Simulation:
