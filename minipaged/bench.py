@@ -157,12 +157,11 @@ def repeat_workload(
 def check_workload(engine: Engine, items: list[WorkloadItem]) -> None:
     """Raise `WorkloadError`, with the number of the entry, unless this engine can run all of them."""
     for number, item in enumerate(items):
-        name, params = f"check-{number}", SamplingParams(temperature=0, max_tokens=item["max_tokens"])
+        params = SamplingParams(temperature=0, max_tokens=item["max_tokens"])
         try:
-            request = engine.add_request(name, item["prompt_token_ids"], params)
+            request = engine.make_request(f"check-{number}", item["prompt_token_ids"], params)
         except ValueError as error:
             raise WorkloadError(f"entry {number}: {error}") from error
-        engine.abort(name)
         wanted = len(item["prompt_token_ids"]) + item["max_tokens"]
         if wanted > request.max_num_tokens:
             raise WorkloadError(
