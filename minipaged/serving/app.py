@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -122,9 +121,9 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             if not 0 <= token < size:
                 raise ApiError(400, f"tokens has {token}; give ids from 0 to {size - 1}", "tokens")
         try:
-            decode = partial(service.tokenizer.decode, skip_special_tokens=False)
             async with service.preparing(request.state.deadline):
-                text = await service.in_thread(decode, body.tokens)
+                decode = service.tokenizer.decode
+                text = await service.in_thread(decode, body.tokens, skip_special_tokens=False)
         except ValueError as error:
             raise api_error(error, (), "tokens") from error
         return json_response({"prompt": text})
