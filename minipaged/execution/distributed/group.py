@@ -45,8 +45,7 @@ class Group:
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend,
-            None if store is not None else "env://",
-            store=store,
+            store=store,  # (None: the addresses are in the environment, from torchrun)
             rank=place.rank,
             world_size=place.size,
             timeout=STEP_TIMEOUT,
