@@ -104,7 +104,7 @@ class PhaseClock:
     def __init__(self) -> None:
         self.seconds = {"prefill": 0.0, "decode": 0.0}
         self.tokens = {"prefill": 0, "decode": 0}
-        self.decode_steps = 0
+        self.decode_steps = self.decode_kv_tokens = 0
         self._phase = "decode"
         self._plan = StepPlan(0)
 
@@ -113,8 +113,11 @@ class PhaseClock:
         counts = [item.num_tokens for item in plan.scheduled]
         self._phase = "prefill" if max(counts, default=0) > 1 else "decode"
         self.tokens[self._phase] += sum(n for n in counts if self._phase == "decode" or n > 1)
-        self.decode_steps += self._phase == "decode"
         self._plan = plan
+        if self._phase == "decode":
+            self.decode_steps += 1
+            context = sum(item.start + item.num_tokens for item in plan.scheduled)
+            self.decode_kv_tokens += min(context, self._kv.num_used * self._kv.block_size)  # shared ones once
 
     def end(self, seconds: float) -> None:
         """Called after each step, when it is known which draft tokens of the plan were rejected."""
@@ -125,6 +128,7 @@ class PhaseClock:
     @contextmanager
     def watch(self, engine: Engine) -> Iterator[None]:
         """Observe each plan of an engine inside the `with`."""
+        self._kv = engine.scheduler.kv
         engine.on_planned.append(self.plan)
         try:
             yield
@@ -231,6 +235,7 @@ def run_workload(
         "prefill_tok_per_s": phases.rate("prefill"),
         "decode_tok_per_s": phases.rate("decode"),
         "decode_steps_per_s": phases.decode_steps / (phases.seconds["decode"] or 1),
+        "decode_kv_tokens": phases.decode_kv_tokens / (phases.decode_steps or 1),
         "steps": metrics.steps,
         "ttft_ms_p50": 1e3 * quantile(metrics.time_to_first_token, 0.5),
         "ttft_ms_p95": 1e3 * quantile(metrics.time_to_first_token, 0.95),

@@ -174,6 +174,22 @@ def test_the_prompts_of_a_random_workload_begin_with_the_shared_prefix():
         random_workload(2, 40, 7, shared_prefix=41)
 
 
+@pytest.mark.parametrize(
+    ("settings", "prompts", "tokens"),
+    [
+        ({}, [range(10), range(20)], (10 + 20) + 2 * 2),  # with the two new tokens: on average the second
+        ({"page_growth": "reserve"}, [range(10), range(20)], (10 + 20) + 2 * 2),
+        ({"enable_prefix_caching": True, "block_size": 4}, [range(20)] * 3, 16 + 3 * (4 + 4)),
+    ],
+    ids=["alone", "blocks held for later", "a shared prefix"],
+)
+def test_a_decode_step_reads_the_tokens_of_its_sequences_each_once(settings, prompts, tokens):
+    """Catches blocks counted once for each table that holds them, and blocks that hold nothing yet."""
+    items = [{"prompt_token_ids": list(prompt), "max_tokens": 4} for prompt in prompts]
+    llm = LLM(num_blocks=64, disable_log_stats=True, **settings)
+    assert run_workload(llm, items)["decode_kv_tokens"] == tokens
+
+
 def test_shares_of_the_limits_are_shares_of_what_was_measured(monkeypatch):
     """Catches bits taken for bytes, and an output layer that every row of a prompt passes."""
     model = LLM(quantization="none", disable_log_stats=True, num_blocks=10).engine.executor.model
@@ -186,7 +202,7 @@ def test_shares_of_the_limits_are_shares_of_what_was_measured(monkeypatch):
         2 * heads * config.head_dim * config.hidden_size + 3 * config.hidden_size * config.intermediate_size
     )
     numbers = config.num_hidden_layers * layer
-    shares = limits.shares_of_limits(model, decode_steps_per_s=2.0, prefill_tok_per_s=5.0)
+    shares = limits.shares_of_limits(model, 1e6, decode_steps_per_s=2.0, prefill_tok_per_s=5.0)
     width = model.dtype.itemsize
-    assert shares["decode_share_of_limit"] == pytest.approx(2 * width * (numbers + head) / 1e9)
+    assert shares["decode_share_of_limit"] == pytest.approx(2 * (width * (numbers + head) + 1e6) / 1e9)
     assert shares["prefill_share_of_limit"] == pytest.approx(5 * 2 * numbers / 1e12)

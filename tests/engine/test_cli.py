@@ -164,6 +164,7 @@ def test_bench_reports_every_documented_figure(capsys, monkeypatch, tmp_path):
         "prefill_tok_per_s",
         "decode_tok_per_s",
         "decode_steps_per_s",
+        "decode_kv_tokens",
         "steps",
         "ttft_ms_p50",
         "ttft_ms_p95",
