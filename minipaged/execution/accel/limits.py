@@ -1,7 +1,7 @@
 """The machine's limits: memory bandwidth and the speed of matrix multiplications (`bench --limits`).
 
-A step of few rows reads every weight and the K/V of its sequences once, so these bytes x steps per second
-stay below the first; a prompt takes two operations per weight and token, so their rate stays below the second.
+A step of few rows reads every weight and the K/V of its sequences once: bytes x steps per second stays below
+the first. A prompt takes two operations per weight and token: their rate stays below the second.
 """
 
 from __future__ import annotations
