@@ -69,10 +69,10 @@ def check_writable(what: str, path: Path | None, *sources: str | Path | None) ->
     call it before there is a result."""
     if path is None:
         return
+    existed = os.path.exists(path)  # (False where `Path.exists` raises, as for a name that is too long)
     for source in sources:
-        if source and path.exists() and Path(source).exists() and path.samefile(source):
+        if source and existed and os.path.exists(source) and os.path.samefile(path, source):
             raise TextError(f"{what} {path} is the input itself; give another file")
-    existed = path.exists()
     try:
         with path.open("a"):
             pass

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from typer import Option
 
-from minipaged.cli.options import AsJson, Model, Use, check_threads, load
+from minipaged.cli.options import AsJson, Model, Use, check_threads, files_of, load
 from minipaged.progress import progress_bar
 from minipaged.text_io import check_writable, write_text
 
@@ -116,7 +116,7 @@ def bench(
         raise ValueError("no workload; give --workload FILE, --prompt-tokens and --output-tokens, or --url")
     if rate is not None and not 0 < rate < float("inf"):
         raise ValueError(f"rate is {rate}; give a number of requests per second above 0")
-    check_writable("tokens", tokens_out, workload)
+    check_writable("tokens", tokens_out, workload, *files_of(use))
     if threads is not None:
         import torch
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from typer import Argument, Exit, Option
 
 from minipaged.cli import sampling
-from minipaged.cli.options import AsJson, Model, Use, load
+from minipaged.cli.options import AsJson, Model, Use, files_of, load
 from minipaged.cli.streams import read_standard_input
 from minipaged.cli.wrapping import wrap_for_output
 from minipaged.decoding.params import ParamsError, SamplingParams
@@ -124,7 +124,7 @@ def generate(
             )
         if len(prompts) != 1:
             raise ParamsError(f"--stream prints the text of one prompt, not of {len(prompts)}; drop --stream")
-    check_writable("trace", trace, prompt_file)
+    check_writable("trace", trace, prompt_file, json_schema, *files_of(use))
     # (A line of statistics would land in the middle of the text.)
     llm = load(model, {"disable_log_stats": True, **options} if stream else options, use)
     from minipaged.viewer.highlights import Highlights

@@ -81,6 +81,13 @@ def check_parts(options: dict[str, Any], use: list[str] | None) -> Components:
     return components_from(parse_use(use or ()))
 
 
+def files_of(use: list[str] | None) -> list[str]:
+    """The files that `--use` names."""
+    from minipaged.learn.overrides import parse_use
+
+    return [where.rpartition(":")[0] for where in parse_use(use or ()).values()]
+
+
 def load(model: str | None, options: dict[str, Any], use: list[str] | None) -> LLM:
     """The model with these settings and replaced parts."""
     parts = check_parts(options, use)

@@ -26,6 +26,7 @@ from minipaged.simulation.plots import check_figures, save_figure, save_figures
 from minipaged.simulation.reproduce import claims_table, find_experiments, run_experiments
 from minipaged.simulation.sensitivity import sensitivity
 from minipaged.simulation.serving import Load, Report, check_settings, parse_sweep, sweep_panels
+from minipaged.text_io import check_writable
 
 MOST_REQUESTS, MOST_REPLICAS, MOST_HOST_MS = 10_000_000, 1_000, 1_000_000
 HOST_MS = 1e3 * CONSTANTS.step_seconds
@@ -149,6 +150,7 @@ def simulate(
         raise ValueError(f"host_ms is {host_ms}; give a number from 0 to {MOST_HOST_MS:,}")
     if plot is not None:
         check_figures(plot.parent)
+        check_writable("plot", plot, workload)
     check_settings(options)
     # A remote call to each further chip is the paper's system, not today's engines.
     constants = replace(CONSTANTS, step_seconds=host_ms / 1e3, worker_seconds=0.0)

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -107,18 +108,41 @@ def test_stream_prints_the_same_text(capsys, monkeypatch):
 
 
 def test_a_result_does_not_overwrite_what_it_is_made_from(capsys, monkeypatch, tmp_path):
-    """Catches a file of prompts or a workload that is lost."""
-    prompts, workload = tmp_path / "prompts.txt", tmp_path / "workload.json"
-    prompts.write_text("The robot")
-    workload.write_text('[{"prompt_token_ids": [5], "max_tokens": 2}]')
-    for arguments in (
-        ("generate", "--prompt-file", str(prompts), "--trace", str(prompts)),
-        ("bench", "--workload", str(workload), "--tokens-out", str(workload)),
+    """Catches prompts, a workload, a schema or a class of one's own that is lost, by whatever path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", ModuleType("matplotlib"))  # it may not be installed
+    sources = {
+        "prompts.txt": "The robot",
+        "workload.json": '[{"prompt_token_ids": [5], "max_tokens": 2}]',
+        "lengths.json": "[[5, 2]]",
+        "schema.json": '{"type": "object"}',
+        "mine.py": "from minipaged.memory import BlockAllocator\nclass Mine(BlockAllocator): pass\n",
+    }
+    for name, text in sources.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "link.jsonl").symlink_to("mine.py")
+    (tmp_path / "link.svg").symlink_to("lengths.json")
+    for line in (
+        "generate --prompt-file prompts.txt --trace prompts.txt",
+        "generate --json-schema schema.json --trace ./schema.json",
+        "generate --use allocator=mine.py:Mine --trace mine.py",
+        f"generate --use allocator={tmp_path}/mine.py:Mine --trace link.jsonl",
+        "bench --workload workload.json --tokens-out workload.json",
+        "bench --workload workload.json --use allocator=mine.py:Mine --tokens-out mine.py",
+        "simulate --workload lengths.json --sweep block-size=8,16 --plot link.svg",
     ):
-        code, _, err = call(capsys, monkeypatch, *arguments)
-        assert (code, "is the input itself" in err) == (2, True), err
-    assert prompts.read_text() == "The robot"
-    assert json.loads(workload.read_text())
+        code, _, err = call(capsys, monkeypatch, *line.split())
+        assert (code, "is the input itself" in err) == (2, True), (line, err)
+    assert {name: (tmp_path / name).read_text() for name in sources} == sources
+
+
+def test_a_schema_may_be_longer_than_a_path(capsys, monkeypatch, tmp_path):
+    """Catches a schema that is taken for the name of a file before the trace is written."""
+    trace, schema = tmp_path / "t.jsonl", json.dumps({"const": 7, "title": "x" * 5000})
+    arguments = "generate", "--prompt", "a", "--json-schema", schema, "--trace", str(trace)
+    code, out, err = call(capsys, monkeypatch, *arguments)
+    assert (code, out) == (0, "a7\n"), err
+    assert trace.exists()
 
 
 def test_json_says_why_a_completion_ended_and_what_it_scored(capsys, monkeypatch):
