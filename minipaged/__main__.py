@@ -1,5 +1,15 @@
-"""`python -m minipaged` is the `minipaged` command."""
+"""The `minipaged` command, which is also `python -m minipaged`."""
 
-from minipaged.cli.main import main
 
-main()
+def main() -> None:
+    """Run the command. Ctrl-C ends it quietly, even while its modules are imported."""
+    try:
+        from minipaged.cli.main import main as command
+
+        command()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from minipaged.child_process import read_job
 
 def main() -> None:
     """Read the job from standard input and serve until SIGTERM, or until the router ends."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it without a traceback, as SIGTERM does
     job = read_job("report")
     logging.basicConfig(format=f"replica {job['number']}: %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("minipaged").setLevel(logging.INFO)

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -160,6 +161,23 @@ def test_a_process_with_bad_streams(command, code, told):
     assert "Exception ignored" not in err
     for kept in re.findall(r"is in (/\S+)", err):
         Path(kept).unlink()
+
+
+@pytest.mark.parametrize("module", ["typer", "minipaged.cli.bench", "minipaged.execution.model_runner"])
+def test_ctrl_c_during_an_import_is_no_traceback(module):
+    """Catches a traceback in the first second, before the command line runs."""
+    code = f"""
+        import runpy, signal, sys
+        class Interrupting:
+            def find_spec(self, name, *others):
+                if name == "{module}":
+                    signal.raise_signal(signal.SIGINT)
+        sys.meta_path.insert(0, Interrupting())
+        runpy.run_module("minipaged", run_name="__main__", alter_sys=True)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), "generate", "hi"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr.strip()) == (130, "")
 
 
 def test_numbers_of_numpy_are_numbers(llm):

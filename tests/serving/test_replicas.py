@@ -113,6 +113,16 @@ def fleet(count: int = 1, **options) -> Fleet:
 
 
 @pytest.mark.slow
+def test_an_interrupted_replica_leaves_no_traceback(capfd):
+    """Catches a traceback in the router's log after `kill -INT`."""
+    with fleet() as one:
+        process = one.replicas[0]._process
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == -signal.SIGINT
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_replica_that_cannot_start_is_told_with_the_reason():
     """Catches a server that waits forever, or leaves the others running."""
     one = fleet(2, max_model_len=10**9)
