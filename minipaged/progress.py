@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -33,6 +36,27 @@ def _is_terminal(stream: Any) -> bool:
 
 
 @contextmanager
+def restored_at_end(stop: Callable[[], None]) -> Iterator[None]:
+    """If SIGTERM ends the process inside the block, `stop` gives the terminal back first."""
+    process, is_main = os.getpid(), threading.current_thread() is threading.main_thread()
+
+    def end(number: int, frame: Any) -> None:
+        if os.getpid() == process:  # (and not a fork of it)
+            stop()
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    ours = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
 def progress_bar(text: str, total: int | None = None, enabled: bool = True) -> Iterator[Advance]:
     """Show a bar while the block runs, and erase it. Without a total it only moves.
 
@@ -42,7 +66,8 @@ def progress_bar(text: str, total: int | None = None, enabled: bool = True) -> I
         yield lambda done, total=None: None
         return
     columns = TextColumn("{task.description}"), BarColumn(bar_width=None), _Count(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+    with restored_at_end(bar.stop), bar:
         task = bar.add_task(text, total=total)
 
         def advance(done: int, total: int | None = None) -> None:

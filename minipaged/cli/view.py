@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from typer import Argument, Option
 
+from minipaged.progress import restored_at_end
 from minipaged.text_io import check_writable, write_text
 from minipaged.viewer.page import breaks_off, trace_page
 from minipaged.viewer.perfetto import perfetto
@@ -82,7 +83,7 @@ def top(
         console.print(dashboard(url, last))
         return
     live = Live(dashboard(url, last), console=console, screen=console.is_terminal, auto_refresh=False)
-    with live as shown, suppress(KeyboardInterrupt):
+    with restored_at_end(live.stop), live as shown, suppress(KeyboardInterrupt):
         while True:
             time.sleep(interval)
             now = _look(url, api_key)

@@ -8,6 +8,7 @@ import os
 import re
 import select
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -150,7 +151,7 @@ def test_logprobs_are_shown_token_by_token(loaded, llm, capsys, monkeypatch):
     assert total == pytest.approx(completion["cumulative_logprob"], abs=1e-4)
 
 
-def on_terminal(code: str, *, columns: int = 80, until: str | None = None, environment=None) -> str:
+def on_terminal(code: str, *, columns: int = 80, status: int = 0, environment=None) -> str:
     """Run Python code with standard error on a terminal; returns all that was written there."""
     fcntl = pytest.importorskip("fcntl", reason=NO_TERMINAL)
     termios = pytest.importorskip("termios", reason=NO_TERMINAL)
@@ -176,7 +177,7 @@ def on_terminal(code: str, *, columns: int = 80, until: str | None = None, envir
             break
         shown += data
     os.close(leader)
-    assert child.wait(10) == 0, shown.decode()
+    assert child.wait(10) == status, shown.decode()
     return shown.decode()
 
 
@@ -188,6 +189,27 @@ BAR = """
             time.sleep(0.2)
             advance(sheep + 1)
 """
+
+
+ENDED = "__import__('signal').raise_signal(15)"
+
+TOP = """
+    from minipaged.cli import view
+    import os, signal, sys
+    sys.stdout = sys.stderr
+    view._look = view.dashboard = lambda *_: "requests"
+    view.time.sleep = lambda seconds: os.kill(os.getpid(), signal.SIGTERM)
+    view.top(api_key=None)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason=NO_TERMINAL)
+@pytest.mark.parametrize("code", [BAR.replace("time.sleep(0.2)", ENDED), TOP])
+def test_a_terminated_command_gives_the_terminal_back(code):
+    """Catches a cursor that stays hidden, or a screen that stays the dashboard's, after `kill`."""
+    shown = on_terminal(code, status=-signal.SIGTERM)
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor is hidden"
+    assert shown.count("\x1b[?1049h") == shown.count("\x1b[?1049l") == (code == TOP)
 
 
 @pytest.mark.parametrize("kind", ["none", "own", "closed"])
