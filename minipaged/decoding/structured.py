@@ -111,6 +111,8 @@ class StructuredOutputsParams:
         value: Any = getattr(self, kind)
         if kind == "json" and not isinstance(value, str):
             value = dict(value) if isinstance(value, Mapping) else value.model_json_schema()
+        if kind == "json" and isinstance(value, str) and value.strip() == "true":
+            value = {}  # the same, but llguidance adds its defaults only to objects
         try:
             return kind, value if isinstance(value, str) else json.dumps(value)
         except (TypeError, ValueError) as error:

@@ -222,7 +222,7 @@ def test_bench_reports_every_documented_figure(capsys, monkeypatch, tmp_path):
         (["generate", "--beam-width", "99999"], "beam_width is 99999"),
         (["generate", "--preemption-mode", "maybe"], "'--preemption-mode': 'maybe' is not one of 'auto',"),
         (["generate", "--json-schema", "[]"], "json of structured_outputs is '[]'"),
-        (["generate", "--json-schema", "true"], "json of structured_outputs is 'true'"),
+        (["generate", "--json-schema", "false"], "json of structured_outputs is 'false'"),
         (["generate", "--prompt-file", "no-such-file"], "cannot read prompt file no-such-file"),
         (["bench", "--workload", "no-such-file"], "cannot read workload no-such-file"),
         (["bench"], "no workload; give --workload FILE, --prompt-tokens and --output-tokens, or --url"),

@@ -356,11 +356,18 @@ def test_a_request_whose_masks_leave_nothing_fails_alone_and_says_so(llm, option
     assert fine.outputs[0].finish_reason == "stop"
 
 
+def test_the_schema_true_is_any_value(llm):
+    """Catches the shortest valid schema refused."""
+    any_value, told = (llm.generate(STORY, follow(json=schema))[0].outputs[0] for schema in ({}, " true "))
+    assert told == any_value
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
         ({"json": {"type": "strin"}}, "json .*Invalid type: strin"),
         ({"json": "{"}, r"json .*'\{': EOF"),
+        *(({"json": text}, f"json .*'{text}': no text follows it; give") for text in ("false", "7")),
         ({"json": {"not": {"type": "null"}}}, 'json .*Unimplemented keys: ."not"'),
         (
             {"json": {"type": "integer", "minimum": 2, "maximum": 1}},
