@@ -102,6 +102,7 @@ def bench(
         "--no-stream": not stream,
         "--ttft-target": ttft_target is not None,
         "--itl-target": itl_target is not None,
+        "--api-key": api_key not in (None, os.environ.get("MINIPAGED_API_KEY")),
     }
     if given := [option for option, is_given in for_servers.items() if is_given]:
         raise ValueError(f"{given[0]} measures a server; give its --url, too")

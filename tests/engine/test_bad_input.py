@@ -212,6 +212,7 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("bench --workload good.json --no-stream", "--no-stream measures a server"),
     ("bench --workload good.json --ttft-target 1", "--ttft-target measures a server"),
     ("bench --workload good.json --itl-target 1", "--itl-target measures a server"),
+    ("bench --workload good.json --api-key x", "--api-key measures a server"),
     ("bench --url http://localhost:1 --repeat 3", "--repeat"),
     ("bench --url http://localhost:1 --limits", "--limits"),
     # prompts

@@ -172,6 +172,7 @@ def test_bench_reports_every_documented_figure(capsys, monkeypatch, tmp_path):
     workload = tmp_path / "w.json"
     workload.write_text(json.dumps([{"prompt_token_ids": [5, 6, 7], "max_tokens": 4}] * 3))
     tokens = tmp_path / "t.json"
+    monkeypatch.setenv("MINIPAGED_API_KEY", "for a server")  # (not refused, as the option is)
     code, out, _ = call(
         capsys, monkeypatch, "bench", "--workload", str(workload), "--json", "--tokens-out", str(tokens),
         "--threads", "1",
