@@ -342,7 +342,13 @@ class LLM:
 
 
 def check_settings(config: EngineConfig, executor: Executor) -> None:
-    """Raise ConfigError if a setting contradicts an executor that is already built."""
+    """Raise ConfigError for what is no executor, or a setting that contradicts one that is already built."""
+    for name in (*Executor.__annotations__, "execute"):
+        if not hasattr(executor, name):
+            raise ConfigError(
+                f"executor is {shortened(executor)}, which has no {name}; give an Executor "
+                "(minipaged/execution/executor.py says what it has)"
+            )
     for name in ("num_blocks", "max_model_len"):
         wanted, has = getattr(config, name), getattr(executor, name)
         if wanted not in (None, has):

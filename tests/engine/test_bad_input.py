@@ -398,6 +398,8 @@ CALLS: list[Call] = [
     Call(LLM, {"swap_space": 4}, "swap_space is 4 bytes"),
     Call(LLM, {"num_blocks": 10**12}, "num_blocks is 1000000000000"),
     Call(LLM, {"model": "a\0b"}, "a"),
+    Call(LLM, {"executor": 3}, "executor is 3, which has no block_size"),
+    Call(LLM, {"executor": ModelRunner}, "which has no block_size"),
     Call(LLM, {"use": "x"}, "use is 'x'"),
     Call(LLM, {"use": {"alocator": "x.py:A"}}, "unknown concept 'alocator'"),
     Call(LLM, {"use": {"allocator": "x.py"}}, "names no class"),
