@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from minipaged import pocket_model
 from minipaged.components import Components, check_drafts
@@ -301,12 +301,19 @@ class LLM:
     def shutdown(self) -> None:
         """Stop its other ranks, if any, and free their memory; it cannot generate any more.
 
-        Dropping the last reference does the same. Without other ranks there is nothing to stop.
+        Leaving `with LLM(...) as llm:` or dropping the last reference does the same. Without other ranks
+        there is nothing to stop.
         """
         close: Callable[[], None] | None = getattr(self.engine.executor, "close", None)
         if close is not None and not self._turns.is_fork:
             with self._turns.turn():
                 close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shutdown()
 
     def __reduce__(self) -> Any:
         raise TypeError("an LLM cannot be pickled or copied; build one per process")

@@ -42,3 +42,12 @@ def test_components_of_another_kind_are_refused():
     """Catches an AttributeError about `drafter` for the dict that belongs in `use`."""
     with pytest.raises(ConfigError, match=r"^components is {'allocator': .*; give Components"):
         LLM(executor=ToyModel(), block_size=4, components={"allocator": BlockAllocator})
+
+
+def test_an_llm_is_shut_down_at_the_end_of_its_block():
+    """Catches `with LLM(...)` refused, or ranks that outlive the block or an error in it."""
+    executor, closed = ToyModel(), []
+    executor.close = lambda: closed.append(True)
+    with pytest.raises(IndexError), LLM(executor=executor, block_size=4) as llm:
+        llm.generate([]).pop()
+    assert closed == [True]
