@@ -13,6 +13,7 @@ import inspect
 import itertools
 import json
 import os
+import re
 import signal
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -129,8 +130,8 @@ class TrialRunner:
         if report.failed and not self._outcome.failure:
             crash: Any = getattr(report.longrepr, "reprcrash", None)
             text = crash.message if crash is not None else report.longreprtext
-            if text.startswith("Failed: Timeout"):
-                text = f"not done after {report.duration:.0f} s; is there an endless loop?"
+            if (limit := re.match(r"Failed: Timeout \(>(\d+)", text)) is not None:
+                text = f"not done after {limit[1]} s; is there an endless loop?"
             if text.startswith("Failed: not done"):
                 text = text.removeprefix("Failed: ")
             failure = " ".join(text.split())[:300] or "failed"
