@@ -19,7 +19,7 @@ from minipaged.cli import sampling
 from minipaged.cli.options import AsJson, Model, Use, files_of, load
 from minipaged.cli.streams import read_standard_input
 from minipaged.cli.wrapping import wrap_for_output
-from minipaged.decoding.params import ParamsError, SamplingParams
+from minipaged.decoding.params import DecodingParams, ParamsError, SamplingParams
 from minipaged.metrics import draft_summary
 from minipaged.prompts import split_prompt
 from minipaged.text_io import check_writable, counted, read_text
@@ -139,13 +139,14 @@ def generate(
         for piece in llm.stream(prompts[0], params):
             print(wrap.feed(piece), end="", flush=True)
         print(wrap.rest())
-        print_account(llm.engine, Console(stderr=not sys.stdout.isatty(), highlight=False, soft_wrap=True))
+        told = Console(stderr=not sys.stdout.isatty(), highlight=False, soft_wrap=True)
+        print_account(llm.engine, params, told)
     else:
         outputs = llm.generate(prompts, params)
         if as_json:
             print(json.dumps(outputs_json(outputs, llm.engine), indent=2))
         else:
-            print_outputs(outputs, llm.engine)
+            print_outputs(outputs, llm.engine, params)
     if seen is not None:
         print_blocks(seen, outputs, Console(stderr=as_json, highlight=False))
     if writer is not None:
@@ -226,7 +227,7 @@ def token_logprobs(completion: CompletionOutput) -> list[dict[str, Any]]:
     return rows
 
 
-def print_outputs(outputs: Sequence[RequestOutput], engine: Engine) -> None:
+def print_outputs(outputs: Sequence[RequestOutput], engine: Engine, params: DecodingParams) -> None:
     """Print texts and their memory use: in boxes on a terminal, otherwise only the plain texts."""
     if sys.stdout.isatty():
         console = Console(highlight=False, emoji=False)
@@ -243,10 +244,10 @@ def print_outputs(outputs: Sequence[RequestOutput], engine: Engine) -> None:
                 print("\t".join(row))
             told.print(subtitle)
         console = told
-    print_account(engine, console)
+    print_account(engine, params, console)
 
 
-def print_account(engine: Engine, console: Console) -> None:
+def print_account(engine: Engine, params: DecodingParams, console: Console) -> None:
     """Memory and speed in words."""
     account = stats(engine)
     account["block"] = counted(account["block_size"], "token")
@@ -256,6 +257,8 @@ def print_account(engine: Engine, console: Console) -> None:
         console.print(line.format_map(account))
     if engine.config.num_speculative_tokens:
         drafts = draft_summary(account["accepted_tokens"], account["draft_tokens"])
+        if not isinstance(params, SamplingParams) or params.num_samples > 1:
+            drafts += ", which only --n 1 without beams gets"
         console.print(f"{drafts}; {counted(account['steps'], 'step')}")
 
 

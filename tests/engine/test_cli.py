@@ -145,6 +145,15 @@ def test_a_schema_may_be_longer_than_a_path(capsys, monkeypatch, tmp_path):
     assert trace.exists()
 
 
+def test_samples_and_beams_say_why_they_have_no_drafts(capsys, monkeypatch):
+    """Catches a user who waits for drafts that these requests never get."""
+    arguments = ("generate", "--prompt", "a", "--max-tokens", "4", "--num-speculative-tokens", "2")
+    for more in (("--n", "2"), ("--beam-width", "2")):
+        told = call(capsys, monkeypatch, *arguments, *more)[2]
+        assert "no draft tokens, which only --n 1 without beams gets; " in told, more
+    assert "no draft tokens; " in call(capsys, monkeypatch, *arguments)[2]
+
+
 def test_json_says_why_a_completion_ended_and_what_it_scored(capsys, monkeypatch):
     """Catches figures that only the text has."""
     options = ("--max-tokens", "12", "--json")
