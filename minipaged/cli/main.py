@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from contextlib import suppress
 from typing import Annotated, Any
@@ -98,6 +99,9 @@ def _told(error: BaseException) -> int:
     if isinstance(error, UsageError):
         where: Any = getattr(error, "ctx", None)
         told = error.format_message().rstrip(".").replace(": Value error, ", ": ") + _given(error)
+        told = re.sub(
+            "Input should be (a valid [a-z]+).*(?= [(]it is)", r"give \1", told
+        )  # (pydantic's words)
         _say(f"{told}; see {where.command_path if where else NAME} --help")
     elif isinstance(error, BrokenPipeError):
         raise error

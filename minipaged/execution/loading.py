@@ -110,8 +110,13 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
             raise ModelLoadError(
                 f"{name} brings its own code; read it, then give trust_remote_code=True (--trust-remote-code)"
             ) from error
-        what = name if path.is_dir() else f"{name} (no directory here, so a hub id)"
-        raise ModelLoadError(f"cannot load {what}: {in_one_line(error)}") from error
+        told = in_one_line(error)
+        if path.is_dir():
+            raise ModelLoadError(f"cannot load {name}: {told}") from error
+        raise ModelLoadError(
+            f"cannot load {name} (no directory here, so a hub id): {told.rstrip('.')}; "
+            "give a model directory, or a hub id that can be reached"
+        ) from error
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ModelLoadError(

@@ -174,6 +174,8 @@ COMMAND_LINES: list[tuple[str, str]] = [
     }.items() for bad in values),
     *((f"generate --{flag} x", "x") for flag in
       ["temperature", "top-p", "top-k", "min-p", "n", "max-tokens", "beam-width", "length-penalty"]),
+    ("generate --num-speculative-tokens four", "-tokens': give a valid integer (it is 'four')"),
+    ("bench --rate x", "'--rate': give a valid number (it is 'x'); see minipaged bench --help"),
     ("generate --swap-space 4", "swap_space is 4 bytes, less than one block of 65536 bytes; give bytes"),
     ("generate --swap-space -1", "swap_space is -1"),
     ("generate --num-blocks 1000000000000", "num_blocks is 1000000000000"),

@@ -94,7 +94,8 @@ def test_a_hub_id_that_cannot_be_had_is_said_to_be_one(monkeypatch: pytest.Monke
     monkeypatch.setattr(loading, "model_info", unreachable)
     message = refusal("pocket_modle")
     assert message == (
-        "cannot load pocket_modle (no directory here, so a hub id): OSError: We couldn't connect to the hub."
+        "cannot load pocket_modle (no directory here, so a hub id): OSError: We couldn't connect to the hub; "
+        "give a model directory, or a hub id that can be reached"
     )
 
 

@@ -62,7 +62,8 @@ def test_linear_layers_are_quantized_and_nothing_else():
 def test_a_model_whose_layers_are_not_linear_is_refused(name):
     """Catches a flag that changes nothing in silence."""
     with pytest.raises(
-        ConfigError, match=r"quantization is int8, but .* is not a linear layer.* drop quantization"
+        ConfigError,
+        match=r"quantization is int8, but .* is not a linear layer.*; give another model, or drop q",
     ):
         quantized(name)
 

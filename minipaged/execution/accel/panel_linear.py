@@ -135,5 +135,5 @@ def quantize_linears(model: PreTrainedModel, format: str) -> None:
         name, largest = max(left, key=lambda item: item[1].numel())
         raise ConfigError(
             f"quantization is {format}, but {name} of {type(model).__name__}, {list(largest.shape)}, is "
-            "not a linear layer, so it cannot be quantized; drop quantization"
+            "not a linear layer, so it cannot be quantized; give another model, or drop quantization"
         )
