@@ -141,17 +141,17 @@ class PhaseClock:
 
 
 def repeat_workload(
-    llm: LLM, items: list[WorkloadItem], repeat: int, **options: Any
+    llm: LLM, items: list[WorkloadItem], repeat: int, profile: StepProfile | None = None, **options: Any
 ) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
     """Run a workload `repeat` times after one run that is not counted.
 
     Returns the median of each field (the tokens are those of the last run), its minimum and maximum.
-    `options` are those of `run_workload`.
+    `profile` gets the seconds of all runs that count; `options` are those of `run_workload`.
     """
     if repeat < 1:
         raise WorkloadError(f"repeat is {repeat}; give at least 1")
     run_workload(llm, items, **options)
-    runs = [run_workload(llm, items, **options) for _ in range(repeat)]
+    runs = [run_workload(llm, items, profile=profile, **options) for _ in range(repeat)]
     columns = {name: [run[name] for run in runs] for name in runs[0] if name != "tokens"}
     median = {name: statistics.median(values) for name, values in columns.items()}
     spread = {name: (min(values), max(values)) for name, values in columns.items()}

@@ -44,7 +44,9 @@ def bench(
     limits: Annotated[
         bool, Option("--limits", help="Compare with the limits of memory bandwidth and GEMM (CPU).")
     ] = False,
-    profile: Annotated[bool, Option("--profile", help="Show where the time of a step goes.")] = False,
+    profile: Annotated[
+        bool, Option("--profile", help="Show where the time of a step goes, summed over all counted runs.")
+    ] = False,
     as_json: AsJson = False,
     url: Annotated[str | None, Option(help="Measure a running server over HTTP instead.")] = None,
     users: Annotated[

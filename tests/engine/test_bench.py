@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -144,6 +146,14 @@ def test_of_repeated_runs_the_first_does_not_count_and_the_median_is_told(timed_
     assert result["wall_s"] == pytest.approx(2 * STEP + 0.1)
     assert spread["wall_s"] == pytest.approx((2 * STEP + 0.05, 2 * STEP + 0.4))
     assert result["tokens"] == [[0, 0, 0]]
+
+
+def test_the_run_that_does_not_count_is_not_profiled(timed_llm):
+    """Catches seconds of four runs beside the figures of three."""
+    runs = []
+    profile = SimpleNamespace(watch=lambda engine: nullcontext(runs.append(engine)), start=lambda: None)
+    repeat_workload(timed_llm(), [ITEM], 3, profile=profile)
+    assert len(runs) == 3
 
 
 def test_the_median_of_two_runs_is_between_them(timed_llm):
