@@ -114,9 +114,13 @@ def test_a_second_llm_with_ranks_is_refused_before_anything_is_started(monkeypat
 
 def test_heads_that_do_not_divide_are_refused_with_the_numbers():
     """Catches a model that fails in the middle of its first step, or far from the cause."""
-    told = "is 3, which does not divide the 8 query and 4 K/V heads of LlamaForCausalLM; give 1 or 2 or 4"
-    with pytest.raises(ConfigError, match=told):
-        check_plan(build("llama", **SIZES), 3)
+    model = build("llama", **SIZES)
+    heads = "is 3, which does not divide the 8 query and 4 K/V heads of LlamaForCausalLM; give 1 or 2 or 4"
+    with pytest.raises(ConfigError, match=f"{heads}, or use pipeline_parallel_size$"):
+        check_plan(model, 3)
+    model.config.num_kv_shared_layers = 2  # which stages do not follow
+    with pytest.raises(ConfigError, match=f"{heads}$"):
+        check_plan(model, 3)
 
 
 def test_heads_are_counted_in_every_layer():

@@ -71,8 +71,16 @@ def splits_heads(model: PreTrainedModel) -> bool:
 
 
 def stage_parts(model: PreTrainedModel) -> list[str]:
-    """The parts of the model in the order of transformers' plan for stages; empty: there is none."""
-    return list(getattr(text_config(model), "base_model_pp_plan", None) or ())
+    """The parts of the model in the order of transformers' plan for stages; empty: it has no stages."""
+    config = text_config(model)
+    plan = list(getattr(config, "base_model_pp_plan", None) or ())
+    return plan if "layers" in plan and not beyond_rows(config) else []
+
+
+def beyond_rows(config: Any) -> list[str]:
+    """Options that have layers need more than the rows of the layer before: K/V of another, or token ids."""
+    options = "num_kv_shared_layers", "hidden_size_per_layer_input"
+    return [option for option in options if getattr(config, option, None)]
 
 
 def check_plan(model: PreTrainedModel, size: int) -> None:
@@ -98,6 +106,7 @@ def check_plan(model: PreTrainedModel, size: int) -> None:
         raise ConfigError(
             f"tensor_parallel_size is {size}, which does not divide the {heads} query and {kv_heads} K/V "
             f"heads of {name}; give {' or '.join(map(str, fit))}"
+            + (", or use pipeline_parallel_size" if stage_parts(model) else "")
         )
     for path, weight in model.named_parameters():
         styles = _style(plan, path), _style(plan, path.rpartition(".")[0])

@@ -20,15 +20,12 @@ from transformers import PreTrainedModel
 from minipaged.config import ConfigError
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.distributed.place import Place
-from minipaged.execution.distributed.sharding import bounds, splits_heads, stage_parts
+from minipaged.execution.distributed.sharding import beyond_rows, bounds, splits_heads, stage_parts
 from minipaged.execution.loading import text_config
 from minipaged.scheduling import ScheduledSequence
 
 PARTS_PER_STAGE = 2
 """Micro-batches of a step for each stage: with 2 stages, each idles 1 turn in 5."""
-
-BEYOND_ROWS = ("num_kv_shared_layers", "hidden_size_per_layer_input")
-"""Options of models whose layers need more than the rows of the layer before: K/V of another, token ids."""
 
 
 class Link:
@@ -105,8 +102,8 @@ def keep_stage(model: PreTrainedModel, place: Place, link: Link) -> range:
     """
     name, config, size = type(model).__name__, text_config(model), place.pipeline_size
     parts = stage_parts(model)
-    more = [option for option in BEYOND_ROWS if getattr(config, option, None)]
-    if "layers" not in parts or more:
+    if not parts:
+        more = beyond_rows(config)
         reason = f"{name} has {more[0]}" if more else f"transformers has no plan for stages of {name}"
         told = f"pipeline_parallel_size is {size}, but {reason}"
         advice = "use tensor_parallel_size, or 1" if splits_heads(model) else "give 1"
