@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from minipaged.decoding import SamplingParams
+from minipaged.decoding.params import SamplingParams
 from minipaged.decoding.sampling import Sampler
 from minipaged.decoding.stopping import StopChecker
 from tests.concepts.decoding_driver import make_sequence, schedule

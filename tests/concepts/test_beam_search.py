@@ -4,7 +4,9 @@ import random
 
 import pytest
 
-from minipaged.decoding import BeamSearch, BeamSearchParams, StopChecker
+from minipaged.decoding.beam_search import BeamSearch
+from minipaged.decoding.params import BeamSearchParams
+from minipaged.decoding.stopping import StopChecker
 from minipaged.scheduling import Sample
 from tests.concepts.decoding_driver import apply, decode, make_request
 from tests.toy import ToyEngine, beams, ranked, run_alone, samples, toy_scheduler

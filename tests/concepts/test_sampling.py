@@ -13,9 +13,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.generation import logits_process as hf
 
-from minipaged.decoding import BeamSearchParams, SamplingParams
 from minipaged.decoding.logits import edit_logits, filter_logits
 from minipaged.decoding.noise import gumbel_noise, noise_key
+from minipaged.decoding.params import BeamSearchParams, SamplingParams
 from minipaged.decoding.sampling import DRAW_ELEMENTS, Sampler, prompt_logprobs, take_memory
 from tests.concepts.decoding_driver import make_sequence, schedule
 

@@ -8,15 +8,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from minipaged.decoding import (
-    BeamSearchParams,
-    Detokenizer,
-    ParamsError,
-    SamplingMethod,
-    SamplingParams,
-    StopChecker,
-    final_text,
-)
+from minipaged.decoding.checks import ParamsError
+from minipaged.decoding.detokenizer import Detokenizer
+from minipaged.decoding.methods import SamplingMethod
+from minipaged.decoding.params import BeamSearchParams, SamplingParams
+from minipaged.decoding.stopping import StopChecker, final_text
 from minipaged.scheduling import Sample
 from minipaged.scheduling.request import Branch
 from tests.concepts.decoding_driver import apply, make_request, make_sequence

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from minipaged.decoding import Detokenizer
-from minipaged.decoding.detokenizer import Window
+from minipaged.decoding.detokenizer import Detokenizer, Window
 from minipaged.decoding.token_bytes import token_bytes
 
 TEXT = [

@@ -7,7 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from minipaged.decoding import BeamSearch, BeamSearchParams, SamplingMethod, SamplingParams, StopChecker
+from minipaged.decoding.beam_search import BeamSearch
+from minipaged.decoding.methods import SamplingMethod
+from minipaged.decoding.params import BeamSearchParams, SamplingParams
+from minipaged.decoding.stopping import StopChecker
 from minipaged.memory import (
     BlockAllocator,
     BlockTable,

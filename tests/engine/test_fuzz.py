@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from minipaged.decoding import BeamSearch
+from minipaged.decoding.beam_search import BeamSearch
 from minipaged.memory import Chunked, OnDemand, Reserve
 from minipaged.scheduling import (
     Auto,

@@ -21,7 +21,7 @@ import pytest
 from minipaged import BeamSearchParams, SamplingParams
 from minipaged.components import Components
 from minipaged.config import EngineConfig
-from minipaged.decoding import SamplingMethod
+from minipaged.decoding.methods import SamplingMethod
 from minipaged.engine import Engine
 from minipaged.memory import BlockAllocator, BlockTable, Chunked, OnDemand, Reserve
 from minipaged.scheduling import PreemptionCosts, Request, RequestTooLongError, StepPlan, StepResult

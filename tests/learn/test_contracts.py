@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from minipaged import memory
-from minipaged.decoding import BeamSearch, SamplingMethod, SamplingParams, StopChecker
+from minipaged.decoding.beam_search import BeamSearch
+from minipaged.decoding.methods import SamplingMethod
+from minipaged.decoding.params import SamplingParams
+from minipaged.decoding.stopping import StopChecker
 from minipaged.learn.contracts import CONCEPTS, ContractError, prefix_cache
 from minipaged.learn.contracts.rules import call_text
 from minipaged.scheduling import (

@@ -3,7 +3,8 @@
 import pytest
 
 from minipaged import LLM, BeamSearchParams, SamplingParams
-from minipaged.decoding import BeamSearch, SamplingMethod
+from minipaged.decoding.beam_search import BeamSearch
+from minipaged.decoding.methods import SamplingMethod
 from minipaged.learn.contracts import ContractError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minipaged.decoding import BeamSearch
+from minipaged.decoding.beam_search import BeamSearch
 from minipaged.learn.contracts import CONCEPTS, ContractError
 from minipaged.learn.overrides import components_from
 from minipaged.memory import BlockAllocator, OnDemand, PrefixCache
