@@ -8,14 +8,15 @@ from typing import Annotated, Any
 from typer import Option
 
 from minipaged.cli.options import Model, Use, check_parts
+from minipaged.serving.settings import ServerSettings
 
 MOST_REPLICAS = 64
 
 
 def serve(
     model: Model = None,
-    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, Option(help="Port to listen on; 0 picks a free one.")] = 8000,
+    host: Annotated[str, Option(help="Address to listen on.")] = ServerSettings.host,
+    port: Annotated[int, Option(help="Port to listen on; 0 picks a free one.")] = ServerSettings.port,
     api_key: Annotated[
         list[str] | None,
         Option(
@@ -31,12 +32,16 @@ def serve(
     ] = None,
     max_waiting: Annotated[
         int, Option(help="Requests that may wait; any further request gets status 429.")
-    ] = 256,
-    max_body_bytes: Annotated[int, Option(help="Maximum bytes in the body of a request.")] = 4 << 20,
-    request_timeout: Annotated[float, Option(help="Seconds that a request may take.")] = 600.0,
+    ] = ServerSettings.max_waiting,
+    max_body_bytes: Annotated[
+        int, Option(help="Maximum bytes in the body of a request.")
+    ] = ServerSettings.max_body_bytes,
+    request_timeout: Annotated[
+        float, Option(help="Seconds that a request may take.")
+    ] = ServerSettings.request_timeout,
     shutdown_timeout: Annotated[
         float, Option(help="Seconds that running requests get to finish at shutdown.")
-    ] = 30.0,
+    ] = ServerSettings.shutdown_timeout,
     replicas: Annotated[
         int, Option(help="Number of servers that share the requests; each has the whole model.")
     ] = 1,
@@ -50,7 +55,6 @@ def serve(
         from minipaged.serving.fleet import Fleet
         from minipaged.serving.router import Router
         from minipaged.serving.server import bind, make_server, serve_app
-        from minipaged.serving.settings import ServerSettings
     except ImportError as error:
         raise ValueError(
             f"serve needs {error.name}; in your clone, run pip install -c constraints.txt -e '.[serve]'"
