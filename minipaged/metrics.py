@@ -112,7 +112,8 @@ class Metrics:
     def observe_end(self, request: Request, now: float) -> None:
         """A request has ended, in whatever way."""
         request.times["finished"] = now
-        reason = request.completions[0].finish_reason if request.completions else None
+        # (Of the last: samples that had ended by themselves come before those that were aborted.)
+        reason = request.completions[-1].finish_reason if request.completions else None
         self.request_success[reason or "error"] += 1
         self.e2e_request_latency.append(now - request.arrival_time)
 

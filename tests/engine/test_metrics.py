@@ -69,6 +69,23 @@ def test_a_step_in_which_a_request_fails_has_given_it_no_token(engine):
     assert not engine.metrics.inter_token_latency
 
 
+@pytest.mark.parametrize(("error", "reason"), [(None, "abort"), ("a fault", "error")])
+def test_a_request_ended_from_outside_after_one_of_its_samples_is_no_success(engine, error, reason):
+    """The reason of a sample that had ended by itself, counted for the whole request."""
+    params = SamplingParams(n=2, seed=0, max_tokens=6, ignore_eos=True)
+    request = engine.add_request("0", [5], params)
+    engine.step()
+    one, other = (sequence.output_token_ids[0] for sequence in request.sequences)
+    assert one != other
+    engine.abort("0")
+    engine.reset_metrics()
+    request = engine.add_request("1", [5], params.clone(stop_token_ids=[one]))
+    engine.step()
+    assert len(request.completions) == len(request.sequences) == 1
+    engine.abort("1", error)
+    assert engine.metrics.request_success == {reason: 1}
+
+
 def test_prefix_hits_are_counted_in_tokens(engine):
     """A hit rate in blocks or in requests."""
     prompt = list(range(5, 22))  # four full blocks and a token
