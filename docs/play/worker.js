@@ -174,6 +174,16 @@ async function steps() {
   }
 }
 
+// Whether Python itself has ended: a student's class may exit, or recurse too deep.
+function hasEnded() {
+  try {
+    python?.runPython("");
+    return false;
+  } catch {
+    return true;
+  }
+}
+
 onmessage = async ({ data }) => {
   try {
     if (data.call === "load") await load(data);
@@ -186,7 +196,7 @@ onmessage = async ({ data }) => {
       run?.abort(...(data.request === undefined ? [] : [data.request]));
     }
   } catch (error) {
-    const dead = /^Pyodide already|^Program terminated/.test(error.message);
-    postMessage({ id: data.id, error: dead ? "Python itself has ended in this page; it is loaded anew." : lastLine(error), dead });
+    const dead = hasEnded();
+    postMessage({ id: data.id, error: dead ? "Python itself has ended in this page, by an exit or an endless recursion; it is loaded anew." : lastLine(error), dead });
   }
 };

@@ -13,6 +13,7 @@ from tests.docs.solutions import solve
 pytestmark = pytest.mark.slow
 
 LESSONS = {lesson.number: lesson for lesson in read_lessons(ROOT) if lesson.number in DEMOS}
+ENDED = "Python itself has ended in this page, by an exit or an endless recursion; it is loaded anew."
 EDITOR = "document.querySelector('.lesson-panel')"
 
 
@@ -127,7 +128,18 @@ def test_a_class_that_breaks_a_rule_stops_the_run(first):
 def test_a_class_that_ends_python_does_not_end_the_page(first):
     """Catches a lesson that answers nothing until it is loaded again."""
     assert checked(first, "import os\n\nos._exit(1)\n") is None
-    assert status(first) == "Python itself has ended in this page; it is loaded anew."
+    assert status(first) == ENDED
+    first.problems.clear()  # (Pyodide itself reports it there)
+    assert checked(first, "BlockTable = 5\n") is not None
+    assert status(first) == "3 of 3 tasks are red."
+
+
+def test_a_recursion_that_ends_python_is_told_at_once_and_not_at_the_next_check(first):
+    """Catches the browser's own words, and a check of what is right that is lost to what was wrong."""
+    source = "def f(x):\n    sorted([x], key=f)\n\n\nf(1)\n"
+    first.value(f"lesson.set({json.dumps(source)})")
+    assert first.value("lesson.run()") is None
+    assert status(first) == ENDED
     first.problems.clear()  # (Pyodide itself reports it there)
     assert checked(first, "BlockTable = 5\n") is not None
     assert status(first) == "3 of 3 tasks are red."
