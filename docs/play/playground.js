@@ -24,6 +24,7 @@ const FIELDS = [
 
 const COUNTS = [
   ["finished", "Requests finished", String],
+  ["cut_short", "Of these, cut short by a full pool", String],
   ["refused", "Requests refused", String],
   ["steps", "Steps", String],
   ["seconds", "Simulated seconds", (value) => value.toFixed(2)],

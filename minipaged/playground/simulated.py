@@ -17,7 +17,7 @@ from typing import Any
 
 from minipaged.components import build_scheduler
 from minipaged.config import ConfigError, EngineConfig, config_from
-from minipaged.scheduling import DecodingMethod
+from minipaged.scheduling import DecodingMethod, StepPlan
 from minipaged.simulation.costs import CostModel
 from minipaged.simulation.executor import SimulatedExecutor
 from minipaged.simulation.records import time_to_first_token
@@ -52,8 +52,10 @@ class Load:
             ("samples", 1, 8),
         ):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not least <= value <= most:
-                raise ConfigError(f"{name} is {value!r}; give a number from {least} to {most}")
+            is_whole = type(getattr(Load, name)) is int
+            if not isinstance(value, int if is_whole else int | float) or not least <= value <= most:
+                what = "a whole number" if is_whole else "a number"
+                raise ConfigError(f"{name} is {value!r}; give {what} from {least} to {most}")
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
         """The requests, in the order of time."""
@@ -103,9 +105,14 @@ class SimulatedRun:
         executor = SimulatedExecutor(costs, *limits, block_size=config.block_size)
         scheduler = build_scheduler(config, executor)
         self.simulation = WatchedSimulation(scheduler, executor, self.load.method_of, LONGEST, usage_every=1)
+        self._num_cut_short = 0
+        self.simulation.engine.on_planned.append(self._note_plan)
         self._lines: list[str] = []
         self._trace = TraceLines(self.simulation.engine, self._lines.append, text_of)
         self._steps = self._run(self.load.arrivals(config.seed))
+
+    def _note_plan(self, plan: StepPlan) -> None:
+        self._num_cut_short += sum(event.kind == "outgrown" for event in plan.events)
 
     def _run(self, arrivals: Iterator[Arrival]) -> Iterator[None]:
         simulation, scheduler = self.simulation, self.simulation.scheduler
@@ -140,6 +147,7 @@ class SimulatedRun:
         return {
             "steps": run.num_steps,
             "finished": len(run.records),
+            "cut_short": self._num_cut_short,  # of the finished: the pool was too small for their outputs
             "refused": run.num_refused,
             "preemptions": run.num_preemptions,
             "cached_tokens": run.num_cached_tokens,

@@ -106,6 +106,15 @@ def test_a_request_that_can_never_run_is_refused_and_counted():
     assert counts["refused"] > 0
 
 
+@pytest.mark.parametrize(("num_blocks", "cut"), [(8, 8), (128, 0)])
+def test_a_request_that_is_cut_short_because_the_pool_is_too_small_is_counted(num_blocks, cut):
+    """Catches a pool too small for any answer that looks fast: all finished, in two steps each."""
+    run, lines = finished({"samples": 8, "max_num_seqs": 8, "num_blocks": num_blocks})
+    counts = run.counts()
+    assert (counts["finished"], counts["cut_short"]) == (8, cut)
+    assert "".join(lines).count('"outgrown"') == cut
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [({}, ""), ({"num_blocks": 1}, "blocks"), ({"samples": 8, "max_num_seqs": 1}, "max_num_seqs")],
@@ -128,7 +137,7 @@ def test_a_refusal_names_what_the_page_has():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"requests": 1000}, "requests is 1000; give a number from 1 to 200"),
+        ({"requests": 1000}, "requests is 1000; give a whole number from 1 to 200"),
         ({"rate": 0}, "rate is 0; give a number from 0.01 to 1000"),
         ({"prompt": LONGEST}, f"prompt is {LONGEST}; give a number from 1 to {LONGEST - 1}"),
         ({"num_blocks": 5000}, "num_blocks is 5000; give a number from 1 to 4096"),
@@ -136,6 +145,9 @@ def test_a_refusal_names_what_the_page_has():
         ({"block_size": 0}, "block_size is 0"),
         ({"colour": "red"}, "unknown setting 'colour'"),
         ({"rate": "fast"}, "rate is 'fast'; give a number from 0.01 to 1000"),
+        ({"requests": 1.5}, "requests is 1.5; give a whole number from 1 to 200"),
+        ({"prefix": 0.5}, "prefix is 0.5; give a whole number from 0 to 256"),
+        ({"samples": 2.5}, "samples is 2.5; give a whole number from 1 to 8"),
     ],
 )
 def test_a_setting_that_cannot_work_is_told_in_a_line(settings, message):
