@@ -58,19 +58,25 @@ def write_play(root: Path, folder: Path) -> None:
     missing_lessons = write_lessons(root, folder / "lessons", cache)
     if missing_lessons:
         print(f"the lessons have no editor: {missing_lessons}")
-    files = [folder / "engine/minipaged.zip", *(folder / "pyodide" / name for name in PYODIDE_FILES)]
+    engine = folder / "engine/minipaged.zip"
+    pyodide = [file for name in PYODIDE_FILES if (file := folder / "pyodide" / name).exists()]
+    lessons = [*folder.glob("lessons/*.js"), *folder.glob("lessons/*.zip")]
+    weights = [*folder.glob("weights/*")]
+
+    def sizes(files: list[Path]) -> dict[str, int]:
+        return {str(file.relative_to(folder)): file.stat().st_size for file in files}
+
     manifest = {
         "version": PYODIDE,
         "missing": missing,
-        "files": {str(file.relative_to(folder)): file.stat().st_size for file in files if file.exists()},
-        "lessons": {
-            "missing": missing or missing_lessons,
-            "files": {
-                f"lessons/{file.name}": file.stat().st_size
-                for file in (*folder.glob("lessons/*.js"), *folder.glob("lessons/*.zip"))
-            },
+        "files": sizes([engine, *pyodide]),
+        "lessons": {"missing": missing or missing_lessons, "files": sizes(lessons)},
+        "weights": sizes(weights),
+        # Of what changes without a new version of Pyodide: the address under which a browser keeps it.
+        "digests": {
+            str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+            for file in (engine, *lessons, *weights)
         },
-        "weights": {f"weights/{file.name}": file.stat().st_size for file in folder.glob("weights/*")},
     }
     (folder / "engine/manifest.json").write_text(json.dumps(manifest, indent=1))
 

@@ -75,7 +75,7 @@ async function show() {
       const manifest = await (await fetch(place("engine/manifest.json"), { cache: "no-cache" })).json();
       if (manifest.lessons.missing) throw new Error(`This copy of the site was built without the editor: ${manifest.lessons.missing}.`);
       const [{ openEditor }, answer] = await Promise.all([
-        import(`${place("lessons/editor.js")}?${manifest.lessons.files["lessons/editor.js"]}`),
+        import(`${place("lessons/editor.js")}?${manifest.digests["lessons/editor.js"]}`),
         fetch(place(`lessons/${name}.txt`), { cache: "no-cache" }),
       ]);
       if (!answer.ok) throw new Error(`${answer.status} for the exercise`);

@@ -57,8 +57,8 @@ async function load({ lessons: withLessons, model: withModel }) {
   self.fetch = await countedFetch(manifest.version, tell);
   let model;
   try {
-    // The project's own files change with every build: they are asked for by their size, too.
-    const read = (name) => self.fetch(`${at(name)}?${sizes[name]}`).then((response) => response.arrayBuffer());
+    // The project's own files change with every build: they are asked for by their content, too.
+    const read = (name) => self.fetch(`${at(name)}?${manifest.digests[name]}`).then((response) => response.arrayBuffer());
     const [{ loadPyodide }, , ...buffers] = await Promise.all([
       import(at("pyodide/pyodide.mjs")),
       import(at("pyodide/pyodide.asm.mjs")),
