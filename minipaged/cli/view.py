@@ -86,7 +86,11 @@ def top(
     with restored_at_end(live.stop), live as shown, suppress(KeyboardInterrupt):
         while True:
             time.sleep(interval)
-            now = _look(url, api_key)
+            try:
+                now = _look(url, api_key)
+            except ServerError as error:  # (it may be restarted, or slow)
+                shown.update(dashboard(url, last, trouble=str(error)), refresh=True)
+                continue
             shown.update(dashboard(url, now, last), refresh=True)
             last = now
 

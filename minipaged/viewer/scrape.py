@@ -43,6 +43,8 @@ def fetch(address: str, missing_is_none: bool = False, api_key: str | None = Non
     """
     if not address.startswith(("http://", "https://")):
         raise ServerError(f"{address} is not an HTTP address; give one such as http://127.0.0.1:8000")
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise ServerError("the API key has a character that headers do not allow; give the server's own")
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         request = urllib.request.Request(address, headers=headers)
@@ -111,8 +113,8 @@ LATENCIES = {
 }
 
 
-def dashboard(url: str, now: Scrape, last: Scrape | None = None) -> RenderableType:
-    """What a scrape shows; with the previous one, also rates."""
+def dashboard(url: str, now: Scrape, last: Scrape | None = None, trouble: str = "") -> RenderableType:
+    """What a scrape shows; with the previous one, also rates. `trouble`: why there is no newer one."""
 
     def value(name: str) -> float:
         return now.values.get(name, 0.0)
@@ -149,6 +151,8 @@ def dashboard(url: str, now: Scrape, last: Scrape | None = None) -> RenderableTy
     parts: list[RenderableType] = [bar, Text(), sides]
     if latencies.row_count:
         parts += [Text(), latencies]
+    if trouble:
+        parts += [Text(), Text(f"not up to date: {trouble}")]
     return Panel(Group(*parts), title=Text(url), subtitle="counts since the server started; Ctrl-C ends")
 
 

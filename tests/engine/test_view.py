@@ -317,3 +317,41 @@ def test_top_says_that_nothing_answers(capsys, monkeypatch):
     assert err.count("\n") == 1
     code, _, err = call(capsys, monkeypatch, "top", "http://127.0.0.1:1", "--interval", "0")
     assert "interval is 0.0; give 0.1 to 3600 seconds" in err
+
+
+def test_top_waits_for_a_server_that_comes_back(server, capsys, monkeypatch):
+    """Catches a dashboard that a restart, or one slow answer, ends."""
+    url, pages = server
+    pages["/metrics"] = ("text/plain; version=0.0.4", METRICS)
+    later = METRICS.replace("generation_tokens_total 5000", "generation_tokens_total 7777")
+    after_each_look = iter([{}, {"/metrics": ("text/plain; version=0.0.4", later)}])
+
+    def sleep(seconds: float) -> None:
+        if (new := next(after_each_look, None)) is None:
+            raise KeyboardInterrupt
+        pages.clear()
+        pages.update(new)
+
+    monkeypatch.setattr("minipaged.cli.view.time.sleep", sleep)
+    code, out, err = call(capsys, monkeypatch, "top", url)
+    assert (code, err) == (0, "")
+    assert "7,777" in out
+
+
+def test_top_tells_why_there_is_no_news():
+    """Catches old numbers that look new."""
+    scrape = read_metrics(METRICS, "here", 0.0)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(dashboard("http://here", scrape, trouble="http://here/metrics answered 503"))
+    text = console.export_text()
+    assert "5,000" in text
+    assert "not up to date: http://here/metrics answered 503" in text
+
+
+def test_top_says_that_no_header_can_have_the_key(server, capsys, monkeypatch):
+    """Catches the advice to start the server that is there, and a key that is printed."""
+    for key in ("sekret\nsekret", "日本"):
+        code, _, err = call(capsys, monkeypatch, "top", server[0], "--once", "--api-key", key)
+        assert code == 2
+        assert "the API key has a character that headers do not allow; give the server's own" in err
+        assert key not in err
