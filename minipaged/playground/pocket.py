@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
+from collections.abc import Sequence as SequenceOf
+from operator import attrgetter
 from typing import Any
 
 from minipaged.config import EngineConfig
 from minipaged.decoding.checks import ParamsError
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.engine import Engine
-from minipaged.scheduling import PreemptionCosts, Request, Sample, StepPlan, StepResult
+from minipaged.scheduling import PreemptionCosts, Request, Sample, Sequence, StepPlan, StepResult
 from minipaged.viewer.trace import TraceLines
 
 Compute = Callable[[str], str]
@@ -52,13 +54,27 @@ class PocketExecutor:
                 "start": start,
                 "table": list(sequence.table.blocks),
                 "candidates": num_candidates,
-                "temperature": getattr(sequence.request.params, "temperature", 0.0),
+                "temperature": _temperature(sequence.request.params),
             }
             for sequence, start, num_tokens, num_candidates in plan.scheduled
         ]
         step = {name: getattr(plan, name) for name in ("swap_out", "swap_in", "copies")}
         answers = json.loads(self._compute(json.dumps({**step, "rows": rows})))
         return StepResult([Sample(tokens, logprobs) for tokens, logprobs in answers])
+
+
+def _temperature(params: DecodingParams) -> float:
+    """At which tokens are drawn; 0: none is, the likeliest are the candidates."""
+    return params.temperature if isinstance(params, SamplingParams) else 0.0
+
+
+def _answers(request: Request) -> list[Sequence]:
+    """The sequences to show: live beams, or samples by number; at the end what is returned, in that order."""
+    if request.is_finished:
+        return request.method.rank(request)
+    if isinstance(request.params, BeamSearchParams):
+        return request.sequences
+    return sorted((*request.completions, *request.sequences), key=attrgetter("index"))
 
 
 class PocketRun:
@@ -73,7 +89,7 @@ class PocketRun:
     """
 
     def __init__(
-        self, compute: Compute, model: Mapping[str, Any], texts: Sequence[str], settings: Mapping[str, Any]
+        self, compute: Compute, model: Mapping[str, Any], texts: SequenceOf[str], settings: Mapping[str, Any]
     ) -> None:
         logging.getLogger("minipaged").setLevel(logging.ERROR)
         config = EngineConfig(**{"num_blocks": 64, "disable_log_stats": True} | dict(settings))
@@ -85,7 +101,7 @@ class PocketRun:
 
     def add(
         self,
-        prompt_token_ids: Sequence[int],
+        prompt_token_ids: SequenceOf[int],
         max_tokens: int,
         temperature: float = 0.0,
         n: int = 1,
@@ -103,7 +119,7 @@ class PocketRun:
                     f"beams is {beams}, but samples is {n} and temperature is {temperature}; beam search "
                     "does not sample: set samples to 1 and temperature to 0, or beams to 1"
                 )
-            params = BeamSearchParams(beam_width=beams, max_tokens=max_tokens)
+            params = BeamSearchParams(beam_width=beams, num_return_sequences=beams, max_tokens=max_tokens)
         else:
             params = SamplingParams(temperature=temperature, max_tokens=max_tokens, n=n)
         name = str(self._num_requests)
@@ -128,7 +144,7 @@ class PocketRun:
         lines = self._lines[:]
         self._lines.clear()
         outputs = {
-            name: [list(s.output_token_ids) for s in (*request.completions, *request.sequences)]
+            name: [list(sequence.output_token_ids) for sequence in _answers(request)]
             for name, request in self._requests.items()
         }
         self._requests = {name: r for name, r in self._requests.items() if not r.is_finished}

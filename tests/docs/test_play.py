@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minipaged import LLM, SamplingParams
+from minipaged import LLM, BeamSearchParams, SamplingParams
 from minipaged.playground.simulated import SimulatedRun
 from tests.docs.browser import Browser, find_chromium
 from tests.docs.site import build_once, served
@@ -240,6 +240,19 @@ def test_greedy_tokens_in_the_page_are_those_of_generate(pocket):
         assert tokens[str(i)] == [list(output.outputs[0].token_ids)]
     shown = pocket.value("document.getElementById('answers').innerText")
     assert outputs[0].outputs[0].text.split("\n")[0] in shown
+    assert pocket.problems == []
+
+
+def test_beams_in_the_page_are_those_of_generate(pocket):
+    """Catches beams that are drawn at random: all of them were one text, and not the best."""
+    outputs = LLM().generate(PROMPTS, BeamSearchParams(beam_width=3, num_return_sequences=3, max_tokens=30))
+    first = max(map(int, pocket.value("Object.keys(pocket.tokens)")), default=-1) + 1
+    asked = json.dumps([{"text": text, "max_tokens": 30, "beams": 3} for text in PROMPTS])
+    pocket.value(f"Promise.all({asked}.map(pocket.ask)).then(() => true)")
+    pocket.wait_for(f"!pocket.busy && pocket.tokens[{first + 3}]")
+    tokens = pocket.value("pocket.tokens")
+    for i, output in enumerate(outputs):
+        assert tokens[str(first + i)] == [list(completion.token_ids) for completion in output.outputs]
     assert pocket.problems == []
 
 

@@ -204,6 +204,40 @@ def test_a_beam_search_with_samples_or_a_temperature_is_refused(options, message
         run.add([0, 5], 4, beams=3, **options)
 
 
+def test_a_beam_search_of_the_pocket_model_draws_nothing_at_random():
+    """Catches candidates drawn at a temperature: all beams were the same text."""
+    model = Counting()
+    run = PocketRun(model, MODEL, [f"<{i}>" for i in range(100)], {"block_size": 4, "num_blocks": 8})
+    run.add([0, 5], 3, beams=3)
+    run.add([0, 6], 3, temperature=0.7)
+    run.step()
+    assert [row["temperature"] for row in model.steps[0]["rows"]] == [0, 0.7]
+
+
+def answer(tokens: list[int], logprobs: list[float]):
+    """A model that gives every row these candidates."""
+    return lambda step: json.dumps([[tokens, logprobs] for _ in json.loads(step)["rows"]])
+
+
+def test_the_pocket_models_beams_are_told_best_first_and_its_samples_by_their_numbers():
+    """Catches an answer that is not the best, and texts that change places when a sample ends."""
+    beams = PocketRun(answer([10, 1, 11, 12], [-1.0, -1.5, -2.0, -3.0]), MODEL, [""] * 100, {"num_blocks": 8})
+    beams.add([0, 5], 2, beams=2)
+    told = [json.loads(beams.step())["outputs"]["0"] for _ in range(2)]
+    assert told == [[[10], [11]], [[10, 10], [10, 1]]]
+    draws = iter([[10, 11], [12, 1], [13, 13]])
+
+    def drawn(step: str) -> str:
+        tokens, rows = next(draws), json.loads(step)["rows"]
+        each = [tokens] if len(rows) == 1 and rows[0]["candidates"] == 2 else [[token] for token in tokens]
+        return json.dumps([[some, [-1.0] * len(some)] for some in each[: len(rows)]])
+
+    samples = PocketRun(drawn, MODEL, [""] * 100, {"num_blocks": 8})
+    samples.add([0, 5], 3, temperature=1.0, n=2)
+    told = [json.loads(samples.step())["outputs"]["0"] for _ in range(3)]
+    assert told == [[[10], [11]], [[10, 12], [11, 1]], [[10, 12, 13], [11, 1]]]
+
+
 def test_stopping_the_pocket_model_frees_its_blocks():
     """Catches an answer that goes on unseen, and one whose blocks the viewer still shows as taken."""
     run = PocketRun(Counting(), MODEL, [f"<{i}>" for i in range(100)], {"block_size": 4, "num_blocks": 8})
