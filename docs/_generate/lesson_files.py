@@ -60,12 +60,13 @@ def write_tests(root: Path, lessons: list[Lesson], target: Path) -> None:
 
 
 def helpers(root: Path, file: str) -> set[str]:
-    """The modules of tests/ that a test file imports when it is loaded."""
+    """The modules of tests/ that a test file imports, when it is loaded or later."""
     found = set()
-    for node in ast.parse((root / file).read_text()).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests."):
-            found.add(f"{str(node.module).replace('.', '/')}.py")
-    return found
+    for node in ast.walk(ast.parse((root / file).read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "tests":
+            place = str(node.module).replace(".", "/")
+            found |= {f"{place}.py", *(f"{place}/{imported.name}.py" for imported in node.names)}
+    return {name for name in found if (root / name).exists()}
 
 
 def loaded_by_pytest() -> dict[str, bytes]:

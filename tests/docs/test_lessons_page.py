@@ -2,10 +2,9 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
+import zipfile
 
 import pytest
 
@@ -13,9 +12,13 @@ from minipaged.learn.lessons import read_lessons
 from minipaged.learn.trials import Trial, run_trials
 from minipaged.learn.words import report
 from minipaged.playground.lessons import DEMOS
+from tests.docs.site import ROOT
 from tests.docs.solutions import solve
 
-ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs/_generate"))
+
+from lesson_files import write_tests
+
 LESSONS = {lesson.number: lesson for lesson in read_lessons(ROOT) if lesson.number in DEMOS}
 
 DRIVER = """
@@ -46,10 +49,11 @@ for call in json.loads(sys.argv[1]):
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
-    """A copy whose exercises may be written."""
+    """What the page has of a clone, and no more; its exercises may be written."""
     root = tmp_path_factory.mktemp("clone")
-    for folder in ("tests", "tutorials"):
-        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "*.ipynb"))
+    write_tests(ROOT, list(LESSONS.values()), root / "lessons.zip")
+    with zipfile.ZipFile(root / "lessons.zip") as archive:
+        archive.extractall(root)
     for link in ("minipaged", "kernels"):
         (root / link).symlink_to(ROOT / link)
     return root
