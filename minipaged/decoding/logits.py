@@ -9,6 +9,7 @@ top-k, which keeps the same tokens unless top-p is used too.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import Any
@@ -41,7 +42,7 @@ def edit_logits(
 
     A copy, or `logits` itself when no row asks for an edit. EOS is forbidden before `min_tokens`.
     """
-    processed, structured, allowed, biases, penalized = [], [], [], [], []
+    processed, structured, allowed, biased, biases, penalized = [], [], [], [], [], []
     for row, sequence in enumerate(sequences):
         params = sequence.request.params
         if sequence.num_generated_tokens < params.min_tokens:
@@ -61,10 +62,10 @@ def edit_logits(
             repeating = repeating_tokens(sequence.token_ids, params.no_repeat_ngram_size)
             biases += [(row, token_id, -math.inf) for token_id in repeating]
         if params.logit_bias:
-            biases += [(row, token_id, bias) for token_id, bias in params.logit_bias.items()]
+            biased.append(row)
         if params.has_penalties:
             penalized.append(row)
-    if not (processed or structured or allowed or biases or penalized):
+    if not (processed or structured or allowed or biased or biases or penalized):
         return logits
     logits = logits.clone()
     for row in processed:
@@ -78,6 +79,8 @@ def edit_logits(
         kept = logits[row, ids]
         logits[row] = -math.inf
         logits[row, ids] = kept
+    if biased:
+        _bias(logits, biased, [sequences[row].request.params.bias_columns for row in biased])
     if biases:
         rows, ids, values = (on_device(column, logits.device) for column in zip(*biases))
         logits.index_put_((rows, ids), values, accumulate=True)  # (a token may be forbidden twice)
@@ -144,6 +147,16 @@ def _lowest_kept(
     lowest = torch.where((top_p < 1.0), values.gather(1, num_kept - 1), kth)
     enough = has_top_k | (num_kept < size) | torch.full_like(has_top_k, size == vocab_size)
     return torch.where(enough, lowest, -math.inf), enough.squeeze(1)
+
+
+def _bias(logits: torch.Tensor, rows: list[int], columns: list[tuple[array[int], array[float]]]) -> None:
+    """Add each row's own numbers to the logits of its own tokens, in place."""
+    ids = np.concatenate([np.frombuffer(ids, np.int64) for ids, _ in columns])
+    values = np.concatenate([np.frombuffer(values, np.float32) for _, values in columns])
+    owner = np.repeat(np.array(rows), [len(ids) for ids, _ in columns])
+    places = on_device(owner * logits.shape[1] + ids, logits.device)
+    flat = logits.view(-1)  # (no place occurs twice)
+    flat[places] += on_device(values, logits.device)
 
 
 def _penalize(logits: torch.Tensor, rows: list[int], sequences: list[Sequence]) -> None:

@@ -8,6 +8,7 @@ checked by `check_vocabulary` before a request is admitted.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -202,6 +203,12 @@ class SamplingParams:
         rules = self.no_repeat_ngram_size or self.logits_processors or self.structured_outputs is not None
         asks = self.allowed_token_ids is not None or self.logprobs is not None
         return self.is_greedy and not edits and not rules and not asks
+
+    @cached_property
+    def bias_columns(self) -> tuple[array[int], array[float]]:
+        """The token ids and numbers of `logit_bias`, which every step reads for every sample."""
+        bias = self.logit_bias or {}
+        return array("q", bias), array("f", bias.values())
 
     def clone(self, **changes: Any) -> SamplingParams:
         """A copy with the given changes. May raise ParamsError."""

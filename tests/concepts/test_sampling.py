@@ -173,6 +173,36 @@ def test_logit_bias_equals_that_of_transformers():
     )
 
 
+def test_the_bias_of_many_samples_is_read_once():
+    """Catches a thousand Python objects for each sample in every step: 26 times as slow with 200 samples."""
+
+    class Read(dict):
+        times = 0
+
+        def _read(self, name):
+            self.times += 1
+            return getattr(super(), name)()
+
+        def __iter__(self):
+            return self._read("__iter__")
+
+        def items(self):
+            return self._read("items")
+
+        def values(self):
+            return self._read("values")
+
+    params = SamplingParams(logit_bias={5: 1.0, 7: -2.0})
+    bias = Read(params.logit_bias)
+    object.__setattr__(params, "logit_bias", bias)
+    sequences = [make_sequence([1], [2], params) for _ in range(4)]
+    for _ in range(3):
+        edited = edit_logits(torch.zeros(4, VOCAB), sequences, ())
+    assert (edited[:, 5] == 1).all()
+    assert (edited[:, 7] == -2).all()
+    assert bias.times <= 2
+
+
 def test_bad_words_equal_those_of_transformers():
     """Catches the first token of a word forbidden on its own, or its last one always."""
 
