@@ -29,11 +29,11 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
 )
-from transformers.utils import is_peft_available
 from transformers.utils import logging as transformers_logging
 
 from minipaged.config import ConfigError, Device, EngineConfig
 from minipaged.execution.attention import UnsupportedModelError
+from minipaged.execution.checkpoints import INSTEAD, NO_GGUF, ModelLoadError, check_directory, read_as_floats
 from minipaged.progress import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -45,11 +45,6 @@ STATEFUL = {"linear_attention", "conv", "hybrid"}
 """Types of layers that keep a recurrent state, where a configuration lists types. (Others show it later.)"""
 
 _TOKENIZER_FILE = re.compile(r"token|vocab|spiece|merges|bpe|\.model$|\.tiktoken$", re.IGNORECASE)
-_NO_GGUF = "give the model as Hugging Face saves it, with config.json and safetensors"
-
-
-class ModelLoadError(ValueError):
-    """The model cannot be found or read; one line that says what to change."""
 
 
 def find_device(name: Device) -> torch.device:
@@ -78,9 +73,13 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
         ConfigError: settings that this model cannot serve, as far as its configuration shows.
     """
 
+    kind: str | None = None
+
     def load(source: str, **options: Any) -> Any:
+        nonlocal kind
         options |= {"trust_remote_code": config.trust_remote_code, "revision": config.revision or "main"}
         described = AutoConfig.from_pretrained(source, **options)
+        kind = read_as_floats(name, described)
         layer_types = getattr(described.get_text_config(decoder=True), "layer_types", None)
         if not STATEFUL.isdisjoint(layer_types or ()):
             config.check_states()
@@ -91,19 +90,24 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
             return model, {"missing_keys": (), "mismatched_keys": ()}
         with _weights_counted(enabled="local_files_only" in options):  # a download has the hub's own bars
             return auto.from_pretrained(
-                source, dtype=config.dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+                source,
+                config=described,
+                dtype=config.dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **options,
             )
 
     path = Path(name).expanduser()
     if path.is_dir():
-        _check_directory(name, path)
+        check_directory(name, path)
     elif path.suffix == ".gguf":
-        raise ModelLoadError(f"{name} is a GGUF file; {_NO_GGUF}")
+        raise ModelLoadError(f"{name} is a GGUF file; {NO_GGUF}")
     elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelLoadError(f"there is no directory {name}; give a model directory or a hub id (org/name)")
     try:
         model, info = _local_first(path, name, load, config.revision)
-    except ConfigError:
+    except (ConfigError, ModelLoadError):
         raise
     except Exception as error:  # transformers, the hub and safetensors raise all kinds; one line for all
         if "trust_remote_code" in str(error):
@@ -111,7 +115,9 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
                 f"{name} brings its own code; read it, then give trust_remote_code=True (--trust-remote-code)"
             ) from error
         told = in_one_line(error)
-        if path.is_dir():
+        if kind is not None:
+            told += f"; its weights are quantized ({kind}): do what this says, or {INSTEAD}"
+        if path.is_dir() or kind is not None:
             raise ModelLoadError(f"cannot load {name}: {told}") from error
         raise ModelLoadError(
             f"cannot load {name} (no directory here, so a hub id): {told.rstrip('.')}; "
@@ -165,24 +171,6 @@ def _local_first(path: Path, name: str, load: Callable[..., Any], revision: str 
         # Fails at once where transformers would keep retrying.
         model_info(name, revision=revision, timeout=HUB_TIMEOUT)
         return load(name)
-
-
-def _check_directory(name: str, path: Path) -> None:
-    has_config, has_adapter = ((path / f"{kind}config.json").is_file() for kind in ("", "adapter_"))
-    if has_adapter and not has_config:
-        raise ModelLoadError(
-            f"{name} holds an adapter without its model; merge them, or put both into one directory"
-        )
-    if has_adapter and not is_peft_available():
-        raise ModelLoadError(
-            f"{name} holds an adapter (adapter_config.json); "
-            "pip install peft, or merge the adapter into the model"
-        )
-    if has_config:
-        return
-    if any(path.glob("*.gguf")):
-        raise ModelLoadError(f"{name} holds GGUF files; {_NO_GGUF}")
-    raise ModelLoadError(f"{path} has no config.json; give the directory of a Hugging Face model")
 
 
 def auto_class(config: PreTrainedConfig) -> Any:

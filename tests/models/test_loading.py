@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from minipaged import LLM, SamplingParams
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.engine import RequestError
-from minipaged.execution import loading
+from minipaged.execution import checkpoints, loading
 from minipaged.execution.loading import ModelLoadError, find_device, load_model, load_tokenizer
 from minipaged.execution.model_runner import ModelRunner
 from tests.models.driver import Driver, random_tokens
@@ -121,7 +121,7 @@ def test_a_gguf_file_or_folder_is_named_as_such(tmp_path: Path) -> None:
 
 def test_an_adapter_is_not_left_out_in_silence(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without peft, transformers ignores the adapter: tokens of the base model."""
-    monkeypatch.setattr(loading, "is_peft_available", lambda: False)
+    monkeypatch.setattr(checkpoints, "is_peft_available", lambda: False)
     (directory / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     assert "an adapter (adapter_config.json); pip install peft, or merge" in refusal(directory)
     (directory / "config.json").unlink()

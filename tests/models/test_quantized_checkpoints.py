@@ -1,0 +1,157 @@
+"""Checkpoints in FP8 and MXFP4 compute what the floats compute that they stand for; others say what to do."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from minipaged import LLM, SamplingParams
+from minipaged.config import EngineConfig
+from minipaged.execution.loading import ModelLoadError, load_model
+from minipaged.execution.model_runner import ModelRunner
+from minipaged.kernels.cpp.build import BuildError, load_library
+from tests.models.driver import random_tokens
+from tests.models.quantized import change_config, write_fp8, write_mxfp4
+from tests.models.survey import build_small
+from tests.models.zoo import VOCAB_SIZE, build
+
+CPU = torch.device("cpu")
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PROMPTS = [{"prompt_token_ids": random_tokens(length, VOCAB_SIZE, seed=length)} for length in (3, 9, 20)]
+MAKE = {
+    "fp8": lambda *paths: write_fp8(build("qwen3"), *paths),
+    "fp8, matrices that end within a block": lambda *paths: write_fp8(
+        build("qwen3", intermediate_size=40), *paths
+    ),
+    "fp8, one and a half blocks": lambda *paths: write_fp8(build("qwen3", intermediate_size=24), *paths),
+    "fp8, experts": lambda *paths: write_fp8(build("qwen3_moe"), *paths),
+    "fp8, routers in 32 bits": lambda *paths: write_fp8(build_small("ernie4_5_moe"), *paths),
+    "mxfp4": lambda *paths: write_mxfp4(build("gpt_oss", intermediate_size=64), *paths),
+}
+
+
+@pytest.fixture(params=MAKE)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
+    """A quantized checkpoint and the floats that it stands for."""
+    quantized, floats = tmp_path / "quantized", tmp_path / "floats"
+    MAKE[request.param](floats, quantized)
+    return quantized, floats
+
+
+@pytest.fixture
+def fp8(tmp_path: Path) -> Path:
+    write_fp8(build("qwen3"), tmp_path / "floats", tmp_path / "quantized")
+    return tmp_path / "quantized"
+
+
+def refusal(name: Path) -> str:
+    with pytest.raises(ModelLoadError) as error:
+        load_model(str(name), EngineConfig(), CPU)
+    message = str(error.value)
+    assert "\n" not in message
+    assert str(name) in message
+    return message
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "float16"])
+def test_weights_are_the_floats_that_they_stand_for(pair: tuple[Path, Path], dtype: str) -> None:
+    """Catches scales of the wrong block, order or type, layers left quantized, and a mixture of types."""
+    models = [load_model(str(path), EngineConfig(dtype=dtype), CPU) for path in pair]
+    weights, expected = (dict(model.named_parameters()) for model in models)
+    assert weights.keys() == expected.keys()
+    assert models[1].dtype == (torch.bfloat16 if dtype == "auto" else getattr(torch, dtype))
+    for name, weight in weights.items():
+        assert weight.dtype == expected[name].dtype, name
+        assert torch.equal(weight, expected[name]), name
+        assert weight.is_contiguous()
+    assert not hasattr(models[0].config, "quantization_config")
+
+
+def test_tokens_are_those_of_the_floats(pair: tuple[Path, Path]) -> None:
+    """The whole way, from the files to the output."""
+    settings = {"dtype": "float32", "num_blocks": 50, "disable_log_stats": True}
+    quantized, floats = (LLM(path, **settings).generate(PROMPTS, GREEDY) for path in pair)
+    assert [one.outputs[0].token_ids for one in quantized] == [one.outputs[0].token_ids for one in floats]
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "w8a8"])
+def test_they_can_be_quantized_again(tmp_path: Path, quantization: str) -> None:
+    """Catches layers that are no longer plain linear ones."""
+    try:
+        load_library()
+    except BuildError as reason:
+        pytest.skip(f"C++ kernels: {reason}")
+    quantized, floats = tmp_path / "quantized", tmp_path / "floats"
+    write_fp8(build("qwen3"), floats, quantized)
+    settings = {"quantization": quantization, "num_blocks": 50, "disable_log_stats": True}
+    texts = [LLM(path, **settings).generate(PROMPTS, GREEDY) for path in (quantized, floats)]
+    assert len({str([one.outputs[0].token_ids for one in text]) for text in texts}) == 1
+
+
+def test_floats_beside_the_quantized_weights_get_the_models_type(fp8: Path) -> None:
+    """A checkpoint that does not say its type: neither eight bits nor whatever the first tensor has."""
+    change_config(fp8, dtype=None)
+    model = load_model(str(fp8), EngineConfig(), CPU)
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "change"),
+    [
+        ("qwen3", "model.layers.1.mlp.up_proj.weight", lambda weight, scale: {"": weight}),
+        ("qwen3", "model.layers.1.mlp.up_proj.weight", lambda weight, scale: {"": weight, "_scale": scale}),
+        (
+            "gpt_oss",
+            "model.layers.1.mlp.experts.down_proj",
+            lambda weight, scale: {"": weight, "_scale_inv": scale},
+        ),
+    ],
+)
+def test_eight_bits_without_a_known_scale_are_no_weights(
+    tmp_path: Path, name: str, weight: str, change
+) -> None:
+    """Other layouts of FP8: transformers takes the numbers for weights, and lists scales as unexpected."""
+    directory = tmp_path / "quantized"
+    write_fp8(build(name), tmp_path / "floats", directory)
+    tensors = load_file(directory / "model.safetensors")
+    scale = tensors.pop(f"{weight}_scale_inv", torch.ones(1))
+    changed = change(tensors.pop(weight).to(torch.float8_e4m3fn), scale)
+    tensors |= {weight + suffix: tensor for suffix, tensor in changed.items()}
+    save_file(tensors, directory / "model.safetensors")
+    assert f"{weight} is in FP8, without a scale that transformers knows" in refusal(directory)
+
+
+def test_no_package_is_needed_beyond_our_own(fp8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers asks for accelerate before it reads FP8, and does not use it."""
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    ModelRunner.load(str(fp8), EngineConfig(num_blocks=5))
+
+
+@pytest.mark.parametrize(
+    ("described", "reason"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "requires optimum"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32}, "requires gptqmodel"),
+        (
+            {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+            "pip install compressed-tensors",
+        ),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "pip install"),
+    ],
+)
+def test_other_kinds_are_named_with_what_they_need(fp8: Path, described: dict, reason: str) -> None:
+    """transformers names the package, often not the kind; and that another checkpoint would do."""
+    change_config(fp8, quantization_config=described)
+    message = refusal(fp8)
+    assert reason in message
+    kind = described["quant_method"]
+    assert f"; its weights are quantized ({kind}): do what this says, or give the model in floats" in message
+
+
+def test_a_kind_that_transformers_does_not_know_is_refused(fp8: Path) -> None:
+    """transformers reads the quantized numbers as if they were weights, and warns."""
+    change_config(fp8, quantization_config={"quant_method": "modelopt"})
+    message = refusal(fp8)
+    assert "quantized weights (modelopt), which transformers cannot read; give the model in floats" in message
