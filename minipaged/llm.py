@@ -50,7 +50,7 @@ class LLM:
     Several threads may call its methods: they take turns, a step at a time, and each step serves them all.
 
     Args:
-        model: model directory or hub id; None: the embedded pocket model.
+        model: model directory, GGUF file or hub id; None: the embedded pocket model.
         tokenizer: a transformers tokenizer, or the directory or hub id of one; default: the model's own, if
             it has one.
         executor: computes the steps instead of the model's own runner (for example, for a model that is

@@ -27,7 +27,6 @@ FP8, MXFP4 = "fp8 as floats", "mxfp4 as floats"
 READERS = {"fp8": FP8, "mxfp8": FP8, "mxfp4": MXFP4}
 """Kind of quantization that config.json names -> what makes floats of it."""
 
-NO_GGUF = "give the model as Hugging Face saves it, with config.json and safetensors"
 INSTEAD = "give the model in floats, FP8 or MXFP4"
 
 
@@ -49,8 +48,6 @@ def check_directory(name: str, path: Path) -> None:
         )
     if has_config:
         return
-    if any(path.glob("*.gguf")):
-        raise ModelLoadError(f"{name} holds GGUF files; {NO_GGUF}")
     raise ModelLoadError(f"{path} has no config.json; give the directory of a Hugging Face model")
 
 

@@ -30,10 +30,12 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
 )
 from transformers.utils import logging as transformers_logging
+from transformers.utils.quantization_config import GgufConfig
 
 from minipaged.config import ConfigError, Device, EngineConfig
+from minipaged.execution import gguf_files
 from minipaged.execution.attention import UnsupportedModelError
-from minipaged.execution.checkpoints import INSTEAD, NO_GGUF, ModelLoadError, check_directory, read_as_floats
+from minipaged.execution.checkpoints import INSTEAD, ModelLoadError, check_directory, read_as_floats
 from minipaged.progress import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -63,7 +65,7 @@ def find_device(name: Device) -> torch.device:
 
 
 def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrainedModel:
-    """The decoder in the directory `name`, or of that id on the Hugging Face hub, ready for inference.
+    """The decoder in the directory or GGUF file `name`, or of that id on the hub, ready for inference.
 
     Code that comes with the model's files runs only with `trust_remote_code`. On the device "meta", the model
     has shapes only: no weights are read.
@@ -88,6 +90,8 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
             with device:
                 model = auto.from_config(described, trust_remote_code=config.trust_remote_code)
             return model, {"missing_keys": (), "mismatched_keys": ()}
+        if "gguf_file" in options:
+            options["quantization_config"] = GgufConfig(dequantize=True)
         with _weights_counted(enabled="local_files_only" in options):  # a download has the hub's own bars
             return auto.from_pretrained(
                 source,
@@ -98,12 +102,11 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
                 **options,
             )
 
-    path = Path(name).expanduser()
+    path = gguf_files.locate(name)
+    is_gguf = path.is_file() and path.suffix == ".gguf"
     if path.is_dir():
         check_directory(name, path)
-    elif path.suffix == ".gguf":
-        raise ModelLoadError(f"{name} is a GGUF file; {NO_GGUF}")
-    elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    elif not is_gguf and (path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise ModelLoadError(f"there is no directory {name}; give a model directory or a hub id (org/name)")
     try:
         model, info = _local_first(path, name, load, config.revision)
@@ -117,7 +120,7 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
         told = in_one_line(error)
         if kind is not None:
             told += f"; its weights are quantized ({kind}): do what this says, or {INSTEAD}"
-        if path.is_dir() or kind is not None:
+        if path.exists() or kind is not None:
             raise ModelLoadError(f"cannot load {name}: {told}") from error
         raise ModelLoadError(
             f"cannot load {name} (no directory here, so a hub id): {told.rstrip('.')}; "
@@ -134,6 +137,8 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
             f"{name} has {tensor} of shape {list(found)}, but its config.json asks for {list(expected)}; "
             "the checkpoint is damaged or belongs to another architecture"
         )
+    if is_gguf and device.type != "meta":
+        gguf_files.complete(name, path, model)
     if config.generation_config == "none":
         model.generation_config = None
     return model.to(device).eval()
@@ -162,9 +167,11 @@ def _weights_counted(enabled: bool) -> Iterator[None]:
 
 
 def _local_first(path: Path, name: str, load: Callable[..., Any], revision: str | None) -> Any:
-    """`load` a directory, or a hub id from the local cache, or else from the hub."""
+    """`load` a directory or GGUF file, or a hub id from the local cache, or else from the hub."""
     if path.is_dir():
         return load(str(path), local_files_only=True)
+    if path.suffix == ".gguf":
+        return load(str(path.parent), gguf_file=path.name, local_files_only=True)
     try:
         return load(name, local_files_only=True)
     except OSError:
@@ -197,7 +204,7 @@ def why_forward_failed(error: Exception, config: Any) -> str:
 
 
 def load_tokenizer(name: str, config: EngineConfig, must_exist: bool = False) -> Any:
-    """The tokenizer of a directory or hub id, or None if it cannot be built (then prompts are token ids).
+    """The tokenizer of a model, or None if it cannot be built (then prompts are token ids).
 
     Raises:
         ModelLoadError: it cannot be built and `must_exist`.
@@ -206,8 +213,11 @@ def load_tokenizer(name: str, config: EngineConfig, must_exist: bool = False) ->
     load = partial(AutoTokenizer.from_pretrained, **options)
     path = Path(name).expanduser()
     try:
+        path = gguf_files.locate(name)
         if path.is_dir() and not any(_TOKENIZER_FILE.search(file.name) for file in path.iterdir()):
             raise FileNotFoundError("it has no tokenizer.json, vocabulary or similar file")
+        if path.suffix == ".gguf" and path.is_file():
+            gguf_files.check_splits(path)
         tokenizer = _local_first(path, name, load, config.revision)
         if not len(tokenizer):
             raise ValueError("its vocabulary is empty")

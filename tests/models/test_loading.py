@@ -112,11 +112,14 @@ def test_the_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lookups) <= 1
 
 
-def test_a_gguf_file_or_folder_is_named_as_such(tmp_path: Path) -> None:
-    """The format of another engine: there is a directory, and a config.json would not help."""
+@pytest.mark.parametrize("missing", [["gguf", "accelerate"], ["accelerate"]])
+def test_a_gguf_file_says_what_reads_it(tmp_path: Path, missing: list[str], monkeypatch) -> None:
+    """transformers asks for one package after the other; and a folder has no config.json to be missed."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name not in missing and (find(name) or True))
     (tmp_path / "model.gguf").touch()
-    assert "holds GGUF files" in refusal(tmp_path)
-    assert "is a GGUF file" in refusal(tmp_path / "model.gguf")
+    for name in (tmp_path, tmp_path / "model.gguf"):
+        assert f"is a GGUF file; pip install {' '.join(missing)} to read it" in refusal(name)
 
 
 def test_an_adapter_is_not_left_out_in_silence(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,163 @@
+"""Models in GGUF files compute what they would from safetensors; what would be left out is refused."""
+
+import importlib
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from minipaged import LLM, SamplingParams, pocket_model
+from minipaged.config import EngineConfig
+from minipaged.execution.loading import ModelLoadError, load_model, load_tokenizer
+from tests.models.driver import random_tokens
+from tests.models.zoo import VOCAB_SIZE, build
+
+try:
+    import gguf
+
+    importlib.import_module("accelerate")
+except ImportError as reason:
+    pytest.skip(f"GGUF files: {reason}", allow_module_level=True)
+
+from tests.models.gguf_files import Kind, write_gguf
+
+CPU = torch.device("cpu")
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PROMPTS = [{"prompt_token_ids": random_tokens(length, VOCAB_SIZE, seed=length)} for length in (3, 9, 20)]
+WIDE = {"hidden_size": 64, "intermediate_size": 96}  # the rows of a matrix are whole blocks of 32
+MODELS = {
+    "llama": WIDE,
+    "llama_llama3_rope": WIDE,
+    "qwen2": WIDE,
+    "qwen3": {**WIDE, "head_dim": 128},
+}
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    write_gguf(build("llama", **WIDE), tmp_path / "tiny.gguf")
+    return tmp_path / "tiny.gguf"
+
+
+def refusal(name: Path) -> str:
+    with pytest.raises(ModelLoadError) as error:
+        load_model(str(name), EngineConfig(), CPU)
+    message = str(error.value)
+    assert "\n" not in message
+    assert str(name) in message
+    return message
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_gives_the_model_that_was_written(tmp_path: Path, name: str, kind: str, dtype: str) -> None:
+    """Catches rows that stay in llama.cpp's order, another rope, and weights of another type."""
+    written = build(name, **MODELS[name])
+    write_gguf(written, tmp_path / "tiny.gguf", Kind[kind])
+    read = load_model(str(tmp_path / "tiny.gguf"), EngineConfig(dtype=dtype), CPU)
+    assert not read.is_quantized
+    weights, expected = dict(read.named_parameters()), dict(written.named_parameters())
+    assert weights.keys() == expected.keys()
+    for path, weight in weights.items():
+        assert torch.equal(weight, expected[path].to(torch.float32 if dtype == "auto" else torch.bfloat16)), (
+            path
+        )
+    if dtype == "auto":
+        token_ids = torch.tensor([random_tokens(90, VOCAB_SIZE, seed=1)])
+        actual, wanted = (model(token_ids).logits for model in (read, written))
+        torch.testing.assert_close(actual, wanted, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"quantization": "int8"}], ids=["plain", "int8"])
+def test_tokens_are_those_of_the_model_in_safetensors(tmp_path: Path, settings: dict[str, str]) -> None:
+    """The whole way, from the file, or the directory that holds it, to the output."""
+    model = build("qwen2", **WIDE)
+    (tmp_path / "there").mkdir()
+    write_gguf(model, tmp_path / "there" / "tiny.gguf", Kind.Q4_0)
+    model.save_pretrained(tmp_path / "floats")
+    names = (tmp_path / "there" / "tiny.gguf", tmp_path / "there", tmp_path / "floats")
+    settings = {"dtype": "float32", "num_blocks": 50, "disable_log_stats": True, **settings}
+    texts = [LLM(name, **settings).generate(PROMPTS, GREEDY) for name in names]
+    assert len({str([one.outputs[0].token_ids for one in text]) for text in texts}) == 1
+
+
+def test_the_embedded_model_chats_from_a_file(tmp_path: Path) -> None:
+    """Tokenizer, chat template, beginning and end of a text are in the file, too."""
+    tokenizer = AutoTokenizer.from_pretrained(str(pocket_model.PATH))
+    model = AutoModelForCausalLM.from_pretrained(str(pocket_model.PATH), dtype="float32")
+    write_gguf(model, tmp_path / "pocket.gguf", tokenizer=tokenizer)
+    messages = [{"role": "user", "content": "Tell me a story about a dog."}]
+    params = SamplingParams(temperature=0, max_tokens=60)
+    ours, expected = (LLM(name, disable_log_stats=True) for name in (tmp_path / "pocket.gguf", None))
+    for ask in (lambda llm: llm.chat(messages, params), lambda llm: llm.generate("Once upon a time", params)):
+        (answer,), (wanted,) = ask(ours), ask(expected)
+        assert answer.prompt_token_ids == wanted.prompt_token_ids
+        assert answer.outputs[0].text == wanted.outputs[0].text
+        assert answer.outputs[0].finish_reason == wanted.outputs[0].finish_reason
+
+
+def test_a_way_to_split_texts_that_is_not_known_means_token_ids(tmp_path: Path, caplog) -> None:
+    """transformers would split them as GPT-2 does, in silence."""
+    tokenizer = AutoTokenizer.from_pretrained(str(pocket_model.PATH))
+    write_gguf(build("llama", **WIDE), tmp_path / "tiny.gguf", tokenizer=tokenizer, way="smollm")
+    assert load_tokenizer(str(tmp_path / "tiny.gguf"), EngineConfig()) is None
+    assert "does not know how it splits a text (smollm); put its tokenizer.json beside it" in caplog.text
+    tokenizer.save_pretrained(tmp_path)
+    text = "12 dogs"
+    assert load_tokenizer(str(tmp_path / "tiny.gguf"), EngineConfig())(text) == tokenizer(text)
+
+
+def test_several_files_are_a_choice(llama: Path) -> None:
+    """The first in the alphabet may be of any size."""
+    shutil.copy(llama, llama.with_name("other.gguf"))
+    assert f"holds 2 GGUF files; give one of them, such as {llama.with_name('other.gguf')}" in refusal(
+        llama.parent
+    )
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    assert "there is no file" in refusal(tmp_path / "nowhere.gguf")
+
+
+@pytest.mark.parametrize("size", [0, 3, 100, 5000])
+def test_a_damaged_file_is_said_to_be_one(llama: Path, size: int) -> None:
+    """A download that broke off: struct's and numpy's errors say nothing to its owner."""
+    llama.write_bytes(llama.read_bytes()[:size])
+    message = refusal(llama)
+    assert "damaged" in message or "cannot load" in message
+
+
+@pytest.mark.parametrize(
+    ("add", "reason"),
+    [
+        (
+            lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN),
+            "llama.rope.scaling.type = yarn",
+        ),
+        (lambda writer: writer.add_expert_count(8), "llama.expert_count = 8"),
+        (lambda writer: writer.add_uint16("split.count", 3), "is one of 3 parts"),
+    ],
+)
+def test_what_transformers_would_pass_over_is_named(tmp_path: Path, add, reason: str) -> None:
+    """The model would run, but with other positions, or a third of its layers."""
+    write_gguf(build("llama", **WIDE), tmp_path / "tiny.gguf", add=add)
+    assert reason in refusal(tmp_path / "tiny.gguf")
+
+
+def test_biases_that_transformers_would_pass_over_are_named(tmp_path: Path) -> None:
+    """A Llama with biases: its kind of file does not say that it has them."""
+    write_gguf(build("llama", **WIDE, attention_bias=True), tmp_path / "tiny.gguf")
+    assert "has blk.0.attn_k.bias, which transformers does not read for a llama model" in refusal(
+        tmp_path / "tiny.gguf"
+    )
+
+
+def test_other_architectures_are_refused(tmp_path: Path) -> None:
+    """Whether transformers reads them rightly, no test says."""
+    write_gguf(build("llama", **WIDE), tmp_path / "tiny.gguf", architecture="gemma3")
+    assert "is a GGUF file of a gemma3 model, and only llama, qwen2, qwen3 are read" in refusal(
+        tmp_path / "tiny.gguf"
+    )
