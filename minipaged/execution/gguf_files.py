@@ -1,7 +1,8 @@
 """Models in a GGUF file, llama.cpp's format: transformers reads it and turns its weights into floats.
 
 It passes over whatever it does not know, in silence: scaled positions, biases, ways to split a text. So only
-kinds of models with a test are read, and only files in which nothing is passed over.
+kinds of models with a test are read, and only files in which nothing is passed over. (What reads them is
+imported when there is such a file, for its names in transformers may change.)
 """
 
 from __future__ import annotations
@@ -12,10 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers.integrations import GGUF_CONFIG_MAPPING
-from transformers.integrations.gguf import read_gguf_metadata
-from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
 
 from minipaged.execution.checkpoints import ModelLoadError
 
@@ -56,6 +53,9 @@ def locate(name: str) -> Path:
 
 
 def _check_header(name: str, file: Path) -> None:
+    from transformers.integrations import GGUF_CONFIG_MAPPING
+    from transformers.integrations.gguf import read_gguf_metadata
+
     try:
         said, _ = read_gguf_metadata(str(file))
     except Exception as error:  # of all kinds, for these are any bytes
@@ -81,6 +81,10 @@ def _check_header(name: str, file: Path) -> None:
 
 def complete(name: str, file: Path, model: Any) -> None:
     """Give the model the factors of its rotary frequencies; refuse it if other tensors were left out."""
+    from gguf import GGUFReader
+    from transformers.integrations.gguf import read_gguf_metadata
+    from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
+
     _, tensors = read_gguf_metadata(str(file))
     read = {*get_gguf_hf_weights_map(model, TensorProcessor()), ROPE_FACTORS}
     if unread := sorted({*tensors} - read):
@@ -89,8 +93,6 @@ def complete(name: str, file: Path, model: Any) -> None:
             f"{name} has {unread[0]}, which transformers does not read for a {kind} model; {_INSTEAD}"
         )
     if ROPE_FACTORS in tensors:
-        from gguf import GGUFReader
-
         (factors,) = (tensor.data for tensor in GGUFReader(file).tensors if tensor.name == ROPE_FACTORS)
         model.base_model.rotary_emb.inv_freq /= torch.from_numpy(np.array(factors, np.float32))
 
@@ -99,6 +101,9 @@ def check_splits(file: Path) -> None:
     """Raises ValueError: transformers would split a text otherwise than the model learned it."""
     if (file.parent / "tokenizer.json").is_file():  # it comes first
         return
+    from transformers.integrations.gguf import read_gguf_metadata
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
     said, _ = read_gguf_metadata(str(file))
     way = said.get("tokenizer.ggml.pre", "default")
     if said.get("tokenizer.ggml.model") == "gpt2" and way not in {

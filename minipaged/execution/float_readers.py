@@ -1,0 +1,97 @@
+"""Readers that turn quantized weights into floats, registered with transformers when this module is imported.
+
+Built on transformers' own, whose names may change: so it is imported only for quantized weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+from transformers.quantizers import register_quantization_config, register_quantizer
+from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
+from transformers.quantizers.quantizer_mxfp4 import Mxfp4HfQuantizer
+from transformers.utils.quantization_config import FineGrainedFP8Config, Mxfp4Config
+
+FP8, MXFP4 = "fp8 as floats", "mxfp4 as floats"
+"""The names under which transformers knows these readers."""
+
+READERS = {"fp8": FP8, "mxfp8": FP8, "mxfp4": MXFP4}
+"""Kind of quantization that config.json names -> what makes floats of it."""
+
+
+class _Fp8Dequantize(Fp8Dequantize):
+    """Takes blocks at the edges for what they are: transformers stretches its blocks to fit, or fails."""
+
+    def _dequantize_one(
+        self, quantized: Tensor, scales: Tensor, output_dtype: torch.dtype | None = None
+    ) -> Tensor:
+        rows, columns = quantized.shape[-2:]
+        height, width = self.hf_quantizer.quantization_config.weight_block_size or (1, 1)
+        below, right = -rows % height, -columns % width
+        blocks = (rows + below) // height, (columns + right) // width
+        if (below or right) and tuple(scales.shape[-2:]) == blocks:
+            whole = pad(quantized.float(), (0, right, 0, below))
+            return super()._dequantize_one(whole, scales, output_dtype)[..., :rows, :columns].contiguous()
+        return super()._dequantize_one(quantized, scales, output_dtype)
+
+
+class _Reader:
+    """Makes floats of quantized weights, and replaces no layer: so nothing else is needed, not even a GPU."""
+
+    def validate_environment(self, *given: Any, **options: Any) -> None:
+        pass
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        self._dtype = dtype
+        return dtype
+
+    def _process_model_before_weight_loading(self, *given: Any, **options: Any) -> Any:
+        pass
+
+    def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
+        """The weights get the types that they have without quantization, also those that never had any."""
+        wider = model._get_dtype_plan(self._dtype)
+        for name, weight in model.named_parameters():
+            if weight.element_size() == 1:
+                raise ValueError(
+                    f"{name} is in FP8, without a scale that transformers knows; give the model in floats"
+                )
+            weight.data = weight.to(next((wider[part] for part in wider if part in name), self._dtype))
+        return model
+
+
+@register_quantizer(FP8)
+class _Fp8Reader(_Reader, FineGrainedFP8HfQuantizer):
+    def get_new_dtype(self, converter: Any, weight: Any, dtype: torch.dtype | None) -> torch.dtype | None:
+        """None, so not a float, for 8 bits that nobody scales: then they are found afterwards."""
+        stored = weight.get_dtype() if hasattr(weight, "get_dtype") else str(weight.dtype)
+        return None if "8" in stored else super().get_new_dtype(converter, weight, dtype)
+
+    def update_weight_conversions(self, *given: Any) -> Any:
+        conversions = super().update_weight_conversions(*given)
+        for conversion in conversions:
+            if hasattr(conversion, "operations"):
+                conversion.operations = [
+                    _Fp8Dequantize(self) if type(operation) is Fp8Dequantize else operation
+                    for operation in conversion.operations
+                ]
+        return conversions
+
+
+@register_quantizer(MXFP4)
+class _Mxfp4Reader(_Reader, Mxfp4HfQuantizer):
+    pass
+
+
+@register_quantization_config(MXFP4)
+class _Mxfp4Config(Mxfp4Config):
+    def __init__(self, **described: Any) -> None:
+        super().__init__(**described)
+        self.quant_method = MXFP4  # type: ignore[assignment]
+
+
+register_quantization_config(FP8)(FineGrainedFP8Config)
