@@ -103,7 +103,7 @@ class LLM:
 
             draft_model = DraftModel.load(self.config.speculative_model, self.config)
         if executor is None:
-            from minipaged.execution import loading
+            from minipaged.execution import loading, model_config
             from minipaged.execution.model_runner import ModelRunner
 
             if self.config.num_ranks > 1:
@@ -116,9 +116,9 @@ class LLM:
             if tokenizer is None:
                 tokenizer = loading.load_tokenizer(name, self.config)
             sampler: Any = runner.sampler
-            ends = loading.end_of_text(runner.model, runner.vocab_size, tokenizer)
+            ends = model_config.end_of_text(runner.model, runner.vocab_size, tokenizer)
             sampler.eos_token_ids = runner.eos_token_ids = ends
-            defaults = loading.recommended_sampling(runner.model)
+            defaults = model_config.recommended_sampling(runner.model)
         else:
             check_settings(self.config, executor)
         if draft_model is not None:

@@ -90,7 +90,7 @@ class DraftModel:
         """
         import torch
 
-        from minipaged.execution import loading
+        from minipaged.execution import loading, model_config
         from minipaged.execution.model_runner import ModelRunner
 
         own = replace(
@@ -107,7 +107,7 @@ class DraftModel:
         )
         try:
             model = loading.load_model(name, own, loading.find_device(own.device))
-            trained = loading.trained_length(loading.text_config(model))
+            trained = model_config.trained_length(model_config.text_config(model))
             longest = min(filter(None, (trained, config.max_model_len)), default=None)
             runner = ModelRunner.over(model, replace(own, max_model_len=longest))
         except ValueError as error:

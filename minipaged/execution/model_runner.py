@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from minipaged.config import EngineConfig
 from minipaged.decoding.sampling import Sampler, find_errors, prompt_logprobs
-from minipaged.execution import loading
+from minipaged.execution import loading, model_config
 from minipaged.execution.accel.cuda_graph import CaptureError, CUDAGraphCapture, CUDAGraphRunner
 from minipaged.execution.accel.optimize import optimize
 from minipaged.execution.adoption import adopted
@@ -76,9 +76,9 @@ class ModelRunner:
         # each layer of the forward pass "forward" (up to its attention), "write_kv" and "attention".
         self.stage_hooks: list[Callable[[str], None]] = []
         self._config = config
-        text_config = loading.text_config(model)
+        text_config = model_config.text_config(model)
         with adopted(model):
-            self.max_model_len = loading.longest_sequence(text_config, config.max_model_len)
+            self.max_model_len = model_config.longest_sequence(text_config, config.max_model_len)
             probe = Probe(model, text_config, self.max_model_len)
             specs, self.vocab_size = probe.inspect(config.block_size, self.layers)
         self._is_recurrent = bool(probe.recurrent_layers)
@@ -98,7 +98,7 @@ class ModelRunner:
         num_kept = num_kept_states(config, self.num_blocks * self.block_bytes, probe.state_bytes)
         self._states = StateTable(probe.in_chunks, num_kept) if self._is_recurrent else None
         self.kept_states: Container[int] | None = None if self._states is None else self._states.kept
-        self.eos_token_ids = loading.end_of_text(model, self.vocab_size)
+        self.eos_token_ids = model_config.end_of_text(model, self.vocab_size)
         self.sampler = sampler or Sampler(self.eos_token_ids, config.seed, self.backend.greedy_tokens)
         self.cache = KVCache(specs, self.num_blocks, self.num_host_blocks, config.block_size, self.backend)
         self.builder = BatchBuilder(self.device)

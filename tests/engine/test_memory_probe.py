@@ -11,7 +11,7 @@ import torch
 
 from minipaged import LLM, SamplingParams, pocket_model
 from minipaged.config import EngineConfig
-from minipaged.execution import loading, model_runner
+from minipaged.execution import model_config, model_runner
 from minipaged.execution.draft_model import DraftModel
 from minipaged.execution.memory_budget import available_bytes, step_bytes
 from minipaged.execution.model_runner import ModelRunner
@@ -32,7 +32,7 @@ def probe(monkeypatch):
 
     def available(model=None, **settings) -> tuple[int, list[tuple[int, int]]]:
         runner = Driver(model or build("llama", max_position_embeddings=4096), **settings).runner
-        probe = Probe(runner.model, loading.text_config(runner.model), runner.max_model_len)
+        probe = Probe(runner.model, model_config.text_config(runner.model), runner.max_model_len)
         specs, _ = probe.inspect(runner.block_size)
         passes: list[tuple[int, int]] = []
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from minipaged.execution import loading
+from minipaged.execution import loading, model_config
 from minipaged.execution.attention import UnsupportedModelError
 from tests.models.driver import Driver, logits_in_cuts
 from tests.models.zoo import VOCAB_SIZE, enlarge_weights
@@ -212,7 +212,7 @@ def judge(model_type: str) -> Verdict:
         reference, model = build_small(model_type), build_small(model_type)
     except Exception as error:  # configurations and models refuse small sizes in many ways
         return Verdict("not built", loading.in_one_line(error))
-    has_limit = loading.trained_length(loading.text_config(model)) is not None
+    has_limit = model_config.trained_length(model_config.text_config(model)) is not None
     try:
         driver = Driver(model, **({} if has_limit else {"max_model_len": 64}))
     except UnsupportedModelError as error:

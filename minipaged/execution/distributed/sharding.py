@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from minipaged.config import ConfigError
 from minipaged.execution.accel.fused_layer import FusedLayer
 from minipaged.execution.attention import UnsupportedModelError
-from minipaged.execution.loading import text_config
+from minipaged.execution.model_config import text_config
 
 SPLIT = {"colwise", "rowwise", "packed_colwise", "moe_tp_experts"}
 """Supported styles of a plan."""

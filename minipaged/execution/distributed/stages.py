@@ -21,7 +21,7 @@ from minipaged.config import ConfigError
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.distributed.place import Place
 from minipaged.execution.distributed.sharding import beyond_rows, bounds, splits_heads, stage_parts
-from minipaged.execution.loading import text_config
+from minipaged.execution.model_config import text_config
 from minipaged.scheduling import ScheduledSequence
 
 PARTS_PER_STAGE = 2
