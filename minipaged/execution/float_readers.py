@@ -49,8 +49,9 @@ class _Reader:
         self._dtype = dtype
         return dtype
 
-    def _process_model_before_weight_loading(self, *given: Any, **options: Any) -> Any:
-        pass
+    def _process_model_before_weight_loading(self, model: Any, *given: Any, **options: Any) -> Any:
+        every = model.named_parameters(remove_duplicate=False)
+        self._own_dtypes = {name: weight.dtype for name, weight in every}
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
         """The weights get the types that they have without quantization, also those that never had any."""
@@ -60,7 +61,8 @@ class _Reader:
                 raise ValueError(
                     f"{name} is in FP8, without a scale that transformers knows; give the model in floats"
                 )
-            weight.data = weight.to(next((wider[part] for part in wider if part in name), self._dtype))
+            own = self._own_dtypes[name]
+            weight.data = weight.to(next((wider[part] for part in wider if part in name), own))
         return model
 
 

@@ -28,6 +28,7 @@ MAKE = {
     "fp8, one and a half blocks": lambda *paths: write_fp8(build("qwen3", intermediate_size=24), *paths),
     "fp8, experts": lambda *paths: write_fp8(build("qwen3_moe"), *paths),
     "fp8, routers in 32 bits": lambda *paths: write_fp8(build_small("ernie4_5_moe"), *paths),
+    "fp8, layers made in 32 bits": lambda *paths: write_fp8(build_small("hunyuan_v1_moe"), *paths),
     "mxfp4": lambda *paths: write_mxfp4(build("gpt_oss", intermediate_size=64), *paths),
 }
 
