@@ -38,6 +38,14 @@ class _Fp8Dequantize(Fp8Dequantize):
             return super()._dequantize_one(whole, scales, output_dtype)[..., :rows, :columns].contiguous()
         return super()._dequantize_one(quantized, scales, output_dtype)
 
+    def convert(self, input_dict: dict[str, Any], *given: Any, **options: Any) -> dict[str, Any]:
+        """What cannot be scaled stays in 8 bits: then it is found afterwards, and named."""
+        try:
+            return super().convert(input_dict, *given, **options)
+        except (ValueError, RuntimeError):
+            weights = {name: tensors for name, tensors in input_dict.items() if "_scale" not in name}
+            return super().convert(weights, *given, **options)
+
 
 class _Reader:
     """Makes floats of quantized weights, and replaces no layer: so nothing else is needed, not even a GPU."""

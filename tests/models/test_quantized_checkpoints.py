@@ -104,6 +104,11 @@ def test_floats_beside_the_quantized_weights_get_the_models_type(fp8: Path) -> N
         ("qwen3", "model.layers.1.mlp.up_proj.weight", lambda weight, scale: {"": weight}),
         ("qwen3", "model.layers.1.mlp.up_proj.weight", lambda weight, scale: {"": weight, "_scale": scale}),
         (
+            "qwen3",
+            "model.layers.1.mlp.up_proj.weight",
+            lambda weight, scale: {"": weight, "_scale_inv": torch.ones(len(weight))},
+        ),
+        (
             "gpt_oss",
             "model.layers.1.mlp.experts.down_proj",
             lambda weight, scale: {"": weight, "_scale_inv": scale},
@@ -122,6 +127,19 @@ def test_eight_bits_without_a_known_scale_are_no_weights(
     tensors |= {weight + suffix: tensor for suffix, tensor in changed.items()}
     save_file(tensors, directory / "model.safetensors")
     assert f"{weight} is in FP8, without a scale that transformers knows" in refusal(directory)
+
+
+@pytest.mark.parametrize("scale", [None, torch.ones(7, 1)], ids=["none", "misshapen"])
+def test_an_expert_without_its_scale_is_found(tmp_path: Path, scale: torch.Tensor | None) -> None:
+    """transformers joins a layer's experts; what it says about it is a page with a traceback."""
+    directory = tmp_path / "quantized"
+    write_fp8(build("qwen3_moe"), tmp_path / "floats", directory)
+    tensors = load_file(directory / "model.safetensors")
+    name = "model.layers.0.mlp.experts.1.up_proj.weight_scale_inv"
+    del tensors[name]
+    save_file(tensors if scale is None else tensors | {name: scale}, directory / "model.safetensors")
+    message = refusal(directory)
+    assert "model.layers.0.mlp.experts.gate_up_proj is in FP8, without a scale that transformers" in message
 
 
 def test_no_package_is_needed_beyond_our_own(fp8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
