@@ -29,6 +29,8 @@ class _Fp8Dequantize(Fp8Dequantize):
     def _dequantize_one(
         self, quantized: Tensor, scales: Tensor, output_dtype: torch.dtype | None = None
     ) -> Tensor:
+        if quantized.dtype == torch.uint8:
+            raise ValueError("bytes are no numbers")
         rows, columns = quantized.shape[-2:]
         height, width = self.hf_quantizer.quantization_config.weight_block_size or (1, 1)
         below, right = -rows % height, -columns % width
@@ -67,7 +69,7 @@ class _Reader:
         for name, weight in model.named_parameters():
             if weight.element_size() == 1:
                 raise ValueError(
-                    f"{name} is in FP8, without a scale that transformers knows; give the model in floats"
+                    f"{name} is in 8 bits, without a scale that transformers knows; give the model in floats"
                 )
             own = self._own_dtypes[name]
             weight.data = weight.to(next((wider[part] for part in wider if part in name), own))

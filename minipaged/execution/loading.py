@@ -45,6 +45,9 @@ HUB_TIMEOUT = 5.0
 STATEFUL = {"linear_attention", "conv", "hybrid"}
 """Types of layers that keep a recurrent state, where a configuration lists types. (Others show it later.)"""
 
+_SCALE = re.compile(r"(.*(?:weight|proj))_scales?(?:_inv)?")
+"""The name of a quantized weight's scale, and of the weight."""
+
 _TOKENIZER_FILE = re.compile(r"token|vocab|spiece|merges|bpe|\.model$|\.tiktoken$", re.IGNORECASE)
 
 
@@ -136,6 +139,13 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
             f"{name} has {tensor} of shape {list(found)}, but its config.json asks for {list(expected)}; "
             "the checkpoint is damaged or belongs to another architecture"
         )
+    unread = info.get("unexpected_keys", ())
+    for tensor in sorted(unread):
+        if (scaled := _SCALE.fullmatch(tensor)) and scaled[1] not in unread:
+            raise ModelLoadError(
+                f"{name} has {tensor}, which quantized weights have, but its config.json has no "
+                f"quantization_config that tells of it; put the one there that it was made with, or {INSTEAD}"
+            )
     if is_gguf and device.type != "meta":
         gguf_files.complete(name, path, model)
     if config.generation_config == "none":

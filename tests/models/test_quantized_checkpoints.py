@@ -1,5 +1,6 @@
 """Checkpoints in FP8 and MXFP4 compute what the floats compute that they stand for; others say what to do."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -126,7 +127,7 @@ def test_eight_bits_without_a_known_scale_are_no_weights(
     changed = change(tensors.pop(weight).to(torch.float8_e4m3fn), scale)
     tensors |= {weight + suffix: tensor for suffix, tensor in changed.items()}
     save_file(tensors, directory / "model.safetensors")
-    assert f"{weight} is in FP8, without a scale that transformers knows" in refusal(directory)
+    assert f"{weight} is in 8 bits, without a scale that transformers knows" in refusal(directory)
 
 
 @pytest.mark.parametrize("scale", [None, torch.ones(7, 1)], ids=["none", "misshapen"])
@@ -139,7 +140,27 @@ def test_an_expert_without_its_scale_is_found(tmp_path: Path, scale: torch.Tenso
     del tensors[name]
     save_file(tensors if scale is None else tensors | {name: scale}, directory / "model.safetensors")
     message = refusal(directory)
-    assert "model.layers.0.mlp.experts.gate_up_proj is in FP8, without a scale that transformers" in message
+    assert (
+        "model.layers.0.mlp.experts.gate_up_proj is in 8 bits, without a scale that transformers" in message
+    )
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe"])
+def test_scales_that_the_configuration_does_not_tell_of_are_named(tmp_path: Path, name: str) -> None:
+    """A config.json from elsewhere, or older than its layout: all numbers in 8 bits would be weights."""
+    write_fp8(build(name), tmp_path / "floats", tmp_path / "quantized")
+    shutil.copy(tmp_path / "floats" / "config.json", tmp_path / "quantized")
+    message = refusal(tmp_path / "quantized")
+    assert "down_proj.weight_scale_inv, which quantized weights have, but its config.json has no" in message
+
+
+def test_bytes_that_hold_eight_bits_are_no_numbers(fp8: Path) -> None:
+    """Tools older than FP8 in safetensors wrote bytes."""
+    tensors = load_file(fp8 / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name] = tensors[name].view(torch.uint8)
+    save_file(tensors, fp8 / "model.safetensors")
+    assert f"{name} is in 8 bits, without a scale that transformers knows" in refusal(fp8)
 
 
 def test_no_package_is_needed_beyond_our_own(fp8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
