@@ -8,6 +8,7 @@ imported when there is such a file, for its names in transformers may change.)
 from __future__ import annotations
 
 import importlib.util
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ def locate(name: str) -> Path:
     """
     path = Path(name).expanduser()
     found = [path] if path.suffix == ".gguf" and not path.is_dir() else []
+    if path.is_file() and not found and _begins_as_gguf(path):
+        raise ModelLoadError(f"{name} is a GGUF file, but its name does not end in .gguf; rename it")
     if path.is_dir() and not (path / "config.json").is_file():
         found = sorted(path.glob("*.gguf"))
     if not found:
@@ -50,6 +53,12 @@ def locate(name: str) -> Path:
         )
     _check_header(name, found[0])
     return found[0]
+
+
+def _begins_as_gguf(file: Path) -> bool:
+    with suppress(OSError), file.open("rb") as opened:
+        return opened.read(4) == b"GGUF"
+    return False
 
 
 def _check_header(name: str, file: Path) -> None:

@@ -122,6 +122,8 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
         told = in_one_line(error)
         if kind is not None:
             told += f"; its weights are quantized ({kind}): do what this says, or {INSTEAD}"
+        if is_gguf:
+            told += "; the file may be damaged or cut short: compare its size with the original's"
         if path.exists() or kind is not None:
             raise ModelLoadError(f"cannot load {name}: {told}") from error
         raise ModelLoadError(

@@ -118,16 +118,22 @@ def test_several_files_are_a_choice(llama: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("suffix", [".GGUF", ""])
+def test_a_file_with_another_suffix(llama: Path, suffix: str) -> None:
+    """transformers goes by the name, and would read a pickle."""
+    other = llama.rename(llama.with_suffix(suffix))
+    assert f"{other} is a GGUF file, but its name does not end in .gguf; rename it" in refusal(other)
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert "there is no file" in refusal(tmp_path / "nowhere.gguf")
 
 
-@pytest.mark.parametrize("size", [0, 3, 100, 5000])
+@pytest.mark.parametrize("size", [0, 3, 100, 5000, -1])
 def test_a_damaged_file_is_said_to_be_one(llama: Path, size: int) -> None:
     """A download that broke off: struct's and numpy's errors say nothing to its owner."""
     llama.write_bytes(llama.read_bytes()[:size])
-    message = refusal(llama)
-    assert "damaged" in message or "cannot load" in message
+    assert "damaged" in refusal(llama)
 
 
 @pytest.mark.parametrize(
