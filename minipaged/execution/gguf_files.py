@@ -8,12 +8,14 @@ imported when there is such a file, for its names in transformers may change.)
 from __future__ import annotations
 
 import importlib.util
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
 from minipaged.execution.checkpoints import ModelLoadError
 
@@ -123,3 +125,16 @@ def check_splits(file: Path) -> None:
         raise ValueError(
             f"transformers does not know how it splits a text ({way}); put its tokenizer.json beside it"
         )
+
+
+def remove_additions(file: Path, tokenizer: Any) -> None:
+    """Take tokens from the tokenizer that the file does not have: transformers adds GPT-2's <|endoftext|>."""
+    from transformers.integrations.gguf import read_gguf_metadata
+
+    said, _ = read_gguf_metadata(str(file))
+    count = said["tokenizer.ggml.tokens"]
+    if len(tokenizer) <= count or (file.parent / "tokenizer.json").is_file():
+        return
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < count]
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))

@@ -227,9 +227,12 @@ def load_tokenizer(name: str, config: EngineConfig, must_exist: bool = False) ->
         path = gguf_files.locate(name)
         if path.is_dir() and not any(_TOKENIZER_FILE.search(file.name) for file in path.iterdir()):
             raise FileNotFoundError("it has no tokenizer.json, vocabulary or similar file")
-        if path.suffix == ".gguf" and path.is_file():
+        is_gguf = path.suffix == ".gguf" and path.is_file()
+        if is_gguf:
             gguf_files.check_splits(path)
         tokenizer = _local_first(path, name, load, config.revision)
+        if is_gguf:
+            gguf_files.remove_additions(path, tokenizer)
         if not len(tokenizer):
             raise ValueError("its vocabulary is empty")
     except Exception as error:  # of all kinds, as for models

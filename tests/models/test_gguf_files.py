@@ -99,6 +99,17 @@ def test_the_embedded_model_chats_from_a_file(tmp_path: Path) -> None:
         assert answer.outputs[0].finish_reason == wanted.outputs[0].finish_reason
 
 
+def test_the_vocabulary_is_that_of_the_file(tmp_path: Path) -> None:
+    """transformers adds <|endoftext|>, an id beyond the model's: texts with it, and drafts, were refused."""
+    tokenizer = AutoTokenizer.from_pretrained(str(pocket_model.PATH))
+    write_gguf(build("llama", **WIDE), tmp_path / "tiny.gguf", tokenizer=tokenizer)
+    read = load_tokenizer(str(tmp_path / "tiny.gguf"), EngineConfig())
+    assert read.get_vocab() == tokenizer.get_vocab()
+    assert len(read) == len(tokenizer)
+    text = f"a <|endoftext|> b{tokenizer.eos_token}"
+    assert read(text).input_ids == tokenizer(text).input_ids
+
+
 def test_a_way_to_split_texts_that_is_not_known_means_token_ids(tmp_path: Path, caplog) -> None:
     """transformers would split them as GPT-2 does, in silence."""
     tokenizer = AutoTokenizer.from_pretrained(str(pocket_model.PATH))
