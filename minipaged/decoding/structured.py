@@ -191,7 +191,8 @@ class _Vocabulary:
         except ValueError as error:
             raise ParamsError(f"structured_outputs cannot use the model's tokenizer: {error}") from error
         self._eos_token_ids = eos_token_ids
-        self._special_tokens = tokenizer.all_special_tokens
+        added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self._special_tokens = {*tokenizer.all_special_tokens, *added}
         self.compile = lru_cache(maxsize=64)(self._compile)
 
     def _compile(self, kind: str, source: str) -> Grammar:

@@ -13,6 +13,7 @@ from collections import Counter
 import jsonschema
 import pydantic
 import pytest
+from transformers import AutoTokenizer
 
 from minipaged import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams, pocket_model
 from minipaged.decoding import structured
@@ -304,6 +305,14 @@ def test_a_text_may_spell_a_special_token(llm, kind):
     (output,) = llm.generate("a", params)
     assert re.fullmatch(wanted, output.outputs[0].text), output.error
     assert output.outputs[0].finish_reason == "stop"
+
+
+def test_special_tokens_need_no_role(tmp_path):
+    """Most of Llama 3's have none, nor those of a GGUF file: only the tokenizer's backend lists them."""
+    tokenizer = AutoTokenizer.from_pretrained(str(pocket_model.PATH), extra_special_tokens=[])
+    assert "<|user|>" not in tokenizer.all_special_tokens
+    (output,) = LLM(tokenizer=tokenizer, disable_log_stats=True).generate("a", follow(choice=["<|user|>x"]))
+    assert output.outputs[0].text == "<|user|>x"
 
 
 def test_a_grammar_too_large_to_follow_says_so(llm):
