@@ -116,12 +116,8 @@ def check_splits(file: Path) -> None:
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     said, _ = read_gguf_metadata(str(file))
-    way = said.get("tokenizer.ggml.pre", "default")
-    if said.get("tokenizer.ggml.model") == "gpt2" and way not in {
-        *GGUF_PRE_TOKENIZER_SPLITS,
-        "default",
-        "gpt-2",
-    }:
+    way = said.get("tokenizer.ggml.pre", "default")  # llama.cpp's, which is not transformers'
+    if said.get("tokenizer.ggml.model") == "gpt2" and way not in {*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2"}:
         raise ValueError(
             f"transformers does not know how it splits a text ({way}); put its tokenizer.json beside it"
         )

@@ -31,7 +31,7 @@ def write_gguf(
     path: Path,
     kind: Kind = Kind.F32,
     tokenizer: Any = None,
-    way: str = "default",
+    way: str = "gpt-2",
     add: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
     architecture: str = "",
 ) -> None:

@@ -110,12 +110,13 @@ def test_the_vocabulary_is_that_of_the_file(tmp_path: Path) -> None:
     assert read(text).input_ids == tokenizer(text).input_ids
 
 
-def test_a_way_to_split_texts_that_is_not_known_means_token_ids(tmp_path: Path, caplog) -> None:
-    """transformers would split them as GPT-2 does, in silence."""
+@pytest.mark.parametrize("way", ["smollm", "default"])
+def test_a_way_to_split_texts_that_is_not_known_means_token_ids(tmp_path: Path, caplog, way: str) -> None:
+    """transformers would split them as GPT-2 does, in silence. (llama.cpp's default groups digits, too.)"""
     tokenizer = AutoTokenizer.from_pretrained(str(pocket_model.PATH))
-    write_gguf(build("llama", **WIDE), tmp_path / "tiny.gguf", tokenizer=tokenizer, way="smollm")
+    write_gguf(build("llama", **WIDE), tmp_path / "tiny.gguf", tokenizer=tokenizer, way=way)
     assert load_tokenizer(str(tmp_path / "tiny.gguf"), EngineConfig()) is None
-    assert "does not know how it splits a text (smollm); put its tokenizer.json beside it" in caplog.text
+    assert f"does not know how it splits a text ({way}); put its tokenizer.json beside it" in caplog.text
     tokenizer.save_pretrained(tmp_path)
     text = "12 dogs"
     assert load_tokenizer(str(tmp_path / "tiny.gguf"), EngineConfig())(text) == tokenizer(text)
