@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from minipaged import LLM, SamplingParams, pocket_model
 from minipaged.config import EngineConfig
-from minipaged.execution.loading import ModelLoadError, load_model, load_tokenizer
+from minipaged.execution.loading import load_model, load_tokenizer
 from tests.models.driver import random_tokens
 from tests.models.zoo import VOCAB_SIZE, build
 
@@ -22,6 +22,7 @@ except ImportError as reason:
     pytest.skip(f"GGUF files: {reason}", allow_module_level=True)
 
 from tests.models.gguf_files import Kind, write_gguf
+from tests.models.refusal import refusal
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -39,15 +40,6 @@ MODELS = {
 def llama(tmp_path: Path) -> Path:
     write_gguf(build("llama", **WIDE), tmp_path / "tiny.gguf")
     return tmp_path / "tiny.gguf"
-
-
-def refusal(name: Path) -> str:
-    with pytest.raises(ModelLoadError) as error:
-        load_model(str(name), EngineConfig(), CPU)
-    message = str(error.value)
-    assert "\n" not in message
-    assert str(name) in message
-    return message
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])

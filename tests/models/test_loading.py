@@ -14,9 +14,10 @@ from minipaged import LLM, SamplingParams
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.engine import RequestError
 from minipaged.execution import checkpoints, loading
-from minipaged.execution.loading import ModelLoadError, find_device, load_model, load_tokenizer
+from minipaged.execution.loading import find_device, load_model, load_tokenizer
 from minipaged.execution.model_runner import ModelRunner
 from tests.models.driver import Driver, random_tokens
+from tests.models.refusal import refusal
 from tests.models.zoo import VOCAB_SIZE, build
 
 CPU = torch.device("cpu")
@@ -26,15 +27,6 @@ CPU = torch.device("cpu")
 def directory(tmp_path: Path) -> Path:
     build("llama").save_pretrained(tmp_path)
     return tmp_path
-
-
-def refusal(name: str | Path) -> str:
-    with pytest.raises(ModelLoadError) as error:
-        load_model(str(name), EngineConfig(), CPU)
-    message = str(error.value)
-    assert "\n" not in message
-    assert str(name) in message
-    return message
 
 
 def test_a_saved_model_computes_what_it_did_before(directory: Path) -> None:

@@ -10,11 +10,12 @@ from safetensors.torch import load_file, save_file
 
 from minipaged import LLM, SamplingParams
 from minipaged.config import EngineConfig
-from minipaged.execution.loading import ModelLoadError, load_model
+from minipaged.execution.loading import load_model
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.kernels.cpp.build import BuildError, load_library
 from tests.models.driver import random_tokens
 from tests.models.quantized import change_config, write_fp8, write_mxfp4
+from tests.models.refusal import refusal
 from tests.models.survey import build_small
 from tests.models.zoo import VOCAB_SIZE, build
 
@@ -46,15 +47,6 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
 def fp8(tmp_path: Path) -> Path:
     write_fp8(build("qwen3"), tmp_path / "floats", tmp_path / "quantized")
     return tmp_path / "quantized"
-
-
-def refusal(name: Path) -> str:
-    with pytest.raises(ModelLoadError) as error:
-        load_model(str(name), EngineConfig(), CPU)
-    message = str(error.value)
-    assert "\n" not in message
-    assert str(name) in message
-    return message
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32", "float16"])
@@ -166,7 +158,7 @@ def test_bytes_that_hold_eight_bits_are_no_numbers(fp8: Path) -> None:
 def test_no_package_is_needed_beyond_our_own(fp8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers asks for accelerate before it reads FP8, and does not use it."""
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    ModelRunner.load(str(fp8), EngineConfig(num_blocks=5))
+    assert ModelRunner.load(str(fp8), EngineConfig(num_blocks=5)).model.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
