@@ -99,9 +99,8 @@ def _told(error: BaseException) -> int:
     if isinstance(error, UsageError):
         where: Any = getattr(error, "ctx", None)
         told = error.format_message().rstrip(".").replace(": Value error, ", ": ") + _given(error)
-        told = re.sub(
-            "Input should be (a valid [a-z]+).*(?= [(]it is)", r"give \1", told
-        )  # (pydantic's words)
+        # Pydantic's words for what is no number.
+        told = re.sub("Input should be (a valid [a-z]+).*(?= [(]it is)", r"give \1", told)
         _say(f"{told}; see {where.command_path if where else NAME} --help")
     elif isinstance(error, BrokenPipeError):
         raise error

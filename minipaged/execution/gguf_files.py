@@ -57,6 +57,18 @@ def locate(name: str) -> Path:
     return found[0]
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether what `locate` returned is such a file."""
+    return path.suffix == ".gguf" and path.is_file()
+
+
+def _header(file: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What the file says about its model (of a list, only its length), and the names of its tensors."""
+    from transformers.integrations.gguf import read_gguf_metadata
+
+    return read_gguf_metadata(str(file))
+
+
 def _begins_as_gguf(file: Path) -> bool:
     with suppress(OSError), file.open("rb") as opened:
         return opened.read(4) == b"GGUF"
@@ -65,10 +77,9 @@ def _begins_as_gguf(file: Path) -> bool:
 
 def _check_header(name: str, file: Path) -> None:
     from transformers.integrations import GGUF_CONFIG_MAPPING
-    from transformers.integrations.gguf import read_gguf_metadata
 
     try:
-        said, _ = read_gguf_metadata(str(file))
+        said, _ = _header(file)
     except Exception as error:  # of all kinds, for these are any bytes
         raise ModelLoadError(
             f"{name} is damaged, or no GGUF file that transformers can read: {error}"
@@ -93,10 +104,9 @@ def _check_header(name: str, file: Path) -> None:
 def complete(name: str, file: Path, model: Any) -> None:
     """Give the model the factors of its rotary frequencies; refuse it if other tensors were left out."""
     from gguf import GGUFReader
-    from transformers.integrations.gguf import read_gguf_metadata
     from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
 
-    _, tensors = read_gguf_metadata(str(file))
+    _, tensors = _header(file)
     read = {*get_gguf_hf_weights_map(model, TensorProcessor()), ROPE_FACTORS}
     if unread := sorted({*tensors} - read):
         kind = model.config.model_type
@@ -112,10 +122,9 @@ def check_splits(file: Path) -> None:
     """Raises ValueError: transformers would split a text otherwise than the model learned it."""
     if (file.parent / "tokenizer.json").is_file():  # it comes first
         return
-    from transformers.integrations.gguf import read_gguf_metadata
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    said, _ = read_gguf_metadata(str(file))
+    said, _ = _header(file)
     way = said.get("tokenizer.ggml.pre", "default")  # llama.cpp's, which is not transformers'
     if said.get("tokenizer.ggml.model") == "gpt2" and way not in {*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2"}:
         raise ValueError(
@@ -125,9 +134,7 @@ def check_splits(file: Path) -> None:
 
 def remove_additions(file: Path, tokenizer: Any) -> None:
     """Take tokens from the tokenizer that the file does not have: transformers adds GPT-2's <|endoftext|>."""
-    from transformers.integrations.gguf import read_gguf_metadata
-
-    said, _ = read_gguf_metadata(str(file))
+    said, _ = _header(file)
     count = said["tokenizer.ggml.tokens"]
     if len(tokenizer) <= count or (file.parent / "tokenizer.json").is_file():
         return

@@ -105,7 +105,7 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
             )
 
     path = gguf_files.locate(name)
-    is_gguf = path.is_file() and path.suffix == ".gguf"
+    is_gguf = gguf_files.is_gguf(path)
     if path.is_dir():
         check_directory(name, path)
     elif not is_gguf and (path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1):
@@ -181,7 +181,7 @@ def _local_first(path: Path, name: str, load: Callable[..., Any], revision: str 
     """`load` a directory or GGUF file, or a hub id from the local cache, or else from the hub."""
     if path.is_dir():
         return load(str(path), local_files_only=True)
-    if path.suffix == ".gguf":
+    if gguf_files.is_gguf(path):
         return load(str(path.parent), gguf_file=path.name, local_files_only=True)
     try:
         return load(name, local_files_only=True)
@@ -227,7 +227,7 @@ def load_tokenizer(name: str, config: EngineConfig, must_exist: bool = False) ->
         path = gguf_files.locate(name)
         if path.is_dir() and not any(_TOKENIZER_FILE.search(file.name) for file in path.iterdir()):
             raise FileNotFoundError("it has no tokenizer.json, vocabulary or similar file")
-        is_gguf = path.suffix == ".gguf" and path.is_file()
+        is_gguf = gguf_files.is_gguf(path)
         if is_gguf:
             gguf_files.check_splits(path)
         tokenizer = _local_first(path, name, load, config.revision)
