@@ -13,6 +13,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from minipaged.scheduling import FCFSScheduler, Request, StepPlan
 
@@ -34,6 +35,10 @@ def draft_summary(accepted: int, drafted: int) -> str:
     return f"{accepted} of {drafted} draft tokens accepted" if drafted else "no draft tokens"
 
 
+def _latencies() -> Any:
+    return field(default_factory=lambda: deque(maxlen=KEEP), repr=False)  # (thousands of numbers)
+
+
 @dataclass(slots=True)
 class Metrics:
     """Counters and latencies since the engine started. Latencies are in seconds."""
@@ -51,14 +56,14 @@ class Metrics:
     accepted_tokens: int = 0
     peak_kv_blocks: int = 0
     request_success: Counter[str] = field(default_factory=Counter)
-    time_to_first_token: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
-    inter_token_latency: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
-    e2e_request_latency: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP))
-    generated_before: int = 0
-    _held_slots: int = 0
-    _empty_slots: int = 0
-    _physical_blocks: int = 0
-    _logical_blocks: int = 0
+    time_to_first_token: deque[float] = _latencies()
+    inter_token_latency: deque[float] = _latencies()
+    e2e_request_latency: deque[float] = _latencies()
+    generated_before: int = field(default=0, repr=False)
+    _held_slots: int = field(default=0, repr=False)
+    _empty_slots: int = field(default=0, repr=False)
+    _physical_blocks: int = field(default=0, repr=False)
+    _logical_blocks: int = field(default=0, repr=False)
 
     def observe_plan(self, plan: StepPlan, scheduler: FCFSScheduler, now: float) -> None:
         """Sample the memory that a planned step holds, before the commit frees any of it.

@@ -122,6 +122,16 @@ def test_the_log_line_comes_every_few_seconds_and_says_what_users_look_for(engin
         assert part in lines[0]
 
 
+def test_printed_metrics_are_counts(engine):
+    """Catches `print(llm.engine.metrics)` as pages of single latencies."""
+    run(engine, [[5, 6, 7], [8, 9]])
+    assert len(engine.metrics.inter_token_latency) == 10
+    printed = repr(engine.metrics)
+    assert "generation_tokens=12" in printed
+    assert "latency" not in printed
+    assert "_held_slots" not in printed
+
+
 @pytest.mark.parametrize(
     ("accepted", "drafted", "summary"),
     [
