@@ -76,10 +76,19 @@ ANY = _names(
     profiler_config pt_load_map_location ray_workers_use_nsight renderer_num_workers replayssm_buffer_len
     scheduler_reserve_full_isl served_model_name show_hidden_metrics_for_version shutdown_timeout
     skip_mm_profiling sparse_indexer_topk_backend specialize_active_lora stream_interval
-    structured_outputs_config swa_bounded_replay ubatch_size use_fp64_gumbel use_replayssm use_tqdm_on_load
+    swa_bounded_replay ubatch_size use_fp64_gumbel use_replayssm use_tqdm_on_load
     use_v2_block_manager watermark"""
 )
 """Speed, limits and logs of vLLM's own machinery, or details of what is refused elsewhere: ignored."""
+
+IN_SCHEMAS = {
+    "disable_any_whitespace": 'give each schema "x-guidance": {"whitespace_pattern": ""}',
+    "disable_additional_properties": 'give each schema "additionalProperties": false',
+}
+"""What to do instead of an entry of `structured_outputs_config` that changes texts."""
+
+LIBRARIES = ("backend", "disable_fallback")
+"""The entries that change none."""
 
 ANY_OF = tuple(
     _names("data_parallel_ dbo_ dcp_ enable_mamba_ kda_ mamba_ mm_ numa_ offload_ safetensors_ sleep_ video_")
@@ -134,6 +143,8 @@ def own_settings(options: Mapping[str, Any]) -> dict[str, Any]:
                 raise ConfigError(f"{name} is {shown}, which is not supported; {fix}")
         elif name == "speculative_config" or name in SPECULATION.values():
             pass  # below, together
+        elif name == "structured_outputs_config":
+            _check_structured_outputs(value)
         elif name == "enforce_eager":
             own |= {"enable_cuda_graphs": False} if value else {}
         elif name == "generation_config" and value == "vllm":
@@ -141,6 +152,13 @@ def own_settings(options: Mapping[str, Any]) -> dict[str, Any]:
         elif not (name in ANY or name.startswith(ANY_OF) or (value is None and name in OWN)):
             own[name] = value
     return own | _speculation(options)
+
+
+def _check_structured_outputs(value: Any) -> None:
+    for entry, asked in value.items() if isinstance(value, Mapping) else ():
+        if asked and entry not in LIBRARIES:
+            fix = IN_SCHEMAS.get(entry, f"drop {entry}")
+            raise ConfigError(f"structured_outputs_config is {value!r}, which is not supported; {fix}")
 
 
 def _speculation(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -247,6 +247,33 @@ def test_a_refusal_names_the_way_to_do_it_here(name, value, way):
         LLM(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("given", "way"),
+    [
+        ({"backend": "xgrammar", "disable_any_whitespace": True}, "x-guidance"),
+        ({"disable_additional_properties": True}, 'schema "additionalProperties": false'),
+        ({"backend": "auto", "reasoning_parser": "qwen3"}, "drop reasoning_parser"),
+    ],
+)
+def test_a_rule_for_all_structured_outputs_is_not_passed_over(given, way):
+    """Catches JSON with whitespace or keys that the script has ruled out."""
+    with pytest.raises(ConfigError, match=f"structured_outputs_config is .*not supported; .*{way}"):
+        own_settings({"structured_outputs_config": given})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        {},
+        {"backend": "xgrammar", "disable_any_whitespace": False, "disable_additional_properties": False},
+    ],
+)
+def test_a_backend_for_structured_outputs_changes_no_text(given):
+    """Catches a refusal of what only chooses between libraries."""
+    assert own_settings({"structured_outputs_config": given}) == {}
+
+
 def test_a_token_is_never_printed():
     """Catches a secret in a log."""
     with pytest.raises(ConfigError, match=r"hf_token is given.*HF_TOKEN") as error:
