@@ -111,7 +111,7 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _invalid(error).response()
+        return _invalid(error, request.headers.get("content-type")).response()
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> Response:
@@ -131,7 +131,7 @@ def install_handlers(app: FastAPI) -> None:
         return ApiError(error.status_code, message, headers=error.headers).response()
 
 
-def _invalid(error: RequestValidationError) -> ApiError:
+def _invalid(error: RequestValidationError, content_type: str | None) -> ApiError:
     """The first thing wrong with a body, in one line."""
     errors = error.errors()
     # A field of several types has errors for each: the closest type is meant.
@@ -151,6 +151,8 @@ def _invalid(error: RequestValidationError) -> ApiError:
         loc.append(found["ctx"]["field"])
         name = ".".join(loc)
         return ApiError(400, f"there is no field {name}; {found['ctx']['hint']}", name, "unknown_parameter")
+    if isinstance(found["input"], bytes):  # not parsed; what curl -d sends if no header says otherwise
+        return ApiError(400, f"the body's Content-Type is {content_type}; send it as application/json")
     if not loc:
         return ApiError(400, "the body is not a JSON object; send one as application/json")
     name = ".".join(loc)
