@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import FrozenInstanceError, fields
 from functools import wraps
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from minipaged.decoding.checks import ParamsError
@@ -13,13 +14,16 @@ from minipaged.decoding.checks import ParamsError
 T = TypeVar("T")
 
 
-def named_fields(dropped: str = "", **instead: str) -> Callable[[type[T]], type[T]]:
+def named_fields(
+    dropped: str = "", elsewhere: Mapping[str, str] = MappingProxyType({}), **instead: str
+) -> Callable[[type[T]], type[T]]:
     """A decorator of frozen dataclasses: a wrong name raises `ParamsError`, an assignment says how to copy.
 
     Args:
         dropped: names of fields that vLLM's class has and this one does not. Their values None, False, 0 and
             "" ask for nothing and are accepted.
-        instead: more of them, and what to give instead.
+        elsewhere: names that other libraries have, and what to give here.
+        instead: more fields of vLLM's class, and what to give instead.
     """
     instead = dict.fromkeys(dropped.split(), "drop it") | instead
 
@@ -40,7 +44,7 @@ def named_fields(dropped: str = "", **instead: str) -> Callable[[type[T]], type[
             if name in instead:
                 raise ParamsError(f"{name} is {value!r}, which is not supported; {instead[name]}")
             near = difflib.get_close_matches(name, own, n=1)
-            fix = f"did you mean {near[0]}?" if near else "drop it"
+            fix = elsewhere.get(name) or (f"did you mean {near[0]}?" if near else "drop it")
             raise ParamsError(f"unknown field {name!r} of {cls.__name__}; {fix}")
 
         def setattr(self: T, name: str, value: Any) -> NoReturn:

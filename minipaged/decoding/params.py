@@ -43,7 +43,17 @@ class RequestOutputKind(Enum):
     """extra_args flat_logprobs logprob_token_ids output_text_buffer_length prompt_logprob_start
     prompt_logprob_token_ids repetition_detection routed_experts_prompt_start skip_clone
     skip_reading_prefix_cache stream_interval thinking_token_budget trace_decode_token_ids watermarking""",
+    {
+        "do_sample": "give temperature, where 0 is greedy",
+        "num_beams": "give BeamSearchParams",
+        "num_return_sequences": "did you mean n?",
+        "response_format": "give structured_outputs",
+        **dict.fromkeys(("stop_strings", "stop_words"), "did you mean stop?"),
+    },
+    early_stopping="give BeamSearchParams",
     guided_decoding="give structured_outputs",
+    length_penalty="give BeamSearchParams",
+    use_beam_search="give BeamSearchParams",
 )
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:

@@ -242,6 +242,26 @@ def test_fields_of_vllm_that_ask_for_nothing_pass():
             make()
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"do_sample": False}, "'do_sample'.*; give temperature, where 0 is greedy"),
+        ({"num_beams": 4}, "'num_beams'.*; give BeamSearchParams"),
+        ({"use_beam_search": True}, "use_beam_search is True.*; give BeamSearchParams"),
+        ({"length_penalty": 1.5}, "length_penalty is 1.5.*; give BeamSearchParams"),
+        ({"early_stopping": True}, "early_stopping is True.*; give BeamSearchParams"),
+        ({"num_return_sequences": 2}, "'num_return_sequences'.*; did you mean n"),
+        ({"stop_words": ["."]}, "'stop_words'.*; did you mean stop[?]"),
+        ({"stop_strings": ["."]}, "'stop_strings'.*; did you mean stop[?]"),
+        ({"response_format": {}}, "'response_format'.*; give structured_outputs"),
+    ],
+)
+def test_what_other_libraries_call_it_is_told(given, told):
+    """Catches "drop it" for a field that is only elsewhere: without do_sample=False, the text is sampled."""
+    with pytest.raises(ParamsError, match=told):
+        SamplingParams(**given)
+
+
 def test_params_can_be_copied_in_every_way():
     """Catches a check of names that stands in the way of replace, pickle and copy."""
     params = SamplingParams(temperature=0.5, stop="x", seed=3)
