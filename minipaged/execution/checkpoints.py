@@ -6,7 +6,9 @@ FP8 (DeepSeek V3, Qwen3-FP8) has a scale for each block of a matrix, MXFP4 (gpt-
 
 from __future__ import annotations
 
+import reprlib
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
@@ -33,6 +35,17 @@ def check_directory(name: str, path: Path) -> None:
         )
     if not has_config:
         raise ModelLoadError(f"{path} has no config.json; give the directory of a Hugging Face model")
+
+
+def check_description(name: str, described: Any) -> None:
+    """Raises ModelLoadError: a `quantization_config` that is none; transformers fails when it prints it."""
+    # Only bitsandbytes does not name its method.
+    method = described.get("quant_method", "") if isinstance(described, dict) and described else None
+    if described is not None and not isinstance(method, str):
+        raise ModelLoadError(
+            f"{name} has quantization_config = {reprlib.repr(described)} in its config.json, which names no "
+            f"quant_method; put the one there that it was made with, or {INSTEAD}"
+        )
 
 
 def read_as_floats(name: str, config: PreTrainedConfig) -> str | None:

@@ -34,7 +34,13 @@ from transformers.utils.quantization_config import GgufConfig
 
 from minipaged.config import ConfigError, Device, EngineConfig
 from minipaged.execution import gguf_files
-from minipaged.execution.checkpoints import INSTEAD, ModelLoadError, check_directory, read_as_floats
+from minipaged.execution.checkpoints import (
+    INSTEAD,
+    ModelLoadError,
+    check_description,
+    check_directory,
+    read_as_floats,
+)
 from minipaged.progress import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -82,6 +88,9 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
     def load(source: str, **options: Any) -> Any:
         nonlocal kind
         options |= {"trust_remote_code": config.trust_remote_code, "revision": config.revision or "main"}
+        if "gguf_file" not in options:
+            said, _ = PreTrainedConfig.get_config_dict(source, **options)
+            check_description(name, said.get("quantization_config"))
         described = AutoConfig.from_pretrained(source, **options)
         kind = read_as_floats(name, described)
         layer_types = getattr(described.get_text_config(decoder=True), "layer_types", None)

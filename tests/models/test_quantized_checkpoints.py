@@ -182,6 +182,14 @@ def test_other_kinds_are_named_with_what_they_need(fp8: Path, described: dict, r
     assert f"; its weights are quantized ({kind}): do what this says, or give the model in floats" in message
 
 
+@pytest.mark.parametrize("described", [["fp8"], "fp8", 8, [], {}, {"quant_method": ["fp8"]}])
+def test_a_configuration_that_is_no_description_is_shown(fp8: Path, described: object) -> None:
+    """Edited by hand: AttributeError, TypeError, or transformers' words on "arguments" that nobody gave."""
+    change_config(fp8, quantization_config=described)
+    reason = f"has quantization_config = {described!r} in its config.json, which names no quant_method; put"
+    assert reason in refusal(fp8)
+
+
 def test_a_kind_that_transformers_does_not_know_is_refused(fp8: Path) -> None:
     """transformers reads the quantized numbers as if they were weights, and warns."""
     change_config(fp8, quantization_config={"quant_method": "modelopt"})
