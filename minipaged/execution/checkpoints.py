@@ -22,7 +22,7 @@ class ModelLoadError(ValueError):
 
 
 def check_directory(name: str, path: Path) -> None:
-    """Raises ModelLoadError: `path` has no model, or an adapter that would be left out."""
+    """Raises ModelLoadError: `path` has no model, one in GGUF, or an adapter that would be left out."""
     has_config, has_adapter = ((path / f"{kind}config.json").is_file() for kind in ("", "adapter_"))
     if has_adapter and not has_config:
         raise ModelLoadError(
@@ -35,6 +35,9 @@ def check_directory(name: str, path: Path) -> None:
         )
     if not has_config:
         raise ModelLoadError(f"{path} has no config.json; give the directory of a Hugging Face model")
+    ggufs = sorted(path.glob("*.gguf"))
+    if ggufs and not any(file.suffix in (".safetensors", ".bin") for file in path.iterdir()):
+        raise ModelLoadError(f"{name} has its weights as GGUF only; give the .gguf file itself: {ggufs[0]}")
 
 
 def check_description(name: str, described: Any) -> None:

@@ -122,6 +122,15 @@ def test_several_files_are_a_choice(llama: Path) -> None:
     )
 
 
+def test_a_file_beside_a_config_without_weights_is_named(llama: Path) -> None:
+    """As some repositories have them: transformers asks for model.safetensors."""
+    (llama.parent / "config.json").write_text('{"model_type": "llama"}')
+    shutil.copy(llama, llama.with_name("z.gguf"))
+    message = f"{llama.parent} has its weights as GGUF only; give the .gguf file itself: {llama}"
+    assert refusal(llama.parent) == message
+    assert load_model(str(llama), EngineConfig(), CPU).config.num_hidden_layers == 2
+
+
 @pytest.mark.parametrize("suffix", [".GGUF", ""])
 def test_a_file_with_another_suffix(llama: Path, suffix: str) -> None:
     """transformers goes by the name, and would read a pickle."""
