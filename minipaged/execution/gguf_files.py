@@ -94,10 +94,11 @@ def _check_header(name: str, file: Path) -> None:
         raise ModelLoadError(f"{name} is one of {parts} parts; join them with llama-gguf-split --merge")
     mapped: Any = GGUF_CONFIG_MAPPING[kind]
     read = {f"{kind}.{key}" for key in (*mapped, *SHAPES)}
-    for key in said:
-        if key.startswith(f"{kind}.") and key not in read:
+    default = {f"{kind}.rope.scaling.type": "none"}
+    for key, value in said.items():
+        if key.startswith(f"{kind}.") and key not in read and value != default.get(key):
             raise ModelLoadError(
-                f"{name} has {key} = {said[key]}, which transformers does not read from GGUF; {_INSTEAD}"
+                f"{name} has {key} = {value}, which transformers does not read from GGUF; {_INSTEAD}"
             )
 
 

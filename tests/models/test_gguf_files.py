@@ -149,6 +149,17 @@ def test_a_damaged_file_is_said_to_be_one(llama: Path, size: int) -> None:
     assert "damaged" in refusal(llama)
 
 
+def test_positions_that_are_said_not_to_be_scaled(tmp_path: Path) -> None:
+    """Was refused like any other scaling."""
+    path = tmp_path / "tiny.gguf"
+    write_gguf(
+        build("llama", **WIDE),
+        path,
+        add=lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.NONE),
+    )
+    assert load_model(str(path), EngineConfig(), CPU).config.rope_parameters["rope_type"] == "default"
+
+
 @pytest.mark.parametrize(
     ("add", "reason"),
     [
