@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
@@ -41,12 +42,15 @@ class _Fp8Dequantize(Fp8Dequantize):
         return super()._dequantize_one(quantized, scales, output_dtype)
 
     def convert(self, input_dict: dict[str, Any], *given: Any, **options: Any) -> dict[str, Any]:
-        """What cannot be scaled stays in 8 bits: then it is found afterwards, and named."""
+        """What cannot be scaled is found afterwards, and named."""
+        weights = {name: tensors for name, tensors in input_dict.items() if "_scale" not in name}
         try:
-            return super().convert(input_dict, *given, **options)
+            converted = super().convert(input_dict, *given, **options)
         except (ValueError, RuntimeError):
-            weights = {name: tensors for name, tensors in input_dict.items() if "_scale" not in name}
             return super().convert(weights, *given, **options)
+        if len(weights) < len(input_dict):
+            self.hf_quantizer.unscaled -= converted.keys()
+        return converted
 
 
 class _Reader:
@@ -59,7 +63,17 @@ class _Reader:
         self._dtype = dtype
         return dtype
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        """One for all weights: transformers copies what reads a weight, and with it this reader."""
+        return self
+
     def _process_model_before_weight_loading(self, model: Any, *given: Any, **options: Any) -> Any:
+        self.unscaled: set[str] = set()
+        for file in options["checkpoint_files"]:
+            if file.endswith(".safetensors"):
+                with safe_open(file, "pt") as opened:
+                    names = opened.keys()
+                    self.unscaled |= {name for name in names if "8" in opened.get_slice(name).get_dtype()}
         every = model.named_parameters(remove_duplicate=False)
         self._own_dtypes = {name: weight.dtype for name, weight in every}
 
@@ -67,7 +81,7 @@ class _Reader:
         """The weights get the types that they have without quantization, also those that never had any."""
         wider = model._get_dtype_plan(self._dtype)
         for name, weight in model.named_parameters():
-            if weight.element_size() == 1:
+            if weight.element_size() == 1 or name in self.unscaled:
                 raise ValueError(
                     f"{name} is in 8 bits, without a scale that transformers knows; give the model in floats"
                 )

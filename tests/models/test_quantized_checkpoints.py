@@ -122,6 +122,21 @@ def test_eight_bits_without_a_known_scale_are_no_weights(
     assert f"{weight} is in 8 bits, without a scale that transformers knows" in refusal(directory)
 
 
+@pytest.mark.parametrize("scale", [None, torch.ones(7)], ids=["none", "misshapen"])
+def test_eight_bits_are_found_where_transformers_does_not_ask_for_their_type(
+    fp8: Path, monkeypatch: pytest.MonkeyPatch, scale: torch.Tensor | None
+) -> None:
+    """transformers 5.17 makes floats of 8 bits before it looks for their scale; their size told nothing."""
+    reader = "minipaged.execution.float_readers._Fp8Reader.get_new_dtype"
+    monkeypatch.setattr(reader, lambda self, converter, weight, dtype: dtype)
+    tensors = load_file(fp8 / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    del tensors[f"{name}_scale_inv"]
+    changed = {} if scale is None else {f"{name}_scale_inv": scale}
+    save_file(tensors | changed, fp8 / "model.safetensors")
+    assert f"{name} is in 8 bits, without a scale that transformers knows" in refusal(fp8)
+
+
 @pytest.mark.parametrize("scale", [None, torch.ones(7, 1)], ids=["none", "misshapen"])
 def test_an_expert_without_its_scale_is_found(tmp_path: Path, scale: torch.Tensor | None) -> None:
     """transformers joins a layer's experts; what it says about it is a page with a traceback."""
