@@ -85,6 +85,8 @@ class _Reader:
                 raise ValueError(
                     f"{name} is in 8 bits, without a scale that transformers knows; give the model in floats"
                 )
+            if weight.isnan().any():
+                raise ValueError(f"{name} holds NaN, in itself or its scale; the checkpoint is damaged")
             own = self._own_dtypes[name]
             weight.data = weight.to(next((wider[part] for part in wider if part in name), own))
         return model

@@ -170,6 +170,16 @@ def test_bytes_that_hold_eight_bits_are_no_numbers(fp8: Path) -> None:
     assert f"{name} is in 8 bits, without a scale that transformers knows" in refusal(fp8)
 
 
+@pytest.mark.parametrize("part", ["weight", "weight_scale_inv"])
+def test_a_weight_that_is_no_number_is_named(fp8: Path, part: str) -> None:
+    """Logits of NaN differ from one another: the model was said to mix tokens in another way."""
+    tensors = load_file(fp8 / "model.safetensors")
+    tensors[f"model.layers.1.mlp.up_proj.{part}"][0, 0] = float("nan")
+    save_file(tensors, fp8 / "model.safetensors")
+    reason = "model.layers.1.mlp.up_proj.weight holds NaN, in itself or its scale; the checkpoint is damaged"
+    assert reason in refusal(fp8)
+
+
 def test_no_package_is_needed_beyond_our_own(fp8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers asks for accelerate before it reads FP8, and does not use it."""
     monkeypatch.setitem(sys.modules, "accelerate", None)
