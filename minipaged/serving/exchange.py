@@ -59,6 +59,7 @@ class Exchange:
         self.status = 0
         self.headers: Headers = []
         self.body = b""  # of a stream: its first events
+        self.length = "0"  # of the body, also if HEAD left it out
         self.events: AsyncGenerator[bytes] | None = None  # the rest; raises as `begin`
         replica.num_requests += outgoing.size
 
@@ -83,6 +84,7 @@ class Exchange:
             self.body = await anext(self.events, b"")
         else:
             self.body = b"".join([chunk async for chunk in chunks])
+            self.length = self._answer.headers.get("content-length", str(len(self.body)))
 
     async def close(self) -> None:
         """Close the connection: a replica that still computes notices and frees the blocks."""

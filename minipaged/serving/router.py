@@ -74,8 +74,8 @@ class Router:
         install_handlers(app)
         allow_origins(app, settings)  # (for what it answers itself)
         app.add_middleware(RequestLog)
-        app.get("/health")(self._health)
-        app.get("/metrics")(self._metrics)
+        app.api_route("/health", methods=["GET", "HEAD"])(self._health)
+        app.api_route("/metrics", methods=["GET", "HEAD"])(self._metrics)
         methods = ["GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"]
         app.api_route("/{path:path}", methods=methods)(self._pass_on)
         self.app = app
@@ -235,7 +235,7 @@ async def _events(exchange: Exchange, events: AsyncGenerator[bytes]) -> AsyncGen
 def _whole(exchange: Exchange) -> Response:
     """A complete answer."""
     response = Response(exchange.body, exchange.status)
-    length = (b"content-length", str(len(exchange.body)).encode())
+    length = (b"content-length", exchange.length.encode())
     response.raw_headers = [*exchange.headers, *_which(exchange), length]
     return response
 

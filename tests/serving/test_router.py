@@ -144,6 +144,15 @@ def test_answers_are_those_of_a_server(offline):
         assert [model.id for model in client.models.list()] == ["pocket"]
 
 
+@pytest.mark.parametrize("path", ["/", "/health", "/nothing"])
+def test_a_head_is_a_get_without_its_body(path):
+    """Catches the length of the body that HEAD does not have, and one replica's health for that of all."""
+    with routed() as fleet:
+        head, get = fleet.http.head(path), fleet.http.get(path)
+        assert (head.status_code, head.content) == (get.status_code, b"")
+        assert head.headers["content-length"] == get.headers["content-length"] == str(len(get.content))
+
+
 def test_keys_are_the_servers_business():
     """Catches a router that lets in whom the servers refuse, or keeps the key to itself."""
     with routed(api_keys=("a",)) as fleet:
