@@ -6,10 +6,15 @@ import json
 import logging
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 from minipaged.child_process import read_job
+
+BETWEEN_LOOKS = 0.2
+"""Seconds between two looks at whether the engine has stopped, as it does when it loses a rank."""
 
 
 def main() -> None:
@@ -42,7 +47,16 @@ def _serve(job: dict[str, Any]) -> None:
         server = make_server(llm, job["name"], settings)
         listener.listen()
         _report(job, {"port": listener.getsockname()[1]})
+
+        def end_with_the_engine() -> None:
+            while llm.stopped is None:
+                time.sleep(BETWEEN_LOOKS)
+            server.should_exit = True
+
+        threading.Thread(target=end_with_the_engine, daemon=True).start()
         server.run(sockets=[listener])
+        if llm.stopped is not None:
+            raise SystemExit(f"replica {job['number']}: {llm.stopped}")
 
 
 def _take_gpus(number: int, options: dict[str, Any]) -> None:

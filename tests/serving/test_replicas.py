@@ -131,6 +131,18 @@ def test_a_replica_that_cannot_start_is_told_with_the_reason():
     assert all(replica._process.poll() is not None for replica in one.replicas)
 
 
+@pytest.mark.slow
+@needs_proc
+def test_a_replica_that_lost_a_rank_ends(capfd):
+    """Catches one that is out of service for half a minute, though it is known that it cannot recover."""
+    with fleet(tensor_parallel_size=2) as one:
+        process = one.replicas[0]._process
+        (worker,) = children("distributed.worker", process.pid)
+        os.kill(worker, signal.SIGKILL)
+        assert process.wait(10) == 1
+    assert "replica 0: rank 1 was killed by SIGKILL" in capfd.readouterr().err
+
+
 class Process:
     """In the place of a `Popen`: ends at once, or when it is killed."""
 
