@@ -49,7 +49,10 @@ def fetch(address: str, missing_is_none: bool = False, api_key: str | None = Non
     try:
         request = urllib.request.Request(address, headers=headers)
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-            return answer.headers.get("Content-Type", ""), answer.read(LARGEST).decode(errors="replace")
+            body = answer.read(LARGEST)
+            if answer.length:  # (only a read without a limit, or in chunks, raises this)
+                raise http.client.IncompleteRead(body, answer.length)
+            return answer.headers.get("Content-Type", ""), body.decode(errors="replace")
     except urllib.error.HTTPError as error:
         if missing_is_none and error.code in (401, 404):
             return None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import math
+import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -18,7 +20,7 @@ from minipaged.viewer.page import live_page, trace_page
 from minipaged.viewer.perfetto import perfetto
 from minipaged.viewer.pictures.runs import modelless
 from minipaged.viewer.replay import TraceError, read_trace
-from minipaged.viewer.scrape import ServerError, dashboard, quantile, read_metrics
+from minipaged.viewer.scrape import ServerError, dashboard, fetch, quantile, read_metrics
 from minipaged.viewer.trace import TraceWriter
 from tests.engine.test_cli import call
 
@@ -336,6 +338,26 @@ def test_top_waits_for_a_server_that_comes_back(server, capsys, monkeypatch):
     code, out, err = call(capsys, monkeypatch, "top", url)
     assert (code, err) == (0, "")
     assert "7,777" in out
+
+
+@pytest.mark.parametrize(
+    ("header", "body"),
+    [("Content-Length: 99999", METRICS), ("Transfer-Encoding: chunked", f"{99999:x}\r\n{METRICS}")],
+)
+def test_an_answer_that_breaks_off_is_none(header, body):
+    """Catches the first half of the figures for all of them: the server ended while it answered."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def answer() -> None:
+            client, _ = listener.accept()
+            with client:
+                client.recv(10_000)
+                client.sendall(f"HTTP/1.1 200 OK\r\n{header}\r\n\r\n{body}".encode())
+
+        pool.submit(answer)
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"
+        with pytest.raises(ServerError, match=f"cannot reach {address}: IncompleteRead"):
+            fetch(address)
 
 
 def test_top_tells_why_there_is_no_news():
