@@ -47,7 +47,7 @@ class BatchPolicy(Protocol):
 
 class PrefillFirst:
     """Prefills and decodes take separate steps, except for a request that is recomputed while others are
-    swapped out. A prompt larger than the budget takes several steps, alone."""
+    swapped out. A prompt larger than the budget takes several steps; only the last has room for others."""
 
     def fill(self, plan: StepPlan, scheduler: Phases) -> None:
         """Fill the plan of one step."""

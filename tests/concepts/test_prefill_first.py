@@ -48,6 +48,18 @@ def test_a_prompt_beyond_the_budget_takes_several_steps():
     assert [shape(engine.step()) for _ in range(4)] == [[("r0", 8)], [("r0", 8)], [("r0", 3)], [("r0", 1)]]
 
 
+def test_the_rest_of_a_long_prompt_leaves_room_for_others():
+    """Catches a last step that computes three tokens, and nothing else."""
+    engine = engine_of(budget=8)
+    engine.add(range(11), 2)
+    engine.add(range(5), 2)
+    assert [shape(engine.step()) for _ in range(3)] == [
+        [("r0", 8)],
+        [("r0", 3), ("r1", 5)],
+        [("r0", 1), ("r1", 1)],
+    ]
+
+
 def test_the_same_tokens_as_alone_with_swapping():
     """Catches swapped-out requests that wait behind prefills forever."""
     engine = engine_of(num_blocks=9, block_size=2, num_host_blocks=9, preemption=Swap())
