@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minipaged.components import Components
+from minipaged.learn.contracts.rules import ContractError
 from minipaged.simulation.records import time_to_first_token
 from minipaged.simulation.run import simulate
 from minipaged.simulation.systems import OPT_13B, paged
-from minipaged.simulation.workloads import SHAREGPT, Independent, Lognormal, Workload, poisson
+from minipaged.simulation.workloads import SHAREGPT, Independent, Lengths, Lognormal, Workload, poisson
 from minipaged.text_io import TextError, read_json
 
 
@@ -83,7 +84,14 @@ def run_contest(contest: str, key: str, components: Components, count: int) -> M
     """
     asked = CONTESTS[contest]
     simulation = paged(OPT_13B, components=components, usage_every=1, **asked.options)
-    run = simulate(simulation, poisson(asked.workload, asked.rate, count, seed_of(key, contest)))
+    try:
+        run = simulate(simulation, poisson(asked.workload, asked.rate, count, seed_of(key, contest)))
+    except ContractError as error:
+        if not isinstance(getattr(error.__cause__, "obj", None), Lengths):
+            raise
+        raise ScoreError(
+            f"{error}; requests of the workloads have no request.params: go by request.prompt_token_ids"
+        ) from error
     num_full = sum(record.num_tokens == record.lengths.output for record in run.records)
     if num_full < count:
         lost = f"{run.num_refused} were refused and {count - num_full - run.num_refused} ended early"

@@ -97,6 +97,21 @@ def test_work_that_is_not_done_brings_no_points(scheduler, lost):
         run_contest("questions", "k", Components(scheduler=scheduler), 60)
 
 
+class Short(FCFSScheduler):
+    """Goes by a parameter that requests have in an engine with a model."""
+
+    def admit_waiting(self, *given, **options):
+        assert [request.params.max_tokens for request in self.waiting]
+        return super().admit_waiting(*given, **options)
+
+
+def test_a_class_that_asks_for_parameters_is_told_that_there_are_none():
+    """Catches "'Lengths' object has no attribute 'max_tokens'" alone, of which no lesson speaks."""
+    message = r"test_score.py, line \d+\); requests of the workloads have no request.params: go by"
+    with pytest.raises(ScoreError, match=message):
+        run_contest("questions", "k", components_from({"scheduler": Short}), 9)
+
+
 @pytest.mark.parametrize("concept", CONCEPTS)
 def test_what_counts_is_made_in_some_contest(concept):
     """Catches a class that is scored though no workload calls it, and one that counts and is refused."""
