@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -18,6 +19,7 @@ from minipaged.serving.schemas import ChatBody, Message, TemplateOptions
 from minipaged.serving.service import Service
 from minipaged.serving.streaming import Chunks, is_plain
 from minipaged.serving.tool_calls import ToolCallReader
+from minipaged.text_io import lone_surrogate
 
 
 async def _read(service: Service, body: ChatBody) -> Asked:
@@ -48,10 +50,16 @@ def plain_message(message: Message, place: str, parts: str = "content") -> dict[
     """A message as chat templates expect it: null fields left out, OpenAI's newer role "developer" as
     "system"; `as_prompt` joins its parts. An error names `place`, or the field `parts` in it."""
     values = {key: value for key, value in message.model_dump().items() if value is not None}
-    if isinstance(message.content, list):
-        for i, part in enumerate(message.content):
-            _check_part(part, f"{place}.{parts}.{i}")
-    if calls := values.get("tool_calls"):
+    calls, name = values.get("tool_calls"), f"{place}.{parts}"
+    match message.content:
+        case None | [] as nothing if not calls:
+            raise ApiError(400, f"{name} is {json.dumps(nothing)}; give a text", name)
+        case str() as text:
+            _check_text(text, name)
+        case list() as several:
+            for i, part in enumerate(several):
+                _check_part(part, f"{name}.{i}")
+    if calls:
         try:
             values["tool_calls"] = with_objects(calls)
         except RequestError as error:
@@ -67,6 +75,12 @@ def _check_part(part: dict[str, Any], name: str) -> None:
         raise ApiError(
             400, f'{name} has type {str(kind)[:40]!r}; give {{"type": "text", "text": TEXT}}', name
         )
+    _check_text(part["text"], name)
+
+
+def _check_text(text: str, name: str) -> None:
+    if wrong := lone_surrogate(text):
+        raise ApiError(400, f"{name} {wrong}", name)
 
 
 PLAIN = {"index": 0, "delta": {"content": ""}, "logprobs": None, "finish_reason": None, "stop_reason": None}

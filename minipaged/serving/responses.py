@@ -11,13 +11,12 @@ from typing import Any
 
 from minipaged.outputs import RequestOutput
 from minipaged.serving.body_params import read_params
-from minipaged.serving.chat import plain_message
 from minipaged.serving.errors import ApiError, api_error
 from minipaged.serving.forced_calls import tools_of
 from minipaged.serving.generation import Asked, Endpoint, Generation, Writer
 from minipaged.serving.response_items import as_chat_tools, call_item, conversation_of, text_item, text_part
-from minipaged.serving.response_schemas import ResponseItem, ResponsesBody
-from minipaged.serving.schemas import JsonSchema, Message, ResponseFormat
+from minipaged.serving.response_schemas import ResponsesBody
+from minipaged.serving.schemas import JsonSchema, ResponseFormat
 from minipaged.serving.service import Service
 from minipaged.serving.streaming import event_of, response_failed
 from minipaged.serving.tool_calls import ToolCallReader
@@ -58,10 +57,10 @@ def _response_format(body: ResponsesBody) -> ResponseFormat | None:
 
 def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
     """Instructions and items as a conversation."""
-    text = body.input
-    items = [ResponseItem(role="user", content=text)] if isinstance(text, str) else text
-    told = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
-    return [plain_message(message, "instructions") for message in told] + conversation_of(items)
+    told = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    if isinstance(body.input, str):
+        return [*told, {"role": "user", "content": body.input}]
+    return told + conversation_of(body.input)
 
 
 class _Writer(Writer):

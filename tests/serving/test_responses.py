@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import openai
 import pydantic
 import pytest
@@ -141,3 +143,30 @@ def test_a_part_is_blamed_under_its_own_number(server):
     for more in ({}, {"instructions": "Be brief."}):
         error = server.http.post("/v1/responses", json={"input": items, **more}).json()["error"]
         assert error["param"] == "input.0.content.0"
+
+
+@pytest.mark.parametrize(
+    ("item", "param", "message"),
+    [
+        ({"role": "user"}, "input.1.content", "input.1.content is null; give a text"),
+        ({"role": "user", "content": []}, "input.1.content", "input.1.content is []; give a text"),
+        ({"role": "user", "content": "\ud800"}, "input.1.content", "input.1.content has '\\ud800' at "),
+        (
+            {"role": "user", "content": [{"type": "input_text", "text": t} for t in ("a", "b\ud800")]},
+            "input.1.content.1",
+            "input.1.content.1 has '\\ud800' at position 1",
+        ),
+        (
+            {"type": "function_call_output", "call_id": "c", "output": []},
+            "input.1.output",
+            "input.1.output is []; give a text",
+        ),
+    ],
+)
+def test_an_item_without_a_text_is_named(server, item, param, message):
+    """Catches an error about `messages`, which the body does not have, and a search among a hundred items."""
+    body = json.dumps({"input": [{"role": "user", "content": "Hello"}, item]})
+    answer = server.http.post("/v1/responses", content=body, headers={"Content-Type": "application/json"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert error["message"].startswith(message)
