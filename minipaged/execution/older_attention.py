@@ -75,7 +75,7 @@ class XGLM(OlderAttention):
 
 
 class Falcon(OlderAttention):
-    """Repeats grouped K/V heads for their query heads; the pool keeps each once, unless heads are biased."""
+    """One K/V head for each group of query heads, which the pool keeps once, unless heads are biased."""
 
     replaced = "forward"
 
@@ -96,14 +96,15 @@ class Falcon(OlderAttention):
         """Rows [1, T, D] -> [1, T, D], and no weights."""
         from transformers.models.falcon.modeling_falcon import apply_rotary_pos_emb
 
-        states = self._split_heads(self.query_key_value(hidden_states))
-        query, key, value = (heads.transpose(1, 2) for heads in states)
+        heads = self.query_key_value(hidden_states).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+        # Each group: its query heads, its key head, its value head.
+        groups = heads.unflatten(1, ((heads.shape[1] - self.num_heads) // 2, -1))
+        query, key, value = groups[:, :, :-2].flatten(1, 2), groups[:, :, -2], groups[:, :, -1]
         if alibi is None:
-            repeats = key.shape[1] // self.num_kv_heads
-            query, key = apply_rotary_pos_emb(query, key[:, ::repeats], *position_embeddings)
-            value = value[:, ::repeats]
+            query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         else:
-            key, value = key.expand(query.shape), value.expand(query.shape)
+            repeats = self.num_heads // key.shape[1]
+            key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
         output, _ = self._attn(query, key, value, attention_mask)
         return self.dense(output.transpose(1, 2).flatten(2)), None
 
