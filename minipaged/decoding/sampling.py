@@ -53,15 +53,19 @@ class Sampler:
         if all(p.is_plain_greedy for p in params):
             return [Sample([int(token)], [logprob]) for token, logprob in self._greedy(logits)]
         logits = logits.float()
-        total = logits.logsumexp(-1)
         edited = edit_logits(logits, [sequence for sequence, *_ in scheduled], self.eos_token_ids)
+        total = logits.logsumexp(-1)
+        # Without a valid token, its log-probability and all that follow from it are NaN.
+        total = total.where((total if edited is logits else edited.amax(-1)).isfinite(), math.nan)
         samples: dict[int, Sample] = {}
         beams = [row for row, p in enumerate(params) if isinstance(p, BeamSearchParams)]
         if beams:
             counts = [min(scheduled[row].num_candidates, logits.shape[1]) for row in beams]
             temperature = on_device([[params[row].temperature] for row in beams], logits.device)
-            is_plain = all(params[row].temperature == 1 for row in beams)
-            divisor = total[beams, None] if is_plain else (logits[beams] / temperature).logsumexp(-1, True)
+            divisor = _take(total, beams)[:, None]
+            if any(params[row].temperature != 1 for row in beams):
+                warm = (_take(logits, beams) / temperature).logsumexp(-1, keepdim=True)
+                divisor = warm.where(divisor.isfinite(), math.nan)
             best = (_take(edited, beams) / temperature - divisor).topk(max(counts))
             ids, logprobs = _on_host(best.indices.flatten(), best.values.flatten())
             for row, count, start in zip(beams, counts, range(0, len(ids), max(counts))):
@@ -77,9 +81,6 @@ class Sampler:
         if rows:
             samples |= _as_samples(logits, total, rows, torch.cat(picks))
         _report_asked(samples, params, logits, total)
-        largest = total if edited is logits else edited.amax(-1)
-        valid = largest.isfinite().tolist()
-        samples |= {row: Sample([0], [math.nan]) for row in range(len(valid)) if not valid[row]}
         return [samples[row] for row in range(len(scheduled))]
 
     def _draw(self, logits: torch.Tensor, scheduled: list[ScheduledSequence]) -> torch.Tensor:
