@@ -85,7 +85,7 @@ def swap_blocks(
         raise ValueError(
             "a host pool is not pinned, so the device cannot reach it; allocate it with pin_memory=True"
         )
-    source, destination = source.to(device), destination.to(device)
+    source, destination = on_device(torch.stack((source, destination)), device)
     for block_bytes in sorted({cache[0].nbytes for cache in source_caches}):
         pairs = [
             (theirs.data_ptr(), ours.data_ptr())
@@ -106,7 +106,14 @@ def swap_blocks(
 @functools.lru_cache(maxsize=64)
 def address_table(pairs: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
     """Pool addresses on the device, [pools, 2] int64; cached, because an engine's pools stay the same."""
-    return torch.tensor(pairs, dtype=torch.int64).to(device)
+    return on_device(torch.tensor(pairs, dtype=torch.int64), device)
+
+
+def on_device(numbers: Tensor, device: torch.device) -> Tensor:
+    """On a GPU; from pinned memory, so that nobody waits for the copy."""
+    if device.type == "cuda" and not numbers.is_cuda:
+        numbers = numbers.pin_memory()
+    return numbers.to(device, non_blocking=True)
 
 
 @triton.jit

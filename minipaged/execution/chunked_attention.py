@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from minipaged.execution.transfer import to_device
 from minipaged.kernels.layout import block_size_of
 from minipaged.kernels.metadata import AttentionMetadata
 
@@ -50,15 +52,18 @@ def split_at_chunks(metadata: AttentionMetadata, chunk_size: int, key_cache: Ten
 
     tables = metadata.block_tables
     device, block_size = tables.device, block_size_of(key_cache)
-    first_block = torch.tensor(first_tokens, device=device) // block_size
+    of_sequences = [np.array(numbers, np.int64) for numbers in (owners, first_tokens)]
+    counts = [np.array(numbers, np.int32) for numbers in (query_start, contexts)]
+    rows, first_token, query_starts, context_lens = to_device([*of_sequences, *counts], device)
+    first_block = first_token // block_size
     width = -(-max(contexts) // block_size)
     logical = first_block[:, None] + torch.arange(width, device=device)
     logical.clamp_(max=tables.shape[1] - 1)  # past the context: never read
     return AttentionMetadata(
         slot_mapping=metadata.slot_mapping,
-        query_start=torch.tensor(query_start, dtype=torch.int32, device=device),
-        context_len=torch.tensor(contexts, dtype=torch.int32, device=device),
-        block_tables=tables[torch.tensor(owners, device=device)[:, None], logical],
+        query_start=query_starts,
+        context_len=context_lens,
+        block_tables=tables[rows[:, None], logical],
         query_start_list=query_start,
         context_len_list=contexts,
         max_query_len=max(end - start for start, end in pairwise(query_start)),

@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from minipaged.decoding.logits import on_device
 from minipaged.execution.batch import Batch
 from minipaged.execution.recurrent import Piece, Place, States, set_pieces
 from minipaged.scheduling import ScheduledSequence
@@ -198,7 +199,7 @@ class StateTable:
         before, states = list(places), States(len(places))
         if self._owns_whole(places):
             before, states = [], places[0].states
-        cut.pieces.append(Piece(cut.rows[list(rows)][:, None], before, states))
+        cut.pieces.append(Piece(on_device(rows, cut.rows.device)[:, None], before, states))
         for i, (sequence, place) in enumerate(zip(sequences, places)):
             cut.after[sequence] = Place(states, i, place.num_tokens + 1)
 
