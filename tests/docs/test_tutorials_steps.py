@@ -212,13 +212,15 @@ def test_a_table_without_tokens_gives_its_blocks_back(give_back):
 
 
 def test_a_fork_holds_the_same_blocks_and_counts():
-    """Catches a child that does not count its references, or shares its parent's list."""
+    """Catches a child that does not count its references, shares its parent's list or is not yours."""
     pool = BlockAllocator(9, order=[7, 1, 3])
     parent = table_over(pool, 2, 7)
     child = parent.fork()
     assert (child.blocks, child.num_tokens) == ([7, 1], 7)
     assert child.blocks is not parent.blocks, "the child's list of blocks is its parent's own list"
     assert [pool.ref_count(block) for block in (7, 1)] == [2, 2]
+    of_yours = "the child is of another class than yours: its tokens would never come to your `append`"
+    assert isinstance(child, BlockTable), of_yours
 
 
 def test_preallocated_blocks_stay_with_the_parent():

@@ -407,6 +407,18 @@ class AnEmptyTableIsItsOwnFork(BlockTable):
         return super().fork() if self.num_tokens else self
 
 
+class ForksIntoTheGivenTable(BlockTable):
+    """The child is the project's own table: what the student writes for task 4 never runs on a fork."""
+
+    caught_by = "test_a_fork_holds_the_same_blocks_and_counts"
+
+    def fork(self):
+        child = BlockTable(self.pool, self.block_size)
+        child.share(self.blocks[: self.num_filled_blocks])
+        child.num_tokens = self.num_tokens
+        return child
+
+
 class CountsTheNewTokensOnly(BlockTable):
     """= instead of +=: right for the first append."""
 
