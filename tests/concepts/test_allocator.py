@@ -217,8 +217,8 @@ def test_check_invariants_sees_a_wrong_count():
             pool.check_invariants(wrong)
 
 
-def test_an_order_can_be_given_as_in_the_papers_figures():
-    """Catches figures that cannot be replayed; ids that are not listed come last."""
+def test_blocks_are_handed_out_in_the_order_given():
+    """Catches blocks from the wrong end of the free list, or in another order; ids not listed come last."""
     assert BlockAllocator(8, order=[7, 1, 3]).allocate(5) == [7, 1, 3, 0, 2]
 
 
