@@ -1284,8 +1284,8 @@ def test_a_branch_carries_the_alternatives_of_its_own_candidate():
 
 @pytest.mark.parametrize("total", [-5.0, 0.0])
 def test_the_last_live_sample_does_not_fork(total):
-    """Catches one live sequence taken for the prompt: two of three samples have ended. The sum is no sign: it
-    is 0 after a token that was certain."""
+    """Catches n candidates at every step, and one live sequence taken for the prompt: two of three samples
+    have ended. The sum is no sign: it is 0 after a token that was certain."""
     request = sampled(total)
     assert request.method.num_candidates(request) == 1
 
@@ -1308,7 +1308,7 @@ def test_a_sample_that_goes_on_keeps_its_number():
 
 
 def test_every_candidate_is_asked_whether_it_ends():
-    """Catches the finish reason of one candidate given to all: of three, the second is the end token."""
+    """Catches a finish reason missing or given to all, and an end left out: the second of three ends."""
     request = sampled(-5.0)
     request.method.stop.check = lambda sequence, token_id: "stop" if token_id == 5 else None
     branches = request.method.advance(request, [Sample([4, 5, 6], [-0.25, -0.5, -1.0])])
@@ -1390,7 +1390,7 @@ def test_only_as_many_are_returned_as_were_asked_for():
 
 
 def test_candidates_are_compared_by_all_their_tokens():
-    """Catches a beam search that looks at the last token alone: the second beam offers likelier ones."""
+    """Catches a search by the last token alone (the second beam offers likelier ones), and a third beam."""
     params = BeamSearchParams(beam_width=2, max_tokens=20)
     request = make_request([1, 2], BeamSearch(params, StopChecker(params, ())), params)
     request.sequences = [make_sequence([1, 2], [3], params), make_sequence([1, 2], [4], params)]
