@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from minipaged.cli.main import app
 from minipaged.learn.lessons import read_lessons
+from minipaged.learn.words import sentence
 from tests.docs.browser import Browser, find_chromium
 from tests.docs.site import ROOT, build_once
 
@@ -144,6 +145,20 @@ def test_the_plan_has_every_lesson_and_its_minutes():
         told = [minutes[number] for number in numbers]
         assert int(total) == (max(told) if " or " in lab else sum(told)), lab
     assert sorted(planned) == sorted(minutes)
+
+
+def test_the_report_that_is_shown_counts_the_tests_there_are():
+    """Catches numbers from before a test was added, and a red test that has another name by now."""
+    [text] = re.findall(r"^```json\n(.*?)^```$", TEACHING, re.MULTILINE | re.DOTALL)
+    report = json.loads(text)
+    lessons = {lesson.number: lesson for lesson in read_lessons(ROOT)}
+    assert report["tasks"] == sum(len(lesson.tasks) for lesson in lessons.values())
+    for shown in report["lessons"]:
+        tasks = {task.name: task.tests for task in lessons[shown["number"]].tasks}
+        for task in shown["tasks"]:
+            tests = tasks[task["name"]]
+            assert (task["tests"], task["tests"] - task["passed"]) == (len(tests), len(task["red"]))
+            assert set(task["red"]) <= {sentence(test) for test in tests}
 
 
 def test_the_grading_workflow_is_one():
