@@ -133,6 +133,17 @@ def test_new_tokens_go_to_the_same_slots_on_every_rank(rank_class, size):
     assert_pools(ranks, keys, values)
 
 
+def test_a_block_need_not_have_four_slots(rank_class):
+    """Catches a 4 where the block size of the pool is meant: here it is 3."""
+    ranks, keys, values = ranks_over(rank_class, 2, block_size=3)
+    new = torch.randn(2, 2, 4, 3)
+    for rank in ranks:
+        rank.follow([], [8, 6], *new)
+    for pool, written in zip((keys, values), new):
+        pool[2, :, 2], pool[2, :, 0] = written
+    assert_pools(ranks, keys, values)
+
+
 def test_every_rank_copies_every_block_of_the_plan_in_its_order(rank_class):
     """Catches a copy that only rank 0 makes, keys without values, and copies made all at once."""
     ranks, keys, values = ranks_over(rank_class, 2)

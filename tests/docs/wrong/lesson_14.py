@@ -57,6 +57,7 @@ copies_all_at_once = mistake(
     ("= self.value_pool[source]", "= before[1][source]"),
 )
 copies_the_other_way = mistake("way", 2, ("for source, destination in", "for destination, source in"))
+knows_one_block_size = mistake("four", 2, (WRITES, "        block_size = 4\n"))
 writes_the_first_heads = mistake("first", 2, (KEYS, "keys[token, : self.key_pool.shape[1]]"))
 writes_the_values_of_the_first_heads = mistake(
     "valued", 2, (VALUES, "values[token, : self.key_pool.shape[1]]")
