@@ -320,7 +320,7 @@ def auto(seconds_per_block, seconds_per_token, num_host_blocks=8):
 
 
 def test_auto_takes_the_cheaper_way_and_says_why():
-    """Catches a decision nobody can follow: bytes to move against tokens to recompute."""
+    """Catches the dearer way, and a decision nobody can follow: blocks to move against tokens to compute."""
     (cheap_moves,) = auto(1e-3, 1.0)
     (cheap_tokens,) = auto(1.0, 1e-3)
     assert (cheap_moves["mode"], cheap_tokens["mode"]) == ("swap", "recompute")
