@@ -325,6 +325,14 @@ def test_the_first_block_follows_the_salt(salt):
     assert keys == [(0, salt.encode()), (101, tokens(2, 1).tobytes()), (102, tokens(4, 3).tobytes())]
 
 
+def test_a_block_need_not_have_two_tokens():
+    """Catches a 2 where `block_size` is meant: here it is 3, and two of three blocks are full."""
+    cache = PrefixCache(BlockAllocator(8), block_size=3, hash_function=lambda key: 10 * key[0] + sum(key[1]))
+    hashes: list[int] = []
+    cache.extend_hashes(hashes, tokens(1, 2, 3, 4, 5, 6, 7, 8))
+    assert hashes == [6, 75], f"expected the hashes of (1, 2, 3) and (4, 5, 6), 6 and 75; got {hashes}"
+
+
 def test_a_salted_text_goes_on_from_its_last_hash():
     """Catches a salt that joins the chain again whenever a text grows: the hashes depend on its chunks."""
     cache, _, _ = cache_of(1)

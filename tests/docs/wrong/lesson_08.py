@@ -152,6 +152,17 @@ class FreesWhatIsCached(PrefixCache):
             self.allocator.reclaim(block)
 
 
+class HashesTwoTokens(PrefixCache):
+    """2, the block size of the tests, written down: hits are lost, and nothing says why."""
+
+    caught_by = "test_a_block_need_not_have_two_tokens"
+
+    def extend_hashes(self, hashes, token_ids, salt=""):
+        size, self.block_size = self.block_size, 2
+        super().extend_hashes(hashes, token_ids, salt)
+        self.block_size = size
+
+
 # -- from the exercise's text alone --------------------------------------------------------------------------
 
 
