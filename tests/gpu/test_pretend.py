@@ -144,6 +144,21 @@ def test_logits_are_those_of_the_cpu_with_graphs(name: str) -> None:
         assert driver.runner.decode_runner is not None, "its decodes cannot be captured"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["dbrx", "jetmoe", "longcat_flash", "phimoe"])
+def test_where_the_model_waits_for_its_experts_nothing_is_captured(
+    model_type: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own code does; one line says so, and its decodes run without graphs."""
+    expected, _ = logits_of(build_small(model_type), "torch")
+    model = build_small(model_type)
+    with pretend_gpu():
+        computed, driver = logits_of(model.to("cuda"), "triton")
+        assert (computed.cpu() - expected).abs().max() < 1e-3
+        assert driver.runner.decode_runner is None
+    assert "each step launches kernels: called a synchronizing CUDA operation" in caplog.text
+
+
 HYBRIDS = [pytest.param(kind, marks=pytest.mark.slow) for kind in [*IN_CHUNKS, *ONE_BY_ONE] if kind != "lfm2"]
 
 
