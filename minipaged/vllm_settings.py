@@ -81,14 +81,11 @@ ANY = _names(
 )
 """Speed, limits and logs of vLLM's own machinery, or details of what is refused elsewhere: ignored."""
 
-IN_SCHEMAS = {
-    "disable_any_whitespace": 'give each schema "x-guidance": {"whitespace_pattern": ""}',
-    "disable_additional_properties": 'give each schema "additionalProperties": false',
-}
+IN_SCHEMAS = {"disable_any_whitespace": 'give each schema "x-guidance": {"whitespace_pattern": ""}'}
 """What to do instead of an entry of `structured_outputs_config` that changes texts."""
 
-LIBRARIES = ("backend", "disable_fallback")
-"""The entries that change none."""
+NO_CHANGE = ("backend", "disable_fallback", "disable_additional_properties")
+"""The entries that change none: libraries, and what is so by default."""
 
 ANY_OF = tuple(
     _names("data_parallel_ dbo_ dcp_ enable_mamba_ kda_ mamba_ mm_ numa_ offload_ safetensors_ sleep_ video_")
@@ -156,7 +153,7 @@ def own_settings(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_structured_outputs(value: Any) -> None:
     for entry, asked in value.items() if isinstance(value, Mapping) else ():
-        if asked and entry not in LIBRARIES:
+        if asked and entry not in NO_CHANGE:
             fix = IN_SCHEMAS.get(entry, f"drop {entry}")
             raise ConfigError(f"structured_outputs_config is {value!r}, which is not supported; {fix}")
 

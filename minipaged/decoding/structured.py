@@ -28,6 +28,7 @@ from weakref import WeakKeyDictionary
 from minipaged.decoding.checks import ParamsError, items, refuse
 from minipaged.decoding.field_names import named_fields
 from minipaged.decoding.grammar_source import check_source, with_deep_stack
+from minipaged.decoding.named_keys import with_named_keys_only
 from minipaged.scheduling.request import Request, Sequence
 from minipaged.text_io import lone_surrogate
 
@@ -48,14 +49,15 @@ MOST_ALTERNATIVES = 100_000
     structural_tag="give regex or grammar",
     whitespace_pattern='give the schema "x-guidance": {"whitespace_pattern": ...}',
     disable_any_whitespace='give the schema "x-guidance": {"whitespace_pattern": ""}',
-    disable_additional_properties='give the schema "additionalProperties": false',
+    disable_additional_properties="drop it: objects have only the keys that their schema names",
 )
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
     """What the text of a completion must follow; give exactly one.
 
     Attributes:
-        json: a JSON schema, as a dict or a string, or a pydantic model class.
+        json: a JSON schema, as a dict or a string, or a pydantic model class. Objects have only the keys
+            that `properties` names, unless they say something else (see `minipaged.decoding.named_keys`).
         regex: a regular expression that the whole text matches, without look-around and back-references.
         choice: strings, one of which is the text.
         grammar: a context-free grammar, in Lark's or llama.cpp's notation (GBNF, an EBNF).
@@ -216,6 +218,7 @@ class _Vocabulary:
         from llguidance import LLMatcher, LLParserLimits, grammar_from
 
         if kind == "json":
+            source = with_named_keys_only(source)
             grammar = LLMatcher.grammar_from_json_schema(source, defaults=JSON_DEFAULTS)  # type: ignore[arg-type]
         else:
             grammar = grammar_from(kind, source)  # type: ignore[arg-type]

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from minipaged.conversations import supports_tools
 from minipaged.decoding.checks import ParamsError
+from minipaged.decoding.named_keys import named_keys_only
 from minipaged.decoding.structured import JSON_DEFAULTS, StructuredOutputsParams
 from minipaged.prompts import shortened
 from minipaged.serving.errors import ApiError
@@ -26,15 +26,6 @@ from minipaged.serving.service import Service
 from minipaged.serving.tool_calls import END, TAG
 
 AFTER_ARGUMENTS = f"}}\n{END}"
-
-SHAPES = {
-    *("properties", "patternProperties", "unevaluatedProperties", "minProperties", "propertyNames"),
-    *("$ref", "anyOf", "oneOf", "allOf", "if", "not", "const", "dependentSchemas"),
-}
-"""Keywords that describe an object; two of them describe the same one."""
-
-MOST_LEVELS = 100
-"""Deeper schemas are refused when they are compiled."""
 
 
 async def tools_of(
@@ -116,37 +107,7 @@ def _schema(function: Function) -> dict[str, Any]:
     if schema.get("type", "object") != "object":
         told = f"parameters of {function.name[:80]!r} have the type {shortened(schema['type'])}"
         raise ApiError(400, f"tools: {told}; give 'object'", "tools")
-    with suppress(ValueError, TypeError):  # (the latter: it is malformed; its compilation reports it)
-        schema = _closed(schema)
-    return {**schema, "type": "object", "x-guidance": JSON_DEFAULTS}
-
-
-def _closed(schema: Any, levels: int = MOST_LEVELS) -> Any:
-    """The schema with objects that allow only the keys they name, unless they say otherwise.
-
-    A model may add keys of its own forever; other engines read schemas like this, too.
-
-    Raises:
-        ValueError: two parts of the schema describe one object, and would exclude each other's keys.
-    """
-    if isinstance(schema, list):
-        return [_closed(part, levels) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    is_told_apart = "oneOf" not in schema or "discriminator" in schema
-    is_complete = {*schema.get("required", ())} <= {*schema.get("properties", ())}
-    if len(schema.keys() & SHAPES) > 1 or "allOf" in schema or not (is_told_apart and is_complete and levels):
-        raise ValueError("not plain")
-    closed = dict(schema)
-    for name in ("properties", "$defs", "definitions"):
-        if name in schema:
-            closed[name] = {key: _closed(part, levels - 1) for key, part in dict(schema[name]).items()}
-    for name in ("anyOf", "oneOf", "prefixItems", "items", "additionalProperties"):
-        if name in schema:
-            closed[name] = _closed(schema[name], levels - 1)
-    if "properties" in schema:
-        closed.setdefault("additionalProperties", False)
-    return closed
+    return {**named_keys_only(schema), "type": "object", "x-guidance": JSON_DEFAULTS}
 
 
 def _json(text: str) -> str:

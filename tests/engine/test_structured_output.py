@@ -92,7 +92,13 @@ def random_schema(rng: random.Random, depth: int = 2) -> dict:
             "required": rng.sample(names, rng.randint(0, len(names))),
             "additionalProperties": False,
         },
-        {"type": "object", "properties": {"a": inner[0]}, "required": ["a"], "maxProperties": 3},
+        {
+            "type": "object",
+            "properties": {"a": inner[0]},
+            "required": ["a"],
+            "additionalProperties": True,
+            "maxProperties": 3,
+        },
     ]
     schema = rng.choice(simple + 3 * nested)
     if depth == 2 and rng.random() < 0.2:
