@@ -17,7 +17,7 @@ from typer import Argument, Exit, Option
 
 from minipaged.cli import sampling
 from minipaged.cli.options import AsJson, Model, Use, files_of, load
-from minipaged.cli.streams import read_standard_input
+from minipaged.cli.streams import has_unread_input, read_standard_input
 from minipaged.cli.wrapping import wrap_for_output
 from minipaged.decoding.params import DecodingParams, ParamsError, SamplingParams
 from minipaged.metrics import draft_summary
@@ -91,7 +91,11 @@ def generate(
     prompts = [*(texts or ()), *(prompt or ())]
     if prompt_file is not None:
         prompts += _read_prompts(prompt_file)
-    prompts = prompts or [DEFAULT_PROMPT]
+    if not prompts:
+        prompts = [DEFAULT_PROMPT]
+        if has_unread_input():
+            fix = "to read prompts from standard input, give --prompt-file -"
+            print(f"minipaged: completing {DEFAULT_PROMPT!r}; {fix}", file=sys.stderr)
     for text in prompts:
         split_prompt(text)
     given = sampling.set_values(

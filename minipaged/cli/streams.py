@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import logging
 import os
+import select
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -92,6 +94,20 @@ def to_nowhere(stream: Any) -> None:
     """Discard what is still written to a stream."""
     with suppress(OSError, ValueError):  # no file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def has_unread_input() -> bool:
+    """Whether standard input is a file with something in it, or a pipe that has something or is complete.
+
+    Never waits, so an inherited pipe that nobody writes to is not one.
+    """
+    with suppress(AttributeError, OSError, ValueError):  # it is None, closed or an object of one's own
+        number = sys.stdin.fileno()
+        kind = os.fstat(number)
+        if stat.S_ISFIFO(kind.st_mode):
+            return bool(select.select([number], [], [], 0)[0])
+        return stat.S_ISREG(kind.st_mode) and kind.st_size > 0
+    return False
 
 
 def read_standard_input() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -31,6 +32,43 @@ def test_generate_prints_texts_and_an_account_of_memory(capsys, monkeypatch):
     assert "Once upon a time, " in out
     assert "KV blocks of 16 tokens at peak" in err
     assert "tokens/s" in err
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_closed", "arguments", "is_told"),
+    [
+        (b"The sun", True, (), True),
+        (b"The sun", False, (), True),
+        (b"", True, (), True),
+        (b"", False, (), False),
+        (b"The sun", True, ("The moon",), False),
+        (b"The sun", True, ("--prompt-file", "-"), False),
+    ],
+)
+def test_a_pipe_that_is_not_read_is_told_how_it_is(capsys, monkeypatch, sent, is_closed, arguments, is_told):
+    """Catches `echo TEXT | minipaged generate`, which completed the default prompt without a word, and one
+    that waits for a pipe that it inherited."""
+    reading, writing = os.pipe()
+    os.write(writing, sent)
+    if is_closed:
+        os.close(writing)
+    with open(reading, encoding="utf-8") as pipe:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        code, _, err = call(capsys, monkeypatch, "generate", *arguments, "--max-tokens", "1")
+    if not is_closed:
+        os.close(writing)
+    assert code == 0
+    assert ("--prompt-file -" in err) is is_told
+    assert err.count("standard input") == is_told
+
+
+def test_a_file_as_standard_input_is_told_like_a_pipe(capsys, monkeypatch, tmp_path):
+    """Catches `minipaged generate < prompts.txt`, which completed the default prompt."""
+    path = tmp_path / "prompts.txt"
+    path.write_text("The sun\n")
+    with path.open(encoding="utf-8") as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert "--prompt-file -" in call(capsys, monkeypatch, "generate", "--max-tokens", "1")[2]
 
 
 def test_one_is_not_plural_in_the_account(capsys, monkeypatch):
