@@ -84,9 +84,7 @@ if not Path(__file__).with_name("kernels").is_dir():
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
-    if name in ("EngineArgs", "AsyncEngineArgs", "LLMEngine", "AsyncLLMEngine"):  # vLLM's
-        own = "AsyncLLM" if name.startswith("Async") else "LLM"
-        raise ImportError(
-            f"minipaged has no {name}; give the settings to {own}(...), whose engine is .engine"
-        )
+    instead: dict[str, str] = import_module("minipaged.vllm_names").IMPORTS
+    if name in instead:
+        raise ImportError(f"minipaged has no {name}; {instead[name]}")
     raise AttributeError(f"module 'minipaged' has no attribute {name!r}")

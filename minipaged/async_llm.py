@@ -27,12 +27,13 @@ from minipaged.llm import LLM
 from minipaged.outputs import RequestOutput
 from minipaged.prompts import Prompt, TokensPrompt, check_params, shortened, split_prompt
 from minipaged.scheduling import Request
+from minipaged.vllm_names import NamesOfVllm
 
 LONG_TEXT = 4096
 """Prompts of more characters are tokenized in another thread, because that takes milliseconds."""
 
 
-class AsyncLLM:
+class AsyncLLM(NamesOfVllm):
     """A model for many concurrent requests from one or several event loops.
 
     Args:

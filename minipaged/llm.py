@@ -41,10 +41,11 @@ from minipaged.prompts import (
 )
 from minipaged.scheduling import Request
 from minipaged.viewer.displays import register_displays
+from minipaged.vllm_names import NamesOfVllm
 from minipaged.vllm_settings import own_settings
 
 
-class LLM:
+class LLM(NamesOfVllm):
     """A model ready to generate.
 
     Several threads may call its methods: they take turns, a step at a time, and each step serves them all.

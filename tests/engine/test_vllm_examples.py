@@ -217,6 +217,38 @@ def test_a_class_that_is_not_here_is_told_with_the_one_that_is(name, own):
         __import__("minipaged", fromlist=[name])
 
 
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("GuidedDecodingParams", "StructuredOutputsParams"), ("PoolingParams", "generates text")],
+)
+def test_parameters_that_are_not_here_are_told_with_those_that_are(name, way):
+    """Catches "cannot import name" for what older scripts import."""
+    with pytest.raises(ImportError, match=f"minipaged has no {name}; .*{way}"):
+        __import__("minipaged", fromlist=[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("embed", "minipaged only generates text"),
+        ("score", "minipaged only generates text"),
+        ("sleep", "drop it"),
+        ("llm_engine", "use llm.engine"),
+        ("get_metrics", "use llm.engine.metrics"),
+        ("check_health", "use is_running"),
+    ],
+)
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+def test_a_method_that_is_not_here_is_told_with_what_is(kind, name, way):
+    """Catches an AttributeError that says nothing of what to do."""
+    missing = object.__new__(kind)
+    with pytest.raises(AttributeError, match=f"'{kind.__name__}' object has no attribute '{name}'; .*{way}"):
+        getattr(missing, name)
+    assert not hasattr(missing, name)
+    with pytest.raises(AttributeError, match=r"has no attribute 'generat'$"):
+        missing.generat()
+
+
 def test_the_best_samples_are_numbered_from_zero(llm):
     """Catches indices of samples that were drawn and not returned."""
     params = SamplingParams(n=3, best_of=5, seed=1, max_tokens=8)
