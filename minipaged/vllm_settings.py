@@ -108,7 +108,19 @@ INSTEAD = {
 """What to do, where it is more than leaving a setting out."""
 
 SPECULATION = {"method": "spec_method", "model": "spec_model", "num_speculative_tokens": "spec_tokens"}
-"""Entries of `speculative_config`, and the equivalent settings. Others change only what is drafted."""
+"""Entries of `speculative_config`, and the equivalent settings."""
+
+DRAFTING = _names(
+    """attention_backend code_revision disable_by_batch_size disable_eagle_block_drop disable_log_stats
+    disable_logprobs disable_mqa_scorer disable_padded_drafter_batch draft_load_config draft_sample_method
+    draft_tensor_parallel_size dspark_draft_topk enable_adaptive_verification enforce_eager
+    index_share_for_mtp_iteration kv_cache_dtype max_model_len moe_backend
+    num_speculative_tokens_per_batch_size parallel_drafting prompt_lookup_max prompt_lookup_min quantization
+    rejection_sample_method revision speculative_token_tree suffix_decoding_max_cached_requests
+    suffix_decoding_max_spec_factor suffix_decoding_max_tree_depth suffix_decoding_min_token_prob
+    tensor_parallel_size use_heterogeneous_vocab use_local_argmax_reduction"""
+)
+"""Its entries that change only what is drafted, or how fast: ignored."""
 
 NGRAM = ("ngram", "[ngram]")
 """Names of prompt lookup where a model is expected."""
@@ -170,6 +182,9 @@ def _speculation(options: Mapping[str, Any]) -> dict[str, Any]:
         told = {}
     if not isinstance(told, Mapping):
         raise ConfigError(f"speculative_config is {told!r}; {FIX}")
+    for entry, value in told.items():
+        if value is not None and entry not in SPECULATION and entry not in DRAFTING:
+            raise ConfigError(f"speculative_config is {told!r}, which has the unknown entry {entry!r}; {FIX}")
     short = {key: options[name] for key, name in SPECULATION.items() if options.get(name) is not None}
     given = short | {key: value for key, value in told.items() if value is not None}
     if options.get("speculative_model") in NGRAM:

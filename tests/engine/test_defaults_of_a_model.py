@@ -216,6 +216,15 @@ def test_a_speculative_config_that_is_none_is_refused(given):
         own_settings({"speculative_config": given})
 
 
+@pytest.mark.parametrize("name", ["num_spec_tokens", "model_name", "synthetic_acceptance_length"])
+def test_an_entry_of_speculative_config_that_is_unknown_is_named(name):
+    """Catches a number of draft tokens that is misspelt, so that 4 are drafted."""
+    given = {"method": "ngram", name: 2}
+    with pytest.raises(ConfigError, match=f"speculative_config .*has the unknown entry '{name}'; give {{"):
+        own_settings({"speculative_config": given})
+    assert own_settings({"speculative_config": {**given, name: None, "draft_tensor_parallel_size": 1}})
+
+
 def test_two_settings_that_say_different_things_are_told():
     """Catches the one that is ignored; one that leaves open what the other says is none."""
     config = {"speculative_config": {"method": "ngram"}}
