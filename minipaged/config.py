@@ -165,8 +165,8 @@ def config_from(options: dict[str, Any]) -> EngineConfig:
     known = [option.name for option in fields(EngineConfig)]
     for key in options:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}"
+            near = difflib.get_close_matches(key, [*known, "model", "tokenizer"], n=1)
+            hint = f"did you mean {near[0]}?" if near else "drop it"
             raise ConfigError(f"unknown setting {key!r}; {hint}")
     return EngineConfig(**options)
 
