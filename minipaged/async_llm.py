@@ -37,7 +37,7 @@ class AsyncLLM(NamesOfVllm):
     """A model for many concurrent requests from one or several event loops.
 
     Args:
-        model: model directory, GGUF file or hub id; None: the embedded pocket model.
+        model: model directory, GGUF file or hub id; None or "pocket": the embedded model.
         max_waiting: requests that may wait at the same time; None: any number.
         options: as for `LLM`: fields of `EngineConfig`, `executor`, `tokenizer`, `use`, `components`.
 

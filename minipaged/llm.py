@@ -51,7 +51,7 @@ class LLM(NamesOfVllm):
     Several threads may call its methods: they take turns, a step at a time, and each step serves them all.
 
     Args:
-        model: model directory, GGUF file or hub id; None: the embedded pocket model.
+        model: model directory, GGUF file or hub id; None or "pocket": the embedded model.
         tokenizer: a transformers tokenizer, or the directory or hub id of one; default: the model's own, if
             it has one.
         executor: computes the steps instead of the model's own runner (for example, for a model that is
@@ -88,7 +88,7 @@ class LLM(NamesOfVllm):
             if not self.config.num_speculative_tokens:
                 raise ConfigError("a drafter is given, but num_speculative_tokens is 0; give e.g. 4")
         check_drafts(self.config, components)
-        name = str(model if model is not None else pocket_model.PATH)
+        name = pocket_model.located(model)
         defaults: dict[str, Any] = {}
         if isinstance(tokenizer, str | Path):
             from minipaged.execution import loading

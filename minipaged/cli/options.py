@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
-Model = Annotated[str | None, Option(help="Model directory, GGUF file or hub id; default: the pocket model.")]
+Model = Annotated[str | None, Option(help="Model directory, GGUF file or hub id. [default: pocket]")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
 _PART = Option(
     metavar="CONCEPT=FILE.py:Class", help="Use a class of your own, e.g. an allocator; may be repeated."

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from minipaged import pocket_model
 from minipaged.cli.options import Model, Use, check_parts
 from minipaged.serving.settings import ServerSettings
 
@@ -71,7 +72,7 @@ def serve(
     )
     parts = check_parts(options, use)
     listener = bind(settings)
-    name = served_model_name or ("pocket" if model is None else str(Path(model)))
+    name = served_model_name or (pocket_model.NAME if model is None else str(Path(model)))
     address = f"[{host}]" if ":" in host else host
     told = f"Serving {name} at http://{address}:{listener.getsockname()[1]}"
     if replicas > 1:

@@ -249,6 +249,17 @@ def test_a_method_that_is_not_here_is_told_with_what_is(kind, name, way):
         missing.generat()
 
 
+def test_the_embedded_model_has_the_name_that_its_server_shows(llm, tmp_path, monkeypatch):
+    """Catches a look-up on the hub for the model that the server calls "pocket"."""
+    params = SamplingParams(temperature=0, max_tokens=8)
+    [named] = LLM("pocket", num_blocks=16).generate("The sun", params)
+    assert named.outputs[0].text == llm.generate("The sun", params)[0].outputs[0].text
+    assert pocket_model.located(None) == pocket_model.located("pocket") == str(pocket_model.PATH)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pocket").mkdir()
+    assert pocket_model.located("pocket") == "pocket"
+
+
 def test_the_best_samples_are_numbered_from_zero(llm):
     """Catches indices of samples that were drawn and not returned."""
     params = SamplingParams(n=3, best_of=5, seed=1, max_tokens=8)
