@@ -88,7 +88,7 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
     def load(source: str, **options: Any) -> Any:
         nonlocal kind
         options |= {"trust_remote_code": config.trust_remote_code, "revision": config.revision or "main"}
-        if "gguf_file" not in options:
+        if path.is_dir():
             said, _ = PreTrainedConfig.get_config_dict(source, **options)
             check_description(name, said.get("quantization_config"))
         described = AutoConfig.from_pretrained(source, **options)
