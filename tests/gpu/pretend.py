@@ -16,6 +16,7 @@ import ctypes
 import functools
 import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -252,6 +253,18 @@ class Stream:
         return lambda *_: self  # (its events, too)
 
 
+class Event(Stream):
+    """When work was done."""
+
+    def record(self, *_: Any) -> None:
+        """Now."""
+        self._time = time.perf_counter()
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds."""
+        return (end._time - self._time) * 1e3
+
+
 @functools.cache
 def _set_guard() -> None:
     """Register what PyTorch calls to make a CUDA device current; builds for CPUs have none."""
@@ -281,7 +294,7 @@ def pretend_gpu(capability: tuple[int, int] = (9, 0), memory: int = 1 << 30) -> 
     gpu, run_thread = PretendGPU(), threading.Thread.run
     _run_kernel = interpreter.GridExecutor.__call__
     properties = SimpleNamespace(
-        major=capability[0], minor=capability[1], multi_processor_count=132, total_memory=memory
+        major=capability[0], minor=capability[1], multi_processor_count=132, L2_cache_size=0
     )
 
     def run(thread: threading.Thread) -> None:
@@ -299,7 +312,7 @@ def pretend_gpu(capability: tuple[int, int] = (9, 0), memory: int = 1 << 30) -> 
         "max_memory_allocated": lambda *_: 0,
         "memory_reserved": lambda *_: 0,
         "Stream": Stream,
-        "Event": Stream,
+        "Event": Event,
         "current_stream": lambda *_: gpu.stream,
         "stream": gpu.use,
         "CUDAGraph": Graph,

@@ -26,7 +26,7 @@ from minipaged.kernels.triton.config import DecodeConfig, PrefillConfig, archite
 from minipaged.kernels.triton.decode import paged_decode
 from minipaged.kernels.triton.prefill import paged_prefill
 from tests.gpu.benchmarks.batches import KV_HEADS, metadata
-from tests.gpu.benchmarks.timing import Machine
+from tests.gpu.benchmarks.timing import Machine, on_gpu
 from tests.gpu.records import Records, reason_of
 
 BLOCK_SIZE = 16
@@ -141,7 +141,6 @@ def best_tilings(records: list[dict[str, Any]]) -> list[str]:
     return rows
 
 
-@torch.inference_mode()
 def main() -> None:
     """Time what is not timed yet, then print the best."""
     parser = argparse.ArgumentParser()
@@ -152,12 +151,14 @@ def main() -> None:
     parser.add_argument("--share", type=int, help="compile only: which of the jobs this is")
     parser.add_argument("--dry-run", action="store_true")
     arguments = parser.parse_args()
+    with on_gpu(arguments.dry_run), torch.inference_mode():
+        sweep(arguments)
+
+
+def sweep(arguments: argparse.Namespace) -> None:
+    """See `main`."""
     records = Records(arguments.out / "sweep.jsonl")
     machine = Machine(arguments.dry_run, records)
-    if arguments.dry_run:
-        from tests.gpu.interpreter import accept_new_numpy
-
-        accept_new_numpy()
     started = time.monotonic()
     if arguments.share is not None:
         return compile_share(machine, arguments.share, arguments.jobs, arguments.head_dim)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from tests.gpu.benchmarks.batches import Storage, storage_bytes
-from tests.gpu.benchmarks.timing import Machine, shown
+from tests.gpu.benchmarks.timing import Machine, on_gpu, shown
 from tests.gpu.records import Records
 
 # By what one would miss most.
@@ -62,7 +62,8 @@ def main() -> int:
         parser.error(f"unknown benchmarks {sorted(unknown)}: choose of {', '.join(NAMES)}")
     machine = Machine(arguments.dry_run, Records(arguments.out / "benchmarks.jsonl"))
     if len(arguments.names) == 1:
-        measure(machine, arguments.names[0])
+        with on_gpu(arguments.dry_run):
+            measure(machine, arguments.names[0])
         return 0
     print(json.dumps(machine.describe()))
     machine.records.add(machine.describe())
@@ -85,10 +86,6 @@ def main() -> int:
 def measure(machine: Machine, name: str) -> None:
     """One benchmark; those of attention fill the largest storage that fits."""
     torch.manual_seed(0)
-    if machine.dry_run:
-        from tests.gpu.interpreter import accept_new_numpy
-
-        accept_new_numpy()
     if name in ("engine", "transformers"):
         from tests.gpu.benchmarks import engine
 

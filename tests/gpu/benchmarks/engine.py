@@ -74,16 +74,15 @@ class Workload(NamedTuple):
         parameters += f"{self.new_tokens} new tokens: {name}"
         with machine.attempt("engine", parameters):
             run = prepare()
-            seconds = min(self._timed(machine, run) for _ in range(2))  # the first one compiles
+            seconds = min(self._timed(run) for _ in range(2))  # the first one compiles
             rate = len(self.prompts) * self.new_tokens / seconds
             machine.record("engine", parameters, rate, "tok/s", share=self.least_ms / (1e3 * seconds))
 
-    def _timed(self, machine: Machine, run: Run) -> float:
+    def _timed(self, run: Run) -> float:
         """Wall-clock seconds of a run to the end of its work on the device."""
         started = time.perf_counter()
         lengths = run()
-        if not machine.dry_run:
-            torch.cuda.synchronize()
+        torch.cuda.synchronize()
         seconds = time.perf_counter() - started
         if lengths != [self.new_tokens] * len(self.prompts):  # (a failed request takes no time)
             raise RuntimeError(f"requests got {lengths} tokens, not {self.new_tokens} each")

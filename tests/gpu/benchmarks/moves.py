@@ -23,9 +23,8 @@ def moves(machine: Machine) -> None:
         count = max(1, total_bytes // (block_bytes * num_pools))
         shape = cache_shape(2 * count, block_size, heads, HEAD_DIM)
         host_shape = cache_shape(count, block_size, heads, HEAD_DIM)
-        pin = not machine.dry_run
         pools = [torch.zeros(shape, dtype=machine.dtype, device=machine.device) for _ in range(num_pools)]
-        host = [torch.zeros(host_shape, dtype=machine.dtype, pin_memory=pin) for _ in range(num_pools)]
+        host = [torch.zeros(host_shape, dtype=machine.dtype, pin_memory=True) for _ in range(num_pools)]
         shuffled = torch.randperm(2 * count)
         source, destination, places = shuffled[:count], shuffled[count:], torch.randperm(count)
         moved = count * block_bytes * num_pools

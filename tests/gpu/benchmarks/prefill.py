@@ -33,19 +33,19 @@ def prefill(machine: Machine, storage: Storage) -> None:
             attend(q, *storage.pools(n, BLOCK_SIZE, i), m, scale=SCALE)
 
         rows = query.view(batch, query_len, num_heads, HEAD_DIM).transpose(1, 2)
-        mask = None if query_len == context else causal_lower_right(query_len, context)
 
         def sdpa(
             i: int,
             implementation: SDPBackend,
             q: Tensor = rows,
-            shape: tuple[int, int] = (batch, context),
-            m: Any = mask,
+            shape: tuple[int, int, int] = (batch, query_len, context),
         ) -> None:
-            keys, values = contiguous(storage, *shape, i)
+            num_prompts, *lengths = shape
+            keys, values = contiguous(storage, num_prompts, lengths[1], i)
+            mask = None if lengths[0] == lengths[1] else causal_lower_right(*lengths)
             with sdpa_kernel(implementation):
                 F.scaled_dot_product_attention(
-                    q, keys, values, m, is_causal=m is None, scale=SCALE, enable_gqa=True
+                    q, keys, values, mask, is_causal=mask is None, scale=SCALE, enable_gqa=True
                 )
 
         runs = {"paged": paged}

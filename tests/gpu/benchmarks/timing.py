@@ -3,7 +3,6 @@
 import importlib.metadata
 import platform
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,15 +15,13 @@ from tests.gpu.records import Records, reason_of
 
 @dataclass
 class Machine:
-    """Where the benchmarks run. A dry run is a CPU with tiny sizes: every step is taken, no figure counts."""
+    """Where the benchmarks run. A dry run is tiny, and pretends: every step is taken, no figure counts."""
 
     dry_run: bool
     records: Records
     results: list[dict[str, Any]] = field(default_factory=list)
 
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu" if self.dry_run else "cuda")
+    device = torch.device("cuda")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -33,11 +30,11 @@ class Machine:
     @property
     def cache_bytes(self) -> int:
         """The last-level cache: what is measured must not fit in it."""
-        return 0 if self.dry_run else torch.cuda.get_device_properties(0).L2_cache_size
+        return torch.cuda.get_device_properties(0).L2_cache_size
 
     @property
     def free_bytes(self) -> int:
-        return 1 << 26 if self.dry_run else torch.cuda.mem_get_info()[0]
+        return torch.cuda.mem_get_info()[0]
 
     def describe(self) -> dict[str, Any]:
         versions = {"python": platform.python_version(), "torch": torch.__version__}
@@ -78,12 +75,12 @@ class Machine:
         Calls are recorded once and replayed, so the host's launches are not in the figure. There are enough
         of them that, i counting up and each reading other bytes, none finds its own in the cache.
         """
+        calls = min(128, max(4, 3 * self.cache_bytes // reads))
         if self.dry_run:
-            return self._time_on_host(run)
-        for i in range(3):
+            calls = repeat = 1
+        for i in range(min(3, calls)):
             run(i)
         torch.cuda.synchronize()
-        calls = min(128, max(4, 3 * self.cache_bytes // reads))
         recorded = torch.cuda.CUDAGraph()
         with torch.cuda.graph(recorded):
             for i in range(calls):
@@ -93,11 +90,9 @@ class Machine:
 
     def time_with_host_ms(self, run: Callable[[], Any], *, repeat: int = 5) -> float:
         """Median milliseconds of a call with what its launches and transfers of arguments cost."""
-        if self.dry_run:
-            return self._time_on_host(lambda _: run())
         run()
         torch.cuda.synchronize()
-        return statistics.median(self._elapsed(run) for _ in range(repeat))
+        return statistics.median(self._elapsed(run) for _ in range(1 if self.dry_run else repeat))
 
     @staticmethod
     def _elapsed(run: Callable[[], Any]) -> float:
@@ -108,11 +103,19 @@ class Machine:
         end.synchronize()
         return start.elapsed_time(end)
 
-    @staticmethod
-    def _time_on_host(run: Callable[[int], Any]) -> float:
-        started = time.perf_counter()
-        run(0)
-        return (time.perf_counter() - started) * 1e3
+
+@contextmanager
+def on_gpu(dry_run: bool) -> Iterator[None]:
+    """In a dry run, a GPU that is not there."""
+    if not dry_run:
+        yield
+        return
+    from tests.gpu.interpreter import accept_new_numpy
+    from tests.gpu.pretend import pretend_gpu
+
+    accept_new_numpy()
+    with pretend_gpu():
+        yield
 
 
 def shown(value: Any) -> str:
