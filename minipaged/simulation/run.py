@@ -18,6 +18,7 @@ from minipaged.scheduling import (
     StepPlan,
     StepResult,
 )
+from minipaged.simulation.baselines.contiguous import ContiguousKVManager
 from minipaged.simulation.executor import SimulatedExecutor
 from minipaged.simulation.records import GAP_RESOLUTION, Record, Run, Usage
 from minipaged.simulation.scripts import ScriptedSampling
@@ -29,6 +30,10 @@ MethodOf = Callable[[Arrival], DecodingMethod]
 def one_sample(arrival: Arrival) -> DecodingMethod:
     """One sample, as long as the trace says."""
     return ScriptedSampling(arrival.lengths.output)
+
+
+class NoParams:
+    """In place of a request's parameters: where it ends, no policy may know."""
 
 
 class Simulation:
@@ -79,7 +84,9 @@ class Simulation:
         if self.max_output is not None:
             limit = min(limit, len(tokens) + self.max_output)
         table = self.scheduler.kv.new_table()
-        request = Request(name, tokens, self.method_of(arrival), arrival.lengths, limit, table)
+        # Only the paper's "oracle" knows the output in advance.
+        params = arrival.lengths if isinstance(self.scheduler.kv, ContiguousKVManager) else NoParams()
+        request = Request(name, tokens, self.method_of(arrival), params, limit, table)
         try:
             self.engine.submit(request)
         except RequestTooLongError as error:

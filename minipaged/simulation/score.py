@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 from minipaged.components import Components
 from minipaged.learn.contracts.rules import ContractError
 from minipaged.simulation.records import time_to_first_token
-from minipaged.simulation.run import simulate
+from minipaged.simulation.run import NoParams, simulate
+from minipaged.simulation.scripts import Script
 from minipaged.simulation.systems import OPT_13B, paged
-from minipaged.simulation.workloads import SHAREGPT, Independent, Lengths, Lognormal, Workload, poisson
+from minipaged.simulation.workloads import SHAREGPT, Independent, Lognormal, Workload, poisson
 from minipaged.text_io import TextError, read_json
 
 
@@ -87,10 +88,12 @@ def run_contest(contest: str, key: str, components: Components, count: int) -> M
     try:
         run = simulate(simulation, poisson(asked.workload, asked.rate, count, seed_of(key, contest)))
     except ContractError as error:
-        if not isinstance(getattr(error.__cause__, "obj", None), Lengths):
+        cause = error.__cause__
+        if not isinstance(cause, AttributeError) or not isinstance(cause.obj, NoParams | Script):
             raise
+        name = "params" if isinstance(cause.obj, NoParams) else f"method.{cause.name}"
         raise ScoreError(
-            f"{error}; requests of the workloads have no request.params: go by request.prompt_token_ids"
+            f"{error}; requests of the workloads have no request.{name}: go by request.prompt_token_ids"
         ) from error
     num_full = sum(record.num_tokens == record.lengths.output for record in run.records)
     if num_full < count:

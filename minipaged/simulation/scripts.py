@@ -23,10 +23,10 @@ BEAM_SWITCH = 0.08
 class Script:
     """What both methods share: a known length, and completions in no particular order."""
 
-    __slots__ = ("num_output_tokens", "num_sequences")
+    __slots__ = ("_num_output_tokens", "num_sequences")
 
     def __init__(self, num_output_tokens: int, num_sequences: int = 1) -> None:
-        self.num_output_tokens = num_output_tokens  # after which all sequences end together
+        self._num_output_tokens = num_output_tokens  # after which all sequences end together
         self.num_sequences = num_sequences  # alive at once
 
     def rank(self, request: Request) -> list[Sequence]:
@@ -52,7 +52,7 @@ class ScriptedSampling(Script):
         sequences, n = request.sequences, self.num_sequences
         first = sequences[0]
         done = len(first.token_ids) - first.num_prompt_tokens
-        last = done + 1 == self.num_output_tokens
+        last = done + 1 == self._num_output_tokens
         # From the second token to the last but one, the result is the same: made once.
         if done < 2 or last:
             parents = sequences if len(sequences) == n else sequences * n
@@ -78,7 +78,7 @@ class ScriptedBeams(Script):
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:
         """Draw the parent of each place."""
         sequences, draw = request.sequences, self._random.random
-        reason = "stop" if sequences[0].num_generated_tokens + 1 == self.num_output_tokens else None
+        reason = "stop" if sequences[0].num_generated_tokens + 1 == self._num_output_tokens else None
         width = self.num_sequences
         branches = []
         for place in range(width):

@@ -1,6 +1,7 @@
 """The leaderboard: scores that can be compared, from seeds that nobody has seen."""
 
 import json
+from collections import deque
 
 import pytest
 from typer.testing import CliRunner
@@ -110,6 +111,38 @@ def test_a_class_that_asks_for_parameters_is_told_that_there_are_none():
     message = r"test_score.py, line \d+\); requests of the workloads have no request.params: go by"
     with pytest.raises(ScoreError, match=message):
         run_contest("questions", "k", components_from({"scheduler": Short}), 9)
+
+
+class Knows(FCFSScheduler):
+    """Serves the shortest answer first, which nobody can know."""
+
+    @staticmethod
+    def length(request):
+        return request.params.output
+
+    def admit_waiting(self, *given, **options):
+        self.waiting = deque(sorted(self.waiting, key=self.length))
+        used = super().admit_waiting(*given, **options)
+        self.waiting = deque(sorted(self.waiting, key=lambda request: request.arrival))
+        return used
+
+
+class Asks(Knows):
+    """The same, from the method."""
+
+    @staticmethod
+    def length(request):
+        return request.method.num_output_tokens
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "name"), [(Knows, "params"), (Asks, "method.num_output_tokens")], ids=["params", "method"]
+)
+def test_where_a_request_will_end_is_hidden(scheduler, name):
+    """Catches points for a class that reads the length of an answer from its request."""
+    message = f"requests of the workloads have no request.{name}: go by request.prompt_token_ids"
+    with pytest.raises(ScoreError, match=message):
+        run_contest("questions", "k", components_from({"scheduler": scheduler}), 60)
 
 
 @pytest.mark.parametrize("concept", CONCEPTS)
