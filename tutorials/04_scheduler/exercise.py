@@ -7,7 +7,7 @@ What you may call (all given by the base class):
 
     self.waiting                    deque of requests, in order of arrival
     self.running                    list of requests, in order of arrival
-    self.swapped                    deque of requests whose blocks are on the host
+    self.swapped                    deque of requests whose blocks are on the host (lesson 06)
     request.is_prefill              whether it has more to compute than its newest token
     request.sequences               its live sequences: one, more after a fork
     plan.scheduled, plan.copies     lists of what the step computes, and of what it copies first
