@@ -232,7 +232,7 @@ def lessons() -> dict[str, str]:
             "```\n",
             framed(ideas.lessons_svg(needs)),
             "| number | lesson | time |",
-            "|---|---|---|",
+            "|---:|---|---|",
             *rows,
             "",
             "You may skip lessons: where a command names an exercise that you have not started, the",

@@ -62,6 +62,17 @@ def test_every_page_fits_and_asks_nobody_else(address, browser, dark):
     assert complaints == {}
 
 
+def test_a_column_of_short_numbers_is_narrow_on_a_phone(address, browser):
+    """Catches a third of the screen for "1" to "9", because a header has the room of a column of text."""
+    cells = "[...document.querySelectorAll('.md-typeset td')].filter(c => /^\\d{1,2}$/.test(c.innerText))"
+    for name in ("guides/teaching", "learn", "learn/07_chunked_prefill", "architecture"):
+        page = browser.open(f"{address[0]}{name}/", 390, dark=False)
+        widths = page.value(f"{cells}.map(cell => Math.round(cell.getBoundingClientRect().width))")
+        assert widths, name
+        assert max(widths) <= 75, name  # as wide as its header, "minutes"
+        page.close()
+
+
 @pytest.fixture(scope="module")
 def axe():
     """The script that finds what readers with other eyes and hands would stumble over."""
