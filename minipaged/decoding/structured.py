@@ -40,6 +40,9 @@ KINDS = ("json", "regex", "choice", "grammar")
 JSON_DEFAULTS = {"whitespace_pattern": " ?"}
 """At most one space between JSON tokens: without a limit, a model may write nothing but spaces."""
 
+ESCAPES = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}|\\u(?!d[89a-f])[0-9a-f]{4}", re.I)
+"""One character of a JSON text, which may take two codes; half of one is none."""
+
 MOST_ALTERNATIVES = 100_000
 """Alternatives that are followed at one position: of thousands of choices, many begin alike."""
 
@@ -222,16 +225,16 @@ class _Vocabulary:
             grammar = LLMatcher.grammar_from_json_schema(source, defaults=JSON_DEFAULTS)  # type: ignore[arg-type]
         else:
             grammar = grammar_from(kind, source)  # type: ignore[arg-type]
-        is_special = any(token in source.replace("\\", "") for token in self._special_tokens)
-        if is_special or not self._spells(source):
+        text = ESCAPES.sub(lambda code: str(json.loads(f'"{code[0].lower()}"')), source)
+        is_special = any(token in text.replace("\\", "") for token in self._special_tokens)
+        if is_special or not self._spells(text):
             grammar = _without_forcing(grammar)
         limits = LLParserLimits(max_items_in_row=MOST_ALTERNATIVES)
         return LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
 
-    def _spells(self, source: str) -> bool:
+    def _spells(self, text: str) -> bool:
         """Whether the tokens of a text are that text: some tokenizers compose its letters, or put a space
         before it."""
-        text = re.sub(r"\\u(?!d[89a-f])([0-9a-f]{4})", lambda code: chr(int(code[1], 16)), source, flags=re.I)
         return bool(self._tokenizer.decode_bytes(self._tokenizer.tokenize_str(text)) == text.encode())
 
 

@@ -321,6 +321,17 @@ def test_special_tokens_need_no_role(tmp_path):
     assert output.outputs[0].text == "<|user|>x"
 
 
+@pytest.mark.parametrize("name", ["<｜end｜>", "<🤖>"])
+def test_a_special_token_may_be_written_with_escapes(name):
+    """DeepSeek's are not ASCII: JSON writes them as `\\uff5c`, and an emoji as two of these."""
+    tokenizer = AutoTokenizer.from_pretrained(str(pocket_model.PATH), extra_special_tokens=[name])
+    llm = LLM(tokenizer=tokenizer, disable_log_stats=True)
+    for is_escaped in (True, False):
+        schema = json.dumps({"const": name}, ensure_ascii=is_escaped)
+        (output,) = llm.generate("a", follow(json=schema))
+        assert output.outputs[0].text == f'"{name}"', output.error
+
+
 def test_a_grammar_too_large_to_follow_says_so(llm):
     """Catches an error that blames settings that nobody gave."""
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="(a{1000}){1000}"))
