@@ -166,17 +166,32 @@ class PretendGPU(TorchDispatchMode):
 
     def _check(self, name: str, given: dict[str, Any], tensors: list[Tensor]) -> None:
         if name in INDEXING:
-            tensors = [given["values"]] if "values" in given and given["values"].numel() > 1 else []
-            for index in given["indices"]:
-                if isinstance(index, Tensor) and not isinstance(index, PretendTensor):
-                    self.wait("indices on the host")
-                elif index is not None and index.dtype in (torch.bool, torch.uint8):
-                    self.wait("a mask as an index")
+            tensors = self._check_indices(given)
         elif name in WAITING or (name == "repeat_interleave" and self._has_unknown_size(given)):
             self.wait(name)
+        elif name == "where" and any(tensor.device.type == "cpu" for tensor in tensors):
+            self.wait("a number of `where` on the host")
+        elif name.startswith("masked_fill") and isinstance(given["value"], PretendTensor):
+            self.wait("a number of `masked_fill` on the device")
         for tensor in tensors:  # (one without dimensions counts as a number)
             if tensor.device.type == "cpu" and tensor.dim() > 0:
                 raise RuntimeError(f"{name} expects all tensors on the device, one is on the CPU")
+
+    def _check_indices(self, given: dict[str, Any]) -> list[Tensor]:
+        """Returns what must not be on the host."""
+        indices = [index for index in given["indices"] if index is not None]
+        masks = [index for index in indices if index.dtype in (torch.bool, torch.uint8)]
+        values = [given["values"]] if "values" in given else []
+        is_number = any(value.device.type == "cpu" and value.dim() == 0 for value in values)
+        if is_number and len(masks) == len(indices) == 1 and not given.get("accumulate"):
+            return masks  # (it is masked_fill)
+        if any(index.device.type == "cpu" for index in indices):
+            self.wait("indices on the host")
+        if masks:
+            self.wait("a mask as an index")
+        if is_number:
+            self.wait("a number for some indices")
+        return values
 
     @staticmethod
     def _has_unknown_size(repeated: dict[str, Any]) -> bool:
@@ -248,6 +263,10 @@ class Stream:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
+
+    def synchronize(self) -> None:
+        """The host waits all the same."""
+        torch.cuda.synchronize()
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: self  # (its events, too)

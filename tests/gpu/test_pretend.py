@@ -50,6 +50,8 @@ class TestPretendGPU:
             there + here
         with pytest.raises(RuntimeError, match="one is on the CPU"):
             torch.cat([there, here])
+        with pytest.raises(RuntimeError, match="one is on the CPU"):
+            there.index_put_((there.long(),), torch.tensor([1.0]))
         assert (there + torch.tensor(1.0)).tolist() == [1, 2, 3]
         assert here.tolist() == [0, 1, 2]
 
@@ -75,7 +77,12 @@ class TestPretendGPU:
             lambda x: x.nonzero(),
             lambda x: torch.tensor([1, 2], device="cuda"),
             lambda x: torch.arange(3).to("cuda", non_blocking=True),
+            lambda x: x.__setitem__(x.long(), 5),
+            lambda x: torch.where(x > 1, x, torch.tensor(5.0)),
+            lambda x: x.masked_fill(x > 1, x[0]),
             lambda x: torch.cuda.synchronize(),
+            lambda x: torch.cuda.current_stream().synchronize(),
+            lambda x: torch.cuda.Event().synchronize(),
         ],
     )
     def test_it_waits(self, gpu: PretendGPU, use: object) -> None:
@@ -93,7 +100,10 @@ class TestPretendGPU:
         x = torch.arange(3.0, device="cuda")
         y = torch.arange(3).pin_memory().to("cuda", non_blocking=True)
         assert isinstance(x[y].repeat_interleave(2) + 1, PretendTensor)
+        x[x > 1] = 5
+        x[y] = x.where(x > 1, 7)
         assert not gpu.waits
+        assert x.tolist() == [7, 7, 5]
 
     def test_a_graph_repeats_what_the_host_computed(self, gpu: PretendGPU) -> None:
         """New data in the same tensors are seen, new numbers are not."""
