@@ -102,7 +102,8 @@ def _told(error: BaseException) -> int:
         told = error.format_message().rstrip(".").replace(": Value error, ", ": ") + _given(error)
         # Pydantic's words for what is no number.
         told = re.sub("Input should be (a valid [a-z]+).*(?= [(]it is)", r"give \1", told)
-        told = told_of(getattr(error, "option_name", ""), sys.argv[1:]) or told
+        if told.startswith("No such option"):
+            told = told_of(getattr(error, "option_name", ""), sys.argv[1:]) or told
         options = [name for param in where.command.params for name in param.opts] if where else []
         if "--model" in options:  # (`vllm serve MODEL`)
             told = re.sub("^Got unexpected extra argument.*", r"\g<0>; give a model with --model", told)

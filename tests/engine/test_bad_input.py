@@ -228,6 +228,7 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("serve --data-parallel-size 2", "--data-parallel-size; give --replicas"),
     ("serve --kv-cache-dtype fp8", "--kv-cache-dtype; drop it; see"),
     ("serve --no-enable-log-requests", "--no-enable-log-requests; drop it; see"),
+    ("serve --served-model-name", "Option '--served-model-name' requires an argument; "),
     ("generate --num-block 9", "--num-block (Possible options: "),
     ("generate -z", "No such option: -z; see"),
     # prompts
