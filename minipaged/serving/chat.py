@@ -55,7 +55,7 @@ def plain_message(message: Message, place: str, parts: str = "content") -> dict[
         case None | [] as nothing if not calls:
             raise ApiError(400, f"{name} is {json.dumps(nothing)}; give a text", name)
         case str() as text:
-            _check_text(text, name)
+            check_text(text, name)
         case list() as several:
             for i, part in enumerate(several):
                 _check_part(part, f"{name}.{i}")
@@ -75,10 +75,11 @@ def _check_part(part: dict[str, Any], name: str) -> None:
         raise ApiError(
             400, f'{name} has type {str(kind)[:40]!r}; give {{"type": "text", "text": TEXT}}', name
         )
-    _check_text(part["text"], name)
+    check_text(part["text"], name)
 
 
-def _check_text(text: str, name: str) -> None:
+def check_text(text: str, name: str) -> None:
+    """Raises ApiError: it cannot be written as UTF-8."""
     if wrong := lone_surrogate(text):
         raise ApiError(400, f"{name} {wrong}", name)
 

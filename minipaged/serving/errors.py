@@ -152,7 +152,8 @@ def _invalid(error: RequestValidationError, content_type: str | None) -> ApiErro
         name = ".".join(loc)
         return ApiError(400, f"there is no field {name}; {found['ctx']['hint']}", name, "unknown_parameter")
     if isinstance(found["input"], bytes):  # not parsed; what curl -d sends if no header says otherwise
-        return ApiError(400, f"the body's Content-Type is {content_type}; send it as application/json")
+        told = f"the body's Content-Type is {content_type or 'missing'}; send it as application/json"
+        return ApiError(400, told)
     if not loc:
         return ApiError(400, "the body is not a JSON object; send one as application/json")
     name = ".".join(loc)

@@ -11,6 +11,7 @@ from typing import Any
 
 from minipaged.outputs import RequestOutput
 from minipaged.serving.body_params import read_params
+from minipaged.serving.chat import check_text
 from minipaged.serving.errors import ApiError, api_error
 from minipaged.serving.forced_calls import tools_of
 from minipaged.serving.generation import Asked, Endpoint, Generation, Writer
@@ -58,7 +59,9 @@ def _response_format(body: ResponsesBody) -> ResponseFormat | None:
 def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
     """Instructions and items as a conversation."""
     told = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    check_text(body.instructions or "", "instructions")
     if isinstance(body.input, str):
+        check_text(body.input, "input")
         return [*told, {"role": "user", "content": body.input}]
     return told + conversation_of(body.input)
 

@@ -247,6 +247,7 @@ def test_bad_bodies_are_refused_by_name_and_nothing_is_held(server):
         (b'{"prompt": "\xff"}', "application/json", 400, "byte 0xff at position 12"),
         (b'{"prompt": "a", "\\ud800": 1}', "application/json", 400, "no field \\ud800"),
         (b'{"prompt": "a"}', "text/plain", 400, "Content-Type is text/plain; "),
+        (b'{"prompt": "a"}', "", 400, "Content-Type is missing; "),
         (
             b'{"prompt": "a"}',
             "application/x-www-form-urlencoded",

@@ -170,3 +170,13 @@ def test_an_item_without_a_text_is_named(server, item, param, message):
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param)
     assert error["message"].startswith(message)
+
+
+@pytest.mark.parametrize("field", ["input", "instructions"])
+def test_a_text_that_is_no_unicode_is_named(server, field):
+    """Catches instructions that are called input, and a position in the whole conversation."""
+    body = json.dumps({"input": "Hello", field: "a\ud800"})
+    answer = server.http.post("/v1/responses", content=body, headers={"Content-Type": "application/json"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, field)
+    assert error["message"].startswith(f"{field} has '\\ud800' at position 1")
