@@ -59,7 +59,7 @@ def copy_blocks(caches: list[Tensor], source: Tensor, destination: Tensor) -> No
     run in no order, so copies that overlap pass through a staging pool; others, the rule, take one launch.
     """
     if torch.isin(source, destination).any():
-        staged = torch.arange(source.shape[0])
+        staged = torch.arange(source.shape[0], device=source.device)
         staging = [cache.new_empty((source.shape[0], *cache.shape[1:])) for cache in caches]
         swap_blocks(caches, staging, source, staged)
         swap_blocks(staging, caches, staged, destination)

@@ -26,6 +26,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 if torch.version.cuda is None and shutil.which("c++") is None:
     pytest.skip("needs a C++ compiler", allow_module_level=True)
 
+from minipaged.kernels.triton.cache import copy_blocks
 from tests.gpu.interpreter import accept_new_numpy
 from tests.gpu.pretend import PretendGPU, PretendTensor, pretend_gpu
 
@@ -126,6 +127,14 @@ class TestPretendGPU:
         assert not torch.cuda.is_available()
         with pytest.raises((AssertionError, RuntimeError)):
             torch.ones(2, device="cuda")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_overlapping_copies_of_blocks_are_named_on_either_side(gpu: PretendGPU, device: str) -> None:
+    """The ids are best on the host, and may be on the device."""
+    pool = torch.arange(4.0, device="cuda").view(4, 1, 1, 1)
+    copy_blocks([pool], torch.tensor([0, 1], device=device), torch.tensor([1, 2], device=device))
+    assert pool.flatten().tolist() == [0, 0, 1, 3]
 
 
 FEW = ["llama", "qwen3", "gpt_oss", "falcon", "llama4", "bloom"]
