@@ -104,13 +104,16 @@ def _is_plain(schema: Mapping[str, Any], root: Any) -> bool:
 def _are_apart(branches: Any, schema: Mapping[str, Any], root: Any) -> bool:
     """Whether no object or list fits two branches of a `oneOf`, even with more keys."""
     tag = schema.get("discriminator", {}).get("propertyName")
-    known: list[Any] = []
+    tags: list[list[Any]] = []
     for branch in branches:
         _, place, name = (*branch.get("$ref", "").split("/"), "", "", "")[:3]
         branch = root.get(place, {}).get(name, branch) if place in ("$defs", "definitions") else branch
         if branch.get("type") in SCALARS or isinstance(branch.get("const"), str | int | float):
             continue
-        value = branch.get("properties", {}).get(tag, {}).get("const")
+        described = branch.get("properties", {}).get(tag, {})
         is_tagged = branch.get("type") == "object" and tag in branch.get("required", ())
-        known.append(value if is_tagged and isinstance(value, str | int) else None)
-    return len(known) < 2 or (None not in known and len(known) == len({*known}))
+        tags.append(described.get("enum", [described.get("const")]) if is_tagged else [None])
+    known = [value for values in tags for value in values]
+    return len(tags) < 2 or (
+        all(isinstance(value, str | int) for value in known) and len(known) == len({*known})
+    )

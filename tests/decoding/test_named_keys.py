@@ -83,7 +83,10 @@ class RandomSchema:
     def tagged(self) -> dict:
         branches = [self.named(), self.named()]
         for branch in branches:
-            branch["properties"]["a"] = {"const": self.rng.choice(SIMPLE)}
+            value = self.rng.choice([*SIMPLE, 2])
+            branch["properties"]["a"] = self.rng.choice(
+                [{"const": value}, {"enum": [value]}, {"enum": SIMPLE}]
+            )
         return {"oneOf": branches, "discriminator": {"propertyName": "a"}}
 
     def any(self) -> dict:
@@ -131,6 +134,10 @@ def tagged(tag: str, **more) -> dict:
     return {"type": "object", "properties": {"kind": {"const": tag}}, "required": ["kind"], **more}
 
 
+def of_kinds(*tags: str, **more) -> dict:
+    return {"type": "object", "properties": {"kind": {"enum": [*tags]}}, "required": ["kind"], **more}
+
+
 DEFS = {"$defs": {"Pet": PET}}
 CLOSED_DEFS = {"$defs": {"Pet": CLOSED_PET}}
 ONE_OF_ALL = {"allOf": [{"$ref": "#/$defs/Pet"}]}
@@ -158,6 +165,16 @@ CLOSED_BY_KIND = {**BY_KIND, "oneOf": [{"$ref": "#/$defs/A"}, tagged("b", additi
             {**BY_KIND, "$defs": {"A": tagged("a")}},
             {**CLOSED_BY_KIND, "$defs": {"A": tagged("a", additionalProperties=False)}},
         ),
+        (
+            {"oneOf": [of_kinds("a", "b"), tagged("c")], "discriminator": {"propertyName": "kind"}},
+            {
+                "oneOf": [
+                    of_kinds("a", "b", additionalProperties=False),
+                    tagged("c", additionalProperties=False),
+                ],
+                "discriminator": {"propertyName": "kind"},
+            },
+        ),
     ],
     ids=lambda value: json.dumps(value)[:60],
 )
@@ -183,6 +200,7 @@ def test_objects_that_say_nothing_about_other_keys_are_closed(schema, closed):
         {"oneOf": [PET, {"type": "object"}]},
         {"oneOf": [tagged("a"), tagged("b")], "discriminator": {"propertyName": "type"}},
         {"oneOf": [tagged("a"), tagged("a")], "discriminator": {"propertyName": "kind"}},
+        {"oneOf": [of_kinds("a", "b"), tagged("b")], "discriminator": {"propertyName": "kind"}},
         {"properties": {"a": {"not": PET}}},
         {"properties": {"a": {"$id": "x", "$defs": {"Pet": PET}, "$ref": "#/$defs/Pet"}}},
         {"properties": []},
