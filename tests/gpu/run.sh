@@ -5,7 +5,7 @@
 # and triton; the engine's tests need transformers, pytest and hypothesis too, and are left out, with a line that says
 # so, where these are missing. This package need not be installed. Results are appended to DIR/*.jsonl (default:
 # ./gpu-results) one by one, so that a run that is killed keeps what it had. --dry-run goes through the same steps
-# without a GPU, on a pretended one (pretend.py): tiny sizes, kernels in Triton's interpreter, figures of no meaning.
+# without a GPU, on a pretend one (pretend.py): tiny sizes, kernels in Triton's interpreter, figures of no meaning.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"

@@ -30,7 +30,7 @@ def test_a_dry_run_takes_every_step_and_writes_its_results(tmp_path):
     assert measured >= {"read ceiling", "decode", "paging overhead", "prefill", "copy", "swap in"}
     assert measured >= {"engine", "step"}
     missing = [result["parameters"] for result in results if "not_measured" in result]
-    # What a CPU lacks, and what a pretended GPU cannot run.
+    # What a CPU lacks, and what a pretend GPU cannot run.
     expected = ("varlen_attn", "cuDNN", "flex_attention", "5 new of 33 tokens, GQA 4: SDPA")
     assert all(any(name in p for name in expected) for p in missing), missing
 
