@@ -26,6 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minipaged.kernels.layout import block_size_of, num_kv_heads_of
+from minipaged.kernels.on_device import on_device
 
 PIECE = 1024  # words a program copies
 WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}  # blocks are moved as words of these bytes
@@ -106,14 +107,7 @@ def swap_blocks(
 @functools.lru_cache(maxsize=64)
 def address_table(pairs: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
     """Pool addresses on the device, [pools, 2] int64; cached, because an engine's pools stay the same."""
-    return on_device(torch.tensor(pairs, dtype=torch.int64), device)
-
-
-def on_device(numbers: Tensor, device: torch.device) -> Tensor:
-    """On a GPU; from pinned memory, so that nobody waits for the copy."""
-    if device.type == "cuda" and not numbers.is_cuda:
-        numbers = numbers.pin_memory()
-    return numbers.to(device, non_blocking=True)
+    return on_device(pairs, device, torch.int64)
 
 
 @triton.jit

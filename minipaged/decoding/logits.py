@@ -12,7 +12,6 @@ import math
 from array import array
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as SequenceOf
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,16 +22,11 @@ from minipaged.decoding.processors import process
 from minipaged.decoding.stopping import end_token_ids
 from minipaged.decoding.structured import allowed_tokens
 from minipaged.decoding.typical import keep_typical
+from minipaged.kernels.on_device import on_device
 from minipaged.scheduling.request import Sequence
 
 SHORTLIST = 64
 """Likeliest tokens that top-p looks at first; only rows that need more sort the whole vocabulary."""
-
-
-def on_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The values as a tensor on the device; to a GPU asynchronously, from pinned memory."""
-    tensor = torch.as_tensor(values, dtype=dtype)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def edit_logits(

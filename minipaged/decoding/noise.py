@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from minipaged.decoding.logits import on_device
+from minipaged.kernels.on_device import on_device
 
 _MASK = (1 << 64) - 1
 

@@ -15,11 +15,12 @@ from collections.abc import Sequence as SequenceOf
 
 import torch
 
-from minipaged.decoding.logits import edit_logits, filter_logits, on_device
+from minipaged.decoding.logits import edit_logits, filter_logits
 from minipaged.decoding.noise import gumbel_noise, mix, noise_key
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.decoding.processors import failure
 from minipaged.kernels.dispatch import GreedyTokens, greedy_tokens
+from minipaged.kernels.on_device import on_device
 from minipaged.scheduling import Sample, ScheduledSequence
 from minipaged.scheduling.request import TopLogprobs
 

@@ -24,9 +24,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from minipaged.decoding.logits import on_device
 from minipaged.execution.batch import Batch
 from minipaged.execution.recurrent import Piece, Place, States, set_pieces
+from minipaged.kernels.on_device import on_device
 from minipaged.scheduling import ScheduledSequence
 from minipaged.scheduling.request import Request, Sequence
 
