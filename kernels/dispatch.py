@@ -10,7 +10,7 @@ key pool `[num_blocks, Hkv, block_size, Dk]`, value pool `[num_blocks, Hkv, bloc
 import importlib.util
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -32,8 +32,9 @@ CopyBlocks = Callable[[list[Tensor], Tensor, Tensor], None]
 SwapBlocks = Callable[[list[Tensor], list[Tensor], Tensor, Tensor], None]
 """(source pools, destination pools, source [n] int64, destination [n] int64), pool by pool."""
 
-GreedyTokens = Callable[[Tensor], Sequence[Sequence[float]]]
-"""Logits [R, V] of a float type -> each row's argmax (the first) and its log-probability, on the host."""
+GreedyTokens = Callable[[Tensor], Tensor]
+"""Logits [R, V] of a float type -> each row's argmax (the first) and its log-probability, [R, 2] float32:
+token ids (below 2^24) are exact."""
 
 
 class PagedAttention(Protocol):
@@ -53,12 +54,11 @@ class PagedAttention(Protocol):
     ) -> Tensor: ...
 
 
-def greedy_tokens(logits: Tensor) -> Sequence[Sequence[float]]:
+def greedy_tokens(logits: Tensor) -> Tensor:
     """See `GreedyTokens`; with PyTorch's operations."""
-    # One transfer, because each waits for the device; float32 represents token ids (below 2^24) exactly.
     logits = logits.float()
     tokens = logits.argmax(-1, keepdim=True)
-    return torch.cat((tokens, logits.gather(1, tokens) - logits.logsumexp(-1, keepdim=True)), dim=1).tolist()
+    return torch.cat((tokens, logits.gather(1, tokens) - logits.logsumexp(-1, keepdim=True)), dim=1)
 
 
 class LayerOperations(NamedTuple):

@@ -1,5 +1,6 @@
-"""Numbers of the host on the device."""
+"""Numbers of the host on the device, and back."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,3 +13,20 @@ def on_device(values: Any, device: torch.device, dtype: torch.dtype | None = Non
     if device.type == "cuda" and not tensor.is_cuda:
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def start_reading(tensor: Tensor) -> Callable[[], Any]:
+    """Copy a tensor to the host, ordered before later work of its device. The function that is returned waits
+    for the copy, and for nothing later, and returns its `tolist`."""
+    if tensor.device.type != "cuda":
+        return tensor.tolist
+    on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    on_host.copy_(tensor, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record(torch.cuda.current_stream(tensor.device))
+
+    def read() -> Any:
+        done.synchronize()
+        return on_host.tolist()
+
+    return read

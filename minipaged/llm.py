@@ -106,13 +106,15 @@ class LLM(NamesOfVllm):
         if executor is None:
             from minipaged.execution import loading, model_config
             from minipaged.execution.model_runner import ModelRunner
+            from minipaged.execution.overlap import OverlapRunner
 
             if self.config.num_ranks > 1:
                 from minipaged.execution.distributed import start
 
                 runner: ModelRunner = start.load(name, self.config)
             else:
-                runner = ModelRunner.load(name, self.config)
+                kind = OverlapRunner if self.config.async_scheduling else ModelRunner
+                runner = kind.load(name, self.config)
             executor = runner
             if tokenizer is None:
                 tokenizer = loading.load_tokenizer(name, self.config)

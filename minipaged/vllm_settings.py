@@ -53,7 +53,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
 
 ANY = _names(
     """aggregate_engine_logging all2all_backend allow_deprecated_quantization allowed_local_media_path
-    allowed_media_domains async_scheduling attention_config aux_output_config compilation_config
+    allowed_media_domains attention_config aux_output_config compilation_config
     cp_kv_cache_interleave_size cpu_distributed_timeout_seconds cpu_offload_params cudagraph_capture_sizes
     cudagraph_metrics custom_histogram_buckets default_mm_loras disable_async_output_proc
     disable_cascade_attn disable_chunked_mm_input disable_custom_all_reduce disable_hybrid_kv_cache_manager

@@ -5,8 +5,6 @@ PyTorch's operations): a norm 3.6 (13), RoPE for queries and keys 4.7 (20), a ga
 sampling 13 (55). For tensors on the CPU in `build.DTYPES`.
 """
 
-from array import array
-
 import torch
 from torch import Tensor
 
@@ -59,11 +57,11 @@ def silu_gate(rows: Tensor) -> Tensor:
     return output
 
 
-def greedy_tokens(logits: Tensor) -> list[tuple[float, float]]:
-    """Each row's argmax of logits [R, V] (the first, if several are equal) and its log-probability."""
+def greedy_tokens(logits: Tensor) -> Tensor:
+    """Each row's argmax of logits [R, V] (the first, if several are equal) and its log-probability,
+    [R, 2] float32."""
     logits = (logits if logits.dtype in _greedy else logits.float()).contiguous()
     num_rows, vocab_size = logits.shape
-    results = array("f", bytes(8 * num_rows))
-    address, _ = results.buffer_info()
-    _greedy[logits.dtype](logits.data_ptr(), num_rows, vocab_size, address, _threads())
-    return list(zip(results[::2], results[1::2], strict=True))
+    found = torch.empty((num_rows, 2), dtype=torch.float32)
+    _greedy[logits.dtype](logits.data_ptr(), num_rows, vocab_size, found.data_ptr(), _threads())
+    return found

@@ -10,8 +10,10 @@ forbidden tokens at -inf, and follow the beams' temperature.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -20,13 +22,16 @@ from minipaged.decoding.noise import gumbel_noise, mix, noise_key
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.decoding.processors import failure
 from minipaged.kernels.dispatch import GreedyTokens, greedy_tokens
-from minipaged.kernels.on_device import on_device
+from minipaged.kernels.on_device import on_device, start_reading
 from minipaged.scheduling import Sample, ScheduledSequence
 from minipaged.scheduling.request import TopLogprobs
 
 DRAW_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 24}
 """The most logits that are filtered, or get noise, at once: 4 MB per tensor on a CPU (its cache), 64 MB on a
 GPU (most steps as a whole)."""
+
+Follow = Callable[[SequenceOf[int], torch.Tensor], None]
+"""(rows, their tokens [len(rows)] int64): called when the device knows them, before the host reads them."""
 
 
 class Sampler:
@@ -44,15 +49,23 @@ class Sampler:
         self.seed = seed
         self._greedy = greedy
 
-    def __call__(self, logits: torch.Tensor, scheduled: SequenceOf[ScheduledSequence]) -> list[Sample]:
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        scheduled: SequenceOf[ScheduledSequence],
+        follow: Follow | None = None,
+    ) -> list[Sample]:
         """One sample for each row of logits [rows, vocab_size], any float type, and its scheduled sequence.
 
         A beam row has `num_candidates` tokens (at most the vocabulary), the best first; a random row one for
         each sample, in order. A row without a valid token (see `find_errors`) has the log-probability NaN.
+        With `follow`, which may overwrite `logits`, every row has one candidate and no `logprobs`.
         """
         params = [sequence.request.params for sequence, *_ in scheduled]
         if all(p.is_plain_greedy for p in params):
-            return [Sample([int(token)], [logprob]) for token, logprob in self._greedy(logits)]
+            found = self._greedy(logits)
+            after = follow and partial(follow, range(len(found)), found[:, 0].long())
+            return [Sample([int(token)], [logprob]) for token, logprob in _read(found, after)]
         logits = logits.float()
         edited = edit_logits(logits, [sequence for sequence, *_ in scheduled], self.eos_token_ids)
         total = logits.logsumexp(-1)
@@ -80,7 +93,7 @@ class Sampler:
             picks.append(self._draw(_take(edited, part), [scheduled[row] for row in part]))
         rows += [row for row in random for _ in range(scheduled[row].num_candidates)]
         if rows:
-            samples |= _as_samples(logits, total, rows, torch.cat(picks))
+            samples |= _as_samples(logits, total, rows, torch.cat(picks), follow)
         _report_asked(samples, params, logits, total)
         return [samples[row] for row in range(len(scheduled))]
 
@@ -154,13 +167,18 @@ def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], count: int
 
 
 def _as_samples(
-    logits: torch.Tensor, total: torch.Tensor, rows: list[int], tokens: torch.Tensor
+    logits: torch.Tensor,
+    total: torch.Tensor,
+    rows: list[int],
+    tokens: torch.Tensor,
+    follow: Follow | None,
 ) -> dict[int, Sample]:
     """Samples by row; `rows` names the row of each token, the tokens of a row are consecutive."""
     index = on_device(rows, logits.device)
     logprobs = logits[index, tokens] - total[index]
     samples = {row: Sample([], []) for row in rows}
-    for row, token, logprob in zip(rows, *_on_host(tokens, logprobs)):
+    found = _on_host(tokens, logprobs, follow and partial(follow, rows, tokens))
+    for row, token, logprob in zip(rows, *found):
         samples[row].token_ids.append(token)
         samples[row].logprobs.append(logprob)
     return samples
@@ -180,10 +198,20 @@ def _report_asked(
             samples[row] = samples[row]._replace(top_logprobs=found)
 
 
-def _on_host(tokens: torch.Tensor, logprobs: torch.Tensor) -> tuple[list[int], list[float]]:
+def _on_host(
+    tokens: torch.Tensor, logprobs: torch.Tensor, follow: Callable[[], None] | None = None
+) -> tuple[list[int], list[float]]:
     # One transfer, as each waits for the device; float32 represents every token id (below 2^24) exactly.
-    ids, values = torch.stack((tokens, logprobs)).tolist()
+    ids, values = _read(torch.stack((tokens, logprobs)), follow)
     return [int(token) for token in ids], values
+
+
+def _read(found: torch.Tensor, follow: Callable[[], None] | None) -> Any:
+    if follow is None:
+        return found.tolist()
+    read = start_reading(found)
+    follow()
+    return read()
 
 
 def _report(

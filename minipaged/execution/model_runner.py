@@ -66,6 +66,7 @@ class ModelRunner:
     """
 
     layers: range | None = None  # those that it computes, if others compute the rest
+    num_spare_blocks = 0  # in the pool, beyond those that plans name
 
     def __init__(
         self, model: PreTrainedModel, config: EngineConfig, sampler: TokenSampler | None = None
@@ -91,7 +92,11 @@ class ModelRunner:
         self._measure = partial(
             step_bytes, config, probe, specs, self.backend.name == "triton", self._can_capture
         )
-        available = partial(available_bytes, config, probe, self._measure)
+        num_spare = self.num_spare_blocks
+
+        def available() -> int:
+            return available_bytes(config, probe, self._measure) - num_spare * self.block_bytes
+
         self.num_blocks, self.num_host_blocks = pool_size(
             config, self.block_bytes, self.max_model_len, available
         )
@@ -100,7 +105,9 @@ class ModelRunner:
         self.kept_states: Container[int] | None = None if self._states is None else self._states.kept
         self.eos_token_ids = model_config.end_of_text(model, self.vocab_size)
         self.sampler = sampler or Sampler(self.eos_token_ids, config.seed, self.backend.greedy_tokens)
-        self.cache = KVCache(specs, self.num_blocks, self.num_host_blocks, config.block_size, self.backend)
+        self.cache = KVCache(
+            specs, self.num_blocks + num_spare, self.num_host_blocks, config.block_size, self.backend
+        )
         self.builder = BatchBuilder(self.device)
         self.decode_runner: CUDAGraphRunner | DecodeRunner | None = self._make_graph_runner()
         self.preemption_costs = PreemptionCosts.estimate(
@@ -164,8 +171,7 @@ class ModelRunner:
         reports = self._prompt_logprobs(batch, logits) if batch.prompts else None
         if batch.sampling_index is not None:
             logits = logits[batch.sampling_index]
-        samples = self.sampler(logits, batch.sampling) if batch.sampling else []
-        errors = find_errors(samples, batch.sampling, logits)
+        samples, errors = self.sample(batch, logits) if batch.sampling else ([], None)
         self._end_stage("sample")
         return StepResult(samples, reports, errors)
 
@@ -182,6 +188,11 @@ class ModelRunner:
                 logger.warning("enable_cuda_graphs has no effect; each step launches kernels: %s", reason)
                 self.decode_runner = None
         return self.compute(batch)
+
+    def sample(self, batch: Batch, logits: Tensor) -> tuple[list[Sample], dict[str, str] | None]:
+        """A sample for each of `batch.sampling`, whose logits [., V] these are; see `find_errors`."""
+        samples = self.sampler(logits, batch.sampling)
+        return samples, find_errors(samples, batch.sampling, logits)
 
     def compute(self, batch: Batch) -> Tensor:
         """As `forward`, layer by layer."""

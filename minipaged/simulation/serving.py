@@ -30,7 +30,7 @@ MOST_VALUES = 1000
 """Values of a sweep."""
 
 WITHOUT_EFFECT = (
-    *("attention_backend", "enable_cuda_graphs", "dtype", "revision"),
+    *("attention_backend", "enable_cuda_graphs", "async_scheduling", "dtype", "revision"),
     *("device", "quantization", "trust_remote_code", "generation_config", "disable_log_stats"),
     *("tensor_parallel_size", "pipeline_parallel_size", "num_speculative_tokens", "speculative_model"),
 )

@@ -44,6 +44,21 @@ def test_states_of_recurrent_layers_are_on_the_device(model_type: str) -> None:
     assert error < 3e-2
 
 
+@pytest.mark.parametrize("seed", [None, 3], ids=["greedy", "sampled"])
+def test_steps_that_begin_before_their_plan_leave_the_texts_as_they_are(seed: int | None) -> None:
+    """In streams of a real device; many blocks are borrowed, and the pool is too small."""
+    options = {"num_blocks": 120, "block_size": 4, "dtype": "float32", "disable_log_stats": True}
+    params = SamplingParams(temperature=0 if seed is None else 0.8, seed=seed, max_tokens=60, ignore_eos=True)
+    prompts = [
+        f"{subject} {verb}" for subject in ("Tom", "The cat", "A dog") for verb in ("has", "saw", "is")
+    ]
+    plain, overlapped = (
+        [output.outputs[0].token_ids for output in LLM(**options, **more).generate(prompts, params)]
+        for more in ({}, {"async_scheduling": True})
+    )
+    assert overlapped == plain
+
+
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "no_graphs"])
 @pytest.mark.parametrize("draft", [None, str(pocket_model.PATH)], ids=["lookup", "draft_model"])
 def test_drafts_leave_the_texts_as_they_are(graphs: bool, draft: str | None) -> None:

@@ -89,6 +89,7 @@ class PretendGPU(TorchDispatchMode):
     Attributes:
         waits: how often the host waited for the device, by reason.
         sync_debug_mode: as torch.cuda.set_sync_debug_mode sets it.
+        copies: data on their way to pinned tensors of the host, in order; they arrive when it waits for them.
     """
 
     def __init__(self) -> None:
@@ -97,6 +98,7 @@ class PretendGPU(TorchDispatchMode):
         self.sync_debug_mode: int | str = 0
         self.stream = Stream()
         self.captured: list[Callable[[], object]] | None = None
+        self.copies: list[tuple[Tensor, Tensor]] = []  # (data, target)
         self._pinned: set[int] = set()  # addresses
 
     def wait(self, reason: str) -> None:
@@ -123,8 +125,11 @@ class PretendGPU(TorchDispatchMode):
             target, source = (args[0], args[1]) if name == "copy_" else (given.get("other"), args[0])
             on_device = on_device if target is None else isinstance(target, PretendTensor)
             is_moved = on_device != isinstance(source, PretendTensor)
+            non_blocking = given.get("non_blocking", False)
+            if is_moved and name == "copy_" and not on_device and non_blocking and self._is_pinned(target):
+                return self._copy_later(source, target)
             if is_moved:
-                self._check_move(source, given.get("non_blocking", False))
+                self._check_move(source, non_blocking)
         elif ours or on_device:
             self._check(name, given, tensors)
         to_pin = kwargs.get("pin_memory") or name in PINNING
@@ -155,6 +160,20 @@ class PretendGPU(TorchDispatchMode):
 
     def _is_pinned(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self._pinned
+
+    def _copy_later(self, source: Tensor, target: Tensor) -> Tensor:
+        if self.captured is not None:
+            raise RuntimeError("a captured copy to the host writes there at each replay")
+        with _disable_current_modes():
+            self.copies.append((_to_host(source).clone(), target))
+            return target.fill_(-7)  # nobody knows what is there now
+
+    def finish(self, copies: list[tuple[Tensor, Tensor]]) -> None:
+        """The host has waited for these copies."""
+        with _disable_current_modes():
+            for data, target in copies:
+                target.copy_(data)
+        self.copies = self.copies[len(copies) :]
 
     def _check_move(self, source: Tensor, non_blocking: bool) -> None:
         if isinstance(source, PretendTensor):
@@ -275,9 +294,19 @@ class Stream:
 class Event(Stream):
     """When work was done."""
 
+    def __init__(self, gpu: PretendGPU, **_: Any) -> None:
+        self._gpu = gpu
+        self._copies: list[tuple[Tensor, Tensor]] = []
+
     def record(self, *_: Any) -> None:
         """Now."""
         self._time = time.perf_counter()
+        self._copies = self._gpu.copies[:]
+
+    def synchronize(self) -> None:
+        """Wait for the copies before it, and for nothing after it."""
+        super().synchronize()
+        self._gpu.finish(self._copies)
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds."""
@@ -331,7 +360,7 @@ def pretend_gpu(capability: tuple[int, int] = (9, 0), memory: int = 1 << 30) -> 
         "max_memory_allocated": lambda *_: 0,
         "memory_reserved": lambda *_: 0,
         "Stream": Stream,
-        "Event": Event,
+        "Event": functools.partial(Event, gpu),
         "current_stream": lambda *_: gpu.stream,
         "stream": gpu.use,
         "CUDAGraph": Graph,

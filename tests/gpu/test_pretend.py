@@ -14,6 +14,7 @@ from minipaged.config import EngineConfig
 from minipaged.decoding.params import DecodingParams
 from minipaged.decoding.structured import StructuredOutputsParams
 from minipaged.execution.model_runner import ModelRunner
+from minipaged.execution.overlap import OverlapRunner
 from minipaged.scheduling import StepPlan, StepResult
 from tests.models.driver import Driver, random_tokens
 from tests.models.survey import build_small
@@ -105,6 +106,24 @@ class TestPretendGPU:
         x[y] = x.where(x > 1, 7)
         assert not gpu.waits
         assert x.tolist() == [7, 7, 5]
+
+    def test_a_copy_to_the_host_arrives_when_its_event_is_waited_for(self, gpu: PretendGPU) -> None:
+        """Not before, and not with the copies of later work."""
+        x, done, later = torch.arange(3.0, device="cuda"), torch.cuda.Event(), torch.cuda.Event()
+        first, second = torch.empty(3, pin_memory=True), torch.empty(3, pin_memory=True)
+        first.copy_(x, non_blocking=True)
+        done.record()
+        x += 1
+        second.copy_(x, non_blocking=True)
+        later.record()
+        assert not gpu.waits
+        assert 1 not in first.tolist()
+        done.synchronize()
+        assert first.tolist() == [0, 1, 2]
+        assert 1 not in second.tolist()
+        later.synchronize()
+        assert second.tolist() == [1, 2, 3]
+        assert gpu.waits.total() == 2
 
     def test_a_graph_repeats_what_the_host_computed(self, gpu: PretendGPU) -> None:
         """New data in the same tensors are seen, new numbers are not."""
@@ -273,3 +292,38 @@ def test_a_decode_step_waits_for_what_the_host_must_know(
         monkeypatch.setattr(ModelRunner, "execute", counted)
         assert generate(on_gpu, params) == expected
     assert counts[1:] == [num_waits] * (len(counts) - 1)
+
+
+OVERLAPPED = ["greedy", "sampled", "filtered", "penalized", "biased", "allowed", "structured"]
+
+
+@pytest.mark.parametrize("method", OVERLAPPED)
+def test_a_step_that_was_begun_before_its_plan_waits_no_longer(
+    on_cpu: LLM, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host waits for the tokens, not for the next step, which has overwritten their logits by then."""
+    params, num_waits = WAITS[method]
+    params = params.clone(max_tokens=6, seed=1)
+    expected = generate(on_cpu, params)
+    counts, was_ready = [], []
+    execute, take = ModelRunner.execute, OverlapRunner._take
+    with pretend_gpu() as gpu:
+        llm = LLM(device="cuda", dtype="float32", num_blocks=64, block_size=4, async_scheduling=True)
+
+        def counted(runner: ModelRunner, plan: StepPlan) -> StepResult:
+            gpu.waits.clear()
+            result = execute(runner, plan)
+            counts.append(gpu.waits.total())
+            return result
+
+        def noted(runner: OverlapRunner, *step: object) -> torch.Tensor | None:
+            logits = take(runner, *step)
+            was_ready.append(logits is not None)
+            return logits
+
+        monkeypatch.setattr(ModelRunner, "execute", counted)
+        monkeypatch.setattr(OverlapRunner, "_take", noted)
+        assert generate(llm, params) == expected
+        assert llm.engine.executor.decode_runner is not None
+    assert counts[1:] == [num_waits] * 5
+    assert was_ready == [True] * 4

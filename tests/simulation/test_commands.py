@@ -321,8 +321,8 @@ def test_an_endless_output_ends_at_the_longest_sequence_and_is_counted_as_genera
 @pytest.mark.parametrize(
     "setting",
     [
-        *("attention_backend", "enable_cuda_graphs", "dtype", "disable_log_stats"),
-        *("quantization", "device", "trust_remote_code", "pipeline_parallel_size"),
+        *("attention_backend", "enable_cuda_graphs", "async_scheduling", "dtype"),
+        *("quantization", "device", "trust_remote_code", "pipeline_parallel_size", "disable_log_stats"),
         *("num_speculative_tokens", "speculative_model"),
     ],
 )

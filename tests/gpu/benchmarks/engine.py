@@ -11,11 +11,14 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig
 from minipaged import LLM, SamplingParams
 from minipaged.config import config_from
 from minipaged.execution.model_runner import ModelRunner
+from minipaged.execution.overlap import OverlapRunner
 from tests.gpu.benchmarks.decode import read_ceiling
 from tests.gpu.benchmarks.timing import Machine
 
 BATCHES = (64, 1, 16, 256)
 PAGE = 256  # tokens, transformers' own default
+
+OVERLAPPED = "engine, fused layers, async scheduling"
 
 Run = Callable[[], list[int]]
 """Completes all prompts -> how many tokens each of them got."""
@@ -97,21 +100,24 @@ def engine(machine: Machine) -> None:
         for graphs in (False, True):
             name = "engine" + ", fused layers" * fused + ", no graphs" * (not graphs)
             work.measure(machine, name, lambda f=fused, g=graphs: through_engine(work, graphs=g, fused=f))
+    work.measure(machine, OVERLAPPED, lambda: through_engine(work, overlap=True))
     for num_requests in others:
         work = Workload.of(machine, num_requests)
         work.measure(machine, "engine, fused layers", lambda work=work: through_engine(work))
+        work.measure(machine, OVERLAPPED, lambda work=work: through_engine(work, overlap=True))
 
 
-def through_engine(work: Workload, graphs: bool = True, fused: bool = True) -> Run:
+def through_engine(work: Workload, graphs: bool = True, fused: bool = True, overlap: bool = False) -> Run:
     """All prompts through the engine, its attention in Triton."""
     options = {
         "attention_backend": "triton",
         "enable_cuda_graphs": graphs,
+        "async_scheduling": overlap,
         "num_blocks": len(work.prompts) * (-(-(work.longest + work.new_tokens) // 16) + 1),
         "max_num_batched_tokens": 8192,
         "enable_prefix_caching": False,  # the second run has the first one's prompts
     }
-    runner = ModelRunner(work.model, config_from(options))
+    runner = (OverlapRunner if overlap else ModelRunner)(work.model, config_from(options))
     if fused:
         runner.optimize()
     llm = LLM(executor=runner, **options)

@@ -1,0 +1,169 @@
+"""Overlap scheduling: a GPU begins the next decode step while the host handles the tokens of the last one.
+
+Between two steps the host appends tokens, ends sequences and plans, and the GPU waits for it. But the plan
+after a step of decodes is nearly always a step of the same decodes, and the GPU has their tokens before the
+host reads them. So their forward pass begins before there is a plan:
+
+    host   | read tokens N | commit N, plan N+1 | read tokens N+1 | commit N+1, plan N+2 |
+    GPU    | forward N+1 ..................| sample N+1 | forward N+2 .................| sample N+2
+
+If the plan asks for rows that were begun, only their samples are missing; else the step runs as always. The
+rest of the engine knows nothing of it. A row writes K/V where only the sequence's own next step would: after
+its last token, in a block that no other table holds. Where the blocks are full, only the plan allocates
+another, so the row borrows a spare one, to be copied once there is a plan:
+
+    begun     7  1  3  spare    blocks 7, 1 and 3 are full: the new token is the first of a spare block
+    planned   7  1  3  5        block 5 becomes a copy of the spare one
+
+Source: K. Zhu et al., NanoFlow, arXiv 2408.12757 (asynchronous scheduling).
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from minipaged.config import EngineConfig
+from minipaged.decoding.params import SamplingParams
+from minipaged.decoding.sampling import Sampler, find_errors
+from minipaged.execution.batch import Batch, BatchBuilder
+from minipaged.execution.model_runner import ModelRunner, TokenSampler
+from minipaged.kernels.on_device import on_device
+from minipaged.memory import BlockCopy, BlockTable
+from minipaged.scheduling import Sample, ScheduledSequence
+from minipaged.scheduling.request import Sequence
+
+MOST_SPARE_BLOCKS = 64
+"""If more sequences than that need another block at once, their step is not begun before its plan."""
+
+
+class Row(NamedTuple):
+    """A decode of a step that was begun."""
+
+    number: int  # in the step
+    position: int  # of the token that it computes
+    blocks: list[int]  # of the sequence's table, when it was begun
+    spare: int | None  # the block after them
+
+
+@dataclass
+class BegunStep:
+    """A step without a plan yet."""
+
+    rows: dict[Sequence, Row]
+    logits: Tensor  # [rows, V]
+    tokens: dict[Sequence, int] = field(default_factory=dict)  # that it computes, once the host knows them
+
+
+class OverlapRunner(ModelRunner):
+    """A `ModelRunner` that begins decodes before their plan, where they are replayed as CUDA graphs."""
+
+    def __init__(
+        self, model: PreTrainedModel, config: EngineConfig, sampler: TokenSampler | None = None
+    ) -> None:
+        super().__init__(model, config, sampler)
+        self._ahead = BatchBuilder(self.device)
+        self._unknown = array("i", bytes(4 * self.max_model_len))  # token ids that the host does not know yet
+        self._begun: BegunStep | None = None
+
+    @property
+    def _can_begin(self) -> bool:
+        return self._can_capture and not self._config.num_speculative_tokens
+
+    @property
+    def num_spare_blocks(self) -> int:  # type: ignore[override]
+        """See `ModelRunner`."""
+        return min(self._config.max_sampling_rows, MOST_SPARE_BLOCKS) if self._can_begin else 0
+
+    def forward(self, batch: Batch) -> Tensor:
+        """As `ModelRunner.forward`; its logits may be there already."""
+        begun, self._begun = self._begun, None
+        logits = None if begun is None else self._take(begun, batch)
+        return super().forward(batch) if logits is None else logits
+
+    def sample(self, batch: Batch, logits: Tensor) -> tuple[list[Sample], dict[str, str] | None]:
+        """As `ModelRunner.sample`; the next step begins when the device knows the tokens."""
+        if not self._can_go_on(batch):
+            return super().sample(batch, logits)
+        begun: BegunStep | None = None
+
+        def begin(order: SequenceOf[int], tokens: Tensor) -> None:
+            nonlocal begun
+            begun = self._begin(batch.scheduled, order, tokens)
+
+        samples = self.sampler(logits, batch.sampling, begin)  # type: ignore[call-arg]
+        if any(math.isnan(sample.logprobs[0]) for sample in samples):
+            logits = self.compute(batch)  # the next step's may lie in their place
+        if begun is not None:
+            begun.tokens = {s.sequence: sample.token_ids[0] for s, sample in zip(batch.sampling, samples)}
+        self._begun = begun
+        return samples, find_errors(samples, batch.sampling, logits)
+
+    def _can_go_on(self, batch: Batch) -> bool:
+        """Whether the tokens of a step are known before the host has read anything of it."""
+        return (
+            self._can_begin
+            and isinstance(self.sampler, Sampler)
+            and self.decode_runner is not None
+            and self.decode_runner.accepts(batch)
+            and all(
+                item.num_candidates == 1
+                and isinstance(params := item.sequence.request.params, SamplingParams)
+                and params.logprobs is None
+                for item in batch.scheduled
+            )
+        )
+
+    def _begin(
+        self, scheduled: list[ScheduledSequence], order: SequenceOf[int], tokens: Tensor
+    ) -> BegunStep | None:
+        """Begin the step after these decodes; tokens[i] follows scheduled[order[i]]."""
+        place = {row: i for i, row in enumerate(order)}
+        spare = iter(range(self.num_blocks, self.num_blocks + self.num_spare_blocks))
+        rows: dict[Sequence, Row] = {}
+        items, index = [], []
+        for number, (sequence, start, _, _) in enumerate(scheduled):
+            position, table = start + 1, sequence.table
+            if position + 1 >= sequence.max_num_tokens:
+                continue  # its last token
+            own, borrowed = table.blocks, None
+            if position == len(own) * table.block_size:
+                if (borrowed := next(spare, None)) is None:
+                    return None
+                table = BlockTable(table.pool, table.block_size)
+                table.blocks = [*own, borrowed]
+            rows[sequence] = Row(len(rows), position, own[:], borrowed)
+            items.append(ScheduledSequence(Sequence(sequence.request, self._unknown, table), position, 1, 1))
+            index.append(place[number])
+        if not rows:
+            return None
+        batch = self._ahead.build(items)._replace(input_ids=tokens[on_device(index, tokens.device)][None])
+        accepts = self.decode_runner is not None and self.decode_runner.accepts(batch)
+        return BegunStep(rows, super().forward(batch)) if accepts else None
+
+    def _take(self, begun: BegunStep, batch: Batch) -> Tensor | None:
+        """The logits of a step, if all its rows were begun; None: it must be computed."""
+        index, copies = [], []
+        for sequence, start, _, _ in batch.scheduled:
+            if (row := begun.rows.get(sequence)) is None:
+                return None
+            own, token = sequence.table.blocks, sequence.token_ids[start]
+            if (
+                start != row.position
+                or token != begun.tokens[sequence]
+                or own[: len(row.blocks)] != row.blocks
+            ):
+                return None
+            if row.spare is not None:
+                copies.append(BlockCopy(row.spare, own[len(row.blocks)]))
+            index.append(row.number)
+        self.cache.copy(copies)
+        if index == list(range(len(begun.logits))):
+            return begun.logits
+        return begun.logits[on_device(index, begun.logits.device)]
