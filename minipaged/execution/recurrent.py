@@ -23,8 +23,8 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.subclassing import Adopted, adopt
 
-CACHE_ARGUMENTS = {"cache_params", "past_key_values"}
-"""Names of the argument through which such a layer receives transformers' cache."""
+CACHE_ARGUMENTS = {"cache", "cache_params", "past_key_values"}
+"""Names of the argument through which such a layer receives transformers' cache: the first since 5.24."""
 
 UPDATES = {"update_conv_state", "update_recurrent_state"}
 """The cache's methods that such a layer calls."""

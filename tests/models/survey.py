@@ -157,6 +157,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "qwen2_5_vl_text": _ROPE_OF_THREE,
     "qwen2_vl_text": _ROPE_OF_THREE,
     "reformer": {"axial_pos_embds": False, "is_decoder": True},
+    "sarvam_mla": _LATENT,
     "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
     "youtu": _LATENT,
     "zaya": {"num_experts_per_tok": 1},

@@ -6,6 +6,7 @@ The oracle is transformers, which keeps the states of one sequence in its own ca
 from __future__ import annotations
 
 import gc
+import inspect
 import random
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache
 
 from minipaged import BeamSearchParams, SamplingParams
 from minipaged.config import ConfigError, EngineConfig
@@ -22,7 +23,14 @@ from minipaged.decoding.params import DecodingParams
 from minipaged.engine import Engine
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.model_runner import ModelRunner
-from minipaged.execution.recurrent import Recurrent
+from minipaged.execution.recurrent import (
+    CACHE_ARGUMENTS,
+    Piece,
+    Recurrent,
+    States,
+    compute_piecewise,
+    set_pieces,
+)
 from minipaged.execution.state_table import StateTable
 from minipaged.execution.subclassing import adopt
 from minipaged.scheduling import Request
@@ -43,11 +51,12 @@ ONE_BY_ONE = ["jamba"]
 def in_pieces(model: nn.Module, token_ids: list[int], pieces: list[int]) -> Tensor:
     """The logits [T, V] that transformers computes with its own cache."""
     cache = DynamicCache(config=model.config)
+    (cache_argument,) = CACHE_ARGUMENTS.intersection(inspect.signature(model.forward).parameters)
     parts, first = [], 0
     for count in pieces:
         chunk = torch.tensor([token_ids[first : first + count]])
         positions = torch.arange(first, first + count)[None]
-        output = model(chunk, position_ids=positions, past_key_values=cache, use_cache=True)
+        output = model(chunk, position_ids=positions, use_cache=True, **{cache_argument: cache})
         parts.append(output.logits[0])
         first += count
     return torch.cat(parts)
@@ -417,6 +426,36 @@ def test_what_a_layer_gets_besides_its_rows_must_not_be_a_tensor() -> None:
     assert torch.equal(layer(rows, None), rows)
     with pytest.raises(UnsupportedModelError, match="layer 3 asks for 'mask' besides its rows"):
         layer(rows, torch.ones(1, 4, 1))
+
+
+class BeforeTransformers5_24(nn.Module):
+    """A recurrent layer whose state is its last row."""
+
+    layer_idx = 0
+
+    def forward(self, rows: Tensor, cache_params: Cache) -> Tensor:
+        cache_params.update_recurrent_state(rows[:, -1], self.layer_idx)
+        return rows
+
+
+class SinceTransformers5_24(nn.Module):
+    """The same one."""
+
+    layer_idx = 0
+
+    def forward(self, rows: Tensor, cache: Cache) -> Tensor:
+        cache.update_recurrent_state(rows[:, -1], self.layer_idx)
+        return rows
+
+
+@pytest.mark.parametrize("kind", [BeforeTransformers5_24, SinceTransformers5_24])
+def test_recurrent_layers_are_found_whatever_they_call_the_cache(kind: type[nn.Module]) -> None:
+    """transformers 5.24 renamed the argument: every hybrid model was refused."""
+    layer, states = kind(), States(1)
+    compute_piecewise(layer)
+    with set_pieces([Piece(torch.arange(3)[None], [], states)]):
+        layer(torch.tensor([[[4.0], [5.0], [6.0]]]), None)
+    assert states.layers[0].recurrent_states[0].tolist() == [[6.0]]
 
 
 @torch.inference_mode()
