@@ -51,7 +51,7 @@ class Group:
             timeout=STEP_TIMEOUT,
             device_id=device if backend == "nccl" else None,
         )
-        self._control = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT)
+        self._control: Any = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT)
         stage: Any = None
         for first in range(0, place.size, place.tensor_size):  # every rank takes part in creating each group
             made = dist.new_group(list(range(first, first + place.tensor_size)), timeout=STEP_TIMEOUT)
