@@ -134,13 +134,13 @@ def test_a_second_runner_that_is_refused_leaves_the_first_one_alone(monkeypatch:
 
 def test_a_method_that_is_not_there_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """A release that renames it would keep its own attention, and see one token in every decode."""
-    model = build("gptj")
-    own = type(model.transformer.h[0].attn)
+    model = build("gpt_neo")
+    own = type(model.transformer.h[0].attn.attention)
     monkeypatch.setattr(own, "_attend", own._attn, raising=False)
     monkeypatch.delattr(own, "_attn")
     with pytest.raises(UnsupportedModelError, match="attention interface"):
         run(model)
-    assert type(model.transformer.h[0].attn) is own
+    assert type(model.transformer.h[0].attn.attention) is own
 
 
 def test_code_that_came_with_a_model_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
