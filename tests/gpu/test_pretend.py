@@ -79,7 +79,7 @@ class TestPretendGPU:
             lambda x: x.nonzero(),
             lambda x: torch.tensor([1, 2], device="cuda"),
             lambda x: torch.arange(3).to("cuda", non_blocking=True),
-            lambda x: x.__setitem__(x.long(), 5),
+            lambda x: x.index_put_((x.long(),), torch.tensor(5.0)),
             lambda x: torch.where(x > 1, x, torch.tensor(5.0)),
             lambda x: x.masked_fill(x > 1, x[0]),
             lambda x: torch.cuda.synchronize(),
