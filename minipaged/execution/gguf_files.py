@@ -1,21 +1,23 @@
-"""Models in a GGUF file, llama.cpp's format: transformers reads it and turns its weights into floats.
+"""Models in a GGUF file, llama.cpp's format, by transformers' tables: their weights become floats.
 
-It passes over whatever it does not know, in silence: scaled positions, biases, ways to split a text. So only
-kinds of models with a test are read, and only files in which nothing is passed over. (What reads them is
-imported when there is such a file, for its names in transformers may change.)
+transformers passes over whatever it does not know, in silence: scaled positions, biases, ways to split a
+text. So only kinds of models with a test are read, and only files in which nothing is passed over; some of
+what transformers does not know is added here. (What reads them is imported when there is such a file, for
+its names in transformers may change.)
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
+from transformers import AutoConfig
 
 from minipaged.execution.checkpoints import ModelLoadError
 
@@ -49,10 +51,8 @@ def locate(name: str) -> Path:
         raise ModelLoadError(f"{name} holds {len(found)} GGUF files; give one of them, such as {found[0]}")
     if not found[0].is_file():
         raise ModelLoadError(f"there is no file {name}; give a GGUF file, a model directory or a hub id")
-    if missing := [package for package in ("gguf", "accelerate") if not importlib.util.find_spec(package)]:
-        raise ModelLoadError(
-            f"{name} is a GGUF file; pip install {' '.join(missing)} to read it, or {_INSTEAD}"
-        )
+    if not importlib.util.find_spec("gguf"):
+        raise ModelLoadError(f"{name} is a GGUF file; pip install gguf to read it, or {_INSTEAD}")
     _check_header(name, found[0])
     return found[0]
 
@@ -63,7 +63,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def _header(file: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What the file says about its model (of a list, only its length), and the names of its tensors."""
+    """What the file says about its model (of a list of strings, only its length), and its tensors' names."""
     from transformers.integrations.gguf import read_gguf_metadata
 
     return read_gguf_metadata(str(file))
@@ -97,48 +97,112 @@ def _check_header(name: str, file: Path) -> None:
     default = {f"{kind}.rope.scaling.type": "none"}
     for key, value in said.items():
         if key.startswith(f"{kind}.") and key not in read and value != default.get(key):
-            raise ModelLoadError(
-                f"{name} has {key} = {value}, which transformers does not read from GGUF; {_INSTEAD}"
-            )
+            raise ModelLoadError(f"{name} has {key} = {value}, which is not read from GGUF; {_INSTEAD}")
 
 
-def complete(name: str, file: Path, model: Any) -> None:
-    """Give the model the factors of its rotary frequencies; refuse it if other tensors were left out."""
-    from gguf import GGUFReader
-    from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
+def read_config(file: Path) -> Any:
+    """The model's configuration."""
+    from transformers.integrations import GGUF_CONFIG_MAPPING
 
-    _, tensors = _header(file)
-    read = {*get_gguf_hf_weights_map(model, TensorProcessor()), ROPE_FACTORS}
-    if unread := sorted({*tensors} - read):
-        kind = model.config.model_type
-        raise ModelLoadError(
-            f"{name} has {unread[0]}, which transformers does not read for a {kind} model; {_INSTEAD}"
-        )
-    if ROPE_FACTORS in tensors:
-        (factors,) = (tensor.data for tensor in GGUFReader(file).tensors if tensor.name == ROPE_FACTORS)
-        model.base_model.rotary_emb.inv_freq /= torch.from_numpy(np.array(factors, np.float32))
+    said, tensors = _header(file)
+    kind = said["general.architecture"]
+    mapped: Any = GGUF_CONFIG_MAPPING[kind]
+    values = {name: said[f"{kind}.{key}"] for key, name in mapped.items() if name and f"{kind}.{key}" in said}
+    return AutoConfig.for_model(
+        kind,
+        **{"vocab_size": said.get("tokenizer.ggml.tokens")} | values,
+        tie_word_embeddings="output.weight" not in tensors,
+        bos_token_id=said.get("tokenizer.ggml.bos_token_id"),
+        eos_token_id=said.get("tokenizer.ggml.eos_token_id"),
+        pad_token_id=said.get("tokenizer.ggml.padding_token_id"),
+        dtype="float32",
+    )
+
+
+def _tensors(file: Path) -> dict[str, tuple[np.ndarray, Any]]:
+    """The blocks of each tensor, which stay in the file, and of what kind they are."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import quant_shape_to_byte_shape
+    from transformers.integrations.gguf import reader
+
+    blob = np.memmap(file, np.uint8, "r")
+    said, count, position = reader._read_metadata(blob, str(file))
+    table, position = reader._read_tensor_table(blob, count, position)
+    aligned = said.get("general.alignment", 32)
+    start = -(-position // aligned) * aligned
+    found = {}
+    for name, shape, number, offset in table:
+        kind = GGMLQuantizationType(number)
+        shape = quant_shape_to_byte_shape(shape, kind)
+        found[name] = blob[start + offset :][: prod(shape)].reshape(shape), kind
+    return found
+
+
+class _Stored:
+    """A weight in the file; transformers indexes it when it wants its values."""
+
+    def __init__(self, name: str, blocks: np.ndarray, kind: Any, processor: Any) -> None:
+        self.name, self.blocks, self.kind, self.processor = name, blocks, kind, processor
+
+    def __getitem__(self, _: Any) -> torch.Tensor:
+        from gguf import dequantize
+
+        values = self.processor.process(dequantize(self.blocks, self.kind), self.name).weights
+        return torch.from_numpy(np.require(values, requirements=["C", "W"]))
+
+
+def weights(name: str, file: Path, model: Any) -> dict[str, _Stored]:
+    """The model's weights, each of them read when it is wanted.
+
+    Raises:
+        ModelLoadError: the file has others, too.
+    """
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+    said, _ = _header(file)
+    kind = said["general.architecture"]
+    (known,) = (number for number, known in MODEL_ARCH_NAMES.items() if known == kind)
+    names = get_tensor_name_map(known, model.config.num_hidden_layers)
+    parts = (path.rsplit(".", 1) for path in model.state_dict())
+    own = {f"{names.get_name(module)}.{rest}": f"{module}.{rest}" for module, rest in parts}
+    tensors = _tensors(file)
+    if unread := sorted(tensors.keys() - {*own, ROPE_FACTORS}):
+        raise ModelLoadError(f"{name} has {unread[0]}, which is not read for a {kind} model; {_INSTEAD}")
+    processor = TENSOR_PROCESSORS.get(kind, TensorProcessor)(model.config.to_dict())
+    tensors.pop(ROPE_FACTORS, None)
+    return {own[tensor]: _Stored(tensor, *stored, processor) for tensor, stored in tensors.items()}
+
+
+def scale_positions(file: Path, model: Any) -> None:
+    """Give the model the factors of its rotary frequencies, if the file has any."""
+    if factors := _tensors(file).get(ROPE_FACTORS):
+        model.base_model.rotary_emb.inv_freq /= torch.from_numpy(factors[0].view(np.float32).copy())
 
 
 def check_splits(file: Path) -> None:
-    """Raises ValueError: transformers would split a text otherwise than the model learned it."""
+    """Raises ValueError: it is not known here how the model learned to split a text."""
     if (file.parent / "tokenizer.json").is_file():  # it comes first
         return
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     said, _ = _header(file)
     way = said.get("tokenizer.ggml.pre", "default")  # llama.cpp's, which is not transformers'
-    if said.get("tokenizer.ggml.model") == "gpt2" and way not in {*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2"}:
-        raise ValueError(
-            f"transformers does not know how it splits a text ({way}); put its tokenizer.json beside it"
-        )
+    known = {*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2"}
+    if said.get("tokenizer.ggml.model") == "gpt2" and way not in known:
+        raise ValueError(f"it is not known how it splits a text ({way}); put its tokenizer.json beside it")
 
 
 def remove_additions(file: Path, tokenizer: Any) -> None:
     """Take tokens from the tokenizer that the file does not have: transformers adds GPT-2's <|endoftext|>."""
-    said, _ = _header(file)
-    count = said["tokenizer.ggml.tokens"]
-    if len(tokenizer) <= count or (file.parent / "tokenizer.json").is_file():
+    if (file.parent / "tokenizer.json").is_file():
         return
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < count]
-    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
+    said, _ = _header(file)
+    backend = tokenizer.backend_tokenizer
+    count = said["tokenizer.ggml.tokens"]
+    if len(tokenizer) > count:
+        added = sorted(backend.get_added_tokens_decoder().items())
+        tokenizer._tokenizer = Tokenizer(backend.model)
+        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+            setattr(tokenizer._tokenizer, part, getattr(backend, part))
+        tokenizer._tokenizer.add_tokens([token for number, token in added if number < count])

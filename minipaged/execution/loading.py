@@ -24,13 +24,13 @@ from transformers import (
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
 )
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
 )
 from transformers.utils import logging as transformers_logging
-from transformers.utils.quantization_config import GgufConfig
 
 from minipaged.config import ConfigError, Device, EngineConfig
 from minipaged.execution import gguf_files
@@ -91,21 +91,26 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
         if path.is_dir():
             said, _ = PreTrainedConfig.get_config_dict(source, **options)
             check_description(name, said.get("quantization_config"))
-        described = AutoConfig.from_pretrained(source, **options)
+        if is_gguf:
+            described = gguf_files.read_config(path)
+        else:
+            described = AutoConfig.from_pretrained(source, **options)
         kind = read_as_floats(name, described)
         layer_types = getattr(described.get_text_config(decoder=True), "layer_types", None)
         if not STATEFUL.isdisjoint(layer_types or ()):
             config.check_states()
         auto = auto_class(described)
-        if device.type == "meta":
-            with device:
+        if device.type == "meta" or is_gguf:
+            with torch.device("meta"):
                 model = auto.from_config(described, trust_remote_code=config.trust_remote_code)
+        if device.type == "meta":
             return model, {"missing_keys": (), "mismatched_keys": ()}
-        if "gguf_file" in options:
-            options["quantization_config"] = GgufConfig(dequantize=True)
-        with _weights_counted(enabled="local_files_only" in options):  # a download has the hub's own bars
+        is_local = "local_files_only" in options
+        if is_gguf:
+            auto, options = type(model), {"state_dict": gguf_files.weights(name, path, model)}
+        with _weights_counted(enabled=is_local):  # a download has the hub's own bars
             return auto.from_pretrained(
-                source,
+                None if is_gguf else source,
                 config=described,
                 dtype=config.dtype,
                 output_loading_info=True,
@@ -158,7 +163,7 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
                 f"quantization_config that tells of it; put the one there that it was made with, or {INSTEAD}"
             )
     if is_gguf and device.type != "meta":
-        gguf_files.complete(name, path, model)
+        gguf_files.scale_positions(path, model)
     if config.generation_config == "none":
         model.generation_config = None
     return model.to(device).eval()
@@ -230,7 +235,6 @@ def load_tokenizer(name: str, config: EngineConfig, must_exist: bool = False) ->
         ModelLoadError: it cannot be built and `must_exist`.
     """
     options = {"trust_remote_code": config.trust_remote_code, "revision": config.revision or "main"}
-    load = partial(AutoTokenizer.from_pretrained, **options)
     path = Path(name).expanduser()
     try:
         path = gguf_files.locate(name)
@@ -239,7 +243,8 @@ def load_tokenizer(name: str, config: EngineConfig, must_exist: bool = False) ->
         is_gguf = gguf_files.is_gguf(path)
         if is_gguf:
             gguf_files.check_splits(path)
-        tokenizer = _local_first(path, name, load, config.revision)
+        kind: Any = PreTrainedTokenizerFast if is_gguf else AutoTokenizer  # (which reads all of a GGUF file)
+        tokenizer = _local_first(path, name, partial(kind.from_pretrained, **options), config.revision)
         if is_gguf:
             gguf_files.remove_additions(path, tokenizer)
         if not len(tokenizer):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
 from torch import nn
@@ -22,8 +23,25 @@ LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+}
+GEMMA = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+SCALES = {
+    Kind.Q2_K: (80, 82),
+    Kind.Q3_K: (108,),
+    Kind.Q4_K: (0, 2),
+    Kind.Q5_K: (0, 2),
+    Kind.Q6_K: (208,),
+    Kind.IQ4_NL: (0,),
+    Kind.IQ4_XS: (0,),
+}
+"""Where a block has its scales, in half precision, if gguf can read this kind and not write it."""
 
 
 def write_gguf(
@@ -43,8 +61,9 @@ def write_gguf(
         architecture: another one than the model's.
     """
     config = model.config
-    is_llama = config.model_type == "llama"
-    writer = gguf.GGUFWriter(path, architecture or config.model_type)
+    architecture = architecture or config.model_type.removesuffix("_text")
+    is_llama, is_gemma = config.model_type == "llama", config.model_type.startswith("gemma")
+    writer = gguf.GGUFWriter(path, architecture)
     add(writer)
     writer.add_name("tiny")
     writer.add_block_count(config.num_hidden_layers)
@@ -55,18 +74,30 @@ def write_gguf(
     writer.add_head_count_kv(config.num_key_value_heads)
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    if architecture != "gemma2":
+        writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
-    if is_llama:
+    if is_llama or architecture == "phi3":
         writer.add_rope_dimension_count(head_size)
     else:
         writer.add_key_length(head_size)
         writer.add_value_length(head_size)
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if architecture == "phi3":
+        writer.add_rope_scaling_orig_ctx_len(config.max_position_embeddings)
+    if is_gemma or architecture == "phi3":
+        writer.add_sliding_window(config.sliding_window or 0)
     if tokenizer is not None:
         _add_tokenizer(writer, tokenizer, way)
-    else:
+    elif "tokenizer.ggml.model" not in writer.kv_data[0]:
         writer.add_tokenizer_model("no_vocab")
-    rope = config.rope_parameters
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "llama3":
         plain = rope["rope_theta"] ** -(torch.arange(0, head_size, 2) / head_size)
         writer.add_tensor("rope_freqs.weight", (plain / model.model.rotary_emb.inv_freq).numpy())
@@ -75,17 +106,22 @@ def write_gguf(
         module, suffix = name.rsplit(".", 1)
         if module.startswith("model.layers."):
             _, _, layer, rest = module.split(".", 3)
-            target = f"blk.{layer}.{LAYER[rest]}"
+            target = f"blk.{layer}.{({**LAYER, **GEMMA} if is_gemma else LAYER)[rest]}"
         else:
             target = WHOLE[module]
         data = weight.detach().float().numpy()
         stored = kind if data.ndim == 2 else Kind.F32
+        offset = 1 if is_gemma and data.ndim == 1 else 0  # Gemma multiplies by 1 + weight
         count = heads.get(module.rsplit(".", 1)[-1]) if is_llama else None
         if count:  # llama.cpp rotates neighbours (0, 1), transformers halves (0, size / 2)
             data = data.reshape(count, 2, head_size // 2, -1).swapaxes(1, 2).reshape(data.shape)
-        blocks = gguf.quants.quantize(data, stored)
+        blocks = (
+            _random_blocks(data.shape, stored)
+            if stored in SCALES
+            else gguf.quants.quantize(data + offset, stored)
+        )
         writer.add_tensor(f"{target}.{suffix}", blocks, raw_dtype=stored)
-        values = gguf.quants.dequantize(blocks, stored)
+        values = gguf.quants.dequantize(blocks, stored) - offset
         if count:
             values = values.reshape(count, head_size // 2, 2, -1).swapaxes(1, 2).reshape(data.shape)
         weight.data.copy_(weight.new_tensor(values))
@@ -93,6 +129,16 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _random_blocks(shape: tuple[int, ...], kind: Kind) -> np.ndarray:
+    *rows, size = gguf.quants.quant_shape_to_byte_shape(shape, kind)
+    size_of_block = gguf.GGML_QUANT_SIZES[kind][1]
+    blocks = np.random.default_rng(size).integers(0, 256, (*rows, size), np.uint8)
+    for start in SCALES[kind]:
+        scales = blocks.reshape(-1, size_of_block)[:, start : start + 2]
+        scales[:] = np.frombuffer(np.float16(0.0001).tobytes(), np.uint8)
+    return blocks
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Any, way: str) -> None:

@@ -1,7 +1,7 @@
 """Models in GGUF files compute what they would from safetensors; what would be left out is refused."""
 
-import importlib
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
@@ -16,12 +16,10 @@ from tests.models.zoo import VOCAB_SIZE, build
 
 try:
     import gguf
-
-    importlib.import_module("accelerate")
 except ImportError as reason:
     pytest.skip(f"GGUF files: {reason}", allow_module_level=True)
 
-from tests.models.gguf_files import Kind, write_gguf
+from tests.models.gguf_files import SCALES, Kind, write_gguf
 from tests.models.refusal import refusal
 
 CPU = torch.device("cpu")
@@ -50,7 +48,7 @@ def test_a_file_gives_the_model_that_was_written(tmp_path: Path, name: str, kind
     written = build(name, **MODELS[name])
     write_gguf(written, tmp_path / "tiny.gguf", Kind[kind])
     read = load_model(str(tmp_path / "tiny.gguf"), EngineConfig(dtype=dtype), CPU)
-    assert not read.is_quantized
+    assert not getattr(read, "is_quantized", False)
     weights, expected = dict(read.named_parameters()), dict(written.named_parameters())
     assert weights.keys() == expected.keys()
     for path, weight in weights.items():
@@ -61,6 +59,35 @@ def test_a_file_gives_the_model_that_was_written(tmp_path: Path, name: str, kind
         token_ids = torch.tensor([random_tokens(90, VOCAB_SIZE, seed=1)])
         actual, wanted = (model(token_ids).logits for model in (read, written))
         torch.testing.assert_close(actual, wanted, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q5_0", "Q5_1", *(kind.name for kind in SCALES)])
+def test_weights_are_those_of_llama_cpp_package(tmp_path: Path, kind: str) -> None:
+    """K-quants, which nearly all published files have, and what stands in where a row is not of 256."""
+    written = build("llama", hidden_size=256, intermediate_size=256)
+    write_gguf(written, tmp_path / "tiny.gguf", Kind[kind])
+    weights = dict(load_model(str(tmp_path / "tiny.gguf"), EngineConfig(), CPU).named_parameters())
+    for path, expected in written.named_parameters():
+        assert torch.equal(weights[path], expected), path
+
+
+def test_the_file_is_not_copied_as_a_whole(tmp_path: Path, monkeypatch) -> None:
+    """All weights were held as floats, before the first went into the model; and gguf's own reader, which
+    takes 12 seconds for 128,000 tokens, read the file four times."""
+    monkeypatch.setattr(gguf, "GGUFReader", None)
+    alive = []
+    dequantize = gguf.dequantize
+
+    def counted(*args):
+        values = dequantize(*args)
+        alive.append(weakref.ref(values))
+        assert sum(one() is not None for one in alive) < 12
+        return values
+
+    monkeypatch.setattr(gguf, "dequantize", counted)
+    write_gguf(build("llama", **WIDE, num_hidden_layers=8), tmp_path / "tiny.gguf", Kind.Q8_0)
+    load_model(str(tmp_path / "tiny.gguf"), EngineConfig(dtype="bfloat16"), CPU)
+    assert len(alive) > 50
 
 
 @pytest.mark.parametrize("settings", [{}, {"quantization": "int8"}], ids=["plain", "int8"])
@@ -108,7 +135,7 @@ def test_a_way_to_split_texts_that_is_not_known_means_token_ids(tmp_path: Path, 
     tokenizer = AutoTokenizer.from_pretrained(str(pocket_model.PATH))
     write_gguf(build("llama", **WIDE), tmp_path / "tiny.gguf", tokenizer=tokenizer, way=way)
     assert load_tokenizer(str(tmp_path / "tiny.gguf"), EngineConfig()) is None
-    assert f"does not know how it splits a text ({way}); put its tokenizer.json beside it" in caplog.text
+    assert f"it is not known how it splits a text ({way}); put its tokenizer.json beside it" in caplog.text
     tokenizer.save_pretrained(tmp_path)
     text = "12 dogs"
     assert load_tokenizer(str(tmp_path / "tiny.gguf"), EngineConfig())(text) == tokenizer(text)
@@ -169,6 +196,7 @@ def test_positions_that_are_said_not_to_be_scaled(tmp_path: Path) -> None:
         ),
         (lambda writer: writer.add_expert_count(8), "llama.expert_count = 8"),
         (lambda writer: writer.add_uint16("split.count", 3), "is one of 3 parts"),
+        (lambda writer: writer.add_rope_scaling_factor(8.0), "llama.rope.scaling.factor = 8.0"),
     ],
 )
 def test_what_transformers_would_pass_over_is_named(tmp_path: Path, add, reason: str) -> None:
@@ -180,14 +208,11 @@ def test_what_transformers_would_pass_over_is_named(tmp_path: Path, add, reason:
 def test_biases_that_transformers_would_pass_over_are_named(tmp_path: Path) -> None:
     """A Llama with biases: its kind of file does not say that it has them."""
     write_gguf(build("llama", **WIDE, attention_bias=True), tmp_path / "tiny.gguf")
-    assert "has blk.0.attn_k.bias, which transformers does not read for a llama model" in refusal(
-        tmp_path / "tiny.gguf"
-    )
+    assert "has blk.0.attn_k.bias, which is not read for a llama model" in refusal(tmp_path / "tiny.gguf")
 
 
 def test_other_architectures_are_refused(tmp_path: Path) -> None:
     """Whether transformers reads them rightly, no test says."""
-    write_gguf(build("llama", **WIDE), tmp_path / "tiny.gguf", architecture="gemma3")
-    assert "is a GGUF file of a gemma3 model, and only llama, qwen2, qwen3 are read" in refusal(
-        tmp_path / "tiny.gguf"
-    )
+    write_gguf(build("llama", **WIDE), tmp_path / "tiny.gguf", architecture="stablelm")
+    known = "llama, qwen2, qwen3"
+    assert f"is a GGUF file of a stablelm model, and only {known} are read" in refusal(tmp_path / "tiny.gguf")
