@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from transformers import AutoConfig
 
 from minipaged.execution.checkpoints import ModelLoadError
@@ -28,6 +28,16 @@ SHAPES = {"attention.key_length", "attention.value_length", "rope.dimension_coun
 
 ROPE_FACTORS = "rope_freqs.weight"
 """What Llama 3.1 divides its rotary frequencies by; transformers does not read it."""
+
+WHOLE_WORDS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken"}
+"""Ways to split a text after which a word that is a token stays whole; and, unless a file says otherwise, a
+text begins with the first token."""
+
+ENDS = {
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>"),
+    *("<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
+}
+"""Tokens that end an answer, as in llama.cpp, too: a file names one, and its chat template writes another."""
 
 _INSTEAD = "give the model as Hugging Face saves it, with config.json and safetensors"
 
@@ -62,11 +72,15 @@ def is_gguf(path: Path) -> bool:
     return path.suffix == ".gguf" and path.is_file()
 
 
-def _header(file: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What the file says about its model (of a list of strings, only its length), and its tensors' names."""
+def _header(file: Path, *whole: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What the file says about its model, and the names of its tensors.
+
+    Args:
+        whole: which lists of strings are wanted; of others, there is only the length.
+    """
     from transformers.integrations.gguf import read_gguf_metadata
 
-    return read_gguf_metadata(str(file))
+    return read_gguf_metadata(str(file), whole)
 
 
 def _begins_as_gguf(file: Path) -> bool:
@@ -104,16 +118,19 @@ def read_config(file: Path) -> Any:
     """The model's configuration."""
     from transformers.integrations import GGUF_CONFIG_MAPPING
 
-    said, tensors = _header(file)
+    said, tensors = _header(file, "tokenizer.ggml.tokens")
     kind = said["general.architecture"]
     mapped: Any = GGUF_CONFIG_MAPPING[kind]
     values = {name: said[f"{kind}.{key}"] for key, name in mapped.items() if name and f"{kind}.{key}" in said}
+    tokens = said.get("tokenizer.ggml.tokens", [])
+    named = (said.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
+    ends = [*named, *(number for number, token in enumerate(tokens) if token in ENDS)]
     return AutoConfig.for_model(
         kind,
-        **{"vocab_size": said.get("tokenizer.ggml.tokens")} | values,
+        **{"vocab_size": len(tokens)} | values,
         tie_word_embeddings="output.weight" not in tensors,
         bos_token_id=said.get("tokenizer.ggml.bos_token_id"),
-        eos_token_id=said.get("tokenizer.ggml.eos_token_id"),
+        eos_token_id=[*dict.fromkeys(end for end in ends if end is not None)] or None,
         pad_token_id=said.get("tokenizer.ggml.padding_token_id"),
         dtype="float32",
     )
@@ -188,19 +205,33 @@ def check_splits(file: Path) -> None:
 
     said, _ = _header(file)
     way = said.get("tokenizer.ggml.pre", "default")  # llama.cpp's, which is not transformers'
-    known = {*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2"}
+    known = {*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2", "smollm"}
     if said.get("tokenizer.ggml.model") == "gpt2" and way not in known:
         raise ValueError(f"it is not known how it splits a text ({way}); put its tokenizer.json beside it")
 
 
-def remove_additions(file: Path, tokenizer: Any) -> None:
-    """Take tokens from the tokenizer that the file does not have: transformers adds GPT-2's <|endoftext|>."""
+def as_llama_cpp(file: Path, tokenizer: Any) -> None:
+    """Let the tokenizer do what llama.cpp does with the file, where transformers does something else."""
     if (file.parent / "tokenizer.json").is_file():
         return
     said, _ = _header(file)
-    backend = tokenizer.backend_tokenizer
+    backend, way = tokenizer.backend_tokenizer, said.get("tokenizer.ggml.pre")
+    if said.get("tokenizer.ggml.model") == "llama":  # a space before each text, also if it begins with one
+        spaced = said.get("tokenizer.ggml.add_space_prefix", True)
+        before = [normalizers.Prepend("▁")] if spaced else []
+        after = [decoders.Strip(" ", 1)] if spaced else []
+        backend.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
+        backend.pre_tokenizer = None
+        joined = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        backend.decoder = decoders.Sequence([*joined, *after])
+    if way == "smollm":
+        digits, words = pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+    if way in WHOLE_WORDS:
+        backend.model.ignore_merges = True
+        tokenizer.add_bos_token = said.get("tokenizer.ggml.add_bos_token", True)
     count = said["tokenizer.ggml.tokens"]
-    if len(tokenizer) > count:
+    if len(tokenizer) > count:  # transformers adds GPT-2's <|endoftext|>
         added = sorted(backend.get_added_tokens_decoder().items())
         tokenizer._tokenizer = Tokenizer(backend.model)
         for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):

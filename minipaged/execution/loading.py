@@ -246,7 +246,7 @@ def load_tokenizer(name: str, config: EngineConfig, must_exist: bool = False) ->
         kind: Any = PreTrainedTokenizerFast if is_gguf else AutoTokenizer  # (which reads all of a GGUF file)
         tokenizer = _local_first(path, name, partial(kind.from_pretrained, **options), config.revision)
         if is_gguf:
-            gguf_files.remove_additions(path, tokenizer)
+            gguf_files.as_llama_cpp(path, tokenizer)
         if not len(tokenizer):
             raise ValueError("its vocabulary is empty")
     except Exception as error:  # of all kinds, as for models

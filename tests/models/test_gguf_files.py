@@ -129,7 +129,7 @@ def test_the_vocabulary_is_that_of_the_file(tmp_path: Path) -> None:
     assert read(text).input_ids == tokenizer(text).input_ids
 
 
-@pytest.mark.parametrize("way", ["smollm", "default"])
+@pytest.mark.parametrize("way", ["deepseek-llm", "default"])
 def test_a_way_to_split_texts_that_is_not_known_means_token_ids(tmp_path: Path, caplog, way: str) -> None:
     """transformers would split them as GPT-2 does, in silence. (llama.cpp's default groups digits, too.)"""
     tokenizer = AutoTokenizer.from_pretrained(str(pocket_model.PATH))
@@ -139,6 +139,110 @@ def test_a_way_to_split_texts_that_is_not_known_means_token_ids(tmp_path: Path, 
     tokenizer.save_pretrained(tmp_path)
     text = "12 dogs"
     assert load_tokenizer(str(tmp_path / "tiny.gguf"), EngineConfig())(text) == tokenizer(text)
+
+
+PIECES = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    *(f"<0x{byte:02X}>" for byte in range(256)),
+    "▁",
+    "▁▁",
+    "a",
+    "▁a",
+    "b",
+    "▁▁▁▁",
+]
+
+
+def add_pieces(writer: gguf.GGUFWriter, spaced: bool | None) -> None:
+    """A tokenizer of SentencePiece, as Llama 2, TinyLlama, Mistral, Gemma and Phi-3 have them."""
+    kinds = [gguf.TokenType.UNKNOWN, *[gguf.TokenType.CONTROL] * 2, *[gguf.TokenType.BYTE] * 256]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(PIECES)
+    writer.add_token_types([*kinds, *[gguf.TokenType.NORMAL] * (len(PIECES) - len(kinds))])
+    writer.add_token_scores([0.0] * 260 + [-1.0, -9.0, -2.0, -9.0, -3.0])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    if spaced is not None:
+        writer.add_add_space_prefix(spaced)
+
+
+@pytest.mark.parametrize(
+    ("text", "spaced", "tokens"),
+    [
+        ("a", None, ["▁a"]),
+        (" a", None, ["▁▁", "a"]),
+        ("  a", True, ["▁▁", "▁a"]),
+        ("a</s>\na", True, ["▁a", "</s>", "▁", "<0x0A>", "a"]),
+        ("a</s> b", True, ["▁a", "</s>", "▁▁", "b"]),
+        ("a", False, ["a"]),
+        ("a</s> b", False, ["a", "</s>", "▁", "b"]),
+        ("é    ▁b", False, ["<0xC3>", "<0xA9>", "▁▁▁▁", "▁", "b"]),
+        ("", True, []),
+    ],
+)
+def test_sentencepiece_puts_a_space_before_a_text(tmp_path: Path, text, spaced, tokens: list[str]) -> None:
+    """These tokens are llama.cpp's. transformers puts no space before one, and none after a special token,
+    as in TinyLlama's chats; and it puts one where the file says not to."""
+    path = tmp_path / "tiny.gguf"
+    write_gguf(build("llama", **WIDE), path, add=lambda writer: add_pieces(writer, spaced))
+    tokenizer = load_tokenizer(str(path), EngineConfig())
+    token_ids = tokenizer(text).input_ids
+    assert tokenizer.convert_ids_to_tokens(token_ids) == ["<s>", *tokens]
+    assert tokenizer.decode(tokenizer(text.replace("</s>", "")).input_ids, skip_special_tokens=True) == (
+        text.replace("</s>", "").replace("▁", " ")
+    )
+
+
+def test_smollm_splits_numbers_into_digits(tmp_path: Path) -> None:
+    """SmolLM 2's file had prompts of token ids only: transformers does not know how it splits a text."""
+    tokenizer = AutoTokenizer.from_pretrained(str(pocket_model.PATH))
+    write_gguf(build("llama", **WIDE), tmp_path / "tiny.gguf", tokenizer=tokenizer, way="smollm")
+    read = load_tokenizer(str(tmp_path / "tiny.gguf"), EngineConfig())
+    split = read.backend_tokenizer.pre_tokenizer.pre_tokenize_str
+    assert [part for part, _ in split("x12  a don't")] == ["x", "1", "2", "Ġ", "Ġa", "Ġdon", "'t"]
+
+
+@pytest.mark.parametrize("said", [None, True, False])
+@pytest.mark.parametrize("way", ["llama-bpe", "tekken", "qwen2"])
+def test_llama_3_begins_with_its_first_token(tmp_path: Path, way: str, said: bool | None) -> None:
+    """Its first files do not say so; and a word that is a token stays whole, whatever its merges are."""
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(way)
+        writer.add_token_list(["a", "b", "c", "bc", "abc", "<bos>"])
+        writer.add_token_types([gguf.TokenType.NORMAL] * 5 + [gguf.TokenType.CONTROL])
+        writer.add_token_merges(["b c"])
+        writer.add_bos_token_id(5)
+        if said is not None:
+            writer.add_add_bos_token(said)
+
+    write_gguf(build("llama", **WIDE), tmp_path / "tiny.gguf", add=add)
+    tokenizer = load_tokenizer(str(tmp_path / "tiny.gguf"), EngineConfig())
+    begun = said or (said is None and way != "qwen2")
+    assert tokenizer("abc").input_ids == [5] * begun + ([0, 3] if way == "qwen2" else [4])
+    assert len(tokenizer) == 6
+
+
+def test_an_answer_ends_where_a_chat_template_ends_it(tmp_path: Path) -> None:
+    """Files name one end; Phi-3's template ends with <|end|>, Gemma's with <end_of_turn>: answers ran on."""
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("qwen2")
+        writer.add_token_list(["a", "<eos>", "<|end|>", "<end_of_turn>", "<mine>", "b"])
+        writer.add_token_types([gguf.TokenType.NORMAL, *[gguf.TokenType.CONTROL] * 4, gguf.TokenType.NORMAL])
+        writer.add_token_merges([])
+        writer.add_eos_token_id(1)
+        writer.add_eot_token_id(4)
+
+    write_gguf(build("llama", **WIDE), tmp_path / "tiny.gguf", add=add)
+    for source in ("auto", "none"):
+        llm = LLM(tmp_path / "tiny.gguf", generation_config=source, disable_log_stats=True)
+        assert {*llm.engine.executor.eos_token_ids} == {1, 2, 3, 4}
 
 
 def test_several_files_are_a_choice(llama: Path) -> None:
