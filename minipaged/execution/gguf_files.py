@@ -21,10 +21,20 @@ from transformers import AutoConfig
 
 from minipaged.execution.checkpoints import ModelLoadError
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ARCHITECTURES = ("gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen3")
 
 SHAPES = {"attention.key_length", "attention.value_length", "rope.dimension_count"}
 """What the weights show as well: were it another one, they would not fit."""
+
+ADDED: dict[str, dict[str, str]] = {"phi3": {"attention.sliding_window": "sliding_window"}}
+"""Fields of a file that transformers does not read, and what its configuration calls them."""
+
+ASSUMED: dict[str, dict[str, Any]] = {
+    "gemma2": {"attention.key_length": 256, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3": {"attention.key_length": 256},
+}
+"""What transformers takes for granted. (Where Gemma's heads have another size, scores are scaled by what the
+file does not say.)"""
 
 ROPE_FACTORS = "rope_freqs.weight"
 """What Llama 3.1 divides its rotary frequencies by; transformers does not read it."""
@@ -107,10 +117,16 @@ def _check_header(name: str, file: Path) -> None:
     if (parts := said.get("split.count", 1)) > 1:
         raise ModelLoadError(f"{name} is one of {parts} parts; join them with llama-gguf-split --merge")
     mapped: Any = GGUF_CONFIG_MAPPING[kind]
-    read = {f"{kind}.{key}" for key in (*mapped, *SHAPES)}
-    default = {f"{kind}.rope.scaling.type": "none"}
+    is_scaled = said.get(f"{kind}.rope.scaling.type") == "linear"
+    read = {*mapped, *SHAPES, *ADDED.get(kind, ()), *(["rope.scaling.factor"] if is_scaled else [])}
+    assumed = {"rope.scaling.type": "linear" if is_scaled else "none", **ASSUMED.get(kind, {})}
+    if kind == "phi3":  # neither longer contexts nor heads of which a part is rotated
+        assumed["rope.scaling.original_context_length"] = said.get("phi3.context_length")
+        assumed["rope.dimension_count"] = said["phi3.embedding_length"] // said["phi3.attention.head_count"]
     for key, value in said.items():
-        if key.startswith(f"{kind}.") and key not in read and value != default.get(key):
+        short = key.removeprefix(f"{kind}.")
+        is_right = value == assumed[short] if short in assumed else short in read
+        if short != key and not is_right:
             raise ModelLoadError(f"{name} has {key} = {value}, which is not read from GGUF; {_INSTEAD}")
 
 
@@ -121,12 +137,13 @@ def read_config(file: Path) -> Any:
     said, tensors = _header(file, "tokenizer.ggml.tokens")
     kind = said["general.architecture"]
     mapped: Any = GGUF_CONFIG_MAPPING[kind]
-    values = {name: said[f"{kind}.{key}"] for key, name in mapped.items() if name and f"{kind}.{key}" in said}
+    names = {**mapped, **ADDED.get(kind, {})}
+    values = {name: said[f"{kind}.{key}"] for key, name in names.items() if name and f"{kind}.{key}" in said}
     tokens = said.get("tokenizer.ggml.tokens", [])
     named = (said.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
     ends = [*named, *(number for number, token in enumerate(tokens) if token in ENDS)]
-    return AutoConfig.for_model(
-        kind,
+    config = AutoConfig.for_model(
+        {"gemma3": "gemma3_text"}.get(kind, kind),
         **{"vocab_size": len(tokens)} | values,
         tie_word_embeddings="output.weight" not in tensors,
         bos_token_id=said.get("tokenizer.ggml.bos_token_id"),
@@ -134,6 +151,10 @@ def read_config(file: Path) -> Any:
         pad_token_id=said.get("tokenizer.ggml.padding_token_id"),
         dtype="float32",
     )
+    if factor := said.get(f"{kind}.rope.scaling.factor"):
+        rope = config.rope_parameters
+        rope.get("full_attention", rope).update(rope_type="linear", factor=factor)
+    return config
 
 
 def _tensors(file: Path) -> dict[str, tuple[np.ndarray, Any]]:

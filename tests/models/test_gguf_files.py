@@ -26,11 +26,37 @@ CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [{"prompt_token_ids": random_tokens(length, VOCAB_SIZE, seed=length)} for length in (3, 9, 20)]
 WIDE = {"hidden_size": 64, "intermediate_size": 96}  # the rows of a matrix are whole blocks of 32
+LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
 MODELS = {
     "llama": WIDE,
     "llama_llama3_rope": WIDE,
     "qwen2": WIDE,
     "qwen3": {**WIDE, "head_dim": 128},
+    "gemma2": {
+        **WIDE,
+        "tie_word_embeddings": True,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma3": {
+        **WIDE,
+        "tie_word_embeddings": True,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "num_hidden_layers": 7,  # one in six attends to everything
+        "layer_types": None,
+    },
+    "phi3": {**WIDE, "sliding_window": 8},
+}
+MODELS["llama_linear_rope"] = {**WIDE, "rope_parameters": LINEAR}
+MODELS["gemma3_linear_rope"] = {
+    **MODELS["gemma3"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 100.0, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
 }
 
 
@@ -45,7 +71,7 @@ def llama(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_gives_the_model_that_was_written(tmp_path: Path, name: str, kind: str, dtype: str) -> None:
     """Catches rows that stay in llama.cpp's order, another rope, and weights of another type."""
-    written = build(name, **MODELS[name])
+    written = build(name.removesuffix("_linear_rope"), **MODELS[name])
     write_gguf(written, tmp_path / "tiny.gguf", Kind[kind])
     read = load_model(str(tmp_path / "tiny.gguf"), EngineConfig(dtype=dtype), CPU)
     assert not getattr(read, "is_quantized", False)
@@ -309,6 +335,22 @@ def test_what_transformers_would_pass_over_is_named(tmp_path: Path, add, reason:
     assert reason in refusal(tmp_path / "tiny.gguf")
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("gemma2", {"head_dim": 128}, "gemma2.attention.key_length = 128"),
+        ("gemma2", {"final_logit_softcapping": 20.0}, "gemma2.final_logit_softcapping = 20.0"),
+        ("gemma3", {"head_dim": 128}, "gemma3.attention.key_length = 128"),
+        ("phi3", {"head_dim": 8}, "phi3.rope.dimension_count = 8"),
+    ],
+)
+def test_what_transformers_takes_for_granted(tmp_path: Path, name: str, changes, reason: str) -> None:
+    """Gemma's largest models scale their scores otherwise, and Phi-4-mini rotates a part of each head; a file
+    does not say the one, and transformers reads the other as if it were not there."""
+    write_gguf(build(name, **{**MODELS[name], **changes}), tmp_path / "tiny.gguf")
+    assert reason in refusal(tmp_path / "tiny.gguf")
+
+
 def test_biases_that_transformers_would_pass_over_are_named(tmp_path: Path) -> None:
     """A Llama with biases: its kind of file does not say that it has them."""
     write_gguf(build("llama", **WIDE, attention_bias=True), tmp_path / "tiny.gguf")
@@ -318,5 +360,5 @@ def test_biases_that_transformers_would_pass_over_are_named(tmp_path: Path) -> N
 def test_other_architectures_are_refused(tmp_path: Path) -> None:
     """Whether transformers reads them rightly, no test says."""
     write_gguf(build("llama", **WIDE), tmp_path / "tiny.gguf", architecture="stablelm")
-    known = "llama, qwen2, qwen3"
+    known = "gemma2, gemma3, llama, phi3, qwen2, qwen3"
     assert f"is a GGUF file of a stablelm model, and only {known} are read" in refusal(tmp_path / "tiny.gguf")
