@@ -114,9 +114,7 @@ class _Writer(Writer):
                     message |= {"content": content or None, "tool_calls": calls}
                     choice["finish_reason"] = _reason(completion, len(calls))
             choices.append({"message": message, **choice})
-        response = {**self._head, "object": "chat.completion", "choices": choices}
-        if output.prompt_logprobs is not None:
-            response["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        response = {**self._head, "object": "chat.completion", "choices": choices, **self._of_prompt(output)}
         return {**response, **self._generation.usage.fields()}
 
     def events(self, position: int, output: RequestOutput) -> str:
@@ -124,10 +122,11 @@ class _Writer(Writer):
         events = []
         for completion in output.outputs:
             if completion.index not in self._readers:
+                told = {} if self._readers else self._of_prompt(output)
                 self._readers[completion.index] = ToolCallReader()
                 delta = {"role": "assistant", "content": ""}
                 choice = {"index": completion.index, "delta": delta, "finish_reason": None}
-                events.append(self._chunks.event(choice))
+                events.append(self._chunks.event(choice, **told))
             if is_plain(completion) and not self._has_tools:
                 events.append(self._chunks.piece(completion.index, completion.text))
                 continue
@@ -140,6 +139,11 @@ class _Writer(Writer):
     def end(self) -> str:
         """The usage, if requested."""
         return self._chunks.last(self._generation.usage.fields())
+
+    def _of_prompt(self, output: RequestOutput) -> dict[str, Any]:
+        """What is told of the prompt, if requested."""
+        tops = output.prompt_logprobs
+        return {} if tops is None else {"prompt_logprobs": prompt_logprobs(tops)}
 
     def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
         tops = completion.logprobs

@@ -89,7 +89,7 @@ class _Writer(Writer):
         for completion in output.outputs:
             index = position * self._num_choices + completion.index
             is_first = index not in self._offsets
-            if is_plain(completion) and not is_first and output.prompt_logprobs is None:
+            if is_plain(completion) and not is_first:
                 events.append(self._chunks.piece(index, completion.text))
                 continue
             events.append(self._chunks.event(self._choice(position, output, completion, is_first)))
@@ -111,7 +111,7 @@ class _Writer(Writer):
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
         }
-        if self._body.prompt_logprobs is not None and output.prompt_logprobs is not None:
+        if is_first and self._body.prompt_logprobs is not None and output.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         return choice
 

@@ -59,14 +59,14 @@ class Chunks:
         # (JSON escapes the quotes in a string, so none contains this.)
         self._before, _, self._end = event.partition('"choices": []')
         self._before += '"choices": ['
-        self._end = "]" + self._end
         before_index, _, rest = json.dumps(plain).partition("0")
         between, _, after_text = rest.partition('""')
-        self._piece = self._before + before_index, between, after_text
+        self._piece = self._before + before_index, between, after_text + "]"
 
-    def event(self, choice: dict[str, Any]) -> str:
-        """The event with this choice."""
-        return f"{self._before}{json.dumps(choice)}{self._after}"
+    def event(self, choice: dict[str, Any], **others: Any) -> str:
+        """The event with this choice, and with other fields next to `choices`."""
+        fields = "".join(f", {json.dumps(name)}: {json.dumps(value)}" for name, value in others.items())
+        return f"{self._before}{json.dumps(choice)}]{fields}{self._after}"
 
     @property
     def _after(self) -> str:

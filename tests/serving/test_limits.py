@@ -512,6 +512,8 @@ def test_the_part_of_an_event_that_is_written_once_is_that_of_each():
     choice = {"index": 0, "text": "\u2028é\n\n"}
     chunks = Chunks(head, wants_usage=True, plain=completions.PLAIN)
     assert chunks.event(choice) == event_of({**head, "choices": [choice], "usage": None})
+    right = event_of({**head, "choices": [choice], "more": [1], "usage": None})
+    assert chunks.event(choice, more=[1]) == right
     assert chunks.last({"usage": 3}) == event_of({**head, "choices": [], "usage": 3}) + DONE
     assert Chunks(head, False, completions.PLAIN).event(choice) == event_of({**head, "choices": [choice]})
     for index, text in ((0, ""), (10, '"" \u2028\\\n'), (2, "0")):

@@ -424,3 +424,27 @@ def test_a_prompt_logprob_of_nothing_is_json(server):
     found = json.loads(text, parse_constant=refuse)["choices"][0]["prompt_logprobs"]
     assert found[0] is None
     assert all(math.isfinite(one["logprob"]) for top in found[1:] for one in top.values())
+
+
+def streamed(server, path: str, body) -> list[dict]:
+    """The events of a stream, without its end."""
+    found = server.http.post(path, json={**body, "stream": True}).text.split("\n\n")
+    assert found[-2:] == ["data: [DONE]", ""]
+    return [json.loads(event.removeprefix("data: ")) for event in found[:-2]]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_stream_tells_the_logprobs_of_its_prompt_once(server, path):
+    """Catches a chat that computes and drops them, and a long prompt's that come again with every token."""
+    body = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": MESSAGES}
+    body |= {"max_tokens": 4, "prompt_logprobs": 1}
+    whole = server.http.post(path, json=body).json()
+    told = [
+        found["prompt_logprobs"]
+        for event in streamed(server, path, body)
+        for found in (event, *event["choices"])
+        if "prompt_logprobs" in found
+    ]
+    assert told == [whole.get("prompt_logprobs") or whole["choices"][0]["prompt_logprobs"]]
+    for event in streamed(server, path, {**body, "n": 2})[2:]:
+        assert "prompt_logprobs" not in json.dumps(event)
