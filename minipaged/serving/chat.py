@@ -95,6 +95,7 @@ class _Writer(Writer):
         self._tokenizer = service.tokenizer
         self._generation = generation
         self._has_tools = bool(body.tools) and body.tool_choice != "none"
+        self._is_plain = not self._has_tools and not body.return_token_ids
         self._head = {"id": generation.request_id, "created": int(time.time()), "model": service.model_name}
         head = {**self._head, "object": "chat.completion.chunk"}
         usage = generation.usage.fields if body.wants_usage_so_far else None
@@ -127,7 +128,7 @@ class _Writer(Writer):
                 delta = {"role": "assistant", "content": ""}
                 choice = {"index": completion.index, "delta": delta, "finish_reason": None}
                 events.append(self._chunks.event(choice, **told))
-            if is_plain(completion) and not self._has_tools:
+            if self._is_plain and is_plain(completion):
                 events.append(self._chunks.piece(completion.index, completion.text))
                 continue
             choice = {"delta": {"content": completion.text}, **self._choice(completion)}
@@ -142,12 +143,17 @@ class _Writer(Writer):
 
     def _of_prompt(self, output: RequestOutput) -> dict[str, Any]:
         """What is told of the prompt, if requested."""
-        tops = output.prompt_logprobs
-        return {} if tops is None else {"prompt_logprobs": prompt_logprobs(tops)}
+        told: dict[str, Any] = {}
+        if output.prompt_logprobs is not None:
+            told["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        if self._body.return_token_ids:
+            told["prompt_token_ids"] = output.prompt_token_ids
+        return told
 
     def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
         tops = completion.logprobs
         count = self._body.top_logprobs or 0
+        ids = {"token_ids": completion.token_ids} if self._body.return_token_ids else {}
         return {
             "index": completion.index,
             "logprobs": None
@@ -155,6 +161,7 @@ class _Writer(Writer):
             else logprobs_object(self._tokenizer, tops, completion.token_ids, count),
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
+            **ids,
         }
 
 
@@ -166,7 +173,7 @@ def _tell_calls(choice: dict[str, Any], reader: ToolCallReader, completion: Comp
     if calls:
         choice["delta"]["tool_calls"] = [{"index": first + i, **call} for i, call in enumerate(calls)]
     choice["finish_reason"] = _reason(completion, reader.num_calls)
-    return bool(content or calls or choice["finish_reason"] or choice["logprobs"])
+    return bool(content or calls or choice["finish_reason"] or choice["logprobs"] or choice.get("token_ids"))
 
 
 def _divide(reader: ToolCallReader, text: str, is_last: bool) -> tuple[str, list[dict[str, Any]]]:

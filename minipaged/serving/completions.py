@@ -89,7 +89,7 @@ class _Writer(Writer):
         for completion in output.outputs:
             index = position * self._num_choices + completion.index
             is_first = index not in self._offsets
-            if is_plain(completion) and not is_first:
+            if is_plain(completion) and not is_first and not self._body.return_token_ids:
                 events.append(self._chunks.piece(index, completion.text))
                 continue
             events.append(self._chunks.event(self._choice(position, output, completion, is_first)))
@@ -113,6 +113,10 @@ class _Writer(Writer):
         }
         if is_first and self._body.prompt_logprobs is not None and output.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        if self._body.return_token_ids:
+            choice["token_ids"] = completion.token_ids
+            if is_first:
+                choice["prompt_token_ids"] = output.prompt_token_ids
         return choice
 
     def _echo(self, position: int) -> str:

@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from minipaged.serving.schemas import MOST_TOOLS, OF_BEAMS, Body, GenerationBody, List, NamedFunction, Table
 
+OF_CHOICES = ("n", "best_of", "use_beam_search", "prompt_logprobs", "return_token_ids")
+"""Fields whose answer has no place in a response."""
+
 NotReturned = Literal[
     "reasoning.encrypted_content",
     "code_interpreter_call.outputs",
@@ -78,7 +81,7 @@ class ResponsesBody(GenerationBody):
 
     elsewhere = (
         GenerationBody.elsewhere
-        | dict.fromkeys(("n", "best_of", "use_beam_search", "prompt_logprobs", *OF_BEAMS), "")
+        | dict.fromkeys((*OF_CHOICES, *OF_BEAMS), "")
         | {"max_tokens": "max_output_tokens", "response_format": "text", "structured_outputs": "text"}
         | {"messages": "input", **dict.fromkeys(GenerationBody.elsewhere, "text")}
     )

@@ -149,6 +149,7 @@ class GenerationBody(Body):
     early_stopping: bool | Literal["never"] | None = None
     # Of the server:
     cache_salt: str | None = None
+    return_token_ids: bool | None = None
     # Of OpenAI's, without effect here:
     user: str | None = None
     metadata: Table[str] | None = None

@@ -75,6 +75,7 @@ BOTH = {
     "length_penalty": [1.0],
     "early_stopping": [True],
     "cache_salt": [5, []],
+    "return_token_ids": ["yes", 1],
     "model": [5, ["pocket"]],
     "metadata": ["a", {"a": 1}],
 }

@@ -448,3 +448,32 @@ def test_a_stream_tells_the_logprobs_of_its_prompt_once(server, path):
     assert told == [whole.get("prompt_logprobs") or whole["choices"][0]["prompt_logprobs"]]
     for event in streamed(server, path, {**body, "n": 2})[2:]:
         assert "prompt_logprobs" not in json.dumps(event)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "options", [{}, {"n": 2, "temperature": 1, "seed": 3}, {"stop": ["the", "a", "w"]}], ids=str
+)
+def test_token_ids_are_told_if_requested(server, offline, path, options):
+    """Catches ids that stay behind with a text that waits for its end, and those of another choice."""
+    is_chat = path == "/v1/chat/completions"
+    body = {"messages": MESSAGES} if is_chat else {"prompt": PROMPT}
+    body |= {**GREEDY, **options}
+    prompt = offline.chat_prompt(MESSAGES) if is_chat else PROMPT
+    [right] = offline.generate([prompt], SamplingParams(**GREEDY | options))
+    body["return_token_ids"] = True
+    whole = server.http.post(path, json=body).json()
+    assert [choice["token_ids"] for choice in whole["choices"]] == [each.token_ids for each in right.outputs]
+    assert (whole if is_chat else whole["choices"][-1])["prompt_token_ids"] == right.prompt_token_ids
+    ids = {}
+    for event in streamed(server, path, body):
+        for choice in event["choices"]:
+            is_first = choice["index"] not in ids
+            ids.setdefault(choice["index"], []).extend(choice.get("token_ids", ()))
+            told = (event if is_chat else choice).get("prompt_token_ids")
+            assert told == (
+                right.prompt_token_ids if is_first and not (is_chat and choice["index"]) else None
+            )
+    assert [ids[i] for i in sorted(ids)] == [each.token_ids for each in right.outputs]
+    del body["return_token_ids"]
+    assert "token_ids" not in server.http.post(path, json=body).text

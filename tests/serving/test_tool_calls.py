@@ -210,6 +210,21 @@ def test_calls_stream_with_their_text(server):
     assert set(reasons[:-1]) == {None}
 
 
+def test_the_token_ids_of_a_streamed_call_are_told(server):
+    """Catches the tokens of a call lost, because its text waits until it is complete."""
+    extra = {"return_token_ids": True, "structured_outputs": {"choice": [f"I look. {CALL}"]}}
+    body = {"messages": ASKED, "tools": TOOLS, "temperature": 0, "max_tokens": 200, **extra}
+    whole = server.http.post("/v1/chat/completions", json=body).json()["choices"][0]
+    ids = []
+    for event in server.openai().chat.completions.create(
+        model="pocket", messages=ASKED, tools=TOOLS, stream=True, temperature=0, extra_body=extra
+    ):
+        for choice in event.choices:
+            ids += getattr(choice, "token_ids", [])
+    assert ids == whole["token_ids"]
+    assert len(ids) > 20
+
+
 def test_tools_without_a_place_in_the_template_are_refused_in_the_same_words(server, monkeypatch):
     """Catches tools that `chat` drops without a word, although the server refuses them."""
     monkeypatch.setattr(server.llm.get_tokenizer(), "chat_template", "{{ messages[0].content }}")
