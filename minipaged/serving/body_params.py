@@ -16,6 +16,7 @@ OF_SAMPLES = (
     *("n", "best_of", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "bad_words"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "allowed_token_ids"),
     *("include_stop_str_in_output", "prompt_logprobs", "typical_p", "no_repeat_ngram_size"),
+    "truncate_prompt_tokens",
     *("skip_special_tokens", "spaces_between_special_tokens"),
 )
 MOST = {"stop": 64, "bad_words": 512, "logit_bias": 1024, "stop_token_ids": 1024, "allowed_token_ids": 65536}

@@ -123,7 +123,7 @@ class _Writer(Writer):
         """The prompt as text."""
         given: Any = self._body.prompt
         given = [given] if isinstance(given, str) else given
-        if isinstance(given[position], str):
+        if isinstance(given[position], str) and self._body.truncate_prompt_tokens is None:
             return given[position]
         return self._service.tokenizer.decode(self._generation.prompts[position], skip_special_tokens=True)
 

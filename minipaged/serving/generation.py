@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from minipaged.async_llm import AsyncOutputs, together
-from minipaged.decoding.params import DecodingParams, RequestOutputKind
+from minipaged.decoding.params import DecodingParams, RequestOutputKind, SamplingParams
 from minipaged.outputs import CompletionOutput, RequestOutput
 from minipaged.serving.errors import ApiError, api_error, json_response, shutting_down
 from minipaged.serving.schemas import GenerationBody
@@ -49,6 +49,9 @@ class Generation:
         self.service = service
         self.request_id = request_id
         self.prompts, self.params, self._drops_tokens = asked
+        if isinstance(self.params, SamplingParams):
+            length = service.llm.engine.executor.max_model_len
+            self.prompts = [self.params.truncate(prompt, length) for prompt in self.prompts]
         self.ids = [f"{request_id}-{i}" for i in range(len(self.prompts))]
         self.usage = Usage()
         self.end = "the client has gone"  # how it ended, for the log

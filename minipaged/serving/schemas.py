@@ -136,6 +136,7 @@ class GenerationBody(Body):
     min_tokens: int | None = None
     max_tokens: int | None = None
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
     typical_p: float | None = None
     no_repeat_ngram_size: int | None = None
     skip_special_tokens: bool | None = None

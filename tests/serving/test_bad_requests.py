@@ -48,6 +48,7 @@ BOTH = {
     "min_tokens": [-1, "3", 17_000],
     "max_tokens": [0, -5, "10", 1.5, 2**70],
     "prompt_logprobs": [-1, 21, "1", True],
+    "truncate_prompt_tokens": [0, -2, "3", 1.5],
     "stream": ["true", 1],
     "stream_options": [{"include_usage": True}, "all", 5],
     "response_format": [

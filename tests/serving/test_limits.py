@@ -502,7 +502,7 @@ def test_params_of_the_engine_reach_it(offline):
     from minipaged.serving.body_params import COMMON, OF_SAMPLES
 
     elsewhere = {"logit_bias", "logprobs", "output_kind", "structured_outputs"}
-    elsewhere |= {"logits_processors", "detokenize", "truncate_prompt_tokens"}  # of Python, not of HTTP
+    elsewhere |= {"logits_processors", "detokenize"}  # of Python, not of HTTP
     assert {*COMMON, *OF_SAMPLES, *elsewhere} == {field.name for field in fields(SamplingParams)}
 
 

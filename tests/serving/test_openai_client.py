@@ -477,3 +477,22 @@ def test_token_ids_are_told_if_requested(server, offline, path, options):
     assert [ids[i] for i in sorted(ids)] == [each.token_ids for each in right.outputs]
     del body["return_token_ids"]
     assert "token_ids" not in server.http.post(path, json=body).text
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("count", [3, -1])
+def test_a_prompt_that_is_too_long_may_lose_its_beginning(server, offline, path, count):
+    """Catches a whole prompt that is checked or echoed, and the end that is cut in place of the beginning."""
+    text = "a fox " * 1500
+    messages = [{"role": "user", "content": text}]
+    values = {**GREEDY, "truncate_prompt_tokens": count}
+    is_chat = path == "/v1/chat/completions"
+    [right] = offline.generate([offline.chat_prompt(messages) if is_chat else text], SamplingParams(**values))
+    body = {"messages": messages} if is_chat else {"prompt": text, "echo": True}
+    answer = server.http.post(path, json={**body, **values}).json()
+    assert answer["usage"]["prompt_tokens"] == len(right.prompt_token_ids) == (3 if count == 3 else 2048 - 24)
+    if is_chat:
+        assert answer["choices"][0]["message"]["content"] == right.outputs[0].text
+    else:
+        kept = offline.tokenizer.decode(right.prompt_token_ids, skip_special_tokens=True)
+        assert answer["choices"][0]["text"] == kept + right.outputs[0].text
