@@ -10,6 +10,7 @@ from starlette.responses import HTMLResponse, Response
 
 import minipaged
 from minipaged.async_llm import AsyncLLM
+from minipaged.engine_thread import EngineStoppedError
 from minipaged.serving.chat import CHAT, plain_messages
 from minipaged.serving.completions import COMPLETIONS
 from minipaged.serving.errors import ApiError, api_error, install_handlers, json_response
@@ -135,6 +136,15 @@ def _add_state(app: FastAPI, service: Service) -> None:
     async def health() -> Response:
         if service.ailment is not None:
             raise ApiError(503, service.ailment, code="unhealthy")
+        return json_response({"status": "ok"})
+
+    @app.post("/reset_prefix_cache")
+    async def reset_prefix_cache(request: Request) -> Response:
+        try:
+            async with service.preparing(request.state.deadline):
+                await service.llm.reset_prefix_cache()
+        except EngineStoppedError as error:
+            raise api_error(error) from error
         return json_response({"status": "ok"})
 
     @app.get("/version")

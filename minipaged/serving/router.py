@@ -76,6 +76,7 @@ class Router:
         app.add_middleware(RequestLog)
         app.api_route("/health", methods=["GET", "HEAD"])(self._health)
         app.api_route("/metrics", methods=["GET", "HEAD"])(self._metrics)
+        app.post("/reset_prefix_cache")(self._reset_prefix_cache)
         methods = ["GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"]
         app.api_route("/{path:path}", methods=methods)(self._pass_on)
         self.app = app
@@ -125,22 +126,37 @@ class Router:
         return json_response({"status": "ok", "replicas": len(self.replicas), "up": num_up})
 
     async def _metrics(self, request: Request) -> Response:
-        outgoing = Outgoing("GET", "/metrics", _kept(request), b"", 0)
-        texts: dict[int, str] = {}
+        answers = await self._ask_all(request, "GET", "/metrics")
+        for exchange in answers:
+            if exchange.status != 200:
+                return _whole(exchange)  # (a key is missing)
+        texts = {exchange.replica.number: exchange.body.decode() for exchange in answers}
+        return Response(merged(texts, self.replicas, self.num_retries), media_type=CONTENT_TYPE_LATEST)
+
+    async def _reset_prefix_cache(self, request: Request) -> Response:
+        if self.is_draining:
+            raise shutting_down()
+        answers = await self._ask_all(request, "POST", "/reset_prefix_cache")
+        if not answers:
+            raise nobody_left()
+        return _whole(max(answers, key=lambda exchange: exchange.status))
+
+    async def _ask_all(self, request: Request, method: str, path: str) -> list[Exchange]:
+        """The answers of the replicas that are up; those lost meanwhile are left out."""
+        outgoing = Outgoing(method, path, _kept(request), b"", 0)
+        answers = []
         for replica in self.replicas:
             if not replica.is_up:
                 continue
             exchange = Exchange(self._http, replica, outgoing)
             try:
                 await exchange.begin()
+                answers.append(exchange)
             except httpx.TransportError:
                 continue
             finally:
                 await exchange.close()
-            if exchange.status != 200:
-                return _whole(exchange)  # (a key is missing)
-            texts[replica.number] = exchange.body.decode()
-        return Response(merged(texts, self.replicas, self.num_retries), media_type=CONTENT_TYPE_LATEST)
+        return answers
 
     # -- what replicas answer ---------------------------------------------------------------------
 

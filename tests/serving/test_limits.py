@@ -74,6 +74,23 @@ def test_keys_and_salts_never_share_a_cache():
         assert [cached("a", cache_salt="x"), cached("a", cache_salt="x")] == [0, 39]
 
 
+def test_a_measurement_can_begin_with_an_empty_prefix_cache():
+    """Catches a first measurement that warms the cache for the second."""
+    body = {**IDS, "prompt": list(range(40)), "max_tokens": 2}
+    with running(toy()) as server:
+
+        def cached() -> int:
+            answer = server.http.post(C, json=body).json()
+            return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        assert [cached(), cached()] == [0, 39]
+        assert server.http.post("/reset_prefix_cache").status_code == 200
+        assert [cached(), cached()] == [0, 39]
+        server.llm.shutdown()
+        answer = server.http.post("/reset_prefix_cache")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_stopped")
+
+
 def test_an_address_that_others_reach_needs_a_key():
     """Catches a server that is open to the network by default."""
     for host in ("0.0.0.0", "::", "192.168.1.5", "example.com"):

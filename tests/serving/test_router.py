@@ -190,6 +190,29 @@ def test_a_prompt_goes_where_its_beginning_is_cached():
         assert sorted(found.pop() for found in where.values()) == ["0", "0", "1"]
 
 
+def test_the_prefix_caches_of_all_replicas_are_emptied():
+    """Catches a reset that only the first replica hears of, and a key that is not checked."""
+    with routed(api_keys=("key",)) as fleet:
+        fleet.http.headers["Authorization"] = "Bearer key"
+
+        def cached() -> list[int]:
+            bodies = [{**IDS, "prompt": [i] * 40, "max_tokens": 2} for i in range(4)]
+            answers = [fleet.http.post(C, json=body).json() for body in bodies]
+            return [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+
+        assert [cached(), cached()] == [[0] * 4, [39] * 4]
+        assert all(fleet.running_on())
+        refused = fleet.http.post("/reset_prefix_cache", headers={"Authorization": "Bearer other"})
+        assert refused.status_code == 401
+        assert cached() == [39] * 4
+        assert fleet.http.post("/reset_prefix_cache").status_code == 200
+        assert cached() == [0] * 4
+        fleet.die(1)
+        assert fleet.http.post("/reset_prefix_cache").status_code == 200
+        fleet.die(0)
+        wait_for(lambda: fleet.http.post("/reset_prefix_cache").status_code == 503)
+
+
 def test_a_home_that_is_busy_is_left():
     """Catches a load that is never counted, or never given back."""
     with routed(options={"max_num_seqs": 64}) as fleet, ThreadPoolExecutor(24) as pool:
