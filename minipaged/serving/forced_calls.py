@@ -1,4 +1,4 @@
-"""Forced tool calls: `tool_choice` is "required" or names a function.
+"""Forced tool calls: `tool_choice` is "required" or names functions.
 
 The text follows a grammar, so the model writes a call even if it was never trained to:
 
@@ -20,8 +20,15 @@ from minipaged.decoding.named_keys import named_keys_only
 from minipaged.decoding.structured import JSON_DEFAULTS, StructuredOutputsParams
 from minipaged.prompts import shortened
 from minipaged.serving.errors import ApiError
-from minipaged.serving.response_schemas import ResponsesBody
-from minipaged.serving.schemas import ChatBody, Function, StructuredOutputs, Tool
+from minipaged.serving.response_schemas import ResponseAllowedTools, ResponsesBody, ResponseToolChoice
+from minipaged.serving.schemas import (
+    AllowedToolsChoice,
+    ChatBody,
+    Function,
+    StructuredOutputs,
+    Tool,
+    ToolChoice,
+)
 from minipaged.serving.service import Service
 from minipaged.serving.tool_calls import END, TAG
 
@@ -37,29 +44,20 @@ async def tools_of(
         ApiError: there is no such function, its parameters cannot be compiled, or the body asks for another
             text as well.
     """
-    told = [tool.model_dump(exclude_unset=True) for tool in tools] or None
+    mode, allowed = _choice(body.tool_choice, tools)
+    # (Who may write text calls what is told. Otherwise, all are told, and the prompt stays the cached one.)
+    told = [tool.model_dump(exclude_unset=True) for tool in (allowed if mode == "auto" else tools)] or None
     try:
         json.dumps(told, allow_nan=False)
     except ValueError as error:
         raise ApiError(400, "tools have a number that is not JSON's; give a smaller one", "tools") from error
     except RecursionError as error:
         raise ApiError(400, "tools are nested too deeply; give flatter parameters", "tools") from error
-    match body.tool_choice:
-        case None | "auto":
-            return told
-        case "none":
-            return None
-        case "required":
-            chosen, is_one = [tool.function for tool in tools], body.parallel_tool_calls is False
-            if not chosen:
-                raise ApiError(
-                    400, "tool_choice is 'required', but there are no tools; give some", "tool_choice"
-                )
-        case choice:
-            chosen, is_one = [tool.function for tool in tools if tool.function.name == choice.name], True
-            if not chosen:
-                message = f"tool_choice names {choice.name[:80]!r}, which is not in tools; add it"
-                raise ApiError(400, message, "tool_choice")
+    if mode in ("auto", "none"):
+        return told if mode == "auto" else None
+    if not allowed:
+        raise ApiError(400, "tool_choice is 'required', but there are no tools; give some", "tool_choice")
+    chosen, is_one = [tool.function for tool in allowed], mode == "one" or body.parallel_tool_calls is False
     for field in ("structured_outputs", "use_beam_search"):
         if getattr(body, field):
             raise ApiError(400, f"tool_choice forces a call, and {field} is given; drop one", "tool_choice")
@@ -72,6 +70,25 @@ async def tools_of(
     body.structured_outputs = StructuredOutputs.model_validate({"grammar": grammar})
     # (A template need not have a place for tools: the grammar has them.)
     return told if supports_tools(service.tokenizer, told) else None
+
+
+def _choice(choice: Any, tools: Sequence[Tool]) -> tuple[str, Sequence[Tool]]:
+    """The mode ("auto", "none", "required" or "one") and the tools that may be called."""
+    match choice:
+        case AllowedToolsChoice() | ResponseAllowedTools():
+            names = {tool.function.name for name in choice.names for tool in _named(tools, name)}
+            return choice.mode, [tool for tool in tools if tool.function.name in names]
+        case ToolChoice() | ResponseToolChoice():
+            return "one", _named(tools, choice.name)
+    return choice or "auto", tools
+
+
+def _named(tools: Sequence[Tool], name: str) -> list[Tool]:
+    found = [tool for tool in tools if tool.function.name == name]
+    if not found:
+        message = f"tool_choice names {name[:80]!r}, which is not in tools; add it"
+        raise ApiError(400, message, "tool_choice")
+    return found
 
 
 async def _blame(service: Service, functions: Sequence[Function], error: ParamsError) -> ApiError:

@@ -76,6 +76,19 @@ class ResponseToolChoice(NamedFunction):
     type: Literal["function"]
 
 
+class ResponseAllowedTools(Body):
+    """A tool choice among some of the functions."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: List[ResponseTool] = Field(max_length=MOST_TOOLS)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the functions."""
+        return [tool.name for tool in self.tools]
+
+
 class ResponsesBody(GenerationBody):
     """`/v1/responses`."""
 
@@ -91,7 +104,7 @@ class ResponsesBody(GenerationBody):
     max_output_tokens: int | None = Field(None, ge=1)
     text: TextOptions | None = None
     tools: List[ResponseTool] | None = Field(None, max_length=MOST_TOOLS)
-    tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | None = None
+    tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | ResponseAllowedTools | None = None
     parallel_tool_calls: bool | None = None
     stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]
     # Only values that request nothing:

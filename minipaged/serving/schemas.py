@@ -228,6 +228,30 @@ class ToolChoice(Body):
         return self.function.name
 
 
+class AllowedTools(Body):
+    """Some of the tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: List[Tool] = Field(max_length=MOST_TOOLS)
+
+
+class AllowedToolsChoice(Body):
+    """A tool choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+    @property
+    def mode(self) -> str:
+        """Whether a call is forced."""
+        return self.allowed_tools.mode
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tools."""
+        return [tool.function.name for tool in self.allowed_tools.tools]
+
+
 class TemplateOptions(Body):
     """How a conversation becomes a prompt; see `LLM.chat`."""
 
@@ -256,7 +280,7 @@ class ChatBody(TemplateOptions, GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
-    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None
     # Of OpenAI's, without effect here:
     modalities: List[Literal["text"]] | None = None

@@ -310,6 +310,43 @@ def test_a_call_that_must_be_made_is_made(server, choice, seed):
         jsonschema.validate(arguments, {**WEATHER, "additionalProperties": False})
 
 
+def allowed(mode: str, *names: str):
+    """The choice among some of the functions, as in chats and as in responses."""
+    flat = [{"type": "function", "name": name} for name in names]
+    chat = {"mode": mode, "tools": [named(name) for name in names]}
+    return {"type": "allowed_tools", "allowed_tools": chat}, {
+        "type": "allowed_tools",
+        "mode": mode,
+        "tools": flat,
+    }
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_of_the_functions_only_those_allowed_are_called(server, path):
+    """Catches a call of another, and a prompt that changes with what is allowed although it need not."""
+    is_chat = path == "/v1/chat/completions"
+    said = {"messages": ASKED, "max_tokens": 100} if is_chat else {"input": ASKED, "max_output_tokens": 100}
+    flat = [tool["function"] | {"type": "function"} for tool in [*CHOOSE_FROM, TIME_TOOL]]
+    said |= {"tools": [*CHOOSE_FROM, TIME_TOOL] if is_chat else flat, "parallel_tool_calls": False}
+
+    def ask_with(choice, **values):
+        answer = server.http.post(path, json=said | {"tool_choice": choice} | values).json()
+        return answer, answer["usage"]["prompt_tokens" if is_chat else "input_tokens"]
+
+    _, whole = ask_with("required")
+    for seed in range(3):
+        answer, length = ask_with(allowed("required", "time")[not is_chat], seed=seed)
+        if is_chat:
+            (call,) = answer["choices"][0]["message"]["tool_calls"]
+            assert call["function"]["name"] == "time"
+        else:
+            assert [item["name"] for item in answer["output"]] == ["time"]
+            assert answer["tool_choice"] == allowed("required", "time")[1]
+        assert length == whole, "the beginning of the prompt is no longer that of the cache"
+    _, shorter = ask_with(allowed("auto", "time")[not is_chat])
+    assert shorter < whole, "nothing keeps the model from calling what it is told of"
+
+
 def test_who_may_call_several_functions_may(server):
     """Catches a grammar that ends after the first call, or goes on after the only one."""
     bias = {str(server.llm.get_tokenizer().eos_token_id): -100}
@@ -431,6 +468,8 @@ WRONG = [
         "tools", "tools: the grammar of their calls is",
     ),
     ({"tool_choice": named("time")}, "tool_choice", "names 'time', which is not in tools; add it"),
+    ({"tool_choice": allowed("auto", "weather", "time")[0]}, "tool_choice", "names 'time', which is not in"),
+    ({"tool_choice": allowed("required")[0]}, "tool_choice", "there are no tools; give some"),
     ({"tool_choice": "required", "tools": []}, "tool_choice", "is 'required', but there are no tools"),
     ({"tool_choice": "required", "use_beam_search": True, "n": 2}, "tool_choice", "use_beam_search"),
     ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "tool_choice", "structured_outputs"),
