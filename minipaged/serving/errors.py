@@ -22,6 +22,9 @@ from minipaged.scheduling import RequestTooLongError
 
 logger = logging.getLogger(__name__)
 
+CLIENT_GONE = 499
+"""A status that nobody receives."""
+
 RETRY_AFTER = {"Retry-After": "1"}
 """Seconds; for clients that find the queue full or the server shutting down."""
 

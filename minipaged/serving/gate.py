@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from minipaged.serving.errors import ApiError, shutting_down
+from minipaged.serving.errors import CLIENT_GONE, ApiError, shutting_down
 from minipaged.serving.service import Service
 from minipaged.serving.settings import ServerSettings
 
@@ -68,7 +68,7 @@ def allow_origins(app: FastAPI, settings: ServerSettings) -> None:
 
 
 def limited(receive: Any, deadline: float, max_bytes: int) -> Any:
-    """`receive`, for a body neither too long nor too slow; else HTTPException 413, 408."""
+    """`receive`, for a whole body neither too long nor too slow; else HTTPException 499, 413, 408."""
     num_bytes, is_whole = 0, False
 
     async def receive_some() -> Any:
@@ -80,6 +80,8 @@ def limited(receive: Any, deadline: float, max_bytes: int) -> Any:
                 message = await receive()
         except TimeoutError:
             raise HTTPException(408, "the body did not arrive in time; send it faster") from None
+        if message["type"] == "http.disconnect":
+            raise HTTPException(CLIENT_GONE, "the client has gone")
         num_bytes += len(message.get("body", b""))
         is_whole = not message.get("more_body", False)
         if num_bytes > max_bytes:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from minipaged.async_llm import AsyncOutputs, together
 from minipaged.decoding.params import DecodingParams, RequestOutputKind, SamplingParams
 from minipaged.outputs import CompletionOutput, RequestOutput
-from minipaged.serving.errors import ApiError, api_error, json_response, shutting_down
+from minipaged.serving.errors import CLIENT_GONE, ApiError, api_error, json_response, shutting_down
 from minipaged.serving.schemas import GenerationBody
 from minipaged.serving.service import Service
 from minipaged.serving.streaming import EventStream, failed, unless_gone
@@ -219,7 +219,7 @@ async def respond(service: Service, request: Request, body: GenerationBody, endp
         async with asyncio.timeout_at(deadline):
             outputs = await unless_gone(request.receive, collect(generation))
         if outputs is None:
-            return Response(status_code=499)
+            return Response(status_code=CLIENT_GONE)
         generation.end = "done"
         return json_response(writer.whole(outputs))
     except (Exception, asyncio.CancelledError) as error:

@@ -15,12 +15,9 @@ from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 
-from minipaged.serving.errors import api_error
+from minipaged.serving.errors import CLIENT_GONE, api_error
 
 logger = logging.getLogger(__name__)
-
-CLIENT_GONE = 499
-"""A status that nobody receives."""
 
 
 def _new_id(given: str | None) -> str:

@@ -22,7 +22,14 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from minipaged.routing import PrefixAware, prefix_keys
-from minipaged.serving.errors import RETRY_AFTER, ApiError, install_handlers, json_response, shutting_down
+from minipaged.serving.errors import (
+    CLIENT_GONE,
+    RETRY_AFTER,
+    ApiError,
+    install_handlers,
+    json_response,
+    shutting_down,
+)
 from minipaged.serving.exchange import ONE_CONNECTION, Exchange, Outgoing, Replica
 from minipaged.serving.gate import allow_origins, limited
 from minipaged.serving.request_log import RequestLog
@@ -175,7 +182,7 @@ class Router:
         outgoing = Outgoing(request.method, target, _kept(request), body, size)
         exchange = await unless_gone(receive, self._exchange(outgoing, keys))
         if exchange is None:
-            return Response(status_code=499)
+            return Response(status_code=CLIENT_GONE)
         if exchange.events is None:
             return _whole(exchange)
         events = _events(exchange, exchange.events)

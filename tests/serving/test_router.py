@@ -31,8 +31,8 @@ C = "/v1/completions"
 class Routed:
     """Servers, the router before them, and a client."""
 
-    def __init__(self, servers, router, url) -> None:
-        self.servers, self.router, self.url = servers, router, url
+    def __init__(self, servers, router, front, url) -> None:
+        self.servers, self.router, self.front, self.url = servers, router, front, url
         self.http = httpx.Client(base_url=url, timeout=60)
 
     def ask(self, **fields) -> httpx.Response:
@@ -70,7 +70,9 @@ def routed(count: int = 2, make=toy, options=None, **settings):
         thread = threading.Thread(target=lambda: asyncio.run(front.serve()), name="test-router")
         thread.start()
         wait_for(lambda: front.started)
-        one = Routed(servers, router, f"http://127.0.0.1:{front.servers[0].sockets[0].getsockname()[1]}")
+        one = Routed(
+            servers, router, front, f"http://127.0.0.1:{front.servers[0].sockets[0].getsockname()[1]}"
+        )
         try:
             yield one
         finally:
@@ -98,6 +100,22 @@ def test_what_the_router_refuses_has_a_line_in_the_log_and_an_id(caplog):
     lines = [record.getMessage() for record in caplog.records]
     ids = [answer.headers["X-Request-Id"] for answer in (large, bad, good)]
     assert [sum(name in line for line in lines) for name in ids] == [1, 1, 1]
+
+
+def test_who_leaves_in_the_middle_of_his_body_is_no_failure(caplog):
+    """Catches a traceback, or a line about a bad body, for each client that gives up while it sends."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    with caplog.at_level(logging.INFO), routed() as fleet:
+        logging.getLogger("minipaged").setLevel(logging.INFO)
+        for http, front in ((fleet.http, fleet.front), (fleet.servers[0].http, fleet.servers[0].server)):
+            tasks = front.server_state.tasks
+            wait_for(lambda: not tasks)  # noqa: B023
+            with socket.create_connection(("127.0.0.1", http.base_url.port)) as client:
+                client.sendall(head + b"Content-Length: 99\r\n\r\n{")
+                wait_for(lambda: tasks)  # noqa: B023
+            wait_for(lambda: not tasks)  # noqa: B023
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("minipaged.serving")]
+    assert lines == []
 
 
 def test_a_web_page_can_read_what_the_router_says_itself():
