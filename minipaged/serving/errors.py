@@ -186,8 +186,10 @@ WANTED = {
 
 
 def _fit(error: Mapping[str, Any]) -> tuple[Any, ...]:
-    """How far a value matches a type: first by depth, then by the entries before the wrong one."""
-    return len(error["loc"]), tuple(part for part in error["loc"] if isinstance(part, int))
+    """How far a value matches a type: first by depth, then by its own `type`, then by the entries before the
+    wrong one."""
+    loc = error["loc"]
+    return len(loc), loc[-1] != "type", tuple(part for part in loc if isinstance(part, int))
 
 
 def _is_type(part: str) -> bool:

@@ -470,6 +470,10 @@ WRONG = [
     ({"tool_choice": named("time")}, "tool_choice", "names 'time', which is not in tools; add it"),
     ({"tool_choice": allowed("auto", "weather", "time")[0]}, "tool_choice", "names 'time', which is not in"),
     ({"tool_choice": allowed("required")[0]}, "tool_choice", "there are no tools; give some"),
+    (
+        {"tool_choice": {"type": "allowed_tools"}},
+        "tool_choice.allowed_tools", "tool_choice.allowed_tools is missing; give it",
+    ),
     ({"tool_choice": "required", "tools": []}, "tool_choice", "is 'required', but there are no tools"),
     ({"tool_choice": "required", "use_beam_search": True, "n": 2}, "tool_choice", "use_beam_search"),
     ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "tool_choice", "structured_outputs"),
