@@ -112,7 +112,10 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             field = "messages" if body.prompt is None else "prompt"
             raise api_error(error, TemplateOptions.model_fields, field) from error
         length = service.llm.engine.executor.max_model_len
-        return json_response({"count": len(tokens), "max_model_len": length, "tokens": tokens})
+        told = {"count": len(tokens), "max_model_len": length, "tokens": tokens}
+        if body.return_token_strs:
+            told["token_strs"] = service.tokenizer.convert_ids_to_tokens(tokens)
+        return json_response(told)
 
     @app.post("/detokenize")
     async def detokenize(request: Request, body: DetokenizeBody) -> Response:

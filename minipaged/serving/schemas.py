@@ -296,6 +296,7 @@ class TokenizeBody(TemplateOptions):
     prompt: str | None = None
     messages: List[Message] | None = None
     add_special_tokens: bool = True
+    return_token_strs: bool | None = None
 
 
 class DetokenizeBody(Body):

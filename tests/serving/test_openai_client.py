@@ -332,6 +332,9 @@ def test_tokens_and_texts_convert_both_ways(server, offline):
     assert chat["tokens"] == offline.chat_prompt(MESSAGES)["prompt_token_ids"]
     assert chat["count"] == len(chat["tokens"])
     assert chat["max_model_len"] == 2048
+    told = server.http.post("/tokenize", json={"prompt": PROMPT, "return_token_strs": True}).json()
+    assert told["token_strs"] == offline.tokenizer.convert_ids_to_tokens(tokens)
+    assert "token_strs" not in chat
 
 
 def test_parts_of_a_message_are_joined_as_llm_chat_does(server, offline):
