@@ -52,7 +52,7 @@ class BatchBuilder:
     def build(self, scheduled: list[ScheduledSequence]) -> Batch:
         """The tensors of at least one scheduled sequence."""
         token_ids, positions, slots = array("i"), array("q"), array("q")
-        query_start, context_len, max_query_len = [0], [], 1
+        query_start_list, context_len_list, max_query_len = [0], [], 1
         block_size = scheduled[0].sequence.table.block_size
         for sequence, start, num_tokens, _ in scheduled:
             stop, blocks = start + num_tokens, sequence.table.blocks
@@ -65,25 +65,18 @@ class BatchBuilder:
                 token_ids += sequence.token_ids[start:stop]
                 positions.frombytes(np.arange(start, stop).tobytes())
                 slots.frombytes(slots_of(blocks, block_size, start, stop).tobytes())
-            query_start.append(len(token_ids))
-            context_len.append(stop)
+            query_start_list.append(len(token_ids))
+            context_len_list.append(stop)
         tables = self._update_tables([item.sequence.table.blocks for item in scheduled])
-        chosen = choose_outputs(scheduled, query_start)
-        of_rows = [np.array(rows, dtype=np.int64) for rows in (token_ids, positions, slots, chosen[0])]
-        counts = [np.array(numbers, dtype=np.int32) for numbers in (query_start, context_len)]
+        output_rows, sampling, sampling_index, prompts = choose_outputs(scheduled, query_start_list)
+        of_rows = [np.array(rows, dtype=np.int64) for rows in (token_ids, positions, slots, output_rows)]
+        counts = [np.array(numbers, dtype=np.int32) for numbers in (query_start_list, context_len_list)]
         moved = to_device([*of_rows, *counts, tables.copy()], self.device)
-        input_ids, row_positions, slot_mapping, output_indices, query_starts, contexts, block_tables = moved
-        metadata = AttentionMetadata(
-            slot_mapping=slot_mapping,
-            query_start=query_starts,
-            context_len=contexts,
-            block_tables=block_tables,
-            query_start_list=query_start,
-            context_len_list=context_len,
-            max_query_len=max_query_len,
-            max_context_len=max(context_len),
-        )
-        return Batch(input_ids[None], row_positions[None], metadata, output_indices, *chosen, scheduled)
+        input_ids, row_positions, slot_mapping, output_indices, query_start, context_len, block_tables = moved
+        on_host = query_start_list, context_len_list, max_query_len, max(context_len_list)
+        metadata = AttentionMetadata(slot_mapping, query_start, context_len, block_tables, *on_host)
+        outputs = output_indices, output_rows, sampling, sampling_index, prompts
+        return Batch(input_ids[None], row_positions[None], metadata, *outputs, scheduled)
 
     def _update_tables(self, tables: list[list[int]]) -> np.ndarray:
         """The block tables [S, longest] int32, a view; entries past the end of a shorter one mean nothing."""
