@@ -198,18 +198,15 @@ class FCFSScheduler:
         """One token for every running sequence that has only its newest token to compute. Preempts the latest
         arrivals when blocks run out."""
         left = budget
-        position = 0
-        while position < len(self.running) and left:
-            request = self.running[position]
-            sequences = request.sequences
-            position += 1
-            if request.num_uncomputed_tokens > len(sequences):
+        for position, request in enumerate(self.running):  # (`make_room` takes none from before it)
+            if request.is_prefill:
                 continue
+            sequences = request.sequences
             if len(sequences) > left:
                 break
             needed = self.kv.blocks_to_grow(sequences)
             if needed:
-                if not self.make_room(plan, request, needed, position - 1):
+                if not self.make_room(plan, request, needed, position):
                     break  # the request itself was preempted: nobody is behind it
                 plan.changed.append(request)
             plan.copies += self.kv.grow(sequences, needed)
