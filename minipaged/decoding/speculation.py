@@ -160,10 +160,10 @@ class SpeculativeScheduler(FCFSScheduler):
                 self._settle(plan, draft, samples)
             except BaseException as failure:
                 failures.append(failure)
-                self._ending[draft.sequence.request] = f"{type(failure).__name__}: {failure}"
+                self._deferred_ends[draft.sequence.request] = f"{type(failure).__name__}: {failure}"
         self.running = [request for request in self.running if request.sequences]
         if failures:
-            self._end_others()
+            self._end_deferred()
             raise failures[0]
         return touched
 

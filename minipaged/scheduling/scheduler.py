@@ -45,7 +45,7 @@ class FCFSScheduler:
         self.in_flight: StepPlan | None = None  # neither committed nor rolled back yet
         self.num_preemptions = self.num_generated_tokens = self.num_arrived = self.num_steps = 0
         # Aborted while a step was in flight, or lost in its commit -> the error of those that failed.
-        self._ending: dict[Request, str | None] = {}
+        self._deferred_ends: dict[Request, str | None] = {}
 
     # -- requests come and go -------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ class FCFSScheduler:
         With an `error`, it has failed."""
         is_computing = self.in_flight is not None and not self.in_flight.has_failed
         if is_computing and request.state is not RequestState.WAITING:
-            self._ending.setdefault(request, error)
+            self._deferred_ends.setdefault(request, error)
         elif not request.is_finished:
             self.end(request, "abort" if error is None else "error", error)
 
@@ -83,12 +83,11 @@ class FCFSScheduler:
         if request in queue:
             queue.remove(request)
 
-    def _end_others(self) -> list[Request]:
-        ended = [request for request in self._ending if not request.is_finished]
+    def _end_deferred(self) -> list[Request]:
+        ended = [request for request in self._deferred_ends if not request.is_finished]
         for request in ended:
-            error = self._ending[request]
-            self.end(request, "abort" if error is None else "error", error)
-        self._ending = {}
+            self.abort(request, self._deferred_ends[request])
+        self._deferred_ends = {}
         return ended
 
     @property
@@ -107,7 +106,7 @@ class FCFSScheduler:
         """Decide what the next step computes and moves; then `commit` or `roll_back`, even if this fails."""
         failed = self.in_flight  # None, or a plan whose rollback failed: it is retried
         assert failed is None or failed.has_failed, "commit or roll back the last plan first"
-        ended = self._end_others() if failed is None else self.roll_back(failed)
+        ended = self._end_deferred() if failed is None else self.roll_back(failed)
         self.in_flight = plan = StepPlan(self.num_steps, finished=ended)
         self.num_steps += 1
         self.policy.fill(plan, self)
@@ -140,12 +139,12 @@ class FCFSScheduler:
         except BaseException as failure:
             for request in plan.touched:
                 if not request.is_finished:
-                    self._ending[request] = f"{type(failure).__name__}: {failure}"
-            self._end_others()
+                    self._deferred_ends[request] = f"{type(failure).__name__}: {failure}"
+            self._end_deferred()
             raise
         finally:
             self.running = [request for request in self.running if request.sequences]
-        return list(dict.fromkeys((*plan.sampling, *plan.finished, *self._end_others())))
+        return list(dict.fromkeys((*plan.sampling, *plan.finished, *self._end_deferred())))
 
     def apply_branches(self, request: Request, branches: list[Branch]) -> None:
         """Continue a request with the branches its decoding method chose (paper, section 4.4).
@@ -184,7 +183,7 @@ class FCFSScheduler:
             if not request.is_finished:
                 self._requeue(request)
         self.in_flight = None
-        return plan.finished + self._end_others()
+        return plan.finished + self._end_deferred()
 
     def _requeue(self, request: Request) -> None:
         self.kv.free(request.sequences)
