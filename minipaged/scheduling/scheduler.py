@@ -209,7 +209,7 @@ class FCFSScheduler:
                     break  # the request itself was preempted: nobody is behind it
                 plan.changed.append(request)
             plan.copies += self.kv.grow(sequences, needed)
-            left -= self.schedule_last(plan, request)
+            left -= self.schedule_rest(plan, request)
         return budget - left
 
     def continue_prefills(self, plan: StepPlan, budget: int, share: int | None = None) -> int:
@@ -263,7 +263,7 @@ class FCFSScheduler:
     def schedule_request(self, plan: StepPlan, request: Request, limit: int) -> int:
         """Schedule up to `limit` tokens of a request. Returns how many."""
         if request.num_uncomputed_tokens <= limit:
-            return self.schedule_last(plan, request)
+            return self.schedule_rest(plan, request)
         # Each sequence is completed up to its last token before the next one begins (which may share blocks
         # that this one computes): all are sampled together, once their last tokens fit in a step.
         left = limit
@@ -273,7 +273,7 @@ class FCFSScheduler:
                 left -= count
         return limit - left
 
-    def schedule_last(self, plan: StepPlan, request: Request) -> int:
+    def schedule_rest(self, plan: StepPlan, request: Request) -> int:
         """Schedule all uncomputed tokens of a request; its sequences are sampled. Returns how many."""
         candidates = request.method.num_candidates(request)
         used = 0
