@@ -136,8 +136,7 @@ class PrefixCache:
             if known.tokens == entry.tokens and known.parent == parent:
                 return known
             if not isinstance(known.parent, str) and not known.parent.is_findable:
-                # `match` stops at the missing parent
-                (self._evict if holder in self.evictable else self.forget)(holder)
+                self._evict(holder)  # `match` stops at the missing parent
         if chain_hash not in self.block_of and self.cached[block] is None:
             self.block_of[chain_hash] = block
             self.cached[block] = entry
@@ -160,7 +159,7 @@ class PrefixCache:
     def roll_back(self) -> None:
         """The step failed: forget what it registered, so that no request attends to garbage."""
         for block in list(self.pending):
-            (self._evict if block in self.evictable else self.forget)(block)
+            self._evict(block)
 
     def clear(self) -> None:
         """Forget every evictable block (blocks in use stay findable)."""
@@ -168,9 +167,10 @@ class PrefixCache:
             self._evict(next(iter(self.evictable)))
 
     def _evict(self, block: int) -> None:
-        del self.evictable[block]
         self.forget(block)
-        self.allocator.reclaim(block)
+        if block in self.evictable:  # (else a table holds it)
+            del self.evictable[block]
+            self.allocator.reclaim(block)
 
     def forget(self, block: int) -> None:
         """Make a registered block unfindable."""
