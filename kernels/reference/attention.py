@@ -42,11 +42,12 @@ def paged_attention(
     starts, context_lens = metadata.query_start_list, metadata.context_len_list
     tables = metadata.block_tables.long()
     output = query.new_empty(*query.shape[:2], value_cache.shape[-1])
-    plain = softcap is None and sinks is None and (sliding_window is None or sliding_window >= SHORT_CONTEXT)
+    sees_all = sliding_window is None or sliding_window >= SHORT_CONTEXT
+    can_pad = sees_all and softcap is None and sinks is None
     short: list[int] = []
     for sequence, context_len in enumerate(context_lens):
         first_row, end_row = starts[sequence : sequence + 2]
-        if plain and end_row - first_row == 1 and context_len <= SHORT_CONTEXT:
+        if can_pad and end_row - first_row == 1 and context_len <= SHORT_CONTEXT:
             short.append(sequence)
         elif end_row > first_row:
             rows = slice(first_row, end_row)
