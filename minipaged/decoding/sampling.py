@@ -71,19 +71,8 @@ class Sampler:
         total = logits.logsumexp(-1)
         # Without a valid token, its log-probability and all that follow from it are NaN.
         total = total.where((total if edited is logits else edited.amax(-1)).isfinite(), math.nan)
-        samples: dict[int, Sample] = {}
         beams = [row for row, p in enumerate(params) if isinstance(p, BeamSearchParams)]
-        if beams:
-            counts = [min(scheduled[row].num_candidates, logits.shape[1]) for row in beams]
-            temperature = on_device([[params[row].temperature] for row in beams], logits.device)
-            divisor = _take(total, beams)[:, None]
-            if any(params[row].temperature != 1 for row in beams):
-                warm = (_take(logits, beams) / temperature).logsumexp(-1, keepdim=True)
-                divisor = warm.where(divisor.isfinite(), math.nan)
-            best = (_take(edited, beams) / temperature - divisor).topk(max(counts))
-            ids, logprobs = _on_host(best.indices.flatten(), best.values.flatten())
-            for row, count, start in zip(beams, counts, range(0, len(ids), max(counts))):
-                samples[row] = Sample(ids[start : start + count], logprobs[start : start + count])
+        samples = _best_of_beams(beams, scheduled, logits, edited, total) if beams else {}
         rows = [row for row, p in enumerate(params) if p.is_greedy]
         picks = [_take(edited, rows).argmax(-1)] if rows else []
         random = [row for row, p in enumerate(params) if row not in samples and not p.is_greedy]
@@ -164,6 +153,30 @@ def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], count: int
     rows = list(range(len(token_ids)))
     known = on_device(token_ids, logits.device)
     return _report(logits, logits.logsumexp(-1), rows, known, [count] * len(rows))
+
+
+def _best_of_beams(
+    rows: list[int],
+    scheduled: SequenceOf[ScheduledSequence],
+    logits: torch.Tensor,
+    edited: torch.Tensor,
+    total: torch.Tensor,
+) -> dict[int, Sample]:
+    """The candidates of each beam row, by the log-probabilities that beams are compared by."""
+    temperatures = [[scheduled[row].sequence.request.params.temperature] for row in rows]
+    temperature = on_device(temperatures, logits.device)
+    divisor = _take(total, rows)[:, None]
+    if any(value != 1 for [value] in temperatures):
+        warm = (_take(logits, rows) / temperature).logsumexp(-1, keepdim=True)
+        divisor = warm.where(divisor.isfinite(), math.nan)
+    counts = [min(scheduled[row].num_candidates, logits.shape[1]) for row in rows]
+    best = (_take(edited, rows) / temperature - divisor).topk(max(counts))
+    ids, logprobs = _on_host(best.indices.flatten(), best.values.flatten())
+    starts = range(0, len(ids), max(counts))
+    return {
+        row: Sample(ids[start : start + count], logprobs[start : start + count])
+        for row, start, count in zip(rows, starts, counts)
+    }
 
 
 def _as_samples(
