@@ -34,5 +34,7 @@ class NamesOfVllm:
     if not TYPE_CHECKING:  # (mypy would take any name for one that is here)
 
         def __getattr__(self, name: str) -> NoReturn:
-            told = f"{type(self).__name__!r} object has no attribute {name!r}"
-            raise AttributeError(f"{told}; {METHODS[name]}" if name in METHODS else told, name=name, obj=self)
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in METHODS:
+                message += f"; {METHODS[name]}"
+            raise AttributeError(message, name=name, obj=self)

@@ -19,7 +19,7 @@ def _names(text: str, *values: Any) -> dict[str, tuple[Any, ...]]:
     return dict.fromkeys(text.split(), values)
 
 
-ONLY: dict[str, tuple[Any, ...]] = {
+HARMLESS: dict[str, tuple[Any, ...]] = {
     **_names(
         """disable_sliding_window enable_expert_parallel enable_lora enable_prompt_embeds
         enable_return_routed_experts enable_sleep_mode enable_trace_replay return_sampling_mask
@@ -51,7 +51,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
 }
 """Setting -> the values that have no effect; None is always one."""
 
-ANY = _names(
+IGNORED = _names(
     """aggregate_engine_logging all2all_backend allow_deprecated_quantization allowed_local_media_path
     allowed_media_domains attention_config aux_output_config compilation_config
     cp_kv_cache_interleave_size cpu_distributed_timeout_seconds cpu_offload_params cudagraph_capture_sizes
@@ -79,7 +79,7 @@ ANY = _names(
     swa_bounded_replay ubatch_size use_fp64_gumbel use_replayssm use_tqdm_on_load
     use_v2_block_manager watermark"""
 )
-"""Speed, limits and logs of vLLM's own machinery, or details of what is refused elsewhere: ignored."""
+"""Speed, limits and logs of vLLM's own machinery, or details of what is refused elsewhere."""
 
 IN_SCHEMAS = {"disable_any_whitespace": 'give each schema "x-guidance": {"whitespace_pattern": ""}'}
 """What to do instead of an entry of `structured_outputs_config` that changes texts."""
@@ -87,10 +87,10 @@ IN_SCHEMAS = {"disable_any_whitespace": 'give each schema "x-guidance": {"whites
 NO_CHANGE = ("backend", "disable_fallback", "disable_additional_properties")
 """The entries that change none: libraries, and what is so by default."""
 
-ANY_OF = tuple(
+IGNORED_PREFIXES = tuple(
     _names("data_parallel_ dbo_ dcp_ enable_mamba_ kda_ mamba_ mm_ numa_ offload_ safetensors_ sleep_ video_")
 )
-"""Prefixes of more such settings."""
+"""Of more such settings."""
 
 RENAMED = {"num_gpu_blocks_override": "num_blocks", "kv_cache_memory_bytes": "kv_cache_memory"}
 
@@ -110,7 +110,7 @@ INSTEAD = {
 SPECULATION = {"method": "spec_method", "model": "spec_model", "num_speculative_tokens": "spec_tokens"}
 """Entries of `speculative_config`, and the equivalent settings."""
 
-DRAFTING = _names(
+IGNORED_OF_SPECULATION = _names(
     """attention_backend code_revision disable_by_batch_size disable_eagle_block_drop disable_log_stats
     disable_logprobs disable_mqa_scorer disable_padded_drafter_batch draft_load_config draft_sample_method
     draft_tensor_parallel_size dspark_draft_topk enable_adaptive_verification enforce_eager
@@ -120,7 +120,7 @@ DRAFTING = _names(
     suffix_decoding_max_spec_factor suffix_decoding_max_tree_depth suffix_decoding_min_token_prob
     tensor_parallel_size use_heterogeneous_vocab use_local_argmax_reduction"""
 )
-"""Its entries that change only what is drafted, or how fast: ignored."""
+"""Its entries that change only what is drafted, or how fast."""
 
 NGRAM = ("ngram", "[ngram]")
 """Names of prompt lookup where a model is expected."""
@@ -130,7 +130,7 @@ FIX = 'give {"method": "ngram", "num_speculative_tokens": 4}, or a smaller "mode
 DRAFT_LENGTH = 4
 """Tokens drafted at once if a script names a method but no number."""
 
-OWN = {option.name for option in fields(EngineConfig)}
+FIELDS = {option.name for option in fields(EngineConfig)}
 
 
 def own_settings(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,13 +142,13 @@ def own_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     own: dict[str, Any] = {}
     for name, value in options.items():
         name = RENAMED.get(name, name)
-        if name in ONLY:
+        if name in HARMLESS:
             # (True is 1 to Python, but not to the person who writes it.)
             if value is not None and not any(
-                value == one and isinstance(value, bool) == isinstance(one, bool) for one in ONLY[name]
+                value == one and isinstance(value, bool) == isinstance(one, bool) for one in HARMLESS[name]
             ):
                 shown = "given" if name == "hf_token" else repr(value)  # (a secret)
-                fix = INSTEAD.get(name) or f"give {ONLY[name][0]!r}, or drop it"
+                fix = INSTEAD.get(name) or f"give {HARMLESS[name][0]!r}, or drop it"
                 raise ConfigError(f"{name} is {shown}, which is not supported; {fix}")
         elif name == "speculative_config" or name in SPECULATION.values():
             pass  # below, together
@@ -158,7 +158,7 @@ def own_settings(options: Mapping[str, Any]) -> dict[str, Any]:
             own |= {"enable_cuda_graphs": False} if value else {}
         elif name == "generation_config" and value == "vllm":
             own[name] = "none"
-        elif not (name in ANY or name.startswith(ANY_OF) or (value is None and name in OWN)):
+        elif not (name in IGNORED or name.startswith(IGNORED_PREFIXES) or (value is None and name in FIELDS)):
             own[name] = value
     return own | _speculation(options)
 
@@ -183,7 +183,7 @@ def _speculation(options: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(told, Mapping):
         raise ConfigError(f"speculative_config is {told!r}; {FIX}")
     for entry, value in told.items():
-        if value is not None and entry not in SPECULATION and entry not in DRAFTING:
+        if value is not None and entry not in SPECULATION and entry not in IGNORED_OF_SPECULATION:
             raise ConfigError(f"speculative_config is {told!r}, which has the unknown entry {entry!r}; {FIX}")
     short = {key: options[name] for key, name in SPECULATION.items() if options.get(name) is not None}
     given = short | {key: value for key, value in told.items() if value is not None}

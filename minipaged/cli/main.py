@@ -20,7 +20,7 @@ from minipaged.cli.score import score
 from minipaged.cli.serve import serve
 from minipaged.cli.streams import StandardErrorHandler, standard_streams, to_nowhere
 from minipaged.cli.view import top, view
-from minipaged.cli.vllm_options import told_of
+from minipaged.cli.vllm_options import message_about
 from minipaged.environment import prepare_process
 from minipaged.execution.distributed import RankError
 from minipaged.learn import command as learn
@@ -99,15 +99,15 @@ def _told(error: BaseException) -> int:
         return 130
     if isinstance(error, UsageError):
         where: Any = getattr(error, "ctx", None)
-        told = error.format_message().rstrip(".").replace(": Value error, ", ": ") + _given(error)
+        message = error.format_message().rstrip(".").replace(": Value error, ", ": ") + _given(error)
         # Pydantic's words for what is no number.
-        told = re.sub("Input should be (a valid [a-z]+).*(?= [(]it is)", r"give \1", told)
-        if told.startswith("No such option"):
-            told = told_of(getattr(error, "option_name", ""), sys.argv[1:]) or told
+        message = re.sub("Input should be (a valid [a-z]+).*(?= [(]it is)", r"give \1", message)
+        if message.startswith("No such option"):
+            message = message_about(getattr(error, "option_name", ""), sys.argv[1:]) or message
         options = [name for param in where.command.params for name in param.opts] if where else []
         if "--model" in options:  # (`vllm serve MODEL`)
-            told = re.sub("^Got unexpected extra argument.*", r"\g<0>; give a model with --model", told)
-        _say(f"{told}; see {where.command_path if where else NAME} --help")
+            message = re.sub("^Got unexpected extra argument.*", r"\g<0>; give a model with --model", message)
+        _say(f"{message}; see {where.command_path if where else NAME} --help")
     elif isinstance(error, BrokenPipeError):
         raise error
     elif isinstance(error, OSError):

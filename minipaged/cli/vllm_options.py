@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from minipaged.vllm_settings import ANY, ANY_OF, ONLY, RENAMED
+from minipaged.vllm_settings import HARMLESS, IGNORED, IGNORED_PREFIXES, RENAMED
 
 DROP = "drop it"
 CALLS = "drop it: calls in the format of Hermes and Qwen are always recognised, others are not"
@@ -31,8 +31,8 @@ INSTEAD = {
 }
 
 
-def told_of(option: str, typed: Iterable[str]) -> str | None:
-    """What to say of an unknown option; None if vLLM has none of this name.
+def message_about(option: str, typed: Iterable[str]) -> str | None:
+    """The message about an unknown option; None if vLLM has none of this name.
 
     Args:
         option: as the parser names it, which is only `-t` for `-tp`.
@@ -45,6 +45,6 @@ def told_of(option: str, typed: Iterable[str]) -> str | None:
     fix = INSTEAD.get(option)
     if name in RENAMED:
         fix = f"give --{RENAMED[name].replace('_', '-')}"
-    elif name in ANY or name in ONLY or name.startswith(ANY_OF):
+    elif name in IGNORED or name in HARMLESS or name.startswith(IGNORED_PREFIXES):
         fix = fix or DROP
     return f"No such option: {option}; {fix}" if fix else None

@@ -11,7 +11,7 @@ from minipaged import LLM, EngineConfig, SamplingParams, pocket_model
 from minipaged.config import ConfigError
 from minipaged.execution import loading
 from minipaged.execution.loading import ModelLoadError
-from minipaged.vllm_settings import ANY, ONLY, own_settings
+from minipaged.vllm_settings import HARMLESS, IGNORED, own_settings
 
 SMALL = {"num_blocks": 32, "max_model_len": 128, "disable_log_stats": True}
 
@@ -121,10 +121,10 @@ def test_a_dtype_has_its_short_names(given):
 
 def test_settings_of_vllm_that_ask_for_nothing_pass():
     """Catches a script that fails for a default which it spells out."""
-    for name, harmless in ONLY.items():
+    for name, harmless in HARMLESS.items():
         for value in harmless:
             assert own_settings({name: value}) == {}, name
-    assert own_settings(dict.fromkeys(ANY, 5)) == {}
+    assert own_settings(dict.fromkeys(IGNORED, 5)) == {}
     assert own_settings({"seed": None, "quantization": None, "enforce_eager": False}) == {}
 
 
