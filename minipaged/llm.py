@@ -77,51 +77,17 @@ class LLM(NamesOfVllm):
     ) -> None:
         register_displays()
         self.config = config_from(own_settings(options))
-        if use and components is not None:
-            raise ConfigError("use and components are both given; give only one of them")
-        if not isinstance(components, Components | None):
-            raise ConfigError(f"components is {shortened(components)}; give Components(...), or use={{...}}")
-        components = components or components_from(use or {})
-        if components.drafter is not PromptLookup:
-            if self.config.speculative_model is not None:
-                raise ConfigError("speculative_model and a drafter are both given; give only one of them")
-            if not self.config.num_speculative_tokens:
-                raise ConfigError("a drafter is given, but num_speculative_tokens is 0; give e.g. 4")
-        check_drafts(self.config, components)
+        components = choose_components(self.config, use, components)
         name = pocket_model.located(model)
-        defaults: dict[str, Any] = {}
-        if isinstance(tokenizer, str | Path):
-            from minipaged.execution import loading
-
-            # (It is not the model's own, so `revision` does not apply to it.)
-            own = replace(self.config, revision=None)
-            tokenizer = loading.load_tokenizer(str(tokenizer), own, must_exist=True)
-        elif tokenizer is not None and not hasattr(tokenizer, "get_vocab"):
-            raise ConfigError(f"tokenizer is {tokenizer!r}; give a directory, a hub id or a tokenizer")
+        tokenizer = choose_tokenizer(self.config, tokenizer)
         draft_model = None
         if self.config.speculative_model is not None:
             from minipaged.execution.draft_model import DraftModel
 
             draft_model = DraftModel.load(self.config.speculative_model, self.config)
+        defaults: Mapping[str, Any] = {}
         if executor is None:
-            from minipaged.execution import loading, model_config
-            from minipaged.execution.model_runner import ModelRunner
-            from minipaged.execution.overlap import OverlapRunner
-
-            if self.config.num_ranks > 1:
-                from minipaged.execution.distributed import start
-
-                runner: ModelRunner = start.load(name, self.config)
-            else:
-                kind = OverlapRunner if self.config.async_scheduling else ModelRunner
-                runner = kind.load(name, self.config)
-            executor = runner
-            if tokenizer is None:
-                tokenizer = loading.load_tokenizer(name, self.config)
-            sampler: Any = runner.sampler
-            ends = model_config.end_of_text(runner.model, runner.vocab_size, tokenizer)
-            sampler.eos_token_ids = runner.eos_token_ids = ends
-            defaults = model_config.recommended_sampling(runner.model)
+            executor, tokenizer, defaults = load_runner(self.config, name, tokenizer)
         else:
             check_settings(self.config, executor)
         if draft_model is not None:
@@ -349,6 +315,56 @@ class LLM(NamesOfVllm):
                 token_ids = check_token_ids(token_ids, executor.vocab_size)
                 token_ids = params.truncate(token_ids, executor.max_model_len)
         return token_ids, params, cache_salt
+
+
+def choose_components(
+    config: EngineConfig, use: Mapping[str, Any] | None, components: Components | None
+) -> Components:
+    """The classes that one of `use` and `components` names; ConfigError if they do not fit the config."""
+    if use and components is not None:
+        raise ConfigError("use and components are both given; give only one of them")
+    if not isinstance(components, Components | None):
+        raise ConfigError(f"components is {shortened(components)}; give Components(...), or use={{...}}")
+    components = components or components_from(use or {})
+    if components.drafter is not PromptLookup:
+        if config.speculative_model is not None:
+            raise ConfigError("speculative_model and a drafter are both given; give only one of them")
+        if not config.num_speculative_tokens:
+            raise ConfigError("a drafter is given, but num_speculative_tokens is 0; give e.g. 4")
+    check_drafts(config, components)
+    return components
+
+
+def choose_tokenizer(config: EngineConfig, tokenizer: Any) -> Any:
+    """The tokenizer that the user gave, loaded if it is a name; None: the model's own."""
+    if isinstance(tokenizer, str | Path):
+        from minipaged.execution import loading
+
+        # (It is not the model's own, so `revision` does not apply to it.)
+        return loading.load_tokenizer(str(tokenizer), replace(config, revision=None), must_exist=True)
+    if tokenizer is not None and not hasattr(tokenizer, "get_vocab"):
+        raise ConfigError(f"tokenizer is {tokenizer!r}; give a directory, a hub id or a tokenizer")
+    return tokenizer
+
+
+def load_runner(config: EngineConfig, name: str, tokenizer: Any) -> tuple[Executor, Any, Mapping[str, Any]]:
+    """The executor of a model, its tokenizer unless one is given, and the sampling that it recommends."""
+    from minipaged.execution import loading, model_config
+    from minipaged.execution.model_runner import ModelRunner
+    from minipaged.execution.overlap import OverlapRunner
+
+    if config.num_ranks > 1:
+        from minipaged.execution.distributed import start
+
+        runner: ModelRunner = start.load(name, config)
+    else:
+        runner = (OverlapRunner if config.async_scheduling else ModelRunner).load(name, config)
+    if tokenizer is None:
+        tokenizer = loading.load_tokenizer(name, config)
+    sampler: Any = runner.sampler
+    ends = model_config.end_of_text(runner.model, runner.vocab_size, tokenizer)
+    sampler.eos_token_ids = runner.eos_token_ids = ends
+    return runner, tokenizer, model_config.recommended_sampling(runner.model)
 
 
 def check_settings(config: EngineConfig, executor: Executor) -> None:
