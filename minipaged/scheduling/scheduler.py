@@ -83,6 +83,12 @@ class FCFSScheduler:
         if request in queue:
             queue.remove(request)
 
+    def _move_to(self, state: RequestState, request: Request) -> None:
+        self._leave_queue(request)
+        request.state = state
+        # (Not always at the end: after a failed step an earlier request may come back behind a later one.)
+        insort(getattr(self, state.value), request, key=by_arrival)
+
     def _end_deferred(self) -> list[Request]:
         ended = [request for request in self._deferred_ends if not request.is_finished]
         for request in ended:
@@ -187,9 +193,7 @@ class FCFSScheduler:
 
     def _requeue(self, request: Request) -> None:
         self.kv.free(request.sequences)
-        self._leave_queue(request)
-        request.state = RequestState.WAITING
-        insort(self.waiting, request, key=by_arrival)
+        self._move_to(RequestState.WAITING, request)
 
     # -- the four phases, called by the batch policy; each returns the tokens it spent of the budget --
 
@@ -302,7 +306,8 @@ class FCFSScheduler:
             return 0
         if whole and admission.num_charged_tokens > left and plan.scheduled:
             return 0
-        self._start(plan, request)
+        plan.changed.append(request)
+        self._move_to(RequestState.RUNNING, request)
         plan.copies += self.kv.admit(request.sequences, admission)
         if not request.has_run:
             request.num_cached_tokens = admission.num_cached_tokens
@@ -328,18 +333,12 @@ class FCFSScheduler:
             if not self.running:
                 self.end_outgrown(plan, request)
             return 0
-        self._start(plan, request)
+        plan.changed.append(request)
+        self._move_to(RequestState.RUNNING, request)
         plan.swap_in += self.kv.swap_in(sequences)
         plan.copies += self.kv.grow(sequences, self.kv.blocks_to_grow(sequences))
         plan.events.append(Event("resumed", request.request_id, {"mode": "swap"}))
         return self.schedule_request(plan, request, left)
-
-    def _start(self, plan: StepPlan, request: Request) -> None:
-        plan.changed.append(request)
-        self._leave_queue(request)
-        request.state = RequestState.RUNNING
-        # (After a failed step an earlier request may come back behind a later one.)
-        insort(self.running, request, key=by_arrival)
 
     def make_room(self, plan: StepPlan, request: Request, needed: int, position: int) -> bool:
         """Preempt until `needed` blocks are free for the request at `position` in `running`. Returns False if
@@ -367,9 +366,7 @@ class FCFSScheduler:
         self.num_preemptions += 1
         if mode == "swap":
             plan.changed.append(victim)
-            self._leave_queue(victim)
-            victim.state = RequestState.SWAPPED
-            insort(self.swapped, victim, key=by_arrival)
+            self._move_to(RequestState.SWAPPED, victim)
             plan.swap_out += self.kv.swap_out(victim.sequences)
         else:
             self._requeue(victim)
