@@ -109,7 +109,7 @@ class DraftModel:
             model = loading.load_model(name, own, loading.find_device(own.device))
             trained = model_config.trained_length(model_config.text_config(model))
             longest = min(filter(None, (trained, config.max_model_len)), default=None)
-            runner = ModelRunner.over(model, replace(own, max_model_len=longest))
+            runner = ModelRunner.optimized(model, replace(own, max_model_len=longest))
         except ValueError as error:
             raise ConfigError(f"speculative_model is {name!r}: {error}") from error
         if runner.kept_states is not None:

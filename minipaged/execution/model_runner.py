@@ -117,15 +117,15 @@ class ModelRunner:
     @classmethod
     def load(cls, name: str, config: EngineConfig) -> ModelRunner:
         """A runner for a model directory or hub id; may raise ModelLoadError or ConfigError."""
-        return cls.over(loading.load_model(name, config, loading.find_device(config.device)), config)
+        return cls.optimized(loading.load_model(name, config, loading.find_device(config.device)), config)
 
     @classmethod
-    def over(cls, model: PreTrainedModel, config: EngineConfig) -> ModelRunner:
+    def optimized(cls, model: PreTrainedModel, config: EngineConfig) -> ModelRunner:
         """A runner that rewrites the model for speed; nothing else can use it then."""
         runner = cls(model, config)
         runner.optimize()
         if runner.backend.name == "cpp":
-            runner.use_one_call()
+            runner.use_decode_runner()
         return runner
 
     def optimize(self) -> None:
@@ -135,7 +135,7 @@ class ModelRunner:
         run = partial(call_model, self.model, rows[None], positions[None], rows)
         optimize(self.model, run, self.backend, self._config.quantization)
 
-    def use_one_call(self) -> None:
+    def use_decode_runner(self) -> None:
         """Run decode steps of few rows in one C++ call from now on, if the optimized model allows it."""
         from minipaged.execution.accel.decode_runner import make_decode_runner  # loads C++
 
@@ -198,13 +198,12 @@ class ModelRunner:
         """As `forward`, layer by layer."""
         # (Rows for log-probabilities of a prompt are not the last of their sequences.)
         uses_all = batch.prompts or len(batch.output_indices) == batch.input_ids.shape[1]
-        wanted = None if uses_all else batch.output_indices
         context = PagedContext(
             pools=self.cache.pools,
             metadata=batch.metadata,
             positions=batch.positions[0],
             backend=self.backend,
-            output_indices=wanted,
+            output_indices=None if uses_all else batch.output_indices,
             output_rows=batch.output_rows,
             end_stage=self._end_stage,
         )

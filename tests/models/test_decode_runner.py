@@ -37,7 +37,7 @@ def make_driver(
     driver = Driver(model, attention_backend="cpp", **{"num_blocks": 128, **settings})
     driver.runner.optimize()
     if in_one_call:
-        driver.runner.use_one_call()
+        driver.runner.use_decode_runner()
         assert driver.runner.decode_runner is not None
     return driver
 
@@ -92,7 +92,7 @@ def test_positions_up_to_the_longest_and_beyond_the_first_table(rope):
         )
         driver.runner.optimize()
         if in_one_call:
-            driver.runner.use_one_call()
+            driver.runner.use_decode_runner()
             assert driver.runner.decode_runner is not None
         lengths = min(FEWEST_POSITIONS - 1, longest - 3), 40
         sequences = [driver.add(random_tokens(n, 101, seed=n)) for n in lengths]
@@ -167,7 +167,7 @@ def test_models_of_another_kind_run_layer_by_layer(name):
     """Catches layers of another kind run as if they were llamas'."""
     driver = Driver(build(name), attention_backend="cpp")
     driver.runner.optimize()
-    driver.runner.use_one_call()
+    driver.runner.use_decode_runner()
     assert driver.runner.decode_runner is None
 
 
@@ -176,7 +176,7 @@ def test_layers_that_attend_in_chunks_run_one_by_one():
     chunks = {"layer_types": ["chunked_attention"] * 2, "attention_chunk_size": 8}
     driver = Driver(build("llama", **SHAPE, **chunks), attention_backend="cpp", quantization="int8")
     driver.runner.optimize()
-    driver.runner.use_one_call()
+    driver.runner.use_decode_runner()
     assert driver.runner.decode_runner is None
 
 
@@ -205,7 +205,7 @@ def test_embeddings_are_looked_up_as_their_module_does(change):
         drivers.append(Driver(model, attention_backend="cpp", num_blocks=128, quantization="int8"))
         drivers[-1].runner.optimize()
         if in_one_call:
-            drivers[-1].runner.use_one_call()
+            drivers[-1].runner.use_decode_runner()
     assert (drivers[0].runner.decode_runner is not None) == (change is strided)
     for actual, expected in zip(*map(decode_logits, drivers), strict=True):
         assert torch.equal(actual, expected)
@@ -224,7 +224,7 @@ def test_a_forward_pass_that_does_more_is_left_alone():
         return output
 
     model.model.forward = scaled
-    driver.runner.use_one_call()
+    driver.runner.use_decode_runner()
     assert driver.runner.decode_runner is None
 
 
