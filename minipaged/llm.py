@@ -136,9 +136,9 @@ class LLM(NamesOfVllm):
             raise RequestError(f"use_tqdm is {shortened(use_tqdm)}; give True or False")
         requests = []
         try:
-            for prompt, own in zip(prompts, params):
+            for prompt, prompt_params in zip(prompts, params):
                 with DeferredInterrupts():
-                    requests.append(self._add(prompt, own))
+                    requests.append(self._add(prompt, prompt_params))
             left = OrderedDict.fromkeys(requests)
             with progress_bar("generating", len(requests), enabled=use_tqdm) as show:
                 while left:

@@ -172,21 +172,21 @@ def _check_structured_outputs(value: Any) -> None:
 
 def _speculation(options: Mapping[str, Any]) -> dict[str, Any]:
     """What `speculative_config` and its short forms ask for."""
-    told = options.get("speculative_config")
-    if isinstance(told, str) and told:
+    spec = options.get("speculative_config")
+    if isinstance(spec, str) and spec:
         try:
-            told = json.loads(told)
+            spec = json.loads(spec)
         except ValueError as error:
-            raise ConfigError(f"speculative_config is {told!r}, which is not JSON: {error}; {FIX}") from error
-    if told in (None, "", []):
-        told = {}
-    if not isinstance(told, Mapping):
-        raise ConfigError(f"speculative_config is {told!r}; {FIX}")
-    for entry, value in told.items():
+            raise ConfigError(f"speculative_config is {spec!r}, which is not JSON: {error}; {FIX}") from error
+    if spec in (None, "", []):
+        spec = {}
+    if not isinstance(spec, Mapping):
+        raise ConfigError(f"speculative_config is {spec!r}; {FIX}")
+    for entry, value in spec.items():
         if value is not None and entry not in SPECULATION and entry not in IGNORED_OF_SPECULATION:
-            raise ConfigError(f"speculative_config is {told!r}, which has the unknown entry {entry!r}; {FIX}")
+            raise ConfigError(f"speculative_config is {spec!r}, which has the unknown entry {entry!r}; {FIX}")
     short = {key: options[name] for key, name in SPECULATION.items() if options.get(name) is not None}
-    given = short | {key: value for key, value in told.items() if value is not None}
+    given = short | {key: value for key, value in spec.items() if value is not None}
     if options.get("speculative_model") in NGRAM:
         given.setdefault("method", "ngram")
     if not given:

@@ -29,8 +29,8 @@ def process(sequence: Sequence, logits: torch.Tensor) -> torch.Tensor:
     edited: Any = logits.clone()
     for processor in sequence.request.params.logits_processors:
         try:
-            told = (prompt, generated) if _num_arguments(processor) == 3 else (generated,)
-            edited = processor(*told, edited)
+            tokens = (prompt, generated) if _num_arguments(processor) == 3 else (generated,)
+            edited = processor(*tokens, edited)
             wrong = _what_is_wrong(edited, logits)
             edited = edited if wrong else edited.to(logits)
         except BaseException as error:  # the user's code: even SystemExit ends no other request

@@ -74,8 +74,8 @@ class KVManager:
         num_tokens = sum(len(sequence.token_ids) for sequence in sequences)
         num_cached = sum(hit.num_tokens(sequence) for sequence, hit in zip(sequences, hits))
         cached = {block for hit in hits for block in hit.blocks}
-        blocks, num_charged = self.admission_charge(cached, num_tokens, num_cached)
-        available = self.pool.num_free - blocks
+        num_evictable, num_charged = self.admission_charge(cached, num_tokens, num_cached)
+        available = self.pool.num_free - num_evictable
         if others_run:
             available -= int(self.watermark * self.allocator.num_blocks)
         for i in range(max(map(len, wishes))):  # the preferred counts first, the smallest last
