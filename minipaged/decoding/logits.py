@@ -99,16 +99,16 @@ def filter_logits(logits: torch.Tensor, params: SequenceOf[SamplingParams]) -> t
     vocab_size = logits.shape[1]
     top_k = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
     rows = [row for row, p in enumerate(params) if top_k[row] < vocab_size or p.top_p < 1.0]
-    size = max([SHORTLIST, *(k for k in top_k if k < vocab_size)])
+    shortlist = max([SHORTLIST, *(k for k in top_k if k < vocab_size)])
     has_threshold = bool(rows) or any(p.min_p for p in params)
-    while rows:
-        size = min(size, vocab_size)
+    for size in (min(shortlist, vocab_size), vocab_size):
+        if not rows:
+            break
         index = on_device(rows, logits.device)
         top_p = column([params[row].top_p for row in rows])
         lowest, enough = _lowest_kept(scaled[index], size, [top_k[row] for row in rows], top_p)
         threshold[index] = torch.maximum(threshold[index], lowest)
         rows = [row for row, done in zip(rows, enough.tolist()) if not done]
-        size = vocab_size
     if has_threshold:
         scaled.masked_fill_(scaled < threshold, -math.inf)
     typical = [row for row, p in enumerate(params) if p.typical_p < 1]
