@@ -34,13 +34,13 @@ class AllocatorContract(Watcher):
         try:
             blocks = self._call("allocate", count, may_raise=(OutOfBlocksError,))
         except OutOfBlocksError:
-            told = f"allocate({count}) raised OutOfBlocksError though {len(self._free)} blocks are free"
-            self.require(not possible, told)
+            message = f"allocate({count}) raised OutOfBlocksError though {len(self._free)} blocks are free"
+            self.require(not possible, message)
             self._compare(f"allocate({count}), which raised OutOfBlocksError and may take nothing")
             raise
         what = f"allocate({count}) returned {blocks}"
-        told = f"{what} with {len(self._free)} blocks free; raise OutOfBlocksError and take none"
-        self.require(possible, told)
+        message = f"{what} with {len(self._free)} blocks free; raise OutOfBlocksError and take none"
+        self.require(possible, message)
         is_list = isinstance(blocks, list) and len(blocks) == count
         self.require(is_list, f"{what}; give a list of {count} block ids")
         are_ids = all(isinstance(block, int) and 0 <= block < self.num_blocks for block in blocks)
@@ -57,8 +57,8 @@ class AllocatorContract(Watcher):
     def share(self, block: int) -> None:
         """Rule 3."""
         self._call("share", block, may_raise=(ValueError,))
-        told = f"share({block}) of a free block must raise ValueError: it is nobody's"
-        self.require(block not in self._free, told)
+        message = f"share({block}) of a free block must raise ValueError: it is nobody's"
+        self.require(block not in self._free, message)
         self._count[block] += 1
         self._compare(f"share({block})", block)
 
@@ -67,8 +67,10 @@ class AllocatorContract(Watcher):
         last = self._call("release", block, may_raise=(ValueError,))
         self._drop(block, f"release({block})")
         left = self._count[block]
-        told = f"release({block}) returned {last}; the block has {left} references left, and True means none"
-        self.require(bool(last) == (left == 0), told)
+        message = (
+            f"release({block}) returned {last}; the block has {left} references left, and True means none"
+        )
+        self.require(bool(last) == (left == 0), message)
         self._compare(f"release({block})", block)
         return bool(last)
 
@@ -91,8 +93,8 @@ class AllocatorContract(Watcher):
     def ref_count(self, block: int) -> int:
         """References that were taken and not given back."""
         count, taken = self._call("ref_count", block), self._count[block]
-        told = f"ref_count({block}) is {count}; {taken} references were taken and not given back"
-        self.require(count == taken, told)
+        message = f"ref_count({block}) is {count}; {taken} references were taken and not given back"
+        self.require(count == taken, message)
         return count
 
     @property
@@ -107,7 +109,7 @@ class AllocatorContract(Watcher):
 
     def _compare(self, after: str, *blocks: int) -> None:
         free = self.rules.call(getattr, self._inner, "num_free")
-        told = f"num_free is {free} after {after}; {len(self._free)} blocks are free"
-        self.require(free == len(self._free), told)
+        message = f"num_free is {free} after {after}; {len(self._free)} blocks are free"
+        self.require(free == len(self._free), message)
         for block in blocks:
             self.ref_count(block)

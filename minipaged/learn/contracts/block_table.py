@@ -40,8 +40,8 @@ class BlockTableContract(Watcher):
         """Rule 1."""
         slot, wanted = self._call("slot", position), self._like_own().slot(position)
         logical, offset = divmod(position, self.block_size)
-        told = f"the slot of position {position} is {slot}; block {self.blocks[logical]}"
-        self.require(slot == wanted, f"{told} x {self.block_size} + {offset} = {wanted}")
+        message = f"the slot of position {position} is {slot}; block {self.blocks[logical]}"
+        self.require(slot == wanted, f"{message} x {self.block_size} + {offset} = {wanted}")
         return slot
 
     def append(self, count: int = 1) -> BlockCopy | None:
@@ -64,19 +64,19 @@ class BlockTableContract(Watcher):
         wanted = None
         if shared:
             last = tokens // self.block_size
-            told = f"{what} writes to block {before[last]}, which another table holds; take a fresh block"
-            self.require(after[last] != before[last], f"{told} and return the copy (copy-on-write)")
+            message = f"{what} writes to block {before[last]}, which another table holds; take a fresh block"
+            self.require(after[last] != before[last], f"{message} and return the copy (copy-on-write)")
             wanted = BlockCopy(before[last], after[last])
             before[last] = after[last]
         self.require(copy == wanted, f"{what} returned {copy}; the copy to run is {wanted}")
         if wanted is not None:
             held = pool.ref_count(wanted.source)
-            told = f"{what} leaves block {wanted.source} with {held} of {holders} holders; free it: "
-            self.require(held == holders - 1, told + "this table holds it no more")
+            message = f"{what} leaves block {wanted.source} with {held} of {holders} holders; free it: "
+            self.require(held == holders - 1, message + "this table holds it no more")
         self._require_state(what, before + after[len(before) :], tokens + count)
         # A block dropped by the copy keeps its other holders, so the free blocks shrink by what was taken.
-        told = f"{what}: the pool had {free} blocks free and now has {pool.num_free}; {missing} are needed"
-        self.require(pool.num_free == free - missing, told)
+        message = f"{what}: the pool had {free} blocks free and now has {pool.num_free}; {missing} are needed"
+        self.require(pool.num_free == free - missing, message)
         return copy
 
     def use_slots(self, num_tokens: int) -> None:
@@ -107,8 +107,8 @@ class BlockTableContract(Watcher):
             child = type(self)(self.rules.concept, self._call, "fork")
             child.rules, child.require = self.rules, self.require
             child._require_state("fork", given, self.num_tokens)
-        told = "fork: both tables have the same list of blocks, so that each changes the other; copy it"
-        self.require(child.blocks is not self.blocks, told)
+        message = "fork: both tables have the same list of blocks, so that each changes the other; copy it"
+        self.require(child.blocks is not self.blocks, message)
         return child
 
     def move_to(self, pool: BlockPool, blocks: list[int]) -> None:
@@ -148,8 +148,10 @@ class BlockTableContract(Watcher):
         return answer
 
     def _require_state(self, what: str, blocks: list[int], num_tokens: int) -> None:
-        told = f"{what} left {self.num_tokens} tokens in blocks {self.blocks}, not {num_tokens} in {blocks}"
-        self.require((self.blocks, self.num_tokens) == (blocks, num_tokens), told)
+        message = (
+            f"{what} left {self.num_tokens} tokens in blocks {self.blocks}, not {num_tokens} in {blocks}"
+        )
+        self.require((self.blocks, self.num_tokens) == (blocks, num_tokens), message)
 
     @contextmanager
     def _references(self, what: str, blocks: list[int], change: int) -> Iterator[None]:
@@ -158,8 +160,8 @@ class BlockTableContract(Watcher):
         yield
         for block, count in zip(blocks, counts):
             now = pool.ref_count(block)
-            told = f"{what}: block {block} had {count} references and has {now}; each table adds one"
+            message = f"{what}: block {block} had {count} references and has {now}; each table adds one"
             if change < 0:
-                told = f"{what} dropped block {block}, whose references went from {count} to {now}"
-                told += "; give it back once"
-            self.require(now == count + change, told)
+                message = f"{what} dropped block {block}, whose references went from {count} to {now}"
+                message += "; give it back once"
+            self.require(now == count + change, message)

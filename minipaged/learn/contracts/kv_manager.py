@@ -73,8 +73,8 @@ class KVManagerContract(KVManager):
             if num_tokens < len(s.token_ids):
                 block = s.table.blocks[num_tokens // self.block_size]
                 alone = s.table.pool.ref_count(block) == 1
-                told = f"grow lets {short(s)} write to block {block}, which another table holds"
-                self.rules.require(alone, f"{told}; replace it by a fresh one and return the copy")
+                message = f"grow lets {short(s)} write to block {block}, which another table holds"
+                self.rules.require(alone, f"{message}; replace it by a fresh one and return the copy")
         return self._require_copies("grow", copies, wanted)
 
     def register(self, sequence: KVSequence, num_tokens: int) -> None:
@@ -82,8 +82,8 @@ class KVManagerContract(KVManager):
         full = max(sequence.num_registered_blocks, num_tokens // self.block_size)
         self.rules.call(super().register, sequence, num_tokens)
         now = sequence.num_registered_blocks
-        told = f"{call_text('register', (sequence, num_tokens))} left {now} blocks registered"
-        self.rules.require(now <= full, f"{told}, of which {full} are full")
+        message = f"{call_text('register', (sequence, num_tokens))} left {now} blocks registered"
+        self.rules.require(now <= full, f"{message}, of which {full} are full")
 
     def free(self, sequences: Iterable[KVSequence]) -> None:
         """Rule 6."""
@@ -93,17 +93,17 @@ class KVManagerContract(KVManager):
         rules.call(super().free, sequences)
         for s in sequences:
             blocks, computed = len(s.table.blocks), s.num_computed_tokens
-            told = f"free left {short(s)} with {blocks} blocks and {computed} tokens computed"
-            rules.require(not blocks and not computed, f"{told}; give back all, count none")
+            message = f"free left {short(s)} with {blocks} blocks and {computed} tokens computed"
+            rules.require(not blocks and not computed, f"{message}; give back all, count none")
 
     def _require_slots(self, name: str, sequences: Sequence[KVSequence]) -> None:
         for s in sequences:
             slots, tokens = min(s.table.num_tokens, len(s.table.blocks) * self.block_size), len(s.token_ids)
-            told = f"{name} left {short(s)} with slots for {slots} of its {tokens} tokens"
-            self.rules.require(slots == tokens, f"{told}; give every token one")
+            message = f"{name} left {short(s)} with slots for {slots} of its {tokens} tokens"
+            self.rules.require(slots == tokens, f"{message}; give every token one")
 
     def _require_copies(self, name: str, copies: Any, wanted: list[Any]) -> list[BlockCopy]:
-        told = f"{name} returned the copies {copies} where {wanted} are needed; return one for each"
+        message = f"{name} returned the copies {copies} where {wanted} are needed; return one for each"
         right = isinstance(copies, list) and len(copies) == len(wanted) and all(c in wanted for c in copies)
-        self.rules.require(right, f"{told} block that is replaced")
+        self.rules.require(right, f"{message} block that is replaced")
         return copies

@@ -62,17 +62,17 @@ def watch_paged_attention(concept: str, override: Callable[..., Any]) -> Callabl
         attended = rules.call(function, query, key_cache, value_cache, metadata, **parameters)
         is_tensor = isinstance(attended, type(query))
         rules.require(is_tensor, f"the result is {type(attended).__name__}; give a tensor of torch")
-        told = "the block tables were changed; other layers and later steps read them"
-        rules.require(bool((metadata.block_tables == tables).all()), told)
-        told = "a pool was changed; attention only reads, for K and V are written before"
-        rules.require((key_cache._version, value_cache._version) == written, told)
+        message = "the block tables were changed; other layers and later steps read them"
+        rules.require(bool((metadata.block_tables == tables).all()), message)
+        message = "a pool was changed; attention only reads, for K and V are written before"
+        rules.require((key_cache._version, value_cache._version) == written, message)
         wanted = [*query.shape[:2], value_cache.shape[-1]]
-        told = f"the result for a query {list(query.shape)} is {list(attended.shape)}"
-        rules.require(list(attended.shape) == wanted, f"{told}; give [T, Hq, Dv] = {wanted}")
-        told = f"the result is {attended.dtype}; give the type of the query, {query.dtype}"
-        rules.require(attended.dtype == query.dtype, told)
-        told = "the result has NaN; a row read a slot that nobody wrote, or saw no key at all"
-        rules.require(not bool(attended.isnan().any()), told)
+        message = f"the result for a query {list(query.shape)} is {list(attended.shape)}"
+        rules.require(list(attended.shape) == wanted, f"{message}; give [T, Hq, Dv] = {wanted}")
+        message = f"the result is {attended.dtype}; give the type of the query, {query.dtype}"
+        rules.require(attended.dtype == query.dtype, message)
+        message = "the result has NaN; a row read a slot that nobody wrote, or saw no key at all"
+        rules.require(not bool(attended.isnan().any()), message)
         _compare(rules, next(calls), attended, asked, (key_cache, value_cache), metadata, parameters)
         return attended
 
@@ -101,6 +101,6 @@ def _compare(
         wanted = attend_sequence(query[row : row + 1], pools, table, position + 1, given)[0].float()
         if wanted.isfinite().all():
             error = (attended[row].float() - wanted).norm(dim=-1).max() / wanted.norm(dim=-1).max()
-            told = f"row {row}, which is at position {position} of sequence {sequence}, is {error:.0%} off"
-            told += f"; compare with {attend_sequence.__module__}"
-            rules.require(not error > (0.01 if query.dtype.itemsize == 4 else 0.1), told)
+            message = f"row {row}, which is at position {position} of sequence {sequence}, is {error:.0%} off"
+            message += f"; compare with {attend_sequence.__module__}"
+            rules.require(not error > (0.01 if query.dtype.itemsize == 4 else 0.1), message)

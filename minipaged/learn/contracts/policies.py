@@ -68,22 +68,22 @@ class PreemptionContract(Watcher):
         """Rule 1."""
         victim = self._call("choose_victim", list(candidates))
         names = short([request.request_id for request in candidates])
-        told = f"choose_victim chose {short(victim)}, which is not one of the candidates {names}"
-        self.require(any(victim is candidate for candidate in candidates), told)
+        message = f"choose_victim chose {short(victim)}, which is not one of the candidates {names}"
+        self.require(any(victim is candidate for candidate in candidates), message)
         return victim
 
     def choose_mode(self, victim: Request, kv: KVManager) -> Decision:
         """Rules 2 and 3."""
         before = _state_of(victim)
         decision = self._call("choose_mode", victim, kv)
-        told = f"choose_mode({victim.request_id}) changed its sequences, tokens or blocks; only decide"
-        self.require(_state_of(victim) == before, told)
+        message = f"choose_mode({victim.request_id}) changed its sequences, tokens or blocks; only decide"
+        self.require(_state_of(victim) == before, message)
         what = f"choose_mode({victim.request_id}) returned {short(decision)}"
         is_pair = isinstance(decision, tuple) and len(decision) == 2 and isinstance(decision[1], str)
         is_decision = is_pair and decision[0] in ("recompute", "swap")
         self.require(is_decision, f'{what}; give Decision("recompute" or "swap", reason)')
-        told = f"{what}, but the host pool cannot take its blocks; ask kv.can_swap_out first"
-        self.require(decision[0] == "recompute" or kv.can_swap_out(victim.sequences), told)
+        message = f"{what}, but the host pool cannot take its blocks; ask kv.can_swap_out first"
+        self.require(decision[0] == "recompute" or kv.can_swap_out(victim.sequences), message)
         return Decision(*decision)
 
 
@@ -126,34 +126,34 @@ class DecodingMethodContract(Watcher):
         live, before = list(request.sequences), _state_of(request)
         offered_to = [s._replace(token_ids=list(s.token_ids), logprobs=list(s.logprobs)) for s in samples]
         branches = self._call("advance", request, offered_to)
-        told = f"advance({request.request_id}) changed its sequences, tokens or blocks; return branches"
-        self.require(_state_of(request) == before, told)
-        told = f"advance({request.request_id}) returned {short(branches)}; give a list of Branch"
-        self.require(isinstance(branches, list | tuple), told)
-        self.require(all(isinstance(branch, Branch) for branch in branches), told)
+        message = f"advance({request.request_id}) changed its sequences, tokens or blocks; return branches"
+        self.require(_state_of(request) == before, message)
+        message = f"advance({request.request_id}) returned {short(branches)}; give a list of Branch"
+        self.require(isinstance(branches, list | tuple), message)
+        self.require(all(isinstance(branch, Branch) for branch in branches), message)
         for branch in branches:
             what = f"advance({request.request_id}) continues {short(branch.parent)} with {branch.token_id}"
             offered = [sample for sequence, sample in zip(live, samples) if sequence is branch.parent]
             self.require(bool(offered), f"{what}, which is not a live sequence of the request")
             candidates = zip(offered[0].token_ids, offered[0].logprobs)
-            told = f"{what} (log-probability {branch.logprob:.4f}), which is not one of its candidates"
-            self.require((branch.token_id, branch.logprob) in candidates, told)
+            message = f"{what} (log-probability {branch.logprob:.4f}), which is not one of its candidates"
+            self.require((branch.token_id, branch.logprob) in candidates, message)
             length, most = len(branch.parent.token_ids) + 1, request.max_num_tokens
-            told = f"{what}, which is token {length} of at most {most}; give it a finish_reason"
-            self.require(branch.finish_reason is not None or length < most, told)
+            message = f"{what}, which is token {length} of at most {most}; give it a finish_reason"
+            self.require(branch.finish_reason is not None or length < most, message)
         alive, most = sum(branch.finish_reason is None for branch in branches), self.num_sequences
-        told = f"advance({request.request_id}) left {alive} sequences alive; num_sequences is {most}"
-        self.require(alive <= most, told)
+        message = f"advance({request.request_id}) left {alive} sequences alive; num_sequences is {most}"
+        self.require(alive <= most, message)
         return branches
 
     def rank(self, request: Request) -> list[TokenSequence]:
         """Rule 5."""
         ranked = self._call("rank", request)
         places = {i for s in ranked for i, done in enumerate(request.completions) if done is s}
-        told = f"rank({request.request_id}) returned {len(ranked)} sequences of which {len(places)} are"
-        self.require(len(places) == len(ranked), f"{told} completions of the request")
-        told = f"rank({request.request_id}) returned none of {len(request.completions)} completions"
-        self.require(bool(ranked or not request.completions), told)
+        message = f"rank({request.request_id}) returned {len(ranked)} sequences of which {len(places)} are"
+        self.require(len(places) == len(ranked), f"{message} completions of the request")
+        message = f"rank({request.request_id}) returned none of {len(request.completions)} completions"
+        self.require(bool(ranked or not request.completions), message)
         return ranked
 
 
@@ -173,11 +173,13 @@ class DrafterContract(Watcher):
         self.require(
             [list(s.token_ids) for s in sequences] == before, "draft changed a sequence; only read it"
         )
-        told = f"draft returned {short(drafts)} for {len(counts)} sequences; give a list of as many lists"
-        self.require(isinstance(drafts, list | tuple) and len(drafts) == len(counts), told)
+        message = f"draft returned {short(drafts)} for {len(counts)} sequences; give a list of as many lists"
+        self.require(isinstance(drafts, list | tuple) and len(drafts) == len(counts), message)
         for draft, count in zip(drafts, counts):
             are_ids = isinstance(draft, SequenceOf) and all(type(t) is int and t >= 0 for t in draft)
             self.require(are_ids, f"draft returned {short(draft)}; give a list of token ids, integers from 0")
-            told = f"draft returned {short(draft)} where {count} tokens were asked for; give at most so many"
-            self.require(len(draft) <= count, told)
+            message = (
+                f"draft returned {short(draft)} where {count} tokens were asked for; give at most so many"
+            )
+            self.require(len(draft) <= count, message)
         return drafts

@@ -40,9 +40,9 @@ class PrefixCacheContract(Watcher):
         try:
             blocks = self._call("allocate", count, may_raise=(OutOfBlocksError,))
         except OutOfBlocksError:
-            told = f"allocate({count}) raised OutOfBlocksError"
-            self.require(count > free, f"{told} though {free} blocks are free or evictable")
-            self.require(self.num_free == free, f"{told} and left {self.num_free} of {free} blocks")
+            message = f"allocate({count}) raised OutOfBlocksError"
+            self.require(count > free, f"{message} though {free} blocks are free or evictable")
+            self.require(self.num_free == free, f"{message} and left {self.num_free} of {free} blocks")
             raise
         what = f"allocate({count}) returned {short(blocks)}"
         self.require(count <= free, f"{what} with {free} blocks free or evictable")
@@ -70,16 +70,16 @@ class PrefixCacheContract(Watcher):
         before = list(hashes)
         self._call("extend_hashes", hashes, token_ids, salt)
         full = len(token_ids) // self.block_size
-        told = f"extend_hashes turned {len(before)} hashes into {len(hashes)}; {len(token_ids)} tokens in"
+        message = f"extend_hashes turned {len(before)} hashes into {len(hashes)}; {len(token_ids)} tokens in"
         extended = hashes[: len(before)] == before and len(hashes) == max(full, len(before))
-        self.require(extended, f"{told} blocks of {self.block_size} make {full}")
+        self.require(extended, f"{message} blocks of {self.block_size} make {full}")
         shown = short(token_ids.tolist())
         for i in range(len(before), len(hashes)):
             tokens = token_ids[i * self.block_size : (i + 1) * self.block_size]
             link = (hashes[i - 1] if i else salt, tokens.tobytes())
-            told = f"extend_hashes gives block {i} of {shown} a hash that another block"
+            message = f"extend_hashes gives block {i} of {shown} a hash that another block"
             known = self._chain.setdefault(hashes[i], link)
-            self.require(known == link, f"{told} has, or the same tokens after another prefix")
+            self.require(known == link, f"{message} has, or the same tokens after another prefix")
 
     def match(self, hashes: Sequence[int], token_ids: array[int], salt: str = "") -> list[int]:
         """Rule 4."""
@@ -100,9 +100,9 @@ class PrefixCacheContract(Watcher):
     def register(self, block: int, chain_hash: int, tokens: array[int], parent: Parent = "") -> CachedBlock:
         """Rule 3; of equal contents the first block wins, unless its parent is gone: no `match` finds it."""
         entry = self._call("register", block, chain_hash, tokens, parent)
-        told = f"register({block}) returned {short(entry)}; give the CachedBlock of its hash, tokens"
+        message = f"register({block}) returned {short(entry)}; give the CachedBlock of its hash, tokens"
         is_entry = isinstance(entry, CachedBlock) and _is(entry, chain_hash, tokens, parent)
-        self.require(is_entry, f"{told} and parent")
+        self.require(is_entry, f"{message} and parent")
         first = self._entry(chain_hash)
         above = None if first is None else first.parent
         is_lost = isinstance(above, CachedBlock) and self._entry(above.chain_hash) is not above
@@ -119,8 +119,8 @@ class PrefixCacheContract(Watcher):
     def is_pending(self, block: int) -> bool:
         """Whether the step being planned computes the block."""
         pending = self._call("is_pending", block)
-        told = f"is_pending({block}) is {pending}; it is true of blocks registered since the last commit"
-        self.require(bool(pending) == (block in self._since_commit), told)
+        message = f"is_pending({block}) is {pending}; it is true of blocks registered since the last commit"
+        self.require(bool(pending) == (block in self._since_commit), message)
         return pending
 
     def commit(self) -> None:

@@ -54,19 +54,19 @@ class SchedulerContract(FCFSScheduler):
         if unfinished:
             check_progress(self.rules, plan, self)
         reserved = sum(request.method.num_sequences for request in self.running)
-        told = f"{reserved} sequences run in step {plan.step}; max_num_seqs is {self.max_num_seqs}"
-        require(reserved <= self.max_num_seqs, told)
+        message = f"{reserved} sequences run in step {plan.step}; max_num_seqs is {self.max_num_seqs}"
+        require(reserved <= self.max_num_seqs, message)
         for name in ("waiting", "running", "swapped"):
             arrivals = [request.arrival for request in getattr(self, name)]
-            told = f"{name} requests stand in the order {short(arrivals)} of arrival"
-            require(arrivals == sorted(arrivals), f"{told}; keep every queue sorted by it")
+            message = f"{name} requests stand in the order {short(arrivals)} of arrival"
+            require(arrivals == sorted(arrivals), f"{message}; keep every queue sorted by it")
         admitted = [event.request_id for event in plan.events if event.kind == "admitted"]
-        told = f"step {plan.step} preempts and admits {short(admitted)}; the blocks are for those who run"
-        require(not (admitted and plan.num_preempted), told)
+        message = f"step {plan.step} preempts and admits {short(admitted)}; the blocks are for those who run"
+        require(not (admitted and plan.num_preempted), message)
         first = self.swapped[0].arrival if swapped and self.swapped else sys.maxsize
         late = [r.request_id for r in self.running if r.arrival > first and r.request_id in admitted]
-        told = f"step {plan.step} admits {short(late)} while a request that came earlier is swapped out"
-        require(not late, told)
+        message = f"step {plan.step} admits {short(late)} while a request that came earlier is swapped out"
+        require(not late, message)
         return plan
 
     def plan_decodes(self, *args: Any, **options: Any) -> int:
@@ -90,23 +90,23 @@ class SchedulerContract(FCFSScheduler):
         spent = phase(plan, budget, *args, **options)
         scheduled = plan.num_tokens - before
         cached = sum(event.detail.get("cached_tokens", 0) for event in plan.events[known:])
-        told = f"{name} scheduled {scheduled} tokens of a budget of {budget} and returned {short(spent)}"
+        message = f"{name} scheduled {scheduled} tokens of a budget of {budget} and returned {short(spent)}"
         is_right = isinstance(spent, Integral) and scheduled <= int(spent) <= scheduled + cached
-        self.rules.require(is_right, f"{told}; return what it spent")
+        self.rules.require(is_right, f"{message}; return what it spent")
         return int(spent)
 
     def _check_queues(self) -> None:
         for name in ("waiting", "running", "swapped"):
             queue = getattr(self, name)
-            told = f"{name} is {short(queue)}; keep a deque or a list of requests"
-            self.rules.require(isinstance(queue, deque | list), told)
+            message = f"{name} is {short(queue)}; keep a deque or a list of requests"
+            self.rules.require(isinstance(queue, deque | list), message)
         self._present = [request for request in self._present if not request.is_finished]
         places = Counter(map(id, (*self.waiting, *self.running, *self.swapped)))
         for request in self._present:
             count = places[id(request)]
             where = f"in the queues {count} times" if count else "in no queue"
-            told = f"request {request.request_id} was added, has not ended and is {where}"
-            self.rules.require(count == 1, f"{told}; keep it in one until it ends")
+            message = f"request {request.request_id} was added, has not ended and is {where}"
+            self.rules.require(count == 1, f"{message}; keep it in one until it ends")
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
         """Every computed token is counted."""
@@ -114,16 +114,16 @@ class SchedulerContract(FCFSScheduler):
         touched = self.rules.call(super().commit, plan, result)
         for sequence, end in ends:
             alive = any(sequence is live for live in sequence.request.sequences)
-            told = f"commit of step {plan.step} left {short(sequence)} where {end} tokens are computed"
-            self.rules.require(not alive or sequence.num_computed_tokens == end, told)
+            message = f"commit of step {plan.step} left {short(sequence)} where {end} tokens are computed"
+            self.rules.require(not alive or sequence.num_computed_tokens == end, message)
         return touched
 
 
 def check_plan(rules: Rules, plan: StepPlan, scheduler: FCFSScheduler) -> None:
     """What holds for every plan, whoever made it."""
     step, budget = f"step {plan.step}", scheduler.max_num_batched_tokens
-    told = f"the plan of {step} has {plan.num_tokens} tokens; the budget is {budget}"
-    rules.require(plan.num_tokens <= budget, told)
+    message = f"the plan of {step} has {plan.num_tokens} tokens; the budget is {budget}"
+    rules.require(plan.num_tokens <= budget, message)
     seen: set[int] = set()
     for sequence, start, num_tokens, _ in plan.scheduled:
         name = f"sequence {sequence.request.request_id}/{sequence.index}"
