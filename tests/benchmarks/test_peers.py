@@ -6,6 +6,7 @@ import pytest
 
 from tests.benchmarks.peers import contest, report
 from tests.benchmarks.peers.contest import DRIVERS, ENVIRONMENTS, OURS, Spread, compare, environment_of
+from tests.benchmarks.peers.materials import workload
 from tests.benchmarks.peers.report import NAMES, page
 from tests.benchmarks.peers.rows import ROWS
 
@@ -73,6 +74,17 @@ def test_every_peer_of_every_row_has_a_driver_a_name_and_a_place_to_run():
         assert environment_of(engine) in (*ENVIRONMENTS, None)
     assert environment_of("vllm-compiled") == "vllm"
     assert environment_of("padded") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt_tokens", "output_tokens"),
+    [("mixed", 8704, 4155), ("shared", 17562, 757), ("long", 7021, 2048), ("single", 64, 256)],
+)
+def test_the_requests_drawn_here_are_those_of_the_published_tables(name, prompt_tokens, output_tokens):
+    """Catches figures that nobody could measure again, since their requests were drawn elsewhere."""
+    items = workload(name, None)
+    assert sum(len(item["prompt_token_ids"]) for item in items) == prompt_tokens
+    assert sum(item["max_tokens"] for item in items) == output_tokens
 
 
 def test_weights_in_8_bits_need_not_give_the_same_tokens():
