@@ -61,9 +61,21 @@ def test_a_faster_engine_is_named_in_words(outcome):
 
 def test_the_chart_fits_on_a_phone_with_its_names_and_numbers(outcome):
     """Catches bars that are cut off before they end, so that all look alike, and numbers out of sight."""
-    svg = report.chart([outcome[0]])
-    assert int(re.search(r'viewBox="0 0 (\d+)', svg)[1]) <= 350
+    svg = report.chart([outcome[0]] * 5)
+    sizes = [(int(width), int(height)) for width, height in re.findall(r'viewBox="0 0 (\d+) (\d+)', svg)]
+    assert len(sizes) == 2, "on a wide screen, one column of all rows leaves half of it empty"
+    assert max(width for width, _ in sizes) <= 350
+    assert sizes[0][1] / sizes[1][1] == 3 / 2, "five rows: three, then two"
     assert svg.index(">1.00<") < svg.index("<rect"), "the number stands behind the bar"
+
+
+def test_the_chart_tells_rows_of_one_workload_apart(outcome):
+    """Catches "mixed, 3.4 M" twice, with another minipaged each time, and a title that is cut off."""
+    rows = [outcome[0] | {"title": row.title, "dtype": row.dtype, "threads": row.threads} for row in ROWS]
+    titles = re.findall(r'font-weight="600">([^<]*)<', report.chart(rows))
+    assert len(titles) == len(ROWS)
+    assert len(set(titles)) == len(titles)
+    assert max(map(len, titles)) <= 53  # letters in 350 pixels
 
 
 def test_every_peer_of_every_row_has_a_driver_a_name_and_a_place_to_run():
