@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -18,7 +19,8 @@ from reading import ROOT, Fact, Outcome, read_facts, read_messages
 from minipaged.config import EngineConfig
 from minipaged.playground.lessons import DEMOS
 from minipaged.simulation.reproduce import measured_text, published_text
-from minipaged.viewer.pictures import ideas, palette
+from minipaged.viewer.pictures import ideas, palette, scenes
+from minipaged.viewer.pictures.tables import tables_svg
 
 Replacement = Callable[[re.Match[str]], str]
 Report = dict[tuple[str, str], Outcome] | None
@@ -257,7 +259,9 @@ def tour() -> str:
             data = output.get("data", {})
             if "image/svg+xml" in data:
                 lines.append(framed("".join(data["image/svg+xml"])))
-            elif "text/html" not in data:
+            elif "text/html" in data:
+                lines.append("".join(data["text/html"]) + "\n")
+            else:
                 text = "".join(output.get("text", data.get("text/plain", ""))).rstrip()
                 lines.append(f"```text\n{text}\n```\n")
     return "\n".join(lines)
@@ -468,11 +472,25 @@ def picture(name: str) -> str:
 
 
 def framed(svg: str) -> str:
-    """An SVG in the page; on a phone, a wide one scrolls rather than shrinks."""
+    """An SVG in the page; on a phone, one that has no narrow form scrolls rather than shrinks."""
     width = re.search(r'viewBox="0 0 (\d+)', svg)
     shape = "sheet wide" if width is not None and int(width[1]) > 800 else "sheet"
-    sheet = f'<div class="{shape}" tabindex="0" role="group">{svg.strip()}</div>'
+    shown = svg.strip()
+    if (narrow := stacked().get(shown)) is not None:
+        shown = f'<div class="on-wide">{shown}</div><div class="on-phone">{narrow}</div>'
+    sheet = f'<div class="{shape}" tabindex="0" role="group">{shown}</div>'
     return f'<figure class="frame">{sheet}</figure>\n'
+
+
+@functools.cache
+def stacked() -> dict[str, str]:
+    """Pictures of the paper's block tables -> the same for a phone: the pool below the tables."""
+    return {
+        tables_svg(moment.view, scenes.text_of, moment.caption).strip(): tables_svg(
+            moment.view, scenes.text_of, moment.caption, stacked=True
+        ).strip()
+        for moment in (*scenes.fig6(), *scenes.fig7(), *scenes.fig8())
+    }
 
 
 BENCHMARKS = ("summary", "peers", "single_stream", "serving", "gpu", "how_to_compare")

@@ -153,7 +153,7 @@ def test_the_benchmarks_begin_with_a_summary_and_every_file_has_a_place():
 def test_a_picture_of_a_lesson_stands_in_its_page():
     """Catches an image file, which cannot follow the page's colours, and an exercise that is not shown."""
     page = pages.lessons()["learn/02_allocator.md"]
-    assert page.count("<svg ") == 2
+    assert page.count("<figure ") == 2
     assert "![" not in page
     assert "## The files" in page
     assert 'raise NotImplementedError("Lesson 2, task 1: take blocks off' in page
@@ -165,11 +165,27 @@ def test_wide_pictures_may_scroll_on_a_phone():
     assert 'class="sheet"' in pages.framed('<svg viewBox="0 0 406 144">')
 
 
+@pytest.mark.parametrize("page", ["learn/01_block_table.md", "learn/02_allocator.md", "learn/tour.md"])
+def test_block_tables_stand_above_their_pool_on_a_phone(page):
+    """Catches a picture of which a phone shows the tables, and not the pool that they point into."""
+    text = pages.tour() if page == "learn/tour.md" else pages.lessons()[page]
+    narrow = re.findall(r'<div class="on-phone"><svg [^>]* viewBox="0 0 ([\d.]+)', text)
+    assert len(narrow) == text.count('<div class="on-wide">') == (6 if page == "learn/tour.md" else 1)
+    assert max(map(float, narrow)) <= 380  # (a little more than a phone has; it is shrunk a little)
+
+
 def test_the_tour_is_a_page_with_its_pictures():
     """Catches a tour that a visitor of the site cannot take."""
     page = pages.tour()
     assert page.count("<svg ") > 20
     assert "# A tour of paged attention" in page
+
+
+def test_the_tour_shows_the_texts_in_their_blocks():
+    """Catches "This is the same as plain text:" with nothing below it."""
+    told = pages.tour().partition("This is the same as plain text:")[2].partition("## 2.")[0]
+    assert told.count('<figure class="mp"') == 2
+    assert " village. Everyone called" in told
 
 
 def test_a_comment_in_code_is_no_heading():

@@ -29,7 +29,7 @@ from minipaged.viewer.pictures.names import colours, holders, labels
 from minipaged.viewer.pictures.palette import DARK, LIGHT, OWNERS, css, rgb
 from minipaged.viewer.pictures.plan import Share, plan_svg, shares
 from minipaged.viewer.pictures.pool import pool_svg
-from minipaged.viewer.pictures.svg import SLOT_TEXT, fit
+from minipaged.viewer.pictures.svg import MARGIN, SLOT_TEXT, fit, text_width
 from minipaged.viewer.pictures.tables import tables_svg
 from minipaged.viewer.pictures.tree import tree_svg
 from minipaged.viewer.recorder import recording
@@ -252,6 +252,19 @@ class TestTables:
         blocks = [b for t in scenes.fig6()[-1].view.on_device() for b in t.blocks]
         assert [word for word in texts(drawn) if word.startswith("\u2192")] == [f"\u2192 {b}" for b in blocks]
         assert blocks
+
+    @pytest.mark.parametrize("moment", [*scenes.fig6(), *scenes.fig8()], ids=lambda moment: moment.caption)
+    def test_stacked_the_caption_and_the_summary_are_whole(self, moment):
+        """A sentence that ends at the edge of a phone: "block 1 is copied to block"."""
+        drawn = ElementTree.fromstring(tables_svg(moment.view, scenes.text_of, moment.caption, stacked=True))
+        width, height = float(drawn.get("width")), float(drawn.get("height"))
+        assert width <= 400
+        lines = [e for e in drawn.iter() if e.tag.endswith("}text") and float(e.get("x")) == MARGIN]
+        assert any("in use" in line.text for line in lines)
+        for line in lines:
+            size, bold = float(line.get("font-size")), line.get("font-weight") is not None
+            assert MARGIN + text_width(line.text, size, bold) <= width, line.text
+            assert float(line.get("y")) < height
 
     def test_the_description_has_every_table(self):
         """An alt text that says "a diagram"."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
+
 from minipaged.memory import BlockTable
 from minipaged.text_io import counted
 from minipaged.viewer.highlights import TextOf
@@ -24,7 +26,9 @@ def tables_svg(
     slot = max(9.0, min(50.0 if stacked else 58.0, 236 / size))
     width = slot * size
     shown = [b for b in view.blocks() if view.num_blocks <= MOST_BLOCKS or b.state != "free"]
-    top = MARGIN + (26 if caption else 0) + 24
+    heading = wrap(caption, 32) if stacked else [caption] * bool(caption)
+    notes = _summary(view).split("; ") if stacked else [_summary(view)]
+    top = MARGIN + (7 + 19 * len(heading) if heading else 0) + 24
     left_height = sum(max(1, len(table.blocks)) * ROW + 20 for table in tables) - 20 * bool(tables)
     right_height = len(shown) * ROW
     above = max(left_height, ROW) + 44
@@ -32,7 +36,9 @@ def tables_svg(
     x = MARGIN + 32 + max((text_width(label[table.name], 14, bold=True) for table in tables), default=0)
     x_pool = x if stacked else x + width + GAP + 34
     top_pool = top + (above if stacked else (body - right_height) / 2)
-    picture = Picture(x_pool + width + 96, top + body + 40, caption)
+    picture = Picture(x_pool + width + 96, top + body + 22 + 18 * len(notes))
+    for number, line in enumerate(heading):
+        picture.text(MARGIN, MARGIN + 14 + 19 * number, line, bold=True, size=15)
     head = (top_pool if stacked else top) - 9
     picture.text(x, top - 9, "logical blocks of each sequence", "soft")
     picture.text(x_pool, head, "physical blocks of the pool", "soft")
@@ -75,7 +81,8 @@ def tables_svg(
         words, who = slot_words(table, logical, size, text_of), holders(physical, label)
         picture.slots(x_pool, y, slot, BLOCK, fill(physical, colour), words, computed)
         picture.text(x_pool + width + 10, y + 19, who, "ink", 12.5, bold=physical.ref_count > 1)
-    picture.note(_summary(view))
+    for number, line in enumerate(reversed(notes)):
+        picture.note(line, above=16 + 18 * number)
     return picture.render(caption or "Block tables and pool", describe(view))
 
 
