@@ -186,7 +186,7 @@ def test_the_moving_picture_is_stepped_through_with_buttons_and_keys(address, br
 
 
 SCENES = {
-    "block-table": {"fig6": 2, "fig7": 2},
+    "block-table": {"fig6": 2, "fig7": 2, "fig8": 1},
     "parallel-sampling": {"fig8": 1},
     "beam-search": {"fig9": 12},
     "prefix-cache": {"prefix-hit": 7},
