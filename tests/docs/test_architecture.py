@@ -1,5 +1,6 @@
 """What the architecture page and the README say about the code is so: line counts, names, what calls what."""
 
+import inspect
 import re
 import sys
 from array import array
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from minipaged import LLM, SamplingParams
+from minipaged.bench import run_workload
 from minipaged.components import Components
 from minipaged.memory import BlockAllocator, BlockTable
 from tests.docs.site import ROOT
@@ -99,6 +101,15 @@ def test_every_file_that_the_glossary_names_exists():
     names = re.findall(r"`([\w/]+(?:\.py|/))`", (ROOT / "docs/glossary.md").read_text())
     assert len(names) > 30
     assert [name for name in names if file_of(name) is None] == []
+
+
+def test_every_figure_of_bench_is_explained():
+    """Catches `decode_kv_tokens`, printed beside the others and explained nowhere."""
+    page = (ROOT / "docs/benchmarks/how_to_compare.md").read_text()
+    told = page.partition("## What bench reports")[2].partition("\n## ")[0]
+    figures = set(re.findall(r'^        "(\w+)": ', inspect.getsource(run_workload), re.MULTILINE))
+    assert len(figures) > 15
+    assert figures - {"tokens"} <= set(re.findall(r"`(\w+)`", told))
 
 
 def test_every_module_of_the_engine_has_its_line():
