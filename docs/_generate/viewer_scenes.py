@@ -19,6 +19,7 @@ from minipaged.config import EngineConfig
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.engine import Engine
 from minipaged.memory import BlockAllocator
+from minipaged.playground.simulated import SimulatedRun
 from minipaged.scheduling import FCFSScheduler, PrefillFirst, Recompute, Sample, StepPlan, StepResult
 from minipaged.simulation.baselines.contiguous import ContiguousKVManager, reserve_max
 from minipaged.simulation.costs import CostModel
@@ -234,6 +235,12 @@ def paging(path: Path) -> None:
     play(path, modelless(32, max_num_batched_tokens=64, **PLAIN), requests)
 
 
+def playground(path: Path) -> None:
+    """What the playground shows before the engine is loaded; another run than its questions ask about."""
+    run = SimulatedRun({"num_blocks": 24, "requests": 12, "rate": 4, "preemption_mode": "swap"})
+    path.write_text("\n".join(run.advance(10_000)))
+
+
 SCENES = {
     "fig6": Scene("Figure 6: blocks 7, 1 and 3", 0, fig6),
     "fig7": Scene("Figure 7: two requests in one pool", 2, fig7),
@@ -248,6 +255,7 @@ SCENES = {
     "on-demand": Scene("A block at a time", 0, lambda path: _grown(path, "on_demand")),
     "orca": Scene("Orca: a region for the longest sequence, for every request", 0, orca),
     "paging": Scene("Paging: the same requests in the same memory", 0, paging),
+    "playground": Scene("Twelve requests in a pool of 24 blocks", 44, playground),
 }
 
 

@@ -14,13 +14,15 @@ const FIELDS = [
   ["preemption_mode", "Preemption by", "recompute", { recompute: "recomputing", swap: "swapping", auto: "the cheaper" }],
   ["enable_prefix_caching", "Prefix caching", "true", { true: "on", false: "off" }],
   ["requests", "Requests", 8, { min: 1, max: 200 }],
-  ["rate", "Arrivals a second", 2, { min: 0.01, max: 1000, step: "any" }],
+  ["rate", "Arrivals per second", 2, { min: 0.01, max: 1000, step: "any" }],
   ["prompt", "Prompt tokens (mean)", 40, { min: 1, max: 255, step: "any" }],
   ["output", "Output tokens (mean)", 60, { min: 1, max: 255, step: "any" }],
   ["prefix", "Tokens that all prompts begin with", 0, { min: 0, max: 256 }],
-  ["samples", "Outputs a request", 1, { min: 1, max: 8 }],
+  ["samples", "Outputs per request", 1, { min: 1, max: 8 }],
   ["seed", "Seed", 0, { min: 0, max: 999999 }],
 ];
+
+const FIRST = ["num_blocks", "requests", "output", "preemption_mode"]; // always in sight
 
 const COUNTS = [
   ["finished", "Requests finished", String],
@@ -70,13 +72,18 @@ const QUESTIONS = [
 // ---- settings, and the address -----------------------------------------------------------------------------
 
 const form = at("settings");
+const more = element("details", { className: "more" }, element("summary", { textContent: "More settings" }));
+const rest = element("div", { className: "fields" });
+more.append(rest);
 for (const [name, label, value, kind] of FIELDS) {
   const input = typeof value === "number"
     ? element("input", { type: "number", name, value, required: true, ...kind })
     : element("select", { name, value }, ...Object.entries(kind).map(([key, text]) => element("option", { value: key, textContent: text })));
-  form.append(element("label", {}, label, input));
+  (FIRST.includes(name) ? form : rest).append(element("label", {}, label, input));
 }
+form.addEventListener("invalid", () => (more.open = true), true); // a field out of sight says nothing
 form.append(
+  more,
   element("div", { className: "buttons" },
     element("button", { className: "small", id: "run", textContent: "Run" }),
     element("button", { className: "small", type: "button", id: "stop", textContent: "Stop", disabled: true }),
@@ -93,6 +100,8 @@ function fill(settings) {
     refused.push([name, settings[name]]);
     field.value = value;
   }
+  const isChanged = ([name, , value]) => !FIRST.includes(name) && form.elements[name].value !== String(value);
+  more.open ||= FIELDS.some(isChanged);
   return refused;
 }
 
@@ -125,6 +134,16 @@ fromAddress();
 
 const viewer = mountViewer(at("viewer"), { baseUrl: "../" });
 const runs = new Map(); // id -> { lines, done, failed }
+
+// Until the reader has a run: one that was recorded when the site was built.
+fetch(new URL("../scenes/playground.jsonl", import.meta.url)).then(async (answer) => {
+  const trace = await answer.text();
+  if (!answer.ok || before) return;
+  viewer.load(trace);
+  viewer.seek(Number(at("recorded").dataset.step));
+  at("recorded").hidden = false;
+});
+
 let number = 0;
 
 const engine = new EngineWorker(({ id, error, lines, ...result }) => {
@@ -166,6 +185,7 @@ async function simulate(settings) {
   if (ended === null) return null;
   const { counts, trace, refusal, stopped } = ended;
   show(counts);
+  at("recorded").hidden = true;
   viewer.load(trace);
   const numbers = counts.steps > 1 ? ` (0 to ${counts.steps - 1})` : "";
   const steps = `${stopped ? "Stopped after " : ""}${counted(counts.steps, "step")}${numbers}. Play the run below, or change a setting and run again.`;

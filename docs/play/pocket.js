@@ -104,7 +104,7 @@ function step({ lines, outputs, texts, running, more }) {
   for (const request of [...answers.keys()]) if (!running.includes(request)) end(request);
   const tokens = count() - before;
   const rate = tokens / ((performance.now() - started) / 1000);
-  tell(`${counted(tokens, "token")}, ${rate.toFixed(0)} a second${more ? " ..." : "."}`);
+  tell(`${counted(tokens, "token")}, ${rate.toFixed(0)} per second${more ? " ..." : "."}`);
   results.rate = rate;
   results.busy = writing = more;
   at("answers").ariaBusy = String(more); // read out when it is whole

@@ -123,6 +123,44 @@ def test_the_address_holds_the_settings(browser, address):
     page.close()
 
 
+def test_a_recorded_run_is_shown_until_there_is_one_of_the_readers(browser, address):
+    """Catches a heading with nothing below it for everyone who has not loaded 14 MB."""
+    page = browser.open(f"{address}play/", 400, dark=False)
+    page.wait_for("playground.viewer.state().steps > 0")
+    counts = counts_outside({"num_blocks": 24, "requests": 12, "rate": 4, "preemption_mode": "swap"})
+    seen = page.value("playground.viewer.state()")
+    assert (seen["steps"], seen["counts"]["preemptions"]) == (counts["steps"], counts["preemptions"])
+    told = page.value("document.getElementById('viewer').innerText").partition("What happens")[2]
+    assert "is preempted" in told
+    assert not page.value("document.getElementById('recorded').hidden")
+    page.value("playground.run({requests: 1, prompt: 1, output: 1}).then(() => true)")
+    assert page.value("playground.viewer.state().steps") == 1
+    assert page.value("document.getElementById('recorded').hidden")
+    assert page.problems == []
+    page.close()
+
+
+def test_four_settings_are_in_sight_and_the_others_once_they_matter(browser, address):
+    """Catches fifteen fields between "Load" and "Run" on a phone, and a setting of a link that is hidden."""
+    fields = "[...document.querySelectorAll('#settings input, #settings select')]"
+    shown = f"{fields}.filter(field => field.checkVisibility()).length"
+    page = browser.open(f"{address}play/", 400, dark=False)
+    assert page.value(shown) == 4
+    page.value("document.querySelector('#settings summary').click()")
+    assert page.value(shown) == 15
+    page.value("location.hash = '#num_blocks=20'")
+    page.wait_for("playground.chosen().num_blocks === 20")
+    page.close()
+    page = browser.open(f"{address}play/#page_growth=reserve", 400, dark=False)
+    assert page.value(shown) == 15
+    page.close()
+    page = browser.open(f"{address}play/", 400, dark=False)
+    page.value("document.querySelector('[name=block_size]').value = ''")
+    page.value("document.getElementById('run').click()")
+    assert page.value(shown) == 15, "a field that cannot be sent is out of sight"
+    page.close()
+
+
 def test_a_question_is_answered_by_the_engine(playground):
     """Catches a verdict that does not follow from the run."""
     playground.value("document.querySelectorAll('.question')[0].querySelectorAll('button')[0].click()")
