@@ -66,7 +66,8 @@ class LayerOperations(NamedTuple):
 
     dtypes: tuple[torch.dtype, ...]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    """(rows [..., D], weight [D], epsilon) -> normed rows."""
+    """(rows [..., D], weight [D], epsilon) -> normed rows, rounded before a weight of their own dtype,
+    and only after one of float32."""
     add_rms_norm_: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     """(rows [T, D], residual [T, D], weight, epsilon): rows += residual; -> the normed sum."""
     rms_norm_heads_: Callable[[Tensor, Tensor, float], None]
@@ -75,6 +76,8 @@ class LayerOperations(NamedTuple):
     """(heads [T, H, D], cosines [T, D], sines [T, D]): RoPE in place."""
     silu_gate: Callable[[Tensor], Tensor]
     """Rows [T, 2 * D], gate before up -> silu(gate) * up [T, D]."""
+    gelu_gate: Callable[[Tensor], Tensor]
+    """The same with GELU (tanh approximation)."""
 
 
 class Backend(NamedTuple):
@@ -117,9 +120,8 @@ def _load_triton() -> Backend:
 
 
 def _layer_operations(dtypes: tuple[torch.dtype, ...], own: Any) -> LayerOperations:
-    return LayerOperations(
-        dtypes, own.rms_norm, own.add_rms_norm_, own.rms_norm_heads_, own.rotate_heads_, own.silu_gate
-    )
+    names = LayerOperations._fields[1:]
+    return LayerOperations(dtypes, *(getattr(own, name) for name in names))
 
 
 OLDEST_CHIP = (8, 0)  # older ones have neither asynchronous copies nor bfloat16

@@ -1,7 +1,7 @@
 // The operations between two matrix multiplications of a decoder layer, each fused into one pass over its rows.
 //
 //     norm      x / rms(x) * weight          rotate    (a, b) -> (a cos - b sin, b cos + a sin)
-//     gate      silu(gate) * up              greedy    argmax, and its log-probability
+//     gate      silu(gate) * up, or gelu     greedy    argmax, and its log-probability
 //
 // PyTorch takes 7, 10 and 2 passes for the first three, each with a call, an allocation and a round trip to memory.
 // Arithmetic is float32; rows are float32, bfloat16 or float16.
@@ -22,9 +22,10 @@ int64_t threads_for(int64_t elements, int64_t num_threads) {
 }
 
 // Rows of `num_heads` heads of `dim` elements per token; token strides are in elements. May be in place.
-template <class T>
+// A row is rounded before a weight of its own type, and only after a weight of float32, as in the models.
+template <class T, class Weight>
 void norm(const T* input, int64_t input_stride, T* output, int64_t output_stride, int64_t num_tokens,
-          int64_t num_heads, int64_t dim, const T* weight, float epsilon, int64_t num_threads) {
+          int64_t num_heads, int64_t dim, const Weight* weight, float epsilon, int64_t num_threads) {
     in_parallel(num_tokens, threads_for(num_tokens * num_heads * dim, num_threads), [&](int64_t token) {
         for (int64_t head = 0; head < num_heads; head++) {
             const T* row = input + token * input_stride + head * dim;
@@ -36,7 +37,7 @@ void norm(const T* input, int64_t input_stride, T* output, int64_t output_stride
             }
             const float factor = 1 / std::sqrt(sum_of(squares) / dim + epsilon);
             for (int64_t d = 0; d < dim; d += LANES) {
-                T normed[LANES];  // rounded before the weight, as models in 16-bit types do
+                Weight normed[LANES];
                 store(normed, load(row + d, dim - d) * factor);
                 store(result + d, load(weight + d, dim - d) * load(normed), dim - d);
             }
@@ -63,14 +64,16 @@ void rotate(T* rows, int64_t stride, const T* cosines, const T* sines, int64_t n
     });
 }
 
-// output = silu(gate) * up, both in a row of 2 * dim; silu(x) = x / (1 + e^-x).
-template <class T>
+// output = f(gate) * up, both in a row of 2 * dim: silu(x) = x / (1 + e^-x), and gelu with its tanh:
+// gelu(x) = x / 2 * (1 + tanh(z / 2)) = x / (1 + e^-z) with z = sqrt(8 / pi) * (x + 0.044715 x^3).
+template <bool is_gelu, class T>
 void gate(const T* input, T* output, int64_t num_tokens, int64_t dim, int64_t num_threads) {
     in_parallel(num_tokens, threads_for(num_tokens * dim, num_threads), [&](int64_t token) {
         const T *gates = input + token * 2 * dim, *ups = gates + dim;
         for (int64_t d = 0; d < dim; d += LANES) {
             const Vec x = load(gates + d, dim - d);
-            const Vec power = exponential(x > -87.f ? -x : Vec{} + 87.f);  // beyond, x / e^87 is 0 anyway
+            const Vec z = is_gelu ? 1.5957691216f * (x + 0.044715f * x * x * x) : x;
+            const Vec power = exponential(z > -87.f ? -z : Vec{} + 87.f);  // beyond, x / e^87 is 0 anyway
             store(output + token * dim + d, x / (1.f + power) * load(ups + d, dim - d), dim - d);
         }
     });
@@ -121,12 +124,21 @@ extern "C" {
         norm((const T*)input, input_stride, (T*)output, output_stride, tokens, heads, dim, (const T*)weight,  \
              (float)epsilon, threads);                                                                        \
     }                                                                                                         \
+    void wide_norm_##NAME(const void* input, int64_t input_stride, void* output, int64_t output_stride,       \
+                          int64_t tokens, int64_t heads, int64_t dim, const void* weight, double epsilon,     \
+                          int64_t threads) {                                                                  \
+        norm((const T*)input, input_stride, (T*)output, output_stride, tokens, heads, dim,                    \
+             (const float*)weight, (float)epsilon, threads);                                                  \
+    }                                                                                                         \
     void rotate_##NAME(void* rows, int64_t stride, const void* cosines, const void* sines, int64_t tokens,    \
                        int64_t heads, int64_t dim, int64_t threads) {                                         \
         rotate((T*)rows, stride, (const T*)cosines, (const T*)sines, tokens, heads, dim, threads);            \
     }                                                                                                         \
     void gate_##NAME(const void* input, void* output, int64_t tokens, int64_t dim, int64_t threads) {         \
-        gate((const T*)input, (T*)output, tokens, dim, threads);                                              \
+        gate<false>((const T*)input, (T*)output, tokens, dim, threads);                                       \
+    }                                                                                                         \
+    void gelu_gate_##NAME(const void* input, void* output, int64_t tokens, int64_t dim, int64_t threads) {    \
+        gate<true>((const T*)input, (T*)output, tokens, dim, threads);                                        \
     }                                                                                                         \
     void greedy_##NAME(const void* logits, int64_t rows, int64_t vocab_size, float* results,                  \
                        int64_t threads) {                                                                     \

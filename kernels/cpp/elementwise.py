@@ -5,26 +5,35 @@ PyTorch's operations): a norm 3.6 (13), RoPE for queries and keys 4.7 (20), a ga
 sampling 13 (55). For tensors on the CPU in `build.DTYPES`.
 """
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor
 
 from minipaged.kernels.cpp.build import INTEGER, POINTER, REAL, declare_by_dtype
 
 _threads = torch.get_num_threads
-_norm = declare_by_dtype("norm", POINTER, INTEGER, POINTER, *[INTEGER] * 4, POINTER, REAL, INTEGER)
+_NORM = POINTER, INTEGER, POINTER, *[INTEGER] * 4, POINTER, REAL, INTEGER
+_norm = declare_by_dtype("norm", *_NORM)
+_wide_norm = declare_by_dtype("wide_norm", *_NORM)
 _rotate = declare_by_dtype("rotate", POINTER, INTEGER, POINTER, POINTER, *[INTEGER] * 4)
 _gate = declare_by_dtype("gate", POINTER, POINTER, *[INTEGER] * 3)
+_gelu_gate = declare_by_dtype("gelu_gate", POINTER, POINTER, *[INTEGER] * 3)
 _greedy = declare_by_dtype("greedy", POINTER, INTEGER, INTEGER, POINTER, INTEGER)
 
 
 def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """rows [..., D] / their root mean square * weight [D], as a new tensor."""
+    """rows [..., D] / their root mean square * weight [D], as a new tensor.
+
+    They are rounded before a weight of their own type, and only after one of float32.
+    """
     rows = rows.contiguous()
     output = torch.empty_like(rows)
     size = rows.shape[-1]
     shape = rows.numel() // size, 1, size
     source, destination = rows.data_ptr(), output.data_ptr()
-    _norm[rows.dtype](source, size, destination, size, *shape, weight.data_ptr(), epsilon, _threads())
+    norm = _norm if weight.dtype == rows.dtype else _wide_norm
+    norm[rows.dtype](source, size, destination, size, *shape, weight.data_ptr(), epsilon, _threads())
     return output
 
 
@@ -36,7 +45,8 @@ def add_rms_norm_(rows: Tensor, residual: Tensor, weight: Tensor, epsilon: float
 def rms_norm_heads_(heads: Tensor, weight: Tensor, epsilon: float) -> None:
     """As `rms_norm`, of each head of heads [T, H, D], in place; a token's heads are contiguous."""
     start, stride = heads.data_ptr(), heads.stride(0)
-    _norm[heads.dtype](start, stride, start, stride, *heads.shape, weight.data_ptr(), epsilon, _threads())
+    norm = _norm if weight.dtype == heads.dtype else _wide_norm
+    norm[heads.dtype](start, stride, start, stride, *heads.shape, weight.data_ptr(), epsilon, _threads())
 
 
 def rotate_heads_(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
@@ -51,9 +61,18 @@ def rotate_heads_(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
 
 def silu_gate(rows: Tensor) -> Tensor:
     """silu(gate) * up of contiguous rows [T, 2 * D], gate before up -> [T, D]."""
+    return _gated(rows, _gate)
+
+
+def gelu_gate(rows: Tensor) -> Tensor:
+    """As `silu_gate`, with GELU by its tanh approximation."""
+    return _gated(rows, _gelu_gate)
+
+
+def _gated(rows: Tensor, gate: Mapping[torch.dtype, Callable[..., None]]) -> Tensor:
     num_rows, size = rows.shape[0], rows.shape[1] // 2
     output = rows.new_empty(num_rows, size)
-    _gate[rows.dtype](rows.data_ptr(), output.data_ptr(), num_rows, size, _threads())
+    gate[rows.dtype](rows.data_ptr(), output.data_ptr(), num_rows, size, _threads())
     return output
 
 

@@ -4,7 +4,7 @@
     norm       q0   q1   q2   q3 , k0   k1                in place: a program has a token's next few heads,
     rotation   q0   q1   q2   q3   k0   k1                (a, b) -> (a cos - b sin, b cos + a sin)
     residual + output -> sum, in place -> norm            one program per row
-    [ gate | up ] -> silu(gate) * up                      one program per piece of a row
+    [ gate | up ] -> silu(gate) * up, or gelu             one program per piece of a row
 
 With PyTorch's operations, a norm alone takes six to eight launches, each with a trip to memory. Rows are
 converted to float32 when they are loaded and rounded when they are stored; a norm is also rounded before its
@@ -28,7 +28,10 @@ ROW_PER_THREAD = 16  # elements of a row per thread
 
 
 def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """rows [..., D] / their root mean square * weight [D], as a new tensor."""
+    """rows [..., D] / their root mean square * weight [D], as a new tensor.
+
+    They are rounded before a weight of their own type, and only after one of float32.
+    """
     rows = rows.contiguous()
     output = torch.empty_like(rows)
     heads = rows.view(-1, 1, rows.shape[-1])
@@ -71,9 +74,19 @@ def rotate_heads_(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
 
 def silu_gate(rows: Tensor) -> Tensor:
     """silu(gate) * up of contiguous rows [T, 2 * D], gate before up -> [T, D]."""
+    return _gated(rows, is_gelu=False)
+
+
+def gelu_gate(rows: Tensor) -> Tensor:
+    """As `silu_gate`, with GELU by its tanh approximation."""
+    return _gated(rows, is_gelu=True)
+
+
+def _gated(rows: Tensor, is_gelu: bool) -> Tensor:
     num_rows, size = rows.shape[0], rows.shape[1] // 2
     output = rows.new_empty(num_rows, size)
-    gate_kernel[(num_rows, triton.cdiv(size, TILE))](rows, output, SIZE=size, TILE=TILE, num_warps=4)
+    grid = num_rows, triton.cdiv(size, TILE)
+    gate_kernel[grid](rows, output, SIZE=size, IS_GELU=is_gelu, TILE=TILE, num_warps=4)
     return output
 
 
@@ -122,7 +135,7 @@ def norm_kernel(
         x = x.to(dtype).to(tl.float32)
         tl.store(heads + token * stride + place, x.to(dtype), mask=inside)
     factor = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + epsilon)
-    normed = (x * factor[:, None]).to(dtype).to(tl.float32)
+    normed = (x * factor[:, None]).to(weight.dtype.element_ty).to(tl.float32)
     scale = tl.load(weight + dim, mask=dim < HEAD_DIM, other=0.0).to(tl.float32)
     result = (normed * scale[None, :]).to(dtype)
     tl.store(output + token * output_stride + place, result, mask=inside)
@@ -164,12 +177,15 @@ def rotate_kernel(
 
 
 @triton.jit
-def gate_kernel(rows, output, SIZE: tl.constexpr, TILE: tl.constexpr):
-    """silu(gate) * up of one piece of a row."""
+def gate_kernel(rows, output, SIZE: tl.constexpr, IS_GELU: tl.constexpr, TILE: tl.constexpr):
+    """silu(gate) * up, or gelu(gate) * up, of one piece of a row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     place = rows + row * (2 * SIZE) + column
     gate = tl.load(place, mask=column < SIZE, other=0.0).to(tl.float32)
     up = tl.load(place + SIZE, mask=column < SIZE, other=0.0).to(tl.float32)
-    result = gate / (1.0 + tl.exp(-gate)) * up
+    z = gate
+    if IS_GELU:  # gate / 2 * (1 + tanh(z / 2))
+        z = 1.5957691216 * (gate + 0.044715 * gate * gate * gate)
+    result = gate / (1.0 + tl.exp(-z)) * up
     tl.store(output + row * SIZE + column, result.to(output.dtype.element_ty), mask=column < SIZE)

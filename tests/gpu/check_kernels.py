@@ -32,7 +32,14 @@ from minipaged.kernels.reference import attention as reference
 from minipaged.kernels.reference import cache as reference_cache
 from tests.gpu.records import Records, reason_of
 from tests.kernels.cases import assert_close, make_case
-from tests.kernels.layer_formulas import assert_near, exact_gate, exact_norm, exact_rotation, random_angles
+from tests.kernels.layer_formulas import (
+    assert_near,
+    exact_gate,
+    exact_gelu_gate,
+    exact_norm,
+    exact_rotation,
+    random_angles,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -166,6 +173,9 @@ def passes_between_products_equal_their_formulas(dtype, num_tokens, hidden, head
     assert torch.equal(product[:, 40:], before[:, 40:])
     gates = 4 * torch.randn(num_tokens, 2 * hidden + 48, device=DEVICE).to(dtype)
     assert_near(layer.silu_gate(gates), exact_gate(gates))
+    assert_near(layer.gelu_gate(gates), exact_gelu_gate(gates))
+    wide = 1 + torch.randn(hidden, device=DEVICE)
+    assert_near(layer.rms_norm(rows, wide, 1e-5), exact_norm(rows, wide, 1e-5))
     assert layer.rms_norm(rows[:0], weight, 1e-5).shape == (0, hidden)
 
 

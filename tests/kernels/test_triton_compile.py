@@ -162,6 +162,8 @@ def pass_through_layer(dtype, num_tokens, hidden, head_dim, gate, num_heads=10):
     elementwise.rms_norm_heads_(heads[:, :8], head_weight, 1e-5)
     elementwise.rotate_heads_(heads[:, :9], angles.to(dtype), angles.to(dtype))
     elementwise.silu_gate(torch.zeros(num_tokens, 2 * gate, dtype=dtype))
+    elementwise.gelu_gate(torch.zeros(num_tokens, 2 * gate, dtype=dtype))
+    elementwise.rms_norm(rows, weight.float(), 1e-5)
 
 
 @pytest.mark.parametrize("chip", CHIPS)

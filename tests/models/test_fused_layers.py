@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from minipaged import SamplingParams
@@ -50,7 +51,10 @@ def rebuilt(model: nn.Module, backend: str) -> tuple[nn.Module, list[str]]:
     return model, kinds
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_yarn_rope", "mistral_sliding", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "llama_yarn_rope", "mistral_sliding", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"],
+)
 def test_every_layer_of_the_common_shape_is_fused(name, backend):
     """A speed-up that quietly stopped to happen: attributes renamed by a new version of transformers."""
     model, kinds = rebuilt(build(name), backend)
@@ -147,9 +151,22 @@ def test_a_layer_over_products_of_another_kind_stays(backend):
 
 
 def test_layers_of_other_names_stay(backend):
-    """Gemma's norm multiplies by 1 + weight and its layers have four of them."""
-    _, kinds = rebuilt(build("gemma2"), backend)
-    assert kinds == []
+    """Granite scales what its layers add; its norms are like any other."""
+    model, kinds = rebuilt(build("granite"), backend)
+    assert kinds == ["FusedNorm"] * (2 * model.config.num_hidden_layers + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_weight_around_zero_is_taken_for_what_it_is(dtype, backend):
+    """Gemma multiplies by 1 + weight in float32; rounded to 16 bits, it would lose the weight's last bits."""
+    model = build("gemma3").to(dtype)
+    exact = [1 + module.weight.float() for module in model.modules() if isinstance(module, Gemma3RMSNorm)]
+    rebuilt(model, backend)
+    found = [module.weight for module in model.modules() if isinstance(module, FusedNorm)]
+    assert len(found) == len(exact) == 6 * model.config.num_hidden_layers + 1
+    for weight in found:
+        assert weight.dtype == torch.float32
+        assert any(torch.equal(weight, one) for one in exact if one.shape == weight.shape)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -235,7 +252,9 @@ class Launches(TorchDispatchMode):
         return super().__exit__(*reason)
 
 
-@pytest.mark.parametrize(("name", "plain", "fused"), [("llama", 39, 11), ("qwen3", 55, 13)])
+@pytest.mark.parametrize(
+    ("name", "plain", "fused"), [("llama", 39, 11), ("qwen3", 55, 13), ("gemma3", 83, 15)]
+)
 @pytest.mark.parametrize("backend", [pytest.param("triton", marks=in_interpreter)])
 def test_a_fused_layer_launches_a_quarter_of_what_the_plain_one_does(name, plain, fused, backend):
     """A fusion that saves no launches. Counted: a decode in half precision, write and attention included."""

@@ -102,6 +102,8 @@ def make_decode_runner(
     layers = [module for module in model.modules() if isinstance(module, FusedLayer)]
     if [layer.layer_idx for layer in layers] != list(pools) or not all(map(_can_describe, layers)):
         return None
+    if any(m.weight.dtype != model.dtype for m in model.modules() if isinstance(m, FusedNorm)):
+        return None
     if any(spec.chunk_size or spec.query_scaling for spec, _, _ in pools.values()):
         return None
     base: Any = model.base_model
@@ -124,7 +126,10 @@ def _linears_of(layer: FusedLayer) -> list[Any]:
 
 
 def _can_describe(layer: FusedLayer) -> bool:
-    return layer.attention_parameters.sinks is None and all(map(panels_of, _linears_of(layer)))
+    is_like_llama = layer.mlp_output_norm is None and not layer.is_gelu
+    return (
+        layer.attention_parameters.sinks is None and is_like_llama and all(map(panels_of, _linears_of(layer)))
+    )
 
 
 def _described(layer: FusedLayer, key_cache: Tensor, value_cache: Tensor) -> DecoderLayer:

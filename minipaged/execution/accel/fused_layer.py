@@ -3,6 +3,7 @@
     x -> norm -> [Q K V] -> rotate Q, K in place -> attend -> project, + x  = y
     y -> norm -> [gate up] -> silu(gate) * up              -> project, + y
 
+Gemma has GELU instead of SiLU; Gemma 2 and 3 also have a norm after each projection.
 Linear layers with the same input are one matrix multiplication with stacked weights; the elementwise
 operations between two multiplications are fused (`LayerOperations`: in C++ for CPUs, in Triton for GPUs).
 The last layer computes keys and values of all rows, and everything else only for the output rows: for a
@@ -23,13 +24,20 @@ from minipaged.kernels.metadata import AttentionParameters
 
 
 class FusedNorm(nn.Module):
-    """Root mean square normalization: x / rms(x) * weight."""
+    """Root mean square normalization: x / rms(x) * weight, or 1 + weight, in float32, as in Gemma."""
 
     def __init__(self, norm: Any, operations: LayerOperations) -> None:
         super().__init__()
-        self.weight = norm.weight.detach()
-        self.epsilon = norm.variance_epsilon
+        self.epsilon = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
         self._operations = operations
+        weight = norm.weight.detach()
+        row = torch.linspace(-1, 1, len(weight)).to(weight)[None, None]
+        expected = norm(row)
+
+        def error(factor: Tensor) -> float:
+            return float((operations.rms_norm(row, factor, self.epsilon) - expected).abs().max())
+
+        self.weight = min(weight, 1 + weight.float(), key=error)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rows [..., D] -> [..., D]."""
@@ -64,7 +72,14 @@ class FusedLayer(nn.Module):
             for name in ("q_norm", "k_norm")
         )
         self.attention_output = attention.o_proj
-        self.mlp_norm = FusedNorm(layer.post_attention_layernorm, operations)
+        before_mlp, *after = _later_norms(layer)
+        self.mlp_norm = FusedNorm(before_mlp, operations)
+        self.attention_output_norm, self.mlp_output_norm = (
+            None if norm is None else FusedNorm(norm, operations) for norm in after
+        )
+        one = torch.ones(1)
+        self.is_gelu = torch.allclose(mlp.act_fn(one), nn.functional.gelu(one, approximate="tanh"))
+        self._gate = operations.gelu_gate if self.is_gelu else operations.silu_gate
         self.gate_up = stack_linears(mlp.gate_proj, mlp.up_proj)
         self.mlp_output = mlp.down_proj
 
@@ -89,10 +104,22 @@ class FusedLayer(nn.Module):
             query, rows = query[indices], rows[indices]
         attended = context.attend(self, query, key, value, self.attention_parameters)
         total = self.attention_output(attended.flatten(1))
+        if self.attention_output_norm is not None:
+            total = self.attention_output_norm(total)
         normed = self.mlp_norm.add_(total, rows)
-        rows = self.mlp_output(self._operations.silu_gate(self.gate_up(normed))).add_(total)
+        rows = self.mlp_output(self._gate(self.gate_up(normed)))
+        if self.mlp_output_norm is not None:
+            rows = self.mlp_output_norm(rows)
+        rows.add_(total)
         if indices is None:
             return rows[None]
         output = torch.zeros_like(hidden_states)
         output[0, indices] = rows
         return output
+
+
+def _later_norms(layer: Any) -> tuple[nn.Module, nn.Module | None, nn.Module | None]:
+    """The norms before the MLP, after the attention's projection and after the MLP's."""
+    if not hasattr(layer, "pre_feedforward_layernorm"):
+        return layer.post_attention_layernorm, None, None
+    return layer.pre_feedforward_layernorm, layer.post_attention_layernorm, layer.post_feedforward_layernorm

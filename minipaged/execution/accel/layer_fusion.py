@@ -23,7 +23,10 @@ from minipaged.kernels.metadata import AttentionParameters
 
 logger = logging.getLogger(__name__)
 
-LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
+LAYERS = {
+    *("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"),
+    *("GemmaDecoderLayer", "Gemma2DecoderLayer", "Gemma3DecoderLayer"),
+}
 """The layers that `FusedLayer` computes. Others may differ undetected (clipped queries)."""
 
 LINEARS = [f"self_attn.{name}_proj" for name in "qkvo"] + [
@@ -63,7 +66,8 @@ def fuse_layers(model: PreTrainedModel, run: Callable[[], object], operations: L
     calls: dict[nn.Module, Call] = {}
 
     def record(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], out: Tensor) -> None:
-        calls[module] = Call(arguments, keywords, out)
+        if _is_layer(module) or (len(arguments) == 1 and not keywords):  # (some norms take a gate, too)
+            calls[module] = Call(arguments, keywords, out)
 
     with ExitStack() as hooks, set_forward_context(context := EquivalenceContext()):
         for module in model.modules():
@@ -85,7 +89,10 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    return type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
+    epsilon = getattr(module, "eps", getattr(module, "variance_epsilon", None))
+    weight = getattr(module, "weight", None)
+    is_known = isinstance(epsilon, float) and isinstance(weight, Tensor) and weight.dim() == 1
+    return type(module).__name__.endswith("RMSNorm") and is_known
 
 
 def _replace_in(
