@@ -5,6 +5,7 @@
 //     x -> norm -> [Q K V] -> rotate Q, K -> write K, V; attend -> linear, + x  = y
 //     y -> norm -> [gate up] -> silu(gate) * up                 -> linear, + y
 //
+// In Gemma, embeddings are scaled, the gate's function is GELU, and another norm may follow each linear.
 // The same kernels in the same order as in fused_layer.py, so the results are bit-identical.
 
 #include "calls.h"
@@ -20,18 +21,22 @@ struct Linear {
 struct Norm {
     const void* weight;  // null: no norm
     double epsilon;
+    int64_t is_wide;  // the weight is float32
 };
 
 // What `decode.py` packs: what stays the same from step to step ...
 struct DecoderLayer {
     Linear query_key_value, attention_output, gate_up, mlp_output;
     AttentionCall attention;
-    Norm attention_norm, query_norm, key_norm, mlp_norm;
+    Norm attention_norm, query_norm, key_norm, mlp_norm, attention_output_norm, mlp_output_norm;
+    int64_t is_gelu, rotation;  // which of the step's angles
 };
 
 // Around the layers.
 struct Ends {
     const void* embeddings;  // [V, D]
+    double embedding_scale;
+    int64_t num_rotations;
     Norm norm;
     Linear head;
 };
@@ -39,10 +44,10 @@ struct Ends {
 // ... and what does not. T sequences with one token each.
 struct DecodeStep {
     const int64_t *token_ids, *positions, *slots;  // [T]
-    const void *cosines, *sines;                   // [every position, head_dim]
+    const void* angles;                            // [num_rotations, cosines and sines, num_positions, head_dim]
     void* logits;                                  // [T, V]
     const int32_t *block_tables, *query_start, *context_len;
-    int64_t table_stride, num_rows, num_threads;
+    int64_t num_positions, table_stride, num_rows, num_threads;
 };
 
 namespace {
@@ -54,8 +59,10 @@ struct Kernels;
     template <>                                                                       \
     struct Kernels<T> {                                                               \
         static constexpr auto norm = norm_##NAME;                                     \
+        static constexpr auto wide_norm = wide_norm_##NAME;                           \
         static constexpr auto rotate = rotate_##NAME;                                 \
         static constexpr auto gate = gate_##NAME;                                     \
+        static constexpr auto gelu_gate = gelu_gate_##NAME;                           \
         static constexpr auto attend = paged_attention_##NAME;                        \
     };
 KERNELS_FOR(float, float32)
@@ -66,12 +73,13 @@ template <class T>
 class Decode {
     const Ends& ends;
     const DecodeStep& step;
-    std::vector<T> rows, cosines, sines, normed, heads, attended, total, gates, gated;
+    std::vector<std::vector<T>> angles;  // of each rotation cosines, then sines
+    std::vector<T> rows, normed, heads, attended, total, gates, gated;
 
-    std::vector<T> look_up(const void* table, const int64_t* indices, int64_t size) const {
+    std::vector<T> look_up(const T* table, const int64_t* indices, int64_t size) const {
         std::vector<T> found(step.num_rows * size);
         for (int64_t t = 0; t < step.num_rows; t++)
-            std::memcpy(&found[t * size], (const T*)table + indices[t] * size, size * sizeof(T));
+            std::memcpy(&found[t * size], table + indices[t] * size, size * sizeof(T));
         return found;
     }
 
@@ -86,16 +94,20 @@ class Decode {
         return output;
     }
 
-    void norm_rows(const Norm& norm, const std::vector<T>& rows, void* output) const {
+    void apply(const Norm& norm, const T* input, T* output, int64_t stride, int64_t num_heads,
+               int64_t dim) const {
+        const auto kernel = norm.is_wide ? Kernels<T>::wide_norm : Kernels<T>::norm;
+        kernel(input, stride, output, stride, step.num_rows, num_heads, dim, norm.weight, norm.epsilon,
+               step.num_threads);
+    }
+
+    void norm_rows(const Norm& norm, const std::vector<T>& rows, T* output) const {
         const int64_t size = rows.size() / step.num_rows;
-        Kernels<T>::norm(rows.data(), size, output, size, step.num_rows, 1, size, norm.weight, norm.epsilon,
-                         step.num_threads);
+        apply(norm, rows.data(), output, size, 1, size);
     }
 
     void norm_heads(const Norm& norm, T* first, int64_t stride, int64_t num_heads, int64_t dim) const {
-        if (norm.weight)
-            Kernels<T>::norm(first, stride, first, stride, step.num_rows, num_heads, dim, norm.weight,
-                             norm.epsilon, step.num_threads);
+        if (norm.weight) apply(norm, first, first, stride, num_heads, dim);
     }
 
     void write(const T* tokens, int64_t stride, const void* cache, const AttentionCall& call) const {
@@ -111,9 +123,15 @@ class Decode {
 
 public:
     Decode(const Ends& ends, const DecodeStep& step, int64_t size, int64_t head_dim)
-        : ends(ends), step(step), rows(look_up(ends.embeddings, step.token_ids, size)),
-          cosines(look_up(step.cosines, step.positions, head_dim)),
-          sines(look_up(step.sines, step.positions, head_dim)), normed(rows.size()), total(rows.size()) {}
+        : ends(ends), step(step), rows(look_up((const T*)ends.embeddings, step.token_ids, size)),
+          normed(rows.size()), total(rows.size()) {
+        if (ends.embedding_scale != 1)
+            for (int64_t i = 0, count = rows.size(); i < count; i += LANES)
+                store(&rows[i], load(&rows[i], count - i) * (float)ends.embedding_scale, count - i);
+        for (int64_t i = 0; i < 2 * ends.num_rotations; i++)
+            angles.push_back(look_up((const T*)step.angles + i * step.num_positions * head_dim,
+                                     step.positions, head_dim));
+    }
 
     void finish() {
         norm_rows(ends.norm, rows, normed.data());
@@ -132,7 +150,8 @@ public:
         T *key = query + query_size, *value = key + key_size;
         norm_heads(layer.query_norm, query, stride, call.num_heads, dim);
         norm_heads(layer.key_norm, key, stride, call.num_kv_heads, dim);
-        Kernels<T>::rotate(query, stride, cosines.data(), sines.data(), step.num_rows,
+        const auto *cosines = &angles[2 * layer.rotation], *sines = cosines + 1;
+        Kernels<T>::rotate(query, stride, cosines->data(), sines->data(), step.num_rows,
                            call.num_heads + call.num_kv_heads, dim, step.num_threads);
         write(key, stride, call.key_cache, call);
         write(value, stride, call.value_cache, call);
@@ -149,14 +168,19 @@ public:
         call.num_threads = step.num_threads;
         Kernels<T>::attend(&call);
 
-        add(multiply(layer.attention_output, attended, total.data()), rows);
+        multiply(layer.attention_output, attended, total.data());
+        if (layer.attention_output_norm.weight) norm_rows(layer.attention_output_norm, total, total.data());
+        add(total.data(), rows);
         norm_rows(layer.mlp_norm, total, normed.data());
         const int64_t width = layer.mlp_output.product.size;
         gates.resize(step.num_rows * 2 * width);
         gated.resize(step.num_rows * width);
         multiply(layer.gate_up, normed, gates.data());
-        Kernels<T>::gate(gates.data(), gated.data(), step.num_rows, width, step.num_threads);
-        add(multiply(layer.mlp_output, gated, rows.data()), total);
+        const auto gate = layer.is_gelu ? Kernels<T>::gelu_gate : Kernels<T>::gate;
+        gate(gates.data(), gated.data(), step.num_rows, width, step.num_threads);
+        multiply(layer.mlp_output, gated, rows.data());
+        if (layer.mlp_output_norm.weight) norm_rows(layer.mlp_output_norm, rows, rows.data());
+        add(rows.data(), total);
     }
 };
 

@@ -17,7 +17,8 @@ from minipaged.kernels.cpp.panels import Panels, fetches_ahead, multiply_of, pac
 from minipaged.kernels.metadata import AttentionMetadata, AttentionParameters
 
 # The structs `DecodeStep` and `Norm`, and the first or last member of others in decode.cpp.
-_STEP, _NORM, _ADDRESS = struct.Struct("9P 3q"), struct.Struct("P d"), struct.Struct("P")
+_STEP, _NORM, _ADDRESS = struct.Struct("8P 4q"), struct.Struct("P d q"), struct.Struct("P")
+_LAYER_END, _ENDS_BEGIN = struct.Struct("2q"), struct.Struct("P d q")
 _decode = declare_by_dtype("decode", ctypes.c_char_p, INTEGER, ctypes.c_char_p, ctypes.c_char_p)
 
 
@@ -29,7 +30,7 @@ class Linear(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """rows / their root mean square * weight."""
+    """rows / their root mean square * weight, which is of their type or float32."""
 
     weight: Tensor
     epsilon: float
@@ -41,7 +42,11 @@ class DecoderLayer(NamedTuple):
     linears: Sequence[Linear]
     """Fused query, key and value; attention output; fused gate and up; MLP output."""
     norms: Sequence[Norm | None]
-    """Before attention; on queries; on keys; before the MLP."""
+    """Before attention; on queries; on keys; before the MLP; on the attention's output; on the MLP's."""
+    is_gelu: bool
+    """The gate's function; else SiLU."""
+    rotation: int
+    """Which angles its heads are rotated by."""
     num_heads: int
     key_cache: Tensor
     """[num_blocks, Hkv, block_size, D]"""
@@ -58,13 +63,23 @@ class Decoder:
         layers: at least one.
         norm: the final norm.
         head: the output layer.
+        embedding_scale: what embeddings are multiplied by.
     """
 
-    def __init__(self, embeddings: Tensor, layers: Sequence[DecoderLayer], norm: Norm, head: Linear) -> None:
+    def __init__(
+        self,
+        embeddings: Tensor,
+        layers: Sequence[DecoderLayer],
+        norm: Norm,
+        head: Linear,
+        embedding_scale: float = 1.0,
+    ) -> None:
         self._parts = embeddings, layers, norm, head  # keeps the tensors whose addresses are packed
         dtype = embeddings.dtype
         self._layers = b"".join(_pack(layer, dtype) for layer in layers)
-        self._ends = _ADDRESS.pack(embeddings.data_ptr()) + _pack_norm(norm) + _pack_linear(*head, dtype)
+        num_rotations = 1 + max(layer.rotation for layer in layers)
+        first = _ENDS_BEGIN.pack(embeddings.data_ptr(), embedding_scale, num_rotations)
+        self._ends = first + _pack_norm(norm, dtype) + _pack_linear(*head, dtype)
         self._decode = _decode[dtype]
 
     def __call__(
@@ -74,7 +89,8 @@ class Decoder:
 
         Args:
             token_ids, positions: [1, T] int64, one for each sequence of `metadata`.
-            angles: cosines and sines of every position, [2, P, head_dim], contiguous.
+            angles: of each rotation cosines and sines of every position, [rotations, 2, P, head_dim],
+                contiguous.
             metadata: of a decode step.
         """
         embeddings, layers, _, head = self._parts
@@ -82,9 +98,9 @@ class Decoder:
         tables = metadata.block_tables
         step = _STEP.pack(
             *(token_ids.data_ptr(), positions.data_ptr(), metadata.slot_mapping.data_ptr()),
-            *(angles.data_ptr(), angles.data_ptr() + angles.nbytes // 2, logits.data_ptr()),
+            *(angles.data_ptr(), logits.data_ptr()),
             *(tables.data_ptr(), metadata.query_start.data_ptr(), metadata.context_len.data_ptr()),
-            *(tables.stride(0), len(logits), torch.get_num_threads()),
+            *(angles.shape[2], tables.stride(0), len(logits), torch.get_num_threads()),
         )
         self._decode(self._layers, len(layers), self._ends, step)
         return logits
@@ -103,7 +119,8 @@ def _pack(layer: DecoderLayer, dtype: torch.dtype) -> bytes:
         *(head_dim, head_dim, sliding_window or sys.maxsize, 0, fetches_ahead()),
         *(scale, softcap or 0.0),
     )
-    return b"".join([*linears, attention, *map(_pack_norm, layer.norms)])
+    norms = [_pack_norm(norm, dtype) for norm in layer.norms]
+    return b"".join([*linears, attention, *norms, _LAYER_END.pack(layer.is_gelu, layer.rotation)])
 
 
 def _pack_linear(weights: Panels, bias: Tensor | None, dtype: torch.dtype) -> bytes:
@@ -111,5 +128,7 @@ def _pack_linear(weights: Panels, bias: Tensor | None, dtype: torch.dtype) -> by
     return product + _ADDRESS.pack(ctypes.cast(multiply_of(weights, dtype), POINTER).value)
 
 
-def _pack_norm(norm: Norm | None) -> bytes:
-    return _NORM.pack(0, 0.0) if norm is None else _NORM.pack(norm.weight.data_ptr(), norm.epsilon)
+def _pack_norm(norm: Norm | None, dtype: torch.dtype) -> bytes:
+    if norm is None:
+        return _NORM.pack(0, 0.0, 0)
+    return _NORM.pack(norm.weight.data_ptr(), norm.epsilon, norm.weight.dtype != dtype)

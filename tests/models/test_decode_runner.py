@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from minipaged.kernels.cpp.build import DTYPES, BuildError, load_library
 
@@ -60,7 +61,10 @@ FORMATS = ["int8", "int4", "w8a8", pytest.param("none", marks=needs_packing)]
 
 @pytest.mark.parametrize("quantization", FORMATS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["llama", "llama_yarn_rope", "mistral_sliding", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "llama_yarn_rope", "mistral_sliding", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"],
+)
 def test_one_call_computes_what_its_layers_do(name, dtype, quantization):
     """Catches another order of kernels, other rounding, a bias or a norm left out, K/V of the wrong heads."""
     one, many = (make_driver(name, switch, dtype, quantization=quantization) for switch in (True, False))
@@ -70,6 +74,29 @@ def test_one_call_computes_what_its_layers_do(name, dtype, quantization):
     for (_, *actual_pools), (_, *expected_pools) in pools:
         for actual, expected in zip(actual_pools, expected_pools):
             assert torch.equal(actual.nan_to_num(9), expected.nan_to_num(9))
+
+
+def test_the_text_part_of_a_model_that_takes_images_decodes_in_one_call():
+    """Catches Gemma 3 from 4 billion weights on left behind: its decoder lies one level deeper."""
+    text = {**SHAPE, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    text |= {
+        "vocab_size": VOCAB_SIZE,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 8,
+    }
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Gemma3Config(text_config=text, vision_config=vision | {"image_size": 28, "patch_size": 14})
+    found = []
+    for in_one_call in (True, False):
+        torch.manual_seed(1)
+        model = Gemma3ForConditionalGeneration(config).eval()
+        driver = Driver(model, attention_backend="cpp", num_blocks=128, quantization="int8")
+        driver.runner.optimize()
+        if in_one_call:
+            driver.runner.use_decode_runner()
+            assert driver.runner.decode_runner is not None
+        found.append(torch.cat(decode_logits(driver)))
+    assert torch.equal(*found)
 
 
 ROPES = {
@@ -162,7 +189,7 @@ def test_who_watches_the_stages_sees_every_layer(noted):
     assert noted == [1]
 
 
-@pytest.mark.parametrize("name", ["gemma2", "llama4", "gpt2"])
+@pytest.mark.parametrize("name", ["granite", "llama4", "gpt2"])
 def test_models_of_another_kind_run_layer_by_layer(name):
     """Catches layers of another kind run as if they were llamas'."""
     driver = Driver(build(name), attention_backend="cpp")

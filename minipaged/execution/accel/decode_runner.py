@@ -6,7 +6,7 @@ same from step to step, so they are packed once; only token ids, angles, slots, 
 new. On a GPU, a CUDA graph does the same (`cuda_graph.py`).
 
 For models whose layers and final norm are all fused, with weights in panels, and whose forward pass is just
-embedding lookup, layers, norm and head.
+embedding lookup (scaled, in Gemma), layers, norm and head (and a cap on its logits, in Gemma 2).
 """
 
 from __future__ import annotations
@@ -43,15 +43,28 @@ class DecodeRunner:
         max_model_len: int,
         watchers: list[Any],
     ) -> None:
-        base: Any = model.base_model
+        base = _decoder_of(model)
         self._rotary, self._norm = base.rotary_emb, base.norm
         self._head: Any = model.get_output_embeddings()
         self._layers, self._watchers = layers, watchers
-        described = [_described(layer, *pools[layer.layer_idx][1:]) for layer in layers]
+        kinds = getattr(self._rotary, "layer_types", None)  # (Gemma 3 has angles for each type of layers)
+        self._rotations: list[tuple[str, ...]] = [()] if kinds is None else [(kind,) for kind in kinds]
+        self._rotation_of = [
+            0 if kinds is None else kinds.index(base.config.layer_types[i]) for i in range(len(layers))
+        ]
+        described = [
+            _described(layer, rotation, *pools[layer.layer_idx][1:])
+            for layer, rotation in zip(layers, self._rotation_of)
+        ]
         self._embeddings: Tensor = base.embed_tokens.weight.detach().contiguous()
-        self._decode = Decoder(self._embeddings, described, _norm_of(self._norm), _linear_of(self._head))
+        scale = getattr(base.embed_tokens, "embed_scale", 1.0)
+        self._scale = float(torch.as_tensor(scale).to(self._embeddings.dtype))
+        self._softcap = getattr(base.config, "final_logit_softcapping", None)
+        self._decode = Decoder(
+            *(self._embeddings, described, _norm_of(self._norm), _linear_of(self._head), self._scale)
+        )
         self._max_model_len = max_model_len
-        self._angles = self._embeddings.new_empty(2, 0, 0)
+        self._angles = self._embeddings.new_empty(len(self._rotations), 2, 0, 0)
         # They own the panels, so they must live as long as this runner even if the model gets others.
         self._linears = [linear for layer in layers for linear in _linears_of(layer)] + [self._head]
         limits = [linear.most_few_rows for linear in self._linears if isinstance(linear, PackedLinear)]
@@ -66,21 +79,28 @@ class DecodeRunner:
     def __call__(self, batch: Batch) -> Tensor:
         """Logits [R, V] of a step that is accepted."""
         length = batch.metadata.max_context_len
-        if length > self._angles.shape[1]:
+        if length > self._angles.shape[2]:
             self._angles = self._angles_up_to(min(max(FEWEST_POSITIONS, 2 * length), self._max_model_len))
-        return self._decode(batch.input_ids, batch.positions, self._angles, batch.metadata)
+        return self._capped(self._decode(batch.input_ids, batch.positions, self._angles, batch.metadata))
 
     def _angles_up_to(self, num_positions: int) -> Tensor:
-        """Cosines and sines of positions 0, 1, ...: [2, P, head_dim]."""
-        return torch.cat(self._rotary(self._embeddings, position_ids=torch.arange(num_positions)[None]))
+        """Cosines and sines of positions 0, 1, ...: [rotations, 2, P, head_dim]."""
+        positions = torch.arange(num_positions)[None]
+        return torch.stack(
+            [torch.cat(self._rotary(self._embeddings, positions, *k)) for k in self._rotations]
+        )
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
     def run_layer_by_layer(self, token_ids: Tensor) -> Tensor:
         """Logits [1, T, V] of tokens [1, T] at positions 0, 1, ..., under any `ForwardContext`."""
         rows = nn.functional.embedding(token_ids, self._embeddings)
-        angles = self._rotary(rows, position_ids=torch.arange(token_ids.shape[1])[None])
-        for layer in self._layers:
-            rows = layer(rows, position_embeddings=angles)
-        return self._head(self._norm(rows))
+        rows = rows if self._scale == 1 else rows * self._scale
+        angles = self._angles_up_to(token_ids.shape[1])[:, :, None]
+        for layer, rotation in zip(self._layers, self._rotation_of):
+            rows = layer(rows, position_embeddings=tuple(angles[rotation]))
+        return self._capped(self._head(self._norm(rows)))
 
 
 def make_decode_runner(
@@ -102,11 +122,9 @@ def make_decode_runner(
     layers = [module for module in model.modules() if isinstance(module, FusedLayer)]
     if [layer.layer_idx for layer in layers] != list(pools) or not all(map(_can_describe, layers)):
         return None
-    if any(m.weight.dtype != model.dtype for m in model.modules() if isinstance(m, FusedNorm)):
-        return None
     if any(spec.chunk_size or spec.query_scaling for spec, _, _ in pools.values()):
         return None
-    base: Any = model.base_model
+    base = _decoder_of(model)
     if not all(hasattr(base, part) for part in ("embed_tokens", "rotary_emb", "norm")):
         return None
     if type(base.norm) is not FusedNorm:
@@ -121,22 +139,26 @@ def make_decode_runner(
     return runner if is_same else None
 
 
+def _decoder_of(model: PreTrainedModel) -> Any:
+    return getattr(model.base_model, "language_model", model.base_model)  # (the rest takes images)
+
+
 def _linears_of(layer: FusedLayer) -> list[Any]:
     return [layer.query_key_value, layer.attention_output, layer.gate_up, layer.mlp_output]
 
 
 def _can_describe(layer: FusedLayer) -> bool:
-    is_like_llama = layer.mlp_output_norm is None and not layer.is_gelu
-    return (
-        layer.attention_parameters.sinks is None and is_like_llama and all(map(panels_of, _linears_of(layer)))
-    )
+    return layer.attention_parameters.sinks is None and all(map(panels_of, _linears_of(layer)))
 
 
-def _described(layer: FusedLayer, key_cache: Tensor, value_cache: Tensor) -> DecoderLayer:
-    norms = layer.attention_norm, layer.query_norm, layer.key_norm, layer.mlp_norm
+def _described(layer: FusedLayer, rotation: int, key_cache: Tensor, value_cache: Tensor) -> DecoderLayer:
+    norms = [layer.attention_norm, layer.query_norm, layer.key_norm, layer.mlp_norm]
+    norms += [layer.attention_output_norm, layer.mlp_output_norm]
     return DecoderLayer(
         [_linear_of(linear) for linear in _linears_of(layer)],
         [None if norm is None else _norm_of(norm) for norm in norms],
+        layer.is_gelu,
+        rotation,
         *(layer.num_heads[0], key_cache, value_cache, layer.attention_parameters),
     )
 
