@@ -15,14 +15,12 @@ from minipaged.learn.apart import call_apart
 from minipaged.learn.contracts import CONCEPTS
 from minipaged.learn.lessons import LearnError, find, repository
 from minipaged.learn.overrides import components_from, parse_use
+from minipaged.simulation.scripts import IDLE
 
 if TYPE_CHECKING:
     from minipaged.simulation.score import Marks
 
 CAPSTONE = "13"
-IDLE = ("parallel_sampling", "beam_search", "drafter", "paged_attention")
-"""Concepts that the workloads never call: their requests follow a script, without a model."""
-
 LEAST_SECONDS, TIMES_AS_LONG = 60, 20
 """Classes that take longer than this, and this many times as long as the project's own, are given up."""
 

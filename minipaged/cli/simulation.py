@@ -15,8 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 from typer import Argument, Option
 
-from minipaged.cli.options import check_threads, load
+from minipaged.cli.options import Use, check_threads, files_of, load
 from minipaged.config import config_from
+from minipaged.learn.overrides import parse_use
 from minipaged.progress import progress_bar
 from minipaged.simulation.experiments import EXPERIMENTS
 from minipaged.simulation.fleet import find_router
@@ -25,7 +26,7 @@ from minipaged.simulation.page import write_page
 from minipaged.simulation.plots import check_figures, save_figure, save_figures
 from minipaged.simulation.reproduce import claims_table, find_experiments, run_experiments
 from minipaged.simulation.sensitivity import sensitivity
-from minipaged.simulation.serving import Load, Report, check_settings, parse_sweep, sweep_panels
+from minipaged.simulation.serving import OWN, Load, Report, check_settings, parse_sweep, sweep_panels
 from minipaged.text_io import check_writable
 
 MOST_REQUESTS, MOST_REPLICAS, MOST_HOST_MS = 10_000_000, 1_000, 1_000_000
@@ -131,8 +132,11 @@ def simulate(
         Path | None, Option(help="Plot the sweep and write it to this .svg or .png file.")
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+    use: Use = None,
 ) -> None:
     """Estimate how a model would perform on given hardware under a load; needs no GPU and no weights.
+
+    With --use, the same load also runs without your classes, for comparison.
 
     Requests do not say how long their outputs may be, so --page-growth reserve takes max_model_len tokens for
     each.
@@ -150,7 +154,7 @@ def simulate(
         raise ValueError(f"host_ms is {host_ms}; give a number from 0 to {MOST_HOST_MS:,}")
     if plot is not None:
         check_figures(plot.parent)
-        check_writable("plot", plot, workload)
+        check_writable("plot", plot, workload, *files_of(use))
     check_settings(options)
     # A remote call to each further chip is the paper's system, not today's engines.
     constants = replace(CONSTANTS, step_seconds=host_ms / 1e3, worker_seconds=0.0)
@@ -159,23 +163,32 @@ def simulate(
     load = Load(deployment, workload, requests, replicas, router or "least-loaded")
     given = options if rate is None else {**options, "rate": rate}
     rate = 1.0 if rate is None else rate
-    if sweep:
-        flag, values = _sweep_of(sweep, given)
+    uses = [OWN, parse_use(use)] if use else [OWN]
+    flag, values = _sweep_of(sweep, given) if sweep else ("rate", [rate])
+    if sweep or use:
         with progress_bar("simulating") as progress:
-            reports = load.sweep(rate, config, flag, values, progress)
+            reports = load.sweep(rate, config, flag, values, progress, uses)
     else:
         load.check(rate, config)
-        flag, values, reports = "metric", ["value"], [load.run(rate, config)]
+        reports = [load.run(rate, config)]
     if not as_json:
-        print_reports(reports, flag, values)
-    elif not sweep:
-        print(json.dumps(asdict(reports[0]), indent=1))
-    else:
+        print_reports(reports, flag if sweep else "metric", _headings(values if sweep else [], use))
+    elif sweep or use:
         shown = [str(value) if value == math.inf else value for value in values]  # (JSON has none)
-        rows = [{flag: value, **asdict(report)} for value, report in zip(shown, reports)]
-        print(json.dumps(rows, indent=1))
+        told = [{flag: value, **({"use": one} if use else {})} for value in shown for one in uses]
+        print(json.dumps([about | asdict(report) for about, report in zip(told, reports)], indent=1))
+    else:
+        print(json.dumps(asdict(reports[0]), indent=1))
     if plot is not None:
-        save_figure({"panels": [asdict(panel) for panel in sweep_panels(flag, values, reports)]}, plot)
+        rows = {", yours" if one else "": reports[i :: len(uses)] for i, one in enumerate(uses)}
+        save_figure({"panels": [asdict(panel) for panel in sweep_panels(flag, values, rows)]}, plot)
+
+
+def _headings(swept: list[Any], use: list[str] | None) -> list[str]:
+    whose = ["default", "yours"] if use else ["value"]
+    if not swept:
+        return whose
+    return [f"{value}, {who}" if use else str(value) for value in swept for who in whose]
 
 
 def _sweep_of(sweeps: list[str], given: dict[str, Any]) -> tuple[str, list[Any]]:

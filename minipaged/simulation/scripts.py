@@ -16,6 +16,9 @@ from collections.abc import Sequence as SequenceOf
 
 from minipaged.scheduling import Branch, Request, Sample, Sequence
 
+IDLE = ("parallel_sampling", "beam_search", "drafter", "paged_attention")
+"""Concepts that nothing calls here: a script takes their place, and there is no model."""
+
 BEAM_SWITCH = 0.08
 """Probability that a place of the beam draws its parent at random; fitted once, to Fig. 15's widths."""
 

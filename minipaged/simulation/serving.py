@@ -4,15 +4,17 @@ The scheduler and memory manager are built from an `EngineConfig` exactly as for
 executor is simulated.
 """
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
-from minipaged.components import build_scheduler
+from minipaged.components import Components, build_scheduler
 from minipaged.config import MOST, ConfigError, EngineConfig
+from minipaged.learn.overrides import components_from
 from minipaged.simulation.costs import CostModel
 from minipaged.simulation.executor import SimulatedExecutor
 from minipaged.simulation.fleet import find_router, simulate_fleet
@@ -21,6 +23,7 @@ from minipaged.simulation.records import Run, queue_time, time_to_first_token
 from minipaged.simulation.reproduce import quiet, run_cases
 from minipaged.simulation.results import Curve, Panel
 from minipaged.simulation.run import Simulation, WatchedSimulation
+from minipaged.simulation.scripts import IDLE
 from minipaged.simulation.workloads import find_workload, poisson
 
 MOST_BLOCKS = 10_000_000
@@ -44,7 +47,9 @@ def check_settings(names: Iterable[str]) -> None:
             raise ConfigError(f"{name} has no effect in a simulation; {fix}")
 
 
-def engine_simulation(deployment: Deployment, config: EngineConfig, replicas: int = 1) -> Simulation:
+def engine_simulation(
+    deployment: Deployment, config: EngineConfig, replicas: int = 1, components: Components | None = None
+) -> Simulation:
     """An engine over a simulated deployment; `ConfigError` or `DoesNotFitError` if there cannot be one."""
     model = deployment.model
     longest = config.max_model_len or model.max_model_len
@@ -73,7 +78,7 @@ def engine_simulation(deployment: Deployment, config: EngineConfig, replicas: in
     executor = SimulatedExecutor(
         costs, num_blocks, num_host_blocks, longest, costs.preemption_costs(), config.block_size
     )
-    return WatchedSimulation(build_scheduler(config, executor), executor, usage_every=1)
+    return WatchedSimulation(build_scheduler(config, executor, components), executor, usage_every=1)
 
 
 def _shown(label: str) -> Any:
@@ -135,6 +140,10 @@ def report(runs: Sequence[Run]) -> Report:
     )
 
 
+OWN: Mapping[str, str] = {}
+"""For `use`: the project's own classes."""
+
+
 @dataclass(frozen=True)
 class Load:
     """A trace over a fleet of equal replicas."""
@@ -145,10 +154,15 @@ class Load:
     replicas: int
     router: str  # see `find_router`
 
-    def run(self, rate: float, config: EngineConfig) -> Report:
-        """Arrivals at `rate` a second, engines with these settings."""
+    def run(self, rate: float, config: EngineConfig, use: Mapping[str, str] = OWN) -> Report:
+        """Arrivals at `rate` a second, engines with these settings and these classes."""
         quiet()
-        fleet = [engine_simulation(self.deployment, config, self.replicas) for _ in range(self.replicas)]
+        if use:  # (a file of classes is loaded where they run: they cannot be sent to a process)
+            logging.getLogger("minipaged.learn").setLevel(logging.ERROR)
+        parts = components_from(use)
+        fleet = [
+            engine_simulation(self.deployment, config, self.replicas, parts) for _ in range(self.replicas)
+        ]
         arrivals = poisson(find_workload(self.workload), rate, self.requests, config.seed)
         runs = simulate_fleet(fleet, arrivals, find_router(self.router))
         if not any(run.records for run in runs):
@@ -156,9 +170,11 @@ class Load:
             raise ValueError(f"no request finished: {why}")
         return report(runs)
 
-    def check(self, rate: float, config: EngineConfig) -> None:
+    def check(self, rate: float, config: EngineConfig, use: Mapping[str, str] = OWN) -> None:
         """Raise at once what `run` would raise."""
-        engine_simulation(self.deployment, config, self.replicas)
+        if idle := [name for name in use if name in IDLE]:
+            raise ConfigError(f"--use {idle[0]} has no effect in a simulation; leave it out")
+        engine_simulation(self.deployment, config, self.replicas, components_from(use))
         next(poisson(find_workload(self.workload), rate, self.requests))
         find_router(self.router)
 
@@ -169,15 +185,19 @@ class Load:
         flag: str,
         values: Sequence[Any],
         progress: Callable[[int, int], None],
+        uses: Sequence[Mapping[str, str]] = (OWN,),
     ) -> list[Report]:
-        """One run per value of a setting, or of the rate if the flag is "rate"."""
+        """A run for each value of a setting (or of the rate if the flag is "rate") and each of `uses`."""
         if flag == "rate":
             settings = [(value, config) for value in values]
         else:
             settings = [(rate, replace(config, **{flag: value})) for value in values]
         for setting in settings:
             self.check(*setting)
-        return run_cases([partial(self.run, *setting) for setting in settings], progress)
+        for use in uses:
+            self.check(*settings[0], use)
+        cases = [partial(self.run, *setting, use) for setting in settings for use in uses]
+        return run_cases(cases, progress)
 
 
 def parse_sweep(text: str) -> tuple[str, list[Any]]:
@@ -216,8 +236,11 @@ def _named(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def sweep_panels(flag: str, values: Sequence[Any], reports: Sequence[Report]) -> list[Panel]:
-    """Throughput and latencies along a sweep; bars where a value has no place on an axis."""
+def sweep_panels(flag: str, values: Sequence[Any], rows: Mapping[str, Sequence[Report]]) -> list[Panel]:
+    """Throughput and latencies along a sweep, for each row; bars where a value has no place on an axis.
+
+    `rows` has a suffix for the labels of each row of reports, as ", yours".
+    """
     numeric = all(type(value) in (int, float) and math.isfinite(value) for value in values)
     x = list(values) if numeric else [_named(value) for value in values]
     label = {figure.name: figure.metadata["label"].partition(" [")[0] for figure in fields(Report)}
@@ -227,6 +250,10 @@ def sweep_panels(flag: str, values: Sequence[Any], reports: Sequence[Report]) ->
         ("time to first token [s]", "ttft_p50", "ttft_p95"),
         ("inter-token latency [s]", "itl_mean", "itl_p99"),
     ):
-        curves = [Curve(label[name], x, [getattr(report, name) for report in reports]) for name in names]
+        curves = [
+            Curve(label[name] + suffix, x, [getattr(report, name) for report in reports])
+            for suffix, reports in rows.items()
+            for name in names
+        ]
         panels.append(Panel(title.partition(" [")[0], flag, title, curves, "line" if numeric else "bar"))
     return panels

@@ -206,14 +206,16 @@ def test_a_sweep_draws_every_value_under_its_name():
     """Catches an infinite rate that no axis has, and legends of field names."""
     values = [1.0, math.inf]
     reports = [Report(*[1.0] * len(fields(Report)))] * 2
-    panels = sweep_panels("rate", values, reports)
+    panels = sweep_panels("rate", values, {"": reports})
     assert {panel.kind for panel in panels} == {"bar"}
     assert panels[0].curves[0].x == ["1", "inf"]
     assert [curve.label for curve in panels[1].curves] == [
         "time to first token, median",
         "time to first token, p95",
     ]
-    assert {panel.kind for panel in sweep_panels("rate", [1.0, 2.0], reports)} == {"line"}
+    assert {panel.kind for panel in sweep_panels("rate", [1.0, 2.0], {"": reports})} == {"line"}
+    both = sweep_panels("rate", values, {"": reports, ", yours": reports})
+    assert [curve.label for curve in both[0].curves] == ["throughput", "throughput, yours"]
 
 
 def test_the_settings_offered_for_a_sweep_are_those_that_it_takes():
@@ -541,3 +543,56 @@ def test_guesses_cannot_be_calibrated():
         ValueError, match="num_speculative_tokens has no effect in a simulation; leave it out"
     ):
         calibrate(options={"num_speculative_tokens": 4})
+
+
+LARGEST = """
+from minipaged.scheduling import Recompute
+
+class LargestVictim(Recompute):
+    def choose_victim(self, candidates):
+        return max(candidates, key=lambda request: sum(s.num_computed_tokens for s in request.sequences))
+"""
+
+
+def test_a_class_of_your_own_is_simulated_beside_the_default(tmp_path):
+    """Catches a policy that nobody can judge without wiring the simulator up by hand."""
+    file = tmp_path / "mine.py"
+    file.write_text(LARGEST)
+    mine = ("--use", f"preemption={file}:LargestVictim")
+    tight = {"num_blocks": 40, "preemption_mode": "recompute"}
+    default, yours = json.loads(command_line(*SMALL, *mine, "--json", options=tight))
+    assert default.pop("use") == {}
+    assert yours.pop("use") == {"preemption": f"{file}:LargestVictim"}
+    assert default.pop("rate") == yours.pop("rate") == 10
+    assert default == json.loads(command_line(*SMALL, "--json", options=tight))
+    assert yours["requests"] == default["requests"]
+    assert yours["preemptions"] > 0
+    assert yours != default
+    table = command_line(*SMALL, *mine, options=tight)
+    assert re.search("metric .* default .* yours", table)
+    swept = command_line(*SMALL, *mine, "--sweep", "block_size=8,16", options=tight)
+    assert re.search("8, default .* 8, yours", swept)
+
+
+def test_a_class_that_breaks_its_contract_in_a_simulation_gets_one_line(tmp_path):
+    """Catches the traceback of a worker."""
+    file = tmp_path / "mine.py"
+    file.write_text(LARGEST.replace("return max", "return [max").replace("sequences))", "sequences))]"))
+    message = r"preemption: choose_victim chose .*, which is not one of the candidates"
+    with pytest.raises(ValueError, match=message) as caught:
+        command_line(*SMALL, "--use", f"preemption={file}:LargestVictim", options={"num_blocks": 40})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        ("preemption=nowhere.py:Mine", "there is no file nowhere.py"),
+        ("drafter=nowhere.py:Mine", "--use drafter has no effect in a simulation; leave it out"),
+    ],
+)
+def test_a_class_that_cannot_be_simulated_is_refused_before_the_run(monkeypatch, use, message):
+    """Catches a wait for nothing, and a drafter whose two columns are the same."""
+    monkeypatch.setattr("minipaged.simulation.serving.run_cases", lambda *_: pytest.fail("ran"))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        command_line(*SMALL, "--use", use)
