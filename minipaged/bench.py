@@ -12,15 +12,18 @@ import random
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypedDict
 
+from minipaged.components import build_scheduler
 from minipaged.decoding.params import SamplingParams
 from minipaged.engine import Engine
+from minipaged.learn.overrides import components_from
 from minipaged.llm import LLM
 from minipaged.metrics import quantile
 from minipaged.prompts import shortened
@@ -172,6 +175,21 @@ def check_workload(engine: Engine, items: list[WorkloadItem]) -> None:
                 f"entry {number} has {wanted} tokens, prompt and output together, but max_model_len is "
                 f"{request.max_num_tokens}; ask for fewer, or raise max_model_len"
             )
+
+
+def check_contracts(llm: LLM, items: list[WorkloadItem], use: Mapping[str, Any]) -> None:
+    """Run a workload with the contracts of these overrides checked; from then on, nothing checks them.
+
+    So that what is measured is the override, not its contract.
+    """
+    run_workload(llm, items)
+    engine = llm.engine
+    plain = components_from(use, watch=False)
+    engine.components = replace(engine.components, **{name: getattr(plain, name) for name in use})
+    engine.scheduler = build_scheduler(engine.config, engine.executor, engine.components)
+    if plain.paged_attention is not None:
+        attending: Any = engine.executor
+        attending.use_attention(plain.paged_attention)
 
 
 def run_workload(

@@ -70,7 +70,10 @@ def bench(
     use: Use = None,
     options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
-    """Run a workload and report speed, latency and memory; with --url, what clients see of a server."""
+    """Run a workload and report speed, latency and memory; with --url, what clients see of a server.
+
+    With --use, a first run checks the contracts of your classes; the measured runs do not.
+    """
     asked = {
         "requests": requests,
         "prompt_tokens": prompt_tokens,
@@ -111,7 +114,14 @@ def bench(
     check_threads(threads)
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
-    from minipaged.bench import random_workload, read_workload, repeat_workload, run_workload
+    from minipaged.bench import (
+        check_contracts,
+        random_workload,
+        read_workload,
+        repeat_workload,
+        run_workload,
+    )
+    from minipaged.learn.overrides import parse_use
     from minipaged.viewer.profile import StepProfile
 
     items = read_workload(workload) if workload else []
@@ -131,6 +141,8 @@ def bench(
     if not workload:
         items = random_workload(**{"requests": 1} | sizes, vocab_size=llm.engine.executor.vocab_size)
     spread = None
+    if use:
+        check_contracts(llm, items, parse_use(use))
     with progress_bar("generating", len(items)) as advance:
         if repeat is None:
             result = run_workload(llm, items, rate=rate, profile=parts, progress=advance)

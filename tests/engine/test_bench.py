@@ -10,9 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from minipaged.bench import WorkloadError, random_workload, repeat_workload, run_workload
+from minipaged.bench import WorkloadError, check_contracts, random_workload, repeat_workload, run_workload
 from minipaged.components import Components
 from minipaged.execution.accel import limits
+from minipaged.learn.contracts import ContractError
+from minipaged.learn.contracts.allocator import AllocatorContract
 from minipaged.llm import LLM
 from minipaged.metrics import StatsLogger, quantile
 from minipaged.scheduling import Sample, StepPlan, StepResult
@@ -216,3 +218,38 @@ def test_shares_of_the_limits_are_shares_of_what_was_measured(monkeypatch):
     width = model.dtype.itemsize
     assert shares["decode_share_of_limit"] == pytest.approx(2 * (width * (numbers + head) + 1e6) / 1e9)
     assert shares["prefill_share_of_limit"] == pytest.approx(5 * 2 * numbers / 1e12)
+
+
+OVERRIDES = """
+from minipaged.memory import BlockAllocator
+from minipaged.scheduling import Recompute
+
+class Mine(BlockAllocator):
+    pass
+
+class Twice(BlockAllocator):
+    def allocate(self, count=1):
+        return [0] * count
+
+class Victim(Recompute):
+    pass
+"""
+
+
+def test_contracts_are_checked_in_a_first_run_and_not_measured(timed_llm, tmp_path):
+    """Catches the time of the checks in the figures of a class: 3 to 67 % of a run."""
+    file = tmp_path / "mine.py"
+    file.write_text(OVERRIDES)
+    use = {"allocator": f"{file}:Mine", "preemption": f"{file}:Victim"}
+    items = random_workload(4, 20, 5, vocab_size=100)
+    llm = timed_llm(use=use)
+    assert isinstance(llm.engine.scheduler.kv.allocator, AllocatorContract)
+    check_contracts(llm, items, use)
+    scheduler = llm.engine.scheduler
+    assert type(scheduler.kv.allocator).__name__ == "Mine"
+    assert type(scheduler.preemption).__name__ == "Victim"
+    assert run_workload(llm, items)["output_tokens"] == 20
+
+    broken = {"allocator": f"{file}:Twice"}
+    with pytest.raises(ContractError, match=r"allocator: .* handed out once"):
+        check_contracts(timed_llm(use=broken), items, broken)

@@ -325,6 +325,23 @@ def test_bench_makes_a_workload_repeats_it_and_compares_with_the_limits(capsys, 
     assert result["prefill_share_of_limit"] > 0
 
 
+def test_bench_measures_a_class_of_your_own_after_its_contract_was_checked(capsys, monkeypatch, tmp_path):
+    """Catches the time of the checks in the figures of a class."""
+    file = tmp_path / "mine.py"
+    file.write_text("from minipaged.memory import BlockAllocator\n\nclass Mine(BlockAllocator):\n    pass\n")
+    ran = []
+
+    def run_workload(llm, items, **options):
+        ran.append(type(llm.engine.scheduler.kv.allocator).__name__)
+        return {"tokens": []}
+
+    monkeypatch.setattr("minipaged.bench.run_workload", run_workload)
+    sizes = ("--prompt-tokens", "4", "--output-tokens", "2")
+    code, _, err = call(capsys, monkeypatch, "bench", *sizes, "--use", f"allocator={file}:Mine")
+    assert code == 0, err
+    assert ran == ["AllocatorContract", "Mine"]
+
+
 def test_bench_shows_large_figures_without_an_exponent(capsys, monkeypatch):
     """Catches 2.007e+04 tokens per second in the table, beside 9,999."""
     figures = {"large": 20_071.3, "just_below": 9_999.6, "small": 0.638213}
