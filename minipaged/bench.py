@@ -46,8 +46,10 @@ class WorkloadItem(TypedDict):
 def read_workload(path: Path) -> list[WorkloadItem]:
     """Read a workload file; raises `TextError` if it has no JSON, `WorkloadError` if it is unusable."""
     items = read_json("workload", path)
-    if not isinstance(items, list) or not items:
+    if not isinstance(items, list):
         raise WorkloadError(f"workload {path} must be a JSON list; give at least one request")
+    if not items:
+        raise WorkloadError(f"workload {path} is empty; give at least one request")
     for number, item in enumerate(items):
         if not isinstance(item, dict) or set(item) != set(WorkloadItem.__annotations__):
             raise WorkloadError(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -141,9 +144,9 @@ def bench(
     if not workload:
         items = random_workload(**{"requests": 1} | sizes, vocab_size=llm.engine.executor.vocab_size)
     spread = None
-    if use:
-        check_contracts(llm, items, parse_use(use))
-    with progress_bar("generating", len(items)) as advance:
+    with _preemptions_only_counted(), progress_bar("generating", len(items)) as advance:
+        if use:
+            check_contracts(llm, items, parse_use(use))
         if repeat is None:
             result = run_workload(llm, items, rate=rate, profile=parts, progress=advance)
         else:
@@ -160,6 +163,21 @@ def bench(
     _print(result, name, parts, as_json, spread)
     if tokens_out is not None:
         write_text("tokens", tokens_out, json.dumps(tokens))
+
+
+@contextmanager
+def _preemptions_only_counted() -> Iterator[None]:
+    """No warning of each preemption inside the `with`: the figures have their number."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "is preempted" not in str(record.msg)
+
+    log = logging.getLogger("minipaged.scheduling.limits")
+    log.addFilter(keep)
+    try:
+        yield
+    finally:
+        log.removeFilter(keep)
 
 
 def _load(

@@ -13,6 +13,11 @@ from minipaged.scheduling.request import Request
 
 logger = logging.getLogger(__name__)
 
+ADVICE = (
+    "This can affect the end-to-end performance. Increase num_blocks or kv_cache_memory (on a GPU, "
+    "gpu_memory_utilization), or decrease max_num_seqs or max_num_batched_tokens. "
+)
+
 
 class Limits(Protocol):
     """What the check reads of a scheduler."""
@@ -51,14 +56,14 @@ def check_can_ever_run(request: Request, limits: Limits) -> None:
 
 
 def warn_preempted(request: Request, mode: str, reason: str, total: int) -> None:
-    """Log a preemption; `total` is the cumulative count."""
+    """Log a preemption; `total` is the cumulative count. The first comes with advice."""
     logger.warning(
-        "Request %s is preempted by %s because there is not enough KV cache space (%s). This can affect the "
-        "end-to-end performance. Increase num_blocks or kv_cache_memory (on a GPU, gpu_memory_utilization), "
-        "or decrease max_num_seqs or max_num_batched_tokens. total_cumulative_preemption_cnt=%d",
+        "Request %s is preempted by %s because there is not enough KV cache space (%s). %s"
+        "total_cumulative_preemption_cnt=%d",
         request.request_id,
         mode,
         reason,
+        ADVICE if total == 1 else "",
         total,
     )
 

@@ -342,6 +342,15 @@ def test_bench_measures_a_class_of_your_own_after_its_contract_was_checked(capsy
     assert ran == ["AllocatorContract", "Mine"]
 
 
+def test_bench_counts_preemptions_and_logs_none(capsys, monkeypatch):
+    """Catches a hundred warnings above the table that has their number."""
+    sizes = ("--prompt-tokens", "20", "--output-tokens", "60", "--requests", "3", "--num-blocks", "9")
+    code, out, err = call(capsys, monkeypatch, "bench", *sizes, "--json")
+    assert code == 0
+    assert json.loads(out)["preemptions"] > 0
+    assert "preempted" not in err
+
+
 def test_bench_shows_large_figures_without_an_exponent(capsys, monkeypatch):
     """Catches 2.007e+04 tokens per second in the table, beside 9,999."""
     figures = {"large": 20_071.3, "just_below": 9_999.6, "small": 0.638213}
