@@ -1,9 +1,10 @@
 """`minipaged bench`: run a workload file through the engine and measure it.
 
-A workload is a JSON list of {"prompt_token_ids": [...], "max_tokens": n}, decoded greedily with EOS ignored;
-all requests arrive at t = 0, or as a Poisson process. Latencies are those of `metrics.py`, counted from when
-a request was due (it may be seen only at the end of a step); percentiles are nearest-rank. CPU seconds
-are the process's; with one thread, a busy machine affects them least.
+A workload is a JSON list of {"prompt": TEXT, "max_tokens": n}, or "prompt_token_ids" instead of "prompt". It
+is decoded greedily with EOS ignored; all requests arrive at t = 0, or as a Poisson process. Latencies are
+those of `metrics.py`, counted from when a request was due (it may be seen only at the end of a step);
+percentiles are nearest-rank. CPU seconds are the process's; with one thread, a busy machine affects them
+least.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from minipaged.components import build_scheduler
 from minipaged.decoding.params import SamplingParams
@@ -37,9 +38,10 @@ class WorkloadError(ValueError):
 
 
 class WorkloadItem(TypedDict):
-    """One request of a workload file."""
+    """One request of a workload file: a text or token ids."""
 
-    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    prompt_token_ids: NotRequired[list[int]]
     max_tokens: int
 
 
@@ -51,16 +53,25 @@ def read_workload(path: Path) -> list[WorkloadItem]:
     if not items:
         raise WorkloadError(f"workload {path} is empty; give at least one request")
     for number, item in enumerate(items):
-        if not isinstance(item, dict) or set(item) != set(WorkloadItem.__annotations__):
+        if not isinstance(item, dict) or set(item) not in (
+            {"prompt", "max_tokens"},
+            {"prompt_token_ids", "max_tokens"},
+        ):
             raise WorkloadError(
-                f"entry {number} of {path} is {shortened(item)}; "
-                'give {"prompt_token_ids": [at least one id], "max_tokens": n}'
+                f'entry {number} of {path} is {shortened(item)}; give {{"prompt": TEXT, "max_tokens": n}} or '
+                '{"prompt_token_ids": [at least one id], "max_tokens": n}'
             )
-        ids, count = item["prompt_token_ids"], item["max_tokens"]
+        count = item["max_tokens"]
         if type(count) is not int or count < 1:
             raise WorkloadError(
                 f"entry {number} of {path}: max_tokens is {shortened(count)}; give at least 1"
             )
+        if "prompt" in item:
+            text = item["prompt"]
+            if not isinstance(text, str) or not text:
+                raise WorkloadError(f"entry {number} of {path}: prompt is {shortened(text)}; give a text")
+            continue
+        ids = item["prompt_token_ids"]
         wrong = [i for i in ids if type(i) is not int] if isinstance(ids, list) else [ids]
         if wrong or not ids:
             shown = shortened(wrong[0] if wrong else ids)
@@ -68,6 +79,24 @@ def read_workload(path: Path) -> list[WorkloadItem]:
                 f"entry {number} of {path}: prompt_token_ids has {shown}; give at least one token id"
             )
     return items
+
+
+def tokenized(llm: LLM, items: list[WorkloadItem]) -> list[WorkloadItem]:
+    """The same requests with token ids. Raises `WorkloadError` for a text without a tokenizer."""
+    params = SamplingParams()
+
+    def ids(number: int, item: WorkloadItem) -> list[int]:
+        if "prompt" not in item:
+            return item["prompt_token_ids"]
+        try:
+            return llm.tokenize(item["prompt"], params)[0]
+        except ValueError as error:
+            raise WorkloadError(f"entry {number}: {error}") from error
+
+    return [
+        {"prompt_token_ids": ids(number, item), "max_tokens": item["max_tokens"]}
+        for number, item in enumerate(items)
+    ]
 
 
 def random_workload(
@@ -205,8 +234,8 @@ def run_workload(
 ) -> dict[str, Any]:
     """Run a workload once, after a warm-up and with an empty prefix cache.
 
-    `rate` is arrivals per second; `progress` gets the number of finished requests. Returns
-    the fields of `minipaged bench --json`, and "tokens": the generated ids per request.
+    `items` have token ids; `rate` is arrivals per second; `progress` gets the number of finished requests.
+    Returns the fields of `minipaged bench --json`, and "tokens": the generated ids per request.
     """
     engine = llm.engine
     check_workload(engine, items)

@@ -28,7 +28,10 @@ USERS = 32
 def bench(
     workload: Annotated[
         Path | None,
-        Option(help="JSON list of {prompt_token_ids, max_tokens} entries; or give the sizes below."),
+        Option(
+            help='JSON list of {"prompt": TEXT, "max_tokens": N} entries ("prompt_token_ids" is taken, too); '
+            "or give the sizes below."
+        ),
     ] = None,
     prompt_tokens: Annotated[int | None, Option(help="Random tokens per prompt.")] = None,
     output_tokens: Annotated[int | None, Option(help="Tokens to generate per request.")] = None,
@@ -123,6 +126,7 @@ def bench(
         read_workload,
         repeat_workload,
         run_workload,
+        tokenized,
     )
     from minipaged.learn.overrides import parse_use
     from minipaged.viewer.profile import StepProfile
@@ -143,6 +147,7 @@ def bench(
     parts = StepProfile() if profile else None
     if not workload:
         items = random_workload(**{"requests": 1} | sizes, vocab_size=llm.engine.executor.vocab_size)
+    items = tokenized(llm, items)
     spread = None
     with _preemptions_only_counted(), progress_bar("generating", len(items)) as advance:
         if use:

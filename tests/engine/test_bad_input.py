@@ -289,7 +289,7 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("bench --workload latin1", "workload latin1 is not UTF-8 text"),
     ("bench --workload cut.json", "workload cut.json is not JSON"),
     ("bench --workload deep.json", "workload deep.json is not JSON"),
-    ("bench --workload none.json", "workload none.json must be a JSON list"),
+    ("bench --workload none.json", "workload none.json is empty; give at least one request"),
     ("bench --workload object.json", "workload object.json must be a JSON list"),
     ("bench --workload good.json --block-size 0", "block_size is 0"),
     # commands

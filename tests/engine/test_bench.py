@@ -10,7 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from minipaged.bench import WorkloadError, check_contracts, random_workload, repeat_workload, run_workload
+from minipaged.bench import (
+    WorkloadError,
+    check_contracts,
+    random_workload,
+    read_workload,
+    repeat_workload,
+    run_workload,
+    tokenized,
+)
 from minipaged.components import Components
 from minipaged.execution.accel import limits
 from minipaged.learn.contracts import ContractError
@@ -253,3 +261,31 @@ def test_contracts_are_checked_in_a_first_run_and_not_measured(timed_llm, tmp_pa
     broken = {"allocator": f"{file}:Twice"}
     with pytest.raises(ContractError, match=r"allocator: .* handed out once"):
         check_contracts(timed_llm(use=broken), items, broken)
+
+
+def test_a_workload_may_have_texts(tmp_path):
+    """Catches texts of one's own that only a script can measure."""
+    file = tmp_path / "w.json"
+    file.write_text('[{"prompt": "Once", "max_tokens": 3}, {"prompt_token_ids": [5, 6], "max_tokens": 2}]')
+    llm = LLM(disable_log_stats=True)
+    items = tokenized(llm, read_workload(file))
+    assert items == [
+        {"prompt_token_ids": llm.get_tokenizer().encode("Once"), "max_tokens": 3},
+        {"prompt_token_ids": [5, 6], "max_tokens": 2},
+    ]
+    assert run_workload(llm, items)["output_tokens"] == 5
+
+
+@pytest.mark.parametrize("prompt", ['""', "7", "null"])
+def test_a_prompt_of_a_workload_that_is_no_text_is_told(tmp_path, prompt):
+    """Catches an error from the middle of a tokenizer."""
+    file = tmp_path / "w.json"
+    file.write_text(f'[{{"prompt": {prompt}, "max_tokens": 3}}]')
+    with pytest.raises(WorkloadError, match=r"entry 0 of .*w.json: prompt is .*; give a text"):
+        read_workload(file)
+
+
+def test_a_text_for_a_model_without_a_tokenizer_is_told(timed_llm):
+    """Catches a message that does not say which entry."""
+    with pytest.raises(WorkloadError, match=r"^entry 0: the model has no tokenizer"):
+        tokenized(timed_llm(), [{"prompt": "Once", "max_tokens": 3}])

@@ -106,6 +106,13 @@ def test_whole_answers_of_any_server(text, error):
         thread.join(20)
 
 
+def test_a_workload_may_have_texts(server, tmp_path):
+    """Catches texts of one's own that only a script can send."""
+    (file := tmp_path / "items.json").write_text('[{"prompt": "Once upon", "max_tokens": 2}]')
+    ran = CliRunner().invoke(app, ["bench", "--url", server.url, "--workload", str(file), "--json"])
+    assert json.loads(ran.stdout)["output_tokens"] == 2
+
+
 def test_the_table_has_room_for_a_long_error(server, tmp_path):
     """Catches a table in which nothing but the first error can be read."""
     items = [{"prompt_token_ids": [5], "max_tokens": 2}, {"prompt_token_ids": [10**6], "max_tokens": 2}]
