@@ -69,7 +69,8 @@ def score(
         marks = {contest: yours[contest]._asdict() for contest in CONTESTS}
         print(json.dumps({"name": name, "points": scored, "marks": marks, "leaderboard": dict(rows)}))
         return
-    table = Table("workload", "throughput", "wait, 95 %", "waste", title="yours (the project's own)")
+    names = ("workload", "throughput", "wait, 95 %", "waste", "preemptions")
+    table = Table(*names, title="yours (the project's own)")
     for contest in CONTESTS:
         mine, theirs = yours[contest], own[contest]
         table.add_row(
@@ -77,6 +78,7 @@ def score(
             f"{mine.throughput:.2f}/s ({theirs.throughput:.2f})",
             f"{mine.wait:.2f} s ({theirs.wait:.2f})",
             f"{mine.waste:.1%} ({theirs.waste:.1%})",
+            f"{mine.preemptions} ({theirs.preemptions})",
         )
     console = Console(highlight=False)
     console.print(table)

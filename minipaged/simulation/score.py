@@ -39,6 +39,7 @@ class Marks(NamedTuple):
     throughput: float  # requests/s
     wait: float  # s
     waste: float  # 0 to 1
+    preemptions: int = 0  # (they earn and cost nothing)
 
     def relative_to(self, own: "Marks") -> float:
         """The product of the three ratios; above 1 is better."""
@@ -100,7 +101,7 @@ def run_contest(contest: str, key: str, components: Components, count: int) -> M
         lost = f"{run.num_refused} were refused and {count - num_full - run.num_refused} ended early"
         raise ScoreError(f"of {count} requests of {contest}, {lost}; answer all of them in full")
     waste = 1 - run.usage.tokens / run.usage.held
-    return Marks(run.throughput, run.quantile(time_to_first_token, 0.95), waste)
+    return Marks(run.throughput, run.quantile(time_to_first_token, 0.95), waste, run.num_preemptions)
 
 
 def points(marks: dict[str, Marks], own: dict[str, Marks]) -> float:

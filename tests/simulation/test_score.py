@@ -228,3 +228,10 @@ def test_a_name_can_be_shown(tmp_path, name):
     """Catches rows without a name, and names that break the table."""
     with pytest.raises(ScoreError, match="give one that can be shown in a line"):
         Leaderboard(tmp_path / "file").enter("k", name, 90.0)
+
+
+def test_marks_count_preemptions_which_earn_and_cost_nothing():
+    """Catches a policy that preempts far more often, and nobody sees it."""
+    assert run_contest("chat", "k", Components(), 200).preemptions > 0
+    assert run_contest("questions", "k", Components(), 60).preemptions == 0
+    assert Marks(2.0, 10.0, 0.1, 99).relative_to(OWN["a"]) == 1
