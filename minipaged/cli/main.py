@@ -25,6 +25,7 @@ from minipaged.environment import prepare_process
 from minipaged.execution.distributed import RankError
 from minipaged.learn import command as learn
 from minipaged.prompts import FailedRequestError
+from minipaged.simulation.serving import SPECULATION, WITHOUT_EFFECT
 
 NAME = "minipaged"
 
@@ -55,8 +56,8 @@ app.command()(with_engine_options(chat))
 app.command()(with_engine_options(bench))
 app.command()(with_engine_options(serve))
 app.command()(simulation.reproduce)
-app.command()(with_engine_options(simulation.simulate))
-app.command()(with_engine_options(simulation.calibrate))
+app.command()(with_engine_options(simulation.simulate, hidden=WITHOUT_EFFECT))
+app.command()(with_engine_options(simulation.calibrate, hidden=SPECULATION))
 app.command()(view)
 app.command()(top)
 learn.app.command()(score)  # needs the simulator, a layer above `learn`

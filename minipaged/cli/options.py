@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import Field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -29,7 +29,7 @@ _PART = Option(
 Use = Annotated[list[str] | None, _PART]
 
 
-def _parameter(option: Field[Any], kind: Any) -> inspect.Parameter:
+def _parameter(option: Field[Any], kind: Any, hidden: bool) -> inspect.Parameter:
     """The parameter of a command for a field of the config, for typer."""
     flag = option.name.replace("_", "-")
     if choices := [choice for choice in get_args(kind) if isinstance(choice, str)]:
@@ -38,19 +38,20 @@ def _parameter(option: Field[Any], kind: Any) -> inspect.Parameter:
         kind = next(argument for argument in get_args(kind) if argument is not type(None))
     names = f"--{flag}/--no-{flag}" if option.name.startswith("enable_") else f"--{flag}"
     told = option.metadata["help"] + ("" if option.default is None else f" [default: {option.default}]")
-    setting = Option(names, help=told, show_default=False)
+    setting = Option(names, help=told, show_default=False, hidden=hidden)
     annotation = Annotated[kind | None, setting]
     return inspect.Parameter(option.name, KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
+def with_engine_options(command: Callable[..., None], hidden: Collection[str] = ()) -> Callable[..., None]:
     """Give a command one option per field of `EngineConfig`; it receives them as the dict `options`.
 
-    An option that is not given is left out, so that the config's own default holds.
+    An option that is not given is left out, so that the config's own default holds. The help does not show
+    `hidden` ones, which the command refuses.
     """
     hints = get_type_hints(EngineConfig)
     own = inspect.signature(command, eval_str=True).parameters.values()
-    extra = [_parameter(option, hints[option.name]) for option in fields(EngineConfig)]
+    extra = [_parameter(option, hints[option.name], option.name in hidden) for option in fields(EngineConfig)]
 
     def wrapper(**values: Any) -> None:
         given = {option.name: values.pop(option.name) for option in extra}

@@ -26,7 +26,15 @@ from minipaged.simulation.page import write_page
 from minipaged.simulation.plots import check_figures, save_figure, save_figures
 from minipaged.simulation.reproduce import claims_table, find_experiments, run_experiments
 from minipaged.simulation.sensitivity import sensitivity
-from minipaged.simulation.serving import OWN, Load, Report, check_settings, parse_sweep, sweep_panels
+from minipaged.simulation.serving import (
+    OWN,
+    SPECULATION,
+    Load,
+    Report,
+    check_settings,
+    parse_sweep,
+    sweep_panels,
+)
 from minipaged.text_io import check_writable
 
 MOST_REQUESTS, MOST_REPLICAS, MOST_HOST_MS = 10_000_000, 1_000, 1_000_000
@@ -239,7 +247,7 @@ def calibrate(
     This tests whether such a model can predict real runs at all; no other command uses the fitted numbers.
     """
     check_threads(threads)
-    check_settings(name for name in options if "speculative" in name)
+    check_settings(name for name in options if name in SPECULATION)
     if rounds < 1:
         raise ValueError(f"rounds is {rounds}; give at least 1")
     with progress_bar("loading libraries"):

@@ -32,10 +32,13 @@ MOST_BLOCKS = 10_000_000
 MOST_VALUES = 1000
 """Values of a sweep."""
 
+SPECULATION = ("num_speculative_tokens", "speculative_model")
+
 WITHOUT_EFFECT = (
+    *SPECULATION,
     *("attention_backend", "enable_cuda_graphs", "async_scheduling", "dtype", "revision"),
     *("device", "quantization", "trust_remote_code", "generation_config", "disable_log_stats"),
-    *("tensor_parallel_size", "pipeline_parallel_size", "num_speculative_tokens", "speculative_model"),
+    *("tensor_parallel_size", "pipeline_parallel_size"),
 )
 
 

@@ -17,13 +17,21 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from minipaged.cli.main import app
 from minipaged.cli.simulation import calibrate, reproduce, simulate
 from minipaged.config import EngineConfig
 from minipaged.simulation import plots
 from minipaged.simulation.experiments import EXPERIMENTS
 from minipaged.simulation.page import page
 from minipaged.simulation.results import Claim, Curve, Experiment, Panel, as_json
-from minipaged.simulation.serving import Report, check_settings, parse_sweep, sweep_panels
+from minipaged.simulation.serving import (
+    SPECULATION,
+    WITHOUT_EFFECT,
+    Report,
+    check_settings,
+    parse_sweep,
+    sweep_panels,
+)
 
 
 def command_line(*arguments: str, options: dict | None = None):
@@ -332,6 +340,14 @@ def test_a_setting_that_changes_nothing_in_a_simulation_is_refused(setting):
     """Catches `--dtype float32` that is taken in silence: the figures stay those of 16 bits."""
     with pytest.raises(ValueError, match=f"{setting} has no effect in a simulation; leave it out"):
         command_line(*SMALL, options={setting: getattr(EngineConfig(), setting)})
+
+
+@pytest.mark.parametrize(("command", "refused"), [("simulate", WITHOUT_EFFECT), ("calibrate", SPECULATION)])
+def test_the_help_offers_no_setting_that_is_refused(command, refused):
+    """Catches an option of the help whose only answer is to leave it out."""
+    shown = CliRunner().invoke(app, [command, "--help"]).stdout
+    offered = {name for name in EngineConfig.__dataclass_fields__ if f"--{name.replace('_', '-')}" in shown}
+    assert offered == set(EngineConfig.__dataclass_fields__) - set(refused)
 
 
 def test_ranks_are_called_chips_in_a_simulation():
