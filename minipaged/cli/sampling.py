@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Annotated, Any
 
@@ -10,6 +12,7 @@ from typer import Option
 
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, ParamsError, SamplingParams
 from minipaged.decoding.structured import StructuredOutputsParams
+from minipaged.prompts import shortened
 from minipaged.text_io import read_text
 
 TopP = Annotated[float, Option(help="Sample from the likeliest tokens with this total probability.")]
@@ -99,4 +102,21 @@ def structured(
         return None
     if json_schema is not None and not re.match(r"\s*([{[]|(true|false)\s*$)", json_schema):
         json_schema = read_text("JSON schema", json_schema)
-    return StructuredOutputsParams(json=json_schema, regex=regex, choice=choice)
+    params = StructuredOutputsParams(json=json_schema, regex=regex, choice=choice)
+    if json_schema is not None:
+        _check_json(json_schema)
+        params.check("--json-schema")
+    elif regex is not None:
+        params.check("--regex")
+    return params
+
+
+def _check_json(schema: str) -> None:
+    with suppress(RecursionError):  # (the check of the schema tells)
+        try:
+            json.loads(schema)
+        except ValueError as error:
+            raise ParamsError(
+                f"--json-schema is {shortened(schema)}, which is not JSON: {error}; "
+                """give a schema such as '{"type": "object"}', or a file with one"""
+            ) from error

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as SequenceOf
 from copy import copy
 from dataclasses import dataclass, field
@@ -110,6 +110,11 @@ class StructuredOutputsParams:
         object.__setattr__(compiled, "compiled", _vocabulary(tokenizer, eos).compile(kind, source))
         return compiled
 
+    def check(self, name: str) -> None:
+        """Raise ParamsError, with this name, for what no tokenizer can follow; no model is needed to tell."""
+        kind, source = self._source()
+        compiled_source(name, kind, source, _validated)
+
     def _source(self) -> tuple[str, str]:
         """Which kind it is, and its text."""
         kind = next(kind for kind in KINDS if getattr(self, kind) is not None)
@@ -185,6 +190,41 @@ def allowed_tokens(sequences: SequenceOf[Sequence], vocab_size: int) -> np.ndarr
     return allowed
 
 
+def compiled_source(name: str, kind: str, source: str, work: Callable[[str, str], tuple[Any, str]]) -> Any:
+    """What `work` makes of a source; its reason not to becomes a ParamsError that calls the source `name`."""
+    made = None
+    try:
+        check_source(kind, source)
+        made, reason = with_deep_stack(partial(work, kind, source))
+    except ValueError as error:
+        reason = str(error)
+    if reason:
+        lines = [line.strip() for line in reason.splitlines() if line.strip()]
+        # (For a regular expression, the library's first lines quote it with marks below.)
+        told = next((line for line in lines if line.startswith("error: ")), lines[0])
+        if "Unimplemented keys" in told or "Unknown format" in told:
+            told += "; leave it out"
+        shown = source if len(source) <= 80 else source[:77] + "..."
+        raise ParamsError(f"{name} is {shown!r}: {told.removeprefix('error: ')}")
+    return made
+
+
+def _validated(kind: str, source: str) -> tuple[None, str]:
+    from llguidance import LLMatcher
+
+    return None, LLMatcher.validate_grammar(_grammar(kind, source)[1])
+
+
+def _grammar(kind: str, source: str) -> tuple[str, str]:
+    """The source that is followed, and the same in llguidance's notation."""
+    from llguidance import LLMatcher, grammar_from
+
+    if kind != "json":
+        return source, grammar_from(kind, source)  # type: ignore[arg-type]
+    source = with_named_keys_only(source)
+    return source, LLMatcher.grammar_from_json_schema(source, defaults=JSON_DEFAULTS)  # type: ignore[arg-type]
+
+
 class _Vocabulary:
     """A tokenizer as llguidance sees it, and the grammars most recently compiled for it."""
 
@@ -201,36 +241,20 @@ class _Vocabulary:
         self.compile = lru_cache(maxsize=64)(self._compile)
 
     def _compile(self, kind: str, source: str) -> Grammar:
-        try:
-            check_source(kind, source)
-            matcher = with_deep_stack(partial(self._matcher, kind, source))
-            reason = matcher.get_error()
-        except ValueError as error:
-            reason = str(error)
-        if reason:
-            lines = [line.strip() for line in reason.splitlines() if line.strip()]
-            # (For a regular expression, the library's first lines quote it with marks below.)
-            told = next((line for line in lines if line.startswith("error: ")), lines[0])
-            if "Unimplemented keys" in told or "Unknown format" in told:
-                told += "; leave it out"
-            shown = source if len(source) <= 80 else source[:77] + "..."
-            raise ParamsError(f"{kind} of structured_outputs is {shown!r}: {told.removeprefix('error: ')}")
+        matcher = compiled_source(f"{kind} of structured_outputs", kind, source, self._matcher)
         return Grammar(matcher, self._eos_token_ids)
 
-    def _matcher(self, kind: str, source: str) -> Any:
-        from llguidance import LLMatcher, LLParserLimits, grammar_from
+    def _matcher(self, kind: str, source: str) -> tuple[Any, str]:
+        from llguidance import LLMatcher, LLParserLimits
 
-        if kind == "json":
-            source = with_named_keys_only(source)
-            grammar = LLMatcher.grammar_from_json_schema(source, defaults=JSON_DEFAULTS)  # type: ignore[arg-type]
-        else:
-            grammar = grammar_from(kind, source)  # type: ignore[arg-type]
+        source, grammar = _grammar(kind, source)
         text = ESCAPES.sub(lambda code: str(json.loads(f'"{code[0].lower()}"')), source)
         is_special = any(token in text.replace("\\", "") for token in self._special_tokens)
         if is_special or not self._spells(text):
             grammar = _without_forcing(grammar)
         limits = LLParserLimits(max_items_in_row=MOST_ALTERNATIVES)
-        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        return matcher, matcher.get_error()
 
     def _spells(self, text: str) -> bool:
         """Whether the tokens of a text are that text: some tokenizers compose its letters, or put a space

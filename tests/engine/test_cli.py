@@ -269,8 +269,11 @@ def test_bench_reports_every_documented_figure(capsys, monkeypatch, tmp_path):
         (["generate", "--beam-width", "4", "--top-p", "0.5"], "contradicts top_p"),
         (["generate", "--beam-width", "99999"], "beam_width is 99999"),
         (["generate", "--preemption-mode", "maybe"], "'--preemption-mode': 'maybe' is not one of 'auto',"),
-        (["generate", "--json-schema", "[]"], "json of structured_outputs is '[]'"),
-        (["generate", "--json-schema", "false"], "json of structured_outputs is 'false'"),
+        (["generate", "--json-schema", "[]"], "--json-schema is '[]': no text follows it; give an object"),
+        (["generate", "--json-schema", "false"], "--json-schema is 'false': no text follows it"),
+        (["generate", "--json-schema", "{bad"], "--json-schema is '{bad', which is not JSON: Expecting"),
+        (["generate", "--json-schema", '{"type": "foo"}'], '--json-schema is \'{"type": "foo"}\': Invalid'),
+        (["generate", "--regex", "a("], "--regex is 'a(': unclosed group"),
         (["generate", "--prompt-file", "no-such-file"], "cannot read prompt file no-such-file"),
         (["bench", "--workload", "no-such-file"], "cannot read workload no-such-file"),
         (["bench"], "no workload; give --workload FILE, --prompt-tokens and --output-tokens, or --url"),
@@ -288,6 +291,15 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(capsys, monkeypatch, argume
     assert len(lines) == 1
     assert message in lines[0]
     assert "Traceback" not in out + err
+
+
+@pytest.mark.parametrize("given", [("--json-schema", "{bad"), ("--json-schema", "[]"), ("--regex", "a(")])
+def test_a_schema_that_cannot_be_followed_is_told_before_the_model_is_loaded(capsys, monkeypatch, given):
+    """Catches a wait of minutes for a typing mistake."""
+    monkeypatch.setattr("minipaged.cli.generate.load", lambda *_: pytest.fail("loaded"))
+    code, _, err = call(capsys, monkeypatch, "generate", *given)
+    assert code == 2
+    assert err.startswith(f"minipaged: {given[0]} is {given[1]!r}")
 
 
 def test_python_dash_m_is_the_same_command():
