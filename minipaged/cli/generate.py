@@ -155,6 +155,11 @@ def generate(
         print_blocks(seen, outputs, Console(stderr=as_json, highlight=False))
     if writer is not None:
         writer.close()
+    if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+        cut = [end for output in outputs for end in output.outputs if end.finish_reason == "length"]
+        if cut:
+            fix = f"raise --max-tokens (it is {max_tokens})"
+            print(f"minipaged: {counted(len(cut), 'text')} cut off before the end; {fix}", file=sys.stderr)
     failed = [(output.request_id, output.error) for output in outputs if output.error is not None]
     for request_id, reason in failed:
         print(f"minipaged: request {request_id} failed: {reason}", file=sys.stderr)
@@ -235,15 +240,17 @@ def print_outputs(outputs: Sequence[RequestOutput], engine: Engine, params: Deco
     """Print texts and their memory use: in boxes on a terminal, otherwise only the plain texts."""
     if sys.stdout.isatty():
         console = Console(highlight=False, emoji=False)
-        for completion, prompt, subtitle in _completions(outputs):
+        for completion, prompt, subtitle in _completions(outputs, params):
             text = f"[bold]{escape(prompt)}[/bold]{escape(completion.text)}"
             console.print(Panel(text, subtitle=subtitle, subtitle_align="right"))
             if completion.logprobs is not None:
                 console.print(_logprobs_table(completion, "  " if console.width >= 60 else "\n"))
     else:
         told = Console(stderr=True, highlight=False, soft_wrap=True)
-        for number, (completion, prompt, subtitle) in enumerate(_completions(outputs)):
-            print("\n" * bool(number) + prompt + completion.text)
+        # (What reads JSON, or a choice, from a pipe has no use for the prompt before it.)
+        is_structured = isinstance(params, SamplingParams) and params.structured_outputs is not None
+        for number, (completion, prompt, subtitle) in enumerate(_completions(outputs, params)):
+            print("\n" * bool(number) + ("" if is_structured else prompt) + completion.text)
             for row in _logprobs_rows(completion, "  "):
                 print("\t".join(row))
             told.print(subtitle)
@@ -266,13 +273,18 @@ def print_account(engine: Engine, params: DecodingParams, console: Console) -> N
         console.print(f"{drafts}; {counted(account['steps'], 'step')}")
 
 
-def _completions(outputs: Sequence[RequestOutput]) -> Iterator[tuple[CompletionOutput, str, str]]:
+def _completions(
+    outputs: Sequence[RequestOutput], params: DecodingParams
+) -> Iterator[tuple[CompletionOutput, str, str]]:
     """Each completion, its prompt, and how it ended."""
     for output in outputs:
         for completion in output.outputs:
             number = f" {completion.index + 1}" if len(output.outputs) > 1 else ""
             score = "" if completion.score is None else f", score {completion.score:.3f}"
-            yield completion, output.prompt or "", f"completion{number}, {completion.finish_reason}{score}"
+            end, count = str(completion.finish_reason), len(completion.token_ids)
+            if end == "length" and count == params.max_tokens:
+                end = f"stopped at {counted(count, 'token')} (--max-tokens)"
+            yield completion, output.prompt or "", f"completion{number}, {end}{score}"
 
 
 def _logprobs_rows(completion: CompletionOutput, apart: str) -> Iterator[tuple[str, str, str, str]]:

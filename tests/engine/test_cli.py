@@ -179,7 +179,7 @@ def test_a_schema_may_be_longer_than_a_path(capsys, monkeypatch, tmp_path):
     trace, schema = tmp_path / "t.jsonl", json.dumps({"const": 7, "title": "x" * 5000})
     arguments = "generate", "--prompt", "a", "--json-schema", schema, "--trace", str(trace)
     code, out, err = call(capsys, monkeypatch, *arguments)
-    assert (code, out) == (0, "a7\n"), err
+    assert (code, out) == (0, "7\n"), err
     assert trace.exists()
 
 
@@ -300,6 +300,33 @@ def test_a_schema_that_cannot_be_followed_is_told_before_the_model_is_loaded(cap
     code, _, err = call(capsys, monkeypatch, "generate", *given)
     assert code == 2
     assert err.startswith(f"minipaged: {given[0]} is {given[1]!r}")
+
+
+def test_into_a_pipe_structured_output_is_nothing_but_itself(capsys, monkeypatch):
+    """Catches `generate --json-schema ... | jq`, which read the prompt before the JSON."""
+    schema = '{"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "maxItems": 3}'
+    arguments = ("generate", "A cat: ", "--json-schema", schema)
+    code, out, err = call(capsys, monkeypatch, *arguments)
+    assert code == 0
+    assert isinstance(json.loads(out), list)
+    assert "cut off" not in err
+
+
+def test_structured_output_that_is_cut_off_is_told(capsys, monkeypatch):
+    """Catches the beginning of a JSON text that looks like an answer."""
+    arguments = ("generate", "A cat: ", "--regex", "[0-9]{9}", "--max-tokens", "2")
+    _, _, err = call(capsys, monkeypatch, *arguments)
+    assert "minipaged: 1 text cut off before the end; raise --max-tokens (it is 2)\n" in err
+    _, _, err = call(capsys, monkeypatch, *arguments, "--n", "2")
+    assert "minipaged: 2 texts cut off before the end; raise --max-tokens (it is 2)\n" in err
+
+
+def test_a_text_that_ends_at_max_tokens_says_so(capsys, monkeypatch):
+    """Catches "completion, length", which tells a newcomer nothing."""
+    _, _, err = call(capsys, monkeypatch, "generate", "--max-tokens", "3")
+    assert err.startswith("completion, stopped at 3 tokens (--max-tokens)\n")
+    _, _, err = call(capsys, monkeypatch, "generate", "--max-tokens", "30", "--max-model-len", "9")
+    assert err.startswith("completion, length\n")
 
 
 def test_python_dash_m_is_the_same_command():

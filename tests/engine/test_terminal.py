@@ -95,7 +95,7 @@ def test_piped_completions_are_apart(loaded, capsys, monkeypatch):
     assert len(parts) == 3
     assert all(part.startswith("The sun") for part in parts)
     assert "score" not in out
-    assert len(re.findall(r"completion \d, length, score -\d", err)) == 3
+    assert len(re.findall(r"completion \d, stopped at 3 tokens \(--max-tokens\), score -\d", err)) == 3
 
 
 @pytest.mark.parametrize(
