@@ -75,11 +75,13 @@ def warn_failed(request: Request) -> None:
 
 def warn_outgrown(request: Request, kv: KVManager) -> None:
     """Log that a request which ran alone ends early."""
+    lengths = [len(sequence.token_ids) for sequence in request.sequences]
     logger.warning(
-        "Request %s ends with finish reason length: its %d tokens need more than the pool's %d KV blocks of "
+        "Request %s ends with finish reason length: its %s tokens need more than the pool's %d KV blocks of "
         "%d tokens. Raise num_blocks or kv_cache_memory (on a GPU, gpu_memory_utilization).",
         request.request_id,
-        sum(len(sequence.token_ids) for sequence in request.sequences),
+        # (Not the sum: what they share takes its blocks once.)
+        f"{len(lengths)} sequences of up to {max(lengths)}" if len(lengths) > 1 else max(lengths),
         kv.allocator.num_blocks,
         kv.block_size,
     )

@@ -294,6 +294,18 @@ def test_every_preemption_warns_with_its_cause_and_the_count_and_the_first_with_
         assert text.endswith(f"total_cumulative_preemption_cnt={count}")
 
 
+@pytest.mark.parametrize(
+    ("num_samples", "size"), [(1, "17 tokens"), (2, "2 sequences of up to 13 tokens")], ids=["one", "two"]
+)
+def test_what_outgrows_the_pool_is_told_with_its_size(num_samples, size, caplog):
+    """Catches the sum of the samples, in which a shared prompt counts twice."""
+    engine = engine_of(8)
+    engine.add(range(9), 20, samples(num_samples))
+    engine.run()
+    [text] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert f" ends with finish reason length: its {size} need more than the pool's 8 KV blocks of 2 t" in text
+
+
 def test_the_count_of_a_request_is_its_own():
     """Catches a count that goes to somebody else."""
     engine = engine_of(12)
