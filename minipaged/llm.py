@@ -304,7 +304,10 @@ class LLM(NamesOfVllm):
         executor = self.engine.executor
         if token_ids is None:
             if self.tokenizer is None:
-                raise RequestError('the model has no tokenizer; give {"prompt_token_ids": [...]}')
+                raise RequestError(
+                    "the model has no tokenizer; put its files (tokenizer.json) beside the weights, or give "
+                    '{"prompt_token_ids": [...]}'
+                )
             token_ids = self.tokenizer.encode(text)
         params = check_params(params)
         if isinstance(params, SamplingParams):

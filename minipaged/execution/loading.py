@@ -123,6 +123,9 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
     if path.is_dir():
         check_directory(name, path)
     elif not is_gguf and (path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1):
+        if path.is_file():
+            directory = path.parent if (path.parent / "config.json").is_file() else "a model directory"
+            raise ModelLoadError(f"{name} is a file; give {directory}, or a GGUF file")
         raise ModelLoadError(f"there is no directory {name}; give a model directory or a hub id (org/name)")
     try:
         model, info = _local_first(path, name, load, config.revision)
@@ -138,6 +141,8 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
             told += f"; its weights are quantized ({kind}): do what this says, or {INSTEAD}"
         if is_gguf:
             told += "; the file may be damaged or cut short: compare its size with the original's"
+        elif path.is_dir() and (type(error).__name__ == "SafetensorError" or "not a valid JSON" in told):
+            told = f"{told.rstrip('.')}; a file is damaged or cut short: download it again"
         if path.exists() or kind is not None:
             raise ModelLoadError(f"cannot load {name}: {told}") from error
         raise ModelLoadError(

@@ -250,7 +250,7 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("generate --prompt-file /dev/zero", "/dev/zero is larger than"),
     # models
     ("generate --model ./no/such/model", "there is no directory ./no/such/model"),
-    ("generate --model good.json", "there is no directory good.json"),
+    ("generate --model good.json", "good.json is a file; give a model directory, or a GGUF file"),
     ("generate --model .", "has no config.json"),
     # results
     ("generate --trace .", "cannot write trace ."),

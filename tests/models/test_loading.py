@@ -69,7 +69,25 @@ def test_a_missing_directory(tmp_path: Path) -> None:
 
 def test_a_file_is_no_directory(directory: Path) -> None:
     """Somebody named the weights themselves."""
-    assert "there is no directory" in refusal(directory / "config.json")
+    assert refusal(directory / "config.json").endswith(
+        f"config.json is a file; give {directory}, or a GGUF file"
+    )
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_file_that_is_cut_short_is_told_with_a_fix(directory: Path, name: str) -> None:
+    """Catches "invalid header length" and "is not a valid JSON file" as the last word."""
+    (directory / name).write_bytes((directory / name).read_bytes()[:40])
+    assert refusal(directory).endswith("; a file is damaged or cut short: download it again")
+
+
+def test_a_directory_without_a_tokenizer_says_what_to_do(directory: Path) -> None:
+    """Catches a fix that the command line cannot do: `{"prompt_token_ids": ...}`."""
+    llm = LLM(str(directory), num_blocks=5)
+    with pytest.raises(
+        ValueError, match=r"^the model has no tokenizer; put its files \(tokenizer.json\) beside"
+    ):
+        llm.generate("Once")
 
 
 def test_a_directory_without_a_configuration(tmp_path: Path) -> None:
