@@ -17,6 +17,7 @@ from minipaged.progress import restored_at_end
 from minipaged.text_io import check_writable, write_text
 from minipaged.viewer.page import breaks_off, trace_page
 from minipaged.viewer.perfetto import perfetto
+from minipaged.viewer.replay import read_trace
 from minipaged.viewer.scrape import Scrape, ServerError, dashboard, fetch, read_metrics
 
 LIVE_PAGES = ("live", "")  # where a server may have its page
@@ -24,7 +25,9 @@ LIVE_PAGES = ("live", "")  # where a server may have its page
 
 def view(
     trace: Annotated[Path | None, Argument(help="A trace, from generate --trace FILE.")] = None,
-    output: Annotated[Path | None, Option("--output", "-o", help="Write the page here.")] = None,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="Write the page here. [default: TRACE.html]")
+    ] = None,
     export: Annotated[
         Path | None, Option("--perfetto", help="Write the trace for ui.perfetto.dev here.")
     ] = None,
@@ -41,8 +44,9 @@ def view(
         return
     if trace is None:
         raise ValueError("view needs a trace, or --live URL; make a trace with generate --trace FILE")
+    read_trace(trace)  # raises for what is none, before anything is said about the output
     if output is None and export is None:
-        raise ValueError("view needs a place to write to; give -o PAGE.html, or --perfetto FILE.json")
+        output = trace.with_suffix(".html")
     for what, path in (("page", output), ("Perfetto trace", export)):
         check_writable(what, path, trace)
     if output is not None and export is not None and output.resolve() == export.resolve():
@@ -74,7 +78,7 @@ def top(
     once: Annotated[bool, Option("--once", help="Print once and exit.")] = False,
     api_key: Annotated[str | None, Option(envvar="MINIPAGED_API_KEY", help="API key of the server.")] = None,
 ) -> None:
-    """Watch a server in the terminal: requests, KV cache, tokens a second, latencies."""
+    """Watch a server in the terminal: requests, KV cache, tokens per second, latencies."""
     if not 0.1 <= interval <= 3600:
         raise ValueError(f"interval is {interval}; give 0.1 to 3600 seconds")
     console = Console(highlight=False)

@@ -121,7 +121,8 @@ def test_a_page_depends_on_its_trace_alone(trace):
     ("arguments", "message"),
     [
         ((), "view needs a trace"),
-        (("{trace}",), "view needs a place to write to"),
+        (("{folder}/no/none",), "cannot read trace"),
+        (("{foreign}",), "not a trace of version 2"),
         (("{trace}", "-o", "{trace}"), "is the input itself"),
         (("{trace}", "-o", "{folder}/p", "--perfetto", "{folder}/p"), "give each its own file"),
         (("{folder}/none", "-o", "{folder}/p.html"), "cannot read trace"),
@@ -150,6 +151,15 @@ def test_view_says_in_one_line_what_is_missing(capsys, monkeypatch, trace, tmp_p
     assert err.count("\n") == 1
     assert trace.read_text() == before
     assert not (tmp_path / "p.html").exists()
+
+
+def test_without_a_place_the_page_is_beside_its_trace(capsys, monkeypatch, trace):
+    """Catches a question whose answer is clear."""
+    code, out, err = call(capsys, monkeypatch, "view", str(trace))
+    page = trace.with_suffix(".html")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{page}: ")
+    assert page.read_text() == trace_page(trace)
 
 
 def test_a_cut_trace_is_written_with_a_word_of_warning(capsys, monkeypatch, trace, tmp_path):
