@@ -59,7 +59,7 @@ def reproduce(
         Option(help="With --all: write a page of the results, with SVG figures, into this folder."),
     ] = None,
 ) -> None:
-    """Run the experiments of the sources on a simulated clock; published beside measured."""
+    """Rerun the published experiments on a simulated clock, and show both results."""
     names = " ".join(experiments or ())
     if list_ and (names or all_):
         raise ValueError(f"--list runs nothing; leave it or {names or '--all'} out")

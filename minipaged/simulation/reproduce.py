@@ -81,7 +81,7 @@ def quiet() -> None:
 
 def claims_table(results: Sequence[dict[str, Any]]) -> Table:
     """Claim, source, published, measured, ratio."""
-    table = Table(title="published beside measured", title_justify="left")
+    table = Table(title="published and simulated", title_justify="left")
     for name in ("claim", "source"):
         table.add_column(name, overflow="fold")
     for name in ("published", "measured", "ratio"):
