@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import Field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
-from typer import Option
+from typer import BadParameter, Option
 
 from minipaged.config import EngineConfig, config_from
 from minipaged.progress import progress_bar
@@ -18,6 +19,9 @@ from minipaged.progress import progress_bar
 if TYPE_CHECKING:
     from minipaged.components import Components
     from minipaged.llm import LLM
+
+LARGE = ("kv_cache_memory", "swap_space", "max_model_len", "max_num_batched_tokens")
+"""Bytes and tokens, which may be told in thousands and more."""
 
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
@@ -27,6 +31,16 @@ _PART = Option(
     metavar="CONCEPT=FILE.py:Class", help="Use a class of your own, e.g. an allocator; may be repeated."
 )
 Use = Annotated[list[str] | None, _PART]
+
+
+def read_count(text: str) -> int:
+    """A number as vLLM's command line reads it: 4k is 4,000, 4K is 4,096; 2GiB is the same as 2G."""
+    found = re.fullmatch(r"([+-]?[0-9]+)(?:([kmgt])|([KMGT])(?:iB)?)?", text.strip())
+    if found is None:
+        raise BadParameter(f"{text!r} is not a number; give one such as 4096, 4k (4,000), 4K (4,096) or 2GiB")
+    number, decimal, binary = found.groups()
+    power = " kmgt".index((decimal or binary or " ").lower())
+    return int(number) * (1024 if binary else 1000) ** power
 
 
 def _parameter(option: Field[Any], kind: Any, hidden: bool) -> inspect.Parameter:
@@ -39,6 +53,10 @@ def _parameter(option: Field[Any], kind: Any, hidden: bool) -> inspect.Parameter
     names = f"--{flag}/--no-{flag}" if option.name.startswith("enable_") else f"--{flag}"
     told = option.metadata["help"] + ("" if option.default is None else f" [default: {option.default}]")
     setting = Option(names, help=told, show_default=False, hidden=hidden)
+    if option.name in LARGE:
+        setting = Option(
+            names, help=told, show_default=False, hidden=hidden, parser=read_count, metavar="<int, 4k, 2GiB>"
+        )
     annotation = Annotated[kind | None, setting]
     return inspect.Parameter(option.name, KEYWORD_ONLY, default=None, annotation=annotation)
 

@@ -10,8 +10,11 @@ import sys
 from types import ModuleType
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from minipaged.cli.main import main
+from minipaged.cli.options import LARGE, with_engine_options
 
 
 def call(capsys, monkeypatch, *arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
@@ -327,6 +330,21 @@ def test_a_text_that_ends_at_max_tokens_says_so(capsys, monkeypatch):
     assert err.startswith("completion, stopped at 3 tokens (--max-tokens)\n")
     _, _, err = call(capsys, monkeypatch, "generate", "--max-tokens", "30", "--max-model-len", "9")
     assert err.startswith("completion, length\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("7", 7), ("4k", 4000), ("4K", 4096), ("4KiB", 4096), ("2m", 2 * 10**6), ("1GiB", 2**30), ("1T", 2**40)],
+)
+def test_bytes_and_tokens_may_be_told_in_thousands_and_more(text, number):
+    """Catches `--kv-cache-memory 1GiB` and vLLM's `--max-model-len 4k` refused."""
+    seen = {}
+    app = typer.Typer()
+    app.command()(with_engine_options(lambda options: seen.update(options)))
+    given = [f"--{name.replace('_', '-')}={text}" for name in LARGE]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 0, result.output
+    assert seen == dict.fromkeys(LARGE, number)
 
 
 def test_python_dash_m_is_the_same_command():
