@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 USERS = 32
 
+NARROW = 60
+"""In fewer columns, a table has one column of numbers."""
+
 
 def bench(
     workload: Annotated[
@@ -215,20 +218,25 @@ def _print(
         more = ({"profile": parts.seconds} if parts else {}) | ({"spread": spread} if spread else {})
         print(json.dumps(result | more, indent=2))
         return
-    values = [Column(name, no_wrap=True) for name in (("median", "least", "most") if spread else ("value",))]
-    table = Table(Column("figure", overflow="fold"), *values, title=escape(name))
+    console = Console()
+    names = ("median", "least", "most") if spread else ("value",)
+    if console.width < NARROW:  # (with three, the figures would have no room for their names)
+        names = names[:1]
+    values = [Column(name, no_wrap=True) for name in names]
+    table = Table(Column("figure", no_wrap=True), *values, title=escape(name))
     error = result.pop("first_error", None)
     for figure, value in result.items():
-        table.add_row(figure, *map(_shown, (value, *(spread or {}).get(figure, ()))))
-    Console().print(table)
+        shown = [value, *(spread or {}).get(figure, ())]
+        table.add_row(figure, *map(_shown, shown[: len(names)]))
+    console.print(table)
     if error is not None:
-        Console().print(f"first error: {escape(error)}")
+        console.print(f"first error: {escape(error)}")
     if parts:
         table = Table("part of a step", "CPU s", "share")
         total = sum(parts.seconds.values())
         for part, seconds in sorted(parts.seconds.items(), key=lambda item: -item[1]):
             table.add_row(part, f"{seconds:.3f}", f"{seconds / total:.1%}")
-        Console().print(table)
+        console.print(table)
 
 
 def _shown(value: float | str | None) -> str:

@@ -97,7 +97,8 @@ def reproduce(
     if as_json:
         print(json.dumps([claim for result in results for claim in result["claims"]], indent=1))
     else:
-        Console().print(claims_table(results))
+        console = Console()
+        console.print(claims_table(results, console.width))
     if figures is not None:
         save_figures(results, figures, figure_format)
     if docs is not None:

@@ -79,17 +79,23 @@ def quiet() -> None:
     logging.getLogger("minipaged.scheduling").setLevel(logging.ERROR)
 
 
-def claims_table(results: Sequence[dict[str, Any]]) -> Table:
-    """Claim, source, published, measured, ratio."""
+NARROW = 80
+"""In fewer columns, sources have no room."""
+
+
+def claims_table(results: Sequence[dict[str, Any]], width: int) -> Table:
+    """Claim, source, published, measured, ratio; without the source if the terminal is narrow."""
     table = Table(title="published and simulated", title_justify="left")
-    for name in ("claim", "source"):
+    names = ["claim", "source"] if width >= NARROW else ["claim"]
+    for name in names:
         table.add_column(name, overflow="fold")
     for name in ("published", "measured", "ratio"):
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(name, justify="right", overflow="fold", min_width=len(name))
     for result in results:
         table.add_section()
         for claim in result["claims"]:
-            table.add_row(claim["claim"], *claim_row(claim))
+            source, *numbers = claim_row(claim)
+            table.add_row(*(claim["claim"], source)[: len(names)], *numbers)
     return table
 
 

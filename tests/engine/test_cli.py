@@ -408,6 +408,19 @@ def test_bench_counts_preemptions_and_logs_none(capsys, monkeypatch):
     assert "preempted" not in err
 
 
+@pytest.mark.parametrize("repeat", [(), ("--repeat", "2")])
+@pytest.mark.parametrize("columns", [40, 80])
+def test_bench_keeps_the_names_of_its_figures_whole(capsys, monkeypatch, columns, repeat):
+    """Catches `pro/mpt/_to/ken/s` on a small terminal, and the middle column cut."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = call(capsys, monkeypatch, "bench", "--prompt-tokens", "4", "--output-tokens", "2", *repeat)
+    assert code == 0
+    assert all(name in out for name in ("wall_s", "prompt_tokens", "prefix_cache_hit_tokens"))
+    assert "\u2026" not in out
+    assert ("most" in out) is (columns == 80 and bool(repeat))
+    assert max(map(len, out.splitlines())) <= columns
+
+
 def test_bench_shows_large_figures_without_an_exponent(capsys, monkeypatch):
     """Catches 2.007e+04 tokens per second in the table, beside 9,999."""
     figures = {"large": 20_071.3, "just_below": 9_999.6, "small": 0.638213}

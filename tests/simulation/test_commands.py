@@ -74,6 +74,16 @@ def test_reproduce_prints_json_with_the_promised_keys():
     assert {claim["experiment"] for claim in claims} == {"growth"}
 
 
+@pytest.mark.parametrize("columns", [50, 80, 120])
+def test_the_table_of_claims_keeps_its_headings_whole(monkeypatch, columns):
+    """Catches `publishe/d` on a small terminal."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = command_line("reproduce", "growth")
+    assert all(heading in shown for heading in ("claim", "published", "measured", "ratio"))
+    assert ("source" in shown) is (columns >= 80)
+    assert max(map(len, shown.splitlines())) <= columns
+
+
 def test_reproduce_writes_figures_results_and_a_page(monkeypatch, tmp_path):
     pytest.importorskip("matplotlib", reason="figures need the extra `plot`")
     monkeypatch.setattr("minipaged.cli.simulation.EXPERIMENTS", {"growth": EXPERIMENTS["growth"]})
