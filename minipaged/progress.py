@@ -57,16 +57,20 @@ def restored_at_end(stop: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(text: str, total: int | None = None, enabled: bool = True) -> Iterator[Advance]:
+def progress_bar(
+    text: str, total: int | None = None, enabled: bool = True, prints: bool = False
+) -> Iterator[Advance]:
     """Show a bar while the block runs, and erase it. Without a total it only moves.
 
+    With `prints`, what `print` writes to the same terminal meanwhile is shown above the bar.
     Nothing is shown if standard error is not a terminal, whatever the environment says about colours.
     """
     if not (enabled and _is_terminal(sys.stderr)):
         yield lambda done, total=None: None
         return
     columns = TextColumn("{task.description}"), BarColumn(bar_width=None), _Count(), TimeElapsedColumn()
-    bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+    redirect = prints and _is_terminal(sys.stdout)
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=redirect)
     with restored_at_end(bar.stop), bar:
         task = bar.add_task(text, total=total)
 

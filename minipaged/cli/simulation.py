@@ -88,17 +88,22 @@ def reproduce(
     for folder in (figures, docs):
         if folder is not None:
             check_figures(folder, make=True)
-    with progress_bar("simulating") as progress:
-        results = run_experiments(chosen, progress)
+    console = Console()
+
+    def show(result: dict[str, Any]) -> None:
+        if not as_json:
+            with console.capture() as table:
+                console.print(claims_table(result, console.width))
+            print(table.get(), end="", flush=True)
+
+    with progress_bar("simulating", prints=True) as progress:
+        results = run_experiments(chosen, progress, show)
     changes = []
     if docs is not None:
         with progress_bar("varying fitted values") as progress:
             changes = sensitivity(progress)
     if as_json:
         print(json.dumps([claim for result in results for claim in result["claims"]], indent=1))
-    else:
-        console = Console()
-        console.print(claims_table(results, console.width))
     if figures is not None:
         save_figures(results, figures, figure_format)
     if docs is not None:

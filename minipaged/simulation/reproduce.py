@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from multiprocessing import active_children, get_context
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from minipaged.simulation.experiments import EXPERIMENTS
@@ -28,31 +29,51 @@ def find_experiments(names: Sequence[str]) -> list[Experiment]:
 
 
 def run_experiments(
-    experiments: Sequence[Experiment], progress: Callable[[int, int], None]
+    experiments: Sequence[Experiment],
+    progress: Callable[[int, int], None],
+    finished: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> list[dict[str, Any]]:
-    """Run them and report (cases done, cases in all); one JSON-able dict each (see `results.as_json`)."""
+    """Run them and report (cases done, cases in all); one JSON-able dict each (see `results.as_json`).
+
+    Each goes to `finished`, too, as soon as it and those before it are done.
+    """
     jobs: list[tuple[int, Hashable, Case]] = [
         (i, key, case) for i, experiment in enumerate(experiments) for key, case in experiment.cases.items()
     ]
-    results: list[dict[Hashable, Any]] = [{} for _ in experiments]
-    answers = run_cases([case for *_, case in jobs], progress)
-    for (i, key, _), answer in zip(jobs, answers):
-        results[i][key] = answer
-    return [as_json(e, result) for e, result in zip(experiments, results)]
+    answers: list[dict[Hashable, Any]] = [{} for _ in experiments]
+    results: list[dict[str, Any]] = []
+
+    def note(number: int, answer: Any) -> None:
+        i, key, _ = jobs[number]
+        answers[i][key] = answer
+        for experiment, known in list(zip(experiments, answers))[len(results) :]:
+            if len(known) < len(experiment.cases):
+                break
+            results.append(as_json(experiment, known))
+            finished(results[-1])
+
+    run_cases([case for *_, case in jobs], progress, note)
+    return results
 
 
 def run_cases(
-    cases: Sequence[Case], progress: Callable[[int, int], None] = lambda done, total: None
+    cases: Sequence[Case],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    note: Callable[[int, Any], None] = lambda number, answer: None,
 ) -> list[Any]:
-    """The results of independent cases, in order. Any exception ends the workers: nobody waits."""
+    """The results of independent cases, in order. Any exception ends the workers: nobody waits.
+
+    `note` gets the number of each case and its result as soon as it is there.
+    """
     others = set(active_children())
     progress(0, len(cases))
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), quiet) as pool:
         try:
             with _interrupts_stay_here():
                 futures = [pool.submit(case) for case in cases]
+            numbers = {future: number for number, future in enumerate(futures)}
             for done, future in enumerate(as_completed(futures), start=1):
-                future.result()
+                note(numbers[future], future.result())
                 progress(done, len(cases))
         except BaseException:
             for worker in set(active_children()) - others:
@@ -83,19 +104,18 @@ NARROW = 80
 """In fewer columns, sources have no room."""
 
 
-def claims_table(results: Sequence[dict[str, Any]], width: int) -> Table:
-    """Claim, source, published, measured, ratio; without the source if the terminal is narrow."""
-    table = Table(title="published and simulated", title_justify="left")
+def claims_table(result: dict[str, Any], width: int) -> Table:
+    """An experiment's claims: source, published, measured, ratio; no source if the terminal is narrow."""
+    title = f"{result['title']}, published and simulated"
+    table = Table(title=escape(title), title_justify="left")
     names = ["claim", "source"] if width >= NARROW else ["claim"]
     for name in names:
         table.add_column(name, overflow="fold")
     for name in ("published", "measured", "ratio"):
         table.add_column(name, justify="right", overflow="fold", min_width=len(name))
-    for result in results:
-        table.add_section()
-        for claim in result["claims"]:
-            source, *numbers = claim_row(claim)
-            table.add_row(*(claim["claim"], source)[: len(names)], *numbers)
+    for claim in result["claims"]:
+        source, *numbers = claim_row(claim)
+        table.add_row(*(claim["claim"], source)[: len(names)], *numbers)
     return table
 
 

@@ -23,6 +23,7 @@ from minipaged.config import EngineConfig
 from minipaged.simulation import plots
 from minipaged.simulation.experiments import EXPERIMENTS
 from minipaged.simulation.page import page
+from minipaged.simulation.reproduce import run_experiments
 from minipaged.simulation.results import Claim, Curve, Experiment, Panel, as_json
 from minipaged.simulation.serving import (
     SPECULATION,
@@ -72,6 +73,25 @@ def test_reproduce_prints_json_with_the_promised_keys():
     claims = json.loads(command_line("reproduce", "growth", "--json"))
     assert {"experiment", "claim", "source", "paper", "measured", "unit"} <= claims[0].keys()
     assert {claim["experiment"] for claim in claims} == {"growth"}
+
+
+def test_each_experiment_is_shown_when_it_is_done(monkeypatch):
+    """Catches minutes without a word from --all, and results in the order in which their cases end."""
+    seen = []
+
+    def run_cases(cases, progress, note):
+        for number in reversed(range(len(cases))):
+            note(number, number)
+            seen.append(number)
+
+    monkeypatch.setattr("minipaged.simulation.reproduce.run_cases", run_cases)
+    experiments = [
+        Experiment(name, name, "", "", dict.fromkeys(cases, None), lambda answers: ([], []))
+        for name, cases in {"one": "ab", "two": "c"}.items()
+    ]
+    results = run_experiments(experiments, lambda *_: None, lambda result: seen.append(result["experiment"]))
+    assert [result["experiment"] for result in results] == ["one", "two"]
+    assert seen == [2, 1, "one", "two", 0]
 
 
 @pytest.mark.parametrize("columns", [50, 80, 120])

@@ -30,7 +30,7 @@ SLOWER = (
 TEXT = {
     "finished": ("requests finished", ""),
     "request_rate": ("requests finished per second", "1/s"),
-    "token_rate": ("generated tokens of finished requests a second", "1/s"),
+    "token_rate": ("generated tokens of finished requests per second", "1/s"),
     "queue_mean": ("queue time, mean", "s"),
     "queue_p95": ("queue time, 95th percentile", "s"),
     "inference_mean": ("inference time, mean", "s"),
