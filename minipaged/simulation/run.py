@@ -8,6 +8,7 @@ from math import ceil
 
 from minipaged.config import EngineConfig
 from minipaged.engine import Engine
+from minipaged.learn.contracts.rules import ContractError
 from minipaged.scheduling import (
     DecodingMethod,
     FCFSScheduler,
@@ -21,7 +22,7 @@ from minipaged.scheduling import (
 from minipaged.simulation.baselines.contiguous import ContiguousKVManager
 from minipaged.simulation.executor import SimulatedExecutor
 from minipaged.simulation.records import GAP_RESOLUTION, Record, Run, Usage
-from minipaged.simulation.scripts import ScriptedSampling
+from minipaged.simulation.scripts import Script, ScriptedSampling
 from minipaged.simulation.workloads import Arrival, prompt_tokens
 
 MethodOf = Callable[[Arrival], DecodingMethod]
@@ -34,6 +35,14 @@ def one_sample(arrival: Arrival) -> DecodingMethod:
 
 class NoParams:
     """In place of a request's parameters: where it ends, no policy may know."""
+
+
+def hidden_field(error: ContractError) -> str | None:
+    """The field that no simulated request has, if a class asked for it."""
+    cause = error.__cause__
+    if not isinstance(cause, AttributeError) or not isinstance(cause.obj, NoParams | Script):
+        return None
+    return "params" if isinstance(cause.obj, NoParams) else f"method.{cause.name}"
 
 
 class Simulation:

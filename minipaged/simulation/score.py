@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 from minipaged.components import Components
 from minipaged.learn.contracts.rules import ContractError
 from minipaged.simulation.records import time_to_first_token
-from minipaged.simulation.run import NoParams, simulate
-from minipaged.simulation.scripts import Script
+from minipaged.simulation.run import hidden_field, simulate
 from minipaged.simulation.systems import OPT_13B, paged
 from minipaged.simulation.workloads import SHAREGPT, Independent, Lognormal, Workload, poisson
 from minipaged.text_io import TextError, read_json
@@ -89,10 +88,8 @@ def run_contest(contest: str, key: str, components: Components, count: int) -> M
     try:
         run = simulate(simulation, poisson(asked.workload, asked.rate, count, seed_of(key, contest)))
     except ContractError as error:
-        cause = error.__cause__
-        if not isinstance(cause, AttributeError) or not isinstance(cause.obj, NoParams | Script):
+        if (name := hidden_field(error)) is None:
             raise
-        name = "params" if isinstance(cause.obj, NoParams) else f"method.{cause.name}"
         raise ScoreError(
             f"{error}; requests of the workloads have no request.{name}: go by request.prompt_token_ids"
         ) from error

@@ -14,6 +14,7 @@ from typing import Any
 
 from minipaged.components import Components, build_scheduler
 from minipaged.config import MOST, ConfigError, EngineConfig
+from minipaged.learn.contracts.rules import ContractError
 from minipaged.learn.overrides import components_from
 from minipaged.simulation.costs import CostModel
 from minipaged.simulation.executor import SimulatedExecutor
@@ -22,7 +23,7 @@ from minipaged.simulation.hardware import Deployment
 from minipaged.simulation.records import Run, queue_time, time_to_first_token
 from minipaged.simulation.reproduce import quiet, run_cases
 from minipaged.simulation.results import Curve, Panel
-from minipaged.simulation.run import Simulation, WatchedSimulation
+from minipaged.simulation.run import Simulation, WatchedSimulation, hidden_field
 from minipaged.simulation.scripts import IDLE
 from minipaged.simulation.workloads import find_workload, poisson
 
@@ -167,7 +168,14 @@ class Load:
             engine_simulation(self.deployment, config, self.replicas, parts) for _ in range(self.replicas)
         ]
         arrivals = poisson(find_workload(self.workload), rate, self.requests, config.seed)
-        runs = simulate_fleet(fleet, arrivals, find_router(self.router))
+        try:
+            runs = simulate_fleet(fleet, arrivals, find_router(self.router))
+        except ContractError as error:
+            if (name := hidden_field(error)) is None:
+                raise
+            raise ContractError(
+                f"{error}; simulated requests have no request.{name}: go by request.prompt_token_ids"
+            ) from error
         if not any(run.records for run in runs):
             why = next(replica.refusal for replica in fleet if replica.refusal)
             raise ValueError(f"no request finished: {why}")

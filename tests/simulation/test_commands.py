@@ -630,6 +630,19 @@ def test_a_class_that_breaks_its_contract_in_a_simulation_gets_one_line(tmp_path
     assert "\n" not in str(caught.value)
 
 
+def test_a_class_that_asks_where_a_simulated_request_ends_is_told_that_it_cannot(tmp_path):
+    """Catches "'NoParams' object has no attribute 'max_tokens'" alone."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        LARGEST.replace("sum(s.num_computed_tokens for s in request.sequences)", "request.params.n")
+    )
+    message = (
+        r"\(mine.py, line 6\); simulated requests have no request.params: go by request.prompt_token_ids"
+    )
+    with pytest.raises(ValueError, match=message):
+        command_line(*SMALL, "--use", f"preemption={file}:LargestVictim", options={"num_blocks": 40})
+
+
 @pytest.mark.parametrize(
     ("use", "message"),
     [
