@@ -37,9 +37,13 @@ def block_bytes(specs: dict[int, LayerSpec], block_size: int) -> int:
 
 
 def pool_size(
-    config: EngineConfig, bytes_per_block: int, max_model_len: int, available_bytes: Callable[[], int]
+    config: EngineConfig,
+    bytes_per_block: int,
+    max_model_len: int,
+    available_bytes: Callable[[], int],
+    num_spare_blocks: int = 0,
 ) -> tuple[int, int]:
-    """How many blocks the device and the host pool get.
+    """How many blocks the device and the host pool get, besides spare ones on the device.
 
     `num_blocks` is used as given; a pool sized by memory is never larger than `max_num_seqs` sequences of
     `max_model_len` tokens could fill. Raises ConfigError if the memory holds no block.
@@ -48,10 +52,12 @@ def pool_size(
     if num_blocks is None:
         memory = config.kv_cache_memory or available_bytes()
         useful = config.max_num_seqs * -(-max_model_len // config.block_size)
-        num_blocks = min(memory // bytes_per_block, useful)
+        num_blocks = min(memory // bytes_per_block - num_spare_blocks, useful)
         if num_blocks < 1:
             given = config.kv_cache_memory or memory == DEFAULT_CPU_MEMORY
             source = "kv_cache_memory" if given else "gpu_memory_utilization"
+            if num_spare_blocks:
+                source += f", or turn async_scheduling off (it takes {num_spare_blocks} spare blocks)"
             raise ConfigError(
                 f"{memory} bytes for the KV pool cannot hold a block of {bytes_per_block} bytes; "
                 f"raise {source}"

@@ -92,13 +92,9 @@ class ModelRunner:
         self._measure = partial(
             step_bytes, config, probe, specs, self.backend.name == "triton", self._can_capture
         )
-        num_spare = self.num_spare_blocks
-
-        def available() -> int:
-            return available_bytes(config, probe, self._measure) - num_spare * self.block_bytes
-
+        num_spare, available = self.num_spare_blocks, partial(available_bytes, config, probe, self._measure)
         self.num_blocks, self.num_host_blocks = pool_size(
-            config, self.block_bytes, self.max_model_len, available
+            config, self.block_bytes, self.max_model_len, available, num_spare
         )
         num_kept = num_kept_states(config, self.num_blocks * self.block_bytes, probe.state_bytes)
         self._states = StateTable(probe.in_chunks, num_kept) if self._is_recurrent else None

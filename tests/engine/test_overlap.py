@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from minipaged import LLM, BeamSearchParams, SamplingParams
 from minipaged.components import Components
-from minipaged.config import config_from
+from minipaged.config import ConfigError, config_from
 from minipaged.decoding import sampling
 from minipaged.decoding.methods import SamplingMethod
 from minipaged.execution import model_runner
@@ -405,6 +405,17 @@ class TestSpareBlocks:
             options = {"num_blocks": None, "max_num_seqs": 16}
             runner = Overlapping(model, config_from({"attention_backend": "cpp", **options}))
         assert (runner.num_blocks, len(runner.cache.pools[0][1])) == (84, 100)
+
+    def test_so_does_a_pool_of_a_given_size(self, model) -> None:
+        """`kv_cache_memory` is what the pool takes, all in all."""
+        block_bytes = plain(model).engine.executor.block_bytes
+        options = {"attention_backend": "cpp", "max_num_seqs": 16, "kv_cache_memory": 100 * block_bytes}
+        runner = Overlapping(model, config_from(options))
+        assert (runner.num_blocks, len(runner.cache.pools[0][1])) == (84, 100)
+        given = 16 * block_bytes
+        message = f"{given} bytes .*; raise kv_cache_memory, or turn async_scheduling off .*16 spare blocks"
+        with pytest.raises(ConfigError, match=message):
+            Overlapping(model, config_from({**options, "kv_cache_memory": given}))
 
     def test_where_nothing_is_captured_there_are_none(self, model) -> None:
         """On a CPU it is a `ModelRunner`."""
