@@ -48,8 +48,7 @@ class Row(NamedTuple):
 
     number: int  # in the step
     position: int  # of the token that it computes
-    blocks: list[int]  # of the sequence's table, when it was begun
-    spare: int | None  # the block after them
+    block: int  # where its K/V is; a spare one has no number of a plan
 
 
 @dataclass
@@ -132,13 +131,12 @@ class OverlapRunner(ModelRunner):
             position, table = start + 1, sequence.table
             if position + 1 >= sequence.max_num_tokens:
                 continue  # its last token
-            own, borrowed = table.blocks, None
-            if position == len(own) * table.block_size:
+            if position == len(blocks := table.blocks) * self.block_size:
                 if (borrowed := next(spare, None)) is None:
                     return None
-                table = BlockTable(table.pool, table.block_size)
-                table.blocks = [*own, borrowed]
-            rows[sequence] = Row(len(rows), position, own[:], borrowed)
+                table = BlockTable(table.pool, self.block_size)
+                table.blocks = [*blocks, borrowed]
+            rows[sequence] = Row(len(rows), position, table.blocks[position // self.block_size])
             items.append(ScheduledSequence(Sequence(sequence.request, self._unknown, table), position, 1, 1))
             index.append(place[number])
         if not rows:
@@ -153,15 +151,14 @@ class OverlapRunner(ModelRunner):
         for sequence, start, _, _ in batch.scheduled:
             if (row := begun.rows.get(sequence)) is None:
                 return None
-            own, token = sequence.table.blocks, sequence.token_ids[start]
-            if (
-                start != row.position
-                or token != begun.tokens[sequence]
-                or own[: len(row.blocks)] != row.blocks
-            ):
+            if start != row.position or sequence.token_ids[start] != begun.tokens[sequence]:
                 return None
-            if row.spare is not None:
-                copies.append(BlockCopy(row.spare, own[len(row.blocks)]))
+            # (The blocks before it may be others by now: the same tokens have the same K/V.)
+            block = sequence.table.blocks[start // self.block_size]
+            if row.block >= self.num_blocks:
+                copies.append(BlockCopy(row.block, block))
+            elif row.block != block:
+                return None
             index.append(row.number)
         self.cache.copy(copies)
         if index == list(range(len(begun.logits))):

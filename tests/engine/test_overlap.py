@@ -53,7 +53,7 @@ class Overlapping(OverlapRunner):
         begun = super()._begin(*args)
         if begun is not None:
             self.notes.append(
-                ("begun", len(begun.rows), sum(row.spare is not None for row in begun.rows.values()))
+                ("begun", len(begun.rows), sum(row.block >= self.num_blocks for row in begun.rows.values()))
             )
         return begun
 
@@ -327,7 +327,7 @@ class TestSteps:
         for _ in range(2):
             engine.step()
         assert len(sequence.token_ids) == 9
-        begun = engine.executor._begun.rows[sequence]
+        begun, before = engine.executor._begun.rows[sequence], sequence.table.blocks[:]
         engine.on_planned.append(lambda plan: plan.nothing_of_this_kind)
         with pytest.raises(AttributeError):
             engine.step()
@@ -338,7 +338,7 @@ class TestSteps:
         engine.on_committed.append(check)
         for block in held:
             engine.scheduler.kv.pool.free(block)
-        assert sequence.table.blocks[:2] == begun.blocks[:2] != sequence.table.blocks[2] != begun.blocks[2]
+        assert sequence.table.blocks[:2] == before[:2] != sequence.table.blocks[2] != begun.block == before[2]
         while engine.has_unfinished:
             engine.step()
         ((expected, _),) = texts(plain(model), [prompt], GREEDY)[0]
