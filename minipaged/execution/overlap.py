@@ -39,8 +39,9 @@ from minipaged.memory import BlockCopy, BlockTable
 from minipaged.scheduling import Sample, ScheduledSequence
 from minipaged.scheduling.request import Sequence
 
-MOST_SPARE_BLOCKS = 64
-"""If more sequences than that need another block at once, their step is not begun before its plan."""
+SPARE_TOKENS = 1024
+"""What the spare blocks hold together: 64 blocks of 16. If more sequences than there are spare blocks need
+another block at once, their step is not begun before its plan."""
 
 
 class Row(NamedTuple):
@@ -78,7 +79,8 @@ class OverlapRunner(ModelRunner):
     @property
     def num_spare_blocks(self) -> int:  # type: ignore[override]
         """See `ModelRunner`."""
-        return min(self._config.max_sampling_rows, MOST_SPARE_BLOCKS) if self._can_begin else 0
+        most = SPARE_TOKENS // self.block_size
+        return min(self._config.max_sampling_rows, most) if self._can_begin else 0
 
     def forward(self, batch: Batch) -> Tensor:
         """As `ModelRunner.forward`; its logits may be there already."""

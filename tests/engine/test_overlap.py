@@ -358,7 +358,7 @@ class TestSteps:
 
     def test_with_more_new_blocks_than_spare_ones_nothing_is_begun(self, model, prompts, monkeypatch) -> None:
         """All of them at once, as with prompts of the same length."""
-        monkeypatch.setattr("minipaged.execution.overlap.MOST_SPARE_BLOCKS", 2)
+        monkeypatch.setattr("minipaged.execution.overlap.SPARE_TOKENS", 8)
         same = [prompt[:1] * 5 for prompt in prompts[:3]]
         llm = overlapping(model, block_size=4, enable_prefix_caching=False)
         options = {"block_size": 4, "enable_prefix_caching": False}
@@ -396,6 +396,12 @@ class TestSpareBlocks:
         runner = overlapping(model, num_blocks=50, max_num_seqs=8).engine.executor
         assert (runner.num_blocks, runner.num_spare_blocks) == (50, 8)
         assert {len(keys) for _, keys, _ in runner.cache.pools.values()} == {58}
+
+    @pytest.mark.parametrize(("block_size", "count"), [(1, 300), (4, 256), (16, 64), (256, 4)], ids=str)
+    def test_they_hold_as_many_tokens_in_blocks_of_any_size(self, model, block_size, count) -> None:
+        """Rows fill a small block more often; a few large ones would take gigabytes of a large model."""
+        options = {"block_size": block_size, "num_blocks": 8, "max_num_seqs": 300}
+        assert overlapping(model, **options).engine.executor.num_spare_blocks == count
 
     def test_a_pool_sized_by_memory_holds_them_too(self, model) -> None:
         """Its bytes are what the settings say."""
