@@ -110,7 +110,7 @@ class OverlapRunner(ModelRunner):
         """Whether the tokens of a step are known before the host has read anything of it."""
         return (
             self._can_begin
-            and isinstance(self.sampler, Sampler)
+            and type(self.sampler) is Sampler
             and self.decode_runner is not None
             and self.decode_runner.accepts(batch)
             and all(

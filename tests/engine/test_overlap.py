@@ -356,6 +356,22 @@ class TestSteps:
                 token: entry.rank for token, entry in theirs.items()
             }
 
+    def test_a_sampler_of_ones_own_is_not_asked_to_go_on(self, model, prompts) -> None:
+        """It has two arguments (`TokenSampler`), though it may be a `Sampler`."""
+
+        class Second(sampling.Sampler):
+            def __call__(self, logits, scheduled):
+                best = logits.argmax(-1, keepdim=True)
+                return super().__call__(logits.scatter(1, best, -torch.inf), scheduled)
+
+        found = []
+        for kind in (Overlapping, model_runner.ModelRunner):
+            options = {"num_blocks": 64, "attention_backend": "cpp", "disable_log_stats": True}
+            runner = kind(model, config_from(options), Second())
+            found.append(texts(LLM(executor=runner, **options), prompts[:2], GREEDY))
+            assert not getattr(runner, "notes", None)
+        assert found[0] == found[1]
+
     def test_with_more_new_blocks_than_spare_ones_nothing_is_begun(self, model, prompts, monkeypatch) -> None:
         """All of them at once, as with prompts of the same length."""
         monkeypatch.setattr("minipaged.execution.overlap.SPARE_TOKENS", 8)
