@@ -24,6 +24,7 @@ import math
 from array import array
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -32,7 +33,7 @@ from transformers import PreTrainedModel
 from minipaged.config import EngineConfig
 from minipaged.decoding.params import SamplingParams
 from minipaged.decoding.sampling import Sampler, find_errors
-from minipaged.execution.batch import Batch, BatchBuilder
+from minipaged.execution.batch import Batch
 from minipaged.execution.model_runner import ModelRunner, TokenSampler
 from minipaged.kernels.on_device import on_device
 from minipaged.memory import BlockCopy, BlockTable
@@ -68,7 +69,6 @@ class OverlapRunner(ModelRunner):
         self, model: PreTrainedModel, config: EngineConfig, sampler: TokenSampler | None = None
     ) -> None:
         super().__init__(model, config, sampler)
-        self._ahead = BatchBuilder(self.device)
         self._unknown = array("i", bytes(4 * self.max_model_len))  # token ids that the host does not know yet
         self._begun: BegunStep | None = None
 
@@ -92,18 +92,13 @@ class OverlapRunner(ModelRunner):
         """As `ModelRunner.sample`; the next step begins when the device knows the tokens."""
         if not self._can_go_on(batch):
             return super().sample(batch, logits)
-        begun: BegunStep | None = None
-
-        def begin(order: SequenceOf[int], tokens: Tensor) -> None:
-            nonlocal begun
-            begun = self._begin(batch.scheduled, order, tokens)
-
+        begin = partial(self._begin, batch.scheduled)
         samples = self.sampler(logits, batch.sampling, begin)  # type: ignore[call-arg]
         if any(math.isnan(sample.logprobs[0]) for sample in samples):
             logits = self.compute(batch)  # the next step's may lie in their place
-        if begun is not None:
-            begun.tokens = {s.sequence: sample.token_ids[0] for s, sample in zip(batch.sampling, samples)}
-        self._begun = begun
+        if self._begun is not None:
+            for item, sample in zip(batch.sampling, samples):
+                self._begun.tokens[item.sequence] = sample.token_ids[0]
         return samples, find_errors(samples, batch.sampling, logits)
 
     def _can_go_on(self, batch: Batch) -> bool:
@@ -121,9 +116,7 @@ class OverlapRunner(ModelRunner):
             )
         )
 
-    def _begin(
-        self, scheduled: list[ScheduledSequence], order: SequenceOf[int], tokens: Tensor
-    ) -> BegunStep | None:
+    def _begin(self, scheduled: list[ScheduledSequence], order: SequenceOf[int], tokens: Tensor) -> None:
         """Begin the step after these decodes; tokens[i] follows scheduled[order[i]]."""
         place = {row: i for i, row in enumerate(order)}
         spare = iter(range(self.num_blocks, self.num_blocks + self.num_spare_blocks))
@@ -135,17 +128,18 @@ class OverlapRunner(ModelRunner):
                 continue  # its last token
             if position == len(blocks := table.blocks) * self.block_size:
                 if (borrowed := next(spare, None)) is None:
-                    return None
+                    return
                 table = BlockTable(table.pool, self.block_size)
                 table.blocks = [*blocks, borrowed]
             rows[sequence] = Row(len(rows), position, table.blocks[position // self.block_size])
             items.append(ScheduledSequence(Sequence(sequence.request, self._unknown, table), position, 1, 1))
             index.append(place[number])
-        if not rows:
-            return None
-        batch = self._ahead.build(items)._replace(input_ids=tokens[on_device(index, tokens.device)][None])
-        accepts = self.decode_runner is not None and self.decode_runner.accepts(batch)
-        return BegunStep(rows, super().forward(batch)) if accepts else None
+        if rows:
+            batch = self.builder.build(items)._replace(
+                input_ids=tokens[on_device(index, tokens.device)][None]
+            )
+            if self.decode_runner is not None and self.decode_runner.accepts(batch):
+                self._begun = BegunStep(rows, super().forward(batch))
 
     def _take(self, begun: BegunStep, batch: Batch) -> Tensor | None:
         """The logits of a step, if all its rows were begun; None: it must be computed."""
@@ -153,7 +147,7 @@ class OverlapRunner(ModelRunner):
         for sequence, start, _, _ in batch.scheduled:
             if (row := begun.rows.get(sequence)) is None:
                 return None
-            if start != row.position or sequence.token_ids[start] != begun.tokens[sequence]:
+            if start != row.position or sequence.token_ids[start] != begun.tokens.get(sequence):
                 return None
             # (The blocks before it may be others by now: the same tokens have the same K/V.)
             block = sequence.table.blocks[start // self.block_size]

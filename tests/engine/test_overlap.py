@@ -49,13 +49,12 @@ class Overlapping(OverlapRunner):
             keys.fill_(float("nan"))
             values.fill_(float("nan"))
 
-    def _begin(self, *args: object) -> BegunStep | None:
-        begun = super()._begin(*args)
-        if begun is not None:
+    def _begin(self, *args: object) -> None:
+        super()._begin(*args)
+        if (begun := self._begun) is not None:
             self.notes.append(
                 ("begun", len(begun.rows), sum(row.block >= self.num_blocks for row in begun.rows.values()))
             )
-        return begun
 
     def _take(self, begun: BegunStep, batch: Batch) -> Tensor | None:
         logits = super()._take(begun, batch)
