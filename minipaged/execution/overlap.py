@@ -2,12 +2,12 @@
 
 Between two steps the host appends tokens, ends sequences and plans, and the GPU waits for it. But the plan
 after a step of decodes is nearly always a step of the same decodes, and the GPU has their tokens before the
-host reads them. So their forward pass begins before there is a plan:
+host has read them. So their forward pass begins before there is a plan:
 
     host   | read tokens N | commit N, plan N+1 | read tokens N+1 | commit N+1, plan N+2 |
     GPU    | forward N+1 ..................| sample N+1 | forward N+2 .................| sample N+2
 
-If the plan asks for rows that were begun, only their samples are missing; else the step runs as always. The
+If all rows of the plan were begun, only their samples are missing; else the step runs as always. The
 rest of the engine knows nothing of it. A row writes K/V where only the sequence's own next step would: after
 its last token, in a block that no other table holds. Where the blocks are full, only the plan allocates
 another, so the row borrows a spare one, to be copied once there is a plan:
@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
     number: int  # in the step
     position: int  # of the token that it computes
-    block: int  # where its K/V is; a spare one has no number of a plan
+    block: int  # where its K/V is; from `num_blocks` on, a spare one
 
 
 @dataclass
@@ -102,7 +102,7 @@ class OverlapRunner(ModelRunner):
         return samples, find_errors(samples, batch.sampling, logits)
 
     def _can_go_on(self, batch: Batch) -> bool:
-        """Whether the tokens of a step are known before the host has read anything of it."""
+        """Whether the device finds this step's tokens without the host, which then reads nothing else."""
         return (
             self._can_begin
             and type(self.sampler) is Sampler

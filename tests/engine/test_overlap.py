@@ -343,6 +343,21 @@ class TestSteps:
         ((expected, _),) = texts(plain(model), [prompt], GREEDY)[0]
         assert request.completions[0].output_token_ids == expected
 
+    def test_a_plan_that_begins_at_another_token_of_the_same_kind(self, model) -> None:
+        """A request of equal tokens that starts again: its first token is not the one that was begun."""
+        llm = overlapping(model, block_size=4, enable_prefix_caching=False)
+        engine = llm.engine
+        request = engine.add_request("a", [7] * 7, GREEDY.clone(allowed_token_ids=[7]))
+        for _ in range(2):
+            engine.step()
+        engine.on_planned.append(lambda plan: plan.nothing_of_this_kind)
+        with pytest.raises(AttributeError):
+            engine.step()
+        engine.on_planned.pop()
+        while engine.has_unfinished:
+            engine.step()
+        assert (request.completions[0].finish_reason, request.error) == ("length", None)
+
     def test_who_wants_log_probabilities_is_not_overtaken(self, model, prompts) -> None:
         """They are read after the tokens, from logits that the next step overwrites."""
         params = SamplingParams(temperature=0, max_tokens=6, logprobs=3)
