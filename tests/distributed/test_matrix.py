@@ -15,7 +15,7 @@ from tests.distributed.matrix import SCENARIOS
 from tests.distributed.models import MODELS, SIZES, save_models
 
 GRIDS = [(2, 1), (4, 1), (1, 2), (2, 2)]
-FUSED = {"llama", "qwen3", "mistral_sliding"}
+FUSED = {"llama", "qwen3", "mistral_sliding", "gemma2"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

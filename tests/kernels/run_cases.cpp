@@ -65,10 +65,13 @@ void elementwise(const std::string& name) {
     auto rows = array(), first = array(), second = array();
     const int64_t tokens = integer(), heads = integer(), dim = integer(), stride = heads * dim;
     if (name == "norm") norm(as<T>(rows), stride, as<T>(rows), stride, tokens, heads, dim, as<T>(first), 1e-5f, 1);
+    if (name == "wide norm")
+        norm(as<T>(rows), stride, as<T>(rows), stride, tokens, heads, dim, as<float>(first), 1e-5f, 1);
     if (name == "rotate") rotate(as<T>(rows), stride, as<T>(first), as<T>(second), tokens, heads, dim, 1);
-    if (name == "gate") gate(as<T>(rows), as<T>(first), tokens, dim, 1);
+    if (name == "gate") gate<false>(as<T>(rows), as<T>(first), tokens, dim, 1);
+    if (name == "gelu gate") gate<true>(as<T>(rows), as<T>(first), tokens, dim, 1);
     if (name == "greedy") greedy_rows(as<T>(rows), tokens, dim, as<float>(first), 1);
-    give(name == "gate" || name == "greedy" ? first : rows);
+    give(name == "gate" || name == "gelu gate" || name == "greedy" ? first : rows);
 }
 
 template <class T>

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from minipaged.kernels.cpp.build import DTYPES, SOURCES
 from minipaged.kernels.reference import oracle
@@ -132,12 +133,12 @@ class Run:
         angles = torch.randn(5, 1, dim // 2).repeat(1, 1, 2)
         cosines, sines = angles.cos().to(dtype), angles.sin().to(dtype)
         wide = rows.double()
-        norm = (wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt()).to(
-            dtype
-        ).double() * weight.double()
+        normed = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        norm, wide_norm = normed.to(dtype).double() * weight.double(), normed * (1 + weight.double())
         turned = torch.cat((-wide[..., dim // 2 :], wide[..., : dim // 2]), -1)
         both = torch.randn(5, 2 * dim).to(dtype)
-        gate = torch.nn.functional.silu(both[:, :dim].double()) * both[:, dim:].double()
+        gates, ups = both.double().chunk(2, dim=1)
+        gate, gelu_gate = functional.silu(gates) * ups, functional.gelu(gates, approximate="tanh") * ups
         rotated = wide * cosines.double() + turned * sines.double()
 
         def near(expected: Tensor):
@@ -149,8 +150,11 @@ class Run:
             return check
 
         self.add("norm", dtype, rows, weight, None, 5, 3, dim, check=near(norm))
+        self.add("wide norm", dtype, rows, 1 + weight.float(), None, 5, 3, dim, check=near(wide_norm))
         self.add("rotate", dtype, rows, cosines, sines, 5, 3, dim, check=near(rotated))
-        self.add("gate", dtype, both, torch.zeros(5, dim, dtype=dtype), None, 5, 1, dim, check=near(gate))
+        output = torch.zeros(5, dim, dtype=dtype)
+        self.add("gate", dtype, both, output, None, 5, 1, dim, check=near(gate))
+        self.add("gelu gate", dtype, both, output, None, 5, 1, dim, check=near(gelu_gate))
 
     def add_greedy(self, dtype: torch.dtype, vocab_size: int) -> None:
         logits = torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(vocab_size)).to(dtype)
