@@ -181,7 +181,8 @@ def test_what_lies_between_products_fits_and_moves_many_bytes_at_a_time(dtype, h
     """Catches rows too long for the registers of their warps, and rows moved one number at a time."""
     with compiling_for(chip) as kernels:
         pass_through_layer(dtype, 3, hidden, head_dim, gate)
-    assert [kernel.name for kernel in kernels] == [*["norm_kernel"] * 3, "rotate_kernel", "gate_kernel"]
+    names = [*["norm_kernel"] * 3, "rotate_kernel", "gate_kernel", "gate_kernel", "norm_kernel"]
+    assert [kernel.name for kernel in kernels] == names
     for kernel in kernels:
         assert_fits(kernel, chip)
         if chip.startswith("sm_"):
@@ -198,8 +199,8 @@ def test_steps_of_any_number_of_tokens_share_the_kernels_of_a_layer():
     with compiling_for("sm_90") as kernels:
         for num_tokens in (1, 7, 16, 1000):
             pass_through_layer(torch.bfloat16, num_tokens, 2048, 64, 8192)
-    assert len(kernels) == 4 * 5
-    assert len({kernel.fingerprint for kernel in kernels}) == 5
+    assert len(kernels) == 4 * 7
+    assert len({kernel.fingerprint for kernel in kernels}) == 7
 
 
 def test_batches_of_any_lengths_share_one_compiled_kernel():
