@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from minipaged.execution.accel.packed_linear import PackedLinear, can_pack, pack_linears, rounded_up
+from minipaged.execution.accel.plain_linears import use_plain_linears
 from tests.models.zoo import SUPPORTED, build
 
 pytestmark = pytest.mark.skipif(not can_pack(), reason="this PyTorch cannot pack weights with oneDNN")
@@ -75,7 +76,18 @@ def test_a_packed_model_gives_the_same_logits(name):
     ids = torch.arange(3, 40)[None] % model.config.get_text_config().vocab_size
     with torch.inference_mode():
         plain = model(input_ids=ids, use_cache=False).logits
+        use_plain_linears(model)
         pack_linears(model)
         assert any(isinstance(module, PackedLinear) for module in model.modules())
         packed = model(input_ids=ids, use_cache=False).logits
     torch.testing.assert_close(packed, plain, atol=1e-4, rtol=1e-4)
+
+
+def test_gpt2s_transposed_layers_are_packed_too():
+    """Catches layers that stay as they are: a step of GPT-2 then takes twice as long."""
+    model = build("gpt2")
+    use_plain_linears(model)
+    pack_linears(model)
+    layers = [type(module).__name__ for module in model.modules() if hasattr(module, "bias")]
+    assert "Conv1D" not in layers
+    assert layers.count("PackedLinear") == 4 * model.config.n_layer + 1

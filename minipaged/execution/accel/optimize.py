@@ -11,6 +11,7 @@ from minipaged.config import ConfigError, Quantization
 from minipaged.execution.accel.huge_pages import move_into_huge_pages
 from minipaged.execution.accel.layer_fusion import fuse_layers
 from minipaged.execution.accel.packed_linear import pack_linears
+from minipaged.execution.accel.plain_linears import use_plain_linears
 from minipaged.kernels.dispatch import Backend
 from minipaged.progress import progress_bar
 
@@ -41,13 +42,15 @@ def optimize(
             torch.cuda.empty_cache()  # what was stacked has left its place, cut to its own size
         if model.device.type != "cpu":
             return
-        if quantization == "none":
+        use_plain_linears(model)
+        if backend.name != "cpp":
             pack_linears(model)
-        if backend.name == "cpp":
-            from minipaged.execution.accel import panel_linear  # loads C++
+            return
+        from minipaged.execution.accel import panel_linear  # loads C++
 
-            if quantization != "none":
-                panel_linear.quantize_linears(model, quantization)
+        if quantization == "none":
             panel_linear.use_panels(model)
-            for panels in filter(None, map(panel_linear.panels_of, model.modules())):
-                move_into_huge_pages(panels.address, panels.num_bytes)
+        else:
+            panel_linear.quantize_linears(model, quantization)
+        for panels in filter(None, map(panel_linear.panels_of, model.modules())):
+            move_into_huge_pages(panels.address, panels.num_bytes)

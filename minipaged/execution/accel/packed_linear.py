@@ -106,7 +106,7 @@ def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 def pack_linears(model: nn.Module) -> None:
     """Replace every plain linear layer of a CPU model, one at a time."""
-    for module in list(model.modules()):
+    for module in model.modules():  # (not a list, which would keep every replaced layer alive)
         for name, child in list(module.named_children()):
             if is_plain(child):
                 setattr(module, name, PackedLinear(child))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from minipaged.config import ConfigError
-from minipaged.execution.accel.packed_linear import FEW_ROWS, PackedLinear, is_linear
+from minipaged.execution.accel.packed_linear import FEW_ROWS, PackedLinear, is_linear, is_plain
 from minipaged.kernels.cpp.panels import (
     WIDTH,
     ZERO_POINTS,
@@ -69,12 +69,13 @@ class PanelLinear(nn.Module):
 
 
 def use_panels(model: nn.Module) -> None:
-    """Let the packed layers of a model read panels, and pack those that oneDNN cannot multiply."""
-    for module in list(model.modules()):
-        if isinstance(module, PackedLinear):
-            read_panels(module)
+    """Pack the linear layers of a model, for oneDNN where it can multiply them; few rows read panels."""
+    for module in model.modules():  # (not a list, which would keep every replaced layer alive)
         for name, child in list(module.named_children()):
-            if is_linear(child) and child.weight.dtype in (torch.float16, torch.bfloat16):
+            if is_plain(child):
+                setattr(module, name, packed := PackedLinear(child))
+                read_panels(packed)
+            elif is_linear(child) and child.weight.dtype in (torch.float16, torch.bfloat16):
                 format = str(child.weight.dtype).removeprefix("torch.")
                 setattr(module, name, PanelLinear(child.weight.detach(), child.bias, format))
 
@@ -118,7 +119,7 @@ def quantize_linears(model: PreTrainedModel, format: str) -> None:
     """
     heads = {model.get_output_embeddings()}
     num_quantized = 0
-    for module in list(model.modules()):
+    for module in model.modules():
         for name, child in list(module.named_children()):
             if isinstance(child, PackedLinear) or is_linear(child):
                 own = "int8" if format == "int4" and child in heads else format
