@@ -39,7 +39,7 @@ extern "C" {
                      int64_t tokens, int64_t heads, int64_t dim, const void* weight, double epsilon,          \
                      int64_t threads);                                                                        \
     void rotate_##NAME(void* rows, int64_t stride, const void* cosines, const void* sines, int64_t tokens,    \
-                       int64_t heads, int64_t dim, int64_t threads);                                          \
+                       int64_t heads, int64_t dim, int64_t rotary_dim, int64_t threads);                      \
     void gate_##NAME(const void* input, void* output, int64_t tokens, int64_t dim, int64_t threads);          \
     void gelu_gate_##NAME(const void* input, void* output, int64_t tokens, int64_t dim, int64_t threads);          \
     void paged_attention_##NAME(const AttentionCall* call);

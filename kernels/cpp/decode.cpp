@@ -5,7 +5,8 @@
 //     x -> norm -> [Q K V] -> rotate Q, K -> write K, V; attend -> linear, + x  = y
 //     y -> norm -> [gate up] -> silu(gate) * up                 -> linear, + y
 //
-// In Gemma, embeddings are scaled, the gate's function is GELU, and another norm may follow each linear.
+// In Gemma, embeddings are scaled, the gate's function is GELU, and another norm may follow each linear. In Granite,
+// embeddings and the outputs of attention and MLP are scaled. SmolLM3 rotates in some of its layers only.
 // The same kernels in the same order as in fused_layer.py, so the results are bit-identical.
 
 #include "calls.h"
@@ -29,7 +30,8 @@ struct DecoderLayer {
     Linear query_key_value, attention_output, gate_up, mlp_output;
     AttentionCall attention;
     Norm attention_norm, query_norm, key_norm, mlp_norm, attention_output_norm, mlp_output_norm;
-    int64_t is_gelu, rotation;  // which of the step's angles
+    double output_factor;
+    int64_t is_gelu, rotation;  // which of the step's angles; -1: none
 };
 
 // Around the layers.
@@ -44,10 +46,10 @@ struct Ends {
 // ... and what does not. T sequences with one token each.
 struct DecodeStep {
     const int64_t *token_ids, *positions, *slots;  // [T]
-    const void* angles;                            // [num_rotations, cosines and sines, num_positions, head_dim]
+    const void* angles;                            // [num_rotations, cosines and sines, num_positions, rotary_dim]
     void* logits;                                  // [T, V]
     const int32_t *block_tables, *query_start, *context_len;
-    int64_t num_positions, table_stride, num_rows, num_threads;
+    int64_t num_positions, rotary_dim, table_stride, num_rows, num_threads;
 };
 
 namespace {
@@ -116,21 +118,25 @@ class Decode {
                      call.num_kv_heads, call.block_size, row_bytes);
     }
 
+    static void scale(std::vector<T>& rows, double factor) {
+        if (factor == 1) return;
+        for (int64_t i = 0, count = rows.size(); i < count; i += LANES)
+            store(&rows[i], load(&rows[i], count - i) * (float)factor, count - i);
+    }
+
     static void add(T* rows, const std::vector<T>& others) {
         for (int64_t i = 0, count = others.size(); i < count; i += LANES)
             store(rows + i, load(rows + i, count - i) + load(&others[i], count - i), count - i);
     }
 
 public:
-    Decode(const Ends& ends, const DecodeStep& step, int64_t size, int64_t head_dim)
+    Decode(const Ends& ends, const DecodeStep& step, int64_t size)
         : ends(ends), step(step), rows(look_up((const T*)ends.embeddings, step.token_ids, size)),
           normed(rows.size()), total(rows.size()) {
-        if (ends.embedding_scale != 1)
-            for (int64_t i = 0, count = rows.size(); i < count; i += LANES)
-                store(&rows[i], load(&rows[i], count - i) * (float)ends.embedding_scale, count - i);
+        scale(rows, ends.embedding_scale);
         for (int64_t i = 0; i < 2 * ends.num_rotations; i++)
-            angles.push_back(look_up((const T*)step.angles + i * step.num_positions * head_dim,
-                                     step.positions, head_dim));
+            angles.push_back(look_up((const T*)step.angles + i * step.num_positions * step.rotary_dim,
+                                     step.positions, step.rotary_dim));
     }
 
     void finish() {
@@ -150,9 +156,11 @@ public:
         T *key = query + query_size, *value = key + key_size;
         norm_heads(layer.query_norm, query, stride, call.num_heads, dim);
         norm_heads(layer.key_norm, key, stride, call.num_kv_heads, dim);
-        const auto *cosines = &angles[2 * layer.rotation], *sines = cosines + 1;
-        Kernels<T>::rotate(query, stride, cosines->data(), sines->data(), step.num_rows,
-                           call.num_heads + call.num_kv_heads, dim, step.num_threads);
+        if (layer.rotation >= 0) {
+            const auto *cosines = &angles[2 * layer.rotation], *sines = cosines + 1;
+            Kernels<T>::rotate(query, stride, cosines->data(), sines->data(), step.num_rows,
+                               call.num_heads + call.num_kv_heads, dim, step.rotary_dim, step.num_threads);
+        }
         write(key, stride, call.key_cache, call);
         write(value, stride, call.value_cache, call);
         attended.resize(step.num_rows * query_size);
@@ -170,6 +178,7 @@ public:
 
         multiply(layer.attention_output, attended, total.data());
         if (layer.attention_output_norm.weight) norm_rows(layer.attention_output_norm, total, total.data());
+        scale(total, layer.output_factor);
         add(total.data(), rows);
         norm_rows(layer.mlp_norm, total, normed.data());
         const int64_t width = layer.mlp_output.product.size;
@@ -180,13 +189,14 @@ public:
         gate(gates.data(), gated.data(), step.num_rows, width, step.num_threads);
         multiply(layer.mlp_output, gated, rows.data());
         if (layer.mlp_output_norm.weight) norm_rows(layer.mlp_output_norm, rows, rows.data());
+        scale(rows, layer.output_factor);
         add(rows.data(), total);
     }
 };
 
 template <class T>
 void decode(const DecoderLayer* layers, int64_t num_layers, const Ends& ends, const DecodeStep& step) {
-    Decode<T> work(ends, step, layers[0].query_key_value.product.size, layers[0].attention.key_dim);
+    Decode<T> work(ends, step, layers[0].query_key_value.product.size);
     for (int64_t i = 0; i < num_layers; i++) work.run(layers[i]);
     work.finish();
 }

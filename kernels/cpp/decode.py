@@ -17,8 +17,8 @@ from minipaged.kernels.cpp.panels import Panels, fetches_ahead, multiply_of, pac
 from minipaged.kernels.metadata import AttentionMetadata, AttentionParameters
 
 # The structs `DecodeStep` and `Norm`, and the first or last member of others in decode.cpp.
-_STEP, _NORM, _ADDRESS = struct.Struct("8P 4q"), struct.Struct("P d q"), struct.Struct("P")
-_LAYER_END, _ENDS_BEGIN = struct.Struct("2q"), struct.Struct("P d q")
+_STEP, _NORM, _ADDRESS = struct.Struct("8P 5q"), struct.Struct("P d q"), struct.Struct("P")
+_LAYER_END, _ENDS_BEGIN = struct.Struct("d 2q"), struct.Struct("P d q")
 _decode = declare_by_dtype("decode", ctypes.c_char_p, INTEGER, ctypes.c_char_p, ctypes.c_char_p)
 
 
@@ -45,8 +45,10 @@ class DecoderLayer(NamedTuple):
     """Before attention; on queries; on keys; before the MLP; on the attention's output; on the MLP's."""
     is_gelu: bool
     """The gate's function; else SiLU."""
-    rotation: int
-    """Which angles its heads are rotated by."""
+    output_factor: float
+    """Of the attention's and the MLP's output."""
+    rotation: int | None
+    """Which angles its heads are rotated by; None: none."""
     num_heads: int
     key_cache: Tensor
     """[num_blocks, Hkv, block_size, D]"""
@@ -77,7 +79,7 @@ class Decoder:
         self._parts = embeddings, layers, norm, head  # keeps the tensors whose addresses are packed
         dtype = embeddings.dtype
         self._layers = b"".join(_pack(layer, dtype) for layer in layers)
-        num_rotations = 1 + max(layer.rotation for layer in layers)
+        num_rotations = 1 + max(map(_rotation, layers))
         first = _ENDS_BEGIN.pack(embeddings.data_ptr(), embedding_scale, num_rotations)
         self._ends = first + _pack_norm(norm, dtype) + _pack_linear(*head, dtype)
         self._decode = _decode[dtype]
@@ -89,8 +91,8 @@ class Decoder:
 
         Args:
             token_ids, positions: [1, T] int64, one for each sequence of `metadata`.
-            angles: of each rotation cosines and sines of every position, [rotations, 2, P, head_dim],
-                contiguous.
+            angles: of each rotation cosines and sines of every position, [rotations, 2, P, rotated elements
+                of a head], contiguous.
             metadata: of a decode step.
         """
         embeddings, layers, _, head = self._parts
@@ -100,7 +102,7 @@ class Decoder:
             *(token_ids.data_ptr(), positions.data_ptr(), metadata.slot_mapping.data_ptr()),
             *(angles.data_ptr(), logits.data_ptr()),
             *(tables.data_ptr(), metadata.query_start.data_ptr(), metadata.context_len.data_ptr()),
-            *(angles.shape[2], tables.stride(0), len(logits), torch.get_num_threads()),
+            *(angles.shape[2], angles.shape[3], tables.stride(0), len(logits), torch.get_num_threads()),
         )
         self._decode(self._layers, len(layers), self._ends, step)
         return logits
@@ -120,7 +122,13 @@ def _pack(layer: DecoderLayer, dtype: torch.dtype) -> bytes:
         *(scale, softcap or 0.0),
     )
     norms = [_pack_norm(norm, dtype) for norm in layer.norms]
-    return b"".join([*linears, attention, *norms, _LAYER_END.pack(layer.is_gelu, layer.rotation)])
+    return b"".join(
+        [*linears, attention, *norms, _LAYER_END.pack(layer.output_factor, layer.is_gelu, _rotation(layer))]
+    )
+
+
+def _rotation(layer: DecoderLayer) -> int:
+    return -1 if layer.rotation is None else layer.rotation
 
 
 def _pack_linear(weights: Panels, bias: Tensor | None, dtype: torch.dtype) -> bytes:

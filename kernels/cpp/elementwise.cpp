@@ -45,13 +45,13 @@ void norm(const T* input, int64_t input_stride, T* output, int64_t output_stride
     });
 }
 
-// Rotary position embedding in place: element d of a head turns with element d + dim / 2.
+// Rotary position embedding in place: element d of a head turns with element d + rotary_dim / 2.
 template <class T>
 void rotate(T* rows, int64_t stride, const T* cosines, const T* sines, int64_t num_tokens, int64_t num_heads,
-            int64_t dim, int64_t num_threads) {
-    const int64_t half = dim / 2;
+            int64_t dim, int64_t rotary_dim, int64_t num_threads) {
+    const int64_t half = rotary_dim / 2;
     in_parallel(num_tokens, threads_for(num_tokens * num_heads * dim, num_threads), [&](int64_t token) {
-        const T *c = cosines + token * dim, *s = sines + token * dim;
+        const T *c = cosines + token * rotary_dim, *s = sines + token * rotary_dim;
         for (int64_t head = 0; head < num_heads; head++) {
             T *first = rows + token * stride + head * dim, *second = first + half;
             for (int64_t d = 0; d < half; d += LANES) {
@@ -131,8 +131,8 @@ extern "C" {
              (const float*)weight, (float)epsilon, threads);                                                  \
     }                                                                                                         \
     void rotate_##NAME(void* rows, int64_t stride, const void* cosines, const void* sines, int64_t tokens,    \
-                       int64_t heads, int64_t dim, int64_t threads) {                                         \
-        rotate((T*)rows, stride, (const T*)cosines, (const T*)sines, tokens, heads, dim, threads);            \
+                       int64_t heads, int64_t dim, int64_t rotary_dim, int64_t threads) {                     \
+        rotate((T*)rows, stride, (const T*)cosines, (const T*)sines, tokens, heads, dim, rotary_dim, threads); \
     }                                                                                                         \
     void gate_##NAME(const void* input, void* output, int64_t tokens, int64_t dim, int64_t threads) {         \
         gate<false>((const T*)input, (T*)output, tokens, dim, threads);                                       \

@@ -16,7 +16,7 @@ _threads = torch.get_num_threads
 _NORM = POINTER, INTEGER, POINTER, *[INTEGER] * 4, POINTER, REAL, INTEGER
 _norm = declare_by_dtype("norm", *_NORM)
 _wide_norm = declare_by_dtype("wide_norm", *_NORM)
-_rotate = declare_by_dtype("rotate", POINTER, INTEGER, POINTER, POINTER, *[INTEGER] * 4)
+_rotate = declare_by_dtype("rotate", POINTER, INTEGER, POINTER, POINTER, *[INTEGER] * 5)
 _gate = declare_by_dtype("gate", POINTER, POINTER, *[INTEGER] * 3)
 _gelu_gate = declare_by_dtype("gelu_gate", POINTER, POINTER, *[INTEGER] * 3)
 _greedy = declare_by_dtype("greedy", POINTER, INTEGER, INTEGER, POINTER, INTEGER)
@@ -52,11 +52,12 @@ def rms_norm_heads_(heads: Tensor, weight: Tensor, epsilon: float) -> None:
 def rotate_heads_(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
     """Rotary embedding of heads [T, H, D] in place; a token's heads are contiguous.
 
-    Element d of a head is rotated with element d + D/2; cosines and sines [T, D] have the angle at both.
+    Element d of a head is rotated with element d + R/2; contiguous cosines and sines [T, R] have the angle at
+    both. The elements of a head after the first R stay as they are.
     """
-    _rotate[heads.dtype](
-        heads.data_ptr(), heads.stride(0), cosines.data_ptr(), sines.data_ptr(), *heads.shape, _threads()
-    )
+    angles = cosines.data_ptr(), sines.data_ptr()
+    sizes = *heads.shape, cosines.shape[1]
+    _rotate[heads.dtype](heads.data_ptr(), heads.stride(0), *angles, *sizes, _threads())
 
 
 def silu_gate(rows: Tensor) -> Tensor:

@@ -21,27 +21,12 @@ from minipaged.kernels.cpp.elementwise import (
     rotate_heads_,
     silu_gate,
 )
-
-TOLERANCES = {  # bfloat16 rounds to 8 bits, float16 to 11, a norm twice
-    torch.float32: 2e-6,
-    torch.bfloat16: 1.6e-2,
-    torch.float16: 2e-3,
-}
+from tests.kernels.layer_formulas import assert_near, exact_norm, exact_rotation, random_angles
 
 
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
-
-
-def assert_near(actual, exact):
-    tolerance = TOLERANCES[actual.dtype]
-    torch.testing.assert_close(actual.double(), exact, atol=tolerance, rtol=tolerance)
-
-
-def exact_norm(rows, weight, epsilon):
-    rows = rows.double()
-    return rows / (rows.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight.double()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -90,14 +75,22 @@ def test_norm_of_heads_leaves_their_neighbours_alone(dtype, size):
 @pytest.mark.parametrize("size", [2, 30, 32, 64, 80])
 def test_rotation(dtype, size):
     """Pairs of neighbours turned (the other convention), a sign, the half that was already overwritten."""
-    product, half = torch.randn(5, 7, size).to(dtype), size // 2
-    before, angles = product.clone(), torch.randn(5, half).repeat(1, 2)
-    cosines, sines = angles.cos().to(dtype), angles.sin().to(dtype)
-    rotate_heads_(product[:, :4], cosines, sines)
-    heads = before[:, :4].double()
-    turned = torch.cat([-heads[..., half:], heads[..., :half]], -1)
-    assert_near(product[:, :4], heads * cosines.double()[:, None] + turned * sines.double()[:, None])
+    product = torch.randn(5, 7, size).to(dtype)
+    before, angles = product.clone(), random_angles(5, size, dtype)
+    rotate_heads_(product[:, :4], *angles)
+    assert_near(product[:, :4], exact_rotation(before[:, :4], *angles))
     assert product[:, 4:].equal(before[:, 4:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("size", "rotary"), [(64, 32), (80, 20), (128, 96), (6, 2)])
+def test_with_fewer_angles_only_the_beginning_of_a_head_is_rotated(dtype, size, rotary):
+    """Catches halves of the head taken for halves of its rotated part, and a remainder that is touched."""
+    product = torch.randn(3, 5, size).to(dtype)
+    before, angles = product.clone(), random_angles(3, rotary, dtype)
+    rotate_heads_(product, *angles)
+    assert_near(product[..., :rotary], exact_rotation(before[..., :rotary], *angles))
+    assert product[..., rotary:].equal(before[..., rotary:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -21,7 +21,7 @@ from minipaged.execution.accel.decode_runner import FEWEST_POSITIONS
 from minipaged.execution.accel.packed_linear import FEW_ROWS, can_pack
 from minipaged.kernels.reference.attention import paged_attention
 from tests.models.driver import Driver, random_tokens
-from tests.models.zoo import VOCAB_SIZE, build
+from tests.models.zoo import FUSED, VOCAB_SIZE, build
 
 LENGTHS = (9, 1, 4, 30)
 SHAPE = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
@@ -61,10 +61,7 @@ FORMATS = ["int8", "int4", "w8a8", pytest.param("none", marks=needs_packing)]
 
 @pytest.mark.parametrize("quantization", FORMATS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "name",
-    ["llama", "llama_yarn_rope", "mistral_sliding", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"],
-)
+@pytest.mark.parametrize("name", FUSED)
 def test_one_call_computes_what_its_layers_do(name, dtype, quantization):
     """Catches another order of kernels, other rounding, a bias or a norm left out, K/V of the wrong heads."""
     one, many = (make_driver(name, switch, dtype, quantization=quantization) for switch in (True, False))
@@ -189,7 +186,7 @@ def test_who_watches_the_stages_sees_every_layer(noted):
     assert noted == [1]
 
 
-@pytest.mark.parametrize("name", ["granite", "llama4", "gpt2"])
+@pytest.mark.parametrize("name", ["olmo2", "llama4", "gpt2"])
 def test_models_of_another_kind_run_layer_by_layer(name):
     """Catches layers of another kind run as if they were llamas'."""
     driver = Driver(build(name), attention_backend="cpp")

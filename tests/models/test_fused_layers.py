@@ -25,7 +25,7 @@ from minipaged.execution.attention import set_forward_context
 from minipaged.kernels.dispatch import why_not_cpp
 from minipaged.kernels.metadata import AttentionParameters
 from tests.models.driver import Driver, random_tokens
-from tests.models.zoo import build
+from tests.models.zoo import FUSED, build
 
 in_interpreter = [
     pytest.mark.interpreter,
@@ -51,10 +51,7 @@ def rebuilt(model: nn.Module, backend: str) -> tuple[nn.Module, list[str]]:
     return model, kinds
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["llama", "llama_yarn_rope", "mistral_sliding", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"],
-)
+@pytest.mark.parametrize("name", FUSED)
 def test_every_layer_of_the_common_shape_is_fused(name, backend):
     """A speed-up that quietly stopped to happen: attributes renamed by a new version of transformers."""
     model, kinds = rebuilt(build(name), backend)
@@ -151,8 +148,8 @@ def test_a_layer_over_products_of_another_kind_stays(backend):
 
 
 def test_layers_of_other_names_stay(backend):
-    """Granite scales what its layers add; its norms are like any other."""
-    model, kinds = rebuilt(build("granite"), backend)
+    """Mixtral's have experts; its norms are like any other."""
+    model, kinds = rebuilt(build("mixtral"), backend)
     assert kinds == ["FusedNorm"] * (2 * model.config.num_hidden_layers + 1)
 
 

@@ -123,6 +123,13 @@ SUPPORTED = {
         },
     ),
     "phi3": ("phi3", _SMALL),
+    "phi4_mini": (
+        "phi3",
+        {
+            **_SMALL,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+        },
+    ),
     "smollm3": ("smollm3", {**_SMALL, "num_hidden_layers": 4, "no_rope_layer_interval": 2}),
     "gpt_neox": ("gpt_neox", {**_SMALL, "rotary_pct": 0.5}),
     "mixtral": ("mixtral", {**_SMALL, "num_local_experts": 4}),
@@ -162,7 +169,13 @@ SUPPORTED = {
     "nemotron": ("nemotron", {**_SMALL, "partial_rotary_factor": 0.5}),
     "granite": (
         "granite",
-        {**_SMALL, "attention_multiplier": 0.3, "residual_multiplier": 0.7, "logits_scaling": 0.5},
+        {
+            **_SMALL,
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 1.7,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 0.6,
+        },
     ),
     "starcoder2": ("starcoder2", {**_SMALL, "sliding_window": 7}),
     "llama4": (
@@ -221,6 +234,12 @@ SUPPORTED = {
         {**_MPT, "n_heads": 6, "d_model": 48, "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.5}},
     ),
 }
+
+FUSED = [
+    *("llama", "llama_yarn_rope", "mistral_sliding", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"),
+    *("phi3", "phi4_mini", "smollm3", "granite"),
+]
+"""Their layers are fused, and computed in one call when they decode on a CPU."""
 
 # For the tests of refusals.
 OTHERS = {

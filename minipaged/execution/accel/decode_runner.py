@@ -6,7 +6,8 @@ same from step to step, so they are packed once; only token ids, angles, slots, 
 new. On a GPU, a CUDA graph does the same (`cuda_graph.py`).
 
 For models whose layers and final norm are all fused, with weights in panels, and whose forward pass is just
-embedding lookup (scaled, in Gemma), layers, norm and head (and a cap on its logits, in Gemma 2).
+embedding lookup (scaled in Gemma and Granite), layers, norm and head (with a cap on its logits in Gemma 2, a
+divisor in Granite).
 """
 
 from __future__ import annotations
@@ -57,9 +58,11 @@ class DecodeRunner:
             for layer, rotation in zip(layers, self._rotation_of)
         ]
         self._embeddings: Tensor = base.embed_tokens.weight.detach().contiguous()
-        scale = getattr(base.embed_tokens, "embed_scale", 1.0)
-        self._scale = float(torch.as_tensor(scale).to(self._embeddings.dtype))
+        self._scale: float = getattr(base, "embedding_multiplier", 1.0)
+        if hasattr(base.embed_tokens, "embed_scale"):
+            self._scale = float(base.embed_tokens.embed_scale.to(self._embeddings.dtype))
         self._softcap = getattr(base.config, "final_logit_softcapping", None)
+        self._divisor = getattr(base.config, "logits_scaling", 1.0)
         self._decode = Decoder(
             *(self._embeddings, described, _norm_of(self._norm), _linear_of(self._head), self._scale)
         )
@@ -81,16 +84,17 @@ class DecodeRunner:
         length = batch.metadata.max_context_len
         if length > self._angles.shape[2]:
             self._angles = self._angles_up_to(min(max(FEWEST_POSITIONS, 2 * length), self._max_model_len))
-        return self._capped(self._decode(batch.input_ids, batch.positions, self._angles, batch.metadata))
+        return self._scaled(self._decode(batch.input_ids, batch.positions, self._angles, batch.metadata))
 
     def _angles_up_to(self, num_positions: int) -> Tensor:
-        """Cosines and sines of positions 0, 1, ...: [rotations, 2, P, head_dim]."""
+        """Cosines and sines of positions 0, 1, ...: [rotations, 2, P, at most head_dim]."""
         positions = torch.arange(num_positions)[None]
         return torch.stack(
             [torch.cat(self._rotary(self._embeddings, positions, *k)) for k in self._rotations]
         )
 
-    def _capped(self, logits: Tensor) -> Tensor:
+    def _scaled(self, logits: Tensor) -> Tensor:
+        logits = logits if self._divisor == 1 else logits / self._divisor
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
     def run_layer_by_layer(self, token_ids: Tensor) -> Tensor:
@@ -100,7 +104,7 @@ class DecodeRunner:
         angles = self._angles_up_to(token_ids.shape[1])[:, :, None]
         for layer, rotation in zip(self._layers, self._rotation_of):
             rows = layer(rows, position_embeddings=tuple(angles[rotation]))
-        return self._capped(self._head(self._norm(rows)))
+        return self._scaled(self._head(self._norm(rows)))
 
 
 def make_decode_runner(
@@ -158,7 +162,8 @@ def _described(layer: FusedLayer, rotation: int, key_cache: Tensor, value_cache:
         [_linear_of(linear) for linear in _linears_of(layer)],
         [None if norm is None else _norm_of(norm) for norm in norms],
         layer.is_gelu,
-        rotation,
+        layer.output_factor,
+        rotation if layer.is_rotated else None,
         *(layer.num_heads[0], key_cache, value_cache, layer.attention_parameters),
     )
 

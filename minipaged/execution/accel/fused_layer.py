@@ -3,7 +3,8 @@
     x -> norm -> [Q K V] -> rotate Q, K in place -> attend -> project, + x  = y
     y -> norm -> [gate up] -> silu(gate) * up              -> project, + y
 
-Gemma has GELU instead of SiLU; Gemma 2 and 3 also have a norm after each projection.
+Gemma has GELU instead of SiLU; Gemma 2 and 3 also have a norm after each projection, Granite a factor.
+Phi-3's weights are stacked already; Phi-4 mini rotates only part of each head, SmolLM3 only in some layers.
 Linear layers with the same input are one matrix multiplication with stacked weights; the elementwise
 operations between two multiplications are fused (`LayerOperations`: in C++ for CPUs, in Triton for GPUs).
 The last layer computes keys and values of all rows, and everything else only for the output rows: for a
@@ -63,32 +64,36 @@ class FusedLayer(nn.Module):
         self._is_last = self.layer_idx == attention.config.num_hidden_layers - 1
         self.attention_parameters = parameters
         self._head_dim = attention.head_dim
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self.num_heads = [linear.out_features // attention.head_dim for linear in projections]
+        self.is_rotated = bool(getattr(attention, "use_rope", True))
         self.attention_norm = FusedNorm(layer.input_layernorm, operations)
-        self.query_key_value = stack_linears(*projections)
+        self.query_key_value = _stacked(attention, "qkv_proj", "q_proj", "k_proj", "v_proj")
         self.query_norm, self.key_norm = (
             FusedNorm(getattr(attention, name), operations) if hasattr(attention, name) else None
             for name in ("q_norm", "k_norm")
         )
         self.attention_output = attention.o_proj
+        num_heads = attention.o_proj.in_features // attention.head_dim
+        num_others = self.query_key_value.out_features // attention.head_dim - num_heads
+        self.num_heads = [num_heads, num_others // 2, num_others // 2]
         before_mlp, *after = _later_norms(layer)
         self.mlp_norm = FusedNorm(before_mlp, operations)
         self.attention_output_norm, self.mlp_output_norm = (
             None if norm is None else FusedNorm(norm, operations) for norm in after
         )
         one = torch.ones(1)
-        self.is_gelu = torch.allclose(mlp.act_fn(one), nn.functional.gelu(one, approximate="tanh"))
+        activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
+        self.is_gelu = torch.allclose(activation(one), nn.functional.gelu(one, approximate="tanh"))
         self._gate = operations.gelu_gate if self.is_gelu else operations.silu_gate
-        self.gate_up = stack_linears(mlp.gate_proj, mlp.up_proj)
+        self.gate_up = _stacked(mlp, "gate_up_proj", "gate_proj", "up_proj")
         self.mlp_output = mlp.down_proj
+        self.output_factor: float = getattr(layer, "residual_multiplier", 1.0)
 
     def forward(
         self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], **others: Any
     ) -> Tensor:
         """Rows [1, T, D] -> [1, T, D], in the last layer zero but for the output rows.
 
-        position_embeddings: cosines and sines [1, T, head_dim].
+        position_embeddings: cosines and sines [1, T, at most head_dim].
         """
         rows = hidden_states[0]
         stacked = self.query_key_value(self.attention_norm(rows)).unflatten(1, (-1, self._head_dim))
@@ -96,8 +101,9 @@ class FusedLayer(nn.Module):
         for heads, norm in ((query, self.query_norm), (key, self.key_norm)):
             if norm is not None:
                 norm.heads_(heads)
-        cosines, sines = position_embeddings
-        self._operations.rotate_heads_(stacked[:, : -self.num_heads[2]], cosines[0], sines[0])
+        if self.is_rotated:
+            cosines, sines = position_embeddings
+            self._operations.rotate_heads_(stacked[:, : -self.num_heads[2]], cosines[0], sines[0])
         context = get_forward_context()
         indices = context.output_indices if self._is_last else None
         if indices is not None:
@@ -106,16 +112,25 @@ class FusedLayer(nn.Module):
         total = self.attention_output(attended.flatten(1))
         if self.attention_output_norm is not None:
             total = self.attention_output_norm(total)
-        normed = self.mlp_norm.add_(total, rows)
+        normed = self.mlp_norm.add_(self._scaled(total), rows)
         rows = self.mlp_output(self._gate(self.gate_up(normed)))
         if self.mlp_output_norm is not None:
             rows = self.mlp_output_norm(rows)
-        rows.add_(total)
+        rows = self._scaled(rows).add_(total)
         if indices is None:
             return rows[None]
         output = torch.zeros_like(hidden_states)
         output[0, indices] = rows
         return output
+
+    def _scaled(self, rows: Tensor) -> Tensor:
+        return rows if self.output_factor == 1 else rows.mul_(self.output_factor)
+
+
+def _stacked(module: Any, whole: str, *parts: str) -> nn.Linear:
+    """The linear layer of that name, or the others stacked."""
+    linear: nn.Linear | None = getattr(module, whole, None)
+    return stack_linears(*(getattr(module, name) for name in parts)) if linear is None else linear
 
 
 def _later_norms(layer: Any) -> tuple[nn.Module, nn.Module | None, nn.Module | None]:

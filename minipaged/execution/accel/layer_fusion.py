@@ -25,13 +25,10 @@ logger = logging.getLogger(__name__)
 
 LAYERS = {
     *("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"),
-    *("GemmaDecoderLayer", "Gemma2DecoderLayer", "Gemma3DecoderLayer"),
+    *("GemmaDecoderLayer", "Gemma2DecoderLayer", "Gemma3DecoderLayer", "Phi3DecoderLayer"),
+    *("GraniteDecoderLayer", "MinistralDecoderLayer", "SmolLM3DecoderLayer"),
 }
 """The layers that `FusedLayer` computes. Others may differ undetected (clipped queries)."""
-
-LINEARS = [f"self_attn.{name}_proj" for name in "qkvo"] + [
-    f"mlp.{name}_proj" for name in ("gate", "up", "down")
-]
 
 
 class EquivalenceContext:
@@ -80,7 +77,10 @@ def fuse_layers(model: PreTrainedModel, run: Callable[[], object], operations: L
 def _is_layer(module: nn.Module) -> bool:
     if type(module).__name__ not in LAYERS:
         return False
-    linears = [module.get_submodule(name) for name in LINEARS]
+    parts = module.get_submodule("self_attn"), module.get_submodule("mlp")
+    linears: list[Any] = [
+        child for part in parts for name, child in part.named_children() if name.endswith("_proj")
+    ]
     # (Subclasses of nn.Linear may do more than multiply.)
     return (
         all(type(linear) is nn.Linear for linear in linears)
