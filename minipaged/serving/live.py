@@ -74,7 +74,7 @@ class LiveTrace:
 
     def restart(self, listener: _Listener) -> None:
         """Make a listener start over."""
-        self._llm.between_steps(partial(self._join, listener))
+        self._llm.between_steps(partial(self._begin, listener))
 
     # -- the engine's thread, between two steps or at the end of one -----------------------------
 
@@ -82,14 +82,16 @@ class LiveTrace:
         if self._lines is None:
             self._lines = TraceLines(self._llm.engine, self._tell)
             self._lines.synchronize("snapshot")
-        if listener not in self._listeners:
-            self._listeners.append(listener)
-        state = self._shown(json.dumps(self._lines.state()))
-        listener.send(listener.begin, [json.dumps(self._lines.header), state])
+        self._listeners.append(listener)
+        self._begin(listener)
+
+    def _begin(self, listener: _Listener) -> None:
+        if self._lines is not None and listener in self._listeners:  # else it has left
+            state = self._shown(json.dumps(self._lines.state()))
+            listener.send(listener.begin, [json.dumps(self._lines.header), state])
 
     def _leave(self, listener: _Listener) -> None:
-        if listener in self._listeners:
-            self._listeners.remove(listener)
+        self._listeners.remove(listener)
         if not self._listeners and self._lines is not None:
             self._lines.close()
             self._lines = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -170,6 +171,27 @@ def test_a_slow_listener_begins_anew_and_holds_nobody_up(monkeypatch):
             assert len(seen) <= 7
             assert next(incoming)["events"] == [{"kind": "snapshot"}]
         wait_until_unwatched(llm)
+
+
+def test_a_listener_that_leaves_with_its_lines_unread_stays_away(monkeypatch):
+    """Catches one that starts over after it left: the engine would record for nobody, forever."""
+    monkeypatch.setattr(live, "MOST_LINES", 2)
+    llm = toy()
+    trace = live.LiveTrace(llm, with_tokens=True)
+
+    async def leave() -> None:
+        events = trace.listen()
+        await anext(events)
+        [listener] = trace._listeners
+        await events.aclose()
+        listener.put("a line of the last step")
+        listener.put("another")
+        await llm.reset_prefix_cache()  # (after all that the engine's thread was asked for before)
+
+    asyncio.run(leave())
+    assert not trace._listeners
+    wait_until_unwatched(llm)
+    llm.shutdown()
 
 
 def test_a_request_that_was_aborted_vanishes_without_a_step():
