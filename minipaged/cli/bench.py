@@ -29,6 +29,7 @@ NARROW = 60
 
 
 def bench(
+    options: dict[str, Any],
     workload: Annotated[
         Path | None,
         Option(
@@ -77,7 +78,6 @@ def bench(
     ] = None,
     api_key: Annotated[str | None, Option(envvar="MINIPAGED_API_KEY", help="API key of the server.")] = None,
     use: Use = None,
-    options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
     """Run a workload and report speed, latency and memory; with --url, what clients see of a server.
 

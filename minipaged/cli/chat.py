@@ -36,6 +36,7 @@ HISTORY_LENGTH = 1000
 
 
 def chat(
+    options: dict[str, Any],
     model: Model = None,
     system: Annotated[str | None, Option(help="System message, which sets the model's role.")] = None,
     chat_template: Annotated[
@@ -53,7 +54,6 @@ def chat(
     frequency_penalty: sampling.FrequencyPenalty = 0.0,
     stop: sampling.Stop = None,
     use: Use = None,
-    options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
     """Chat with a model; type /help there."""
     given = sampling.set_values(

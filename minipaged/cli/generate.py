@@ -39,6 +39,7 @@ ACCOUNT = (
 
 
 def generate(
+    options: dict[str, Any],
     texts: Annotated[
         list[str] | None, Argument(metavar="[PROMPT]...", help=f"Prompts. [default: {DEFAULT_PROMPT}]")
     ] = None,
@@ -85,7 +86,6 @@ def generate(
         bool, Option("--show-blocks", help="Show the KV pool at its fullest, and where the tokens were.")
     ] = False,
     use: Use = None,
-    options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
     """Complete prompts."""
     prompts = [*(texts or ()), *(prompt or ())]

@@ -27,10 +27,12 @@ KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
 Model = Annotated[str | None, Option(help="Model directory, GGUF file or hub id. [default: pocket]")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
-_PART = Option(
-    metavar="CONCEPT=FILE.py:Class", help="Use a class of your own, e.g. an allocator; may be repeated."
-)
-Use = Annotated[list[str] | None, _PART]
+Use = Annotated[
+    list[str] | None,
+    Option(
+        metavar="CONCEPT=FILE.py:Class", help="Use a class of your own, e.g. an allocator; may be repeated."
+    ),
+]
 
 
 def read_count(text: str) -> int:
@@ -52,11 +54,8 @@ def _parameter(option: Field[Any], kind: Any, hidden: bool) -> inspect.Parameter
         kind = next(argument for argument in get_args(kind) if argument is not type(None))
     names = f"--{flag}/--no-{flag}" if option.name.startswith("enable_") else f"--{flag}"
     told = option.metadata["help"] + ("" if option.default is None else f" [default: {option.default}]")
-    setting = Option(names, help=told, show_default=False, hidden=hidden)
-    if option.name in LARGE:
-        setting = Option(
-            names, help=told, show_default=False, hidden=hidden, parser=read_count, metavar="<int, 4k, 2GiB>"
-        )
+    parsed: Any = {"parser": read_count, "metavar": "<int, 4k, 2GiB>"} if option.name in LARGE else {}
+    setting = Option(names, help=told, show_default=False, hidden=hidden, **parsed)
     annotation = Annotated[kind | None, setting]
     return inspect.Parameter(option.name, KEYWORD_ONLY, default=None, annotation=annotation)
 

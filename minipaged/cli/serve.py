@@ -15,6 +15,7 @@ MOST_REPLICAS = 64
 
 
 def serve(
+    options: dict[str, Any],
     model: Model = None,
     host: Annotated[str, Option(help="Address to listen on.")] = ServerSettings.host,
     port: Annotated[int, Option(help="Port to listen on; 0 picks a free one.")] = ServerSettings.port,
@@ -47,7 +48,6 @@ def serve(
         int, Option(help="Number of servers that share the requests; each has the whole model.")
     ] = 1,
     use: Use = None,
-    options: dict[str, Any] = {},  # noqa: B006 (filled by the decorator)
 ) -> None:
     """Serve a model over HTTP with an OpenAI-compatible API."""
     if not 1 <= replicas <= MOST_REPLICAS:
