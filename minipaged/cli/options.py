@@ -8,8 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import Field, fields
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from typer import BadParameter, Option
 
@@ -48,10 +47,6 @@ def read_count(text: str) -> int:
 def _parameter(option: Field[Any], kind: Any, hidden: bool) -> inspect.Parameter:
     """The parameter of a command for a field of the config, for typer."""
     flag = option.name.replace("_", "-")
-    if choices := [choice for choice in get_args(kind) if isinstance(choice, str)]:
-        kind = Enum(option.name, {choice: choice for choice in choices})  # type: ignore[misc,no-redef]
-    elif get_args(kind):
-        kind = next(argument for argument in get_args(kind) if argument is not type(None))
     names = f"--{flag}/--no-{flag}" if option.name.startswith("enable_") else f"--{flag}"
     told = option.metadata["help"] + ("" if option.default is None else f" [default: {option.default}]")
     parsed: Any = {"parser": read_count, "metavar": "<int, 4k, 2GiB>"} if option.name in LARGE else {}
@@ -72,8 +67,7 @@ def with_engine_options(command: Callable[..., None], hidden: Collection[str] = 
 
     def wrapper(**values: Any) -> None:
         given = {option.name: values.pop(option.name) for option in extra}
-        plain = {name: value.value if isinstance(value, Enum) else value for name, value in given.items()}
-        command(**values, options={name: value for name, value in plain.items() if value is not None})
+        command(**values, options={name: value for name, value in given.items() if value is not None})
 
     parameters = [*(p.replace(kind=KEYWORD_ONLY) for p in own if p.name != "options"), *extra]
     wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
