@@ -28,7 +28,7 @@ from minipaged.learn.overrides import components_from
 from minipaged.llm import LLM
 from minipaged.metrics import quantile
 from minipaged.prompts import shortened
-from minipaged.scheduling import StepPlan
+from minipaged.scheduling import Request, StepPlan
 from minipaged.text_io import read_json
 from minipaged.viewer.profile import StepProfile
 
@@ -246,8 +246,8 @@ def run_workload(
     engine.reset_metrics()
     rng = random.Random(seed)
     gaps = (rng.expovariate(rate) if rate else 0.0 for _ in items)
-    arrivals = deque(zip(accumulate(gaps), range(len(items))))
-    requests = {}
+    arrivals = deque(zip(accumulate(gaps), items))
+    requests: list[Request] = []
     num_finished = 0
     phases = PhaseClock()
     with phases.watch(engine), profile.watch(engine) if profile else nullcontext():
@@ -255,12 +255,11 @@ def run_workload(
         while arrivals or engine.has_unfinished:
             now = engine.clock() - start
             while arrivals and arrivals[0][0] <= now:
-                due, number = arrivals.popleft()
-                prompt, max_tokens = items[number]["prompt_token_ids"], items[number]["max_tokens"]
-                params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-                name = f"bench-{number}"
-                requests[number] = request = engine.add_request(name, prompt, params)
+                due, item = arrivals.popleft()
+                params = SamplingParams(temperature=0, max_tokens=item["max_tokens"], ignore_eos=True)
+                request = engine.add_request(f"bench-{len(requests)}", item["prompt_token_ids"], params)
                 request.arrival_time = start + due  # (and not the end of the step that it came in)
+                requests.append(request)
             if engine.has_unfinished:
                 if profile:
                     profile.start()
@@ -271,7 +270,7 @@ def run_workload(
             else:
                 time.sleep(max(0.0, arrivals[0][0] - now))
         wall, cpu = engine.clock() - start, time.process_time() - cpu_start
-    tokens = [requests[number].completions[0].output_token_ids for number in range(len(items))]
+    tokens = [request.completions[0].output_token_ids for request in requests]
     metrics, count = engine.metrics, sum(map(len, tokens))
     return {
         "wall_s": wall,
