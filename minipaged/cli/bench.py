@@ -107,7 +107,7 @@ def bench(
         sent |= {"stream": stream, "ignore_eos": not until_eos}
         sent |= {"ttft_target": ttft_target, "itl_target": itl_target}
         sizes = {"requests": 100, "prompt_tokens": 64, "output_tokens": 64} | sizes
-        _load(url, workload, sizes, sent, as_json)
+        _measure_server(url, workload, sizes, sent, as_json)
         return
     for_servers = {
         "--users": users != USERS,
@@ -188,7 +188,7 @@ def _preemptions_only_counted() -> Iterator[None]:
         log.removeFilter(keep)
 
 
-def _load(
+def _measure_server(
     url: str, workload: Path | None, sizes: dict[str, int], sent: dict[str, Any], as_json: bool
 ) -> None:
     try:
