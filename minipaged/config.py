@@ -20,10 +20,6 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int4", "w8a8"]
 SHORT_DTYPES = {"float": "float32", "half": "float16"}
 
-COUNTS = "block_size max_num_seqs max_num_batched_tokens num_blocks kv_cache_memory max_model_len"
-COUNTS += " tensor_parallel_size pipeline_parallel_size"
-LEAST = {"swap_space": 0, "num_speculative_tokens": 0} | dict.fromkeys(COUNTS.split(), 1)
-
 
 class ConfigError(ValueError):
     """A setting has a value that cannot work; the message names the field, the value and the fix."""
@@ -36,26 +32,28 @@ MOST = 2**63 - 1
 """The largest count or number of bytes: a 64-bit integer holds no more."""
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+def _option(default: Any, help: str, least: int | None = None, most: int = MOST) -> Any:
+    return field(default=default, metadata={"help": help, "least": least, "most": most})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Settings of the engine; raises ConfigError for a value out of its range."""
 
-    block_size: int = _option(16, "Tokens in a KV block.")
-    num_blocks: int | None = _option(None, "KV blocks in the pool; overrides kv_cache_memory.")
+    block_size: int = _option(16, "Tokens in a KV block.", least=1)
+    num_blocks: int | None = _option(None, "KV blocks in the pool; overrides kv_cache_memory.", least=1)
     kv_cache_memory: int | None = _option(
-        None, "Bytes for the KV pool. Default: 1 GiB on a CPU; on a GPU see gpu_memory_utilization."
+        None, "Bytes for the KV pool. Default: 1 GiB on a CPU; on a GPU see gpu_memory_utilization.", least=1
     )
     gpu_memory_utilization: float = _option(
         0.9, "Share of the GPU's memory for weights, activations and the KV pool together."
     )
-    max_num_seqs: int = _option(256, "Sequences that may hold blocks at the same time.")
-    max_num_batched_tokens: int = _option(2048, "Maximum number of tokens that one step computes.")
+    max_num_seqs: int = _option(256, "Sequences that may hold blocks at the same time.", least=1)
+    max_num_batched_tokens: int = _option(2048, "Maximum number of tokens that one step computes.", least=1)
     max_model_len: int | None = _option(
-        None, "Longest sequence, prompt and output together. Default: the length the model was trained for."
+        None,
+        "Longest sequence, prompt and output together. Default: the length the model was trained for.",
+        least=1,
     )
     enable_chunked_prefill: bool = _option(
         True,
@@ -68,22 +66,27 @@ class EngineConfig:
         "auto", "What happens to the blocks of a preempted request; auto picks the cheaper option."
     )
     swap_space: int = _option(
-        4 << 30, "Maximum bytes of host memory for swapped-out blocks (never more than the pool has)."
+        4 << 30,
+        "Maximum bytes of host memory for swapped-out blocks (never more than the pool has).",
+        least=0,
     )
     page_growth: PageGrowthName = _option(
         "on_demand",
         "How a request gets its blocks: as its tokens need them, in grants of 16, or all at admission.",
     )
     num_speculative_tokens: int = _option(
-        0, "Draft tokens that a step verifies (15 at most); 0: no speculative decoding. Texts stay the same."
+        0,
+        "Draft tokens that a step verifies (15 at most); 0: no speculative decoding. Texts stay the same.",
+        least=0,
+        most=DRAFT_ROWS - 1,
     )
     speculative_model: str | None = _option(
         None,
         "Draft model: a smaller model with the same vocabulary. Default: none, but prompt lookup (n-gram).",
     )
-    tensor_parallel_size: int = _option(1, "Ranks that share the heads and MLPs of every layer.")
+    tensor_parallel_size: int = _option(1, "Ranks that share the heads and MLPs of every layer.", least=1)
     pipeline_parallel_size: int = _option(
-        1, "Stages that share the layers. The number of ranks is this times tensor_parallel_size."
+        1, "Stages that share the layers. The number of ranks is this times tensor_parallel_size.", least=1
     )
     attention_backend: AttentionBackend = _option(
         "auto",
@@ -122,21 +125,21 @@ class EngineConfig:
             object.__setattr__(self, "dtype", SHORT_DTYPES.get(dtype, dtype))
         if isinstance(self.speculative_model, PathLike):
             object.__setattr__(self, "speculative_model", str(self.speculative_model))
-        for name, hint in get_type_hints(type(self)).items():
-            value = getattr(self, name)
+        hints = get_type_hints(type(self))
+        for option in fields(self):
+            name, value = option.name, getattr(self, option.name)
             if isinstance(value, Real) and not isinstance(value, bool | int | float):  # NumPy's numbers
                 value = int(value) if isinstance(value, Integral) else float(value)
                 object.__setattr__(self, name, value)
-            _check_type(name, value, hint)
-            most = DRAFT_ROWS - 1 if name == "num_speculative_tokens" else MOST
-            if name in LEAST and value is not None and not LEAST[name] <= value <= most:
-                bound = f"at least {LEAST[name]}" if value < LEAST[name] else f"at most {most}"
+            _check_type(name, value, hints[name])
+            least, most = option.metadata["least"], option.metadata["most"]
+            if least is not None and value is not None and not least <= value <= most:
+                bound = f"at least {least}" if value < least else f"at most {most}"
                 raise ConfigError(f"{name} is {value}; give {bound}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; give a share in (0, 1]"
             )
-
         if self.speculative_model == "":
             raise ConfigError("speculative_model is ''; give a model directory or a hub id")
         if self.speculative_model is not None and not self.num_speculative_tokens:
