@@ -97,7 +97,7 @@ def _beam_params(body: GenerationBody, logprobs: int | None, defaults: dict[str,
     return BeamSearchParams(beam_width=width, num_return_sequences=num_returned, **values)
 
 
-def chat_logprobs(body: ChatBody) -> int | None:
+def num_chat_logprobs(body: ChatBody) -> int | None:
     """How many likeliest tokens a chat reports; None: none, not even the chosen one."""
     if body.top_logprobs is None:
         return 0 if body.logprobs else None

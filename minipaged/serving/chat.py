@@ -9,12 +9,11 @@ from typing import Any
 from minipaged.conversations import with_objects
 from minipaged.outputs import CompletionOutput, RequestOutput
 from minipaged.prompts import RequestError
-from minipaged.serving.body_params import chat_logprobs, read_params
+from minipaged.serving.body_params import num_chat_logprobs, read_params
 from minipaged.serving.errors import ApiError, api_error
 from minipaged.serving.forced_calls import tools_of
 from minipaged.serving.generation import Asked, Endpoint, Generation, Writer
-from minipaged.serving.logprobs import chat_logprobs as logprobs_object
-from minipaged.serving.logprobs import prompt_logprobs
+from minipaged.serving.logprobs import chat_logprobs, prompt_logprobs
 from minipaged.serving.schemas import ChatBody, Message, TemplateOptions
 from minipaged.serving.service import Service
 from minipaged.serving.streaming import Chunks, is_plain
@@ -33,7 +32,7 @@ async def _read(service: Service, body: ChatBody) -> Asked:
         body.max_tokens = body.max_completion_tokens
     options = body.template_options | {"tools": await tools_of(service, body, body.tools or ())}
     # (An answer ends by itself, or at the model's maximum length.)
-    params = await read_params(service, body, chat_logprobs(body), max_tokens=None)
+    params = await read_params(service, body, num_chat_logprobs(body), max_tokens=None)
     try:
         prompt = await service.encode_chat(plain_messages(body.messages), **options)
     except ValueError as error:
@@ -151,17 +150,15 @@ class _Writer(Writer):
         return told
 
     def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
-        tops = completion.logprobs
-        count = self._body.top_logprobs or 0
-        ids = {"token_ids": completion.token_ids} if self._body.return_token_ids else {}
+        ids, tops, logprobs = completion.token_ids, completion.logprobs, None
+        if tops is not None:
+            logprobs = chat_logprobs(self._tokenizer, tops, ids, self._body.top_logprobs or 0)
         return {
             "index": completion.index,
-            "logprobs": None
-            if tops is None
-            else logprobs_object(self._tokenizer, tops, completion.token_ids, count),
+            "logprobs": logprobs,
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
-            **ids,
+            **({"token_ids": ids} if self._body.return_token_ids else {}),
         }
 
 
