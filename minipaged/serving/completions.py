@@ -70,7 +70,8 @@ class _Writer(Writer):
         }
         usage = generation.usage.fields if body.wants_usage_so_far else None
         self._chunks = Chunks(self._head, body.wants_usage, PLAIN, usage)
-        self._offsets: dict[int, TextOffsets] = {}  # by choice
+        self._begun: set[int] = set()  # choices
+        self._offsets: dict[int, TextOffsets] = {}  # by choice, if log-probabilities are wanted
         own = service.llm.engine.detokenizer
         self._detokenizer = own and own.skipping(generation.params.skip_special_tokens)
 
@@ -88,7 +89,8 @@ class _Writer(Writer):
         events = []
         for completion in output.outputs:
             index = position * self._num_choices + completion.index
-            is_first = index not in self._offsets
+            is_first = index not in self._begun
+            self._begun.add(index)
             if is_plain(completion) and not is_first and not self._body.return_token_ids:
                 events.append(self._chunks.piece(index, completion.text))
                 continue
@@ -131,10 +133,10 @@ class _Writer(Writer):
         self, position: int, index: int, output: RequestOutput, completion: CompletionOutput
     ) -> dict[str, Any] | None:
         """OpenAI's object; echo puts the prompt's tokens first."""
-        if index not in self._offsets:
-            self._offsets[index] = TextOffsets(self._detokenizer, output.prompt_token_ids)
         if completion.logprobs is None:
             return None
+        if index not in self._offsets:
+            self._offsets[index] = TextOffsets(self._detokenizer, output.prompt_token_ids)
         tops: list[TopLogprobs | None] = [*completion.logprobs]
         ids, starts = completion.token_ids, self._offsets[index].of(completion.token_ids)
         if self._body.echo and output.prompt_logprobs is not None:
