@@ -152,7 +152,6 @@ class _Clients:
             if self._num_inside >= self._load.users:
                 self._num_dropped += 1
             else:
-                self._num_inside += 1
                 tasks.append(asyncio.create_task(self._send(item)))
         if self._load.seconds is None:
             await asyncio.gather(*tasks)
@@ -167,6 +166,7 @@ class _Clients:
 
     async def _send(self, item: WorkloadItem) -> None:
         record = Record(time.monotonic())
+        self._num_inside += 1
         try:
             await self._receive(item, record)
         except Exception as error:  # (any server may answer with anything)
@@ -189,9 +189,8 @@ class _Clients:
         last = record.sent
         async with self._http.stream("POST", "/v1/completions", json=body) as answer:
             if answer.status_code != 200:
-                record.error = (
-                    f"{answer.status_code}: {(await answer.aread()).decode(errors='replace')[:200]}"
-                )
+                told = (await answer.aread()).decode(errors="replace")
+                record.error = f"{answer.status_code}: {told[:200]}"
                 return
             async for event in _events(answer, self._load.stream):
                 now = time.monotonic()
@@ -236,7 +235,6 @@ def _summary(load: Load, records: list[Record], num_dropped: int, wall: float) -
     gaps = [gap for record in done for gap in record.gaps]
     queue = [record.queue for record in done if record.queue is not None]
     inference = [record.inference for record in done if record.inference is not None]
-    good = sum(_is_good(record, load) for record in done)
     figures: dict[str, Any] = {
         "wall_s": wall,
         "requests": len(done),
@@ -257,7 +255,7 @@ def _summary(load: Load, records: list[Record], num_dropped: int, wall: float) -
         for percent in (50, 95, 99):
             figures[f"{name}_ms_p{percent}"] = 1e3 * quantile(values, percent / 100)
     if load.ttft_target is not None or load.itl_target is not None:
-        figures["good_requests"] = good
+        figures["good_requests"] = good = sum(_is_good(record, load) for record in done)
         figures["goodput_per_s"] = good / wall
     if len(records) > len(done):
         figures["first_error"] = next(record.error for record in records if record.error is not None)
