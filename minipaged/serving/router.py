@@ -30,7 +30,7 @@ from minipaged.serving.errors import (
     json_response,
     shutting_down,
 )
-from minipaged.serving.exchange import ONE_CONNECTION, Exchange, Outgoing, Replica
+from minipaged.serving.exchange import ONE_CONNECTION, Exchange, Headers, Outgoing, Replica
 from minipaged.serving.gate import allow_origins, limited
 from minipaged.serving.request_log import RequestLog
 from minipaged.serving.router_metrics import merged
@@ -263,11 +263,11 @@ def _whole(exchange: Exchange) -> Response:
     return response
 
 
-def _which(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+def _which(exchange: Exchange) -> Headers:
     return [(b"x-replica", str(exchange.replica.number).encode())]
 
 
-def _kept(request: Request) -> list[tuple[bytes, bytes]]:
+def _kept(request: Request) -> Headers:
     """The headers that are passed on."""
     return [(name, value) for name, value in request.headers.raw if name.decode() not in ONE_CONNECTION]
 

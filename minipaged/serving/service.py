@@ -110,7 +110,7 @@ class Service:
         for text in texts:
             split_prompt(text)  # (checks it)
         if len(texts) == 1 and len(texts[0]) <= LONG_TEXT:
-            return [list(encode(texts[0]))]
+            return [encode(texts[0])]
         return [await self.in_thread(encode, text) for text in texts]
 
     async def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
