@@ -20,8 +20,6 @@ from minipaged.viewer.perfetto import perfetto
 from minipaged.viewer.replay import read_trace
 from minipaged.viewer.scrape import Scrape, ServerError, dashboard, fetch, read_metrics
 
-LIVE_PAGES = ("live", "")  # where a server may have its page
-
 
 def view(
     trace: Annotated[Path | None, Argument(help="A trace, from generate --trace FILE.")] = None,
@@ -63,13 +61,11 @@ def view(
 
 
 def _live_page(url: str) -> str:
-    base = url.rstrip("/")
-    for name in LIVE_PAGES:
-        address = f"{base}/{name}"
-        kind, text = fetch(address, missing_is_none=True) or ("", "")
-        if "html" in kind and "mountViewer" in text:
-            return address
-    raise ServerError(f"{url} has no live page; is it the address of minipaged serve?")
+    address = f"{url.rstrip('/')}/"
+    kind, text = fetch(address, missing_is_none=True) or ("", "")
+    if "html" not in kind or "mountViewer" not in text:
+        raise ServerError(f"{url} has no live page; is it the address of minipaged serve?")
+    return address
 
 
 def top(

@@ -37,10 +37,7 @@ class Scrape(NamedTuple):
 
 
 def fetch(address: str, missing_is_none: bool = False, api_key: str | None = None) -> tuple[str, str] | None:
-    """(content type, text) of an HTTP address; None for 404 if asked. Raises `ServerError`.
-
-    A server with a key answers 401 even to a path that it does not have.
-    """
+    """(content type, text) of an HTTP address; None for 401 and 404 if asked. Raises `ServerError`."""
     if not address.startswith(("http://", "https://")):
         raise ServerError(f"{address} is not an HTTP address; give one such as http://127.0.0.1:8000")
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
