@@ -30,13 +30,6 @@ if TYPE_CHECKING:
 
 DEFAULT_PROMPT = "Once upon a time"
 
-ACCOUNT = (
-    "[bold]{peak_kv_blocks}[/bold] of {num_blocks:,} KV blocks of {block} at peak; "
-    "on average {kv_waste:.1%} of the held slots were empty",
-    "[bold]{output}[/bold] in {seconds:.2f} s, {out_tok_per_s:.0f} tokens/s, {preempted}",
-    "sharing saved [bold]{sharing_saving:.1%}[/bold] of the blocks ({blocks_copied} copied on write)",
-)
-
 
 def generate(
     options: dict[str, Any],
@@ -246,26 +239,34 @@ def print_outputs(outputs: Sequence[RequestOutput], engine: Engine, params: Deco
             if completion.logprobs is not None:
                 console.print(_logprobs_table(completion, "  " if console.width >= 60 else "\n"))
     else:
-        told = Console(stderr=True, highlight=False, soft_wrap=True)
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
         # (What reads JSON, or a choice, from a pipe has no use for the prompt before it.)
         is_structured = isinstance(params, SamplingParams) and params.structured_outputs is not None
         for number, (completion, prompt, subtitle) in enumerate(_completions(outputs, params)):
             print("\n" * bool(number) + ("" if is_structured else prompt) + completion.text)
             for row in _logprobs_rows(completion, "  "):
                 print("\t".join(row))
-            told.print(subtitle)
-        console = told
+            console.print(subtitle)
     print_account(engine, params, console)
 
 
 def print_account(engine: Engine, params: DecodingParams, console: Console) -> None:
     """Memory and speed in words."""
     account = stats(engine)
-    account["block"] = counted(account["block_size"], "token")
-    account["output"] = counted(account["output_tokens"], "token")
-    account["preempted"] = counted(account["preemptions"], "preemption")
-    for line in ACCOUNT[: 3 if account["sharing_saving"] > 0 else 2]:
-        console.print(line.format_map(account))
+    console.print(
+        f"[bold]{account['peak_kv_blocks']}[/bold] of {account['num_blocks']:,} KV blocks of "
+        f"{counted(account['block_size'], 'token')} at peak; "
+        f"on average {account['kv_waste']:.1%} of the held slots were empty"
+    )
+    console.print(
+        f"[bold]{counted(account['output_tokens'], 'token')}[/bold] in {account['seconds']:.2f} s, "
+        f"{account['out_tok_per_s']:.0f} tokens/s, {counted(account['preemptions'], 'preemption')}"
+    )
+    if account["sharing_saving"] > 0:
+        console.print(
+            f"sharing saved [bold]{account['sharing_saving']:.1%}[/bold] of the blocks "
+            f"({account['blocks_copied']} copied on write)"
+        )
     if engine.config.num_speculative_tokens:
         drafts = draft_summary(account["accepted_tokens"], account["draft_tokens"])
         if not isinstance(params, SamplingParams) or params.num_samples > 1:

@@ -77,7 +77,7 @@ def reproduce(
             print(json.dumps(listed, indent=1))
             return
         for entry in listed:
-            print("{name:16} {title} ({source})".format_map(entry))
+            print(f"{entry['name']:16} {entry['title']} ({entry['source']})")
         if not list_:
             print("\nName some of them, or give --all.")
         return
