@@ -138,8 +138,10 @@ def generate(
         print(wrap.rest())
         told = Console(stderr=not sys.stdout.isatty(), highlight=False, soft_wrap=True)
         print_account(llm.engine, params, told)
+        num_cut = llm.engine.metrics.request_success["length"]
     else:
         outputs = llm.generate(prompts, params)
+        num_cut = sum(end.finish_reason == "length" for output in outputs for end in output.outputs)
         if as_json:
             print(json.dumps(outputs_json(outputs, llm.engine), indent=2))
         else:
@@ -148,11 +150,9 @@ def generate(
         print_blocks(seen, outputs, Console(stderr=as_json, highlight=False))
     if writer is not None:
         writer.close()
-    if isinstance(params, SamplingParams) and params.structured_outputs is not None:
-        cut = [end for output in outputs for end in output.outputs if end.finish_reason == "length"]
-        if cut:
-            fix = f"raise --max-tokens (it is {max_tokens})"
-            print(f"minipaged: {counted(len(cut), 'text')} cut off before the end; {fix}", file=sys.stderr)
+    if num_cut and isinstance(params, SamplingParams) and params.structured_outputs is not None:
+        fix = f"raise --max-tokens (it is {max_tokens})"
+        print(f"minipaged: {counted(num_cut, 'text')} cut off before the end; {fix}", file=sys.stderr)
     failed = [(output.request_id, output.error) for output in outputs if output.error is not None]
     for request_id, reason in failed:
         print(f"minipaged: request {request_id} failed: {reason}", file=sys.stderr)

@@ -315,13 +315,14 @@ def test_into_a_pipe_structured_output_is_nothing_but_itself(capsys, monkeypatch
     assert "cut off" not in err
 
 
-def test_structured_output_that_is_cut_off_is_told(capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("more", "texts"), [((), "1 text"), (("--n", "2"), "2 texts"), (("--stream",), "1 text")]
+)
+def test_structured_output_that_is_cut_off_is_told(capsys, monkeypatch, more, texts):
     """Catches the beginning of a JSON text that looks like an answer."""
-    arguments = ("generate", "A cat: ", "--regex", "[0-9]{9}", "--max-tokens", "2")
+    arguments = ("generate", "A cat: ", "--regex", "[0-9]{9}", "--max-tokens", "2", *more)
     _, _, err = call(capsys, monkeypatch, *arguments)
-    assert "minipaged: 1 text cut off before the end; raise --max-tokens (it is 2)\n" in err
-    _, _, err = call(capsys, monkeypatch, *arguments, "--n", "2")
-    assert "minipaged: 2 texts cut off before the end; raise --max-tokens (it is 2)\n" in err
+    assert f"minipaged: {texts} cut off before the end; raise --max-tokens (it is 2)\n" in err
 
 
 def test_a_text_that_ends_at_max_tokens_says_so(capsys, monkeypatch):
