@@ -11,12 +11,14 @@ from minipaged.serving.errors import ApiError, api_error
 from minipaged.serving.schemas import MOST_LOGPROBS, OF_BEAMS, ChatBody, GenerationBody, ResponseFormat
 from minipaged.serving.service import Service
 
-COMMON = ("ignore_eos", "min_tokens", "max_tokens", "stop_token_ids")
+COMMON = (
+    *("temperature", "max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids"),
+    "include_stop_str_in_output",
+)
 OF_SAMPLES = (
-    *("n", "best_of", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "bad_words"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty", "allowed_token_ids"),
-    *("include_stop_str_in_output", "prompt_logprobs", "typical_p", "no_repeat_ngram_size"),
-    "truncate_prompt_tokens",
+    *("best_of", "top_p", "top_k", "min_p", "seed", "bad_words", "allowed_token_ids"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("prompt_logprobs", "typical_p", "no_repeat_ngram_size", "truncate_prompt_tokens"),
     *("skip_special_tokens", "spaces_between_special_tokens"),
 )
 MOST = {"stop": 64, "bad_words": 512, "logit_bias": 1024, "stop_token_ids": 1024, "allowed_token_ids": 65536}
@@ -66,15 +68,15 @@ async def read_params(
 def _params(body: GenerationBody, logprobs: int | None, defaults: dict[str, Any]) -> DecodingParams:
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is given without stream; set stream to true", "stream_options")
+    for name, count in (("logprobs", logprobs), ("prompt_logprobs", body.prompt_logprobs)):
+        if count is not None and not 0 <= count <= MOST_LOGPROBS:
+            raise ApiError(400, f"{name} is {count}; give a number from 0 to {MOST_LOGPROBS}", name)
     if body.use_beam_search:
         return _beam_params(body, logprobs, defaults)
     for name in OF_BEAMS:
         if getattr(body, name) is not None:
             raise ApiError(400, f"{name} is given without use_beam_search; set it to true", name)
-    for name, count in (("logprobs", logprobs), ("prompt_logprobs", body.prompt_logprobs)):
-        if count is not None and not 0 <= count <= MOST_LOGPROBS:
-            raise ApiError(400, f"{name} is {count}; give a number from 0 to {MOST_LOGPROBS}", name)
-    values = defaults | _given(body, (*COMMON, *OF_SAMPLES))
+    values = defaults | _given(body, ("n", *COMMON, *OF_SAMPLES))
     if body.logit_bias is not None:
         values["logit_bias"] = _logit_bias(body.logit_bias)
     is_known = (values.get("best_of") or 0) <= values.get("n", 1)  # which samples are returned
@@ -83,18 +85,15 @@ def _params(body: GenerationBody, logprobs: int | None, defaults: dict[str, Any]
 
 
 def _beam_params(body: GenerationBody, logprobs: int | None, defaults: dict[str, Any]) -> BeamSearchParams:
-    ignored = ("n",) if body.temperature else ("n", "temperature")
     for name in (*OF_SAMPLES, "logit_bias", "structured_outputs", "response_format"):
-        if getattr(body, name) is not None and name not in ignored:
+        if getattr(body, name) is not None:
             raise ApiError(400, f"{name} is given, but beam search does not support it; leave it out", name)
-    if logprobs is not None:
-        raise ApiError(400, "logprobs is given, but beam search does not report it; leave it out", "logprobs")
     num_returned = 1 if body.n is None else body.n
     width = num_returned if body.beam_width is None else body.beam_width
     if not 1 <= num_returned <= max(1, width):
         raise ApiError(400, f"n is {num_returned}; give a number from 1 to beam_width, which is {width}", "n")
     values = defaults | _given(body, (*COMMON, "length_penalty", "early_stopping"))
-    return BeamSearchParams(beam_width=width, num_return_sequences=num_returned, **values)
+    return BeamSearchParams(beam_width=width, num_return_sequences=num_returned, logprobs=logprobs, **values)
 
 
 def num_chat_logprobs(body: ChatBody) -> int | None:

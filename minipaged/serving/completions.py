@@ -31,7 +31,9 @@ async def _read(service: Service, body: CompletionBody) -> Asked:
         prompts = await _prompts(service, body)
     except ValueError as error:
         raise api_error(error, (), "prompt") from error
-    if body.echo and body.logprobs is not None and isinstance(params, SamplingParams):
+    if body.echo and body.logprobs is not None:
+        if not isinstance(params, SamplingParams):
+            raise ApiError(400, "echo with logprobs is not for beam search; set echo to false", "echo")
         if body.stream:
             raise ApiError(400, "echo with logprobs does not stream; set stream to false", "echo")
         params = replace(params, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))

@@ -19,7 +19,7 @@ import httpx
 import openai
 import pytest
 
-from minipaged import SamplingParams
+from minipaged import BeamSearchParams, SamplingParams
 from minipaged.outputs import RequestOutput
 from minipaged.serving import chat, completions
 from minipaged.serving.generation import Usage
@@ -513,14 +513,17 @@ def test_a_taken_port_and_an_open_address_are_told_in_one_line():
 
 
 def test_params_of_the_engine_reach_it(offline):
-    """Catches a table of fields that lacks one of `SamplingParams`."""
+    """Catches a table of fields that lacks one of `SamplingParams` or `BeamSearchParams`."""
     from dataclasses import fields
 
     from minipaged.serving.body_params import COMMON, OF_SAMPLES
+    from minipaged.serving.schemas import OF_BEAMS
 
-    elsewhere = {"logit_bias", "logprobs", "output_kind", "structured_outputs"}
+    elsewhere = {"n", "logit_bias", "logprobs", "output_kind", "structured_outputs"}
     elsewhere |= {"logits_processors", "detokenize"}  # of Python, not of HTTP
     assert {*COMMON, *OF_SAMPLES, *elsewhere} == {field.name for field in fields(SamplingParams)}
+    elsewhere = {"num_return_sequences", "logprobs", "structured_outputs"}
+    assert {*COMMON, *OF_BEAMS, *elsewhere} == {field.name for field in fields(BeamSearchParams)}
 
 
 def test_the_part_of_an_event_that_is_written_once_is_that_of_each():

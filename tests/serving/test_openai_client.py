@@ -88,6 +88,26 @@ def test_the_engines_own_parameters_are_extra_fields(client, offline):
     assert right.outputs[0].text in ("yes", "no")
 
 
+def test_beams_take_what_beam_search_params_take(client, offline):
+    """Catches a field that beams support in Python, and that the server says they do not."""
+    values = {"max_tokens": 20, "temperature": 2.0, "stop": [" He"], "logprobs": 2}
+    own = {"include_stop_str_in_output": True, "min_tokens": 3}
+    params = BeamSearchParams(beam_width=2, num_return_sequences=2, **values, **own)
+    [right] = offline.generate(PROMPT, params)
+    beams = {"model": "pocket", "n": 2, "extra_body": {"use_beam_search": True, **own}}
+    found = client.completions.create(prompt=PROMPT, **beams, **values).choices
+    assert_same(found, right)
+    assert right.outputs[0].text.endswith(" He")
+    for choice, completion in zip(found, right.outputs):
+        chosen = [top[token].logprob for token, top in zip(completion.token_ids, completion.logprobs)]
+        assert choice.logprobs.token_logprobs == pytest.approx(chosen)
+        assert all(len(top) in (2, 3) for top in choice.logprobs.top_logprobs)
+    hello = [{"role": "user", "content": "Hello"}]
+    asked = {"messages": hello, "logprobs": True, "top_logprobs": 2, "max_tokens": 4}
+    [choice, _] = client.chat.completions.create(**beams, **asked).choices
+    assert [len(entry.top_logprobs) for entry in choice.logprobs.content] == [2] * 4
+
+
 def test_several_prompts_and_token_ids_are_answered_in_their_order(client, offline):
     """Catches choices of one prompt given to another."""
     prompts = ["Once upon a time", "The little robot", "One day Tom"]
