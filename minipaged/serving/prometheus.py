@@ -94,12 +94,11 @@ class PrometheusMetrics:
             "copied_blocks": ("Blocks copied on write.", metrics.blocks_copied),
             "engine_steps": ("Steps committed.", metrics.steps),
         }
-        for name, (text, value) in gauges.items():
-            gauge = GaugeMetricFamily(f"minipaged:{name}", text, labels=["model_name"])
-            gauge.add_metric([self._model_name], value)
-            yield gauge
-        for name, (text, value) in counters.items():
-            yield self._counter(name, text, "", {"": value})
+        for kind, told in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for name, (text, value) in told.items():
+                family = kind(f"minipaged:{name}", text, labels=["model_name"])
+                family.add_metric([self._model_name], value)
+                yield family
         reasons = dict.fromkeys(("stop", "length", "abort", "error"), 0) | dict(metrics.request_success)
         yield self._counter("request_success", "Requests that ended.", "finished_reason", reasons)
         modes = {"recompute": 0, "swap": 0} | dict(self._preemptions)
@@ -108,10 +107,9 @@ class PrometheusMetrics:
         yield self._counter("swapped_blocks", "Blocks moved to the host and back.", "direction", swapped)
 
     def _counter(self, name: str, text: str, label: str, values: dict[str, int]) -> Metric:
-        labels = ["model_name", label] if label else ["model_name"]
-        family = CounterMetricFamily(f"minipaged:{name}", text, labels=labels)
+        family = CounterMetricFamily(f"minipaged:{name}", text, labels=["model_name", label])
         for value, count in values.items():
-            family.add_metric([self._model_name, value][: len(labels)], count)
+            family.add_metric([self._model_name, value], count)
         return family
 
     def _observe(self, plan: StepPlan, result: StepResult, touched: list[Request]) -> None:
