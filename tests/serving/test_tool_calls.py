@@ -62,19 +62,32 @@ TEXTS = [
 ]
 
 
+def cut(text: str, count: int, draw: random.Random) -> list[str]:
+    """A text in pieces, some of them empty."""
+    cuts = sorted(draw.choices(range(len(text) + 1), k=count))
+    return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)])]
+
+
+def told_of(pieces: list[str]) -> list:
+    """Content and calls in their order."""
+    reader, told = ToolCallReader(), [""]
+    for number, piece in enumerate(pieces, start=1):
+        for part in reader.read(piece, is_last=number == len(pieces)):
+            if isinstance(part, str):
+                told[-1] += part
+            else:
+                told += [part["function"], ""]
+    return told
+
+
 @pytest.mark.parametrize(("text", "content", "calls"), TEXTS, ids=lambda value: repr(value)[:30])
 def test_a_text_is_divided_alike_however_it_is_cut(text, content, calls):
     """Catches half a tag that is shown, a call that depends on where pieces end, text that is lost."""
     draw = random.Random(0)
     for attempt in range(40):
-        reader, parts = ToolCallReader(), []
-        cuts = sorted(draw.choices(range(len(text) + 1), k=attempt))
-        pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)])]
-        for number, piece in enumerate(pieces, start=1):
-            parts += reader.read(piece, is_last=number == len(pieces))
-        told = [part for part in parts if isinstance(part, dict)]
-        assert "".join(part for part in parts if isinstance(part, str)) == content
-        assert [(call["function"]["name"], call["function"]["arguments"]) for call in told] == calls
+        told = told_of(cut(text, attempt, draw))
+        assert "".join(part for part in told if isinstance(part, str)) == content
+        assert [(part["name"], part["arguments"]) for part in told if isinstance(part, dict)] == calls
 
 
 def test_a_long_run_of_spaces_costs_its_length():
@@ -85,35 +98,9 @@ def test_a_long_run_of_spaces_costs_its_length():
 
 
 SCRAPS = [
-    *(
-        "<tool_call>",
-        "</tool_call>",
-        "<tool",
-        '"',
-        "\\\\",
-        '\\\\"',
-        " ",
-        "\\n",
-        "{",
-        "}",
-        "[",
-        "]",
-        ":",
-        ",",
-        "a",
-        "1e9",
-        "-",
-        "NaN",
-    ),
-    *(
-        '{"name": "f"}',
-        '{"name": "f", "arguments": {"a": "</tool_call>"}}',
-        '"name"',
-        "\\ud800",
-        "tru",
-        "e",
-        "\u00e9",
-    ),
+    *("<tool_call>", "</tool_call>", "<tool", " ", "\\n", "NaN", "tru", "e", "a", "1e9", "-"),
+    *('"', "\\\\", '\\\\"', "{", "}", "[", "]", ":", ",", "\\ud800", "\u00e9"),
+    *('{"name": "f"}', '{"name": "f", "arguments": {"a": "</tool_call>"}}', '"name"'),
     *(TIME, CALL),
 ]
 
@@ -124,24 +111,9 @@ def test_random_texts_are_divided_alike_however_they_are_cut(seed):
     draw = random.Random(seed)
     for _ in range(200):
         text = "".join(draw.choices(SCRAPS, k=draw.randrange(12)))
-        whole = told_of(text, [])
+        whole = told_of([text])
         for _ in range(4):
-            assert told_of(text, sorted(draw.choices(range(len(text) + 1), k=draw.randrange(8)))) == whole, (
-                text
-            )
-
-
-def told_of(text: str, cuts: list[int]) -> list:
-    """Content and calls in their order, of a text in pieces."""
-    reader, told = ToolCallReader(), [""]
-    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)])]
-    for number, piece in enumerate(pieces, start=1):
-        for part in reader.read(piece, is_last=number == len(pieces)):
-            if isinstance(part, str):
-                told[-1] += part
-            else:
-                told += [part["function"], ""]
-    return told
+            assert told_of(cut(text, draw.randrange(8), draw)) == whole, text
 
 
 def test_parts_come_in_their_order():
@@ -153,7 +125,12 @@ def test_parts_come_in_their_order():
     ]
 
 
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+def tool(name: str, **more) -> dict:
+    """A function, as chats take it."""
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+TOOLS = [tool("weather", parameters={"type": "object"})]
 ASKED = [{"role": "user", "content": "How is Rome?"}]
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
@@ -277,11 +254,8 @@ WEATHER = {
     "$defs": {"Hour": HOUR},
 }
 FUNCTIONS = {"weather": WEATHER, 'r\u00f4le "x"': None}
-TIME_TOOL = {"type": "function", "function": {"name": "time"}}
-CHOOSE_FROM = [
-    {"type": "function", "function": {"name": name, "parameters": schema}}
-    for name, schema in FUNCTIONS.items()
-]
+TIME_TOOL = tool("time")
+CHOOSE_FROM = [tool(name, parameters=schema) for name, schema in FUNCTIONS.items()]
 
 
 def force(server, choice, **values):
@@ -290,13 +264,8 @@ def force(server, choice, **values):
     return server.openai().chat.completions.create(tool_choice=choice, **values)
 
 
-def named(name: str):
-    """The choice of one function."""
-    return {"type": "function", "function": {"name": name}}
-
-
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("choice", ["required", named("weather"), named('r\u00f4le "x"')], ids=str)
+@pytest.mark.parametrize("choice", ["required", tool("weather"), tool('r\u00f4le "x"')], ids=str)
 def test_a_call_that_must_be_made_is_made(server, choice, seed):
     """Catches text in place of a call, another function, arguments that do not fit, more calls than one."""
     answer = force(server, choice, seed=seed, temperature=1, parallel_tool_calls=False).choices[0]
@@ -313,7 +282,7 @@ def test_a_call_that_must_be_made_is_made(server, choice, seed):
 def allowed(mode: str, *names: str):
     """The choice among some of the functions, as in chats and as in responses."""
     flat = [{"type": "function", "name": name} for name in names]
-    chat = {"mode": mode, "tools": [named(name) for name in names]}
+    chat = {"mode": mode, "tools": [tool(name) for name in names]}
     return {"type": "allowed_tools", "allowed_tools": chat}, {
         "type": "allowed_tools",
         "mode": mode,
@@ -352,7 +321,7 @@ def test_who_may_call_several_functions_may(server):
     bias = {str(server.llm.get_tokenizer().eos_token_id): -100}
     calls = force(server, "required", tools=[TIME_TOOL], logit_bias=bias, max_tokens=150, temperature=0)
     assert len(calls.choices[0].message.tool_calls) > 1
-    calls = force(server, named("time"), tools=[TIME_TOOL], logit_bias=bias, max_tokens=150, temperature=0)
+    calls = force(server, tool("time"), tools=[TIME_TOOL], logit_bias=bias, max_tokens=150, temperature=0)
     assert len(calls.choices[0].message.tool_calls) == 1
     one = {"parallel_tool_calls": False}
     calls = force(
@@ -385,9 +354,9 @@ ENDLESS = [
 @pytest.mark.parametrize("schema", ENDLESS, ids=lambda schema: json.dumps(schema)[:60])
 def test_objects_have_the_keys_that_they_name(server, schema):
     """Catches a model that goes on with keys of its own, inside of an object or a reference, for ever."""
-    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     for seed in range(3):
-        choice = force(server, "required", tools=[tool], seed=seed, temperature=1, parallel_tool_calls=False)
+        tools = [tool("f", parameters=schema)]
+        choice = force(server, "required", tools=tools, seed=seed, temperature=1, parallel_tool_calls=False)
         (call,) = choice.choices[0].message.tool_calls
         arguments = json.loads(call.function.arguments)
         assert not [*jsonschema.Draft202012Validator(schema).iter_errors(arguments)]
@@ -409,28 +378,23 @@ def test_what_speaks_of_more_keys_is_left_as_it_is(server):
         {"properties": {"x": {"properties": {}, "const": {"k": 1}}}, "required": ["x"]},
     ]
     for schema in schemas:
-        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-        answer = server.http.post(
-            "/v1/chat/completions",
-            json={"messages": ASKED, "tools": [tool], "tool_choice": "required", "max_tokens": 2},
-        )
+        asked = {"messages": ASKED, "tools": [tool("f", parameters=schema)], "tool_choice": "required"}
+        answer = server.http.post("/v1/chat/completions", json=asked | {"max_tokens": 2})
         assert answer.status_code == 200, f"{schema}: {answer.text}"
 
 
 def test_alternatives_that_overlap_are_refused(server):
     """Catches a call that fits two of them, which closed objects would hide."""
     alternatives = {"oneOf": [{"properties": {"a": HOUR}}, {"properties": {"a": HOUR, "b": HOUR}}]}
-    tool = {"type": "function", "function": {"name": "f", "parameters": alternatives}}
     with pytest.raises(openai.BadRequestError, match="oneOf"):
-        force(server, "required", tools=[tool])
+        force(server, "required", tools=[tool("f", parameters=alternatives)])
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_number_is_told_as_it_is_written(server, seed):
     """Catches a call that is lost because a number has too large an exponent for Python."""
-    tool = {"type": "function", "function": {"name": "f", "parameters": PRICE}}
-    values = {"tools": [tool], "seed": seed, "temperature": 1, "logit_bias": {}, "parallel_tool_calls": False}
-    choice = force(server, "required", **values).choices[0]
+    values = {"seed": seed, "temperature": 1, "logit_bias": {}, "parallel_tool_calls": False}
+    choice = force(server, "required", tools=[tool("f", parameters=PRICE)], **values).choices[0]
     if choice.finish_reason != "length":
         assert "price" in json.loads(choice.message.tool_calls[0].function.arguments)
 
@@ -445,7 +409,7 @@ def test_a_format_for_text_does_not_matter_to_a_call(server):
 def test_forced_calls_stream_as_others_do(server):
     """Catches a stream that shows the text of the call."""
     calls, content = [], ""
-    for event in force(server, named("weather"), stream=True, temperature=0):
+    for event in force(server, tool("weather"), stream=True, temperature=0):
         for choice in event.choices:
             content += choice.delta.content or ""
             calls += choice.delta.tool_calls or []
@@ -456,18 +420,18 @@ def test_forced_calls_stream_as_others_do(server):
 def test_a_template_without_a_place_for_tools_can_be_forced_to_call_them(server, monkeypatch):
     """Catches a refusal where the model need not know the functions: the grammar does, as with a schema."""
     monkeypatch.setattr(server.llm.get_tokenizer(), "chat_template", "{{ messages[0].content }}")
-    (call,) = force(server, named("weather"), temperature=0).choices[0].message.tool_calls
+    (call,) = force(server, tool("weather"), temperature=0).choices[0].message.tool_calls
     assert call.function.name == "weather"
 
 
+UNIQUE = {"uniqueItems": True}
 LARGE = {"properties": {"a": {"enum": ["a" * 1000] * 100}}}
 WRONG = [
     (
-        {"tool_choice": "required", "tools": [
-            {"type": "function", "function": {"name": f"f{i}", "parameters": LARGE}} for i in range(3)]},
+        {"tool_choice": "required", "tools": [tool(f"f{i}", parameters=LARGE) for i in range(3)]},
         "tools", "tools: the grammar of their calls is",
     ),
-    ({"tool_choice": named("time")}, "tool_choice", "names 'time', which is not in tools; add it"),
+    ({"tool_choice": tool("time")}, "tool_choice", "names 'time', which is not in tools; add it"),
     ({"tool_choice": allowed("auto", "weather", "time")[0]}, "tool_choice", "names 'time', which is not in"),
     ({"tool_choice": allowed("required")[0]}, "tool_choice", "there are no tools; give some"),
     (
@@ -478,22 +442,19 @@ WRONG = [
     ({"tool_choice": "required", "use_beam_search": True, "n": 2}, "tool_choice", "use_beam_search"),
     ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "tool_choice", "structured_outputs"),
     (
-        {"tool_choice": "required", "tools": [{"type": "function", "function": {
-            "name": "f", "parameters": {"properties": {"a": {"uniqueItems": True}}}}}]},
+        {"tool_choice": "required", "tools": [tool("f", parameters={"properties": {"a": UNIQUE}})]},
         "tools", "tools: parameters of 'f' is",
     ),
     (
-        {"tool_choice": "required", "tools": [{"type": "function", "function": {
-            "name": "f", "parameters": {"type": "string"}}}]},
+        {"tool_choice": "required", "tools": [tool("f", parameters={"type": "string"})]},
         "tools", "tools: parameters of 'f' have the type 'string'; give 'object'",
     ),
     (
-        {"tool_choice": "auto", "tools": [{"type": "function", "function": {
-            "name": "f", "parameters": {"maximum": float("inf")}}}]},
+        {"tool_choice": "auto", "tools": [tool("f", parameters={"maximum": float("inf")})]},
         "tools", "a number that is not JSON's",
     ),
     (
-        {"tool_choice": "auto", "tools": [{"type": "function", "function": {"name": "\ud800"}}]},
+        {"tool_choice": "auto", "tools": [tool("\ud800")]},
         "messages", "which is no Unicode character",
     ),
 ]  # fmt: skip
@@ -556,11 +517,7 @@ def test_a_response_may_call_a_function_and_be_told_what_it_returned(server):
 
 def test_who_chooses_no_function_gets_the_text(server):
     """Catches a text about calls that is taken for one."""
-    body = ResponsesBody.model_validate(RESPONSE | {"tool_choice": "none"})
-    usage = SimpleNamespace(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
-    generation = SimpleNamespace(request_id="resp_1", usage=usage)
-    one = responses._Writer(SimpleNamespace(model_name="pocket"), body, generation)
-    (item,) = one.whole([one_output(CALL, "stop")])["output"]
+    (item,) = writer(tool_choice="none").whole([one_output(CALL, "stop")])["output"]
     assert item["content"][0]["text"] == CALL
 
 
@@ -641,9 +598,7 @@ def test_text_and_calls_are_items_in_their_order():
     text = f"Let me look. {CALL}\n{TIME}Done."
     draw = random.Random(1)
     for attempt in range(40):
-        cuts = sorted(draw.choices(range(len(text) + 1), k=attempt))
-        pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)])]
-        events = stream(pieces, "length")
+        events = stream(cut(text, attempt, draw), "length")
         output = events[-1]["response"]["output"]
         assert [item["type"] for item in output] == ["message", "function_call", "function_call", "message"]
         assert [output[i]["content"][0]["text"] for i in (0, 3)] == ["Let me look.", "Done."]
@@ -660,11 +615,11 @@ def test_text_and_calls_are_items_in_their_order():
     assert [item["content"][0]["text"] for item in writer().whole([one_output("", "stop")])["output"]] == [""]
 
 
-def writer():
+def writer(**values):
     """Of a response that may call functions."""
     usage = SimpleNamespace(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
     generation = SimpleNamespace(request_id="resp_1", usage=usage)
-    body = ResponsesBody.model_validate(RESPONSE)
+    body = ResponsesBody.model_validate(RESPONSE | values)
     return responses._Writer(SimpleNamespace(model_name="pocket"), body, generation)
 
 
