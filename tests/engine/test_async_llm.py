@@ -4,6 +4,7 @@ nobody's step."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import itertools
 import logging
@@ -64,6 +65,16 @@ def toy(model: ToyModel | None = None, **options) -> AsyncLLM:
     return llm
 
 
+def in_event_loop(test):
+    """Run a test that is a coroutine."""
+
+    @functools.wraps(test)
+    def run(**fixtures):
+        asyncio.run(test(**fixtures))
+
+    return run
+
+
 async def read(outputs) -> list:
     return [output async for output in outputs]
 
@@ -105,16 +116,14 @@ def said(output) -> list[tuple]:
     return [output.prompt, output.prompt_token_ids, output.finished, completions]
 
 
-def test_outputs_are_those_of_generate():
+@in_event_loop
+async def test_outputs_are_those_of_generate():
     """Catches an output lost, of somebody else, or other than the blocking door's."""
     expected = [LLM(**OPTIONS).generate(*pair)[0] for pair in zip(TEXTS, TEXT_PARAMS)]
-
-    async def main():
-        async with AsyncLLM(**OPTIONS) as llm:
-            assert llm.get_tokenizer().encode("a")
-            return await asyncio.gather(*(read(llm.generate(*pair)) for pair in zip(TEXTS, TEXT_PARAMS)))
-
-    for outputs, right in zip(asyncio.run(main()), expected):
+    async with AsyncLLM(**OPTIONS) as llm:
+        assert llm.get_tokenizer().encode("a")
+        found = await asyncio.gather(*(read(llm.generate(*pair)) for pair in zip(TEXTS, TEXT_PARAMS)))
+    for outputs, right in zip(found, expected):
         assert said(outputs[-1]) == said(right)
         assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
         if right.prompt_logprobs is not None:
@@ -122,370 +131,308 @@ def test_outputs_are_those_of_generate():
             assert len(outputs[-1].outputs[0].logprobs) == len(right.outputs[0].logprobs)
 
 
-def test_cumulative_outputs_grow_and_deltas_join_to_the_whole():
+@in_event_loop
+async def test_cumulative_outputs_grow_and_deltas_join_to_the_whole():
     """Catches a token told twice, a half character, a stop string that was shown and taken back, outputs
     without their completions, log-probabilities of the last token alone."""
     params = [
         {"temperature": 1.0, "seed": 5, "n": 2, "max_tokens": 30, "logprobs": 1, "stop": (" the ", ".")},
         {"temperature": 0, "max_tokens": 30},
     ]
-
-    async def main():
-        async with AsyncLLM(**OPTIONS) as llm:
-            # Outputs that wait are joined: each step gives the loop time to take the last one's.
-            llm.engine.on_committed.append(lambda *step: time.sleep(0.002))
-            for options in params:
-                prompt = "The little robot"
-                whole = await read(llm.generate(prompt, SamplingParams(**options)))
-                deltas = await read(llm.generate(prompt, SamplingParams(**options, output_kind=DELTA)))
-                (final,) = await read(llm.generate(prompt, SamplingParams(**options, output_kind=FINAL)))
-                assert said(whole[-1]) == said(final)
-                for index, right in enumerate(final.outputs):
-                    parts = [o for output in deltas for o in output.outputs if o.index == index]
-                    assert len(parts) > 3
-                    assert "".join(part.text for part in parts) == right.text
-                    assert [t for part in parts for t in part.token_ids] == right.token_ids
+    async with AsyncLLM(**OPTIONS) as llm:
+        # Outputs that wait are joined: each step gives the loop time to take the last one's.
+        llm.engine.on_committed.append(lambda *step: time.sleep(0.002))
+        for options in params:
+            prompt = "The little robot"
+            whole = await read(llm.generate(prompt, SamplingParams(**options)))
+            deltas = await read(llm.generate(prompt, SamplingParams(**options, output_kind=DELTA)))
+            (final,) = await read(llm.generate(prompt, SamplingParams(**options, output_kind=FINAL)))
+            assert said(whole[-1]) == said(final)
+            for index, right in enumerate(final.outputs):
+                parts = [o for output in deltas for o in output.outputs if o.index == index]
+                assert len(parts) > 3
+                assert "".join(part.text for part in parts) == right.text
+                assert [t for part in parts for t in part.token_ids] == right.token_ids
+                if right.logprobs is not None:
+                    assert sum(len(part.logprobs) for part in parts) == len(right.token_ids)
+                assert (parts[-1].finish_reason, parts[-1].stop_reason) == (
+                    right.finish_reason,
+                    right.stop_reason,
+                )
+                shown = [o.outputs[index] for o in whole if len(o.outputs) > index]
+                assert len(shown) > 3
+                for before, after in itertools.pairwise(shown):
+                    assert after.text.startswith(before.text)
+                    assert after.token_ids[: len(before.token_ids)] == before.token_ids
                     if right.logprobs is not None:
-                        assert sum(len(part.logprobs) for part in parts) == len(right.token_ids)
-                    assert (parts[-1].finish_reason, parts[-1].stop_reason) == (
-                        right.finish_reason,
-                        right.stop_reason,
-                    )
-                    shown = [o.outputs[index] for o in whole if len(o.outputs) > index]
-                    assert len(shown) > 3
-                    for before, after in itertools.pairwise(shown):
-                        assert after.text.startswith(before.text)
-                        assert after.token_ids[: len(before.token_ids)] == before.token_ids
-                        if right.logprobs is not None:
-                            assert after.logprobs == right.logprobs[: len(after.token_ids)]
-
-    asyncio.run(main())
+                        assert after.logprobs == right.logprobs[: len(after.token_ids)]
 
 
-def test_of_more_samples_than_are_returned_only_the_end_is_told():
+@in_event_loop
+async def test_of_more_samples_than_are_returned_only_the_end_is_told():
     """Catches running outputs with three completions of which two are dropped at the end."""
-
-    async def main():
-        with toy() as llm:
-            params = SamplingParams(n=1, best_of=3, max_tokens=8, seed=1)
-            (final,) = await read(llm.generate(PROMPT, params))
-            assert final.finished
-            assert len(final.outputs) == 1
-
-    asyncio.run(main())
+    with toy() as llm:
+        params = SamplingParams(n=1, best_of=3, max_tokens=8, seed=1)
+        (final,) = await read(llm.generate(PROMPT, params))
+        assert final.finished
+        assert len(final.outputs) == 1
 
 
-def test_a_reader_who_falls_behind_gets_the_newest_output_or_every_delta():
+@in_event_loop
+async def test_a_reader_who_falls_behind_gets_the_newest_output_or_every_delta():
     """Catches a queue of outputs that grows with each step, and deltas that are lost."""
-
-    async def main():
-        with toy() as llm:
-            late = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=30))
-            deltas = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=30, output_kind=DELTA))
-            await until(lambda: not llm.engine.has_unfinished and llm.engine.metrics.request_success)
-            await asyncio.sleep(0.05)
-            (output,) = await read(late)
-            parts = await read(deltas)
-            assert [t for part in parts for t in part.outputs[0].token_ids] == output.outputs[0].token_ids
-            assert len(output.outputs[0].token_ids) == 30
-
-    asyncio.run(main())
+    with toy() as llm:
+        late = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=30))
+        deltas = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=30, output_kind=DELTA))
+        await until(lambda: not llm.engine.has_unfinished and llm.engine.metrics.request_success)
+        await asyncio.sleep(0.05)
+        (output,) = await read(late)
+        parts = await read(deltas)
+        assert [t for part in parts for t in part.outputs[0].token_ids] == output.outputs[0].token_ids
+        assert len(output.outputs[0].token_ids) == 30
 
 
-def test_several_requests_are_read_together_to_their_ends():
+@in_event_loop
+async def test_several_requests_are_read_together_to_their_ends():
     """Catches a request whose end hides another's outputs, outputs that an error behind them takes away."""
-
-    async def main():
-        with toy() as llm:
-            counts = [5, 30, 1]
-            params = [SamplingParams(temperature=0, max_tokens=n, output_kind=DELTA) for n in counts]
-            found = [0, 0, 0]
-            async for position, output in together([llm.generate(PROMPT, each) for each in params]):
-                found[position] += len(output.outputs[0].token_ids)
-            assert found == counts
-            late = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=150, output_kind=DELTA))
-            steps = llm.engine.metrics.steps
-            await until(lambda: llm.engine.metrics.steps > steps + 3)
-            llm.shutdown()
-            await asyncio.sleep(0.05)
-            outputs = together([late])
-            assert [(await anext(outputs))[0] for _ in range(3)] == [0, 0, 0]
-            with pytest.raises(EngineStoppedError):
-                await read(outputs)
-
-    asyncio.run(main())
+    with toy() as llm:
+        counts = [5, 30, 1]
+        params = [SamplingParams(temperature=0, max_tokens=n, output_kind=DELTA) for n in counts]
+        found = [0, 0, 0]
+        async for position, output in together([llm.generate(PROMPT, each) for each in params]):
+            found[position] += len(output.outputs[0].token_ids)
+        assert found == counts
+        late = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=150, output_kind=DELTA))
+        steps = llm.engine.metrics.steps
+        await until(lambda: llm.engine.metrics.steps > steps + 3)
+        llm.shutdown()
+        await asyncio.sleep(0.05)
+        outputs = together([late])
+        assert [(await anext(outputs))[0] for _ in range(3)] == [0, 0, 0]
+        with pytest.raises(EngineStoppedError):
+            await read(outputs)
 
 
-def test_others_have_a_turn_between_the_outputs_of_many_requests_that_are_read_together():
+@in_event_loop
+async def test_others_have_a_turn_between_the_outputs_of_many_requests_that_are_read_together():
     """Catches the outputs of 256 prompts of one body that all go out before anybody else's next token."""
-
-    async def run():
-        with toy() as llm:
-            streams = [llm.generate(PROMPT, SamplingParams(max_tokens=1)) for _ in range(100)]
-            while not all(stream._reader.done for stream in streams):
-                await asyncio.sleep(0.01)
-            turns, seen = [], []
-            async for _ in together(streams):
-                asyncio.get_running_loop().call_soon(turns.append, None)
-                seen.append(len(turns))
-            return seen
-
-    seen = asyncio.run(run())
+    with toy() as llm:
+        streams = [llm.generate(PROMPT, SamplingParams(max_tokens=1)) for _ in range(100)]
+        await until(lambda: all(stream._reader.done for stream in streams))
+        turns, seen = [], []
+        async for _ in together(streams):
+            asyncio.get_running_loop().call_soon(turns.append, None)
+            seen.append(len(turns))
     assert max(after - before for before, after in itertools.pairwise([*seen, 100])) <= 16
 
 
-def test_a_long_text_is_read_together_with_others():
+@in_event_loop
+async def test_a_long_text_is_read_together_with_others():
     """Catches waiting for a request that nobody has handed over: its text is still to be tokenized."""
-
-    async def main():
-        async with AsyncLLM(**OPTIONS) as llm:
-            params = SamplingParams(temperature=0, max_tokens=3, output_kind=FINAL)
-            texts = ["The fox. " * 20, "a " * 2100]
-            outputs = together([llm.generate({"prompt": text}, params) for text in texts])
-            with pytest.raises(RequestTooLongError):
-                await asyncio.wait_for(read(outputs), 60)
-
-    asyncio.run(main())
+    async with AsyncLLM(**OPTIONS) as llm:
+        params = SamplingParams(temperature=0, max_tokens=3, output_kind=FINAL)
+        texts = ["The fox. " * 20, "a " * 2100]
+        outputs = together([llm.generate({"prompt": text}, params) for text in texts])
+        with pytest.raises(RequestTooLongError):
+            await asyncio.wait_for(read(outputs), 60)
 
 
-def test_text_that_was_held_back_comes_with_the_end():
+@in_event_loop
+async def test_text_that_was_held_back_comes_with_the_end():
     """Catches deltas without the beginning of a stop string that never was completed."""
-
-    async def main():
-        async with AsyncLLM(**OPTIONS) as llm:
-            options = {"temperature": 0, "max_tokens": 8}
-            (whole,) = await read(llm.generate("The fox", SamplingParams(**options, output_kind=FINAL)))
-            text = whole.outputs[0].text
-            params = SamplingParams(**options, stop=(text[-3:] + "@@",), output_kind=DELTA)
-            parts = await read(llm.generate("The fox", params))
-            assert "".join(part.outputs[0].text for part in parts) == text
-
-    asyncio.run(main())
+    async with AsyncLLM(**OPTIONS) as llm:
+        options = {"temperature": 0, "max_tokens": 8}
+        (whole,) = await read(llm.generate("The fox", SamplingParams(**options, output_kind=FINAL)))
+        text = whole.outputs[0].text
+        params = SamplingParams(**options, stop=(text[-3:] + "@@",), output_kind=DELTA)
+        parts = await read(llm.generate("The fox", params))
+        assert "".join(part.outputs[0].text for part in parts) == text
 
 
-def test_prompt_logprobs_of_equal_prompts_that_come_together_are_complete():
+@in_event_loop
+async def test_prompt_logprobs_of_equal_prompts_that_come_together_are_complete():
     """Catches a prefix hit, which has no logits, of a request built before the other was queued."""
-
-    async def main():
-        params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0, output_kind=FINAL)
-        async with AsyncLLM(**OPTIONS) as llm:
-            many = [llm.generate("Once upon a time. " * 8, params) for _ in range(4)]
-            for outputs in many:
-                (output,) = await read(outputs)
-                assert all(output.prompt_logprobs[1:])
-
-    asyncio.run(main())
-
-
-def test_no_salt_of_a_prompt_is_that_of_a_request_for_prompt_logprobs():
-    """Catches a prefix hit on the blocks of somebody who chose a salt that the engine would choose."""
-
-    async def main():
-        text = "Once upon a time. " * 8
-        params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0, output_kind=FINAL)
-        async with AsyncLLM(**OPTIONS) as llm:
-            for number in range(1, 5):
-                await read(llm.generate({"prompt": text, "cache_salt": f"/0/{number}"}))
-            (output,) = await read(llm.generate(text, params))
-            assert output.num_cached_tokens == 0
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0, output_kind=FINAL)
+    async with AsyncLLM(**OPTIONS) as llm:
+        many = [llm.generate("Once upon a time. " * 8, params) for _ in range(4)]
+        for outputs in many:
+            (output,) = await read(outputs)
             assert all(output.prompt_logprobs[1:])
 
-    asyncio.run(main())
+
+@in_event_loop
+async def test_no_salt_of_a_prompt_is_that_of_a_request_for_prompt_logprobs():
+    """Catches a prefix hit on the blocks of somebody who chose a salt that the engine would choose."""
+    text = "Once upon a time. " * 8
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0, output_kind=FINAL)
+    async with AsyncLLM(**OPTIONS) as llm:
+        for number in range(1, 5):
+            await read(llm.generate({"prompt": text, "cache_salt": f"/0/{number}"}))
+        (output,) = await read(llm.generate(text, params))
+        assert output.num_cached_tokens == 0
+        assert all(output.prompt_logprobs[1:])
 
 
 # -- leaving -------------------------------------------------------------------------------------
 
 
-def test_leaving_the_iterator_frees_its_blocks():
+@in_event_loop
+async def test_leaving_the_iterator_frees_its_blocks():
     """Catches a client who is gone and whose text is generated to its end."""
-
-    async def main():
-        with toy() as llm:
-            kv = llm.engine.scheduler.kv
-            async for output in llm.generate(PROMPT, LONG, request_id="a"):
-                if len(output.outputs[0].token_ids) >= 3:
-                    steps = llm.engine.metrics.steps
-                    break
-            await until(lambda: kv.num_used == 0)
-            assert llm.engine.metrics.steps <= steps + 3
-            outputs = llm.generate(PROMPT, LONG)
-            await anext(outputs)
-            await outputs.aclose()
-            assert await read(outputs) == []
-            dropped = llm.generate(PROMPT, LONG)
-            del dropped  # (never read)
-            await until(lambda: kv.num_used == 0 and not llm.engine.has_unfinished)
-            assert llm.engine.metrics.request_success == {"abort": 3}
-
-    asyncio.run(main())
+    with toy() as llm:
+        kv = llm.engine.scheduler.kv
+        async for output in llm.generate(PROMPT, LONG, request_id="a"):
+            if len(output.outputs[0].token_ids) >= 3:
+                steps = llm.engine.metrics.steps
+                break
+        await until(lambda: kv.num_used == 0)
+        assert llm.engine.metrics.steps <= steps + 3
+        outputs = llm.generate(PROMPT, LONG)
+        await anext(outputs)
+        await outputs.aclose()
+        assert await read(outputs) == []
+        dropped = llm.generate(PROMPT, LONG)
+        del dropped  # (never read)
+        await until(lambda: kv.num_used == 0 and not llm.engine.has_unfinished)
+        assert llm.engine.metrics.request_success == {"abort": 3}
 
 
-def test_an_idle_engine_keeps_no_request_alive():
+@in_event_loop
+async def test_an_idle_engine_keeps_no_request_alive():
     """Catches the requests of the last step, with their tokens and whatever else hangs on a sequence."""
 
     def are_dropped(requests) -> bool:
         gc.collect()
         return not requests
 
-    async def main():
-        with toy() as llm:
-            requests = weakref.WeakSet()
-            llm.engine.on_planned.append(lambda plan: requests.update(plan.sampling))
-            params = SamplingParams(temperature=0, max_tokens=4)
-            await asyncio.gather(*(read(llm.generate(PROMPT, params, str(i))) for i in range(5)))
-            assert len(llm.engine._requests) == 0
-            await until(lambda: are_dropped(requests))
-
-    asyncio.run(main())
+    with toy() as llm:
+        requests = weakref.WeakSet()
+        llm.engine.on_planned.append(lambda plan: requests.update(plan.sampling))
+        params = SamplingParams(temperature=0, max_tokens=4)
+        await asyncio.gather(*(read(llm.generate(PROMPT, params, str(i))) for i in range(5)))
+        assert len(llm.engine._requests) == 0
+        await until(lambda: are_dropped(requests))
 
 
-def test_a_request_aborted_by_its_id_ends_with_what_there_is():
+@in_event_loop
+async def test_a_request_aborted_by_its_id_ends_with_what_there_is():
     """Catches a reader who waits forever."""
-
-    async def main():
-        with toy() as llm:
-            outputs = llm.generate(PROMPT, LONG, request_id="a")
-            await anext(outputs)
-            await llm.abort("a")
-            await llm.abort("nobody")
-            last = (await read(outputs))[-1]
-            assert last.finished
-            assert last.outputs[0].finish_reason == "abort"
-            assert len(await read(llm.generate(PROMPT, LONG, request_id="a"))) > 0
-
-    asyncio.run(main())
+    with toy() as llm:
+        outputs = llm.generate(PROMPT, LONG, request_id="a")
+        await anext(outputs)
+        await llm.abort("a")
+        await llm.abort("nobody")
+        last = (await read(outputs))[-1]
+        assert last.finished
+        assert last.outputs[0].finish_reason == "abort"
+        assert len(await read(llm.generate(PROMPT, LONG, request_id="a"))) > 0
 
 
-def test_several_requests_are_aborted_by_their_ids():
+@in_event_loop
+async def test_several_requests_are_aborted_by_their_ids():
     """Catches a list of ids that is looked for as one id."""
-
-    async def main():
-        with toy() as llm:
-            streams = [llm.generate(PROMPT, LONG, request_id=name) for name in "abc"]
-            await llm.abort(name for name in "ab")
-            ends = [(await read(outputs))[-1].outputs[0].finish_reason for outputs in streams]
-            assert ends == ["abort", "abort", "length"]
-
-    asyncio.run(main())
+    with toy() as llm:
+        streams = [llm.generate(PROMPT, LONG, request_id=name) for name in "abc"]
+        await llm.abort(name for name in "ab")
+        ends = [(await read(outputs))[-1].outputs[0].finish_reason for outputs in streams]
+        assert ends == ["abort", "abort", "length"]
 
 
 @pytest.mark.parametrize("wrong", [3, None, b"a", ["a", 3], [["a"]]])
-def test_what_is_no_id_is_refused_and_aborts_nothing(wrong):
+@in_event_loop
+async def test_what_is_no_id_is_refused_and_aborts_nothing(wrong):
     """Catches a TypeError about iterables, and a list of which the first half is aborted."""
-
-    async def main():
-        with toy() as llm:
-            outputs = llm.generate(PROMPT, LONG, request_id="a")
-            with pytest.raises(RequestError, match=r"^request_id is .*; give a string, or several$"):
-                await llm.abort(wrong)
-            assert (await read(outputs))[-1].outputs[0].finish_reason == "length"
-
-    asyncio.run(main())
+    with toy() as llm:
+        outputs = llm.generate(PROMPT, LONG, request_id="a")
+        with pytest.raises(RequestError, match=r"^request_id is .*; give a string, or several$"):
+            await llm.abort(wrong)
+        assert (await read(outputs))[-1].outputs[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize("hooks", ["on_planned", "on_committed"])
-def test_a_request_that_waits_while_a_hook_aborts_it_is_told(hooks):
+@in_event_loop
+async def test_a_request_that_waits_while_a_hook_aborts_it_is_told(hooks):
     """Catches a reader who waits forever: the step has not touched the request."""
-
-    async def main():
-        with toy(max_num_seqs=1) as llm:
-            runs, waits = (llm.generate(PROMPT, LONG, request_id=name) for name in ("runs", "waits"))
-            await anext(runs)
-            getattr(llm.engine, hooks).append(lambda *step: llm.engine.abort("waits", "too late"))
-            last = (await asyncio.wait_for(read(waits), 60))[-1]
-            assert (last.outputs[0].finish_reason, last.error) == ("error", "too late")
-            assert (await read(runs))[-1].outputs[0].finish_reason == "length"
-
-    asyncio.run(main())
+    with toy(max_num_seqs=1) as llm:
+        runs, waits = (llm.generate(PROMPT, LONG, request_id=name) for name in ("runs", "waits"))
+        await anext(runs)
+        getattr(llm.engine, hooks).append(lambda *step: llm.engine.abort("waits", "too late"))
+        last = (await asyncio.wait_for(read(waits), 60))[-1]
+        assert (last.outputs[0].finish_reason, last.error) == ("error", "too late")
+        assert (await read(runs))[-1].outputs[0].finish_reason == "length"
 
 
-def test_an_output_that_its_reader_changes_is_no_part_of_the_request():
+@in_event_loop
+async def test_an_output_that_its_reader_changes_is_no_part_of_the_request():
     """Catches the request's own list of prompt tokens: extended, it hides generated tokens."""
-
-    async def main():
-        with toy() as llm:
-            expected = (await read(llm.generate(PROMPT, LONG)))[-1].outputs[0].token_ids
-            last = None
-            async for output in llm.generate(PROMPT, LONG):
-                output.prompt_token_ids.extend(output.outputs[0].token_ids)
-                last = output
-            assert last.outputs[0].token_ids == expected
-            assert last.outputs[0].finish_reason == "length"
-
-    asyncio.run(main())
-
-
-def test_prefixes_are_forgotten_between_two_steps():
-    """Catches vLLM's method missing, and a cache that is cleared while a step uses it."""
-
-    async def main():
-        with toy() as llm:
-            prompt = {"prompt_token_ids": list(range(1, 30))}
-            short = SamplingParams(temperature=0, max_tokens=2)
-            await read(llm.generate(prompt, short))
-            assert (await read(llm.generate(prompt, short)))[-1].num_cached_tokens > 0
-            assert await llm.reset_prefix_cache()
-            assert (await read(llm.generate(prompt, short)))[-1].num_cached_tokens == 0
-
-    asyncio.run(main())
     with toy() as llm:
-        llm.shutdown()
-        with pytest.raises(EngineStoppedError):
-            asyncio.run(llm.reset_prefix_cache())
+        expected = (await read(llm.generate(PROMPT, LONG)))[-1].outputs[0].token_ids
+        last = None
+        async for output in llm.generate(PROMPT, LONG):
+            output.prompt_token_ids.extend(output.outputs[0].token_ids)
+            last = output
+        assert last.outputs[0].token_ids == expected
+        assert last.outputs[0].finish_reason == "length"
+
+
+@in_event_loop
+async def test_prefixes_are_forgotten_between_two_steps():
+    """Catches vLLM's method missing, and a cache that is cleared while a step uses it."""
+    with toy() as llm:
+        prompt = {"prompt_token_ids": list(range(1, 30))}
+        short = SamplingParams(temperature=0, max_tokens=2)
+        await read(llm.generate(prompt, short))
+        assert (await read(llm.generate(prompt, short)))[-1].num_cached_tokens > 0
+        assert await llm.reset_prefix_cache()
+        assert (await read(llm.generate(prompt, short)))[-1].num_cached_tokens == 0
+    with pytest.raises(EngineStoppedError):
+        await llm.reset_prefix_cache()
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_abort_ends_a_long_prompt_like_a_short_one(begun):
+@in_event_loop
+async def test_abort_ends_a_long_prompt_like_a_short_one(begun):
     """Catches an error in place of the output, as the prompt is not tokenized yet."""
-
-    async def main():
-        with AsyncLLM(**OPTIONS | {"max_model_len": 2048}) as llm:
-            outputs = llm.generate("hello world " * 380, LONG, request_id="a")
-            reading = asyncio.create_task(read(outputs)) if begun else None
-            await asyncio.sleep(0)
-            await llm.abort("a")
-            (last,) = await (reading or read(outputs))
-            assert last.finished
-            assert last.prompt.startswith("hello")
-            assert [done.finish_reason for done in last.outputs] == ["abort"]
-            assert not llm._thread._readers
-
-    asyncio.run(main())
+    with AsyncLLM(**OPTIONS | {"max_model_len": 2048}) as llm:
+        outputs = llm.generate("hello world " * 380, LONG, request_id="a")
+        reading = asyncio.create_task(read(outputs)) if begun else None
+        await asyncio.sleep(0)
+        await llm.abort("a")
+        (last,) = await (reading or read(outputs))
+        assert last.finished
+        assert last.prompt.startswith("hello")
+        assert [done.finish_reason for done in last.outputs] == ["abort"]
+        assert not llm._thread._readers
 
 
-def test_a_long_prompt_may_begin_with_what_is_no_token():
+@in_event_loop
+async def test_a_long_prompt_may_begin_with_what_is_no_token():
     """Catches a check of its beginning alone: some tokenizers drop spaces."""
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
-
-    async def main():
-        with AsyncLLM(tokenizer=tokenizer, disable_log_stats=True) as llm:
-            (*_, last) = await read(llm.generate(" " * 5000 + "a b", SamplingParams(max_tokens=3)))
-            assert last.prompt_token_ids == [0, 1]
-
-    asyncio.run(main())
+    with AsyncLLM(tokenizer=tokenizer, disable_log_stats=True) as llm:
+        (*_, last) = await read(llm.generate(" " * 5000 + "a b", SamplingParams(max_tokens=3)))
+        assert last.prompt_token_ids == [0, 1]
 
 
-def test_who_waits_for_an_output_hears_that_another_task_closed_the_iterator():
+@in_event_loop
+async def test_who_waits_for_an_output_hears_that_another_task_closed_the_iterator():
     """Catches a task that waits forever."""
-
-    async def main():
-        with toy() as llm:
-            outputs = llm.generate(PROMPT, LONG)
-            await anext(outputs)
-            reading = asyncio.create_task(read(outputs))
-            await asyncio.sleep(0.02)
-            await outputs.aclose()
-            seen = await asyncio.wait_for(reading, 60)
-            assert not any(output.finished for output in seen)
-            await until(lambda: not llm._thread._readers)
-
-    asyncio.run(main())
+    with toy() as llm:
+        outputs = llm.generate(PROMPT, LONG)
+        await anext(outputs)
+        reading = asyncio.create_task(read(outputs))
+        await asyncio.sleep(0.02)
+        await outputs.aclose()
+        seen = await asyncio.wait_for(reading, 60)
+        assert not any(output.finished for output in seen)
+        await until(lambda: not llm._thread._readers)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_sixty_tasks_a_third_of_them_cancelled_at_random(seed):
+@in_event_loop
+async def test_sixty_tasks_a_third_of_them_cancelled_at_random(seed):
     """Catches blocks, threads, tasks or ids that are left, and texts that a neighbour's end disturbs."""
     rng = random.Random(seed)
     params = [
@@ -515,26 +462,23 @@ def test_sixty_tasks_a_third_of_them_cancelled_at_random(seed):
         assert list(tokens.values()) == expected[number]
         return number
 
-    async def main():
-        model = Tight(22, 8)
-        limits = {"max_num_batched_tokens": 16, "max_num_seqs": 9, "preemption_mode": "swap"}
-        async with toy(model, **limits) as llm:
-            tasks = [asyncio.create_task(client(llm, number)) for number in range(60)]
-            for number in rng.sample(range(60), 20):
-                await asyncio.sleep(rng.random() * 0.002)
-                tasks[number].cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-            cancelled = [r for r in results if isinstance(r, asyncio.CancelledError)]
-            assert len(cancelled) >= 10
-            assert len([r for r in results if isinstance(r, int)]) + len(cancelled) == 60
-            await until(lambda: not llm.engine.has_unfinished)
-            llm.engine.check_invariants()
-            assert llm.engine.metrics.num_preemptions > 5
-            assert not llm.engine._requests
-            assert not llm._thread._readers
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
+    model = Tight(22, 8)
+    limits = {"max_num_batched_tokens": 16, "max_num_seqs": 9, "preemption_mode": "swap"}
+    async with toy(model, **limits) as llm:
+        tasks = [asyncio.create_task(client(llm, number)) for number in range(60)]
+        for number in rng.sample(range(60), 20):
+            await asyncio.sleep(rng.random() * 0.002)
+            tasks[number].cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        cancelled = [r for r in results if isinstance(r, asyncio.CancelledError)]
+        assert len(cancelled) >= 10
+        assert len([r for r in results if isinstance(r, int)]) + len(cancelled) == 60
+        await until(lambda: not llm.engine.has_unfinished)
+        llm.engine.check_invariants()
+        assert llm.engine.metrics.num_preemptions > 5
+        assert not llm.engine._requests
+        assert not llm._thread._readers
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 # -- refusals ------------------------------------------------------------------------------------
@@ -555,327 +499,280 @@ def test_sixty_tasks_a_third_of_them_cancelled_at_random(seed):
         (bytearray(b"hi"), None, RequestError, "the prompt is bytearray"),
     ],
 )
-def test_a_bad_request_is_refused_at_the_call(prompt, params, error, message):
+@in_event_loop
+async def test_a_bad_request_is_refused_at_the_call(prompt, params, error, message):
     """Catches an error that comes when the answer has begun already, and an id that stays in use."""
-
-    async def main():
-        with AsyncLLM(**OPTIONS) as llm:
-            for _ in range(2):
-                with pytest.raises(error, match=message):
-                    llm.generate(prompt, params, request_id="a")
-            assert not llm._thread._readers
-
-    asyncio.run(main())
+    with AsyncLLM(**OPTIONS) as llm:
+        for _ in range(2):
+            with pytest.raises(error, match=message):
+                llm.generate(prompt, params, request_id="a")
+        assert not llm._thread._readers
 
 
-def test_a_long_text_is_tokenized_in_another_thread():
+@in_event_loop
+async def test_a_long_text_is_tokenized_in_another_thread():
     """Catches an event loop that stands still for a book, and its refusal lost on the way."""
+    with AsyncLLM(**OPTIONS) as llm:
+        tokenizer, threads = llm.get_tokenizer(), []
+        encode = tokenizer.encode
 
-    async def main():
-        with AsyncLLM(**OPTIONS) as llm:
-            tokenizer, threads = llm.get_tokenizer(), []
-            encode = tokenizer.encode
+        def noted(text, **options):
+            threads.append((len(text) > 4096, threading.current_thread() is threading.main_thread()))
+            return encode(text, **options)
 
-            def noted(text, **options):
-                threads.append((len(text) > 4096, threading.current_thread() is threading.main_thread()))
-                return encode(text, **options)
-
-            tokenizer.encode = noted
+        tokenizer.encode = noted
+        outputs = llm.generate("Once upon a time. " * 1000)
+        with pytest.raises(RequestTooLongError, match="max_model_len"):
+            await anext(outputs)
+        assert (True, False) in threads
+        assert (True, True) not in threads
+        for begun in (False, True):  # left before and while it is tokenized
             outputs = llm.generate("Once upon a time. " * 1000)
-            with pytest.raises(RequestTooLongError, match="max_model_len"):
-                await anext(outputs)
-            assert (True, False) in threads
-            assert (True, True) not in threads
-            for begun in (False, True):  # left before and while it is tokenized
-                outputs = llm.generate("Once upon a time. " * 1000)
-                task = asyncio.create_task(anext(outputs)) if begun else None
-                await asyncio.sleep(0)
-                if task is not None:
-                    task.cancel()
-                    await asyncio.gather(task, return_exceptions=True)
-                await outputs.aclose()
-            assert not llm._thread._readers
-
-    asyncio.run(main())
+            task = asyncio.create_task(anext(outputs)) if begun else None
+            await asyncio.sleep(0)
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            await outputs.aclose()
+        assert not llm._thread._readers
 
 
-def test_an_id_is_refused_while_it_is_in_use():
+@in_event_loop
+async def test_an_id_is_refused_while_it_is_in_use():
     """Catches an answer that goes to another reader."""
-
-    async def main():
-        with toy() as llm:
-            first = llm.generate(PROMPT, LONG, request_id="a")
-            with pytest.raises(RequestError, match="request_id 'a' is in use"):
-                llm.generate(PROMPT, LONG, request_id="a")
-            with pytest.raises(RequestError, match="request_id is 3"):
-                llm.generate(PROMPT, LONG, request_id=3)
-            await read(first)
-            await read(llm.generate(PROMPT, LONG, request_id="a"))
-
-    asyncio.run(main())
+    with toy() as llm:
+        first = llm.generate(PROMPT, LONG, request_id="a")
+        with pytest.raises(RequestError, match="request_id 'a' is in use"):
+            llm.generate(PROMPT, LONG, request_id="a")
+        with pytest.raises(RequestError, match="request_id is 3"):
+            llm.generate(PROMPT, LONG, request_id=3)
+        await read(first)
+        await read(llm.generate(PROMPT, LONG, request_id="a"))
 
 
-def test_a_prompt_that_is_not_tokenized_yet_has_its_place_in_the_queue():
+@in_event_loop
+async def test_a_prompt_that_is_not_tokenized_yet_has_its_place_in_the_queue():
     """Catches a queue that overflows, or fails, while long texts become tokens."""
-
-    async def main():
-        with toy(max_waiting=1) as llm:
-            early = Reader("early", None)
-            llm._thread.register(early, 1)
-            with pytest.raises(QueueFullError, match="1 requests are already waiting"):
-                llm.generate(PROMPT, LONG)
-            llm._thread.close(early)
-            assert await read(llm.generate(PROMPT, LONG))
-
-    asyncio.run(main())
+    with toy(max_waiting=1) as llm:
+        early = Reader("early", None)
+        llm._thread.register(early, 1)
+        with pytest.raises(QueueFullError, match="1 requests are already waiting"):
+            llm.generate(PROMPT, LONG)
+        llm._thread.close(early)
+        assert await read(llm.generate(PROMPT, LONG))
 
 
-def test_a_wait_that_is_cancelled_ends_its_request():
+@in_event_loop
+async def test_a_wait_that_is_cancelled_ends_its_request():
     """Catches a request that goes on until somebody lets go of the iterator."""
-
-    async def main():
-        with toy() as llm:
-            outputs = llm.generate(PROMPT, replace(LONG, output_kind=FINAL))
-            task = asyncio.create_task(anext(outputs))
-            await until(lambda: llm.engine.has_unfinished)
-            task.cancel()
-            await until(lambda: not llm.engine.has_unfinished)
-            assert llm.engine.scheduler.num_generated_tokens < LONG.max_tokens
-            with pytest.raises(StopAsyncIteration):
-                await anext(outputs)
-
-    asyncio.run(main())
-
-
-def test_after_its_error_a_stream_is_at_its_end():
-    """Catches a reader that handles the error, reads on, and waits forever."""
-
-    async def main():
-        llm = toy()
-        outputs = llm.generate(PROMPT, LONG)
-        await anext(outputs)
-        llm.shutdown()
-        with pytest.raises(EngineStoppedError):
-            await read(outputs)
+    with toy() as llm:
+        outputs = llm.generate(PROMPT, replace(LONG, output_kind=FINAL))
+        task = asyncio.create_task(anext(outputs))
+        await until(lambda: llm.engine.has_unfinished)
+        task.cancel()
+        await until(lambda: not llm.engine.has_unfinished)
+        assert llm.engine.scheduler.num_generated_tokens < LONG.max_tokens
         with pytest.raises(StopAsyncIteration):
-            await asyncio.wait_for(anext(outputs), 10)
-
-    asyncio.run(main())
+            await anext(outputs)
 
 
-def test_more_waiting_requests_than_allowed_are_refused_and_taken_later():
+@in_event_loop
+async def test_after_its_error_a_stream_is_at_its_end():
+    """Catches a reader that handles the error, reads on, and waits forever."""
+    llm = toy()
+    outputs = llm.generate(PROMPT, LONG)
+    await anext(outputs)
+    llm.shutdown()
+    with pytest.raises(EngineStoppedError):
+        await read(outputs)
+    with pytest.raises(StopAsyncIteration):
+        await asyncio.wait_for(anext(outputs), 10)
+
+
+@in_event_loop
+async def test_more_waiting_requests_than_allowed_are_refused_and_taken_later():
     """Catches a queue that grows until the memory is gone, and a place that is never free again."""
-
-    async def main():
-        with toy(max_waiting=3, max_num_seqs=1) as llm:
-            running = llm.generate(PROMPT, LONG)
-            await anext(running)
-            waiting = [llm.generate(PROMPT, LONG) for _ in range(3)]
-            with pytest.raises(QueueFullError, match="3 requests are already waiting"):
-                llm.generate(PROMPT, LONG)
-            await waiting.pop().aclose()
-            await until(lambda: llm._thread._num_waiting() < 3)
-            short = SamplingParams(temperature=0, max_tokens=2)
-            waiting.append(llm.generate(PROMPT, short))
-            await running.aclose()
-            await waiting[0].aclose()
-            await waiting[1].aclose()
-            assert (await read(waiting[2]))[-1].finished
-        with pytest.raises(RequestError, match="max_waiting is 0"):
-            toy(max_waiting=0)
-
-    asyncio.run(main())
+    with toy(max_waiting=3, max_num_seqs=1) as llm:
+        running = llm.generate(PROMPT, LONG)
+        await anext(running)
+        waiting = [llm.generate(PROMPT, LONG) for _ in range(3)]
+        with pytest.raises(QueueFullError, match="3 requests are already waiting"):
+            llm.generate(PROMPT, LONG)
+        await waiting.pop().aclose()
+        await until(lambda: llm._thread._num_waiting() < 3)
+        short = SamplingParams(temperature=0, max_tokens=2)
+        waiting.append(llm.generate(PROMPT, short))
+        await running.aclose()
+        await waiting[0].aclose()
+        await waiting[1].aclose()
+        assert (await read(waiting[2]))[-1].finished
+    with pytest.raises(RequestError, match="max_waiting is 0"):
+        toy(max_waiting=0)
 
 
 # -- faults --------------------------------------------------------------------------------------
 
 
-def test_a_step_that_fails_twice_is_computed_again():
+@in_event_loop
+async def test_a_step_that_fails_twice_is_computed_again():
     """Catches a thread that dies of the first error, or requests that pay for it."""
     right = LLM(executor=ToyModel(), block_size=4).generate(PROMPT, LONG)[0].outputs[0].token_ids
-
-    async def main():
-        model = SlowModel()
-        with toy(model) as llm:
-            outputs = llm.generate(PROMPT, LONG)
-            for _ in range(3):
-                await anext(outputs)
-                model.num_broken, model.broken = 2, OSError("a cable")
-                await until(lambda: not model.num_broken)
-            assert (await read(outputs))[-1].outputs[0].token_ids == right
-
-    asyncio.run(main())
+    model = SlowModel()
+    with toy(model) as llm:
+        outputs = llm.generate(PROMPT, LONG)
+        for _ in range(3):
+            await anext(outputs)
+            model.num_broken, model.broken = 2, OSError("a cable")
+            await until(lambda: not model.num_broken)
+        assert (await read(outputs))[-1].outputs[0].token_ids == right
 
 
 @pytest.mark.parametrize("place", ["execute", "schedule"])
-def test_requests_whose_step_fails_again_and_again_end_with_the_reason(place):
+@in_event_loop
+async def test_requests_whose_step_fails_again_and_again_end_with_the_reason(place):
     """Catches a loop that never ends, and requests of later steps that fail with these."""
-
-    async def main():
-        model = SlowModel()
-        with toy(model, max_num_seqs=2) as llm:
-            first, second, waits = (llm.generate(PROMPT, LONG) for _ in range(3))
-            await anext(first)
-            await anext(second)
-            if place == "execute":
-                model.num_broken, model.broken = 3, OSError("a cable")
-            else:
-                policy = llm.engine.scheduler.policy
-                policy.fill, fill = None, policy.fill  # not callable, until all have failed
-            failed = [(await read(outputs))[-1] for outputs in (first, second)]
-            for output in failed:
-                assert output.finished
-                assert output.outputs[0].finish_reason == "error"
-                assert ("OSError: a cable" if place == "execute" else "TypeError") in output.error
-            if place == "schedule":
-                policy.fill = fill
-                waits = llm.generate(PROMPT, LONG)
-            assert (await read(waits))[-1].outputs[0].finish_reason == "length"
-            assert not llm._thread._failures
-
-    asyncio.run(main())
+    model = SlowModel()
+    with toy(model, max_num_seqs=2) as llm:
+        first, second, waits = (llm.generate(PROMPT, LONG) for _ in range(3))
+        await anext(first)
+        await anext(second)
+        if place == "execute":
+            model.num_broken, model.broken = 3, OSError("a cable")
+        else:
+            policy = llm.engine.scheduler.policy
+            policy.fill, fill = None, policy.fill  # not callable, until all have failed
+        failed = [(await read(outputs))[-1] for outputs in (first, second)]
+        for output in failed:
+            assert output.finished
+            assert output.outputs[0].finish_reason == "error"
+            assert ("OSError: a cable" if place == "execute" else "TypeError") in output.error
+        if place == "schedule":
+            policy.fill = fill
+            waits = llm.generate(PROMPT, LONG)
+        assert (await read(waits))[-1].outputs[0].finish_reason == "length"
+        assert not llm._thread._failures
 
 
-def test_a_commit_that_fails_and_a_hook_that_fails(monkeypatch):
+@in_event_loop
+async def test_a_commit_that_fails_and_a_hook_that_fails(monkeypatch):
     """Catches an error without its reason, and requests that fail because of somebody's statistics."""
+    with toy() as llm:
+        outputs = llm.generate(PROMPT, LONG)
+        await anext(outputs)
 
-    async def main():
-        with toy() as llm:
-            outputs = llm.generate(PROMPT, LONG)
-            await anext(outputs)
+        def hook(*step):
+            raise OSError("the disk is full")
 
-            def hook(*step):
-                raise OSError("the disk is full")
+        llm.engine.on_committed.append(hook)
+        assert (await read(outputs))[-1].outputs[0].finish_reason == "length"
+        llm.engine.on_committed.remove(hook)
 
-            llm.engine.on_committed.append(hook)
-            assert (await read(outputs))[-1].outputs[0].finish_reason == "length"
-            llm.engine.on_committed.remove(hook)
+        outputs = llm.generate(PROMPT, LONG)
+        await anext(outputs)
 
-            outputs = llm.generate(PROMPT, LONG)
-            await anext(outputs)
+        def commit_registered():
+            monkeypatch.undo()
+            raise OSError("half done")
 
-            def commit_registered():
-                monkeypatch.undo()
-                raise OSError("half done")
-
-            monkeypatch.setattr(llm.engine.scheduler.kv, "commit_registered", commit_registered)
-            last = (await read(outputs))[-1]
-            assert last.outputs[0].finish_reason == "error"
-            assert last.error == "OSError: half done"
-
-    asyncio.run(main())
+        monkeypatch.setattr(llm.engine.scheduler.kv, "commit_registered", commit_registered)
+        last = (await read(outputs))[-1]
+        assert last.outputs[0].finish_reason == "error"
+        assert last.error == "OSError: half done"
 
 
-def test_after_shutdown_nobody_waits():
+@in_event_loop
+async def test_after_shutdown_nobody_waits():
     """Catches an iterator that waits forever for a thread that has ended."""
-
-    async def main():
-        llm = toy(max_num_seqs=1)
-        running, waiting = llm.generate(PROMPT, LONG), llm.generate(PROMPT, LONG)
-        await anext(running)
-        tasks = [asyncio.create_task(read(outputs)) for outputs in (running, waiting)]
-        await asyncio.sleep(0.02)
-        assert llm.is_running
-        llm.shutdown()
-        llm.shutdown()
-        assert not llm.is_running
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            assert isinstance(result, EngineStoppedError)
-            assert "is shut down" in str(result)
-        with pytest.raises(EngineStoppedError, match="shut down"):
-            llm.generate(PROMPT, LONG)
-        assert llm.engine.scheduler.kv.num_used == 0
-
-    asyncio.run(main())
+    llm = toy(max_num_seqs=1)
+    running, waiting = llm.generate(PROMPT, LONG), llm.generate(PROMPT, LONG)
+    await anext(running)
+    tasks = [asyncio.create_task(read(outputs)) for outputs in (running, waiting)]
+    await asyncio.sleep(0.02)
+    assert llm.is_running
+    llm.shutdown()
+    llm.shutdown()
+    assert not llm.is_running
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(result, EngineStoppedError)
+        assert "is shut down" in str(result)
+    with pytest.raises(EngineStoppedError, match="shut down"):
+        llm.generate(PROMPT, LONG)
+    assert llm.engine.scheduler.kv.num_used == 0
 
 
-def test_a_processor_that_raises_what_ctrl_c_does_fails_its_request_alone():
+@in_event_loop
+async def test_a_processor_that_raises_what_ctrl_c_does_fails_its_request_alone():
     """Catches a KeyboardInterrupt that ends the engine's thread, which no signal reaches."""
 
     def interrupted(generated, logits):
         raise KeyboardInterrupt("of its own")
 
-    async def main():
-        async with AsyncLLM(disable_log_stats=True, num_blocks=64, max_model_len=128) as llm:
-            wrong = SamplingParams(max_tokens=5, logits_processors=[interrupted])
-            streams = [llm.generate("The sun", params) for params in (wrong, LONG.clone(max_tokens=5))]
-            ends = [(await read(outputs))[-1] for outputs in streams]
-            assert "raised KeyboardInterrupt" in ends[0].error
-            assert ends[1].outputs[0].finish_reason == "length"
-
-    asyncio.run(main())
+    async with AsyncLLM(disable_log_stats=True, num_blocks=64, max_model_len=128) as llm:
+        wrong = SamplingParams(max_tokens=5, logits_processors=[interrupted])
+        streams = [llm.generate("The sun", params) for params in (wrong, LONG.clone(max_tokens=5))]
+        ends = [(await read(outputs))[-1] for outputs in streams]
+        assert "raised KeyboardInterrupt" in ends[0].error
+        assert ends[1].outputs[0].finish_reason == "length"
 
 
-def test_a_thread_that_dies_tells_everybody():
+@in_event_loop
+async def test_a_thread_that_dies_tells_everybody():
     """Catches readers of a dead engine, and an answer to those who come later."""
-
-    async def main():
-        model = SlowModel()
-        model.broken = SystemExit("of a component of one's own")
-        with toy(model) as llm:
-            with pytest.raises(EngineStoppedError, match="died of SystemExit"):
-                await read(llm.generate(PROMPT, LONG))
-            with pytest.raises(EngineStoppedError, match="died of SystemExit"):
-                llm.generate(PROMPT, LONG)
-
-    asyncio.run(main())
+    model = SlowModel()
+    model.broken = SystemExit("of a component of one's own")
+    with toy(model) as llm:
+        with pytest.raises(EngineStoppedError, match="died of SystemExit"):
+            await read(llm.generate(PROMPT, LONG))
+        with pytest.raises(EngineStoppedError, match="died of SystemExit"):
+            llm.generate(PROMPT, LONG)
 
 
-def test_a_lost_executor_ends_the_engine_at_once():
+@in_event_loop
+async def test_a_lost_executor_ends_the_engine_at_once():
     """Catches a step without hope that is tried three times, for one request after the other."""
-
-    async def main():
-        model = SlowModel()
-        with toy(model) as llm:
-            outputs = llm.generate(PROMPT, LONG)
-            await anext(outputs)
-            model.broken = RankError("rank 1 was killed by SIGKILL; create a new LLM")
-            with pytest.raises(EngineStoppedError, match=r"^rank 1 was killed"):
-                await read(outputs)
-            assert 10**9 - model.num_broken == 1
-            with pytest.raises(EngineStoppedError, match=r"^rank 1 was killed"):
-                llm.generate(PROMPT, LONG)
-
-    asyncio.run(main())
+    model = SlowModel()
+    with toy(model) as llm:
+        outputs = llm.generate(PROMPT, LONG)
+        await anext(outputs)
+        model.broken = RankError("rank 1 was killed by SIGKILL; create a new LLM")
+        with pytest.raises(EngineStoppedError, match=r"^rank 1 was killed"):
+            await read(outputs)
+        assert 10**9 - model.num_broken == 1
+        with pytest.raises(EngineStoppedError, match=r"^rank 1 was killed"):
+            llm.generate(PROMPT, LONG)
 
 
-def test_an_executor_that_is_lost_while_nothing_runs_is_noticed():
+@in_event_loop
+async def test_an_executor_that_is_lost_while_nothing_runs_is_noticed():
     """Catches an engine that says it runs, and a request that has to find out."""
-
-    async def main():
-        model = SlowModel()
-        with toy(model) as llm:
-            await read(llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=2)))
-            assert llm.is_running
-            model.loss = "rank 1 was killed by SIGKILL; create a new LLM"
-            assert llm.stopped == model.loss
-            assert not llm.is_running
-            with pytest.raises(EngineStoppedError, match="rank 1 was killed"):
-                llm.generate(PROMPT, LONG)
-            await until(lambda: not llm._thread._thread.is_alive())
-
-    asyncio.run(main())
+    model = SlowModel()
+    with toy(model) as llm:
+        await read(llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=2)))
+        assert llm.is_running
+        model.loss = "rank 1 was killed by SIGKILL; create a new LLM"
+        assert llm.stopped == model.loss
+        assert not llm.is_running
+        with pytest.raises(EngineStoppedError, match="rank 1 was killed"):
+            llm.generate(PROMPT, LONG)
+        await until(lambda: not llm._thread._thread.is_alive())
 
 
 @pytest.mark.parametrize("in_time", [True, False])
-def test_the_end_closes_the_executor_once_the_thread_has_ended(in_time):
+@in_event_loop
+async def test_the_end_closes_the_executor_once_the_thread_has_ended(in_time):
     """Catches ranks that outlive their engine, and ones that end in the middle of a step."""
-
-    async def main():
-        model = SlowModel()
-        closed = []
-        async with toy(model) as llm:
-            model.close = lambda: closed.append(llm._thread._thread.is_alive())
-            if not in_time:
-                model.broken = SystemExit()
-            outputs = llm.generate(PROMPT, LONG)
-            if in_time:
-                await anext(outputs)
-            else:
-                await until(lambda: not llm.is_running)
-        assert closed == [False]
-
-    asyncio.run(main())
+    model = SlowModel()
+    closed = []
+    async with toy(model) as llm:
+        model.close = lambda: closed.append(llm._thread._thread.is_alive())
+        if not in_time:
+            model.broken = SystemExit()
+        outputs = llm.generate(PROMPT, LONG)
+        if in_time:
+            await anext(outputs)
+        else:
+            await until(lambda: not llm.is_running)
+    assert closed == [False]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
@@ -913,16 +810,13 @@ def test_outside_a_coroutine_generate_says_where_to_call_it():
         assert not llm._thread._readers
 
 
-def test_an_engine_that_is_dropped_ends_its_thread():
+@in_event_loop
+async def test_an_engine_that_is_dropped_ends_its_thread():
     """Catches a thread, and the model with it, that outlives its last user."""
-
-    async def main():
-        llm = AsyncLLM(executor=SlowModel(), block_size=4, disable_log_stats=True)
-        outputs = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=3))
-        del llm
-        assert (await read(outputs))[-1].finished  # (its reader keeps it alive)
-
-    asyncio.run(main())
+    llm = AsyncLLM(executor=SlowModel(), block_size=4, disable_log_stats=True)
+    outputs = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=3))
+    del llm
+    assert (await read(outputs))[-1].finished  # (its reader keeps it alive)
 
 
 def test_a_closed_event_loop_leaves_no_request_behind():
@@ -962,52 +856,46 @@ def test_outputs_that_are_read_in_another_event_loop_are_refused():
 # -- the event loop is free ----------------------------------------------------------------------
 
 
-def test_the_event_loop_runs_on_while_steps_are_computed():
+@in_event_loop
+async def test_the_event_loop_runs_on_while_steps_are_computed():
     """Catches an event loop that waits for a step, or a step for the event loop: with steps of 50 ms a ticker
     gets many ticks in each."""
+    model = SlowModel()
+    model.seconds = 0.05
+    ticks_of_step: list[int] = []
+    ticks = 0
 
-    async def main():
-        model = SlowModel()
-        model.seconds = 0.05
-        ticks_of_step: list[int] = []
-        ticks = 0
+    async def ticker():
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0)
+            ticks += 1
 
-        async def ticker():
+    with toy(model) as llm:
+
+        def count(*step):
             nonlocal ticks
-            while True:
-                await asyncio.sleep(0)
-                ticks += 1
+            ticks_of_step.append(ticks)
+            ticks = 0
 
-        with toy(model) as llm:
-
-            def count(*step):
-                nonlocal ticks
-                ticks_of_step.append(ticks)
-                ticks = 0
-
-            llm.engine.on_committed.append(count)
-            task = asyncio.create_task(ticker())
-            clients = [read(llm.generate(PROMPT, SamplingParams(max_tokens=10))) for _ in range(20)]
-            await asyncio.gather(*clients)
-            task.cancel()
-        assert len(ticks_of_step) >= 10
-        assert statistics.median(ticks_of_step[1:]) >= 5  # not min: a busy machine halts it at times
-
-    asyncio.run(main())
+        llm.engine.on_committed.append(count)
+        task = asyncio.create_task(ticker())
+        clients = [read(llm.generate(PROMPT, SamplingParams(max_tokens=10))) for _ in range(20)]
+        await asyncio.gather(*clients)
+        task.cancel()
+    assert len(ticks_of_step) >= 10
+    assert statistics.median(ticks_of_step[1:]) >= 5  # not min: a busy machine halts it at times
 
 
-def test_an_idle_engine_does_nothing():
+@in_event_loop
+async def test_an_idle_engine_does_nothing():
     """Catches busy waiting."""
-
-    async def main():
-        with toy() as llm:
-            await read(llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=2)))
-            inbox, asked = llm._thread._read_inbox, []
-            llm._thread._read_inbox = lambda: asked.append(1) or inbox()
-            used = time.thread_time(), time.process_time()
-            await asyncio.sleep(0.3)
-            busy = (time.process_time() - used[1]) - (time.thread_time() - used[0])
-            assert len(asked) <= 1  # on its way there when the last output came
-            assert busy < 0.15
-
-    asyncio.run(main())
+    with toy() as llm:
+        await read(llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=2)))
+        inbox, asked = llm._thread._read_inbox, []
+        llm._thread._read_inbox = lambda: asked.append(1) or inbox()
+        used = time.thread_time(), time.process_time()
+        await asyncio.sleep(0.3)
+        busy = (time.process_time() - used[1]) - (time.thread_time() - used[0])
+        assert len(asked) <= 1  # on its way there when the last output came
+        assert busy < 0.15
