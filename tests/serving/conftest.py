@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +19,27 @@ from minipaged import LLM, AsyncLLM
 from minipaged.serving.server import Server, make_server
 from minipaged.serving.settings import ServerSettings
 
+C = "/v1/completions"
 OPTIONS = {"num_blocks": 512, "disable_log_stats": True}
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    """Look until it holds; a minute is for the slowest of machines."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.002)
+
+
+def connect(http: httpx.Client) -> socket.socket:
+    """A connection to this client's server, for what no client sends."""
+    return socket.create_connection(("127.0.0.1", http.base_url.port))
+
+
+def request_of(body: bytes, length: int | None = None) -> bytes:
+    """A request for a completion; `length`: of a body of which more would come."""
+    head = f"POST {C} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {length or len(body)}\r\n\r\n".encode() + body
 
 
 class Running:
@@ -46,23 +67,28 @@ class Running:
 
 
 @contextmanager
-def running(llm: AsyncLLM, **settings: Any) -> Iterator[Running]:
-    """Serve `llm` on a free port until the end of the block."""
-    server = make_server(llm, "pocket", ServerSettings(**{"port": 0, **settings}))
+def in_thread(server: Server) -> Iterator[int]:
+    """Run a server until the end of the block; its port."""
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), name="test-server")
     thread.start()
     try:
-        while not server.started:
-            assert thread.is_alive(), "the server did not start"
-            time.sleep(0.005)
-        one = Running(server, llm, server.servers[0].sockets[0].getsockname()[1])
-        yield one
-        one.http.close()
+        wait_for(lambda: server.started or not thread.is_alive())
+        assert server.started, "the server did not start"
+        yield server.servers[0].sockets[0].getsockname()[1]
     finally:
         server.should_exit = True
         thread.join(20)
-        llm.shutdown()
     assert not thread.is_alive(), "the server did not end"
+
+
+@contextmanager
+def running(llm: AsyncLLM, **settings: Any) -> Iterator[Running]:
+    """Serve `llm` on a free port until the end of the block."""
+    server = make_server(llm, "pocket", ServerSettings(**{"port": 0, **settings}))
+    with llm, in_thread(server) as port:
+        one = Running(server, llm, port)
+        yield one
+        one.http.close()
 
 
 @pytest.fixture(scope="session")

@@ -25,18 +25,8 @@ from minipaged.serving import chat, completions
 from minipaged.serving.generation import Usage
 from minipaged.serving.settings import ServerSettings, ServerSettingsError
 from minipaged.serving.streaming import DONE, Chunks, event_of
-from tests.serving.conftest import running
+from tests.serving.conftest import C, connect, request_of, running, wait_for
 from tests.serving.toys import IDS, toy
-
-C = "/v1/completions"
-
-
-def wait_for(condition, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.002)
-
 
 # -- keys ----------------------------------------------------------------------------------------
 
@@ -192,9 +182,8 @@ def test_a_request_that_takes_too_long_is_told_so_and_freed():
         assert '"code": "timeout"' in text
         assert text.endswith("data: [DONE]\n\n")
         server.assert_released()
-        with socket.create_connection(("127.0.0.1", server.http.base_url.port)) as slow:
-            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n")
-            slow.sendall(b"Content-Length: 100\r\n\r\n{")
+        with connect(server.http) as slow:
+            slow.sendall(request_of(b"{", length=100))
             assert b" 408 " in slow.recv(4096).splitlines()[0]
 
 
@@ -220,12 +209,10 @@ def test_a_client_that_goes_away_frees_its_blocks_within_a_step(stream):
     llm.engine.executor.seconds = 0.02
     with running(llm) as server:
         body = json.dumps({**IDS, "max_tokens": 150, "stream": stream}).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-        head += b"Content-Length: %d\r\n\r\n" % len(body)
         clients = []
         for count in (1, 2):  # one runs, one waits
-            clients.append(socket.create_connection(("127.0.0.1", server.http.base_url.port)))
-            clients[-1].sendall(head + body)
+            clients.append(connect(server.http))
+            clients[-1].sendall(request_of(body))
             wait_for(lambda count=count: len(server.service._active) == count)
         wait_for(lambda: llm.engine.metrics.steps > 3)
         clients[1].close()
@@ -428,11 +415,10 @@ def test_a_server_that_ends_refuses_what_is_new_and_finishes_what_runs(is_patien
 
 def test_who_never_sends_his_body_does_not_spoil_the_end(caplog):
     """Catches a traceback in the log for a connection that merely hangs when the server ends."""
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     with caplog.at_level(logging.INFO), running(toy()) as server:
         server.server.config.timeout_graceful_shutdown = 0.2
-        with socket.create_connection(("127.0.0.1", server.http.base_url.port)) as client:
-            client.sendall(head + b"Content-Length: 99\r\n\r\n{")
+        with connect(server.http) as client:
+            client.sendall(request_of(b"{", length=99))
             wait_for(lambda: server.server.server_state.tasks)
             server.server.handle_exit(signal.SIGTERM, None)
             assert client.recv(1000).startswith(b"HTTP/1.1 503")

@@ -7,7 +7,6 @@ import asyncio
 import json
 import logging
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,8 +24,7 @@ from minipaged.serving.errors import api_error
 from minipaged.serving.generation import _guarded
 from minipaged.serving.streaming import DONE, EventStream, failed
 from minipaged.serving.threads import DaemonThreads
-from tests.serving.conftest import OPTIONS, running
-from tests.serving.test_limits import C, wait_for
+from tests.serving.conftest import OPTIONS, C, connect, request_of, running, wait_for
 from tests.serving.toys import IDS, toy
 
 CHAT = "/v1/chat/completions"
@@ -137,11 +135,10 @@ def test_the_time_of_a_request_includes_its_body():
     llm = toy()
     llm.engine.executor.seconds = 0.05
     body = json.dumps({**IDS, "max_tokens": 100}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     with running(llm, request_timeout=1) as server:
-        with socket.create_connection(("127.0.0.1", server.http.base_url.port)) as client:
+        with connect(server.http) as client:
             start = time.monotonic()
-            client.sendall(head + b"Content-Length: %d\r\n\r\n{" % len(body))
+            client.sendall(request_of(body[:1], length=len(body)))
             time.sleep(0.8)
             client.sendall(body[1:])
             assert client.recv(4096).startswith(b"HTTP/1.1 504")
@@ -291,9 +288,8 @@ def test_what_ends_between_two_prompts_of_a_body_leaves_nothing(reason, monkeypa
     with running(llm, shutdown_timeout=0.1) as server:
         prompts = [[1, 2]] * 40 + [[1] * 10**4] * (reason == "too long")
         body = json.dumps({**IDS, "max_tokens": 1000, "prompt": prompts}).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-        with socket.create_connection(("127.0.0.1", server.http.base_url.port)) as client:
-            client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        with connect(server.http) as client:
+            client.sendall(request_of(body))
             if reason == "too long":
                 assert client.recv(4096).startswith(b"HTTP/1.1 400")
                 assert ids == [], "some were handed over before the last was looked at"

@@ -21,8 +21,8 @@ from minipaged.serving import replica as replicas
 from minipaged.serving.fleet import Fleet, ReplicaError
 from minipaged.serving.settings import ServerSettings
 from tests.processes import children, is_alive, needs_proc, wait_until
+from tests.serving.conftest import C
 
-C = "/v1/completions"
 REPLICA = "serving.replica"
 PROMPTS = ["The little robot", "Once upon a time", "A fox"]
 

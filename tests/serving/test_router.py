@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
@@ -21,11 +19,8 @@ from minipaged.serving.exchange import Exchange, Outgoing, Replica
 from minipaged.serving.router import Router, look_at
 from minipaged.serving.server import serve_app
 from minipaged.serving.settings import ServerSettings
-from tests.serving.conftest import OPTIONS, running
-from tests.serving.test_limits import wait_for
+from tests.serving.conftest import OPTIONS, C, connect, in_thread, request_of, running, wait_for
 from tests.serving.toys import IDS, toy
-
-C = "/v1/completions"
 
 
 class Routed:
@@ -67,19 +62,10 @@ def routed(count: int = 2, make=toy, options=None, **settings):
             [Replica(i, server.url) for i, server in enumerate(servers)], ServerSettings(port=0, **settings)
         )
         front = serve_app(router.app, router, router.settings)
-        thread = threading.Thread(target=lambda: asyncio.run(front.serve()), name="test-router")
-        thread.start()
-        wait_for(lambda: front.started)
-        one = Routed(
-            servers, router, front, f"http://127.0.0.1:{front.servers[0].sockets[0].getsockname()[1]}"
-        )
-        try:
-            yield one
-        finally:
-            one.http.close()
-            front.should_exit = True
-            thread.join(20)
-            assert not thread.is_alive(), "the router did not end"
+        port = stack.enter_context(in_thread(front))
+        one = Routed(servers, router, front, f"http://127.0.0.1:{port}")
+        stack.enter_context(one.http)
+        yield one
 
 
 def events(text: str) -> list:
@@ -104,14 +90,13 @@ def test_what_the_router_refuses_has_a_line_in_the_log_and_an_id(caplog):
 
 def test_who_leaves_in_the_middle_of_his_body_is_no_failure(caplog):
     """Catches a traceback, or a line about a bad body, for each client that gives up while it sends."""
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     with caplog.at_level(logging.INFO), routed() as fleet:
         logging.getLogger("minipaged").setLevel(logging.INFO)
         for http, front in ((fleet.http, fleet.front), (fleet.servers[0].http, fleet.servers[0].server)):
             tasks = front.server_state.tasks
             wait_for(lambda: not tasks)  # noqa: B023
-            with socket.create_connection(("127.0.0.1", http.base_url.port)) as client:
-                client.sendall(head + b"Content-Length: 99\r\n\r\n{")
+            with connect(http) as client:
+                client.sendall(request_of(b"{", length=99))
                 wait_for(lambda: tasks)  # noqa: B023
             wait_for(lambda: not tasks)  # noqa: B023
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("minipaged.serving")]
@@ -287,10 +272,8 @@ def test_a_client_that_leaves_frees_the_blocks_of_its_replica(stream):
     with routed() as fleet:
         fleet.slow_down(0.02)
         body = json.dumps({**IDS, "max_tokens": 150, "stream": stream}).encode()
-        head = f"POST {C} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-        head += f"Content-Length: {len(body)}\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", fleet.http.base_url.port)) as client:
-            client.sendall(head.encode() + body)
+        with connect(fleet.http) as client:
+            client.sendall(request_of(body))
             wait_for(lambda: fleet.servers[0].llm.engine.metrics.steps > 3)
         fleet.servers[0].assert_released(5)
         assert fleet.servers[0].llm.engine.metrics.request_success == {"abort": 1}

@@ -19,10 +19,9 @@ from minipaged.serving.prometheus import HISTOGRAMS
 from minipaged.viewer.replay import Trace
 from minipaged.viewer.snapshot import look
 from tests.engine.drafters import Foresight
-from tests.serving.conftest import running
+from tests.serving.conftest import C, running, wait_for
 from tests.serving.toys import IDS, toy
 
-C = "/v1/completions"
 ROOT = Path(__file__).parents[2]
 
 
@@ -140,10 +139,7 @@ def test_a_late_joiner_rebuilds_the_memory(tmp_path):
 
 def wait_until_unwatched(llm) -> None:
     """After the last listener nothing more is recorded."""
-    deadline = time.monotonic() + 60
-    while any("TraceLines" in repr(hook) for hook in llm.engine.on_committed):
-        assert time.monotonic() < deadline, "the engine still records"
-        time.sleep(0.01)
+    wait_for(lambda: not any("TraceLines" in repr(hook) for hook in llm.engine.on_committed))
 
 
 def test_a_slow_listener_begins_anew_and_holds_nobody_up(monkeypatch):
@@ -243,8 +239,7 @@ def test_listeners_are_counted(monkeypatch):
                 incoming = lines_of(response)  # (kept: when it goes, so does the connection)
                 next(incoming)
                 assert server.http.get("/trace/live").status_code == 429
-            while server.service.live._num_listeners:
-                time.sleep(0.01)
+            wait_for(lambda: not server.service.live._num_listeners)
 
 
 def test_the_page_needs_nothing_from_elsewhere():
