@@ -27,6 +27,7 @@ from minipaged.text_io import check_writable, counted, read_text
 if TYPE_CHECKING:
     from minipaged.engine import Engine
     from minipaged.outputs import CompletionOutput, RequestOutput
+    from minipaged.scheduling import Request
 
 DEFAULT_PROMPT = "Once upon a time"
 
@@ -130,18 +131,18 @@ def generate(
 
     writer = TraceWriter(trace, llm.engine) if trace is not None else None
     seen = Highlights(llm.engine) if show_blocks else None
-    outputs: list[RequestOutput] = []
     if isinstance(params, SamplingParams) and stream:
         wrap = wrap_for_output()
+        touched: list[Request] = []  # in each step the one request, which `stream` does not return
+        llm.engine.on_committed.append(lambda plan, result, requests: touched.extend(requests))
         for piece in llm.stream(prompts[0], params):
             print(wrap.feed(piece), end="", flush=True)
         print(wrap.rest())
+        outputs = [llm.engine.output(touched[-1])]
         told = Console(stderr=not sys.stdout.isatty(), highlight=False, soft_wrap=True)
         print_account(llm.engine, params, told)
-        num_cut = llm.engine.metrics.request_success["length"]
     else:
         outputs = llm.generate(prompts, params)
-        num_cut = sum(end.finish_reason == "length" for output in outputs for end in output.outputs)
         if as_json:
             print(json.dumps(outputs_json(outputs, llm.engine), indent=2))
         else:
@@ -150,6 +151,7 @@ def generate(
         print_blocks(seen, outputs, Console(stderr=as_json, highlight=False))
     if writer is not None:
         writer.close()
+    num_cut = sum(end.finish_reason == "length" for output in outputs for end in output.outputs)
     if num_cut and isinstance(params, SamplingParams) and params.structured_outputs is not None:
         fix = f"raise --max-tokens (it is {max_tokens})"
         print(f"minipaged: {counted(num_cut, 'text')} cut off before the end; {fix}", file=sys.stderr)

@@ -148,6 +148,16 @@ def test_stream_prints_the_same_text(capsys, monkeypatch):
     assert "12 tokens in " in told
 
 
+def test_a_stream_shows_the_same_blocks(capsys, monkeypatch):
+    """Catches a pool without the tables in it, because a stream has no output of its own."""
+    arguments = ("generate", "--max-tokens", "20", "--show-blocks")
+    _, streamed, _ = call(capsys, monkeypatch, *arguments, "--stream")
+    _, whole, _ = call(capsys, monkeypatch, *arguments)
+    assert "\nRequest 0: 24 tokens in 2 blocks" in streamed
+    begin = "\nThe pool at its fullest"
+    assert streamed[streamed.index(begin) :] == whole[whole.index(begin) :]
+
+
 def test_a_result_does_not_overwrite_what_it_is_made_from(capsys, monkeypatch, tmp_path):
     """Catches prompts, a workload, a schema or a class of one's own that is lost, by whatever path."""
     monkeypatch.chdir(tmp_path)
