@@ -1,15 +1,30 @@
-"""Processes of this machine, by /proc."""
+"""Processes that tests start, and those of this machine, by /proc."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+
+
+@contextmanager
+def started(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Python with these arguments; what still runs at the end of the block is killed."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, *arguments], **pipes, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def children(command: str, of: int | None = None) -> list[int]:

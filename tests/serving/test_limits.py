@@ -12,8 +12,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from types import SimpleNamespace
 
 import httpx
 import openai
@@ -25,6 +23,7 @@ from minipaged.serving import chat, completions
 from minipaged.serving.generation import Usage
 from minipaged.serving.settings import ServerSettings, ServerSettingsError
 from minipaged.serving.streaming import DONE, Chunks, event_of
+from tests.processes import started
 from tests.serving.conftest import C, connect, request_of, running, wait_for
 from tests.serving.toys import IDS, toy
 
@@ -428,14 +427,9 @@ def test_who_never_sends_his_body_does_not_spoil_the_end(caplog):
 def test_the_command_serves_and_ends_on_sigterm(tmp_path):
     """Catches a command that does not start, ignores SIGTERM, or ends with a traceback; a request without a
     line in the log, and one with several."""
-    command = [sys.executable, "-m", "minipaged", "serve", "--port", "0", "--num-blocks", "64"]
+    command = ("-m", "minipaged", "serve", "--port", "0", "--num-blocks", "64")
     environment = {**os.environ, "MINIPAGED_API_KEY": "from-the-environment"}
-    with (
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        ) as process,
-        closing(SimpleNamespace(close=process.kill)),
-    ):
+    with started(*command, env=environment) as process:
         line = process.stdout.readline()
         found = re.fullmatch(r"Serving pocket at (http://127\.0\.0\.1:\d+)\n", line)
         assert found, line + process.stderr.read()
@@ -469,11 +463,7 @@ def test_the_command_serves_and_ends_on_sigterm(tmp_path):
 
 def test_a_second_signal_ends_the_command_at_once():
     """Catches a traceback, and a server that waits for what runs."""
-    command = [sys.executable, "-m", "minipaged", "serve", "--port", "0", "--num-blocks", "2048"]
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
-        closing(SimpleNamespace(close=process.kill)),
-    ):
+    with started("-m", "minipaged", "serve", "--port", "0", "--num-blocks", "2048") as process:
         url = process.stdout.readline().split()[-1]
         body = {"prompt": "Once", "stream": True, "max_tokens": 8000, "ignore_eos": True, "n": 4}
         with httpx.stream("POST", url + C, json=body, timeout=60) as stream:

@@ -7,12 +7,9 @@ import asyncio
 import json
 import logging
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from types import SimpleNamespace
 
 import httpx
@@ -24,6 +21,7 @@ from minipaged.serving.errors import api_error
 from minipaged.serving.generation import _guarded
 from minipaged.serving.streaming import DONE, EventStream, failed
 from minipaged.serving.threads import DaemonThreads
+from tests.processes import started
 from tests.serving.conftest import OPTIONS, C, connect, request_of, running, wait_for
 from tests.serving.toys import IDS, toy
 
@@ -196,12 +194,7 @@ with bind(settings) as listener, AsyncLLM(num_blocks=64, disable_log_stats=True)
 @pytest.mark.parametrize(("num_signals", "shutdown_timeout"), [(1, "0.5"), (2, "60")])
 def test_a_process_does_not_wait_for_the_thread_that_tokenizes(num_signals, shutdown_timeout):
     """Catches a thread that Python joins before it exits, so that even a second signal ends nothing."""
-    command = [sys.executable, "-c", SLOW, shutdown_timeout]
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
-        closing(SimpleNamespace(close=process.kill)),
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with started("-c", SLOW, shutdown_timeout) as process, ThreadPoolExecutor(1) as pool:
         url = f"http://127.0.0.1:{int(process.stdout.readline())}"
         answer = pool.submit(httpx.post, url + CHAT, json=HELLO, timeout=90)
         time.sleep(0.5)

@@ -20,7 +20,7 @@ from minipaged.serving import fleet as fleets
 from minipaged.serving import replica as replicas
 from minipaged.serving.fleet import Fleet, ReplicaError
 from minipaged.serving.settings import ServerSettings
-from tests.processes import children, is_alive, needs_proc, wait_until
+from tests.processes import children, is_alive, needs_proc, started, wait_until
 from tests.serving.conftest import C
 
 REPLICA = "serving.replica"
@@ -30,17 +30,12 @@ PROMPTS = ["The little robot", "Once upon a time", "A fox"]
 @contextmanager
 def served(*arguments: str):
     """The command, its first line (the URL) and its replicas' process ids."""
-    command = [sys.executable, "-m", "minipaged", "serve", "--port", "0", "--num-blocks", "128"]
-    command += ["--disable-log-stats", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
+    command = ["-m", "minipaged", "serve", "--port", "0", "--num-blocks", "128", "--disable-log-stats"]
+    with started(*command, *arguments) as process:
         line = process.stdout.readline()
         found = re.fullmatch(r"Serving pocket at (http://127\.0\.0\.1:\d+) with 2 replicas\n", line)
         assert found, line
         yield process, found[1], children(REPLICA, process.pid)
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.slow
