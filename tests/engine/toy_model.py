@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from minipaged.components import Components
 from minipaged.config import EngineConfig
 from minipaged.engine import Engine
@@ -21,6 +23,21 @@ class ToyModel(ToyExecutor):
         super().__init__(num_blocks, num_host_blocks, block_size, vocabulary)
         self.num_blocks, self.num_host_blocks = num_blocks, num_host_blocks
         self.vocab_size, self.max_model_len = vocabulary, max_model_len
+
+
+class SlowModel(ToyModel):
+    """Every step sleeps `seconds`; while `num_broken` is above 0, it raises `broken` instead."""
+
+    seconds = 0.0
+    num_broken = 0
+    broken: BaseException = RuntimeError("the accelerator is on fire")
+
+    def execute(self, plan):
+        time.sleep(self.seconds)
+        if self.num_broken > 0:
+            self.num_broken -= 1
+            raise self.broken
+        return super().execute(plan)
 
 
 def toy_engine(
