@@ -92,17 +92,12 @@ def fragment(name: str, report: pages.Report) -> str:
     if kind == "drawing":
         return docstring_as_markdown(rest.removesuffix(".md"))
     if kind == "moving":
-        return moving_picture()
+        label = "Figure 6 of the paper, step by step, from a trace of the engine"
+        return moving.frames_html(moving.figure_6(), label)
     if kind == "scene":
         return viewer_scenes.scene_html(rest.removesuffix(".html"))
     path, _, piece = rest.rpartition("/")
     return piece_of_source(path, piece.removesuffix(".py"))
-
-
-def moving_picture() -> str:
-    """The home page's: it is seen without scripts, too."""
-    label = "Figure 6 of the paper, step by step, from a trace of the engine"
-    return moving.frames_html(moving.figure_6(), label, moving.WORDS.__getitem__, plays=True)
 
 
 def write(path: Path, text: str) -> None:

@@ -29,6 +29,7 @@ from minipaged.simulation.systems import OPT_13B
 from minipaged.simulation.workloads import Arrival, Lengths
 from minipaged.viewer.pictures.runs import NoModel, modelless
 from minipaged.viewer.pictures.tables import tables_svg
+from minipaged.viewer.recorder import StepRecord
 from minipaged.viewer.replay import read_trace
 from minipaged.viewer.trace import TraceWriter
 
@@ -268,16 +269,21 @@ def trace(name: str) -> str:
         return path.read_text()
 
 
-def scene_html(name: str) -> str:
-    """A scene for a page; without scripts, and on paper, one picture of it."""
-    scene = SCENES[name]
+def recorded(name: str) -> tuple[list[StepRecord], dict[int, str]]:
+    """The records of a scene, and the texts of its tokens, read from its trace."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"{name}.jsonl")
         path.write_text(trace(name))
         run = read_trace(path)
-        records = {record.step: record for record in run}
-    view = records[scene.start].planned
-    picture = tables_svg(view, lambda token: run.texts.get(token, f"{token} ")).strip()
+        return list(run), run.texts
+
+
+def scene_html(name: str) -> str:
+    """A scene for a page; without scripts, and on paper, one picture of it."""
+    scene = SCENES[name]
+    records, texts = recorded(name)
+    view = next(record.planned for record in records if record.step == scene.start)
+    picture = tables_svg(view, lambda token: texts.get(token, f"{token} ")).strip()
     title = escape(scene.title)
     sheet = f'<div class="sheet" tabindex="0" role="group" aria-label="{title}">{picture}</div>'
     return (
