@@ -27,7 +27,7 @@ from minipaged.simulation.executor import SimulatedExecutor
 from minipaged.simulation.run import Simulation
 from minipaged.simulation.systems import OPT_13B
 from minipaged.simulation.workloads import Arrival, Lengths
-from minipaged.viewer.pictures.runs import NoModel, modelless
+from minipaged.viewer.pictures.runs import NoModel, modelless, run
 from minipaged.viewer.pictures.tables import tables_svg
 from minipaged.viewer.recorder import StepRecord
 from minipaged.viewer.replay import read_trace
@@ -100,18 +100,10 @@ class Beams(NoModel):
 
 def play(path: Path, engine: Engine, requests: Requests, arrivals: Mapping[str, int] | None = None) -> None:
     """Record requests to their end; `arrivals`: id -> step, if not the first."""
-    late = dict(arrivals or {})
-    step = 0
+    engine.on_committed.append(lambda *_: engine.check_invariants())
     with TraceWriter(path, engine):
         engine.detokenizer = None  # (the trace has taken its words; nothing is generated as text)
-        while engine.has_unfinished or late or not step:
-            for name, (prompt, params) in requests.items():
-                if (arrivals or {}).get(name, 0) == step:
-                    engine.add_request(name, prompt, params)
-                    late.pop(name, None)
-            engine.step()
-            engine.check_invariants()
-            step += 1
+        run(engine, requests, arrivals)
 
 
 def _words(engine: Engine) -> Engine:
@@ -238,8 +230,8 @@ def paging(path: Path) -> None:
 
 def playground(path: Path) -> None:
     """What the playground shows before the engine is loaded; another run than its questions ask about."""
-    run = SimulatedRun({"num_blocks": 24, "requests": 12, "rate": 4, "preemption_mode": "swap"})
-    path.write_text("\n".join(run.advance(10_000)))
+    simulated = SimulatedRun({"num_blocks": 24, "requests": 12, "rate": 4, "preemption_mode": "swap"})
+    path.write_text("\n".join(simulated.advance(10_000)))
 
 
 SCENES = {
@@ -274,8 +266,8 @@ def recorded(name: str) -> tuple[list[StepRecord], dict[int, str]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"{name}.jsonl")
         path.write_text(trace(name))
-        run = read_trace(path)
-        return list(run), run.texts
+        whole = read_trace(path)
+        return list(whole), whole.texts
 
 
 def scene_html(name: str) -> str:
