@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,18 +107,17 @@ def play(path: Path, engine: Engine, requests: Requests, arrivals: Mapping[str, 
         run(engine, requests, arrivals)
 
 
-def _words(engine: Engine) -> Engine:
-    # Only the trace asks for texts here: nothing is generated as text.
-    words = SimpleNamespace(token=lambda token: f"{WORDS[token]} ", tokenizer=None)
-    words.skipping = lambda skip_special_tokens: words  # there are no special tokens
-    engine.detokenizer = words  # type: ignore[assignment]
-    return engine
+def _engine(executor: NoModel, order: Sequence[int], allocator: type = BlockAllocator) -> Engine:
+    config = EngineConfig(block_size=4, disable_log_stats=True, max_num_batched_tokens=16, **PLAIN)
+    return Engine(executor, config, components=Components(allocator=partial(allocator, order=order)))
 
 
 def _scripted(order: Sequence[int], num_blocks: int, texts: Mapping[str, Sequence[Sequence[str]]]) -> Engine:
-    config = EngineConfig(block_size=4, disable_log_stats=True, max_num_batched_tokens=16, **PLAIN)
-    components = Components(allocator=lambda count: BlockAllocator(count, order=order))
-    return _words(Engine(Script(num_blocks, texts), config, components=components))
+    engine = _engine(Script(num_blocks, texts), order)
+    # Only the trace asks for texts (see `play`).
+    words = SimpleNamespace(token=lambda token: f"{WORDS[token]} ", tokenizer=None)
+    engine.detokenizer = words  # type: ignore[assignment]
+    return engine
 
 
 def _prompt(words: Sequence[str]) -> list[int]:
@@ -152,9 +152,7 @@ def fig9(path: Path) -> None:
     # Blocks 13 to 16 are those of beams that the figure does not show any more.
     order = (0, 1, 2, 13, 14, 3, 15, 16, 4, 5, 6, 7, 8, 9, 10, 11, 12)
     parents = {0: (0, 0, 0, 0), 4: (0, 0, 0, 1), 8: (0, 0, 0, 3), 12: (1, 1, 2, 2)}
-    config = EngineConfig(block_size=4, disable_log_stats=True, max_num_batched_tokens=16, **PLAIN)
-    components = Components(allocator=lambda count: FreshFirst(count, order=order))
-    engine = Engine(Beams(17, parents), config, components=components)
+    engine = _engine(Beams(17, parents), order, FreshFirst)
     params = BeamSearchParams(beam_width=4, max_tokens=16, ignore_eos=True)
     play(path, engine, {"beam": (range(4), params)})
 
