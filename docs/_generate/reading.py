@@ -15,18 +15,12 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def module_docstring(path: str) -> str:
-    """The docstring of a module of the repository."""
-    docstring = ast.get_docstring(ast.parse((ROOT / path).read_text()), clean=True)
-    if docstring is None:
-        raise ValueError(f"{path} has no docstring")
-    return docstring
-
-
 def docstring_as_markdown(path: str) -> str:
     """The docstring of a module: paragraphs as text, its indented drawings as code."""
+    docstring = ast.get_docstring(ast.parse((ROOT / path).read_text()))
+    assert docstring is not None, f"{path} has no docstring"
     lines: list[str] = []
-    for block in re.split(r"\n\n(?=\S)", module_docstring(path)):
+    for block in re.split(r"\n\n(?=\S)", docstring):
         text, _, drawing = block.partition("\n\n    ")
         lines.append(text)
         if drawing:
@@ -123,14 +117,12 @@ class Message(NamedTuple):
     path: str
 
 
-def read_messages(folder: str = "minipaged") -> list[Message]:
+def read_messages() -> list[Message]:
     """Every message of a `raise Error("...")` and of a logged warning, in the order of the files."""
     messages = []
-    files = sorted({*(ROOT / folder).glob("**/*.py"), *(ROOT / "kernels").glob("**/*.py")})
-    for file in files:
+    # (`**` does not follow the link minipaged/kernels.)
+    for file in sorted((*ROOT.glob("minipaged/**/*.py"), *ROOT.glob("kernels/**/*.py"))):
         path = str(file.relative_to(ROOT))
-        if path.startswith("minipaged/kernels/"):
-            continue  # a link to kernels/
         for node in ast.walk(ast.parse(file.read_text())):
             call = node.exc if isinstance(node, ast.Raise) else node
             if not isinstance(call, ast.Call) or not call.args:
