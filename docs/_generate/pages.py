@@ -17,6 +17,7 @@ from typing import Any
 from reading import ROOT, Fact, Outcome, read_facts, read_messages
 
 from minipaged.config import EngineConfig
+from minipaged.learn.lessons import Lesson, read_lessons
 from minipaged.playground.lessons import DEMOS
 from minipaged.simulation.reproduce import measured_text, published_text
 from minipaged.viewer.pictures import ideas, palette, scenes
@@ -54,21 +55,22 @@ def front_matter(**entries: str) -> str:
 def commands() -> str:
     """The two commands of the README, each part on a line of its own, so that they fit on a phone."""
     readme = (ROOT / "README.md").read_text()
+
+    def piece(pattern: str) -> str:
+        found = re.search(pattern, readme, re.DOTALL)
+        assert found is not None, f"README.md has no {pattern}"
+        return found[1]
+
     run, test = (
-        re.search(rf"<!-- {name} -->\n(```bash\n.*?```\n)", readme, re.DOTALL) for name in ("run", "test")
+        piece(rf"<!-- {name} -->\n(```bash\n.*?```\n)").replace(" && ", " &&\n") for name in ("run", "test")
     )
-    prints = re.search(r"Among other lines, it prints:\n\n(```text\n.*?```\n)", readme, re.DOTALL)
-    assert run is not None
-    assert test is not None
-    wheels = re.search(r"On Linux, pip installs torch.*?\n\n", readme, re.DOTALL)
-    assert prints is not None
-    assert wheels is not None
-    run_lines, test_lines = (found[1].replace(" && ", " &&\n") for found in (run, test))
+    prints = piece(r"Among other lines, it prints:\n\n(```text\n.*?```\n)")
+    wheels = piece(r"(On Linux, pip installs torch.*?\n\n)")
     return (
         "In a clone of the repository, install minipaged and generate text with the embedded model (3 "
         "million parameters, no download, no GPU).\n\n"
-        f"{run_lines}\nAmong other lines, it prints:\n\n{prints[1]}\n{wheels[0]}"
-        f"Install it and run the tests:\n\n{test_lines}"
+        f"{run}\nAmong other lines, it prints:\n\n{prints}\n{wheels}"
+        f"Install it and run the tests:\n\n{test}"
     )
 
 
@@ -201,18 +203,17 @@ def lessons() -> dict[str, str]:
     written = {}
     rows = []
     needs = []
-    for folder in sorted(file.parent for file in ROOT.glob("tutorials/*/lesson.md")):
-        name = f"{folder.name}.md"
-        about = tomllib.loads((folder / "tasks.toml").read_text())
-        rows.append(f"| {folder.name[:2]} | [{about['title']}]({name}) | about {about['minutes']} minutes |")
+    for lesson in read_lessons(ROOT):
+        folder, name = lesson.folder, f"{lesson.folder.name}.md"
+        rows.append(f"| {lesson.number} | [{lesson.title}]({name}) | about {lesson.minutes} minutes |")
         source = folder / "lesson.md"
         text = PICTURE.sub(lambda found: picture(found[1]), source.read_text())
-        text = rewrite_links(text, source.parent, Path("learn"))
-        text = with_editor(folder, text)
+        text = with_editor(lesson, rewrite_links(text, folder, Path("learn")))
         written[f"learn/{name}"] = (
-            front_matter(source=str(source.relative_to(ROOT))) + text + files_of(folder)
+            front_matter(source=str(source.relative_to(ROOT))) + text + files_of(lesson)
         )
-        needs.append((folder.name[:2], about["title"], about["needs"]))
+        about = tomllib.loads((folder / "tasks.toml").read_text())
+        needs.append((lesson.number, lesson.title, about["needs"]))
     written["learn/index.md"] = "\n".join(
         [
             front_matter(source="tutorials"),
@@ -258,8 +259,7 @@ def tour() -> str:
         if cell["cell_type"] == "markdown":
             lines += [rewrite_links(source, ROOT / "tutorials", Path("learn")), ""]
             continue
-        code = "\n".join(f"    {line}".rstrip() for line in source.splitlines())
-        lines += [f'??? example "The code"\n\n    ```{{ .python }}\n{code}\n    ```\n']
+        lines.append(folded("The code", source))
         for output in cell["outputs"]:
             data = output.get("data", {})
             if "image/svg+xml" in data:
@@ -318,38 +318,42 @@ PICTURE = re.compile(r"^!\[[^\]]*\]\(\.\./\.\./docs/assets/([\w-]+)\.svg\)$", re
 """A picture of a lesson: on its page it stands in the page itself."""
 
 
-def with_editor(folder: Path, text: str) -> str:
+def with_editor(lesson: Lesson, text: str) -> str:
     """The text of a lesson; if it needs no torch, with an editor after its tasks (docs/play/lesson.js)."""
-    if (number := folder.name[:2]) not in DEMOS:
+    if lesson.number not in DEMOS:
         return text
-    looks = escape(json.dumps([demo.look for demo in DEMOS[number]]))
+    looks = escape(json.dumps([demo.look for demo in DEMOS[lesson.number]]))
     before, tasks, rest = text.partition("\n## Tasks\n")
     body, heading, after = rest.partition("\n## ")
     return (
         f"{before}{tasks}{body}\n## Write it here\n\n"
         "The editor, the tests and the engine run in this page; nothing is installed.\n\n"
         f'<link rel="stylesheet" href="../../play/lesson.css">\n'
-        f'<div class="lesson" data-number="{number}" data-name="{folder.name}" data-demos="{looks}">\n'
+        f'<div class="lesson" data-number="{lesson.number}" data-name="{lesson.folder.name}" '
+        f'data-demos="{looks}">\n'
         '<button type="button" class="md-button md-button--primary">Open the editor</button>\n'
         '<p role="status"></p>\n<noscript>The editor needs JavaScript.</noscript>\n</div>\n'
         f'<script type="module" src="../../play/lesson.js"></script>\n{heading}{after}'
     )
 
 
-def files_of(folder: Path) -> str:
+def files_of(lesson: Lesson) -> str:
     """The exercise as it ships, folded up, and where the tests of the lesson are."""
-    start = folder.parent / ".start" / f"{folder.name}.py"
-    notebook = f"[This lesson as a notebook]({folder.name}.ipynb)."
-    if not start.exists():
+    name = lesson.folder.name
+    notebook = f"[This lesson as a notebook]({name}.ipynb)."
+    if not lesson.start.exists():
         return f"\n{notebook}\n"
-    about = tomllib.loads((folder / "tasks.toml").read_text())
-    files = sorted({test.partition("::")[0] for task in about["task"] for test in task["tests"]})
-    code = "\n".join(f"    {line}".rstrip() for line in start.read_text().splitlines())
+    files = sorted({test.partition("::")[0] for test in lesson.tests})
     return (
-        f"\n## The files\n\nYou write in `tutorials/{folder.name}/exercise.py`; its tests are in "
+        f"\n## The files\n\nYou write in `tutorials/{name}/exercise.py`; its tests are in "
         f"{', '.join(f'`{file}`' for file in files)}. {notebook}\n\n"
-        f'??? example "exercise.py"\n\n    ```{{ .python }}\n{code}\n    ```\n'
-    )
+    ) + folded("exercise.py", lesson.start.read_text())
+
+
+def folded(title: str, code: str) -> str:
+    """Python code under a title, to be unfolded."""
+    shown = "\n".join(f"    {line}".rstrip() for line in code.splitlines())
+    return f'??? example "{title}"\n\n    ```{{ .python }}\n{shown}\n    ```\n'
 
 
 def rewrite_links(text: str, source: Path, page: Path) -> str:
@@ -385,7 +389,11 @@ def rewrite_links(text: str, source: Path, page: Path) -> str:
 
 def section_of(path: str) -> str:
     """The anchor of a file that is a section of a page: its heading."""
-    heading = (ROOT / path).read_text().partition("\n")[0]
+    return anchor_of((ROOT / path).read_text().partition("\n")[0])
+
+
+def anchor_of(heading: str) -> str:
+    """The anchor that a page gives to a heading."""
     return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
 
 
@@ -456,7 +464,7 @@ def claim_row(claim: dict[str, Any]) -> str:
 def claims(experiment: str) -> str:
     """One experiment: picture, claims, measured numbers; for pages one folder below docs/."""
     result = experiment_result(experiment)
-    anchor = re.sub(r"[^a-z0-9]+", "-", result["title"].lower()).strip("-")
+    anchor = anchor_of(result["title"])
     lines = [
         '<figure class="chart" markdown="1">',
         f'<div class="sheet" markdown="span">![{result["title"]}](../reproduce/{experiment}.svg)</div>',
