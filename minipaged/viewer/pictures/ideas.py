@@ -204,16 +204,13 @@ def order_svg(lengths: Sequence[int]) -> Svg:
     for i, (told, key) in enumerate((("first come", 0), ("shortest first", 1))):
         x, y = MARGIN, TOP + 12 + i * 88
         picture.text(x, y, told, "soft")
-        done = 0
+        done, waits = 0, []
         for arrival, length in sorted(waiting, key=lambda request: request[key]):
             picture.rect(x, y + 10, length * 12, HIGH, f"tint{arrival}")
             picture.text(x + length * 6, y + 32, "ABCDEF"[arrival], "ink", 13, "middle", bold=True)
+            waits.append(done)
             x, done = x + length * 12 + 4, done + length
-        starts = [
-            sum(length for _, length in sorted(waiting, key=lambda r: r[key])[:n])
-            for n in range(len(waiting))
-        ]
-        picture.text(x + 12, y + 32, f"mean wait {sum(starts) / len(starts):.1f}", "ink", 13)
+        picture.text(x + 12, y + 32, f"mean wait {sum(waits) / len(waits):.1f}", "ink", 13)
     picture.note("the width is the length of the prompt: long prompts in front make all others wait")
     return picture.render(
         "Two orders of one queue", "First come, first served; and the shortest prompt first."
