@@ -33,21 +33,22 @@ STYLE = (
 
 def output_html(shown: RequestOutput | PlacedOutput) -> str:
     """The figure of an output."""
-    placed, output = (None, shown) if isinstance(shown, RequestOutput) else (shown, shown.output)
-    placed = placed or PlacedOutput(output, 1, (None,) * len(output.outputs), None)
-    uses = Counter(block for table in placed.tables if table for block in table.blocks)
+    if isinstance(shown, RequestOutput):
+        shown = PlacedOutput(shown, 1, (None,) * len(shown.outputs), None)
+    output = shown.output
+    uses = Counter(block for table in shown.tables if table for block in table.blocks)
     prompt = counted(len(output.prompt_token_ids), "prompt token")
     prompt += f", {output.num_cached_tokens} cached" if output.num_cached_tokens else ""
     parts = []
-    for number, (completion, table) in enumerate(zip(output.outputs, placed.tables)):
+    for number, (completion, table) in enumerate(zip(output.outputs, shown.tables)):
         ended = completion.finish_reason or "still running"
-        head = f"{placed.title(number)}: {prompt}, {len(completion.token_ids)} generated ({ended})"
+        head = f"{shown.title(number)}: {prompt}, {len(completion.token_ids)} generated ({ended})"
         parts.append(f'<p class="head">{escape(head)}</p>')
         if table is None:
             parts.append(f"<p>{escape((output.prompt or '') + completion.text)}</p>")
             continue
-        parts.append(f'<div class="row">{_blocks(placed, table, uses, number)}</div>')
-        size = placed.block_size
+        parts.append(f'<div class="row">{_blocks(shown, table, uses, number)}</div>')
+        size = shown.block_size
         usage = table.usage(size).replace(",", f" of {size},", 1)
         parts.append(f'<p class="note">{usage}; the last token was sampled and needs no slot</p>')
     label = f"Request {output.request_id}: a prompt of {counted(len(output.prompt_token_ids), 'token')}"
