@@ -14,6 +14,7 @@ from minipaged.viewer.snapshot import PoolView
 
 TOP = MARGIN + 40  # below the caption
 TILE, HIGH = 52, 34
+STEP = TILE + 4  # from one tile to the next
 
 
 def free_list_svg() -> Svg:
@@ -34,14 +35,13 @@ def free_list_svg() -> Svg:
         y = TOP + i * row
         picture.text(MARGIN, y + 4, told, "ink mono", 13)
         for block in range(state.num_blocks):
-            count, x = state.ref_count(block), MARGIN + block * (TILE + 4)
-            picture.block(
-                x, y + 14, TILE, HIGH, "used" if count else "free", "tint0" if count == 1 else "tint1"
-            )
+            count, x = state.ref_count(block), MARGIN + block * STEP
+            hue = 0 if count == 1 else 1
+            picture.block(x, y + 14, TILE, HIGH, "used" if count else "free", f"tint{hue}")
             picture.text(x + 7, y + 36, str(block), "ink" if count else "soft", 14, bold=bool(count))
             if count:
                 picture.text(x + TILE - 6, y + 36, f"\u00d7{count}", "ink", 12, "end")
-        x = MARGIN + state.num_blocks * (TILE + 4) + 34
+        x = MARGIN + state.num_blocks * STEP + 34
         order = copy.deepcopy(state).allocate(state.num_free)  # what it would hand out, the next first
         picture.text(x, y + 4, "free list, next first", "soft", 12.5)
         for place, block in enumerate(order):
@@ -93,7 +93,6 @@ def chain_svg() -> Svg:
     ]
     names: list[str] = []
     picture = Picture(760, TOP + 286, "A hash names a block and all before it")
-    entry: CachedBlock | None = None
     held = []
     for row, (who, words) in enumerate(prompts):
         names += [word for word in words if word not in names]
@@ -105,21 +104,18 @@ def chain_svg() -> Svg:
         blocks = [*found, *cache.allocate(len(hashes) - len(found))]
         y = TOP + 12 + row * 104
         picture.text(MARGIN, y + 28, who, size=15, bold=True)
+        entry: CachedBlock | str = ""
         for i, (block, chain_hash) in enumerate(zip(blocks, hashes)):
             x, hit = MARGIN + 34 + i * 236, i < len(found)
-            picture.slots(
-                x, y, 50, HIGH, f"tint{0 if hit or not row else 1}", words[i * SIZE :][:SIZE], size=11
-            )
+            hue = 0 if hit or not row else 1
+            picture.slots(x, y, 50, HIGH, f"tint{hue}", words[i * SIZE :][:SIZE], size=11)
             told = f"{chain_hash:08x} \u2192 block {block}"
             picture.text(x, y + HIGH + 18, told, "ink mono", 12)
             picture.text(x, y + HIGH + 35, "hit: shared" if hit else "computed", "soft", 12.5, bold=hit)
             if i:
-                picture.arrow(x - 34, y + HIGH / 2, x - 3, y + HIGH / 2, 0 if hit or not row else 1)
-            if not hit:
-                piece = tokens[i * SIZE : (i + 1) * SIZE]
-                entry = cache.register(block, chain_hash, piece, entry if i and entry else "")
-            else:
-                entry = cache.entry_of(block)
+                picture.arrow(x - 34, y + HIGH / 2, x - 3, y + HIGH / 2, hue)
+            piece = tokens[i * SIZE : (i + 1) * SIZE]
+            entry = cache.entry_of(block) or cache.register(block, chain_hash, piece, entry)
         held.append(blocks)
     for blocks in held:
         for block in reversed(blocks):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from minipaged.memory import BlockAllocator, BlockTable
-from minipaged.viewer.pictures.ideas import HIGH, TILE, TOP
+from minipaged.viewer.pictures.ideas import HIGH, STEP, TILE, TOP
+from minipaged.viewer.pictures.scenes import SIZE
 from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg
-
-SIZE = 4
-STEP = TILE + 4
 
 
 def radix_svg() -> Svg:

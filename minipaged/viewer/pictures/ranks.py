@@ -6,18 +6,18 @@ from minipaged.memory import BlockTable
 from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg
 
 WIDTH, LEFT, RIGHT = 720, 250, 370
-HEADS = 4
+HEADS, RANKS = 4, 2
 ROW = 26
 
 
-def ranks_svg(tables: dict[str, BlockTable], num_blocks: int, num_ranks: int = 2) -> Svg:
-    """The block tables of some requests, and where the heads of their blocks lie on `num_ranks` ranks."""
-    share = HEADS // num_ranks
+def ranks_svg(tables: dict[str, BlockTable], num_blocks: int) -> Svg:
+    """The block tables of some requests, and where the heads of their blocks lie on each rank."""
+    share = HEADS // RANKS
     height_of_rank = 46 + ROW * share
-    height = MARGIN + 34 + num_ranks * (height_of_rank + 18) + MARGIN + 14
+    height = MARGIN + 34 + RANKS * (height_of_rank + 18) + MARGIN + 14
     picture = Picture(WIDTH, height, "One plan, one block table, every rank its heads")
     top = MARGIN + 34.0
-    bottom = top + num_ranks * (height_of_rank + 18) - 18
+    bottom = top + RANKS * (height_of_rank + 18) - 18
     picture.rect(MARGIN, top, LEFT - MARGIN, bottom - top, "free", 8)
     for number, (text, look) in enumerate(
         (("rank 0", "ink"), ("Engine, FCFSScheduler", "soft"), ("KVManager:", "soft"))
@@ -31,7 +31,7 @@ def ranks_svg(tables: dict[str, BlockTable], num_blocks: int, num_ranks: int = 2
         for place, block in enumerate(table.blocks):
             picture.rect(MARGIN + 40 + 38 * place, y, 34, 22, f"tint{number + 1}", 3)
             picture.text(MARGIN + 57 + 38 * place, y + 16, str(block), "ink mono", 12, "middle")
-    for rank in range(num_ranks):
+    for rank in range(RANKS):
         y = top + rank * (height_of_rank + 18)
         picture.rect(RIGHT, y, WIDTH - MARGIN - RIGHT, height_of_rank, "free", 8)
         picture.text(RIGHT + 12, y + 22, f"rank {rank}", bold=True)
@@ -52,7 +52,7 @@ def ranks_svg(tables: dict[str, BlockTable], num_blocks: int, num_ranks: int = 2
     picture.note("A block id names the same block on every rank; a rank holds only its heads of it.")
     told = "; ".join(f"{name} in blocks {table.blocks}" for name, table in tables.items())
     return picture.render(
-        f"Figure 4: {num_ranks} ranks",
-        f"Rank 0 has the scheduler and the block tables: {told}. It sends the plan to {num_ranks} ranks, "
+        f"Figure 4: {RANKS} ranks",
+        f"Rank 0 has the scheduler and the block tables: {told}. It sends the plan to {RANKS} ranks, "
         f"each of which holds {share} of {HEADS} heads of all {num_blocks} blocks.",
     )
