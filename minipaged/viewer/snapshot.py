@@ -8,7 +8,7 @@ A block is free, used (held by one or more tables) or evictable (held by none, k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from minipaged.memory import KVManager
@@ -130,8 +130,8 @@ def look(scheduler: FCFSScheduler) -> PoolView:
         for position, sequence in enumerate(request.sequences)
     ]
     host = kv.swap_space.allocator.num_blocks if kv.swap_space is not None else 0
-    view = view_of(tables, kv.block_size, kv.allocator.num_blocks, evictable_blocks(kv))
-    return replace(view, num_host_blocks=host)
+    named = {table.name: table for table in tables}
+    return PoolView(kv.block_size, kv.allocator.num_blocks, host, named, evictable_blocks(kv))
 
 
 def view_of(
