@@ -119,10 +119,13 @@ def dashboard(url: str, now: Scrape, last: Scrape | None = None, trouble: str = 
     def value(name: str) -> float:
         return now.values.get(name, 0.0)
 
-    def rate(name: str) -> str:
-        if last is None or now.at <= last.at:
-            return ""
-        return f"{max(0.0, value(name) - last.values.get(name, 0.0)) / (now.at - last.at):,.1f}/s"
+    def total(name: str) -> tuple[str, str]:
+        """A counter, and how fast it grows."""
+        rate = ""
+        if last is not None and now.at > last.at:
+            grown = max(0.0, value(name) - last.values.get(name, 0.0))
+            rate = f"{grown / (now.at - last.at):,.1f}/s"
+        return f"{value(name):,.0f}", rate
 
     usage = min(1.0, max(0.0, value("kv_cache_usage_perc")))
     bar = Table.grid(padding=(0, 1))
@@ -133,12 +136,10 @@ def dashboard(url: str, now: Scrape, last: Scrape | None = None, trouble: str = 
         counts.add_row(name, f"{value(f'num_requests_{name}'):,.0f}")
     tokens = Table.grid(padding=(0, 2))
     hits, queries = value("prefix_cache_hits_total"), value("prefix_cache_queries_total")
-    tokens.add_row("prompt tokens", f"{value('prompt_tokens_total'):,.0f}", rate("prompt_tokens_total"))
-    generated = value("generation_tokens_total")
-    tokens.add_row("generated tokens", f"{generated:,.0f}", rate("generation_tokens_total"))
+    tokens.add_row("prompt tokens", *total("prompt_tokens_total"))
+    tokens.add_row("generated tokens", *total("generation_tokens_total"))
     tokens.add_row("prefix hits", f"{hits / queries:.1%}" if queries else "none", "")
-    preemptions = value("num_preemptions_total")
-    tokens.add_row("preemptions", f"{preemptions:,.0f}", rate("num_preemptions_total"))
+    tokens.add_row("preemptions", *total("num_preemptions_total"))
 
     latencies = Table(box=None, padding=(0, 2), header_style="dim")
     for heading in ("latency", "median", "p95", "p99"):
