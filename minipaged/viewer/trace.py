@@ -70,25 +70,30 @@ class TraceLines(Recorder):
         if now != self._last:
             change = delta.difference(self._last, now)
             self._last = now
-            texts = self._new_texts({"planned": {}, "committed": change, "completions": {}, "events": ()})
-            self._dump(self._between(kind, change, texts))
+            self._dump(self._between(kind, change, self._new_texts({"committed": change})))
 
     def state(self) -> dict[str, Any]:
         """A line (event "snapshot") that leads from an empty memory to where the last one left it."""
         return self._between("snapshot", delta.difference(self._empty, self._last), self._texts)
 
     def _between(self, kind: str, change: dict[str, Any], texts: dict[int, str]) -> dict[str, Any]:
-        line: dict[str, Any] = {"step": self._next_step, "events": [{"kind": kind}]}
-        line |= {"num_waiting": len(self._scheduler.waiting), "committed": change}
+        line: dict[str, Any] = {
+            "step": self._next_step,
+            "events": [{"kind": kind}],
+            "num_waiting": len(self._scheduler.waiting),
+            "committed": change,
+        }
         return line | ({"texts": texts} if texts else {})
 
     def _new_texts(self, line: dict[str, Any]) -> dict[int, str]:
         if self._text_of is None:
             return {}
-        changes = [c for key in ("planned", "committed") for c in line[key].get("tables", {}).values()]
+        views = [line.get(key, {}) for key in ("planned", "committed")]
+        changes = [change for view in views for change in view.get("tables", {}).values()]
         ids = {token for change in changes if change for token in change.get("token_ids", (0, ()))[1]}
-        ids.update(t for outputs in line["completions"].values() for tokens in outputs for t in tokens)
-        ids.update(t for event in line["events"] for t in event.get("draft", ()))
+        completions = line.get("completions", {}).values()
+        ids.update(token for outputs in completions for tokens in outputs for token in tokens)
+        ids.update(t for event in line.get("events", ()) for t in event.get("draft", ()))
         new = {token: self._text_of(token) for token in sorted(ids - self._texts.keys())}
         self._texts |= new
         return new
