@@ -10,7 +10,7 @@ import inspect
 import re
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from minipaged.learn.contracts import CONCEPTS
 from minipaged.learn.lessons import Lesson
@@ -21,17 +21,20 @@ WORKED = Path("tests/docs/worked")
 
 def originals(lesson: Lesson) -> dict[str, Any]:
     """Name of a class or function of the exercise -> the worked one of the project."""
-    used = [use.partition(":") for use in lesson.use]
-    worked = [(name, original) for concept, _, name in used for original in CONCEPTS[concept].originals]
-    return {name: original for name, original in worked if original.__name__ == name}
+    used = (use.partition(":") for use in lesson.use)
+    return {
+        name: original
+        for concept, _, name in used
+        for original in CONCEPTS[concept].originals
+        if original.__name__ == name
+    }
 
 
-def is_stub(node: ast.AST) -> bool:
+def is_stub(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
     """Whether a function does nothing but say that it is to be written."""
-    if not isinstance(node, ast.FunctionDef):
-        return False
     # A GPU kernel cannot raise; its stub fails to compile.
-    return ast.unparse(node.body[-1]).startswith(("raise NotImplementedError(", "tl.static_assert(False"))
+    ends = ("raise NotImplementedError(", "tl.static_assert(False")
+    return isinstance(node, ast.FunctionDef) and ast.unparse(node.body[-1]).startswith(ends)
 
 
 def task_of(stub: ast.AST) -> int:
@@ -46,9 +49,9 @@ def stubs(lesson: Lesson) -> dict[str, int]:
     names = {}
     for node in ast.parse(lesson.start.read_text()).body:
         if is_stub(node):
-            names[node.name] = task_of(node)  # type: ignore[attr-defined]
+            names[node.name] = task_of(node)
         elif isinstance(node, ast.ClassDef):
-            names |= {f"{node.name}.{n.name}": task_of(n) for n in node.body if is_stub(n)}  # type: ignore[attr-defined]
+            names |= {f"{node.name}.{n.name}": task_of(n) for n in node.body if is_stub(n)}
     return names
 
 
@@ -112,17 +115,15 @@ def solution_of(lesson: Lesson, task: int) -> list[str]:
 
     A stub that several tasks complete belongs to its first: later tasks then have no code of their own.
     """
-    worked = worked_file(lesson)
-    names = [name for name, number in stubs(lesson).items() if number == task]
-    if worked is not None:
-        return [source_in(worked.read_text(), name) for name in names]
-    known = originals(lesson)
+    worked, known = worked_file(lesson), originals(lesson)
     sources = []
-    for name in names:
-        owner, _, method = name.partition(".")
-        function = inspect.getattr_static(known[owner], method) if method else known[owner]
-        source = source_of(function)
-        sources.append(f"class {owner}:\n{textwrap.indent(source, '    ')}" if method else source)
+    for name in (name for name, number in stubs(lesson).items() if number == task):
+        owner, _, method = name.rpartition(".")
+        if worked is not None:
+            source = source_in(worked.read_text(), name)
+        else:
+            source = source_of(inspect.getattr_static(known[owner], method) if owner else known[name])
+        sources.append(f"class {owner}:\n{textwrap.indent(source, '    ')}" if owner else source)
     return sources
 
 
@@ -138,12 +139,11 @@ def source_of(function: Any) -> str:
 
 
 def source_in(text: str, name: str) -> str:
-    """The source of "Class.method" or "function" in the text of a module."""
-    *owners, last = name.split(".")
-    nodes: list[Any] = ast.parse(text).body
-    for owner in owners:
+    """The same of "Class.method" or "function" in the text of a module."""
+    owner, _, last = name.rpartition(".")
+    nodes: list[ast.stmt] = ast.parse(text).body
+    if owner:
         nodes = next(n.body for n in nodes if isinstance(n, ast.ClassDef) and n.name == owner)
     node = next(n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == last)
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-    source = textwrap.dedent("\n".join(text.splitlines()[first - 1 : node.end_lineno]))
-    return f"class {owners[0]}:\n{textwrap.indent(source, '    ')}" if owners else source
+    return textwrap.dedent("\n".join(text.splitlines()[first - 1 : node.end_lineno]))

@@ -26,11 +26,11 @@ def solve(lesson: Lesson, folder: Path, leave: Callable[[int], bool] = lambda ta
     worked_ones = originals(lesson)
     for node in tree.body:
         if is_stub(node) and not leave(task_of(node)):
-            node.body = _body(worked_ones[node.name])  # type: ignore[attr-defined]
+            node.body = _body(worked_ones[node.name])
         elif isinstance(node, ast.ClassDef) and node.name in worked_ones:
             for method in node.body:
                 if is_stub(method) and not leave(task_of(method)):
-                    method.body = _body(inspect.getattr_static(worked_ones[node.name], method.name))  # type: ignore
+                    method.body = _body(inspect.getattr_static(worked_ones[node.name], method.name))
     # The bodies use names of the modules that they come from.
     lines = ["import importlib as _importlib"]
     for module in sorted({original.__module__ for original in worked_ones.values()}):
