@@ -124,8 +124,16 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a grading script.")] = False,
 ) -> None:
     """Say which tasks are green and which tests are red, for all lessons."""
-    lessons = read_lessons(repository())
+    lessons = [lesson for lesson in read_lessons(repository()) if lesson.tasks]
     done = play(lessons)
+    green = {number: sum(map(is_green, outcomes)) for number, outcomes in done.items()}
+    num_green, num_tasks = sum(green.values()), sum(len(lesson.tasks) for lesson in lessons)
+    if not as_json:
+        for lesson in lessons:
+            count = f"{green[lesson.number]} of {len(lesson.tasks)} tasks are green"
+            print(f"{lesson.number} {lesson.title}: {count}")
+        print(f"{num_green} of {num_tasks} tasks are green.")
+        return
     told = [
         {
             "number": lesson.number,
@@ -143,18 +151,8 @@ def report(
             ],
         }
         for lesson in lessons
-        if lesson.tasks
     ]
-    outcomes = [outcome for lesson in lessons for outcome in done[lesson.number]]
-    green = sum(map(is_green, outcomes))
-    if as_json:
-        print(json.dumps({"green": green, "tasks": len(outcomes), "lessons": told}, indent=2))
-        return
-    for lesson in lessons:
-        if lesson.tasks:
-            count = sum(map(is_green, done[lesson.number]))
-            print(f"{lesson.number} {lesson.title}: {count} of {len(lesson.tasks)} tasks are green")
-    print(f"{green} of {len(outcomes)} tasks are green.")
+    print(json.dumps({"green": num_green, "tasks": num_tasks, "lessons": told}, indent=2))
 
 
 @app.command()
