@@ -25,12 +25,10 @@ from minipaged.learn.solutions import missing, stubs
 SECONDS_PER_TEST = 10
 """An exercise that computes for longer has an endless loop; one that only waits has six times as long."""
 
-
 ENDLESS = 99
 """How the process ends if a loop cannot be stopped."""
 
 OUTSIDE = "read or write outside an array, for instance a kernel without a mask?"
-
 
 NOT_RUN = "not run, because a test before it broke off"
 
@@ -53,6 +51,10 @@ class Outcome(NamedTuple):
     test_line: tuple[str, int, str] | None = None  # where the test failed: file, line number, code
     your_line: tuple[str, int, str] | None = None  # the same of the innermost call of the override
     failed_line: tuple[str, int, str] | None = None  # of what failed, if it is neither of the two
+
+
+NOT_STARTED = Outcome("not started")
+"""Of every test of an exercise in which nothing is written: each stub would fail its tests."""
 
 
 def run_trials(
@@ -168,12 +170,8 @@ def read_outcomes(destination: Path) -> dict[str, dict[str, Outcome]]:
 def progress(
     lessons: Sequence[Lesson], on_test: Callable[[], object] = lambda: None
 ) -> dict[str, list[dict[str, Outcome]]]:
-    """Lesson number -> per task, test -> outcome.
-
-    An exercise that nobody has touched is red without running anything: every stub fails its tests.
-    """
-    not_started = Outcome("not started")
-    outcomes = {lesson.number: dict.fromkeys(lesson.tests, not_started) for lesson in lessons}
+    """Lesson number -> per task, test -> outcome. Only exercises that somebody has touched are run."""
+    outcomes = {lesson.number: dict.fromkeys(lesson.tests, NOT_STARTED) for lesson in lessons}
     groups: dict[tuple[tuple[str, str], ...], list[Trial]] = {}
     for lesson in begun(lessons):
         trials = groups.setdefault(tuple(lesson.environment.items()), [])

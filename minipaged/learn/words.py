@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from minipaged.learn.lessons import Lesson
 from minipaged.learn.solutions import stubs
-from minipaged.learn.trials import Outcome, is_green
+from minipaged.learn.trials import NOT_STARTED, Outcome, is_green
 
 LONGEST = 160  # characters of a value or a line of code; the rest is cut
 
@@ -132,7 +132,7 @@ def report(lesson: Lesson, outcomes: Iterable[dict[str, Outcome]], verbose: bool
 
 def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]:
     """The lines that a student needs to mend what a failed test found."""
-    if outcome.failure == "not started":
+    if outcome == NOT_STARTED:
         return [f"Nothing is written in {lesson.exercise.name} yet."]
     if not outcome.message:  # the file could not be loaded: no test ran
         return [outcome.failure]

@@ -21,7 +21,15 @@ from typing import Any, NamedTuple
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.learn.lessons import LearnError, Lesson, find, repository
 from minipaged.learn.overrides import components_from, parse_use
-from minipaged.learn.trials import Outcome, Trial, is_green, pytest_arguments, read_outcomes, with_missing
+from minipaged.learn.trials import (
+    NOT_STARTED,
+    Outcome,
+    Trial,
+    is_green,
+    pytest_arguments,
+    read_outcomes,
+    with_missing,
+)
 from minipaged.learn.words import report, sentence
 from minipaged.viewer.pictures.runs import modelless
 from minipaged.viewer.pictures.runs import run as run_to_end
@@ -141,7 +149,7 @@ def check(number: str, source: str, announce: Callable[[str], object]) -> str:
         JSON: `green`, `tasks` (see `TaskReport`), and `elsewhere`, how many tests need torch and did not run.
     """
     lesson = _write(number, source)
-    outcomes = dict.fromkeys(lesson.tests, Outcome("not started"))
+    outcomes = dict.fromkeys(lesson.tests, NOT_STARTED)
     if not lesson.is_untouched:
         announce("")
         outcomes = _run_tests(lesson, announce)
