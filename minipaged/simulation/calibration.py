@@ -21,6 +21,7 @@ from minipaged.components import build_scheduler
 from minipaged.decoding.params import SamplingParams
 from minipaged.engine import Engine
 from minipaged.scheduling import StepPlan
+from minipaged.simulation.costs import attended_pairs
 from minipaged.simulation.executor import SimulatedExecutor
 from minipaged.simulation.run import Simulation
 from minipaged.simulation.workloads import Arrival, Lengths
@@ -68,8 +69,7 @@ class FittedCosts:
 
 
 def _features(plan: StepPlan) -> tuple[float, float, float, float]:
-    pairs = sum(n * (start + (n + 1) / 2) for _, start, n, _ in plan.scheduled)
-    return 1.0, float(len(plan.scheduled)), float(plan.num_tokens), float(pairs)
+    return 1.0, float(len(plan.scheduled)), float(plan.num_tokens), float(attended_pairs(plan))
 
 
 def fit(steps: Sequence[Step]) -> FittedCosts:

@@ -17,6 +17,11 @@ from minipaged.simulation.hardware import Deployment
 _start = itemgetter(1)
 
 
+def attended_pairs(plan: StepPlan) -> float:
+    """Pairs of a computed token and one it attends to: itself, or one before it."""
+    return sum(n * (start + (n + 1) / 2) for _, start, n, _ in plan.scheduled)
+
+
 class CostModel:
     """Seconds of a step; `paged`: attention reads through a block table (contiguous memory: block size 1)."""
 
@@ -51,7 +56,7 @@ class CostModel:
         read = sum(map(_start, scheduled)) + tokens
         pairs: float = read
         if tokens > len(scheduled):
-            pairs = sum(n * (start + (n + 1) / 2) for _, start, n, _ in scheduled)
+            pairs = attended_pairs(plan)
         seconds = self.host_seconds + len(scheduled) * self.sequence_seconds
         if scheduled:
             seconds += self.compute_seconds(tokens, read, pairs)

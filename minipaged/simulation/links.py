@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from minipaged.components import build_scheduler
 from minipaged.config import EngineConfig
 from minipaged.scheduling import StepPlan
-from minipaged.simulation.costs import CostModel
+from minipaged.simulation.costs import CostModel, attended_pairs
 from minipaged.simulation.executor import SimulatedExecutor, StepCosts
 from minipaged.simulation.hardware import CHIPS, CONSTANTS, MODELS, Deployment
 from minipaged.simulation.reproduce import quiet
@@ -75,7 +75,7 @@ class PipelineCosts:
     def _compute(self, plan: StepPlan, micro_batches: int) -> float:
         """Seconds of one micro-batch in all layers, if all are of equal size."""
         read = sum(start + n for _, start, n, _ in plan.scheduled) / micro_batches
-        pairs = sum(n * (start + (n + 1) / 2) for _, start, n, _ in plan.scheduled) / micro_batches
+        pairs = attended_pairs(plan) / micro_batches
         return self.whole.compute_seconds(plan.num_tokens / micro_batches, read, pairs)
 
 
