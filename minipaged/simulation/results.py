@@ -88,7 +88,7 @@ def as_json(experiment: Experiment, results: dict[Any, Any]) -> dict[str, Any]:
         {
             "experiment": experiment.name,
             **asdict(claim),
-            "measured": _rounded(claim.measured),
+            "measured": rounded(claim.measured),
             "ratio": None if claim.ratio is None else round(claim.ratio, 3),
             "command": f"minipaged reproduce {experiment.name}",
         }
@@ -97,8 +97,8 @@ def as_json(experiment: Experiment, results: dict[Any, Any]) -> dict[str, Any]:
     axes = [asdict(panel) for panel in panels]
     for panel in axes:
         for curve in panel["curves"]:
-            curve["y"] = [_rounded(y) for y in curve["y"]]
-            curve["x"] = [_rounded(x) if isinstance(x, float) else x for x in curve["x"]]
+            curve["y"] = [rounded(y) for y in curve["y"]]
+            curve["x"] = [rounded(x) if isinstance(x, float) else x for x in curve["x"]]
     return {
         "experiment": experiment.name,
         "title": experiment.title,
@@ -109,6 +109,6 @@ def as_json(experiment: Experiment, results: dict[Any, Any]) -> dict[str, Any]:
     }
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
     """Four significant digits: more would be noise on the page."""
     return float(f"{value:.4g}")

@@ -13,6 +13,7 @@ from minipaged.simulation.experiments.common import capacity
 from minipaged.simulation.hardware import CONSTANTS, Constants
 from minipaged.simulation.measure import on_trace, saturate
 from minipaged.simulation.reproduce import run_cases
+from minipaged.simulation.results import rounded
 from minipaged.simulation.run import MethodOf, Simulation
 from minipaged.simulation.scripts import BEAM_SWITCH, ScriptedBeams, ScriptedSampling
 from minipaged.simulation.systems import LLAMA_13B, OPT_13B, OPT_175B, Setup, paged, system
@@ -144,6 +145,11 @@ class Row(NamedTuple):
     measure: Callable[[World], float]
     without: frozenset[str]
 
+    @property
+    def names(self) -> list[str]:
+        """The fitted values that may change it."""
+        return [name for name in FITTED_TO if name not in self.without]
+
 
 _SHAREGPT = frozenset({"worker_seconds", "BEAM_SWITCH", "sigma, Alpaca"})
 _SEVERAL = _SHAREGPT - {"worker_seconds"}
@@ -168,28 +174,19 @@ ROWS = (
 def sensitivity(progress: Callable[[int, int], None] = lambda done, total: None) -> list[dict[str, Any]]:
     """A JSON-able dict for each row: its value, and by fitted value the changes in percent."""
     keys = [(row, World()) for row in ROWS]
-    keys += [
-        (row, World(name, factor))
-        for row in ROWS
-        for name in FITTED_TO
-        if name not in row.without
-        for factor in MOVES
-    ]
+    keys += [(row, World(name, factor)) for row in ROWS for name in row.names for factor in MOVES]
     answers = run_cases([partial(row.measure, world) for row, world in keys], progress)
     value = dict(zip(keys, answers))
+
+    def change(row: Row, world: World) -> float:
+        return round(100 * (value[row, world] / value[row, World()] - 1), 1)
+
     return [
         {
             "figure": row.figure,
             "source": row.source,
-            "value": float(f"{value[row, World()]:.4g}"),
-            "change": {
-                name: [
-                    round(100 * (value[row, World(name, factor)] / value[row, World()] - 1), 1)
-                    for factor in MOVES
-                ]
-                for name in FITTED_TO
-                if name not in row.without
-            },
+            "value": rounded(value[row, World()]),
+            "change": {name: [change(row, World(name, factor)) for factor in MOVES] for name in row.names},
         }
         for row in ROWS
     ]
