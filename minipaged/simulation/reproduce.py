@@ -58,7 +58,7 @@ def run_experiments(
 
 def run_cases(
     cases: Sequence[Case],
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None],
     note: Callable[[int, Any], None] = lambda number, answer: None,
 ) -> list[Any]:
     """The results of independent cases, in order. Any exception ends the workers: nobody waits.

@@ -52,7 +52,7 @@ def check_settings(names: Iterable[str]) -> None:
 
 
 def engine_simulation(
-    deployment: Deployment, config: EngineConfig, replicas: int = 1, components: Components | None = None
+    deployment: Deployment, config: EngineConfig, replicas: int, components: Components
 ) -> Simulation:
     """An engine over a simulated deployment; `ConfigError` or `DoesNotFitError` if there cannot be one."""
     model = deployment.model
