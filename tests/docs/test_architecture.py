@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reading_order
 import torch
 
 from minipaged import LLM, SamplingParams
@@ -17,10 +18,6 @@ from minipaged.bench import run_workload
 from minipaged.components import Components
 from minipaged.memory import BlockAllocator, BlockTable
 from tests.docs.site import ROOT
-
-sys.path.insert(0, str(ROOT / "docs/_generate"))
-
-import reading_order
 
 PAGE = (ROOT / "docs/architecture.md").read_text()
 FOLDERS = (ROOT / "minipaged", ROOT)

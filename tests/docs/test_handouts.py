@@ -5,7 +5,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -16,7 +15,6 @@ from minipaged.learn.words import sentence
 from tests.docs.browser import Browser, find_chromium
 from tests.docs.site import ROOT, build_once
 
-sys.path.insert(0, str(ROOT / "docs/_generate"))
 pytest.importorskip("markdown", reason="mkdocs is not installed; pip install -c constraints.txt -e '.[docs]'")
 
 import handouts

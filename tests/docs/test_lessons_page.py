@@ -7,6 +7,7 @@ import sys
 import zipfile
 
 import pytest
+from lesson_files import write_tests
 
 from minipaged.learn.lessons import read_lessons
 from minipaged.learn.trials import Trial, run_trials
@@ -14,10 +15,6 @@ from minipaged.learn.words import report
 from minipaged.playground.lessons import DEMOS
 from tests.docs.site import ROOT
 from tests.docs.solutions import solve
-
-sys.path.insert(0, str(ROOT / "docs/_generate"))
-
-from lesson_files import write_tests
 
 LESSONS = {lesson.number: lesson for lesson in read_lessons(ROOT) if lesson.number in DEMOS}
 

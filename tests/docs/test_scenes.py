@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
-import sys
 
 import pytest
+import viewer_scenes
 
 from minipaged.viewer.recorder import StepRecord
-from minipaged.viewer.replay import read_trace
-from tests.docs.site import ROOT
 
 
 @pytest.fixture(scope="module")
-def scenes(tmp_path_factory):
+def scenes():
     """Name -> the records of a scene, by step."""
     logging.disable(logging.WARNING)
-    sys.path.insert(0, str(ROOT / "docs/_generate"))
-    try:
-        module = importlib.import_module("viewer_scenes")
-    finally:
-        sys.path.remove(str(ROOT / "docs/_generate"))
-    folder = tmp_path_factory.mktemp("scenes")
-    found: dict[str, dict[int, StepRecord]] = {}
-    for name in module.SCENES:
-        (folder / name).write_text(module.trace(name))
-        found[name] = {record.step: record for record in read_trace(folder / name)}
+    found = {
+        name: {record.step: record for record in viewer_scenes.recorded(name)[0]}
+        for name in viewer_scenes.SCENES
+    }
     logging.disable(logging.NOTSET)
-    for name, scene in module.SCENES.items():
+    for name, scene in viewer_scenes.SCENES.items():
         assert scene.start in found[name], name
     return found
 

@@ -1,22 +1,18 @@
 """The site and the repository's own pages: links, anchors, versions, messages, generated pages."""
 
 import re
-import sys
 import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from pkgutil import resolve_name
 from urllib.parse import unquote, urldefrag
 
+import pages
 import pytest
+from reading import docstring_as_markdown, piece_of_source, read_facts, read_messages
 
 import minipaged
 from tests.docs.site import ROOT, build_once
-
-sys.path.insert(0, str(ROOT / "docs/_generate"))
-
-import pages
-from reading import docstring_as_markdown, piece_of_source, read_facts, read_messages
 
 PAGES = [
     ROOT / "README.md",
