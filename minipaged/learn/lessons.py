@@ -28,7 +28,7 @@ class Lesson:
     folder: Path  # its name begins with the number: "00", "01", ...
     title: str
     minutes: int
-    use: tuple[str, ...]  # "concept:class of the exercise"
+    use: tuple[tuple[str, str], ...]  # (concept, class of the exercise)
     environment: dict[str, str]  # variables that the tests need
     tasks: tuple[Task, ...]  # in the order in which they are done
 
@@ -59,8 +59,7 @@ class Lesson:
 
     def use_options(self, file: Path | None = None) -> list[str]:
         """The `--use` options that put the exercise (or another file of its kind) in place."""
-        used = (use.partition(":") for use in self.use)
-        return [f"{concept}={file or self.exercise}:{name}" for concept, _, name in used]
+        return [f"{concept}={file or self.exercise}:{name}" for concept, name in self.use]
 
     def marker(self, task: int) -> str:
         """The pytest marker of a task; the first is 1."""
@@ -92,7 +91,8 @@ def read_lessons(root: Path) -> list[Lesson]:
             Task(t["name"], tuple(h.strip() for h in t["hints"]), t["solution"].strip(), tuple(t["tests"]))
             for t in data.get("task", ())
         )
-        use, environment = tuple(data.get("use", ())), data.get("environment", {})
+        use = tuple((concept, name) for concept, name in (pair.split(":") for pair in data.get("use", ())))
+        environment = data.get("environment", {})
         lessons.append(Lesson(file.parent, data["title"], data["minutes"], use, environment, tasks))
     return lessons
 

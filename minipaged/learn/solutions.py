@@ -21,10 +21,9 @@ WORKED = Path("tests/docs/worked")
 
 def originals(lesson: Lesson) -> dict[str, Any]:
     """Name of a class or function of the exercise -> the worked one of the project."""
-    used = (use.partition(":") for use in lesson.use)
     return {
         name: original
-        for concept, _, name in used
+        for concept, name in lesson.use
         for original in CONCEPTS[concept].originals
         if original.__name__ == name
     }

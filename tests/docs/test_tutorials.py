@@ -56,9 +56,7 @@ def wrong_variants(lesson: Lesson) -> dict[str, tuple[str, tuple[str, ...]]]:
     found = {}
     for variant_name, variant in vars(module).items():
         if hasattr(variant, "caught_by") or hasattr(variant, "task"):
-            [concept] = {
-                use.partition(":")[0] for use in lesson.use if is_for(use.partition(":")[0], variant)
-            }
+            [concept] = {concept for concept, _ in lesson.use if is_for(concept, variant)}
             task = getattr(variant, "task", None)
             tests = lesson.tasks[task - 1].tests if task else (named[variant.caught_by],)
             found[variant_name] = (f"{concept}={file}:{variant_name}", tests)
