@@ -38,6 +38,11 @@ class Lesson:
         return self.folder.name[:2]
 
     @property
+    def root(self) -> Path:
+        """The clone."""
+        return self.folder.parents[1]
+
+    @property
     def exercise(self) -> Path:
         """The file to write in."""
         return self.folder / "exercise.py"

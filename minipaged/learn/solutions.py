@@ -128,7 +128,7 @@ def solution_of(lesson: Lesson, task: int) -> list[str]:
 
 def worked_file(lesson: Lesson) -> Path | None:
     """The worked exercise, if the project has no module like it."""
-    file = lesson.folder.parents[1] / WORKED / f"{lesson.folder.name}.py"
+    file = lesson.root / WORKED / f"{lesson.folder.name}.py"
     return file if file.exists() else None
 
 

@@ -177,7 +177,7 @@ def progress(
         trials = groups.setdefault(tuple(lesson.environment.items()), [])
         trials.append(Trial(lesson.number, lesson.use_options(), lesson.tests))
     for environment, trials in groups.items():
-        outcomes |= run_trials(lessons[0].folder.parents[1], trials, dict(environment), on_test)
+        outcomes |= run_trials(lessons[0].root, trials, dict(environment), on_test)
     for lesson in begun(lessons):
         outcomes[lesson.number] = with_missing(lesson, outcomes[lesson.number])
     return {

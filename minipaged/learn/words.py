@@ -141,7 +141,7 @@ def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]
         return [got]
     if outcome.test_line is not None and not outcome.message.startswith(("Failed", "not done")):
         file, number, _ = outcome.test_line
-        if expected := awaited(lesson.folder.parents[1] / file, number):
+        if expected := awaited(lesson.root / file, number):
             raised = outcome.message.strip().splitlines()[0]
             kind = "AssertionError: " if raised.startswith("assert") else ""
             got = f"Expected {expected}, got {_cut(kind + raised)}"
