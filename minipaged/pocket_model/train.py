@@ -32,6 +32,7 @@ FIGURES = "## Figures"  # the section that the script writes
 
 VOCABULARY = 2048
 POSITIONS = 2048
+TOKENIZER_DOCUMENTS = 6000
 TOKENS_PER_STEP = 4096
 ROW_LENGTHS, ROW_WEIGHTS = (256, 512, 1024), (4, 4, 2)
 PEAK_LEARNING_RATE, WARMUP_STEPS = 3e-3, 80
@@ -39,8 +40,8 @@ LONGEST_ANSWER = 8  # tokens, with the line break: " seven hundred seventy seven
 EXAM_BATCH = 50
 
 
-def make_tokenizer(seed: int, documents: int = 6000) -> PreTrainedTokenizerFast:
-    """A byte-level BPE with merges learned from the first `documents` documents of the corpus.
+def make_tokenizer(seed: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE with merges learned from the first documents of the corpus.
 
     Every byte is in the vocabulary, so any text survives the round trip; each digit is a token of its own;
     a BOS is put before a text.
@@ -56,8 +57,8 @@ def make_tokenizer(seed: int, documents: int = 6000) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (re.sub(r"<\|\w+\|>", "\n", text) for text in islice(corpus.documents(seed), documents))
-    tokenizer.train_from_iterator(texts, trainer)
+    documents = islice(corpus.documents(seed), TOKENIZER_DOCUMENTS)
+    tokenizer.train_from_iterator((re.sub(r"<\|\w+\|>", "\n", text) for text in documents), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{corpus.BOS} $A", special_tokens=[(corpus.BOS, tokenizer.token_to_id(corpus.BOS))]
     )
