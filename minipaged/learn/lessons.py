@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class LearnError(ValueError):
-    """No lessons here, or no such lesson; the message says what to do."""
+    """What a student asks for cannot be done; the message says what to do."""
 
 
 class Task(NamedTuple):

@@ -82,12 +82,11 @@ def run_trials(
         outcomes |= found
         if why is None:
             break
-        names = [trial.name for trial in left]
-        broken = left[names.index(list(found)[-1])]
-        first, *others = [test for test in broken.tests if test not in found[broken.name]] or [""]
-        if first:
-            outcomes[broken.name] |= {first: Outcome(why), **dict.fromkeys(others, Outcome(NOT_RUN))}
-        left = left[left.index(broken) + 1 :]
+        at = [trial.name for trial in left].index(list(found)[-1])
+        broken, left = left[at], left[at + 1 :]
+        undone = [test for test in broken.tests if test not in found[broken.name]]
+        reasons = [why, *[NOT_RUN] * len(undone)]  # of the first, of the others
+        outcomes[broken.name] |= {test: Outcome(reason) for test, reason in zip(undone, reasons)}
     return outcomes
 
 
