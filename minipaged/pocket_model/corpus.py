@@ -37,7 +37,7 @@ def documents(seed: int) -> Iterator[str]:
 def heldout_cases(n: int = 200, seed: int = 0) -> list[tuple[str, str]]:
     """`n` different (prompt, answer) pairs that the training text does not hold, half in each direction.
 
-    A prompt shows four examples from the training numbers, then asks.  A completion is right if its
+    A prompt shows four examples from the training numbers, then asks. A completion is right if its
     `first_line` is the answer.
 
     Raises ValueError if `n` is more than there is.

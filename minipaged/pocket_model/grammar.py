@@ -47,7 +47,7 @@ def expand(template: str, slots: Mapping[str, str], rng: random.Random) -> str:
 def tidy(text: str) -> str:
     """Fix articles (`a owl` -> `an owl`), capitals at sentence starts, and doubled spaces.
 
-    A word after a closing quote is left alone: in `"Where?" she asked` it continues the sentence.  So is the
+    A word after a closing quote is left alone: in `"Where?" she asked` it continues the sentence. So is the
     second half of a split speech: `"Come," he said, "let us run."`
     """
     text = re.sub(r" +", " ", text).strip()
