@@ -1,6 +1,7 @@
 """`reproduce` and `simulate`: what they print, what they refuse, and that they need no torch."""
 
 import contextlib
+import inspect
 import json
 import math
 import os
@@ -42,8 +43,6 @@ def command_line(*arguments: str, options: dict | None = None):
 
     def simulate_(**values) -> None:
         simulate(options or {}, **values)
-
-    import inspect
 
     parameters = list(inspect.signature(simulate, eval_str=True).parameters.values())[1:]
     simulate_.__signature__ = inspect.Signature(parameters)

@@ -4,6 +4,7 @@ The cheap ones run with every test command; `slow` marks what takes longer.
 """
 
 import logging
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -180,8 +181,6 @@ def test_swap_loses_at_small_blocks_and_is_comparable_at_16_to_64():
 
 def test_every_experiment_says_what_it_is_and_has_cases():
     """Catches an experiment that `--list` cannot describe, or whose cases cannot be sent to a process."""
-    import pickle
-
     for name, experiment in EXPERIMENTS.items():
         assert experiment.name == name
         assert experiment.title
