@@ -20,7 +20,7 @@ from minipaged.config import EngineConfig
 from minipaged.metrics import draft_summary
 from minipaged.scheduling import RequestTooLongError
 from minipaged.text_io import counted, read_text
-from minipaged.viewer.highlights import text_of
+from minipaged.viewer.highlights import engine_texts
 from minipaged.viewer.snapshot import look
 from minipaged.viewer.terminal import Pool, Table
 
@@ -184,7 +184,7 @@ class Chat:
         if table is None:
             raise ValueError("enable_prefix_caching is off, so nothing is kept between answers")
         size = engine.scheduler.kv.block_size
-        self._show.print(Table("This conversation", table, size, text_of(engine)))
+        self._show.print(Table("This conversation", table, size, engine_texts(engine)))
         if rest := len(self._conversation.token_ids) - table.num_tokens:
             self._note(f"The last {counted(rest, 'token')}, in no cached block, will be computed again.")
         self._show.print(Pool(look(engine.scheduler)))

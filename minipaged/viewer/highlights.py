@@ -33,7 +33,7 @@ class PlacedOutput(NamedTuple):
         return f"{name}, completion {number + 1}" if len(self.output.outputs) > 1 else name
 
 
-def text_of(engine: Engine) -> TextOf | None:
+def engine_texts(engine: Engine) -> TextOf | None:
     """The texts of an engine's tokens, one by one; None without a tokenizer.
 
     A part of a character has no text of its own; its bytes are written as <0xE2><0x82>.
@@ -56,7 +56,7 @@ class Highlights(Recorder):
     def __init__(self, engine: Engine) -> None:
         self.fullest: PoolView | None = None  # the last planned memory with the most blocks in use
         self.fullest_step = 0
-        self.text_of = text_of(engine)
+        self.text_of = engine_texts(engine)
         self._block_size = engine.scheduler.kv.block_size
         self._last: dict[str, list[TableView]] = {}  # of each request, when it was last computed
         self._ended: dict[str, dict[tuple[int, ...], TableView]] = {}  # by generated tokens but the last

@@ -22,8 +22,7 @@ from typing import Any
 from minipaged.engine import Engine
 from minipaged.text_io import TextError, check_writable
 from minipaged.viewer import delta
-from minipaged.viewer.highlights import TextOf
-from minipaged.viewer.highlights import text_of as tokenizer_text_of
+from minipaged.viewer.highlights import TextOf, engine_texts
 from minipaged.viewer.recorder import Recorder, StepRecord
 from minipaged.viewer.snapshot import PoolView, look
 
@@ -43,7 +42,7 @@ class TraceLines(Recorder):
     def __init__(self, engine: Engine, write: Callable[[str], object], text_of: TextOf | None = None) -> None:
         self._write_line = write
         self._scheduler = engine.scheduler
-        self._text_of = text_of or tokenizer_text_of(engine)
+        self._text_of = text_of or engine_texts(engine)
         self._texts: dict[int, str] = {}  # already written
         now = look(self._scheduler)
         sizes = {name: getattr(now, name) for name in SIZES}
