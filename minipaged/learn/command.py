@@ -208,7 +208,7 @@ def play(lessons: Sequence[Lesson]) -> dict[str, list[dict[str, Outcome]]]:
         return trials.progress(lessons, lambda: show(next(number)))
 
 
-def _mark(is_green: bool) -> str:
+def _mark(passed: bool) -> str:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    red, green = ("✗", "✓") if encoding.lower().startswith("utf") else ("x", "ok")
-    return f"[green]{green}[/green]" if is_green else f"[red]{red}[/red]"
+    cross, tick = ("✗", "✓") if encoding.lower().startswith("utf") else ("x", "ok")
+    return f"[green]{tick}[/green]" if passed else f"[red]{cross}[/red]"
