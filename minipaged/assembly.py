@@ -1,0 +1,146 @@
+"""What an `LLM` consists of, chosen and loaded as its arguments say.
+
+config   ->  components (a user's classes among them)  --+
+model    ->  executor, tokenizer, sampling defaults    --+->  engine
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from minipaged import pocket_model
+from minipaged.components import Components, check_drafts
+from minipaged.config import ConfigError, EngineConfig
+from minipaged.decoding.checks import ParamsError
+from minipaged.decoding.params import SamplingParams
+from minipaged.decoding.speculation import PromptLookup
+from minipaged.engine import Engine
+from minipaged.execution.executor import Executor
+from minipaged.learn.overrides import components_from
+from minipaged.prompts import shortened
+
+
+class Parts(NamedTuple):
+    """What `assemble` returns."""
+
+    engine: Engine
+    tokenizer: Any
+    """None: prompts are token ids."""
+    sampling_params: SamplingParams
+    """For requests that bring none."""
+
+
+def assemble(
+    config: EngineConfig,
+    model: str | Path | None,
+    tokenizer: Any = None,
+    executor: Executor | None = None,
+    use: Mapping[str, Any] | None = None,
+    components: Components | None = None,
+) -> Parts:
+    """An engine and what belongs to it; the arguments are those of `LLM`, which names the errors, too."""
+    components = choose_components(config, use, components)
+    name = pocket_model.located(model)
+    tokenizer = choose_tokenizer(config, tokenizer)
+    draft_model = None
+    if config.speculative_model is not None:
+        from minipaged.execution.draft_model import DraftModel
+
+        draft_model = DraftModel.load(config.speculative_model, config)
+    recommended: Mapping[str, Any] = {}
+    if executor is None:
+        executor, tokenizer, recommended = load_runner(config, name, tokenizer)
+    else:
+        check_settings(config, executor)
+    if draft_model is not None:
+        draft_model.draft_for(executor, tokenizer)
+        components = replace(components, drafter=lambda: draft_model)
+    if components.paged_attention is not None:
+        # Only executors with kernels have this; a simulation has no attention to replace.
+        attending: Any = executor
+        attending.use_attention(components.paged_attention)
+    engine = Engine(executor, config, tokenizer, components)
+    return Parts(engine, tokenizer, default_params(recommended, name))
+
+
+def choose_components(
+    config: EngineConfig, use: Mapping[str, Any] | None, components: Components | None
+) -> Components:
+    """The classes that one of `use` and `components` names; ConfigError if they do not fit the config."""
+    if use and components is not None:
+        raise ConfigError("use and components are both given; give only one of them")
+    if not isinstance(components, Components | None):
+        raise ConfigError(f"components is {shortened(components)}; give Components(...), or use={{...}}")
+    components = components or components_from(use or {})
+    if components.drafter is not PromptLookup:
+        if config.speculative_model is not None:
+            raise ConfigError("speculative_model and a drafter are both given; give only one of them")
+        if not config.num_speculative_tokens:
+            raise ConfigError("a drafter is given, but num_speculative_tokens is 0; give e.g. 4")
+    check_drafts(config, components)
+    return components
+
+
+def choose_tokenizer(config: EngineConfig, tokenizer: Any) -> Any:
+    """The tokenizer that the user gave, loaded if it is a name; None: the model's own."""
+    if isinstance(tokenizer, str | Path):
+        from minipaged.execution import loading
+
+        # (It is not the model's own, so `revision` does not apply to it.)
+        return loading.load_tokenizer(str(tokenizer), replace(config, revision=None), must_exist=True)
+    if tokenizer is not None and not hasattr(tokenizer, "get_vocab"):
+        raise ConfigError(f"tokenizer is {tokenizer!r}; give a directory, a hub id or a tokenizer")
+    return tokenizer
+
+
+def load_runner(config: EngineConfig, name: str, tokenizer: Any) -> tuple[Executor, Any, Mapping[str, Any]]:
+    """The executor of a model, its tokenizer unless one is given, and the sampling that it recommends."""
+    from minipaged.execution import loading, model_config
+    from minipaged.execution.model_runner import ModelRunner
+    from minipaged.execution.overlap import OverlapRunner
+
+    if config.num_ranks > 1:
+        from minipaged.execution.distributed import start
+
+        runner: ModelRunner = start.load(name, config)
+    else:
+        runner = (OverlapRunner if config.async_scheduling else ModelRunner).load(name, config)
+    if tokenizer is None:
+        tokenizer = loading.load_tokenizer(name, config)
+    sampler: Any = runner.sampler
+    ends = model_config.end_of_text(runner.model, runner.vocab_size, tokenizer)
+    sampler.eos_token_ids = runner.eos_token_ids = ends
+    return runner, tokenizer, model_config.recommended_sampling(runner.model)
+
+
+def check_settings(config: EngineConfig, executor: Executor) -> None:
+    """Raise ConfigError for what is no executor, or a setting that contradicts one that is already built."""
+    for name in (*Executor.__annotations__, "execute"):
+        if not hasattr(executor, name):
+            raise ConfigError(
+                f"executor is {shortened(executor)}, which has no {name}; give an Executor "
+                "(minipaged/execution/executor.py says what it has)"
+            )
+    for name in ("num_blocks", "max_model_len"):
+        wanted, has = getattr(config, name), getattr(executor, name)
+        if wanted not in (None, has):
+            raise ConfigError(
+                f"{name} is {wanted}, but the executor has {has}; make an executor that has {wanted}"
+            )
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if (size := getattr(config, name)) > 1:
+            raise ConfigError(f"{name} is {size}, but an executor of your own is one rank; leave it out")
+
+
+def default_params(recommended: Mapping[str, Any], model: str) -> SamplingParams:
+    """`SamplingParams` with what the model's generation_config.json recommends; may raise ConfigError."""
+    try:
+        return SamplingParams(**recommended)
+    except ParamsError as error:
+        raise ConfigError(
+            f"generation_config.json of {model} has defaults that cannot be used: {error}; fix it, or set "
+            'generation_config="none"'
+        ) from error
