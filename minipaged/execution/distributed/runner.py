@@ -42,7 +42,7 @@ from minipaged.execution.model_runner import ModelRunner
 from minipaged.execution.recurrent import find_recurrent
 from minipaged.interrupts import DeferredInterrupts
 from minipaged.kernels.dispatch import PagedAttention
-from minipaged.scheduling import ScheduledSequence, StepPlan, StepResult
+from minipaged.scheduling import StepPlan, StepResult
 
 
 class Report(NamedTuple):
@@ -109,7 +109,6 @@ class RankRunner(ModelRunner):
         if device.type == "cpu":
             self.optimize()
         self.vocab_size = self._split.logits[-1][1] or self._split.logits[0][1]
-        self._scheduled: list[ScheduledSequence] = []
         num_parts = place.pipeline_size * PARTS_PER_STAGE if place.pipeline_size > 1 else 1
         self._part_builders = [BatchBuilder(device) for _ in range(num_parts)]
         self._encoder = PlanEncoder(config.max_num_seqs)
@@ -167,7 +166,6 @@ class RankRunner(ModelRunner):
             try:
                 self._in_step = True
                 self._group.send(self._encoder.encode(plan))
-                self._scheduled = plan.scheduled
                 return super().execute(plan)
             except BaseException as error:
                 if not self._in_step:
@@ -198,7 +196,6 @@ class RankRunner(ModelRunner):
             self.cache.swap_out(plan.swap_out)
             self.cache.swap_in(plan.swap_in)
             self.cache.copy(plan.copies)
-            self._scheduled = plan.scheduled
             if plan.scheduled:
                 self.forward(self.builder.build(plan.scheduled))
 
@@ -206,7 +203,7 @@ class RankRunner(ModelRunner):
         """Like `ModelRunner.forward` on rank 0; other ranks send theirs there."""
         parts = [batch]
         if self.place.pipeline_size > 1:
-            cut = micro_batches(self._scheduled, len(self._part_builders))
+            cut = micro_batches(batch.scheduled, len(self._part_builders))
             parts = [builder.build(part) for builder, part in zip(self._part_builders, cut)]
         computed = [self.compute(part) for part in parts]
         rank, shard = self.place.rank, self.place.shard
