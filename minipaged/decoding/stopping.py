@@ -167,16 +167,16 @@ class OutputText:
             if text._pending.endswith("\ufffd"):
                 text._pending = ""
         found = rules.find_stop(seen + text._pending, len(self._held + self._pending), text.num_tokens)
-        end, text.stop_string = found or (None, None)
-        if end is not None:
+        if found is not None:
             seen += text._pending
+            end, text.stop_string = found
         elif is_end:
             seen += rules.detokenizer.flush(text._window)
             end = len(seen)
-        text.stopped = end is not None
-        if end is None:
+        else:
             end = len(seen) - rules.num_undecided(seen)
             text._held = seen[end:]
+        text.stopped = is_end or found is not None
         text.delta = seen[:end]
         return text
 
