@@ -33,11 +33,10 @@ def named_fields(
 
         @wraps(build)
         def init(self: T, **options: Any) -> None:
-            if not options.keys() <= known:
-                for name in [name for name in options if name not in known]:
-                    value = options.pop(name)
-                    if value or name not in instead:
-                        refuse(name, value)
+            for name in [name for name in options if name not in known]:
+                value = options.pop(name)
+                if value or name not in instead:
+                    refuse(name, value)
             build(self, **options)
 
         def refuse(name: str, value: Any) -> NoReturn:
