@@ -82,10 +82,12 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
         ModelLoadError: no such directory, no config.json in it, weights missing, unreadable or misshapen.
         ConfigError: settings that this model cannot serve, as far as its configuration shows.
     """
-
+    path = gguf_files.locate(name)
+    is_gguf = gguf_files.is_gguf(path)
+    _check_path(name, path)
     kind: str | None = None
 
-    def load(source: str, **options: Any) -> Any:
+    def load(source: Any, **options: Any) -> Any:
         nonlocal kind
         options |= {"trust_remote_code": config.trust_remote_code, "revision": config.revision or "main"}
         if path.is_dir():
@@ -104,13 +106,14 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
             with torch.device("meta"):
                 model = auto.from_config(described, trust_remote_code=config.trust_remote_code)
         if device.type == "meta":
-            return model, {"missing_keys": (), "mismatched_keys": ()}
+            return model, {}
         is_local = "local_files_only" in options
         if is_gguf:
-            auto, options = type(model), {"state_dict": gguf_files.weights(name, path, model)}
+            source, auto = None, type(model)
+            options = {"state_dict": gguf_files.weights(name, path, model)}
         with _weights_counted(enabled=is_local):  # a download has the hub's own bars
             return auto.from_pretrained(
-                None if is_gguf else source,
+                source,
                 config=described,
                 dtype=config.dtype,
                 output_loading_info=True,
@@ -118,37 +121,58 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
                 **options,
             )
 
-    path = gguf_files.locate(name)
-    is_gguf = gguf_files.is_gguf(path)
-    if path.is_dir():
-        check_directory(name, path)
-    elif not is_gguf and (path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1):
-        if path.is_file():
-            directory = path.parent if (path.parent / "config.json").is_file() else "a model directory"
-            raise ModelLoadError(f"{name} is a file; give {directory}, or a GGUF file")
-        raise ModelLoadError(f"there is no directory {name}; give a model directory or a hub id (org/name)")
     try:
         model, info = _local_first(path, name, load, config.revision)
     except (ConfigError, ModelLoadError):
         raise
     except Exception as error:  # transformers, the hub and safetensors raise all kinds; one line for all
-        if "trust_remote_code" in str(error):
-            raise ModelLoadError(
-                f"{name} brings its own code; read it, then give trust_remote_code=True (--trust-remote-code)"
-            ) from error
-        told = in_one_line(error)
-        if kind is not None:
-            told += f"; its weights are quantized ({kind}): do what this says, or {INSTEAD}"
+        raise ModelLoadError(_why_not_loaded(name, path, kind, error)) from error
+    if device.type != "meta":
+        _check_weights(name, model, info)
         if is_gguf:
-            told += "; the file may be damaged or cut short: compare its size with the original's"
-        elif path.is_dir() and (type(error).__name__ == "SafetensorError" or "not a valid JSON" in told):
-            told = f"{told.rstrip('.')}; a file is damaged or cut short: download it again"
-        if path.exists() or kind is not None:
-            raise ModelLoadError(f"cannot load {name}: {told}") from error
-        raise ModelLoadError(
-            f"cannot load {name} (no directory here, so a hub id): {told.rstrip('.')}; "
-            "give a model directory, or a hub id that can be reached"
-        ) from error
+            gguf_files.scale_positions(path, model)
+    if config.generation_config == "none":
+        model.generation_config = None
+    return model.to(device).eval()
+
+
+def _check_path(name: str, path: Path) -> None:
+    """Raise ModelLoadError: there is no model at this path, and its name is no hub id."""
+    if gguf_files.is_gguf(path):
+        return
+    if path.is_dir():
+        check_directory(name, path)
+    elif path.is_file():
+        directory = path.parent if (path.parent / "config.json").is_file() else "a model directory"
+        raise ModelLoadError(f"{name} is a file; give {directory}, or a GGUF file")
+    elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelLoadError(f"there is no directory {name}; give a model directory or a hub id (org/name)")
+
+
+def _why_not_loaded(name: str, path: Path, kind: str | None, error: Exception) -> str:
+    """One line about an exception from other libraries; `kind`: of quantized weights, which they read."""
+    if "trust_remote_code" in str(error):
+        return f"{name} brings its own code; read it, then give trust_remote_code=True (--trust-remote-code)"
+    told = in_one_line(error)
+    if kind is not None:
+        told += f"; its weights are quantized ({kind}): do what this says, or {INSTEAD}"
+    if gguf_files.is_gguf(path):
+        told += "; the file may be damaged or cut short: compare its size with the original's"
+    elif path.is_dir() and (type(error).__name__ == "SafetensorError" or "not a valid JSON" in told):
+        told = f"{told.rstrip('.')}; a file is damaged or cut short: download it again"
+    if path.exists() or kind is not None:
+        return f"cannot load {name}: {told}"
+    return (
+        f"cannot load {name} (no directory here, so a hub id): {told.rstrip('.')}; "
+        "give a model directory, or a hub id that can be reached"
+    )
+
+
+def _check_weights(name: str, model: PreTrainedModel, info: dict[str, Any]) -> None:
+    """Raise ModelLoadError: weights are missing, misshapen, or quantized without a word in config.json.
+
+    `info` is what transformers says about the loading.
+    """
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ModelLoadError(
@@ -160,18 +184,13 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
             f"{name} has {tensor} of shape {list(found)}, but its config.json asks for {list(expected)}; "
             "the checkpoint is damaged or belongs to another architecture"
         )
-    unread = info.get("unexpected_keys", ())
+    unread = info["unexpected_keys"]
     for tensor in sorted(unread):
         if (scaled := _SCALE.fullmatch(tensor)) and scaled[1] not in unread:
             raise ModelLoadError(
                 f"{name} has {tensor}, which quantized weights have, but its config.json has no "
                 f"quantization_config that tells of it; put the one there that it was made with, or {INSTEAD}"
             )
-    if is_gguf and device.type != "meta":
-        gguf_files.scale_positions(path, model)
-    if config.generation_config == "none":
-        model.generation_config = None
-    return model.to(device).eval()
 
 
 @contextmanager
