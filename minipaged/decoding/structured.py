@@ -119,10 +119,13 @@ class StructuredOutputsParams:
         """Which kind it is, and its text."""
         kind = next(kind for kind in KINDS if getattr(self, kind) is not None)
         value: Any = getattr(self, kind)
-        if kind == "json" and not isinstance(value, str):
-            value = dict(value) if isinstance(value, Mapping) else value.model_json_schema()
-        if kind == "json" and isinstance(value, str) and value.strip() == "true":
-            value = {}  # the same, but llguidance adds its defaults only to objects
+        if kind == "json":
+            if isinstance(value, Mapping):
+                value = dict(value)
+            elif not isinstance(value, str):
+                value = value.model_json_schema()
+            elif value.strip() == "true":
+                value = {}  # the same, but llguidance adds its defaults only to objects
         try:
             return kind, value if isinstance(value, str) else json.dumps(value)
         except (TypeError, ValueError) as error:
