@@ -200,15 +200,15 @@ def weights(name: str, file: Path, model: Any) -> dict[str, _Stored]:
 
     said, _ = _header(file)
     kind = said["general.architecture"]
-    (known,) = (number for number, known in MODEL_ARCH_NAMES.items() if known == kind)
-    names = get_tensor_name_map(known, model.config.num_hidden_layers)
+    architecture = next(number for number, known in MODEL_ARCH_NAMES.items() if known == kind)
+    names = get_tensor_name_map(architecture, model.config.num_hidden_layers)
     parts = (path.rsplit(".", 1) for path in model.state_dict())
     own = {f"{names.get_name(module)}.{rest}": f"{module}.{rest}" for module, rest in parts}
     tensors = _tensors(file)
-    if unread := sorted(tensors.keys() - {*own, ROPE_FACTORS}):
+    tensors.pop(ROPE_FACTORS, None)  # (see `scale_positions`)
+    if unread := sorted(tensors.keys() - own.keys()):
         raise ModelLoadError(f"{name} has {unread[0]}, which is not read for a {kind} model; {_INSTEAD}")
     processor = TENSOR_PROCESSORS.get(kind, TensorProcessor)(model.config.to_dict())
-    tensors.pop(ROPE_FACTORS, None)
     return {own[tensor]: _Stored(tensor, *stored, processor) for tensor, stored in tensors.items()}
 
 
