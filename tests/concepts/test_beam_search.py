@@ -31,10 +31,6 @@ def step(request, *samples):
     return answer
 
 
-def outputs(request):
-    return [sequence.output_token_ids for sequence in request.method.rank(request)]
-
-
 def test_the_best_candidates_of_all_beams_go_on_in_beam_order():
     """Catches beams that each keep one child: here the second beam dies and the first forks."""
     request = beam_request(beam_width=2)
@@ -66,7 +62,7 @@ def test_several_end_tokens_ask_for_more_candidates():
     assert request.method.num_candidates(request) == 8
     ends = {0: -0.1, 1: -0.2, 2: -0.3, 5: -2.0, 6: -3.0}
     assert step(request, ends) == [(0, 0, "stop"), (0, 1, "stop")]  # both beat any live beam: done
-    assert outputs(request) == [[0]]
+    assert ranked(request) == [[0]]
 
 
 def test_ends_among_the_best_candidates_make_no_room_for_worse_ones(monkeypatch):
@@ -123,7 +119,7 @@ def test_at_the_last_length_the_w_best_end():
     """Catches live beams that are thrown away when the length is reached."""
     request = beam_request(beam_width=2, num_return_sequences=2, max_num_tokens=3)
     assert step(request, {5: -1.0, 6: -1.5, 7: -2.0, 8: -3.0}) == [(0, 5, "length"), (0, 6, "length")]
-    assert outputs(request) == [[5], [6]]
+    assert ranked(request) == [[5], [6]]
     assert not request.sequences
 
 
@@ -140,7 +136,7 @@ def test_beams_that_the_scheduler_ends_are_ranked_with_the_hypotheses():
     for sequence in request.sequences:
         sequence.finish_reason = "length"
     request.completions += request.sequences
-    assert outputs(request) == [[0], [5]]
+    assert ranked(request) == [[0], [5]]
 
 
 def test_a_search_without_a_token_has_a_score():
@@ -148,7 +144,7 @@ def test_a_search_without_a_token_has_a_score():
     request = beam_request(beam_width=2)
     assert request.method.score(request.sequences[0]) == 0
     request.completions += request.sequences
-    assert outputs(request) == [[]]
+    assert ranked(request) == [[]]
 
 
 @pytest.mark.parametrize("logprob", [-2.0, -0.5], ids=["worse", "as good"])

@@ -19,6 +19,7 @@ from minipaged.decoding.methods import SamplingMethod
 from minipaged.engine import Engine
 from minipaged.memory import BlockTable
 from tests.engine.toy_model import toy_engine
+from tests.toy import ranked
 
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=12),
@@ -46,10 +47,6 @@ def add_all(engine: Engine) -> list:
     return [engine.add_request(str(i), p, PARAMS[i % 3]) for i, p in enumerate(PROMPTS)]
 
 
-def outputs(request) -> list[list[int]]:
-    return [sequence.output_token_ids for sequence in request.method.rank(request)]
-
-
 @functools.cache
 def expected() -> list[list[list[int]]]:
     """What an engine says that nothing disturbs."""
@@ -57,7 +54,7 @@ def expected() -> list[list[list[int]]]:
     requests = add_all(engine)
     while engine.has_unfinished:
         engine.step()
-    return [outputs(request) for request in requests]
+    return [ranked(request) for request in requests]
 
 
 def check_end(engine: Engine, requests: list) -> int:
@@ -70,7 +67,7 @@ def check_end(engine: Engine, requests: list) -> int:
         if any(completion.finish_reason == "error" for completion in request.completions):
             failed += 1
         else:
-            assert outputs(request) == right
+            assert ranked(request) == right
     return failed
 
 
@@ -285,7 +282,7 @@ def test_ctrl_c_at_any_line_of_the_engine_loses_nothing(call):
             engine.step()
         engine.check_invariants()
         for request, right in zip(requests, expected()):
-            assert request.completions[0].finish_reason == "abort" or outputs(request) == right, number
+            assert request.completions[0].finish_reason == "abort" or ranked(request) == right, number
         if not found:
             break
         number += 1
@@ -323,7 +320,7 @@ def test_blocks_that_cannot_be_freed_while_planning_stay_with_their_request(afte
     assert not engine._requests
     for request, right in zip(requests, expected()):
         outgrown = request.completions[0].finish_reason == "length" and num_blocks == 8
-        assert outgrown or outputs(request) == right
+        assert outgrown or ranked(request) == right
 
 
 def second_fault(engine: Engine, place: str, after: int, monkeypatch) -> None:
