@@ -34,13 +34,13 @@ def exact_rotation(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return heads * cosines.double()[:, None] + turned * sines.double()[:, None]
 
 
-def exact_gelu_gate(rows: Tensor) -> Tensor:
-    """The same with GELU (tanh approximation)."""
-    gate, up = rows.double().chunk(2, dim=-1)
-    return torch.nn.functional.gelu(gate, approximate="tanh") * up
-
-
 def exact_gate(rows: Tensor) -> Tensor:
     """silu(gate) * up of rows [T, 2 * D]."""
     gate, up = rows.double().chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up
+
+
+def exact_gelu_gate(rows: Tensor) -> Tensor:
+    """The same with GELU (tanh approximation)."""
+    gate, up = rows.double().chunk(2, dim=-1)
+    return torch.nn.functional.gelu(gate, approximate="tanh") * up
