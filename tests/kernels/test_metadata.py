@@ -1,8 +1,10 @@
 """What attention is told of a step."""
 
+import pytest
 import torch
 
 from minipaged.kernels.metadata import AttentionMetadata
+from tests.kernels.cases import make_case
 
 
 def test_queries_that_nobody_wants_are_left_out_and_see_what_they_saw():
@@ -27,3 +29,17 @@ def test_queries_that_nobody_wants_are_left_out_and_see_what_they_saw():
     none = metadata.select_queries(torch.tensor([], dtype=torch.int64), [])
     assert none.query_start_list == none.query_start.tolist() == [0, 0, 0, 0]
     assert none.max_decode_len == 0
+
+
+def test_metadata_refuses_lists_that_disagree():
+    """Catches prefix sums handed over without their leading zero."""
+    empty = torch.empty(0, dtype=torch.int64)
+    with pytest.raises(ValueError, match="query_start_list has 1 entries for 1 sequences"):
+        AttentionMetadata(empty, empty, empty, empty, [1], [1], 1, 1)
+
+
+def test_is_decode_only_means_one_row_each():
+    """Catches a batch with an empty chunk mistaken for a pure decode."""
+    assert make_case([(1, 3), (1, 9)]).metadata.is_decode_only
+    assert not make_case([(1, 3), (2, 9)]).metadata.is_decode_only
+    assert not make_case([(1, 3), (0, 9)]).metadata.is_decode_only

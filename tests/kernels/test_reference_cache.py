@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from minipaged.kernels.layout import cache_shape
-from minipaged.kernels.metadata import AttentionMetadata
 from minipaged.kernels.reference.cache import copy_blocks, swap_blocks, write_kv
 from tests.kernels.cases import make_case, token_at
 
@@ -95,17 +94,3 @@ def test_cache_shape_refuses_an_empty_pool():
     """Catches a pool of no blocks, which would fail later and far away."""
     with pytest.raises(ValueError, match="num_blocks is 0"):
         cache_shape(0, 16, 2, 8)
-
-
-def test_metadata_refuses_lists_that_disagree():
-    """Catches prefix sums handed over without their leading zero."""
-    empty = torch.empty(0, dtype=torch.int64)
-    with pytest.raises(ValueError, match="query_start_list has 1 entries for 1 sequences"):
-        AttentionMetadata(empty, empty, empty, empty, [1], [1], 1, 1)
-
-
-def test_is_decode_only_means_one_row_each():
-    """Catches a batch with an empty chunk mistaken for a pure decode."""
-    assert make_case([(1, 3), (1, 9)]).metadata.is_decode_only
-    assert not make_case([(1, 3), (2, 9)]).metadata.is_decode_only
-    assert not make_case([(1, 3), (0, 9)]).metadata.is_decode_only
