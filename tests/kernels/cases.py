@@ -4,13 +4,16 @@ Whatever a kernel may not read is poison: unused blocks, the tail of a sequence'
 no row can see any more hold NaN, unused block-table entries hold -7. A stray read gives NaN, or crashes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from minipaged.kernels.layout import block_size_of, cache_shape
 from minipaged.kernels.metadata import AttentionMetadata
+from minipaged.kernels.reference import oracle
 
 UNUSED_BLOCK_ID = -7
 RELATIVE_ERROR = {torch.float64: 1e-6, torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
@@ -89,6 +92,27 @@ def make_case(
         sinks=torch.randn(num_heads, generator=generator).to(device, dtype),
         num_seen=torch.cat(num_seen),
     )
+
+
+def check_attention(
+    paged_attention: Callable[..., Tensor],
+    lengths: list[tuple[int, int]],
+    *,
+    dtype: torch.dtype = torch.float32,
+    scale: float = 0.3,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    with_sinks: bool = False,
+    **shape: Any,
+) -> None:
+    """The result on such a case has its type, and is the oracle's."""
+    case = make_case(lengths, dtype=dtype, sliding_window=sliding_window, **shape)
+    options = {"scale": scale, "sliding_window": sliding_window, "softcap": softcap}
+    options["sinks"] = case.sinks if with_sinks else None
+    inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
+    actual = paged_attention(*inputs, **options)
+    assert actual.dtype == dtype, f"expected a result in {dtype}, got {actual.dtype}"
+    assert_close(actual, oracle.paged_attention(*inputs, **options), case)
 
 
 def assert_close(actual: Tensor, expected: Tensor, case: Case) -> None:

@@ -3,6 +3,7 @@
 import ctypes
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from minipaged.kernels.cpp.build import BuildError, load_library
 from minipaged.kernels.reference import cache as reference_cache
 from minipaged.kernels.reference import oracle
-from tests.kernels.cases import assert_close, make_case, token_at
+from tests.kernels.cases import assert_close, check_attention, make_case, token_at
 
 try:
     load_library()
@@ -28,17 +29,7 @@ DECODES = [(1, 1), (1, 4), (1, 5), (1, 23), (1, 300)]  # the last one in several
 MIXED = [(1, 9), (7, 7), (3, 12), (1, 1), (5, 6), (2, 140)]
 PROMPTS = [(150, 150), (40, 200), (1, 3)]  # more rows than a work item, more keys than a tile
 
-
-def check(
-    lengths, *, dtype=torch.float32, scale=0.3, softcap=None, with_sinks=False, sliding_window=None, **shape
-):
-    case = make_case(lengths, dtype=dtype, sliding_window=sliding_window, **shape)
-    options = {"scale": scale, "softcap": softcap, "sliding_window": sliding_window}
-    options["sinks"] = case.sinks if with_sinks else None
-    inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
-    actual = paged_attention(*inputs, **options)
-    assert actual.dtype == dtype
-    assert_close(actual, oracle.paged_attention(*inputs, **options), case)
+check = partial(check_attention, paged_attention)
 
 
 def attend(case, **options):

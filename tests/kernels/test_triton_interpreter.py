@@ -6,6 +6,7 @@ would be wrong.
 """
 
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from minipaged.kernels.layout import cache_shape
 from minipaged.kernels.metadata import AttentionMetadata
 from minipaged.kernels.reference import cache as reference_cache
 from minipaged.kernels.reference import oracle
-from tests.kernels.cases import assert_close, make_case
+from tests.kernels.cases import assert_close, check_attention, make_case
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton's interpreter is used where there is no GPU", allow_module_level=True)
@@ -37,17 +38,7 @@ ONE_SPLIT = [(1, 1), (1, 16), (1, 30)]
 SPLITS = [(1, 32), (1, 33), (1, 75)]
 MIXED = [(1, 20), (19, 19), (9, 40)]
 
-
-def check(
-    lengths, *, dtype=torch.float32, scale=0.3, softcap=None, with_sinks=False, sliding_window=None, **shape
-):
-    case = make_case(lengths, dtype=dtype, sliding_window=sliding_window, **shape)
-    options = {"scale": scale, "softcap": softcap, "sliding_window": sliding_window}
-    options["sinks"] = case.sinks if with_sinks else None
-    inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
-    actual = TRITON.paged_attention(*inputs, **options)
-    assert actual.dtype == dtype
-    assert_close(actual, oracle.paged_attention(*inputs, **options), case)
+check = partial(check_attention, TRITON.paged_attention)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
