@@ -204,9 +204,7 @@ def test_the_text_that_waited_longest_for_a_draft_makes_room():
 def test_a_right_token_that_was_never_scheduled_does_not_count_as_computed(caplog):
     """Catches a table that is taken for longer than it is, where the pool had no room for the next draft."""
     drafter = DraftModel(Forgetful(num_blocks=4, block_size=2), 64)
-    first, other = (
-        drafting(Script()).add_request("r", prompt, GREEDY).sequences[0] for prompt in ([1, 2, 3], [4])
-    )
+    first, other = sequence_of(1, 2, 3), sequence_of(4)
     (draft,) = drafter.draft([first], [4])  # three blocks; the engine has none to spare, and drops it
     first.token_ids.append(draft[0])
     assert drafter.draft([other, first], [2, 4])[1] == []  # four blocks, of which the other has one

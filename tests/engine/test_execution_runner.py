@@ -12,7 +12,7 @@ from minipaged.config import EngineConfig
 from minipaged.decoding.params import SamplingParams
 from minipaged.execution.loading import ModelLoadError
 from minipaged.execution.model_runner import ModelRunner
-from minipaged.memory import BlockAllocator, BlockCopy, SwapSpace
+from minipaged.memory import BlockCopy, SwapSpace
 from minipaged.scheduling import Sample, ScheduledSequence, StepPlan
 from tests.models.driver import Driver, random_tokens
 from tests.models.zoo import VOCAB_SIZE, build
@@ -171,12 +171,10 @@ class TestWhatIsSampled:
 
     def test_without_a_sampler_each_request_gets_what_its_parameters_say(self) -> None:
         """The default is the real thing: greedy here, one token forbidden there."""
-        runner = ModelRunner(build("llama"), EngineConfig(num_blocks=16))
         prompt = random_tokens(9, VOCAB_SIZE, seed=1)
         best = expected_logits(prompt)[-1].argsort(descending=True).tolist()
         driver = Driver(build("llama"))
-        driver.runner.sampler = runner.sampler
-        driver.pool = BlockAllocator(64)
+        driver.runner.sampler = ModelRunner(build("llama"), EngineConfig(num_blocks=16)).sampler
         greedy = SamplingParams(temperature=0)
         other = SamplingParams(temperature=0, logit_bias={best[0]: -float("inf")})
         sequences = [driver.add(prompt, params) for params in (greedy, other)]
