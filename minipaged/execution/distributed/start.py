@@ -65,9 +65,7 @@ def load(name: str, config: EngineConfig) -> RankRunner:
             while not store.check([_loaded(rank) for rank in range(1, size)]):
                 workers.check()
                 time.sleep(0.02)
-            with one_machine():
-                group = Group(runner.place, store, device, _shared_file(workers.store_file, device))
-            runner.connect(group, workers, threads)
+            runner.connect(_local_group(place, store, device), workers, threads)
         except RankError:
             raise
         except RuntimeError as error:
@@ -85,9 +83,7 @@ def serve_local(job: dict[str, Any]) -> None:
     runner = RankRunner(job["model"], config, place, device)
     store = dist.FileStore(job["store"], place.size)
     store.set(_loaded(rank), "")
-    with one_machine():
-        group = Group(place, store, device, _shared_file(Path(job["store"]), device))
-    runner.connect(group)
+    runner.connect(_local_group(place, store, device))
     _follow(runner)
 
 
@@ -117,9 +113,11 @@ def _follow(runner: RankRunner) -> None:
         os._exit(LOST_OTHERS)
 
 
-def _shared_file(store: Path, device: torch.device) -> Path | None:
-    """Where ranks on a CPU of one machine share memory."""
-    return store.with_name("shared") if device.type == "cpu" else None
+def _local_group(place: Place, store: Any, device: torch.device) -> Group:
+    """The connections of ranks on one machine; those on a CPU share memory, in a file beside the store's."""
+    shared_file = Path(store.path).with_name("shared") if device.type == "cpu" else None
+    with one_machine():
+        return Group(place, store, device, shared_file)
 
 
 def _loaded(rank: int) -> str:
