@@ -70,7 +70,10 @@ class Sampler:
         edited = edit_logits(logits, [sequence for sequence, *_ in scheduled], self.eos_token_ids)
         total = logits.logsumexp(-1)
         # Without a valid token, its log-probability and all that follow from it are NaN.
-        total = total.where((total if edited is logits else edited.amax(-1)).isfinite(), math.nan)
+        is_valid = total.isfinite()
+        if edited is not logits:
+            is_valid &= edited.amax(-1).isfinite()
+        total = total.where(is_valid, math.nan)
         beams = [row for row, p in enumerate(params) if isinstance(p, BeamSearchParams)]
         samples = _best_of_beams(beams, scheduled, logits, edited, total) if beams else {}
         rows = [row for row, p in enumerate(params) if p.is_greedy]

@@ -16,6 +16,8 @@ METHODS = [
     SamplingParams(temperature=1, seed=3, n=2, max_tokens=6, ignore_eos=True),
     SamplingParams(temperature=0, max_tokens=6, logprobs=2, ignore_eos=True),
     BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True),
+    SamplingParams(temperature=0, max_tokens=6, allowed_token_ids=list(range(5, 20))),
+    SamplingParams(temperature=0, max_tokens=6, bad_words=[[3]], ignore_eos=True),
 ]
 
 
@@ -38,7 +40,9 @@ def llm_with(bad: float):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("params", METHODS, ids=["greedy", "samples", "logprobs", "beams"])
+@pytest.mark.parametrize(
+    "params", METHODS, ids=["greedy", "samples", "logprobs", "beams", "allowed", "bad words"]
+)
 def test_logits_that_are_not_finite_fail_their_request_alone(params, bad, caplog):
     """Catches text made of nothing ("airoairoairo") that is returned as if it were an answer."""
     llm = llm_with(bad)
