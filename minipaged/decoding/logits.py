@@ -36,11 +36,11 @@ def edit_logits(
 
     A copy, or `logits` itself when no row asks for an edit. EOS is forbidden before `min_tokens`.
     """
-    processed, structured, allowed, biased, biases, penalized = [], [], [], [], [], []
+    processed, structured, allowed, biased, forbidden, penalized = [], [], [], [], [], []
     for row, sequence in enumerate(sequences):
         params = sequence.request.params
         if sequence.num_generated_tokens < params.min_tokens:
-            biases += [(row, token_id, -math.inf) for token_id in end_token_ids(params, eos_token_ids)]
+            forbidden += [(row, token_id) for token_id in end_token_ids(params, eos_token_ids)]
         if not isinstance(params, SamplingParams):
             continue
         if params.logits_processors:
@@ -51,15 +51,15 @@ def edit_logits(
             allowed.append(row)
         if params.bad_words:
             ends = _ends_of_bad_words(params.bad_words, sequence)
-            biases += [(row, token_id, -math.inf) for token_id in ends]
+            forbidden += [(row, token_id) for token_id in ends]
         if params.no_repeat_ngram_size:
             repeating = repeating_tokens(sequence.token_ids, params.no_repeat_ngram_size)
-            biases += [(row, token_id, -math.inf) for token_id in repeating]
+            forbidden += [(row, token_id) for token_id in repeating]
         if params.logit_bias:
             biased.append(row)
         if params.has_penalties:
             penalized.append(row)
-    if not (processed or structured or allowed or biased or biases or penalized):
+    if not (processed or structured or allowed or biased or forbidden or penalized):
         return logits
     logits = logits.clone()
     for row in processed:
@@ -75,9 +75,9 @@ def edit_logits(
         logits[row, ids] = kept
     if biased:
         _bias(logits, biased, [sequences[row].request.params.bias_columns for row in biased])
-    if biases:
-        rows, ids, values = (on_device(column, logits.device) for column in zip(*biases))
-        logits.index_put_((rows, ids), values, accumulate=True)  # (a token may be forbidden twice)
+    if forbidden:
+        rows, ids = (on_device(column, logits.device) for column in zip(*forbidden))
+        logits[rows, ids] = logits.new_full((), -math.inf)  # (a number would have to be copied there)
     if penalized:
         _penalize(logits, penalized, [sequences[row] for row in penalized])
     return logits
@@ -138,8 +138,8 @@ def _lowest_kept(
     before = probability.cumsum(-1) - probability
     # The first token is always kept; a later one if those before it hold less than top_p.
     num_kept = ((before < top_p) & (kept > -math.inf)).sum(-1, keepdim=True).clamp_(min=1)
-    lowest = torch.where((top_p < 1.0), values.gather(1, num_kept - 1), kth)
-    enough = has_top_k | (num_kept < size) | torch.full_like(has_top_k, size == vocab_size)
+    lowest = torch.where(top_p < 1.0, values.gather(1, num_kept - 1), kth)
+    enough = has_top_k | (num_kept < size) | (size == vocab_size)
     return torch.where(enough, lowest, -math.inf), enough.squeeze(1)
 
 
