@@ -74,6 +74,28 @@ class Driver:
         return list(self.runner.forward(batch).clone().split([count for _, count in parts]))
 
 
+@torch.inference_mode()
+def own_logits(model: nn.Module, token_ids: list[int]) -> Tensor:
+    """The logits [T, V] of a sequence that the model computes by itself, without a pool."""
+    return model(torch.tensor([token_ids]), use_cache=False).logits[0]
+
+
+def own_tokens(model: nn.Module, prompt: list[int], count: int) -> list[int]:
+    """The `count` tokens with which transformers' greedy decoding goes on."""
+    ids = torch.tensor([prompt])
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": count}
+    return model.generate(ids, **options)[0, len(prompt) :].tolist()
+
+
+CUTS = [
+    (0, [3, 2, 5, 1, 1, 1, 1, 7]),  # chunks, decodes, and a chunk again (recompute after preemption)
+    (1, [14, 1, 1, 1, 1, 1]),  # a whole prompt, then decodes
+    (2, [4, 1, 1, 6, 13]),
+]
+"""From which step on a sequence is computed, and in which pieces: the cuts fall before, on and after the ends
+of blocks of 4, of windows of 5 to 7 and of attention chunks of 8."""
+
+
 def logits_in_cuts(driver: Driver, cuts: list[tuple[int, list[int]]]) -> list[tuple[list[int], Tensor]]:
     """Of each random sequence its tokens and their logits [T, V], computed as `schedule(cuts)` says."""
     size = driver.runner.vocab_size

@@ -14,19 +14,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from minipaged.execution import loading, model_config
 from minipaged.execution.attention import UnsupportedModelError
-from tests.models.driver import Driver, logits_in_cuts
+from tests.models.driver import CUTS, Driver, logits_in_cuts, own_logits
 from tests.models.zoo import VOCAB_SIZE, enlarge_weights
 
 TOLERANCE = 1e-4
 TOLERANCE_WITH_STATES = 1e-3
 """transformers' own layers round as differently when they compute chunks and single tokens."""
-
-CUTS = [
-    (0, [3, 2, 5, 1, 1, 1, 1, 7]),
-    (1, [14, 1, 1, 1, 1, 1]),
-    (2, [4, 1, 1, 6, 13]),
-]
-"""From which step on a sequence is computed, and in which pieces; see `test_parity.py`."""
 
 CAUSAL_TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
@@ -220,7 +213,7 @@ def judge(model_type: str) -> Verdict:
         return Verdict("refused", str(error).partition(" is not supported: ")[2])
     driver.runner.optimize()
     for ids, computed in logits_in_cuts(driver, CUTS):
-        expected = reference(torch.tensor([ids]), use_cache=False).logits[0]
+        expected = own_logits(reference, ids)
         error = (computed - expected).abs().max() / expected.abs().max()
         tolerance = TOLERANCE if driver.runner.kept_states is None else TOLERANCE_WITH_STATES
         if not error < tolerance:

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from minipaged import LLM, SamplingParams
 from minipaged.config import ConfigError, EngineConfig
@@ -10,7 +9,7 @@ from minipaged.execution.alibi import MAX_POSITIONS, MORE, ALiBi
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.execution.older_attention import Bloom
-from tests.models.driver import Driver, greedy, random_tokens
+from tests.models.driver import Driver, greedy, own_logits, own_tokens, random_tokens
 from tests.models.zoo import VOCAB_SIZE, build
 
 LENGTH = {"bloom": "seq_length", "mpt": "max_seq_len", "falcon": "max_position_embeddings"}
@@ -88,7 +87,7 @@ def long_run(name: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor,
     sequence = driver.add(token_ids)
     computed = torch.cat([driver.logits([(sequence, count)])[0] for count in (900, 1, 299)])
     models = build(name, **length).to(dtype), build(name, **length)
-    rounded, exact = (model(torch.tensor([token_ids]), use_cache=False).logits[0] for model in models)
+    rounded, exact = (own_logits(model, token_ids) for model in models)
     return computed.float(), rounded.float(), exact
 
 
@@ -132,13 +131,6 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def generated(model: nn.Module, prompt: list[int]) -> list[int]:
-    """What transformers' greedy decoding continues with."""
-    ids, mask = torch.tensor([prompt]), torch.ones(1, len(prompt), dtype=torch.int64)
-    output = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=16)
-    return output[0, len(prompt) :].tolist()
-
-
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 def test_preempted_and_cached_keys_keep_their_positions(model_path: str, mode: str) -> None:
     """A key says where it is: it must come back to the same place, whoever uses it."""
@@ -155,6 +147,6 @@ def test_preempted_and_cached_keys_keep_their_positions(model_path: str, mode: s
     )
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=16))
     model = build("bloom_six_heads")
-    assert [list(o.outputs[0].token_ids) for o in outputs] == [generated(model, p) for p in prompts]
+    assert [list(o.outputs[0].token_ids) for o in outputs] == [own_tokens(model, p, 16) for p in prompts]
     assert llm.engine.metrics.num_preemptions > 0
     assert llm.engine.metrics.prefix_cache_hits > 0

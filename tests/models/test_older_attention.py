@@ -13,7 +13,7 @@ from minipaged import LLM, SamplingParams
 from minipaged.config import EngineConfig
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.model_runner import ModelRunner
-from tests.models.driver import Driver, greedy, random_tokens
+from tests.models.driver import Driver, greedy, own_logits, own_tokens, random_tokens
 from tests.models.zoo import VOCAB_SIZE, build
 
 KINDS = [
@@ -34,12 +34,6 @@ def refuse(model: nn.Module, **options: object) -> None:
     raise UnsupportedModelError("of this test")
 
 
-def logits(model: nn.Module, token_ids: list[int]) -> torch.Tensor:
-    """What the model computes by itself."""
-    with torch.inference_mode():
-        return model(torch.tensor([token_ids]), use_cache=False).logits[0]
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_a_saved_model_generates_what_transformers_does(name: str, tmp_path: Path) -> None:
     """The whole way, with chunks and decodes in a step and contexts far longer than GPT-Neo's window."""
@@ -49,15 +43,14 @@ def test_a_saved_model_generates_what_transformers_does(name: str, tmp_path: Pat
     llm = LLM(tmp_path, block_size=4, num_blocks=80, max_num_batched_tokens=24, disable_log_stats=True)
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=16))
     for prompt, output in zip(prompts, outputs):
-        ids, mask = torch.tensor([prompt]), torch.ones(1, len(prompt), dtype=torch.int64)
-        expected = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=16)
-        assert list(output.outputs[0].token_ids) == expected[0, len(prompt) :].tolist()
+        assert list(output.outputs[0].token_ids) == own_tokens(model, prompt, 16)
 
 
 def test_the_window_of_gpt_neo_is_felt() -> None:
     """Or its parity would hold with a window that is forgotten."""
     token_ids = random_tokens(20, VOCAB_SIZE, seed=1)
-    local, wide = logits(build("gpt_neo"), token_ids), logits(build("gpt_neo", window_size=20), token_ids)
+    local = own_logits(build("gpt_neo"), token_ids)
+    wide = own_logits(build("gpt_neo", window_size=20), token_ids)
     torch.testing.assert_close(local[:6], wide[:6], atol=1e-4, rtol=0)
     assert (local[6:] - wide[6:]).abs().max(dim=-1).values.min() > 1e-2
 
@@ -79,8 +72,8 @@ def test_half_precision_runs(name: str, dtype: torch.dtype, tmp_path: Path) -> N
     assert {spec.dtype for spec, _, _ in driver.runner.cache.pools.values()} == {dtype}
     sequence = driver.add(token_ids)
     computed = torch.cat([driver.logits([(sequence, count)])[0] for count in (13, 6, 1)])
-    rounded = logits(reference, token_ids)
-    exact = logits(reference.float(), token_ids)
+    rounded = own_logits(reference, token_ids)
+    exact = own_logits(reference.float(), token_ids)
     assert (computed - exact).abs().mean() < 1.5 * (rounded - exact).abs().mean()
 
 
@@ -98,22 +91,22 @@ def test_a_refused_model_attends_by_itself_again(
 ) -> None:
     """Its modules would go on asking for a pool; transformers itself cannot switch them back."""
     token_ids, model = random_tokens(9, VOCAB_SIZE, seed=1), build(name)
-    expected, kinds = logits(model, token_ids), [type(module) for module in model.modules()]
+    expected, kinds = own_logits(model, token_ids), [type(module) for module in model.modules()]
     monkeypatch.setattr("minipaged.execution.adoption.prepare", refuse)
     with caplog.at_level(logging.WARNING), pytest.raises(UnsupportedModelError, match="of this test"):
         run(model)
     assert not caplog.records
     assert [type(module) for module in model.modules()] == kinds
-    torch.testing.assert_close(logits(model, token_ids), expected, atol=0, rtol=0)
+    torch.testing.assert_close(own_logits(model, token_ids), expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["gptj", "falcon"])
 def test_only_the_model_that_is_run_is_changed(name: str) -> None:
     """A class of transformers that is patched changes every other model of the process."""
     token_ids, other, model = random_tokens(9, VOCAB_SIZE, seed=1), build(name), build(name)
-    expected = logits(other, token_ids)
+    expected = own_logits(other, token_ids)
     run(model)
-    torch.testing.assert_close(logits(other, token_ids), expected, atol=0, rtol=0)
+    torch.testing.assert_close(own_logits(other, token_ids), expected, atol=0, rtol=0)
     for same in (model, copy.deepcopy(model)):
         with pytest.raises(RuntimeError, match="set_forward_context"):
             same(torch.tensor([token_ids]))
@@ -129,7 +122,7 @@ def test_a_second_runner_that_is_refused_leaves_the_first_one_alone(monkeypatch:
         run(model)
     token_ids = random_tokens(9, VOCAB_SIZE, seed=1)
     computed = driver.logits([(driver.add(token_ids), 9)])[0]
-    torch.testing.assert_close(computed, logits(build("gptj"), token_ids), atol=1e-4, rtol=0)
+    torch.testing.assert_close(computed, own_logits(build("gptj"), token_ids), atol=1e-4, rtol=0)
 
 
 def test_a_method_that_is_not_there_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
