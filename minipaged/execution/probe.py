@@ -110,18 +110,22 @@ class Probe:
         if silent:
             raise UnsupportedModelError(f"layers {sorted(silent)} keep no K/V in the cache")
         for layer, spec in specs.items():
-            if spec.chunk_size is not None and spec.chunk_size % block_size:
-                fits = max(size for size in range(1, block_size) if spec.chunk_size % size == 0)
-                raise UnsupportedModelError(
-                    f"block_size {block_size} does not divide the attention chunk of {spec.chunk_size} "
-                    f"tokens of layer {layer}; choose one that does, for example {fits}"
-                )
-            if spec.alibi is not None and self.max_model_len > MAX_POSITIONS:
-                raise UnsupportedModelError(
-                    f"max_model_len is {self.max_model_len}, and its bias by distance (ALiBi) is exact up to "
-                    f"{MAX_POSITIONS} positions; set max_model_len to {MAX_POSITIONS} or less"
-                )
+            self._check_settings(layer, spec, block_size)
         return specs, vocab_size
+
+    def _check_settings(self, layer: int, spec: LayerSpec, block_size: int) -> None:
+        """Raise UnsupportedModelError: the layer cannot have such blocks, or sequences of that length."""
+        if spec.chunk_size is not None and spec.chunk_size % block_size:
+            fits = max(size for size in range(1, block_size) if spec.chunk_size % size == 0)
+            raise UnsupportedModelError(
+                f"block_size {block_size} does not divide the attention chunk of {spec.chunk_size} "
+                f"tokens of layer {layer}; choose one that does, for example {fits}"
+            )
+        if spec.alibi is not None and self.max_model_len > MAX_POSITIONS:
+            raise UnsupportedModelError(
+                f"max_model_len is {self.max_model_len}, and its bias by distance (ALiBi) is exact up to "
+                f"{MAX_POSITIONS} positions; set max_model_len to {MAX_POSITIONS} or less"
+            )
 
 
 class ProbeContext:
