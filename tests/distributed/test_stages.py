@@ -20,24 +20,26 @@ SMALL = {
 }
 
 
-def stage_of(model_type, **changes):
-    """What is left of a random model on the second of two ranks."""
-    config = CONFIG_MAPPING[model_type](**SMALL | changes)
+def stage_of(model):
+    """The layers that stay on the second of two ranks."""
     place = Place(1, 1, 2)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
     return keep_stage(model, place, Link(place))
+
+
+def model_of(model_type, **changes):
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**SMALL | changes))
 
 
 def test_a_stage_has_its_share_of_the_layers():
     """Catches stages that all compute everything."""
-    assert stage_of("llama") == range(2, 4)
+    assert stage_of(model_of("llama")) == range(2, 4)
 
 
 def test_what_stands_in_for_the_embedding_moves_with_the_model():
     """Catches rows that stay on the CPU: on a GPU, no later stage could even be probed."""
-    model, place = build_small("llama"), Place(1, 1, 2)
-    keep_stage(model, place, Link(place))
+    model = build_small("llama")
+    stage_of(model)
     assert model.to("meta").get_input_embeddings().rows.is_meta
 
 
@@ -45,16 +47,14 @@ def test_of_a_multimodal_model_the_decoder_is_cut():
     """Catches an AttributeError: its layers are one level deeper."""
     model = build_small("qwen2_vl")
     count = len(model.get_decoder().layers)
-    place = Place(1, 1, 2)
-    assert keep_stage(model, place, Link(place)) == range(count // 2, count)
+    assert stage_of(model) == range(count // 2, count)
     kept = [not isinstance(layer, StandIn) for layer in model.get_decoder().layers]
     assert kept == [False] * (count // 2) + [True] * (count - count // 2)
 
 
 def test_a_layer_that_attends_twice_counts_twice():
     """Catches a stage that is refused because it keeps no K/V of the second half of its own layers."""
-    place = Place(1, 1, 2)
-    assert keep_stage(build_small("longcat_flash"), place, Link(place)) == range(4, 8)
+    assert stage_of(build_small("longcat_flash")) == range(4, 8)
 
 
 OR_HEADS = "; use tensor_parallel_size, or 1"
@@ -76,4 +76,4 @@ def test_layers_that_need_more_than_rows_are_not_cut(model_type, changes, reason
         own = {"layer_types": layers, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
         changes = own | {"vocab_size_per_layer_input": 101, "global_head_dim": 8} | changes
     with pytest.raises(UnsupportedModelError, match=reason):
-        stage_of(model_type, **changes)
+        stage_of(model_of(model_type, **changes))
