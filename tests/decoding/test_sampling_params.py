@@ -125,6 +125,7 @@ def test_the_message_has_the_value_and_the_fix():
         ({"n": 2, "temperature": 0}, ("temperature", "2")),
         ({"best_of": 2, "temperature": 0}, ("temperature", "2")),
         ({"min_tokens": 17}, ("min_tokens", "17", "16")),
+        ({"best_of": 2, "output_kind": RequestOutputKind.DELTA}, ("output_kind", "best_of", "2", "1")),
     ],
 )
 def test_sampling_values_that_contradict_each_other_are_refused(options, words):
@@ -137,7 +138,6 @@ def test_beam_values_that_contradict_each_other_are_refused():
     """Catches more sequences to return than the beam can hold."""
     assert "beam_width" in complaint(BeamSearchParams, beam_width=2, num_return_sequences=3)
     assert "max_tokens" in complaint(BeamSearchParams, beam_width=2, max_tokens=3, min_tokens=4)
-    assert "best_of" in complaint(SamplingParams, n=1, best_of=2, output_kind=RequestOutputKind.DELTA)
 
 
 def test_good_values_on_the_boundary_are_taken():
