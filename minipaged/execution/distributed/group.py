@@ -52,11 +52,11 @@ class Group:
             device_id=device if backend == "nccl" else None,
         )
         self._control: Any = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT)
-        stage: Any = None
-        for first in range(0, place.size, place.tensor_size):  # every rank takes part in creating each group
-            made = dist.new_group(list(range(first, first + place.tensor_size)), timeout=STEP_TIMEOUT)
-            if first == place.stage * place.tensor_size:
-                stage = made
+        stages: list[Any] = [  # (every rank takes part in creating each group)
+            dist.new_group(list(range(first, first + place.tensor_size)), timeout=STEP_TIMEOUT)
+            for first in range(0, place.size, place.tensor_size)
+        ]
+        stage = stages[place.stage]
         self.add_up: Callable[[Tensor], object] = (
             SharedSum(shared_file, place, stage) if shared_file else partial(dist.all_reduce, group=stage)
         )
