@@ -239,11 +239,10 @@ class ModelRunner:
             sequence, num_tokens = item.sequence, num_predicted_prompt_tokens(item)
             position = item.start + 1  # a row predicts the token after its own
             token_ids = sequence.token_ids[position : position + num_tokens]
-            wanted = sequence.request.params.prompt_logprobs
+            rows, wanted = logits[first : first + num_tokens], sequence.request.params.prompt_logprobs
             found = []
             for i in range(0, num_tokens, LOGPROB_ROWS):
-                count = min(LOGPROB_ROWS, num_tokens - i)
-                rows = logits[first + i : first + i + count]
-                found += prompt_logprobs(rows, token_ids[i : i + count], wanted)
+                part = slice(i, i + LOGPROB_ROWS)
+                found += prompt_logprobs(rows[part], token_ids[part], wanted)
             reports[sequence.request.request_id] = list(enumerate(found, start=position))
         return reports
