@@ -204,9 +204,10 @@ def prepare(model: PreTrainedModel, needs_positions: bool = True) -> None:
         raise UnsupportedModelError("its attention does not use transformers' attention interface")
     if not has_positions and any(name.startswith("encoder_") for name in accepted):
         raise UnsupportedModelError("it is the decoder of an encoder-decoder model")
-    for parameter in ("position_ids", "logits_to_keep"):
-        if parameter not in accepted and (needs_positions or parameter != "position_ids"):
-            raise UnsupportedModelError(f"its forward pass takes no {parameter}")
+    if needs_positions and not has_positions:
+        raise UnsupportedModelError("its forward pass takes no position_ids")
+    if "logits_to_keep" not in accepted:
+        raise UnsupportedModelError("its forward pass takes no logits_to_keep")
     AttentionInterface.register(NAME, paged_attention_hook)
     model.set_attn_implementation(NAME)
 
