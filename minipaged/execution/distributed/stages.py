@@ -67,7 +67,7 @@ class Link:
 class StandIn(nn.Module):
     """In place of a decoder layer of another stage; next to the stage's own layers, it sends or receives."""
 
-    def __init__(self, move: Any = None) -> None:
+    def __init__(self, move: Any) -> None:
         super().__init__()
         self._move = move
 
