@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from minipaged import LLM, BeamSearchParams, SamplingParams, pocket_model
 from minipaged.components import Components
 from minipaged.config import ConfigError
+from minipaged.execution.draft_model import DraftModel
 from minipaged.scheduling import FCFSScheduler, PreemptionCosts
 from tests.engine.conftest import make_llm
 from tests.engine.drafters import blurred_copy, changed_copy
+from tests.models.survey import build_small
 
 PROMPTS = [
     "Once upon a time",
@@ -179,10 +184,26 @@ def test_a_draft_model_that_cannot_draft_for_this_one_is_refused(tmp_path):
         LLM(**SMALL, num_speculative_tokens=2, speculative_model=str(other))
     with pytest.raises(ConfigError, match=r"speculative_model is '/nowhere': there is no directory /nowhere"):
         LLM(**SMALL, num_speculative_tokens=2, speculative_model=Path("/nowhere"))
+    build_small("lfm2").save_pretrained(tmp_path / "recurrent")
+    with pytest.raises(ConfigError, match="whose recurrent layers cannot take a wrong token back; give"):
+        LLM(**SMALL, num_speculative_tokens=2, speculative_model=str(tmp_path / "recurrent"))
     with pytest.raises(ConfigError, match="num_speculative_tokens is 0; give how many"):
         LLM(**SMALL, speculative_model=str(other))
     with pytest.raises(ConfigError, match="num_speculative_tokens is 16; give at most 15"):
         LLM(**SMALL, num_speculative_tokens=16)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "expected"), [(2, [1.0, 2.0]), (3, [1.0, 2.0, 3.0]), (4, [1.0, 2.0, 3.0, -math.inf])]
+)
+def test_a_vocabulary_that_is_padded_otherwise_is_cut_or_filled(vocab_size, expected):
+    """Catches a token that the target model lacks, and noise of another width than it samples with."""
+    fast, slow = (SimpleNamespace(seconds_per_token=seconds) for seconds in (1.0, 2.0))
+    sizes = {"num_blocks": 1, "block_size": 1, "max_model_len": 8}
+    runner = SimpleNamespace(**sizes, preemption_costs=fast, sampler=lambda logits, scheduled: logits)
+    target = SimpleNamespace(**sizes, preemption_costs=slow, vocab_size=vocab_size)
+    DraftModel(runner, 8).draft_for(target, None)
+    assert runner.sampler(torch.tensor([[1.0, 2.0, 3.0]]), []).tolist() == [expected]
 
 
 class Mine(FCFSScheduler):
