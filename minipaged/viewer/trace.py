@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from minipaged.engine import Engine
 from minipaged.text_io import TextError, check_writable
@@ -117,24 +117,33 @@ class TraceWriter(TraceLines):
     def __init__(self, path: Path, engine: Engine) -> None:
         check_writable("trace", path)
         self._path = path
-        self._file = path.open("w")
+        self._file: TextIO | None = None  # until the first step: a refused request leaves what the file has
+        self._header = ""
         self._error: OSError | None = None
         super().__init__(engine, self._write_to_file)
 
     def _write_to_file(self, line: str) -> None:
-        if self._error is None:
+        if not self._header:
+            self._header = line
+        elif self._error is None:
             try:
-                self._file.write(line + "\n")
+                self._opened().write(line + "\n")
             except OSError as error:
                 self._error = error
 
+    def _opened(self) -> TextIO:
+        if self._file is None:
+            self._file = self._path.open("w")
+            self._file.write(self._header + "\n")
+        return self._file
+
     def close(self) -> None:
         """Stop listening, write what changed after the last step, if anything did, and finish the file."""
-        if self._file.closed:
+        if self._file is not None and self._file.closed:
             return
         super().close()
         try:
-            self._file.close()
+            self._opened().close()
         except OSError as error:
             self._error = self._error or error
         if self._error is not None:

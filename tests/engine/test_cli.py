@@ -227,6 +227,16 @@ def test_trace_has_a_header_and_a_line_per_step(capsys, monkeypatch, tmp_path):
     assert steps[-1]["finished"] == ["0"]
 
 
+def test_a_refused_request_leaves_the_trace_of_another_run(capsys, monkeypatch, tmp_path):
+    """Catches a trace that is emptied before its first step: the run that was to replace it never began."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text("kept")
+    for options in (("--num-blocks", "1"), ("--max-model-len", "2"), ("--n", "2", "--max-num-seqs", "1")):
+        arguments = "generate", "--prompt", "The sun " * 20, *options, "--trace", str(path)
+        assert call(capsys, monkeypatch, *arguments)[0] == 2
+        assert path.read_text() == "kept"
+
+
 def test_bench_reports_every_documented_figure(capsys, monkeypatch, tmp_path):
     """A figure that scripts compare is missing."""
     workload = tmp_path / "w.json"
