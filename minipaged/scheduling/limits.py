@@ -14,8 +14,9 @@ from minipaged.scheduling.request import Request
 logger = logging.getLogger(__name__)
 
 ADVICE = (
-    "This can affect the end-to-end performance. Increase num_blocks or kv_cache_memory (on a GPU, "
-    "gpu_memory_utilization), or decrease max_num_seqs or max_num_batched_tokens. "
+    "This can affect the end-to-end performance. Increase num_blocks or kv_cache_memory (on GPUs, "
+    "gpu_memory_utilization, tensor_parallel_size or pipeline_parallel_size), or decrease max_num_seqs or "
+    "max_num_batched_tokens. "
 )
 
 

@@ -287,6 +287,8 @@ def test_every_preemption_warns_with_its_cause_and_the_count_and_the_first_with_
             "gpu_memory_utilization",
             "max_num_seqs",
             "max_num_batched_tokens",
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
             "num_blocks",
             "kv_cache_memory",
         ):
