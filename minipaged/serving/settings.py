@@ -40,7 +40,10 @@ class ServerSettings:
                 )
         for key in self.api_keys:
             if not key or not key.isascii() or not key.isprintable() or " " in key:
-                raise ServerSettingsError("an API key is empty or has a character that headers do not allow")
+                raise ServerSettingsError(
+                    "an API key is empty or has a character that headers do not allow; give --api-key "
+                    "(or MINIPAGED_API_KEY) printable ASCII characters without spaces"
+                )
         if not self.api_keys and not is_loopback(self.host):
             raise ServerSettingsError(
                 f"host is {self.host!r}, which other machines can reach; "
