@@ -87,6 +87,20 @@ def test_reserve_admits_fewer_requests_than_on_demand():
     assert (running(Reserve()), running(OnDemand())) == (2, 5)
 
 
+def test_a_reservation_is_for_one_sequence():
+    """Catches pages that promise more: one completion is never preempted, but forks take blocks later."""
+
+    def preemptions(method):
+        engine = ToyEngine(toy_scheduler(24, 2, growth=Reserve()))
+        for i in range(5):
+            engine.add([i] * 3, 12, method)
+        engine.run()
+        return engine.scheduler.num_preemptions
+
+    assert preemptions(samples()) == 0
+    assert preemptions(samples(3)) > 0
+
+
 def test_a_reservation_that_never_fits_is_refused_at_once():
     """Catches a request that waits forever, and everybody behind it."""
     engine = ToyEngine(toy_scheduler(8, 2, growth=Reserve()))
