@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -281,7 +281,15 @@ class SamplingParams:
         return words.union(token for token, bias in (self.logit_bias or {}).items() if bias == -math.inf)
 
 
-@named_fields()
+_ONLY_SAMPLES = dict.fromkeys(
+    (own.name for own in fields(SamplingParams)), "only samples have it: drop it, or use SamplingParams"
+)
+
+
+@named_fields(
+    elsewhere=_ONLY_SAMPLES
+    | {"n": "give num_return_sequences", "best_of": "give beam_width", "num_beams": "give beam_width"}
+)
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
     """Beam search, with the semantics of transformers' `generate(num_beams=beam_width)`.

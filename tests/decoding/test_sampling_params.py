@@ -262,6 +262,23 @@ def test_what_other_libraries_call_it_is_told(given, told):
         SamplingParams(**given)
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"top_p": 0.5}, "'top_p'.*; only samples have it: drop it, or use SamplingParams"),
+        ({"seed": 1}, "'seed'.*; only samples have it"),
+        ({"n": 2}, "'n'.*; give num_return_sequences"),
+        ({"best_of": 2}, "'best_of'.*; give beam_width"),
+        ({"num_beams": 4}, "'num_beams'.*; give beam_width"),
+        ({"max_new_tokens": 4}, "'max_new_tokens'.*; did you mean max_tokens"),
+    ],
+)
+def test_beams_tell_what_only_samples_have(given, told):
+    """Catches "did you mean stop?" for top_p."""
+    with pytest.raises(ParamsError, match=told):
+        BeamSearchParams(beam_width=2, **given)
+
+
 def test_params_can_be_copied_in_every_way():
     """Catches a check of names that stands in the way of replace, pickle and copy."""
     params = SamplingParams(temperature=0.5, stop="x", seed=3)
