@@ -73,7 +73,7 @@ def locate(name: str) -> Path:
         raise ModelLoadError(f"there is no file {name}; give a GGUF file, a model directory or a hub id")
     if not importlib.util.find_spec("gguf"):
         raise ModelLoadError(f"{name} is a GGUF file; pip install gguf to read it, or {_INSTEAD}")
-    _check_header(name, found[0])
+    _check_header(str(found[0]), found[0])
     return found[0]
 
 
@@ -106,7 +106,8 @@ def _check_header(name: str, file: Path) -> None:
         said, _ = _header(file)
     except Exception as error:  # of all kinds, for these are any bytes
         raise ModelLoadError(
-            f"{name} is damaged, or no GGUF file that transformers can read: {error}"
+            f"{name} is damaged, or no GGUF file that transformers can read: {error}; compare its size with "
+            "the original's"
         ) from error
     kind = said["general.architecture"]
     if kind not in ARCHITECTURES:

@@ -156,12 +156,13 @@ def _why_not_loaded(name: str, path: Path, kind: str | None, error: Exception) -
     told = in_one_line(error)
     if kind is not None:
         told += f"; its weights are quantized ({kind}): do what this says, or {INSTEAD}"
-    if gguf_files.is_gguf(path):
+    is_gguf = gguf_files.is_gguf(path)
+    if is_gguf:
         told += "; the file may be damaged or cut short: compare its size with the original's"
     elif path.is_dir() and (type(error).__name__ == "SafetensorError" or "not a valid JSON" in told):
         told = f"{told.rstrip('.')}; a file is damaged or cut short: download it again"
     if path.exists() or kind is not None:
-        return f"cannot load {name}: {told}"
+        return f"cannot load {path if is_gguf else name}: {told}"
     return (
         f"cannot load {name} (no directory here, so a hub id): {told.rstrip('.')}; "
         "give a model directory, or a hub id that can be reached"

@@ -304,6 +304,9 @@ def test_a_damaged_file_is_said_to_be_one(llama: Path, size: int) -> None:
     """A download that broke off: struct's and numpy's errors say nothing to its owner."""
     llama.write_bytes(llama.read_bytes()[:size])
     assert "damaged" in refusal(llama)
+    told = refusal(llama.parent)  # (not the folder: that may hold much else)
+    assert llama.name in told
+    assert "compare its size with the original's" in told
 
 
 def test_positions_that_are_said_not_to_be_scaled(tmp_path: Path) -> None:
