@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +43,8 @@ def assemble(
     components: Components | None = None,
 ) -> Parts:
     """An engine and what belongs to it; the arguments are those of `LLM`, which names the errors, too."""
+    if not isinstance(model, str | PathLike | None) or model == "":
+        raise ConfigError(f"model is {model!r}; give a model directory, a GGUF file or a hub id")
     components = choose_components(config, use, components)
     name = pocket_model.located(model)
     tokenizer = choose_tokenizer(config, tokenizer)
@@ -54,7 +57,7 @@ def assemble(
     if executor is None:
         executor, tokenizer, recommended = load_runner(config, name, tokenizer)
     else:
-        check_settings(config, executor)
+        check_settings(config, executor, model)
     if draft_model is not None:
         draft_model.draft_for(executor, tokenizer)
         components = replace(components, drafter=lambda: draft_model)
@@ -116,8 +119,10 @@ def load_runner(config: EngineConfig, name: str, tokenizer: Any) -> tuple[Execut
     return runner, tokenizer, model_config.recommended_sampling(runner.model)
 
 
-def check_settings(config: EngineConfig, executor: Executor) -> None:
+def check_settings(config: EngineConfig, executor: Executor, model: str | Path | None) -> None:
     """Raise ConfigError for what is no executor, or a setting that contradicts one that is already built."""
+    if model is not None:
+        raise ConfigError(f"model is {str(model)!r}, but the executor has one; leave it out")
     for name in (*Executor.__annotations__, "execute"):
         if not hasattr(executor, name):
             raise ConfigError(

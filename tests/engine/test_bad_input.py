@@ -255,6 +255,7 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("generate --model ./no/such/model", "there is no directory ./no/such/model"),
     ("generate --model good.json", "good.json is a file; give a model directory, or a GGUF file"),
     ("generate --model .", "has no config.json"),
+    ("generate --model=", "model is ''; give a model directory, a GGUF file or a hub id"),
     # results
     ("generate --trace .", "cannot write trace ."),
     ("generate --trace no/such/trace.jsonl", "cannot write trace no/such/trace.jsonl"),

@@ -16,10 +16,12 @@ from tests.engine.toy_model import ToyModel
         ({"max_model_len": 9}, "^max_model_len is 9, but the executor has 200; make an executor that has 9$"),
         ({"tensor_parallel_size": 2}, "^tensor_parallel_size is 2, but an executor of your own is one rank;"),
         ({"pipeline_parallel_size": 3}, "^pipeline_parallel_size is 3, but an executor of your own is one"),
+        ({"model": "my/model"}, "^model is 'my/model', but the executor has one; leave it out"),
     ],
 )
 def test_a_setting_that_the_executor_does_not_have_is_refused(setting, told):
-    """Catches a pool of another size than was asked for, and ranks that are never started."""
+    """Catches a pool of another size than was asked for, ranks that are never started, and a model that is
+    never loaded."""
     with pytest.raises(ConfigError, match=told):
         LLM(executor=ToyModel(), block_size=4, **setting)
 
