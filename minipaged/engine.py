@@ -67,7 +67,7 @@ class Engine:
         ]
         self.on_committed: list[CommittedHook] = [self._observe]
         self._requests: dict[str, Request] = {}
-        self._aborted: list[Request] | None = None  # by hooks of the current step
+        self._ended: list[Request] | None = None  # by hooks of the current step, or in a failed one
         self._now = clock()  # at the last commit or abort
 
     def add_request(
@@ -101,14 +101,13 @@ class Engine:
         if params.prompt_logprobs is not None:
             # Every prompt token must go through the model, so a unique salt prevents cache hits.
             cache_salt = secrets.token_hex()
-        room = self.executor.max_model_len - len(prompt_token_ids)
-        max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
+        longest = self.executor.max_model_len
         request = Request(
             request_id,
             prompt_token_ids,
             method,
             params,
-            len(prompt_token_ids) + max_tokens,
+            min(longest, len(prompt_token_ids) + (params.max_tokens or longest)),
             self.scheduler.kv.new_table(),
             cache_salt,
             self.clock(),
@@ -129,8 +128,8 @@ class Engine:
             with DeferredInterrupts():
                 self._now = self.clock()
                 self.scheduler.abort(request, error)
-                if self._aborted is not None:
-                    self._aborted.append(request)
+                if self._ended is not None:
+                    self._ended.append(request)
                 self._forget(request)
 
     @property
@@ -142,10 +141,10 @@ class Engine:
         """Compute one step. Returns the requests that got tokens or ended.
 
         Raises:
-            Exception: whatever was raised inside. The step is rolled back first: its requests are requeued,
-                and later steps recompute them. (If a commit fails halfway, they fail.)
+            Exception: whatever was raised inside. The step is rolled back first: its requests are requeued
+                (if a commit fails halfway, they fail). What ended is returned by the next step.
         """
-        self._aborted = []
+        self._ended = self._ended or []
         with DeferredInterrupts() as interrupts:
             try:
                 plan = self.scheduler.schedule()
@@ -163,11 +162,12 @@ class Engine:
             except BaseException:
                 if self.scheduler.in_flight is not None:
                     self.scheduler.roll_back(self.scheduler.in_flight)
-                for request in list(self._requests.values()):
+                self._ended += [request for request in self._requests.values() if request.is_finished]
+                for request in self._ended:
                     self._forget(request)
                 raise
-        aborted, self._aborted = self._aborted, None
-        return touched + [request for request in aborted if request not in touched]
+        ended, self._ended = self._ended, None
+        return list(dict.fromkeys(touched + ended))
 
     def _forget(self, request: Request) -> None:
         if request.is_finished and self._requests.pop(request.request_id, None) is not None:

@@ -164,6 +164,26 @@ def test_an_error_inside_the_commit_ends_the_requests_of_that_step(name, after, 
     assert (check_end(engine, requests) > 0) == (raised > 0)
 
 
+def test_what_ended_in_a_failed_step_is_returned_by_the_next():
+    """Catches a loop over `step` that waits for a request that outgrew the pool in a failed step."""
+    engine = toy_engine(6, max_num_seqs=1)
+    long = engine.add_request("long", range(5), SamplingParams(temperature=0, max_tokens=190))
+    short = engine.add_request("short", range(5), SamplingParams(temperature=0, max_tokens=2))
+    execute, fails = engine.executor.execute, [True]
+
+    def fail_once(plan):
+        if plan.finished and fails.pop():
+            raise InjectedError
+        return execute(plan)
+
+    engine.executor.execute, ended = fail_once, []
+    while engine.has_unfinished:
+        with contextlib.suppress(InjectedError):
+            ended += [request for request in engine.step() if request.is_finished]
+    assert (ended, fails) == ([long, short], [])
+    engine.check_invariants()
+
+
 def test_a_hook_after_the_commit_that_fails_loses_nothing():
     """Catches ids that are never free again, and a step that is taken back after it was committed."""
     engine = tight_engine()
