@@ -2,6 +2,7 @@
 //
 //     norm      x / rms(x) * weight          rotate    (a, b) -> (a cos - b sin, b cos + a sin)
 //     gate      silu(gate) * up, or gelu     greedy    argmax, and its log-probability
+//     convolve  of a recurrent layer's last few rows
 //
 // PyTorch takes 7, 10 and 2 passes for the first three, each with a call, an allocation and a round trip to memory.
 // Arithmetic is float32; rows are float32, bfloat16 or float16.
@@ -12,6 +13,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 namespace {
 
@@ -79,6 +81,29 @@ void gate(const T* input, T* output, int64_t num_tokens, int64_t dim, int64_t nu
     });
 }
 
+// A short convolution along each channel of a sequence, of its last `size` elements: they are shifted by one, and
+//     output[c] = bias[c] + states[c][0] * weight[c][0] + ... + states[c][size - 1] * weight[c][size - 1]
+template <class T>
+void convolve(T* states, const T* rows, int64_t stride, const T* weight, const T* bias, T* output,
+              int64_t num_rows, int64_t num_channels, int64_t size, int64_t num_threads) {
+    in_parallel(num_rows, threads_for(num_rows * num_channels * size, num_threads), [&](int64_t row) {
+        std::vector<float> products(LANES * size);
+        for (int64_t first = 0; first < num_channels; first += LANES) {
+            const int64_t left = num_channels - first, count = std::min<int64_t>(left, LANES) * size;
+            T* own = states + (row * num_channels + first) * size;
+            std::memmove(own, own + 1, (count - 1) * sizeof(T));
+            for (int64_t c = 0; c < count / size; c++)
+                own[c * size + size - 1] = rows[row * stride + first + c];
+            for (int64_t i = 0; i < count; i += LANES)
+                store(&products[i], load(own + i, count - i) * load(weight + first * size + i, count - i), count - i);
+            float sums[LANES] = {};
+            for (int64_t i = 0; i < count; i++) sums[i / size] += products[i];
+            const Vec added = bias ? load(bias + first, left) : Vec{};
+            store(output + row * num_channels + first, load(sums) + added, left);
+        }
+    });
+}
+
 // The first largest of a row, and log(e^largest / sum of e^x) = -log(sum of e^(x - largest)).
 template <class T>
 void greedy(const T* row, int64_t size, float* result) {
@@ -139,6 +164,12 @@ extern "C" {
     }                                                                                                         \
     void gelu_gate_##NAME(const void* input, void* output, int64_t tokens, int64_t dim, int64_t threads) {    \
         gate<true>((const T*)input, (T*)output, tokens, dim, threads);                                        \
+    }                                                                                                         \
+    void convolve_##NAME(void* states, const void* rows, int64_t stride, const void* weight,                  \
+                         const void* bias, void* output, int64_t num_rows, int64_t channels, int64_t size,    \
+                         int64_t threads) {                                                                   \
+        convolve((T*)states, (const T*)rows, stride, (const T*)weight, (const T*)bias, (T*)output, num_rows,  \
+                 channels, size, threads);                                                                    \
     }                                                                                                         \
     void greedy_##NAME(const void* logits, int64_t rows, int64_t vocab_size, float* results,                  \
                        int64_t threads) {                                                                     \

@@ -124,6 +124,7 @@ class Recurrent(Adopted):
 
     layer_idx: int
     names: list[str]  # of the arguments; the first are the rows
+    own_forward: Callable[..., Any]
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """Rows [1, T, ...] in, the same out, as one tensor or several."""
@@ -138,7 +139,7 @@ class Recurrent(Adopted):
         for piece in pieces:
             given[self.names[0]] = rows[piece.rows]
             given[cache_argument] = piece.cache(self.layer_idx)
-            outputs.append(self.own_class.forward(self, **given))  # type: ignore[arg-type]
+            outputs.append(self.own_forward(**given))
         if isinstance(outputs[0], Tensor):
             return _in_order(outputs, order)
         return tuple(_in_order(parts, order) for parts in zip(*outputs))
@@ -167,5 +168,6 @@ def compute_piecewise(model: nn.Module) -> None:
     """Make the model's recurrent layers compute piece by piece."""
     for module in find_recurrent(model):
         if not isinstance(module, Recurrent):
-            names = list(inspect.signature(type(module).forward).parameters)[1:]
-            adopt(module, Recurrent, names=names)
+            own = type(module).forward
+            names = list(inspect.signature(own).parameters)[1:]
+            adopt(module, Recurrent, names=names, own_forward=own)

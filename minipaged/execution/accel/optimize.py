@@ -46,8 +46,9 @@ def optimize(
         if backend.name != "cpp":
             pack_linears(model)
             return
-        from minipaged.execution.accel import panel_linear  # loads C++
+        from minipaged.execution.accel import panel_linear, short_convolution  # load C++
 
+        short_convolution.convolve_faster(model)
         if quantization == "none":
             panel_linear.use_panels(model)
         else:
