@@ -2,7 +2,6 @@
 //
 //     norm      x / rms(x) * weight          rotate    (a, b) -> (a cos - b sin, b cos + a sin)
 //     gate      silu(gate) * up, or gelu     greedy    argmax, and its log-probability
-//     convolve  of a recurrent layer's last few rows
 //
 // PyTorch takes 7, 10 and 2 passes for the first three, each with a call, an allocation and a round trip to memory.
 // Arithmetic is float32; rows are float32, bfloat16 or float16.
@@ -13,15 +12,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <vector>
 
 namespace {
-
-constexpr int64_t PARALLEL_ELEMENTS = 1 << 16;  // below that, waking threads costs more than it saves
-
-int64_t threads_for(int64_t elements, int64_t num_threads) {
-    return elements < PARALLEL_ELEMENTS ? 1 : num_threads;
-}
 
 // Rows of `num_heads` heads of `dim` elements per token; token strides are in elements. May be in place.
 // A row is rounded before a weight of its own type, and only after a weight of float32, as in the models.
@@ -77,29 +69,6 @@ void gate(const T* input, T* output, int64_t num_tokens, int64_t dim, int64_t nu
             const Vec z = is_gelu ? 1.5957691216f * (x + 0.044715f * x * x * x) : x;
             const Vec power = exponential(z > -87.f ? -z : Vec{} + 87.f);  // beyond, x / e^87 is 0 anyway
             store(output + token * dim + d, x / (1.f + power) * load(ups + d, dim - d), dim - d);
-        }
-    });
-}
-
-// A short convolution along each channel of a sequence, of its last `size` elements: they are shifted by one, and
-//     output[c] = bias[c] + states[c][0] * weight[c][0] + ... + states[c][size - 1] * weight[c][size - 1]
-template <class T>
-void convolve(T* states, const T* rows, int64_t stride, const T* weight, const T* bias, T* output,
-              int64_t num_rows, int64_t num_channels, int64_t size, int64_t num_threads) {
-    in_parallel(num_rows, threads_for(num_rows * num_channels * size, num_threads), [&](int64_t row) {
-        std::vector<float> products(LANES * size);
-        for (int64_t first = 0; first < num_channels; first += LANES) {
-            const int64_t left = num_channels - first, count = std::min<int64_t>(left, LANES) * size;
-            T* own = states + (row * num_channels + first) * size;
-            std::memmove(own, own + 1, (count - 1) * sizeof(T));
-            for (int64_t c = 0; c < count / size; c++)
-                own[c * size + size - 1] = rows[row * stride + first + c];
-            for (int64_t i = 0; i < count; i += LANES)
-                store(&products[i], load(own + i, count - i) * load(weight + first * size + i, count - i), count - i);
-            float sums[LANES] = {};
-            for (int64_t i = 0; i < count; i++) sums[i / size] += products[i];
-            const Vec added = bias ? load(bias + first, left) : Vec{};
-            store(output + row * num_channels + first, load(sums) + added, left);
         }
     });
 }
@@ -164,12 +133,6 @@ extern "C" {
     }                                                                                                         \
     void gelu_gate_##NAME(const void* input, void* output, int64_t tokens, int64_t dim, int64_t threads) {    \
         gate<true>((const T*)input, (T*)output, tokens, dim, threads);                                        \
-    }                                                                                                         \
-    void convolve_##NAME(void* states, const void* rows, int64_t stride, const void* weight,                  \
-                         const void* bias, void* output, int64_t num_rows, int64_t channels, int64_t size,    \
-                         int64_t threads) {                                                                   \
-        convolve((T*)states, (const T*)rows, stride, (const T*)weight, (const T*)bias, (T*)output, num_rows,  \
-                 channels, size, threads);                                                                    \
     }                                                                                                         \
     void greedy_##NAME(const void* logits, int64_t rows, int64_t vocab_size, float* results,                  \
                        int64_t threads) {                                                                     \

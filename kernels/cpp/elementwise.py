@@ -19,7 +19,6 @@ _wide_norm = declare_by_dtype("wide_norm", *_NORM)
 _rotate = declare_by_dtype("rotate", POINTER, INTEGER, POINTER, POINTER, *[INTEGER] * 5)
 _gate = declare_by_dtype("gate", POINTER, POINTER, *[INTEGER] * 3)
 _gelu_gate = declare_by_dtype("gelu_gate", POINTER, POINTER, *[INTEGER] * 3)
-_convolve = declare_by_dtype("convolve", POINTER, POINTER, INTEGER, POINTER, POINTER, POINTER, *[INTEGER] * 4)
 _greedy = declare_by_dtype("greedy", POINTER, INTEGER, INTEGER, POINTER, INTEGER)
 
 
@@ -75,23 +74,6 @@ def _gated(rows: Tensor, gate: Mapping[torch.dtype, Callable[..., None]]) -> Ten
     num_rows, size = rows.shape[0], rows.shape[1] // 2
     output = rows.new_empty(num_rows, size)
     gate[rows.dtype](rows.data_ptr(), output.data_ptr(), num_rows, size, _threads())
-    return output
-
-
-def convolve_(states: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A causal convolution of each channel for one more token, [R, C].
-
-    Args:
-        states: each channel's last K elements, [R, C, K], contiguous; `rows` becomes the last of them.
-        rows: [R, C], in the same type; a row is contiguous.
-        weight: [C, K], contiguous.
-        bias: [C], or None.
-    """
-    output = rows.new_empty(rows.shape)
-    _convolve[rows.dtype](
-        *(states.data_ptr(), rows.data_ptr(), rows.stride(0), weight.data_ptr()),
-        *(None if bias is None else bias.data_ptr(), output.data_ptr(), *states.shape, _threads()),
-    )
     return output
 
 

@@ -18,4 +18,10 @@ void in_parallel(int64_t count, int64_t num_threads, const Body& body) {
     for (int64_t i = 0; i < count; i++) body(i);
 }
 
+constexpr int64_t PARALLEL_ELEMENTS = 1 << 16;  // below that, waking threads costs more than it saves
+
+[[maybe_unused]] int64_t threads_for(int64_t elements, int64_t num_threads) {
+    return elements < PARALLEL_ELEMENTS ? 1 : num_threads;
+}
+
 }  // namespace

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from huggingface_hub import model_info
@@ -126,7 +126,7 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
     except (ConfigError, ModelLoadError):
         raise
     except Exception as error:  # transformers, the hub and safetensors raise all kinds; one line for all
-        raise ModelLoadError(_why_not_loaded(name, path, kind, error)) from error
+        _refuse(name, path, kind, error)
     if device.type != "meta":
         _check_weights(name, model, info)
         if is_gguf:
@@ -149,10 +149,12 @@ def _check_path(name: str, path: Path) -> None:
         raise ModelLoadError(f"there is no directory {name}; give a model directory or a hub id (org/name)")
 
 
-def _why_not_loaded(name: str, path: Path, kind: str | None, error: Exception) -> str:
-    """One line about an exception from other libraries; `kind`: of quantized weights, which they read."""
+def _refuse(name: str, path: Path, kind: str | None, error: Exception) -> NoReturn:
+    """Raise ModelLoadError: other libraries raised `error`; `kind`: of quantized weights, which they read."""
     if "trust_remote_code" in str(error):
-        return f"{name} brings its own code; read it, then give trust_remote_code=True (--trust-remote-code)"
+        raise ModelLoadError(
+            f"{name} brings its own code; read it, then give trust_remote_code=True (--trust-remote-code)"
+        ) from error
     told = in_one_line(error)
     if kind is not None:
         told += f"; its weights are quantized ({kind}): do what this says, or {INSTEAD}"
@@ -162,11 +164,11 @@ def _why_not_loaded(name: str, path: Path, kind: str | None, error: Exception) -
     elif path.is_dir() and (type(error).__name__ == "SafetensorError" or "not a valid JSON" in told):
         told = f"{told.rstrip('.')}; a file is damaged or cut short: download it again"
     if path.exists() or kind is not None:
-        return f"cannot load {path if is_gguf else name}: {told}"
-    return (
+        raise ModelLoadError(f"cannot load {path if is_gguf else name}: {told}") from error
+    raise ModelLoadError(
         f"cannot load {name} (no directory here, so a hub id): {told.rstrip('.')}; "
         "give a model directory, or a hub id that can be reached"
-    )
+    ) from error
 
 
 def _check_weights(name: str, model: PreTrainedModel, info: dict[str, Any]) -> None:

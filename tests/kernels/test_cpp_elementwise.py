@@ -13,7 +13,6 @@ except BuildError as reason:
     pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
 
 from minipaged.kernels.cpp.elementwise import (
-    convolve_,
     gelu_gate,
     greedy_tokens,
     rms_norm,
@@ -98,28 +97,6 @@ def test_with_fewer_angles_only_the_beginning_of_a_head_is_rotated(dtype, size, 
     rotate_heads_(product, *angles)
     assert_near(product[..., :rotary], exact_rotation(before[..., :rotary], *angles))
     assert product[..., rotary:].equal(before[..., rotary:])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("channels", [1, 15, 16, 77])
-@pytest.mark.parametrize("size", [1, 3, 4])
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_convolution(dtype, channels, size, with_bias):
-    """Catches states that are not shifted, reversed weights, channels at the end that fill no vector."""
-    history = torch.randn(3, channels, size + 5).to(dtype)
-    weight, bias = (
-        torch.randn(channels, size).to(dtype),
-        torch.randn(channels).to(dtype) if with_bias else None,
-    )
-    states = history[:, :, :size].contiguous()
-    exact = torch.nn.functional.conv1d(
-        *(history.double(), weight.double()[:, None], None if bias is None else bias.double()),
-        groups=channels,
-    )
-    rows = history.transpose(1, 2).contiguous().transpose(0, 1)  # [token, sequence, channel]
-    for token in range(5):
-        assert_near(convolve_(states, rows[size + token], weight, bias), exact[:, :, 1 + token])
-        assert states.equal(history[:, :, 1 + token : 1 + token + size])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

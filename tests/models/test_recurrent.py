@@ -46,6 +46,7 @@ IN_CHUNKS = ["bamba", "falcon_h1", "granitemoehybrid", "kimi_linear", "lfm2", "o
 IN_CHUNKS += ["qwen3_5_text", "zaya"]
 """Every kind of recurrent layer: Mamba 2, alone and beside attention; gated delta nets; convolutions."""
 
+WITH_DELTA_RULE = ["qwen3_5_text", "olmo_hybrid"]
 ONE_BY_ONE = ["jamba"]
 """transformers' Mamba layers forget their state when a chunk comes behind other tokens."""
 
@@ -131,33 +132,38 @@ def expected(runner: ModelRunner) -> dict[str, list]:
 
 
 @pytest.mark.parametrize("model_type", [kind for kind in IN_CHUNKS + ONE_BY_ONE if kind != "zaya"])
-def test_decodes_on_a_cpu_convolve_in_one_call_a_layer(
-    model_type: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches convolutions that take half of a step, in silence: a name that transformers changed.
+def test_decodes_on_a_cpu_take_one_call_a_layer(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches convolutions that take half of a step again, in silence: a name that transformers changed.
 
     (Zaya's are of another kind.)
     """
     if (missing := why_not_cpp(torch.device("cpu"))) is not None:
         pytest.skip(missing)
-    from minipaged.execution.accel import short_convolution
+    from minipaged.execution.accel import recurrent_decodes
 
-    shapes: list[torch.Size] = []
+    shapes: dict[str, list[torch.Size]] = {"convolve_": [], "delta_rule_": []}
 
-    def noted(states: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        shapes.append(rows.shape)
-        return convolve(states, rows, weight, bias)
+    def note(name: str) -> None:
+        compute = getattr(recurrent_decodes, name)
 
-    convolve = short_convolution.convolve_
-    monkeypatch.setattr(short_convolution, "convolve_", noted)
+        def noted(states: Tensor, *arguments: Tensor | None) -> Tensor:
+            shapes[name].append(states.shape)
+            return compute(states, *arguments)
+
+        monkeypatch.setattr(recurrent_decodes, name, noted)
+
+    for name in shapes:
+        note(name)
     driver = Driver(build_small(model_type))
     driver.runner.optimize()
     sequences = [driver.add(random_tokens(5, VOCAB_SIZE, seed)) for seed in range(2)]
     driver.execute([(sequence, 5) for sequence in sequences])
-    assert shapes == []
+    assert not any(shapes.values())
     driver.execute([(sequence, 1) for sequence in sequences])
-    assert len(shapes) == len(find_recurrent(driver.runner.model))
-    assert {shape[0] for shape in shapes} == {2}
+    num_layers = len(find_recurrent(driver.runner.model))
+    assert len(shapes["convolve_"]) == num_layers
+    assert len(shapes["delta_rule_"]) == (num_layers if model_type in WITH_DELTA_RULE else 0)
+    assert {shape[0] for noted in shapes.values() for shape in noted} == {2}
 
 
 @torch.inference_mode()

@@ -46,9 +46,9 @@ def optimize(
         if backend.name != "cpp":
             pack_linears(model)
             return
-        from minipaged.execution.accel import panel_linear, short_convolution  # load C++
+        from minipaged.execution.accel import panel_linear, recurrent_decodes  # load C++
 
-        short_convolution.convolve_faster(model)
+        recurrent_decodes.use_faster_decodes(model)
         if quantization == "none":
             panel_linear.use_panels(model)
         else:

@@ -1,0 +1,57 @@
+"""A step of recurrent layers, one token of each sequence; the source is `recurrent.cpp`.
+
+For tensors on the CPU, rows in `build.DTYPES`.
+"""
+
+import ctypes
+import struct
+
+import torch
+from torch import Tensor
+
+from minipaged.kernels.cpp.build import INTEGER, POINTER, declare_by_dtype
+
+_threads = torch.get_num_threads
+_DELTA_RULE = struct.Struct("7P 6q")  # the struct `DeltaRule` of recurrent.cpp
+_convolve = declare_by_dtype("convolve", POINTER, POINTER, INTEGER, POINTER, POINTER, POINTER, *[INTEGER] * 4)
+_delta_rule = declare_by_dtype("delta_rule", ctypes.c_char_p)
+
+
+def convolve_(states: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A causal convolution of each channel for one more token, [R, C].
+
+    Args:
+        states: each channel's last K elements, [R, C, K], contiguous; `rows` becomes the last of them.
+        rows: [R, C], in the same type; a row is contiguous.
+        weight: [C, K], contiguous.
+        bias: [C], or None.
+    """
+    output = rows.new_empty(rows.shape)
+    _convolve[rows.dtype](
+        *(states.data_ptr(), rows.data_ptr(), rows.stride(0), weight.data_ptr()),
+        *(None if bias is None else bias.data_ptr(), output.data_ptr(), *states.shape, _threads()),
+    )
+    return output
+
+
+def delta_rule_(
+    states: Tensor, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor
+) -> Tensor:
+    """The gated delta rule for one more token, [R, H, Dv] (https://arxiv.org/abs/2412.06464, equation 10).
+
+    All are contiguous. H / Hk heads of values share a head of queries and keys, which are normalized here.
+
+    Args:
+        states: [R, H, Dk, Dv] float32, updated in place.
+        query, key: [R, Hk, Dk].
+        value: [R, H, Dv], in the same type.
+        decay, beta: the logarithm of the decay, and the weight of the update, [R, H] float32.
+    """
+    num_rows, num_heads, key_dim, value_dim = states.shape
+    output = torch.empty_like(value)
+    call = _DELTA_RULE.pack(
+        *(part.data_ptr() for part in (states, query, key, value, decay, beta, output)),
+        *(num_rows, num_heads, query.shape[1], key_dim, value_dim, _threads()),
+    )
+    _delta_rule[query.dtype](call)
+    return output

@@ -1,0 +1,71 @@
+"""A step of recurrent layers against the formulas in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from minipaged.kernels.cpp.build import DTYPES, BuildError, load_library
+
+try:
+    load_library()
+except BuildError as reason:
+    pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
+
+from minipaged.kernels.cpp.recurrent import convolve_, delta_rule_
+from tests.kernels.layer_formulas import assert_near
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [1, 15, 16, 77])
+@pytest.mark.parametrize("size", [1, 3, 4])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_convolution(dtype, channels, size, with_bias):
+    """Catches states that are not shifted, reversed weights, channels at the end that fill no vector."""
+    history = torch.randn(3, channels, size + 5).to(dtype)
+    weight, bias = (
+        torch.randn(channels, size).to(dtype),
+        torch.randn(channels).to(dtype) if with_bias else None,
+    )
+    states = history[:, :, :size].contiguous()
+    exact = functional.conv1d(
+        *(history.double(), weight.double()[:, None], None if bias is None else bias.double()),
+        groups=channels,
+    )
+    rows = history.transpose(1, 2).contiguous().transpose(0, 1)  # [token, sequence, channel]
+    for token in range(5):
+        assert_near(convolve_(states, rows[size + token], weight, bias), exact[:, :, 1 + token])
+        assert states.equal(history[:, :, 1 + token : 1 + token + size])
+
+
+def exact_delta_rule(states, query, key, value, decay, beta):
+    """Output [R, H, Dv] and states after one token, in float64."""
+    query, key = (functional.normalize(part.double(), dim=-1) for part in (query, key))
+    query, key = (part.repeat_interleave(value.shape[1] // part.shape[1], dim=1) for part in (query, key))
+    states = states * decay.double().exp()[..., None, None]
+    known = torch.einsum("rhkv,rhk->rhv", states, key)
+    update = (value.double() - known) * beta.double()[..., None]
+    states = states + key[..., None] * update[:, :, None]
+    return torch.einsum("rhkv,rhk->rhv", states, query) / query.shape[-1] ** 0.5, states
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "key_heads"), [(1, 1), (6, 2), (4, 4)])
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(16, 16), (20, 12), (5, 33)])
+def test_delta_rule(dtype, heads, key_heads, key_dim, value_dim):
+    """Catches decay after the update, another head's keys, heads taken for their neighbours, lost queries."""
+    states = torch.randn(3, heads, key_dim, value_dim)
+    exact_states = states.double()
+    for _ in range(3):
+        query, key = (torch.randn(3, key_heads, key_dim).to(dtype) for _ in range(2))
+        value = torch.randn(3, heads, value_dim).to(dtype)
+        decay, beta = -torch.rand(3, heads), torch.rand(3, heads)
+        exact, exact_states = exact_delta_rule(exact_states, query, key, value, decay, beta)
+        assert_near(delta_rule_(states, query, key, value, decay, beta), exact)
+        torch.testing.assert_close(states.double(), exact_states, atol=1e-5, rtol=1e-5)
