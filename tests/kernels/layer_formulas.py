@@ -44,3 +44,16 @@ def exact_gelu_gate(rows: Tensor) -> Tensor:
     """The same with GELU (tanh approximation)."""
     gate, up = rows.double().chunk(2, dim=-1)
     return torch.nn.functional.gelu(gate, approximate="tanh") * up
+
+
+def exact_delta_rule(
+    states: Tensor, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Output [R, H, Dv] and states [R, H, Dk, Dv] after one token; see `kernels/cpp/recurrent.py`."""
+    query, key = (torch.nn.functional.normalize(part.double(), dim=-1) for part in (query, key))
+    query, key = (part.repeat_interleave(value.shape[1] // part.shape[1], dim=1) for part in (query, key))
+    states = states.double() * decay.double().exp()[..., None, None]
+    known = torch.einsum("rhkv,rhk->rhv", states, key)
+    update = (value.double() - known) * beta.double()[..., None]
+    states = states + key[..., None] * update[:, :, None]
+    return torch.einsum("rhkv,rhk->rhv", states, query) / query.shape[-1] ** 0.5, states

@@ -7,6 +7,8 @@
 #include "paged_attention.cpp"
 #include "elementwise.cpp"
 #include "panel_product.cpp"
+#undef FOR_TYPE
+#include "recurrent.cpp"
 
 #include <cstdio>
 #include <cstdlib>
@@ -67,7 +69,7 @@ void elementwise(const std::string& name) {
     if (name == "norm") norm(as<T>(rows), stride, as<T>(rows), stride, tokens, heads, dim, as<T>(first), 1e-5f, 1);
     if (name == "wide norm")
         norm(as<T>(rows), stride, as<T>(rows), stride, tokens, heads, dim, as<float>(first), 1e-5f, 1);
-    if (name == "rotate") rotate(as<T>(rows), stride, as<T>(first), as<T>(second), tokens, heads, dim, 1);
+    if (name == "rotate") rotate(as<T>(rows), stride, as<T>(first), as<T>(second), tokens, heads, dim, dim, 1);
     if (name == "gate") gate<false>(as<T>(rows), as<T>(first), tokens, dim, 1);
     if (name == "gelu gate") gate<true>(as<T>(rows), as<T>(first), tokens, dim, 1);
     if (name == "greedy") greedy_rows(as<T>(rows), tokens, dim, as<float>(first), 1);
@@ -93,9 +95,33 @@ void product() {
 }
 
 template <class T>
+void convolution() {
+    auto states = array(), rows = array(), weight = array(), bias = array(), output = array();
+    const int64_t num_rows = integer(), channels = integer(), size = integer();
+    convolve(as<T>(states), as<T>(rows), channels, as<T>(weight), as<T>(bias), as<T>(output), num_rows, channels,
+             size, 1);
+    give(output);
+}
+
+template <class T>
+void delta_rule() {
+    auto states = array(), query = array(), key = array(), value = array(), decay = array(), beta = array();
+    auto output = array();
+    DeltaRule call = {as<float>(states), query.data(), key.data(), value.data(), as<float>(decay), as<float>(beta),
+                      output.data()};
+    for (int64_t* field : {&call.num_rows, &call.num_heads, &call.num_key_heads, &call.key_dim, &call.value_dim,
+                           &call.num_threads})
+        *field = integer();
+    apply<T>(call);
+    give(output);
+}
+
+template <class T>
 void run(const std::string& name) {
     if (name == "attention") return attention<T>();
     if (name == "product") return product<T>();
+    if (name == "convolution") return convolution<T>();
+    if (name == "delta rule") return delta_rule<T>();
     elementwise<T>(name);
 }
 

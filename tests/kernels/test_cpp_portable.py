@@ -19,6 +19,7 @@ from torch.nn import functional
 from minipaged.kernels.cpp.build import DTYPES, SOURCES
 from minipaged.kernels.reference import oracle
 from tests.kernels.cases import RELATIVE_ERROR, assert_close, make_case
+from tests.kernels.layer_formulas import exact_delta_rule
 from tests.kernels.rounding import rounded
 
 COMMON = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-Wall", "-Werror")
@@ -141,20 +142,32 @@ class Run:
         gate, gelu_gate = functional.silu(gates) * ups, functional.gelu(gates, approximate="tanh") * ups
         rotated = wide * cosines.double() + turned * sines.double()
 
-        def near(expected: Tensor):
-            def check(data: bytearray) -> None:
-                actual = torch.frombuffer(data, dtype=dtype).double().view(expected.shape)
-                error = (actual - expected).norm() / expected.norm()
-                assert error < RELATIVE_ERROR[dtype], error
-
-            return check
-
-        self.add("norm", dtype, rows, weight, None, 5, 3, dim, check=near(norm))
-        self.add("wide norm", dtype, rows, 1 + weight.float(), None, 5, 3, dim, check=near(wide_norm))
-        self.add("rotate", dtype, rows, cosines, sines, 5, 3, dim, check=near(rotated))
+        self.add("norm", dtype, rows, weight, None, 5, 3, dim, check=near(norm, dtype))
+        self.add("wide norm", dtype, rows, 1 + weight.float(), None, 5, 3, dim, check=near(wide_norm, dtype))
+        self.add("rotate", dtype, rows, cosines, sines, 5, 3, dim, check=near(rotated, dtype))
         output = torch.zeros(5, dim, dtype=dtype)
-        self.add("gate", dtype, both, output, None, 5, 1, dim, check=near(gate))
-        self.add("gelu gate", dtype, both, output, None, 5, 1, dim, check=near(gelu_gate))
+        self.add("gate", dtype, both, output, None, 5, 1, dim, check=near(gate, dtype))
+        self.add("gelu gate", dtype, both, output, None, 5, 1, dim, check=near(gelu_gate, dtype))
+
+    def add_recurrent(self, dtype: torch.dtype, channels: int, size: int) -> None:
+        torch.manual_seed(channels)
+        states, rows = torch.randn(3, channels, size).to(dtype), torch.randn(3, channels).to(dtype)
+        weight, bias = torch.randn(channels, size).to(dtype), torch.randn(channels).to(dtype)
+        last = torch.cat([states[..., 1:], rows[..., None]], dim=-1)
+        exact = (last.double() * weight.double()).sum(-1) + bias.double()
+        self.add(
+            *("convolution", dtype, states, rows, weight, bias, torch.zeros_like(rows), 3, channels, size),
+            check=near(exact, dtype),
+        )
+        query, key = (torch.randn(2, 2, size).to(dtype) for _ in range(2))
+        matrices, value = torch.randn(2, 4, size, channels), torch.randn(2, 4, channels).to(dtype)
+        decay, beta = -torch.rand(2, 4), torch.rand(2, 4)
+        exact, _ = exact_delta_rule(matrices, query, key, value, decay, beta)
+        self.add(
+            *("delta rule", dtype, matrices, query, key, value, decay, beta, torch.zeros_like(value)),
+            *(2, 4, 2, size, channels, 1),
+            check=near(exact, dtype),
+        )
 
     def add_greedy(self, dtype: torch.dtype, vocab_size: int) -> None:
         logits = torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(vocab_size)).to(dtype)
@@ -201,6 +214,15 @@ class Run:
         assert not data
 
 
+def near(expected: Tensor, dtype: torch.dtype):
+    def check(data: bytearray) -> None:
+        actual = torch.frombuffer(data, dtype=dtype).double().view(expected.shape)
+        error = (actual - expected).norm() / expected.norm()
+        assert error < RELATIVE_ERROR[dtype], error
+
+    return check
+
+
 def small_cases() -> Run:
     run = Run()
     mixed = [(1, 9), (7, 7), (3, 12), (1, 1), (2, 140), (33, 70)]
@@ -212,6 +234,8 @@ def small_cases() -> Run:
         run.add_attention(mixed, dtype, softcap=0.7, sliding_window=5, with_sinks=True)
         for dim in (6, 32, 80):
             run.add_elementwise(dtype, dim)
+        for channels, size in ((5, 3), (77, 4), (32, 20)):
+            run.add_recurrent(dtype, channels, size)
         for vocab_size in (5, 1000):
             run.add_greedy(dtype, vocab_size)
         for format, num_rows in product(("own", "int8", "int4", "w8a8"), (1, 2, 4, 5, 13, 40)):

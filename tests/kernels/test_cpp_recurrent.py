@@ -14,7 +14,7 @@ except BuildError as reason:
     pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
 
 from minipaged.kernels.cpp.recurrent import convolve_, delta_rule_
-from tests.kernels.layer_formulas import assert_near
+from tests.kernels.layer_formulas import assert_near, exact_delta_rule
 
 
 @pytest.fixture(autouse=True)
@@ -42,17 +42,6 @@ def test_convolution(dtype, channels, size, with_bias):
     for token in range(5):
         assert_near(convolve_(states, rows[size + token], weight, bias), exact[:, :, 1 + token])
         assert states.equal(history[:, :, 1 + token : 1 + token + size])
-
-
-def exact_delta_rule(states, query, key, value, decay, beta):
-    """Output [R, H, Dv] and states after one token, in float64."""
-    query, key = (functional.normalize(part.double(), dim=-1) for part in (query, key))
-    query, key = (part.repeat_interleave(value.shape[1] // part.shape[1], dim=1) for part in (query, key))
-    states = states * decay.double().exp()[..., None, None]
-    known = torch.einsum("rhkv,rhk->rhv", states, key)
-    update = (value.double() - known) * beta.double()[..., None]
-    states = states + key[..., None] * update[:, :, None]
-    return torch.einsum("rhkv,rhk->rhv", states, query) / query.shape[-1] ** 0.5, states
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
