@@ -137,10 +137,10 @@ class OutputText:
         """The text with more tokens, and what they made certain."""
         text, pieces = self, []
         for token_id in token_ids:
-            text = text.after(token_id)
-            pieces.append(text.delta)
             if text.stopped:
                 break
+            text = text.after(token_id)
+            pieces.append(text.delta)
         return text, "".join(pieces)
 
     def rest(self) -> str:
@@ -152,8 +152,6 @@ class OutputText:
         return text if found is None else text[: found[0]]
 
     def _make_after(self, token_id: int) -> OutputText:
-        if self.stopped:
-            return self
         rules, text = self._rules, OutputText(self._rules, self._window, self.num_tokens + 1)
         is_end = rules.is_end_token(token_id, text.num_tokens)
         if is_end and not rules.include_stop:

@@ -168,6 +168,14 @@ def test_a_stop_string_needs_a_tokenizer():
         StopChecker(SamplingParams(stop="x"), [])
 
 
+def test_a_complete_text_stays_as_it_is():
+    """Catches tokens behind a stop string that are shown, or show the last piece again."""
+    rules = rules_of(stop="END", include_stop_str_in_output=True)
+    assert final_text(rules, ABC.encode("a|b|END|c|d")) == "abEND"
+    text, _ = rules.begin_text(()).after_all(ABC.encode("a|END"))
+    assert text.after_all(ABC.encode("c|d")) == (text, "")
+
+
 def test_beams_stop_at_tokens_and_length():
     """Catches parameters of beam search that the checker does not read."""
     params = BeamSearchParams(beam_width=2, stop_token_ids=[4], min_tokens=1, max_tokens=None)
