@@ -168,12 +168,33 @@ def test_a_stop_string_needs_a_tokenizer():
         StopChecker(SamplingParams(stop="x"), [])
 
 
+def test_min_tokens_need_one_allowed_token_that_ends_nothing():
+    """Catches a refusal of every list of allowed tokens, and an output that must go on and cannot."""
+    for options in ({"min_tokens": 1, "allowed_token_ids": [0, 1]}, {"allowed_token_ids": [0]}):
+        assert rules_of(**options).end_ids == {0}
+    with pytest.raises(ParamsError, match="min_tokens is 1, but allowed_token_ids has only end tokens"):
+        rules_of(min_tokens=1, allowed_token_ids=[0, 2], stop_token_ids=[2])
+
+
+def test_an_output_without_tokens_has_no_text():
+    """Catches a request that is aborted before its first token and breaks what shows its text."""
+    assert [final_text(rules_of(**options), []) for options in ({}, {"stop": "END"})] == ["", ""]
+
+
 def test_a_complete_text_stays_as_it_is():
     """Catches tokens behind a stop string that are shown, or show the last piece again."""
     rules = rules_of(stop="END", include_stop_str_in_output=True)
     assert final_text(rules, ABC.encode("a|b|END|c|d")) == "abEND"
     text, _ = rules.begin_text(()).after_all(ABC.encode("a|END"))
     assert text.after_all(ABC.encode("c|d")) == (text, "")
+
+
+@pytest.mark.parametrize(("include", "expected"), [(False, "a"), (True, "ab")])
+def test_a_stop_string_before_half_a_character_cuts_the_text(include, expected):
+    """Catches a stop string that is shown because the character behind it never came."""
+    tokenizer = Letters("a", "b\ufffd")
+    rules = rules_of(tokenizer, stop="b", include_stop_str_in_output=include)
+    assert final_text(rules, [1, 2]) == expected
 
 
 def test_beams_stop_at_tokens_and_length():
