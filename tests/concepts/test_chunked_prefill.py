@@ -96,6 +96,14 @@ def test_the_budget_changes_nothing_in_the_tokens(budget, block_size):
     assert engine.run() == [alone(r.prompt_token_ids, 4, samples()) for r in engine.requests]
 
 
+def test_a_budget_of_one_token_moves_the_first_prompt():
+    """Catches a share of the budget that is rounded down to nothing: with one seat, nobody would ever run."""
+    engine = engine_of(budget=1, max_num_seqs=1)
+    engine.add(range(3), 2)
+    engine.add(range(2), 2)
+    assert engine.run(max_steps=20) == [alone(range(3), 2, samples()), alone(range(2), 2, samples())]
+
+
 def test_a_group_waits_for_a_step_that_has_room_for_all_of_it():
     """Catches half a group being sampled: beams would be chosen from only some of the candidates."""
     engine = engine_of(budget=4)
