@@ -2,7 +2,8 @@
 
 import pytest
 
-from minipaged.scheduling import ChunkedPrefill, PrefillFirst
+from minipaged.memory import BlockCopy
+from minipaged.scheduling import ChunkedPrefill, PrefillFirst, StepPlan
 from tests.toy import ToyEngine, alone, beams, samples, toy_scheduler
 
 POLICIES = [ChunkedPrefill, PrefillFirst]
@@ -120,6 +121,24 @@ def test_the_waiting_queue_costs_nothing_until_its_turn():
         plan = engine.scheduler.schedule()
         engine.scheduler.commit(plan, engine.executor.execute(plan))
     assert names(engine.scheduler.waiting) == ["r1", "r2", "r3"]
+
+
+def test_steps_are_numbered():
+    """Catches a clock that stands still, or skips the number of a step that failed."""
+    engine = ToyEngine(toy_scheduler())
+    engine.add(range(3), 4)
+    engine.step()
+    engine.fail_step()
+    engine.run()
+    assert [plan.step for plan in engine.plans] == list(range(5))
+
+
+@pytest.mark.parametrize("moves", ["swap_out", "swap_in", "copies"])
+def test_a_step_that_only_moves_blocks_has_work(moves):
+    """Catches a move that the executor never hears of: a group may get its copies in one step and be computed
+    in the next."""
+    assert not StepPlan(0).has_work
+    assert StepPlan(0, **{moves: [BlockCopy(0, 1)]}).has_work
 
 
 def test_every_output_is_that_of_the_request_alone():
