@@ -253,6 +253,17 @@ def test_a_group_that_outgrows_the_pool_ends_with_what_it_has():
     )
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_group_that_the_pool_cannot_take_back_ends_with_what_it_has(mode):
+    """Catches a group that waits forever: the step in which it was preempted needed a block for each sample,
+    and even alone they have one too few."""
+    engine = ToyEngine(toy_scheduler(12, 4, num_host_blocks=12, preemption=MODES[mode]()))
+    engine.add([1], 12)
+    engine.add(range(4), 20, samples(4))
+    assert engine.run(max_steps=40) == [alone([1], 12, samples()), alone(range(4), 9, samples(4))]
+    assert events(engine, "preempted", "resumed", "outgrown") == [("preempted", "r1"), ("outgrown", "r1")]
+
+
 def test_an_outgrown_request_is_reported_by_the_commit_of_its_step():
     """Catches a request that ends while planning and is never answered."""
     engine = engine_of(4)
@@ -422,3 +433,19 @@ def test_a_group_as_large_as_the_budget_comes_back():
     outputs = engine.run(max_steps=60)
     assert events(engine, "preempted", "resumed") == [("preempted", "r1"), ("resumed", "r1")]
     assert outputs == [alone(range(4), 20, samples()), alone([9], 4, samples(2))]
+
+
+def test_a_group_stays_on_the_host_until_a_step_has_room_for_all_of_it():
+    """Catches a group that comes back, holds its blocks and cannot be computed."""
+    scheduler = toy_scheduler(16, 4, num_host_blocks=16, preemption=Swap(), budget=4)
+    engine = ToyEngine(scheduler)
+    engine.add([1], 6, samples(2))
+    engine.step()
+    group = engine.add([2], 6, samples(3))
+    while not group.sequences[0].num_generated_tokens:
+        engine.step()
+    engine.step()
+    scheduler.preempt(StepPlan(0), group)
+    assert scheduler.resume_preempted(StepPlan(1), 2) == 0
+    assert group.state is RequestState.SWAPPED
+    assert scheduler.resume_preempted(StepPlan(2), 3) == 3
