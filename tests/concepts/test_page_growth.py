@@ -142,6 +142,7 @@ def test_a_lone_group_uses_its_own_preallocated_blocks_before_it_is_cut(policy):
         engine.add(range(3), 9, samples(2))
         engine.run()
         assert [plan.finished for plan in engine.plans if plan.finished] == [engine.requests]
+        assert engine.requests[0].num_preemptions == 0, "nobody else needs its blocks"
         return [c.output_token_ids for c in engine.requests[0].completions]
 
     assert cut(policy) == cut(OnDemand())
