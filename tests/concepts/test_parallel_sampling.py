@@ -48,6 +48,31 @@ def test_the_last_block_of_the_prompt_is_copied_for_all_samples_but_one(n):
     assert engine.executor.num_copies == n - 1
 
 
+def test_a_sample_goes_on_in_place():
+    """Catches a fork for every token: the blocks that page growth had given to the sample would be lost."""
+    engine = ToyEngine(toy_scheduler())
+    request = engine.add(range(7), 9, sampling(3))
+    engine.step()
+    before = request.sequences[:]
+    engine.step()
+    assert request.sequences == before
+
+
+def test_each_sequence_has_one_sample_in_a_step():
+    """Catches a decoding method that is told of its neighbour's tokens."""
+
+    class Counting(SamplingMethod):
+        def advance(self, request, samples):
+            assert len(samples) == len(request.sequences)
+            return super().advance(request, samples)
+
+    engine = ToyEngine(toy_scheduler())
+    for n in (1, 3, 2):
+        params = sampling(n).params
+        engine.add(range(3), 4, Counting(params, StopChecker(params, ())))
+    engine.run()
+
+
 def test_a_prompt_of_full_blocks_is_never_copied():
     """Catches a copy of a block that nobody writes to."""
     engine = ToyEngine(toy_scheduler())
