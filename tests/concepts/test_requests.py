@@ -23,6 +23,7 @@ def test_a_request_starts_as_one_sequence_of_its_prompt():
     assert (sequence.num_tokens, sequence.num_computed_tokens) == (3, 0)
     assert sequence.num_uncomputed_tokens == request.num_uncomputed_tokens == 3
     assert request.state is RequestState.WAITING
+    assert (request.num_cached_tokens, request.num_preemptions, request.has_run) == (0, 0, False)
 
 
 def test_a_generated_token_is_one_more_uncomputed_token():
@@ -199,6 +200,14 @@ def test_what_an_aborted_request_had_is_kept():
     assert completion.output_token_ids == alone(range(20, 25), 8, samples())[0][:2]
 
 
+def test_a_request_that_fails_is_in_the_log_with_its_reason(caplog):
+    """Catches a server on which requests fail and nothing tells why; an abort is no failure."""
+    engine, request = engine_with("running")
+    engine.scheduler.abort(request, "no valid token")
+    engine.scheduler.abort(engine.requests[0])
+    assert caplog.messages == ["Request r1 ends with finish reason error: no valid token"]
+
+
 def test_commit_reports_every_request_that_got_tokens_or_ended():
     """Catches a server that never tells a client its request is over: one aborted while the step that
     computes a part of its prompt is in flight gets no token, but it ended."""
@@ -237,3 +246,22 @@ def test_a_failed_step_leaves_the_others_their_blocks():
     assert last.sequences[0].table.blocks
     assert not first.sequences[0].table.blocks
     assert engine.run() == [alone(r.prompt_token_ids, 6, r.method) for r in engine.requests]
+
+
+def test_a_request_that_is_aborted_between_two_tries_of_a_rollback_stays_ended(monkeypatch):
+    """Catches a request that comes back to life: the next step begins with another try."""
+    engine, request = engine_with("running")
+    roll_back = engine.scheduler.kv.roll_back_registered
+    failures = iter([RuntimeError("no")])
+
+    def fail_once():
+        for failure in failures:
+            raise failure
+        roll_back()
+
+    monkeypatch.setattr(engine.scheduler.kv, "roll_back_registered", fail_once)
+    with pytest.raises(RuntimeError, match="no"):
+        engine.fail_step()
+    engine.scheduler.abort(request)
+    assert engine.run()[0] == alone(range(5), 8, samples())
+    assert (request.is_finished, len(request.completions)) == (True, 1)
