@@ -194,6 +194,17 @@ def test_a_step_has_no_more_rows_than_its_limits_allow(limit, rows):
     assert drafter.asked[-3:] == [-(-(rows - 3) // 3)] * 3
 
 
+def test_each_row_of_a_draft_is_a_decode():
+    """Catches a row that computes more than its token, or draws more than one candidate."""
+    engine = drafting(Foresight(1.0))
+    engine.add_request("r", range(3), GREEDY)
+    rows = []
+    engine.on_planned.append(lambda plan: rows.append([row[1:] for row in plan.scheduled]))
+    engine.step()
+    engine.step()
+    assert rows == [[(0, 3, 1)], [(start, 1, 1) for start in range(3, 8)]]
+
+
 class HalfRight(Foresight):
     """Is right once a draft."""
 
@@ -255,6 +266,7 @@ def test_only_one_sequence_without_a_function_gets_drafts():
     plain = engine.add_request("plain", range(5), GREEDY)
     engine.add_request("samples", range(5), SamplingParams(n=2, max_tokens=10))
     engine.add_request("beams", range(5), BeamSearchParams(beam_width=2, max_tokens=10))
+    engine.add_request("one beam", range(5), BeamSearchParams(beam_width=1, max_tokens=10))
     watched = SamplingParams(max_tokens=10, logits_processors=[lambda ids, logits: logits])
     engine.add_request("watched", range(5), watched)
     found = drafted(engine)
@@ -323,8 +335,8 @@ def test_an_error_while_a_draft_is_settled_ends_its_request_and_no_other(monkeyp
     with pytest.raises(RuntimeError, match="no"):
         engine.step()
     engine.check_invariants()
-    run(engine)
     assert second.error == "RuntimeError: no"
+    run(engine)
     assert outputs(first) == [expected([0, 1, 2], 20)]
     assert len(plain.completions) == 2
 
