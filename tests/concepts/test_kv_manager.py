@@ -330,6 +330,16 @@ def test_a_freed_sequence_registers_its_blocks_from_the_first():
     assert kv.can_admit([kv_sequence(kv, range(5))]).hits[0].blocks == sequence.table.blocks[:2]
 
 
+def test_what_follows_the_blocks_of_a_leader_is_found_again():
+    """Catches a sequence whose own blocks are registered as if they were the first."""
+    kv = manager(num_blocks=16, caching=True)
+    group = [kv_sequence(kv, [0, 1, 2, 3, i, i, i]) for i in (4, 5)]
+    admit(kv, group)
+    compute(kv, *group)
+    for sequence in group:
+        assert kv.can_admit([kv_sequence(kv, sequence.token_ids)]).hits[0].blocks == sequence.table.blocks[:3]
+
+
 def test_only_computed_blocks_move_to_the_host():
     """Catches host room spent on reserved blocks that hold nothing."""
     kv = manager(growth=Reserve(), num_host_blocks=8)
@@ -348,6 +358,14 @@ def test_a_group_that_is_half_recomputed_cannot_be_swapped_out():
     admit(kv, group)
     assert not kv.can_swap_out(group)
     assert not manager().can_swap_out(group), "there is no swap space at all"
+
+
+def test_a_half_computed_prompt_can_be_swapped_out():
+    """Catches a prompt that is computed again from its first token, although it is no group."""
+    kv = manager(num_host_blocks=8)
+    ((sequence,),) = admit(kv, [kv_sequence(kv, range(6))])
+    sequence.num_computed_tokens = 2
+    assert kv.can_swap_out([sequence])
 
 
 def test_a_swapped_group_comes_back_only_if_its_next_tokens_fit_too():
