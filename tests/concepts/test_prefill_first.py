@@ -1,6 +1,6 @@
 """Prefills first, alone; then decodes (the paper's schedule)."""
 
-from minipaged.scheduling import PrefillFirst, Swap
+from minipaged.scheduling import PrefillFirst, StepPlan, Swap
 from tests.toy import ToyEngine, alone, samples, toy_scheduler
 
 
@@ -67,3 +67,23 @@ def test_the_same_tokens_as_alone_with_swapping():
         engine.add([i] * 4, 7, samples(1 + i % 2))
     assert engine.run() == [alone([i] * 4, 7, samples(1 + i % 2)) for i in range(5)]
     assert any(plan.swap_in for plan in engine.plans)
+
+
+def test_what_the_decodes_spend_is_not_there_for_those_who_come_back():
+    """Catches a step of decodes that computes more tokens than its budget."""
+    spent = {"continue_prefills": 0, "admit_waiting": 0, "plan_decodes": 30, "resume_preempted": 0}
+    budgets = []
+
+    class Spending:
+        max_num_batched_tokens = 100
+
+        def __getattr__(self, phase):
+            return lambda plan, budget, **options: budgets.append((phase, budget)) or spent[phase]
+
+    PrefillFirst().fill(StepPlan(0), Spending())
+    assert budgets == [
+        ("continue_prefills", 100),
+        ("admit_waiting", 100),
+        ("plan_decodes", 100),
+        ("resume_preempted", 70),
+    ]

@@ -76,6 +76,16 @@ def test_the_unaware_scheduler_fills_its_budget_with_cached_tokens():
     assert [chunk.num_tokens for chunk in plan.scheduled] == [512, 512]
 
 
+def test_cached_tokens_use_up_no_more_than_the_budget():
+    """Catches a budget below zero, with which a phase goes on."""
+    engine = ToyEngine(toy_scheduler(40, 4, caching=True, prefix_aware=False, budget=8))
+    warm(engine, range(20))
+    for _ in range(2):
+        engine.add(range(21), 2)
+    assert [chunk.num_tokens for chunk in engine.step().scheduled] == [1]
+    assert engine.run()[1:] == [alone(range(21), 2, samples())] * 2
+
+
 def test_the_unaware_scheduler_never_cuts_what_fits():
     """Catches cached blocks that are counted twice: with nobody else running, the request would be
     ended as if it had outgrown the pool."""
