@@ -223,6 +223,20 @@ def test_commit_reports_every_request_that_got_tokens_or_ended():
 # -- a failed step -----------------------------------------------------------------------------------------
 
 
+def test_a_request_has_run_once_a_step_with_it_is_committed():
+    """Catches one that is admitted anew after a step that failed, or resumed though it never ran."""
+    engine = ToyEngine(toy_scheduler())
+    request = engine.add(range(5), 4)
+    for step, has_run, kind in (
+        (engine.fail_step, False, "admitted"),
+        (engine.step, True, "admitted"),
+        (engine.fail_step, True, None),
+        (engine.step, True, "resumed"),
+    ):
+        assert [event.kind for event in step().events] == [kind] * (kind is not None)
+        assert request.has_run is has_run
+
+
 def test_a_failed_step_is_recomputed():
     """Catches a request that hangs, or trusts what the step was to write."""
     engine = ToyEngine(toy_scheduler())
