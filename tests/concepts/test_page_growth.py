@@ -3,6 +3,7 @@
 import pytest
 
 from minipaged.memory import Chunked, OnDemand, Reserve
+from minipaged.scheduling import Branch
 from tests.toy import ToyEngine, alone, beams, samples, toy_scheduler
 
 POLICIES = [OnDemand, Chunked, Reserve]
@@ -147,3 +148,15 @@ def test_a_lone_group_uses_its_own_preallocated_blocks_before_it_is_cut(policy):
 
     assert cut(policy) == cut(OnDemand())
     assert len(cut(policy)[0]) == 6
+
+
+def test_a_beam_that_ends_one_text_and_goes_on_keeps_its_reserved_blocks():
+    """Catches a reservation that goes to the text that has ended."""
+    engine = ToyEngine(toy_scheduler(growth=Reserve()))
+    request = engine.add(range(3), 20, beams(2))
+    engine.step()
+    beam = request.sequences[0]
+    held = beam.table.blocks[:]
+    assert len(held) == 6
+    engine.scheduler.apply_branches(request, [Branch(beam, 1, -1.0, "stop"), Branch(beam, 2, -1.0)])
+    assert (request.sequences, beam.table.blocks) == ([beam], held)
