@@ -317,6 +317,17 @@ def test_a_draft_token_after_which_no_logit_is_finite_costs_nobody_a_request(mon
     assert request.error is None
 
 
+def test_a_request_without_a_valid_token_fails_whatever_its_draft_says(monkeypatch):
+    """Catches an error that is taken for one of the draft's: an invalid token would be kept."""
+    engine = drafting(Foresight(1.0))
+    request = engine.add_request("r", range(7), GREEDY)
+    engine.step()
+    invalid = StepResult([Sample([0], [math.nan])] * 5, errors={"r": "not finite"})
+    monkeypatch.setattr(engine.executor, "execute", lambda plan: invalid)
+    engine.step()
+    assert (request.is_finished, request.error) == (True, "not finite")
+
+
 def test_an_error_while_a_draft_is_settled_ends_its_request_and_no_other(monkeypatch):
     """Catches blocks and slots that are lost when a commit fails half way."""
     engine = drafting(Foresight(1.0))
@@ -347,6 +358,7 @@ def test_an_error_while_a_draft_is_settled_ends_its_request_and_no_other(monkeyp
         ([1, 2, 3, 4, 9, 1, 2], 3, [3, 4, 9]),
         ([7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 1, [5]),  # three tokens agree there, two in the later place
         ([1, 2, 5, 1, 2, 6, 1, 2], 1, [6]),  # as many agree: the later place
+        ([9, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 6, 9, 1, 2, 3, 4], 1, [6]),  # four agree: a fifth does not count
         ([4, 4, 4], 4, [4, 4, 4, 4]),
         ([8, 1, 2, 1, 2], 5, [1, 2, 1, 2, 1]),  # it repeats itself to its end
         ([1, 2, 3, 4, 2], 3, []),  # one token alone says little
