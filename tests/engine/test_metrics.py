@@ -86,6 +86,14 @@ def test_a_request_ended_from_outside_after_one_of_its_samples_is_no_success(eng
     assert engine.metrics.request_success == {reason: 1}
 
 
+def test_new_metrics_count_from_zero(engine):
+    """Catches a second benchmark that counts the tokens of the first."""
+    run(engine, [[5, 6, 7]])
+    engine.reset_metrics()
+    run(engine, [[5, 6, 7], [8, 9]])
+    assert (engine.metrics.prompt_tokens, engine.metrics.generation_tokens) == (5, 12)
+
+
 def test_prefix_hits_are_counted_in_tokens(engine):
     """A hit rate in blocks or in requests."""
     prompt = list(range(5, 22))  # four full blocks and a token
