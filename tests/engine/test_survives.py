@@ -504,6 +504,15 @@ def test_an_unfinished_request_has_an_output():
     assert engine.output(beams).outputs[0].finish_reason == "abort"
 
 
+def test_an_output_ends_where_the_model_ends():
+    """Catches `max_tokens` that lead past the last position that the model knows."""
+    engine = toy_engine()
+    request = engine.add_request("a", range(44), SamplingParams(temperature=0, max_tokens=1000))
+    while engine.has_unfinished:
+        engine.step()
+    assert request.completions[0].num_tokens == engine.executor.max_model_len
+
+
 def test_an_executor_with_blocks_of_another_size_is_refused():
     """Catches tokens that are silently wrong: slots computed for one size, tables for another."""
     with pytest.raises(ConfigError, match="block_size is 8, but the executor's blocks have 4 tokens"):
@@ -518,6 +527,16 @@ def test_an_abort_from_a_step_hook_keeps_its_reason():
     engine.on_planned.append(lambda plan: engine.abort("a", "too slow"))
     engine.step()
     assert (request.completions[0].finish_reason, request.error) == ("error", "too slow")
+
+
+@pytest.mark.parametrize("hooks", ["on_planned", "on_committed"])
+def test_a_step_returns_what_its_hooks_have_aborted(hooks):
+    """Catches a stream that waits forever for a request which ended in the queue."""
+    engine = toy_engine(max_num_seqs=1)
+    requests = [engine.add_request(name, [1, 2], SamplingParams(temperature=0)) for name in "ab"]
+    getattr(engine, hooks).append(lambda *step: engine.abort("b"))
+    assert engine.step() == requests
+    assert engine.step() == requests[:1]
 
 
 def test_of_two_aborts_in_a_step_the_first_one_counts():
