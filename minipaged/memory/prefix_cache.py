@@ -137,7 +137,7 @@ class PrefixCache:
                 return known
             if not isinstance(known.parent, str) and not known.parent.is_findable:
                 self._evict(holder)  # `match` stops at the missing parent
-        if chain_hash not in self.block_of and self.cached[block] is None:
+        if chain_hash not in self.block_of:
             self.block_of[chain_hash] = block
             self.cached[block] = entry
             entry.is_findable = True
