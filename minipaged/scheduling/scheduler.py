@@ -224,8 +224,6 @@ class FCFSScheduler:
         left = budget
         prefills = [request for request in self.running if request.is_prefill]
         for request in prefills:
-            if not left:
-                break
             is_last = not self.waiting and request is prefills[-1]
             limit = left if share is None or is_last else min(left, share)
             left -= self.schedule_request(plan, request, limit)
