@@ -144,8 +144,7 @@ class FCFSScheduler:
                     self.apply_branches(request, branches)
         except BaseException as failure:
             for request in plan.touched:
-                if not request.is_finished:
-                    self._deferred_ends[request] = f"{type(failure).__name__}: {failure}"
+                self._deferred_ends[request] = f"{type(failure).__name__}: {failure}"
             self._end_deferred()
             raise
         finally:
