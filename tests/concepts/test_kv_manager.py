@@ -342,10 +342,11 @@ def test_what_follows_the_blocks_of_a_leader_is_found_again():
 
 def test_only_computed_blocks_move_to_the_host():
     """Catches host room spent on reserved blocks that hold nothing."""
-    kv = manager(growth=Reserve(), num_host_blocks=8)
+    kv = manager(growth=Reserve(), num_host_blocks=3)
     ((sequence,),) = admit(kv, [kv_sequence(kv, range(5), max_num_tokens=16)])
     compute(kv, sequence)
     sequence.token_ids.append(9)
+    assert kv.can_swap_out([sequence])
     assert len(kv.swap_out([sequence])) == 3
     assert kv.num_free == 8
     kv.check_invariants([sequence])
@@ -356,7 +357,9 @@ def test_a_group_that_is_half_recomputed_cannot_be_swapped_out():
     kv = manager(num_host_blocks=8)
     group = [kv_sequence(kv, [0, 1, 2, 3, i]) for i in range(2)]
     admit(kv, group)
-    assert not kv.can_swap_out(group)
+    for num_computed, fits in (0, False), (3, False), (4, True):
+        group[0].num_computed_tokens = num_computed
+        assert kv.can_swap_out(group) is fits
     assert not manager().can_swap_out(group), "there is no swap space at all"
 
 
