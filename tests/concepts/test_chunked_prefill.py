@@ -61,6 +61,15 @@ def test_a_short_prompt_behind_a_long_one_runs_in_the_same_step():
     assert short.sequences[0].num_generated_tokens == 1
 
 
+def test_a_decode_does_not_wait_for_an_earlier_prompt():
+    """Catches a step whose decodes end at the first request that is still computing its prompt."""
+    engine = engine_of(num_blocks=400, block_size=16, budget=2048, max_model_len=8000)
+    engine.add(range(5000), 2)
+    engine.add(range(20), 3)
+    engine.step()
+    assert shape(engine.step()) == [("r1", 20, 1), ("r0", 1536, 2047)]
+
+
 def test_a_prompt_with_nobody_behind_it_takes_the_whole_budget():
     """Catches a cap that slows down a prompt for nobody's benefit."""
     engine = engine_of(num_blocks=400, block_size=16, budget=2048, max_model_len=8000)
