@@ -329,6 +329,17 @@ def test_the_count_of_a_request_is_its_own():
     assert [r.num_preemptions for r in engine.requests] == [victims.count(f"r{i}") for i in range(3)]
 
 
+def test_a_step_counts_all_that_it_preempts():
+    """Catches metrics that see one preemption a step."""
+    engine = ToyEngine(toy_scheduler())
+    requests = [engine.add(range(4)) for _ in range(2)]
+    engine.step()
+    plan = StepPlan(1)
+    for request in reversed(requests):
+        engine.scheduler.preempt(plan, request)
+    assert plan.num_preempted == engine.scheduler.num_preemptions == 2
+
+
 # -- auto --------------------------------------------------------------------------------------------------
 
 
@@ -381,6 +392,15 @@ def test_auto_counts_what_the_sequences_of_a_group_share_once():
         "swap",
         "moving 8 blocks out and in takes about 16 ms, computing 32 tokens again 320 ms",
     )
+
+
+def test_auto_counts_tokens_not_the_slots_of_their_blocks():
+    """Catches a last block that counts as full: 5 tokens in 2 blocks of 4."""
+    engine = ToyEngine(toy_scheduler(16, 4, num_host_blocks=16))
+    request = engine.add(range(5))
+    engine.step()
+    _, reason = Auto(PreemptionCosts(0.0, 0.001, 0.01)).choose_mode(request, engine.scheduler.kv)
+    assert reason == "moving 2 blocks out and in takes about 4 ms, computing 5 tokens again 50 ms"
 
 
 def test_auto_recomputes_when_the_host_has_no_room():
@@ -449,3 +469,17 @@ def test_a_group_stays_on_the_host_until_a_step_has_room_for_all_of_it():
     assert scheduler.resume_preempted(StepPlan(1), 2) == 0
     assert group.state is RequestState.SWAPPED
     assert scheduler.resume_preempted(StepPlan(2), 3) == 3
+
+
+def test_a_request_comes_back_only_when_max_num_seqs_allows_it():
+    """Catches more sequences than the executor has room for, where a scheduler of your own has admitted a
+    later arrival first."""
+    scheduler = toy_scheduler(16, 4, num_host_blocks=16, preemption=Swap(), max_num_seqs=1)
+    engine = ToyEngine(scheduler)
+    earlier, later = engine.add(range(4)), engine.add(range(4, 8))
+    scheduler.waiting.reverse()
+    scheduler.commit(plan := scheduler.schedule(), engine.executor.execute(plan))
+    scheduler.preempt(StepPlan(1), later)
+    for _ in range(2):
+        scheduler.resume_preempted(StepPlan(2), 8)
+        assert (scheduler.running, list(scheduler.swapped)) == ([earlier], [later])
