@@ -194,6 +194,21 @@ def test_a_step_has_no_more_rows_than_its_limits_allow(limit, rows):
     assert drafter.asked[-3:] == [-(-(rows - 3) // 3)] * 3
 
 
+def test_a_draft_that_is_longer_than_was_asked_for_is_cut():
+    """Catches a drafter that says more than it may: rows behind the end of the text, or past the limit."""
+
+    class Talkative(Foresight):
+        def draft(self, sequences, counts):
+            return super().draft(sequences, [count + 3 for count in counts])
+
+    engine = drafting(Talkative(1.0), tokens=2)
+    request = engine.add_request("r", range(7), GREEDY)
+    found = drafted(engine)
+    run(engine)
+    assert {tokens for _, tokens, _ in found} <= {1, 2}
+    assert outputs(request) == [expected(range(7), 20)]
+
+
 def test_each_row_of_a_draft_is_a_decode():
     """Catches a row that computes more than its token, or draws more than one candidate."""
     engine = drafting(Foresight(1.0))
