@@ -297,6 +297,12 @@ def byte_fallback(*pieces):
         ("a <0x0A> <0x0A> b", {"stop": ["\n\n"]}, (3, "a")),
         ("a <0x0A> b a", {"stop": ["a\nb"]}, (3, "")),
         ("a <0xC3> <0xA9> b", {"stop": ["é"]}, (3, "a")),
+        # So does an end token, and it is shown if it is to be included.
+        (
+            "a <0x41> b",
+            {"stop": ["zz"], "stop_token_ids": [1 + 0x41], "include_stop_str_in_output": True},
+            (2, "aA"),
+        ),
         # Half a character is none, so no stop string either.
         ("a <0xC3> <0xA9> b", {"stop": ["\ufffd"]}, (4, "aéb")),
         # One that was complete before `min_tokens` does not end the text later.
