@@ -285,6 +285,19 @@ def test_a_grant_that_just_leaves_the_others_their_minimum_is_given():
     assert [len(s.table.blocks) for s in group] == [2 + 4, 2 + 1]
 
 
+def test_a_copy_on_write_is_no_occasion_for_a_grant():
+    """Catches pages for a sequence that has slots left: it asks when its last block is full."""
+    kv = manager(num_blocks=20, growth=Chunked(4))
+    ((parent,),) = admit(kv, [kv_sequence(kv, range(5), max_num_tokens=6)])
+    compute(kv, parent)
+    group = [parent, fork(kv, parent)]
+    for sequence in group:
+        sequence.max_num_tokens = 40
+        sequence.token_ids.append(9)
+    assert len(kv.grow(group, kv.blocks_to_grow(group))) == 1
+    assert [len(sequence.table.blocks) for sequence in group] == [3, 3]
+
+
 def test_more_blocks_than_there_are_raise():
     """Catches a growth that goes on without a slot."""
     kv = manager(num_blocks=2)
