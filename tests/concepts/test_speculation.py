@@ -220,6 +220,16 @@ def test_each_row_of_a_draft_is_a_decode():
     assert rows == [[(0, 3, 1)], [(start, 1, 1) for start in range(3, 8)]]
 
 
+def test_a_draft_that_repeats_the_last_token_is_not_accepted_by_a_text_that_has_ended():
+    """Catches a draft compared with the token before the end, which is the last that the sequence has."""
+    last, stop = expected([3, 1, 4], 2)
+    engine = drafting(Script([last]))
+    request = engine.add_request("r", [3, 1, 4], GREEDY.clone(stop_token_ids=[stop]))
+    found = drafted(engine)
+    run(engine)
+    assert (found, outputs(request)) == ([("r", 1, 0)], [[last, stop]])
+
+
 class HalfRight(Foresight):
     """Is right once a draft."""
 
