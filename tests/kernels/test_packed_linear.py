@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from minipaged.execution.accel.packed_linear import PackedLinear, can_pack, pack_linears, rounded_up
 from minipaged.execution.accel.plain_linears import use_plain_linears
@@ -45,6 +46,7 @@ def test_steps_of_every_length_leave_little_memory_behind():
     code = """
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 from minipaged.execution.accel.packed_linear import PackedLinear
 def resident(): return int(open("/proc/self/statm").read().split()[1]) * 4096
 layer, rows = PackedLinear(nn.Linear(256, 768)), torch.zeros(2048, 256)
@@ -81,6 +83,17 @@ def test_a_packed_model_gives_the_same_logits(name):
         assert any(isinstance(module, PackedLinear) for module in model.modules())
         packed = model(input_ids=ids, use_cache=False).logits
     torch.testing.assert_close(packed, plain, atol=1e-4, rtol=1e-4)
+
+
+def test_another_model_of_the_same_configuration_stays_as_it_is():
+    """Catches a switch in the configuration, which models may share."""
+    model = build("mixtral")
+    other = AutoModelForCausalLM.from_config(model.config).eval()
+    ids = torch.arange(3, 40)[None]
+    with torch.inference_mode():
+        before = other(input_ids=ids, use_cache=False).logits
+        use_plain_linears(model)
+        assert other(input_ids=ids, use_cache=False).logits.equal(before)
 
 
 def test_gpt2s_transposed_layers_are_packed_too():

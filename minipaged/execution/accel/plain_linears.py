@@ -10,16 +10,33 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
-IMPLEMENTATION = "minipaged_linears"
+from minipaged.execution.subclassing import Adopted, adopt
+
+
+class SplitExperts(Adopted):
+    """The experts of a layer as linear layers `up` (with the gate, if there is one) and `down`."""
+
+    def forward(self: Any, rows: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+        """The weighted sum of each row's experts: rows [T, D], expert ids and weights [T, k] -> [T, D]."""
+        num_chosen = expert_ids.shape[1]
+        sorted_ids, order = expert_ids.flatten().sort(stable=True)
+        counts = torch.bincount(sorted_ids, minlength=len(self.up)).tolist()
+        gates = _multiply(self.up, rows[order // num_chosen], counts)
+        gated = self._apply_gate(gates) if self.has_gate else self.act_fn(gates)
+        outputs = rows.new_empty(len(order), rows.shape[1])
+        outputs[order] = _multiply(self.down, gated, counts)
+        if self.has_post_expert_norm:
+            outputs = self.post_expert_norm(outputs)
+        weighted = outputs.unflatten(0, (-1, num_chosen)) * weights[..., None]
+        return weighted.sum(dim=1).to(rows.dtype)
 
 
 def use_plain_linears(model: nn.Module) -> None:
     """Replace them all by linear layers with the same memory, in place."""
     for module in model.modules():
-        if hasattr(module, "_apply_gate") and hasattr(module, "down_proj"):
+        if hasattr(module, "is_transposed") and hasattr(module, "has_gate"):  # (any experts of transformers)
             _split_experts(module)
         for name, child in list(module.named_children()):
             if type(child) is Conv1D:
@@ -27,7 +44,6 @@ def use_plain_linears(model: nn.Module) -> None:
 
 
 def _split_experts(experts: Any) -> None:
-    """Their matrices become `up` and `down`; transformers calls `run_experts` from now on."""
     for name, first in (("up", "gate_up_proj" if experts.has_gate else "up_proj"), ("down", "down_proj")):
         weights = getattr(experts, first)
         delattr(experts, first)
@@ -35,7 +51,7 @@ def _split_experts(experts: Any) -> None:
             weights = weights.transpose(1, 2)
         biases = getattr(experts, f"{first}_bias") if experts.has_bias else [None] * len(weights)
         setattr(experts, name, nn.ModuleList(map(_linear, weights, biases)))
-    experts.config._experts_implementation = IMPLEMENTATION
+    adopt(experts, SplitExperts)
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
@@ -46,26 +62,8 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return linear
 
 
-def run_experts(experts: Any, rows: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sum of each row's experts: rows [T, D], expert ids and weights [T, k] -> [T, D]."""
-    num_chosen = expert_ids.shape[1]
-    sorted_ids, order = expert_ids.flatten().sort(stable=True)
-    counts = torch.bincount(sorted_ids, minlength=len(experts.up)).tolist()
-    gates = _multiply(experts.up, rows[order // num_chosen], counts)
-    gated = experts._apply_gate(gates) if experts.has_gate else experts.act_fn(gates)
-    outputs = rows.new_empty(len(order), rows.shape[1])
-    outputs[order] = _multiply(experts.down, gated, counts)
-    if experts.has_post_expert_norm:
-        outputs = experts.post_expert_norm(outputs)
-    weighted = outputs.unflatten(0, (-1, num_chosen)) * weights[..., None]
-    return weighted.sum(dim=1).to(rows.dtype)
-
-
 def _multiply(linears: Any, rows: Tensor, counts: list[int]) -> Tensor:
     """Rows sorted by expert, of which the i-th multiplies the next counts[i]."""
     parts = rows.split([count for count in counts if count])
     chosen = [linear for linear, count in zip(linears, counts) if count]
     return torch.cat([linear(part) for linear, part in zip(chosen, parts)])
-
-
-ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, run_experts)
