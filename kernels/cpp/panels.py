@@ -188,4 +188,5 @@ def unpack(panels: Tensor, dtype: torch.dtype, num_outputs: int, size: int) -> T
 
 def _padded(weight: Tensor) -> Tensor:
     """Padded with zeros below and at the right to whole panels and groups."""
-    return nn.functional.pad(weight, (0, -weight.shape[1] % GROUP, 0, -weight.shape[0] % WIDTH))
+    right, below = -weight.shape[1] % GROUP, -weight.shape[0] % WIDTH
+    return nn.functional.pad(weight, (0, right, 0, below)) if right or below else weight
