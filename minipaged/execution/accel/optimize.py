@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable
 
 import torch
@@ -45,6 +47,7 @@ def optimize(
         use_plain_linears(model)
         if backend.name != "cpp":
             pack_linears(model)
+            return_freed_memory()
             return
         from minipaged.execution.accel import panel_linear, recurrent_decodes  # load C++
 
@@ -53,5 +56,12 @@ def optimize(
             panel_linear.use_panels(model)
         else:
             panel_linear.quantize_linears(model, quantization)
+        return_freed_memory()
         for panels in filter(None, map(panel_linear.panels_of, model.modules())):
             move_into_huge_pages(panels.address, panels.num_bytes)
+
+
+def return_freed_memory() -> None:
+    """Give the system what weights took before they were packed: the allocator may keep all of it."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):  # (glibc)
+        trim(0)
