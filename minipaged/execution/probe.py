@@ -89,9 +89,11 @@ class Probe:
             if logits.shape[0] != 1:
                 raise UnsupportedModelError("it cannot compute the logits of chosen rows only")
             vocab_size = logits.shape[1]
-            _, after_another = self.run([vocab_size - 1, 0], num_outputs=1, apart=True)
+            # (The first stage of several has no head: these are rows, perhaps wider than the vocabulary.)
+            num_tokens = min(vocab_size, getattr(self.text_config, "vocab_size", vocab_size))
+            _, after_another = self.run([num_tokens - 1, 0], num_outputs=1, apart=True)
             _, own_positions = self.run([0, 0], num_outputs=1, from_zero=False, apart=True)
-            tokens = [token % vocab_size for token in range(1, 10)]
+            tokens = [token % num_tokens for token in range(1, 10)]
             self.in_chunks = continue_in_chunks(self.recurrent_layers, lambda: self.run(tokens, 1))
         except UnsupportedModelError:
             raise

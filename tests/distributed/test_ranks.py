@@ -24,7 +24,7 @@ from minipaged.execution.distributed.runner import RankRunner, Report, check_rep
 from minipaged.execution.distributed.sharding import check_plan
 from tests.distributed.models import SIZES
 from tests.models.survey import build_small
-from tests.models.zoo import build
+from tests.models.zoo import VOCAB_SIZE, build
 from tests.processes import children, is_alive, needs_proc, wait_until
 
 WORKER = "distributed.worker"
@@ -173,6 +173,13 @@ def test_a_model_with_recurrent_layers_is_refused(monkeypatch):
     config = EngineConfig(pipeline_parallel_size=2)
     with pytest.raises(UnsupportedModelError, match="one rank only; set tensor_parallel_size and pipeline"):
         RankRunner("lfm2", config, Place.of(0, config), torch.device("cpu"))
+
+
+def test_a_first_stage_may_have_wider_rows_than_there_are_tokens(monkeypatch):
+    """Catches a probe with the token after the last: this stage has no head to tell how many there are."""
+    monkeypatch.setattr(loading, "load_model", lambda *_: build("llama", hidden_size=128))
+    config = EngineConfig(pipeline_parallel_size=2, num_blocks=8)
+    assert RankRunner("llama", config, Place.of(0, config), torch.device("cpu")).vocab_size == VOCAB_SIZE
 
 
 def test_a_plan_that_forgets_a_weight_of_every_head_is_refused():
