@@ -121,7 +121,7 @@ def quantize_linears(model: PreTrainedModel, format: str) -> None:
     num_quantized = 0
     for module in model.modules():
         for name, child in list(module.named_children()):
-            if isinstance(child, PackedLinear) or is_linear(child):
+            if is_linear(child):
                 own = "int8" if format == "int4" and child in heads else format
                 setattr(module, name, PanelLinear(child.weight.detach(), child.bias, own))
                 num_quantized += child.in_features * child.out_features
