@@ -78,8 +78,9 @@ def test_a_packed_model_gives_the_same_logits(name):
     ids = torch.arange(3, 40)[None] % model.config.get_text_config().vocab_size
     with torch.inference_mode():
         plain = model(input_ids=ids, use_cache=False).logits
-        use_plain_linears(model)
-        pack_linears(model)
+        for _ in range(2):  # a second runner of the model does so, too
+            use_plain_linears(model)
+            pack_linears(model)
         assert any(isinstance(module, PackedLinear) for module in model.modules())
         packed = model(input_ids=ids, use_cache=False).logits
     torch.testing.assert_close(packed, plain, atol=1e-4, rtol=1e-4)

@@ -36,7 +36,8 @@ class SplitExperts(Adopted):
 def use_plain_linears(model: nn.Module) -> None:
     """Replace them all by linear layers with the same memory, in place."""
     for module in model.modules():
-        if hasattr(module, "is_transposed") and hasattr(module, "has_gate"):  # (any experts of transformers)
+        is_experts = hasattr(module, "is_transposed") and hasattr(module, "has_gate")  # (transformers' names)
+        if is_experts and not isinstance(module, SplitExperts):
             _split_experts(module)
         for name, child in list(module.named_children()):
             if type(child) is Conv1D:
