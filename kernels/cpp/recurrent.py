@@ -37,7 +37,7 @@ def convolve_(states: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None)
 def delta_rule_(
     states: Tensor, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor
 ) -> Tensor:
-    """The gated delta rule for one more token, [R, H, Dv] (https://arxiv.org/abs/2412.06464, equation 10).
+    """The gated delta rule for one more token, [R, H, Dv] (https://arxiv.org/abs/2412.06464, section 3.1).
 
     All are contiguous. H / Hk heads of values share a head of queries and keys, which are normalized here.
 
