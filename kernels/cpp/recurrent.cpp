@@ -27,7 +27,8 @@ void convolve(T* states, const T* rows, int64_t stride, const T* weight, const T
             for (int64_t i = 0; i < count; i += LANES)
                 store(&products[i], load(own + i, count - i) * load(weight + first * size + i, count - i), count - i);
             float sums[LANES] = {};
-            for (int64_t i = 0; i < count; i++) sums[i / size] += products[i];
+            for (int64_t c = 0; c < count / size; c++)
+                for (int64_t k = 0; k < size; k++) sums[c] += products[c * size + k];
             const Vec added = bias ? load(bias + first, left) : Vec{};
             store(output + row * num_channels + first, load(sums) + added, left);
         }

@@ -1,8 +1,8 @@
 """What recurrent layers compute for one token of each sequence, on a CPU, in one call each.
 
-transformers' short convolution calls `conv1d`, which takes oneDNN 0.2 to 0.6 ms for one token (2,304
-channels, bfloat16, Zen 5), a third to a half of such a model's step; its gated delta rule passes ten times
-over a state of a megabyte. Functions of ours take their place in the `forward` of these layers.
+transformers' short convolution calls `conv1d`, which takes 58 us for one token (2,304 channels, one core of
+Zen 5), and ours 9; its gated delta rule passes ten times over a state of a megabyte (16 heads of 128 x 128),
+in 185 us, and ours twice, in 56. Functions of ours take their place in the `forward` of these layers.
 """
 
 from __future__ import annotations
