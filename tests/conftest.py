@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import Phase, settings
 
 # The same examples in every run, so that a red test is red for everybody; `--hypothesis-seed` draws others.
@@ -18,14 +18,17 @@ settings.load_profile("repeatable")
 # A trial reports that a test is red, in one line: no need for the smallest example.
 settings.register_profile("trials", derandomize=True, phases=[Phase.explicit, Phase.generate])
 
-# Without a GPU the kernels run in Triton's interpreter. It is chosen when triton is first imported, once for
-# a process, hence here. With TRITON_INTERPRET=0 they are compiled, for chips that need not be there.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+if "--trials" not in sys.argv:  # most of which need no torch, and it takes longer to load than they run
+    import torch
 
-# Two workers with a thread for each core would wait for each other most of the time.
-if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
-    torch.set_num_threads(max(1, torch.get_num_threads() // workers))
+    # Without a GPU the kernels run in Triton's interpreter. It is chosen when triton is first imported, once
+    # for a process, hence here. With TRITON_INTERPRET=0 they are compiled, for chips that need not be there.
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+    # Two workers with a thread for each core would wait for each other most of the time.
+    if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
+        torch.set_num_threads(max(1, torch.get_num_threads() // workers))
 
 # A shell lets background jobs ignore Ctrl-C; tests send it, to themselves and to children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -76,6 +79,8 @@ def no_gc_callbacks() -> Iterator[None]:
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Small operations are slower on many threads, and CPU seconds of one survive a busy machine."""
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -153,6 +153,7 @@ def pytest_arguments(trials: Sequence[Trial], folder: Path, destination: Path) -
     files = sorted({test.partition("::")[0] for trial in trials for test in trial.tests})
     options = ["-q", "-p", "no:cacheprovider", "-m", ""]
     options += ["-p", "no:schemathesis", "-p", "no:benchmark", "-p", "no:anyio"]  # slow to load, unused here
+    options += ["--tb=native"]  # (the other styles parse the source of every line: a third of the time)
     options += ["-o", "verbosity_assertions=2"]  # values of any length: they are cut where they are told
     options += ["--trials", str(source), "--trials-out", str(destination)]
     return [*files, *options, "--trials-seconds", str(SECONDS_PER_TEST)]

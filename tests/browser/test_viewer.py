@@ -24,6 +24,7 @@ from tests.engine.drafters import Foresight
 from tests.engine.test_fuzz import Scenario
 from tests.engine.test_trace import TracedToyEngine
 from tests.engine.toy_model import toy_engine
+from tests.slow import slow_but
 from tests.toy import toy_scheduler
 
 MOUNT = """<!doctype html><html lang="en"><meta charset="utf-8"><title>viewer</title>
@@ -137,7 +138,7 @@ def load_scenario(page: Page, seed: int, path: Path) -> None:
     load(page, path.read_text())
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", slow_but(range(8), range(20)))
 def test_the_memory_in_the_page_is_that_of_the_run_at_every_step(seed, page, tmp_path, caplog):
     """Catches an owner, count, fill, table or state that differs after a fork, a swap, a preemption, an
     eviction, an abort or a failed step; also when steps are visited in any order."""
@@ -165,7 +166,7 @@ def told(page: Page, step: int, phase: str) -> list[dict]:
     return page.value(f"viewer.seek({step}, {phase!r}), viewer.state().events")
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", slow_but(range(3), range(8)))
 def test_a_commit_changes_nothing_of_what_is_told_of_the_plan(seed, page, tmp_path, caplog):
     """Catches hits, copies, allocations or names that are made up from the memory after the commit."""
     caplog.set_level(logging.ERROR, "minipaged")

@@ -6,6 +6,7 @@ from array import array
 import pytest
 
 from minipaged.memory import BlockAllocator, OutOfBlocksError, PrefixCache
+from tests.slow import slow_but
 from tests.toy import ToyEngine, alone, samples, tokens, toy_scheduler
 
 
@@ -453,7 +454,10 @@ def test_salts_keep_requests_apart_in_the_engine():
 # -- size --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_blocks", [1000, 40_000, 43_691, 44_000, 87_382, 100_000])
+SIZES = [1000, 40_000, 43_691, 44_000, 87_382, 100_000]
+
+
+@pytest.mark.parametrize("num_blocks", slow_but([1000, 43_691], SIZES))
 def test_the_cache_takes_under_460_bytes_a_block(num_blocks):
     """Catches an index that keeps what was evicted, at every fill level: steps that each take a hundredth of
     the pool until it is full, then evict half of it. 97 of the bytes are a block's tokens."""

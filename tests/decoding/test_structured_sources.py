@@ -65,6 +65,7 @@ for given in json.load(sys.stdin):
 """
 
 
+@pytest.mark.slow
 def test_no_schema_and_no_grammar_ends_the_process():
     """Catches a request that kills the server, and every other request with it: llguidance overflows the
     stack at -2^63, and where references follow each other by the thousand."""

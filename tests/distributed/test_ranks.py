@@ -88,6 +88,7 @@ def test_two_ranks_give_the_tokens_of_one_and_survive_ctrl_c_but_not_a_killed_wo
         llm.shutdown()
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_gives_threads_and_connections_back(monkeypatch, eight_threads):
     """Catches a refusal of everything that comes after a failed start, or with ever fewer threads."""
 

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,24 @@ LESSONS = read_lessons(ROOT)
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # there is none for macOS
 LESSONS = [lesson for lesson in LESSONS if HAS_TRITON or "TRITON_INTERPRET" not in lesson.environment]
 WITH_TASKS = [lesson for lesson in LESSONS if lesson.tasks]
-TASKS = [(lesson, number) for lesson in WITH_TASKS for number in range(1, len(lesson.tasks) + 1)]
+SLOW = {"03", "09", "10"}
+"""Lessons whose tests compare with transformers, or run in Triton's interpreter."""
 
 
 def name(value):
     return value.number if isinstance(value, Lesson) else str(value)
+
+
+def played(cases):
+    """Parameters of a test that needs the trials of a lesson: (lesson, ...)."""
+    marks = {True: [pytest.mark.slow], False: []}
+    return [
+        pytest.param(*case, marks=marks[case[0].number in SLOW], id="-".join(map(name, case)))
+        for case in cases
+    ]
+
+
+TASKS = played((lesson, number) for lesson in WITH_TASKS for number in range(1, len(lesson.tasks) + 1))
 
 
 def wrong_variants(lesson: Lesson) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -80,50 +94,43 @@ def is_from_text(lesson: Lesson, variant: str) -> bool:
 def trials_of(lesson: Lesson, from_text: bool) -> list[Trial]:
     """The wrong variants of a lesson: those drawn from its text, or those for which a test is named."""
     return [
-        Trial(f"{lesson.number} {variant}", [use], tests, until_red=True)
+        Trial(variant, [use], tests, until_red=True)
         for variant, (use, tests) in VARIANTS[lesson.number].items()
         if is_from_text(lesson, variant) == from_text
     ]
 
 
-def run_by_environment(trials: list[tuple[Lesson, Trial]]) -> dict[str, dict[str, Outcome]]:
-    """Trial -> test -> outcome; the lessons of one environment share a process."""
-    groups: dict[tuple, list[Trial]] = {}
-    for lesson, trial in trials:
-        groups.setdefault(tuple(lesson.environment.items()), []).append(trial)
-    results: dict[str, dict[str, Outcome]] = {}
-    for environment, group in groups.items():
-        results |= run_trials(ROOT, group, dict(environment))
-    return results
-
-
 @pytest.fixture(scope="session")
-def outcomes(tmp_path_factory) -> dict[str, dict[str, Outcome]]:
-    """Trials: "02 stub", "02 solved", "02 TakesWhatItCanGet" -> test -> outcome."""
+def outcomes(tmp_path_factory) -> Callable[[Lesson], dict[str, dict[str, Outcome]]]:
+    """Of a lesson, the trials "stub", "solved" and those of its named variants -> test -> outcome."""
     folder = tmp_path_factory.mktemp("solved")
-    trials = []
-    for lesson in WITH_TASKS:
-        solved = lesson.use_options(solve(lesson, folder))
-        trials.append(
-            (lesson, Trial(f"{lesson.number} stub", lesson.use_options(lesson.start), lesson.tests))
-        )
-        trials.append((lesson, Trial(f"{lesson.number} solved", solved, lesson.tests)))
-        trials += [(lesson, trial) for trial in trials_of(lesson, from_text=False)]
-    return run_by_environment(trials)
+    known: dict[str, dict[str, dict[str, Outcome]]] = {}
+
+    def outcomes_of(lesson: Lesson) -> dict[str, dict[str, Outcome]]:
+        if lesson.number not in known:
+            trials = [
+                Trial("stub", lesson.use_options(lesson.start), lesson.tests),
+                Trial("solved", lesson.use_options(solve(lesson, folder)), lesson.tests),
+                *trials_of(lesson, from_text=False),
+            ]
+            known[lesson.number] = run_trials(ROOT, trials, lesson.environment)
+        return known[lesson.number]
+
+    return outcomes_of
 
 
-@pytest.mark.parametrize(("lesson", "number"), TASKS, ids=name)
+@pytest.mark.parametrize(("lesson", "number"), TASKS)
 def test_every_test_of_a_task_fails_on_the_stub(outcomes, lesson, number):
     """Catches a task that is green before anything is written, and a test that does not exist."""
     for test in lesson.tasks[number - 1].tests:
-        assert f"Lesson {int(lesson.number)}, task " in outcomes[f"{lesson.number} stub"][test].failure, test
+        assert f"Lesson {int(lesson.number)}, task " in outcomes(lesson)["stub"][test].failure, test
 
 
-@pytest.mark.parametrize(("lesson", "number"), TASKS, ids=name)
+@pytest.mark.parametrize(("lesson", "number"), TASKS)
 def test_every_test_of_a_task_passes_on_the_solution(outcomes, lesson, number):
     """Catches an exercise whose given half does not fit the worked methods."""
     for test in lesson.tasks[number - 1].tests:
-        assert outcomes[f"{lesson.number} solved"][test].failure == "", test
+        assert outcomes(lesson)["solved"][test].failure == "", test
 
 
 @pytest.mark.slow
@@ -140,6 +147,7 @@ def test_a_task_is_green_before_the_next_one_is_begun(lesson, tmp_path):
 
 
 WRONG = [(lesson, variant) for lesson in WITH_TASKS for variant in VARIANTS[lesson.number]]
+NAMED = played(wrong for wrong in WRONG if not is_from_text(*wrong))
 
 
 def assert_red(told: dict[str, Outcome], variant: str) -> None:
@@ -150,10 +158,10 @@ def assert_red(told: dict[str, Outcome], variant: str) -> None:
     assert not any("NotImplementedError" in failure for failure in failures)
 
 
-@pytest.mark.parametrize(("lesson", "variant"), [w for w in WRONG if not is_from_text(*w)], ids=name)
+@pytest.mark.parametrize(("lesson", "variant"), NAMED)
 def test_a_wrong_variant_is_caught_by_the_test_named_for_it(outcomes, lesson, variant):
     """Catches a specification that a plausible mistake passes."""
-    assert_red(outcomes[f"{lesson.number} {variant}"], variant)
+    assert_red(outcomes(lesson)[variant], variant)
 
 
 @pytest.mark.slow

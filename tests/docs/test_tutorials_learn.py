@@ -266,6 +266,7 @@ def test_an_error_of_the_whole_file_is_told_once(clone):
     assert learn("check", "05")[1].count("SyntaxError") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["while True:\n    pass\n", None], ids=["in the file", "in a method"])
 def test_an_endless_loop_is_told_within_ten_seconds_a_test(clone, where, monkeypatch):
     """Catches a check that never ends."""
@@ -282,6 +283,7 @@ def test_an_endless_loop_is_told_within_ten_seconds_a_test(clone, where, monkeyp
     assert "endless loop" in output
 
 
+@pytest.mark.slow
 def test_a_loop_that_cannot_be_stopped_is_told(clone, monkeypatch):
     """Catches a check that never ends because the loop catches what should end it."""
     monkeypatch.setattr(trials, "SECONDS_PER_TEST", 1)
@@ -291,6 +293,7 @@ def test_a_loop_that_cannot_be_stopped_is_told(clone, monkeypatch):
     assert "an endless loop catches every exception" in learn("check", "05")[1]
 
 
+@pytest.mark.slow
 def test_after_an_endless_loop_the_other_tests_have_a_second_each(clone, monkeypatch):
     """Catches minutes of waiting for tests that all meet the same loop."""
     monkeypatch.setattr(trials, "SECONDS_PER_TEST", 2)
@@ -338,6 +341,13 @@ def test_marks_are_readable_on_an_ascii_terminal(clone, monkeypatch):
     result = CliRunner(charset="ascii").invoke(app, ["learn", "check", "05"])
     assert "ok task 1" in result.output
     assert "x task 2" in result.output
+
+
+def test_a_lesson_without_torch_is_checked_without_it(clone):
+    """Catches a second and a half of loading at every check."""
+    do_task_one(clone)
+    clone.write_text(f"import sys\nassert 'torch' not in sys.modules\n{clone.read_text()}")
+    assert "✓ task 1" in learn("check", "05")[1]
 
 
 def test_a_report_is_what_the_tests_say(clone):
@@ -434,7 +444,7 @@ RETURNS = "def has_room_for(self, request): {}; return super().has_room_for(requ
         ("", RETURNS.format("sys.exit(0)"), "scheduler: schedule() raised SystemExit: 0 (mine.py, line 6)"),
         ("", RETURNS.format("os._exit(0)"), "ended its process with status 0"),
         ("os._exit(3)", "", "ended its process with status 3"),
-        ("", RETURNS.format("time.sleep(1000)"), "is not done after"),
+        pytest.param("", RETURNS.format("time.sleep(1000)"), "is not done after", marks=pytest.mark.slow),
         ("raise KeyboardInterrupt", "", "ended its process with status 1"),
     ],
 )
@@ -476,6 +486,7 @@ def test_what_an_exercise_leaves_running_ends_with_its_tests(clone, top):
     assert "✓ task 1" in learn("check", "05")[1]
 
 
+@pytest.mark.slow
 def test_a_file_that_waits_is_told_in_time(clone, monkeypatch):
     """Catches no limit while the file is read."""
     monkeypatch.setattr(trials, "SECONDS_PER_TEST", 1)
@@ -483,6 +494,7 @@ def test_a_file_that_waits_is_told_in_time(clone, monkeypatch):
     assert "is there an endless loop?" in learn("check", "05")[1]
 
 
+@pytest.mark.slow
 def test_a_method_that_waits_is_told_in_time(clone, monkeypatch):
     """Catches a minute for each of twenty tests."""
     monkeypatch.setattr(trials, "SECONDS_PER_TEST", 2)

@@ -26,6 +26,7 @@ from minipaged.execution.overlap import BegunStep, OverlapRunner
 from minipaged.kernels.dispatch import why_not_cpp
 from tests.engine.conftest import make_llm
 from tests.models.zoo import build
+from tests.slow import slow_but
 
 if (missing := why_not_cpp(torch.device("cpu"))) is not None:
     pytest.skip(missing, allow_module_level=True)
@@ -188,7 +189,7 @@ class TestTokens:
         assert llm.engine.executor.count("dropped") > 15
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", slow_but(range(4), range(12)))
 def test_random_requests_get_their_own_tokens(model, prompts, seed, caplog) -> None:
     """Any settings, arrivals and aborts; each request's tokens are those it gets alone."""
     caplog.set_level(logging.ERROR)

@@ -137,7 +137,7 @@ in_interpreter = pytest.mark.skipif(
     ("backend", "block_size", "count"),
     [
         *((backend, size, 6) for backend in ("torch", "cpp") for size in (1, 4, 16)),
-        pytest.param("triton", 16, 2, marks=in_interpreter),
+        pytest.param("triton", 16, 2, marks=[in_interpreter, pytest.mark.slow]),
     ],
 )
 def test_rows_of_one_draft_share_a_table_in_every_kernel(

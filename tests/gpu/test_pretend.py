@@ -20,6 +20,7 @@ from tests.models.driver import Driver, random_tokens
 from tests.models.survey import build_small
 from tests.models.test_recurrent import IN_CHUNKS, ONE_BY_ONE, PARAMS, PROMPTS, Run
 from tests.models.zoo import SUPPORTED, VOCAB_SIZE, build
+from tests.slow import slow_but
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton's interpreter is used where there is no GPU", allow_module_level=True)
@@ -156,7 +157,6 @@ def test_overlapping_copies_of_blocks_are_named_on_either_side(gpu: PretendGPU, 
     assert pool.flatten().tolist() == [0, 0, 1, 3]
 
 
-FEW = ["llama", "qwen3", "gpt_oss", "falcon", "llama4", "bloom"]
 COUNTS = [9, 1, 1, 4, 1, 1, 7, 1, 1]
 
 
@@ -169,9 +169,7 @@ def logits_of(model: torch.nn.Module, backend: str) -> tuple[torch.Tensor, Drive
     return torch.cat([driver.logits([(other, 1), (prompt, count)])[1] for count in COUNTS]), driver
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in SUPPORTED]
-)
+@pytest.mark.parametrize("name", slow_but(["llama", "gpt_oss"], SUPPORTED))
 def test_logits_are_those_of_the_cpu_with_graphs(name: str) -> None:
     """Through fused layers and replayed decodes: every model's step can be captured."""
     expected, _ = logits_of(build(name), "torch")
@@ -272,7 +270,7 @@ def on_gpu(on_cpu: LLM) -> LLM:
         return LLM(device="cuda", dtype="float32", num_blocks=64, block_size=4)
 
 
-@pytest.mark.parametrize("method", WAITS)
+@pytest.mark.parametrize("method", slow_but(["greedy", "beams"], WAITS))
 def test_a_decode_step_waits_for_what_the_host_must_know(
     on_cpu: LLM, on_gpu: LLM, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,7 +295,7 @@ def test_a_decode_step_waits_for_what_the_host_must_know(
 OVERLAPPED = ["greedy", "sampled", "filtered", "penalized", "biased", "allowed", "structured"]
 
 
-@pytest.mark.parametrize("method", OVERLAPPED)
+@pytest.mark.parametrize("method", slow_but(["greedy"], OVERLAPPED))
 def test_a_step_that_was_begun_before_its_plan_waits_no_longer(
     on_cpu: LLM, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

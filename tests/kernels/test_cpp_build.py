@@ -87,6 +87,7 @@ def test_whatever_shapes_the_library_is_in_its_name(changed, tmp_path, monkeypat
     assert library_path() != before
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_builds_at_the_same_time_do_not_disturb_each_other():
     """Catches a process that loads what another one has written half."""
@@ -184,6 +185,7 @@ def test_a_library_that_was_cut_is_built_again(share, quick_compiler):
     assert files() == files_of(path)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_cxx_may_be_a_command_with_arguments(tmp_path, monkeypatch):
     """Catches `CXX="ccache g++"` taken for the name of one program."""
@@ -192,6 +194,7 @@ def test_cxx_may_be_a_command_with_arguments(tmp_path, monkeypatch):
     assert find_compiler()[0].endswith("fake-c++")
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_compiler_without_openmp_builds_for_one_thread(tmp_path, monkeypatch, caplog):
     """Catches the fast path lost on a Mac, whose clang refuses -fopenmp; says what would bring threads."""

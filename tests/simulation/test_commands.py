@@ -426,7 +426,7 @@ def descendants(pid: int) -> set[int]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX terminal")
 @pytest.mark.skipif(shutil.which("ps") is None, reason="ps is not installed")
-@pytest.mark.parametrize("after", [1.0, 6.0])
+@pytest.mark.parametrize("after", [1.0, pytest.param(6.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "arguments",
     [["reproduce", "fig12", "fig19"], ["simulate", "--requests", "30000", "--sweep", "rate=1,2,3,4"]],

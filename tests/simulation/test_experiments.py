@@ -123,6 +123,7 @@ def test_the_savings_on_sharegpt_stand_beside_the_ranges_of_section_6_3():
     assert published == [(16.2, 30.5)] * 3 + [(44.3, 66.3)] * 3
 
 
+@pytest.mark.slow
 def test_wider_beams_gain_more_over_contiguous_memory():
     """Fig. 14: from 1.3 to 2.3 times, rising with the width. (Ours are both saturated, and higher.)"""
     ratio = [
