@@ -174,6 +174,7 @@ def test_a_long_prompt_is_shown_by_its_end(live):
     assert prompt == "…" + ("word " * 5000 + "end")[-300:]
 
 
+@pytest.mark.slow
 def test_a_key_that_cannot_be_sent_is_told_so(live):
     """Catches "Failed to execute 'fetch' on 'Window': String contains non ISO-8859-1 code point"."""
     page, lines, asked = live
@@ -193,6 +194,7 @@ def test_a_key_that_cannot_be_sent_is_told_so(live):
     assert page.problems == []
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_is_told_so(live):
     """Catches "Failed to fetch", which says nothing of the server."""
     page, lines, _ = live

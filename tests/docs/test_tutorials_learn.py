@@ -16,6 +16,7 @@ from minipaged.learn.lessons import LearnError, find, read_lessons
 from minipaged.learn.solutions import missing, solution_of, stubs
 from minipaged.learn.trials import Outcome
 from tests.docs.solutions import solve
+from tests.slow import slow_but
 from tests.trials import at_most
 
 ROOT = Path(__file__).parents[2]
@@ -402,7 +403,7 @@ def test_an_exercise_that_kills_the_tests_is_told_what_may_be_wrong(clone):
     assert "outside an array" in output
 
 
-@pytest.mark.parametrize("status", [0, 1, 7])
+@pytest.mark.parametrize("status", slow_but([0], [0, 1, 7]))
 def test_an_exercise_that_leaves_is_told_that_it_does(clone, status):
     """Catches advice to install pytest for an exercise that ends the process."""
     do_task_one(clone)
@@ -413,7 +414,9 @@ def test_an_exercise_that_leaves_is_told_that_it_does(clone, status):
     assert "os._exit" in output
 
 
-@pytest.mark.parametrize("how", ["os._exit(0)", "os.kill(os.getpid(), 9)", "raise KeyboardInterrupt"])
+@pytest.mark.parametrize(
+    "how", slow_but(["os._exit(0)"], ["os._exit(0)", "os.kill(os.getpid(), 9)", "raise KeyboardInterrupt"])
+)
 def test_an_exercise_that_ends_the_tests_costs_no_other_lesson_its_grade(clone, how):
     """Catches a report that fails as a whole because of one file."""
     do_task_one(clone)
@@ -516,6 +519,7 @@ def test_every_test_that_ran_is_counted(clone):
     assert len(counted) == len(lesson.tests)
 
 
+@pytest.mark.slow
 def test_an_exercise_may_declare_its_encoding(clone):
     """Catches a check that cannot show the line of a red test."""
     do_task_one(clone)
@@ -539,9 +543,14 @@ def test_a_missing_exercise_can_be_brought_back(clone):
     "chunked",
     [
         "class Chunked:\n    __slots__ = ('grant',)\n    def __init__(self, grant=16): self.grant = grant\n",
-        "import typing\nclass Chunked(typing.NamedTuple):\n    grant: int = 16\n",
-        "class Chunked:\n    def __init__(self, grant=16): self.size = grant\n"
-        "    grant = property(lambda self: self.size)\n",
+        pytest.param(
+            "import typing\nclass Chunked(typing.NamedTuple):\n    grant: int = 16\n", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "class Chunked:\n    def __init__(self, grant=16): self.size = grant\n"
+            "    grant = property(lambda self: self.size)\n",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_class_may_keep_its_attributes_as_it_likes(clone, chunked):

@@ -140,10 +140,11 @@ def test_prompts_come_from_standard_input_as_utf_8(loaded, capsys, monkeypatch):
             2,
             "it is closed; the result is in",
         ),
-        (
+        pytest.param(
             "$PYTHON -m minipaged generate --max-tokens 2 > /dev/full",
             2,
             "No space left on device",
+            marks=pytest.mark.slow,
         ),
         ("$PYTHON -m minipaged generate --prompt-file - <&-", 2, "standard input"),
         ("$PYTHON -m minipaged generate --top-p 0 2>&-", 2, ""),

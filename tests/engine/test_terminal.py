@@ -246,6 +246,7 @@ def test_there_is_no_bar_where_standard_error_is_no_terminal():
     assert done.stdout + done.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is installed")
 def test_the_first_compile_says_what_it_does(tmp_path):
     """Catches seconds of silence at the first start, where g++ works."""

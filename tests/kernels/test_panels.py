@@ -312,7 +312,7 @@ for format, size in [(format, size) for format in formats for size in (6, 70, 15
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a fault beyond the end needs mprotect of the C library")
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_nothing_is_read_behind_the_last_panel(threads):
     """Catches a stream or a group that goes on in memory that is not there: it seldom crashes."""
     run = partial(subprocess.run, capture_output=True, text=True, timeout=120)

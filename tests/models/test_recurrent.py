@@ -530,7 +530,7 @@ def test_layers_that_forget_in_chunks_are_known_whatever_their_weights(model_typ
     assert Driver(model).runner._states._in_chunks == (model_type not in ONE_BY_ONE)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model_type", [*IN_CHUNKS, *ONE_BY_ONE])
 def test_half_precision_is_not_taken_for_a_difference(model_type: str, dtype: torch.dtype) -> None:
     """Released weights are in bfloat16; a Mamba layer then rounds by 3 % of its largest output."""
@@ -552,6 +552,7 @@ def test_a_model_may_have_several_runners() -> None:
     assert Run(ModelRunner(model, settings), 64).generate(PROMPTS, GREEDY) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there are kernels for GPUs to be recommended")
 def test_the_command_line_recommends_no_kernels_for_gpus_on_a_cpu(tmp_path: Path) -> None:
     """transformers warns of each that is missing, four lines before the first word."""

@@ -461,6 +461,7 @@ def test_the_command_serves_and_ends_on_sigterm(tmp_path):
         assert "secret" not in log
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_the_command_at_once():
     """Catches a traceback, and a server that waits for what runs."""
     with started("-m", "minipaged", "serve", "--port", "0", "--num-blocks", "2048") as process:

@@ -41,7 +41,17 @@ def test_without_a_move_the_world_is_that_of_the_experiments():
     assert (world.on(OPT_13B), world.sharegpt, world.alpaca) == (OPT_13B, SHAREGPT, ALPACA)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.source} {row.figure}")
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(
+            row,
+            marks=[pytest.mark.slow] if row.source == "Fig. 13 a" else [],
+            id=f"{row.source} {row.figure}",
+        )
+        for row in ROWS
+    ],
+)
 def test_a_fitted_value_that_is_left_out_of_a_row_cannot_change_it(row, monkeypatch):
     """Catches a gap in the table where a change would stand. Shorter runs than the table's."""
     quiet()
