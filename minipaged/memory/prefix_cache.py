@@ -175,7 +175,7 @@ class PrefixCache:
     def forget(self, block: int) -> None:
         """Make a registered block unfindable."""
         cached, self.cached[block] = self.cached[block], None
-        assert cached is not None
+        assert cached is not None, f"block {block} is not registered"
         cached.is_findable = False
         del self.block_of[cached.chain_hash]
         self.pending.discard(block)

@@ -145,6 +145,12 @@ def test_a_call_is_told_with_the_shapes_of_its_tensors():
     assert call_text("attend", (torch.zeros(2, 3), "a")) == "attend(Tensor [2, 3] torch.float32, 'a')"
 
 
+def test_a_call_is_told_without_addresses():
+    """Catches half a line of module names and an address for an object that has no text."""
+    pool = memory.BlockAllocator(1)
+    assert call_text("admit", (pool, [pool])) == "admit(<BlockAllocator>, [<BlockAllocator>])"
+
+
 def test_an_allocator_that_miscounts_references_is_told():
     """Catches `share` without a count, a double free that passes, `release` that says the wrong thing."""
     pool = allocator_with(share=lambda self, block: None)(3)
@@ -158,6 +164,31 @@ def test_an_allocator_that_miscounts_references_is_told():
         pool.release(*pool.allocate())
     with pytest.raises(ContractError, match="without references must raise ValueError"):
         allocator_with(free=lambda self, block: None)(3).free(1)
+
+
+@pytest.mark.parametrize("name", ["share", "release", "reclaim", "free"])
+def test_an_allocator_that_refuses_what_it_must_do_is_told(name):
+    """Catches "double free of 0" without a concept, or laid at the door of the table that called."""
+
+    def refuse(self, block):
+        raise ValueError("no")
+
+    pool = allocator_with(**{name: refuse})(3)
+    (block,) = pool.allocate()
+    if name == "reclaim":
+        pool.release(block)
+    references = "0 references and is not free" if name == "reclaim" else "1 references"
+    told = rf"^allocator: {name}\({block}\) raised ValueError: no; the block has {references}$"
+    with pytest.raises(ContractError, match=told):
+        getattr(pool, name)(block)
+
+
+@pytest.mark.parametrize("name", ["share", "release", "reclaim", "free"])
+def test_an_allocator_that_refuses_a_free_block_is_not_accused(name):
+    """Catches an allocator blamed for the mistake of its caller."""
+    with pytest.raises(ValueError, match="block 1 is") as caught:
+        getattr(allocator_with()(3), name)(1)
+    assert not isinstance(caught.value, ContractError)
 
 
 def test_an_exception_of_another_kind_is_told_with_its_line():
@@ -224,6 +255,20 @@ def test_a_table_that_keeps_the_block_it_has_copied_is_told():
     table.fork()
     with pytest.raises(ContractError, match=r"leaves block 1 with 2 of 2 holders; free it"):
         table.append(1)
+
+
+def test_a_table_of_something_else_than_ids_is_told():
+    """Catches "array indices must be integers" from deep inside: the list of ids was put in as one block."""
+
+    def append(self, count=1):
+        self.blocks.append(self.pool.allocate(self.blocks_to_append(count)))
+        self.num_tokens += count
+
+    table = watched("block_table", type("Mine", (memory.BlockTable,), {"append": append}))
+    table = table(memory.BlockAllocator(4), 2)
+    told = r"^block_table: append\(1\) .* left \[\[0\]\]; blocks are the ids that `pool.allocate` lists$"
+    with pytest.raises(ContractError, match=told):
+        table.append()
 
 
 def test_a_table_off_by_one_is_told():
@@ -422,6 +467,43 @@ def test_a_cache_that_finds_evicted_blocks_is_told():
     cache.allocate(4)
     with pytest.raises(ContractError, match="is not registered"):
         cache.match(hashes, tokens(1, 2, 3, 4))
+
+
+def test_a_cache_that_holds_what_it_finds_is_told():
+    """Catches blocks lost one by one: `match` only looks, and admission may still refuse."""
+
+    def match(self, hashes, token_ids, salt=""):
+        blocks = memory.PrefixCache.match(self, hashes, token_ids, salt)
+        for block in blocks:
+            self.share(block)
+        return blocks
+
+    cache = cache_with(match=match)
+    _, hashes = registered(cache, 1, 2, 3, 4)
+    with pytest.raises(ContractError, match=r"match changed the references of blocks \[0, 1\] from \[1, 1\]"):
+        cache.match(hashes, tokens(1, 2, 3, 4))
+
+
+def test_a_cache_that_frees_a_block_under_its_other_holder_is_told():
+    """Catches the first of two references taken for the last: the block would be handed out again."""
+
+    def free(self, block):
+        self.allocator.release(block)
+        self.evictable[block] = None
+
+    cache = cache_with(free=free)
+    blocks, _ = registered(cache, 1, 2)
+    cache.share(blocks[0])
+    with pytest.raises(ContractError, match=r"free\(0\) .* num_free went from 3 to 4"):
+        cache.free(blocks[0])
+
+
+def test_a_cache_that_loses_a_block_is_told():
+    """Catches a block that nobody holds and nobody can have: neither free nor evictable."""
+    cache = cache_with(free=lambda self, block: self.allocator.release(block))
+    (block,) = cache.allocate()
+    with pytest.raises(ContractError, match=r"free\(0\) .* num_free went from 3 to 3"):
+        cache.free(block)
 
 
 def test_a_cache_whose_entries_forget_their_parents_is_told():

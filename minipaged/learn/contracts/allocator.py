@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from minipaged.learn.contracts.rules import Watcher
+from minipaged.learn.contracts.rules import ContractError, Watcher
 from minipaged.memory import OutOfBlocksError
 
 
@@ -56,7 +56,7 @@ class AllocatorContract(Watcher):
 
     def share(self, block: int) -> None:
         """Rule 3."""
-        self._call("share", block, may_raise=(ValueError,))
+        self._change("share", block, block not in self._free)
         message = f"share({block}) of a free block must raise ValueError: it is nobody's"
         self.require(block not in self._free, message)
         self._count[block] += 1
@@ -64,7 +64,7 @@ class AllocatorContract(Watcher):
 
     def release(self, block: int) -> bool:
         """Rule 3."""
-        last = self._call("release", block, may_raise=(ValueError,))
+        last = self._change("release", block, self._count[block] > 0)
         self._drop(block, f"release({block})")
         left = self._count[block]
         message = (
@@ -76,15 +76,15 @@ class AllocatorContract(Watcher):
 
     def reclaim(self, block: int) -> None:
         """Only an evictable block: neither used nor free."""
-        self._call("reclaim", block, may_raise=(ValueError,))
         evictable = not self._count[block] and block not in self._free
+        self._change("reclaim", block, evictable)
         self.require(evictable, f"reclaim({block}) of a block that is not evictable must raise ValueError")
         self._free.add(block)
         self._compare(f"reclaim({block})", block)
 
     def free(self, block: int) -> None:
         """Rule 4."""
-        self._call("free", block, may_raise=(ValueError,))
+        self._change("free", block, self._count[block] > 0)
         self._drop(block, f"free({block})")
         if not self._count[block]:
             self._free.add(block)
@@ -102,6 +102,16 @@ class AllocatorContract(Watcher):
         """Rule 5."""
         self._compare("the calls so far")
         return len(self._free)
+
+    def _change(self, name: str, block: int, allowed: bool) -> Any:
+        try:
+            return self._call(name, block, may_raise=(ValueError,))
+        except ContractError:
+            raise
+        except ValueError as error:
+            state = f"{self._count[block]} references" + " and is not free" * (not self._count[block])
+            self.require(not allowed, f"{name}({block}) raised ValueError: {error}; the block has {state}")
+            raise
 
     def _drop(self, block: int, what: str) -> None:
         self.require(self._count[block] > 0, f"{what} of a block without references must raise ValueError")

@@ -59,6 +59,8 @@ class BlockTableContract(Watcher):
             self.require(missing > free, f"{what} needs {missing} blocks of {free} free, yet raised")
             raise
         after = list(self.blocks)
+        are_ids = all(hasattr(block, "__index__") for block in after)
+        self.require(are_ids, f"{what} left {after}; blocks are the ids that `pool.allocate` lists")
         taken = len(set(after) - set(before))
         self.require(taken == missing, f"{what} took {taken} blocks ({after}) where {missing} are needed")
         wanted = None

@@ -20,7 +20,7 @@ class PrefixCacheContract(Watcher):
     2. A hash depends on the block's tokens *and* on the hash before it; the salt starts the chain.
     3. `register` returns a `CachedBlock` with the hash, tokens and parent it was given.
     4. `match` returns blocks of an unbroken prefix, each registered under that hash with those very tokens
-       after the same parent, and neither evicted nor rolled back since.
+       after the same parent, and neither evicted nor rolled back since. It adds no reference.
     5. `roll_back` forgets what was registered since the last `commit`.
     6. `num_free` counts free and evictable blocks; both can be handed out.
     """
@@ -83,7 +83,12 @@ class PrefixCacheContract(Watcher):
 
     def match(self, hashes: Sequence[int], token_ids: array[int], salt: str = "") -> list[int]:
         """Rule 4."""
+        known = [self._block_of[h] for h in hashes if h in self._block_of]
+        before = self._references(known)
         blocks = self._call("match", hashes, token_ids, salt)
+        now = self._references(known)
+        message = f"match changed the references of blocks {short(known)} from {short(before)}"
+        self.require(now == before, f"{message} to {short(now)}; it only looks")
         self.require(len(blocks) <= len(hashes), f"match found {len(blocks)} blocks of {len(hashes)}")
         parent: Parent = salt
         for i, block in enumerate(blocks):
@@ -140,11 +145,18 @@ class PrefixCacheContract(Watcher):
         self._call("clear")
         self._registered = {b: e for b, e in self._registered.items() if self.allocator.ref_count(b)}
 
+    def _references(self, blocks: list[int]) -> list[int]:
+        return [self.allocator.ref_count(block) for block in blocks]
+
     def _count(self, name: str, block: int, change: int) -> None:
-        wanted = self.allocator.ref_count(block) + change
+        before, free = self.allocator.ref_count(block), self.num_free
         self._call(name, block, may_raise=(ValueError,))
-        now = self.allocator.ref_count(block)
-        self.require(now == wanted, f"{name}({block}) left block {block} with {now} references")
+        now, free_now = self.allocator.ref_count(block), self.num_free
+        what = f"{name}({block}) left block {block} with {now} references"
+        self.require(now == before + change, what)
+        grown = (now == 0) - (before == 0)
+        told = f"{what}, but num_free went from {free} to {free_now}; it counts blocks without references"
+        self.require(free_now == free + grown, told)
 
 
 def _is(entry: CachedBlock, chain_hash: int, tokens: array[int], parent: Parent) -> bool:

@@ -6,6 +6,7 @@ ContractError: allocator: allocate(2) returned [3, 3]; each block may be handed 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
@@ -81,7 +82,7 @@ def short(value: Any) -> str:
     """A value in at most 60 characters; of a tensor its shape and type."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{type(value).__name__} {list(value.shape)} {value.dtype}"
-    text = repr(value)
+    text = re.sub(r"<(?:\w+\.)*(\w+) object at 0x\w+>", r"<\1>", repr(value))
     return text if len(text) <= 60 else text[:57] + "..."
 
 
