@@ -9,6 +9,7 @@ again. A test that has parameters stands for all of them.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import itertools
 import json
@@ -118,6 +119,8 @@ class TrialRunner:
         told = {line[0] for line in (*of_test, *of_override)}
         of_project = [line for line in lines if line[0] in told or is_of_project(line[0], root)]
         is_error = not call.excinfo.errisinstance(pytest.fail.Exception)
+        if not is_error:  # was it stopped? What a loop calls says less than the loop
+            of_override = [line for line in of_override if is_in_loop(line[1])] or of_override
         elsewhere = is_error and bool(of_project) and of_project[-1][0] not in told
         self._outcome = self._outcome._replace(
             test_line=named(of_test[-1], root) if of_test else None,
@@ -148,6 +151,17 @@ def lines_of(excinfo: pytest.ExceptionInfo[BaseException]) -> list[tuple[Path, A
         for entry in excinfo.traceback
         if entry.frame.code.fullsource is not None  # made by exec, as in a dataclass
     ]
+
+
+def is_in_loop(entry: Any) -> bool:
+    """Whether a line is part of a loop of its function."""
+    first, line = entry.frame.code.raw.co_firstlineno, entry.lineno + 1
+    loops = (
+        node
+        for node in ast.walk(ast.parse(str(entry.frame.code.fullsource)))
+        if isinstance(node, ast.While | ast.For)
+    )
+    return any(first <= loop.lineno <= line <= (loop.end_lineno or 0) for loop in loops)
 
 
 def causes(error: BaseException) -> Iterator[pytest.ExceptionInfo[BaseException]]:

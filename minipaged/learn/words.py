@@ -121,9 +121,10 @@ def report(lesson: Lesson, outcomes: Iterable[dict[str, Outcome]], verbose: bool
         for test, result in outcome.items():
             if verbose and not result.failure:
                 tests.append(TestReport(True, [sentence(test)]))
-            # A file that cannot be loaded fails every test, and is told once.
+            # A file that cannot be loaded fails every test without a message, and is told once.
             elif result.failure and (verbose or test == failed[0]) and result.failure not in told:
-                told.add(result.failure)
+                if not result.message:
+                    told.add(result.failure)
                 tests.append(TestReport(False, explain(lesson, i, test, result)))
         passed = f"{len(outcome) - len(failed)} of {len(outcome)} tests"
         tasks.append(TaskReport(is_green(outcome), f"task {i}: {task.name}  ({passed})", tests))
@@ -159,7 +160,8 @@ def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]
         file, number, code = outcome.your_line
         lines.append(f"Yours {_cut(code)}    ({Path(file).name}, line {number})")
     else:
-        lines.append(f"Yours {'; '.join(mentioned or names)}    ({lesson.exercise.name})")
+        methods = [name.rpartition(".")[2] for name in names]
+        lines.append(f"Yours {'; '.join(mentioned or methods)}    ({lesson.exercise.name})")
     return [line for line in lines if line]
 
 
@@ -179,7 +181,8 @@ def awaited(test_file: Path, number: int) -> str:
 
 def mentioned_in(exercise: Path, text: str, names: Iterable[str]) -> list[str]:
     """Those of some functions of an exercise that a text names: "slot, line 42: return position" or
-    "slot, line 42". Of several classes that have such a method, those that the text names, too."""
+    "slot, line 42". Of several classes that have such a method, those that the text names, too; else the
+    class in `names`, as in "BlockTable.slot"."""
     try:
         with tokenize.open(exercise) as file:  # (in the encoding that it declares)
             source = file.read()
@@ -187,11 +190,13 @@ def mentioned_in(exercise: Path, text: str, names: Iterable[str]) -> list[str]:
         return []
     words = set(re.findall(r"\w+", text))
     tree = ast.parse(source)
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in words]
-    for scope in (classes, [tree]):
+    methods = {name.rpartition(".")[2] for name in names}
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    of_names = [node for node in classes if any(name.startswith(f"{node.name}.") for name in names)]
+    for scope in ([node for node in classes if node.name in words], of_names, [tree]):
         told = []
         for node in (node for part in scope for node in ast.walk(part)):
-            if isinstance(node, ast.FunctionDef) and node.name in words.intersection(names):
+            if isinstance(node, ast.FunctionDef) and node.name in words & methods:
                 statements = node.body[1:] if ast.get_docstring(node) is not None else node.body
                 line = statements[0].lineno if len(statements) == 1 else node.lineno
                 code = f": {source.splitlines()[line - 1].strip()}" if len(statements) == 1 else ""
@@ -203,7 +208,7 @@ def mentioned_in(exercise: Path, text: str, names: Iterable[str]) -> list[str]:
 
 def names_of(lesson: Lesson, task: int) -> list[str]:
     """What a task leaves to write: the functions whose stub names it; if none does, those whose text does."""
-    names = [name.rpartition(".")[2] for name, number in stubs(lesson).items() if number == task]
+    names = [name for name, number in stubs(lesson).items() if number == task]
     source, mentioned = lesson.start.read_text(), re.compile(rf"[Tt]ask {task}\b")
     functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
     return names or [n.name for n in functions if mentioned.search(ast.get_source_segment(source, n) or "")]

@@ -365,7 +365,8 @@ def test_auto_takes_the_cheaper_way_and_says_why():
     assert (cheap_moves["mode"], cheap_tokens["mode"]) == ("swap", "recompute")
     for detail in (cheap_moves, cheap_tokens):
         both = re.search(r"moving \d+ blocks\b.* computing \d+ tokens\b", detail["reason"])
-        assert both, f"expected `moving 7 blocks ... computing 100 tokens`, got {detail['reason']!r}"
+        told = "expected `moving 7 blocks ... computing 100 tokens` in this order, with its own numbers"
+        assert both, f"{told}, got {detail['reason']!r}"
 
 
 def test_rough_costs_count_two_operations_per_weight_and_the_bytes_of_a_block():

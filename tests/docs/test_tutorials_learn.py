@@ -285,6 +285,19 @@ def test_an_endless_loop_is_told_within_ten_seconds_a_test(clone, where, monkeyp
 
 
 @pytest.mark.slow
+def test_an_endless_loop_is_told_with_its_line(clone, monkeypatch):
+    """Catches the line of whatever the loop happened to call when it was stopped."""
+    monkeypatch.setattr(trials, "SECONDS_PER_TEST", 1)
+    text = clone.read_text()
+    stub = 'raise NotImplementedError("Lesson 5, task 1: the blocks of the tokens that exist")'
+    assert stub in text
+    loop = "while not self.is_done:\n            pass\n\n"
+    called = "    @property\n    def is_done(self):\n        return sum(range(1000)) < 0"
+    clone.write_text(text.replace(stub, loop + called))
+    assert "Yours while not self.is_done:" in learn("check", "05")[1]
+
+
+@pytest.mark.slow
 def test_a_loop_that_cannot_be_stopped_is_told(clone, monkeypatch):
     """Catches a check that never ends because the loop catches what should end it."""
     monkeypatch.setattr(trials, "SECONDS_PER_TEST", 1)

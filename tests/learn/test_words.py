@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from minipaged.learn.lessons import read_lessons
-from minipaged.learn.words import awaited, expected_and_got, mentioned_in, names_of, sentence
+from minipaged.learn.trials import Outcome
+from minipaged.learn.words import awaited, expected_and_got, mentioned_in, names_of, report, sentence
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,6 +79,24 @@ def test_of_equal_names_that_of_the_class_in_the_test_is_told(tmp_path):
     )
     assert mentioned_in(file, "assert B().f() == 3", ["f"]) == ["f, line 7: return 2"]
     assert mentioned_in(file, "assert it.f() == 3", ["f"]) == ["f, line 3: return 1", "f, line 7: return 2"]
+
+
+def test_of_equal_names_that_of_the_task_is_told(tmp_path):
+    """Catches `SamplingMethod.advance` shown beside `BeamSearch.advance`, which the task asks for."""
+    file = tmp_path / "exercise.py"
+    file.write_text(
+        "class A:\n    def f(self):\n        return 1\n\nclass B:\n    def f(self):\n        return 2\n"
+    )
+    assert mentioned_in(file, "assert it.f() == 3", ["B.f"]) == ["f, line 7: return 2"]
+    assert mentioned_in(file, "assert it.f() == 3", ["C.f"]) == ["f, line 3: return 1", "f, line 7: return 2"]
+
+
+def test_every_red_task_is_explained():
+    """Catches a task that is red without a word because another failed with the same values."""
+    lesson = next(lesson for lesson in read_lessons(ROOT) if lesson.number == "05")
+    failed = Outcome("assert [] == [0]", "assert [] == [0]", "Catches x.")
+    outcomes = [dict.fromkeys(task.tests, failed) for task in lesson.tasks]
+    assert [len(task.tests) for task in report(lesson, outcomes)] == [1, 1, 1]
 
 
 def test_only_what_the_task_asks_for_is_told(tmp_path):
