@@ -188,7 +188,8 @@ class EngineThread:
             self._stopped = self._stopped or str(error)
         except BaseException as error:
             logger.exception("The engine's thread died")
-            self._stopped = f"the engine's thread died of {error!r}; build a new AsyncLLM"
+            cause = f"the engine's thread died of {error!r}"
+            self._stopped = f"{cause}; restart the server or build a new AsyncLLM"
         finally:
             self._end()
 
