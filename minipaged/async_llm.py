@@ -15,6 +15,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -30,11 +31,15 @@ from minipaged.scheduling import Request
 from minipaged.vllm_names import NamesOfVllm
 
 LONG_TEXT = 4096
-"""Prompts of more characters are tokenized in another thread, because that takes milliseconds."""
+"""Prompts of more characters are tokenized in another thread, and grammars compiled, because that takes
+milliseconds."""
 
 
 class AsyncLLM(NamesOfVllm):
     """A model for many concurrent requests from one or several event loops.
+
+    In a process that serves, call `gc.collect()` and `gc.freeze()` once it is built. Otherwise, the garbage
+    collector scans all imported modules repeatedly, and the event loop waits (0.24 s each time).
 
     Args:
         model: model directory, GGUF file or hub id; None or "pocket": the embedded model.
@@ -103,8 +108,7 @@ class AsyncLLM(NamesOfVllm):
 
         Raises:
             ValueError: at the call: a prompt or a parameter that cannot work. (What depends on the number of
-                tokens of a text of more than 4,096 characters: at the first output.) A new grammar is
-                compiled at the call: some milliseconds, or half a second for one of 10,000 choices.
+                tokens of a text of more than 4,096 characters, or on a grammar of more: at the first output.)
             QueueFullError: `max_waiting` requests are already waiting.
             EngineStoppedError: after `shutdown`; also from an iterator that is still open then.
         """
@@ -113,19 +117,17 @@ class AsyncLLM(NamesOfVllm):
         params = check_params(sampling_params)
         if not isinstance(request_id, str | None):
             raise RequestError(f"request_id is {request_id!r}; give a string")
-        text, token_ids, _ = split_prompt(prompt)
-        reader = Reader(request_id or uuid.uuid4().hex, text)
-        is_long = token_ids is None and len(text or "") > LONG_TEXT and self.get_tokenizer() is not None
+        reader = Reader(request_id or uuid.uuid4().hex, split_prompt(prompt)[0])
+        asked = prompt, params
+        quick = self._quick(*asked)
         self._thread.register(reader, self.max_waiting)
         try:
-            # One token in place of a long text shows at once whether the parameters work.
-            request = self._build(reader.request_id, [0] if is_long else prompt, params)
+            request = self._build(reader.request_id, *quick)
         except BaseException:
             self._thread.close(reader)
             raise
-        if is_long:
-            start = partial(self._build, reader.request_id, prompt, params)
-            return AsyncOutputs(self, reader, start)
+        if quick != asked:
+            return AsyncOutputs(self, reader, partial(self._build, reader.request_id, *asked))
         self._thread.submit(reader, request)
         return AsyncOutputs(self, reader)
 
@@ -173,6 +175,18 @@ class AsyncLLM(NamesOfVllm):
     async def __aexit__(self, *exc: object) -> None:
         await asyncio.to_thread(self._thread.stop)  # (it may wait for a step)
         self.shutdown()
+
+    def _quick(self, prompt: Prompt, params: DecodingParams) -> tuple[Any, DecodingParams]:
+        """The same with one token in place of a long text, and without a long grammar: shows at once whether
+        the rest works."""
+        if self.get_tokenizer() is not None:
+            text, token_ids, _ = split_prompt(prompt)
+            if token_ids is None and len(text or "") > LONG_TEXT:
+                prompt = [0]
+            grammar = params.structured_outputs
+            if grammar is not None and grammar.num_characters > LONG_TEXT:
+                params = replace(params, structured_outputs=None)
+        return prompt, params
 
     def _build(self, request_id: str, prompt: Any, params: DecodingParams) -> Request:
         return self._llm.engine.make_request(request_id, *self._llm.tokenize(prompt, params))

@@ -46,6 +46,9 @@ ESCAPES = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}|\\u(?!d[89a-f])
 MOST_ALTERNATIVES = 100_000
 """Alternatives that are followed at one position: of thousands of choices, many begin alike."""
 
+PIECE, OVERLAP = 4096, 64
+"""Characters of a text that are turned into tokens at once: a call holds the interpreter's lock."""
+
 
 @named_fields(
     json_object='give json={"type": "object"}',
@@ -109,6 +112,11 @@ class StructuredOutputsParams:
         eos = tuple(sorted(eos_token_ids))
         object.__setattr__(compiled, "compiled", _vocabulary(tokenizer, eos).compile(kind, source))
         return compiled
+
+    @property
+    def num_characters(self) -> int:
+        """Of what is compiled."""
+        return len(self._source()[1])
 
     def check(self, name: str) -> None:
         """Raise ParamsError, with this name, for what no tokenizer can follow; no model is needed to tell."""
@@ -262,7 +270,10 @@ class _Vocabulary:
     def _spells(self, text: str) -> bool:
         """Whether the tokens of a text are that text: some tokenizers compose its letters, or put a space
         before it."""
-        return bool(self._tokenizer.decode_bytes(self._tokenizer.tokenize_str(text)) == text.encode())
+        # (What becomes one letter is together in one of them, as they overlap.)
+        pieces = (text[at : at + PIECE + OVERLAP] for at in range(0, len(text), PIECE))
+        encode, decode = self._tokenizer.tokenize_str, self._tokenizer.decode_bytes
+        return all(decode(encode(piece)) == piece.encode() for piece in pieces)
 
 
 def _without_forcing(grammar: str) -> str:

@@ -29,6 +29,7 @@ from minipaged import (
     QueueFullError,
     RequestOutputKind,
     SamplingParams,
+    StructuredOutputsParams,
 )
 from minipaged.async_llm import together
 from minipaged.decoding.params import ParamsError
@@ -525,6 +526,30 @@ async def test_a_long_text_is_tokenized_in_another_thread():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
             await outputs.aclose()
+        assert not llm._thread._readers
+
+
+@in_event_loop
+async def test_a_long_grammar_is_compiled_in_another_thread(monkeypatch):
+    """Catches an event loop that stands still for thousands of choices, and a refusal lost or too late."""
+    compile_it, threads = StructuredOutputsParams.compile, []
+
+    def noted(params, *options):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return compile_it(params, *options)
+
+    monkeypatch.setattr(StructuredOutputsParams, "compile", noted)
+    options = [f"the answer number {i}" for i in range(1000)]
+    choice = SamplingParams(max_tokens=40, structured_outputs=StructuredOutputsParams(choice=options))
+    wrong = SamplingParams(structured_outputs=StructuredOutputsParams(regex="(" * 5000))
+    with AsyncLLM(**OPTIONS) as llm:
+        (*_, last) = await read(llm.generate("Once upon a time", choice))
+        assert last.outputs[0].text in options
+        with pytest.raises(ParamsError, match="regex of structured_outputs is"):
+            await anext(llm.generate("Once upon a time", wrong))
+        with pytest.raises(ParamsError, match="logprobs is 1000000"):
+            llm.generate("Once upon a time", replace(choice, logprobs=10**6))
+        assert threads == [False, False]
         assert not llm._thread._readers
 
 

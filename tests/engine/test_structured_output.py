@@ -7,8 +7,10 @@ import logging
 import random
 import re
 import shutil
+import unicodedata
 from array import array
 from collections import Counter
+from types import SimpleNamespace
 
 import jsonschema
 import pydantic
@@ -472,6 +474,24 @@ def test_a_tokenizer_that_changes_what_it_encodes_does_not_change_what_is_forced
     chosen, constant = (output.outputs[0].text for output in llm.generate(["Drink:"] * 2, params))
     assert chosen in choices
     assert json.loads(constant) == {"cafe\u0301": True}
+
+
+def test_a_long_source_is_compared_with_its_tokens_in_pieces(llm, monkeypatch):
+    """Catches a call that holds up every other thread for seconds, and an accent that a cut takes from its
+    letter."""
+    sizes = []
+
+    def compose(text):
+        sizes.append(len(text))
+        return unicodedata.normalize("NFC", text)
+
+    vocabulary = structured._vocabulary(llm.tokenizer, (1,))
+    monkeypatch.setattr(
+        vocabulary, "_tokenizer", SimpleNamespace(tokenize_str=compose, decode_bytes=str.encode)
+    )
+    assert vocabulary._spells("caf\u00e9 " * 100_000)
+    assert max(sizes) < 10_000
+    assert not any(vocabulary._spells("-" * before + "e\u0301" + "-" * 5000) for before in range(4090, 4102))
 
 
 def test_a_grammar_is_compiled_once_for_all_requests_with_it(llm):
