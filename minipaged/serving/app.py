@@ -108,14 +108,14 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
                 else:
                     messages = plain_messages(body.messages or [])
                     tokens = await service.encode_chat(messages, **body.template_options)
+                spell = service.tokenizer.convert_ids_to_tokens
+                texts = await service.in_thread(spell, tokens) if body.return_token_strs else None
         except ValueError as error:
             field = "messages" if body.prompt is None else "prompt"
             raise api_error(error, TemplateOptions.model_fields, field) from error
         length = service.llm.engine.executor.max_model_len
         told = {"count": len(tokens), "max_model_len": length, "tokens": tokens}
-        if body.return_token_strs:
-            told["token_strs"] = service.tokenizer.convert_ids_to_tokens(tokens)
-        return json_response(told)
+        return json_response(told if texts is None else {**told, "token_strs": texts})
 
     @app.post("/detokenize")
     async def detokenize(request: Request, body: DetokenizeBody) -> Response:

@@ -220,8 +220,9 @@ async def respond(service: Service, request: Request, body: GenerationBody, endp
             outputs = await unless_gone(request.receive, collect(generation))
         if outputs is None:
             return Response(status_code=CLIENT_GONE)
+        response = await _written(service, writer, outputs, generation.params)
         generation.end = "done"
-        return json_response(writer.whole(outputs))
+        return response
     except (Exception, asyncio.CancelledError) as error:
         told = api_error(error, type(body).model_fields, endpoint.prompt_field)
         if generation is not None:
@@ -230,6 +231,15 @@ async def respond(service: Service, request: Request, body: GenerationBody, endp
     finally:
         if generation is not None and not is_handed_on:
             await generation.close()
+
+
+async def _written(
+    service: Service, writer: Writer, outputs: list[RequestOutput], params: DecodingParams
+) -> Response:
+    """The whole response; in another thread if it has log-probabilities, because many take seconds."""
+    if params.logprobs is None and params.prompt_logprobs is None:
+        return json_response(writer.whole(outputs))
+    return await service.in_thread(lambda: json_response(writer.whole(outputs)))
 
 
 async def _guarded(generation: Generation, writer: Writer, deadline: float) -> AsyncGenerator[str]:

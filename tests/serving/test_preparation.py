@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from minipaged import AsyncLLM
-from minipaged.serving import streaming
+from minipaged.serving import logprobs, streaming
 from minipaged.serving.errors import api_error
 from minipaged.serving.generation import _guarded
 from minipaged.serving.streaming import DONE, EventStream, failed
@@ -248,6 +248,44 @@ def test_many_prompts_are_tokenized_apart_from_the_event_loop(monkeypatch):
     with running(llm) as server:
         answer = server.http.post(C, json={"prompt": ["once upon a time " * 60] * 8, "max_tokens": 1})
         assert len(answer.json()["choices"]) == 8
+        assert used
+        assert "test-server" not in used
+
+
+def test_the_spelling_of_tokens_is_looked_up_apart_from_the_event_loop(monkeypatch):
+    """Catches a long text whose tokens, one by one, take everybody's second."""
+    llm = AsyncLLM(**OPTIONS)
+    tokenizer, used = llm.get_tokenizer(), []
+    spell = tokenizer.convert_ids_to_tokens
+
+    def noting(ids):
+        used.append(threading.current_thread().name)
+        return spell(ids)
+
+    monkeypatch.setattr(tokenizer, "convert_ids_to_tokens", noting)
+    with running(llm) as server:
+        answer = server.http.post("/tokenize", json={"prompt": "once " * 9, "return_token_strs": True})
+        assert answer.json()["token_strs"] == spell(answer.json()["tokens"])
+        assert len(used) == 1
+        assert used != ["test-server"]
+
+
+@pytest.mark.parametrize(
+    ("path", "wants"),
+    [(C, {"logprobs": 3}), (C, {"prompt_logprobs": 3}), (CHAT, {"logprobs": True, "top_logprobs": 3})],
+)
+def test_log_probabilities_are_written_apart_from_the_event_loop(path, wants, monkeypatch):
+    """Catches five answers of 1,500 tokens, each with 20 alternatives, that stop everybody for a second."""
+    used = set()
+
+    def noting(value):
+        used.add(threading.current_thread().name)
+        return value
+
+    monkeypatch.setattr(logprobs, "finite", noting)
+    body = {C: {"prompt": "Once upon a time", "max_tokens": 3}, CHAT: HELLO}[path]
+    with running(AsyncLLM(**OPTIONS)) as server:
+        assert server.http.post(path, json=body | wants).status_code == 200
         assert used
         assert "test-server" not in used
 
