@@ -79,7 +79,7 @@ def serve_app(app: Any, service: Drained, settings: ServerSettings) -> Server:
         host=settings.host,
         port=settings.port,
         timeout_keep_alive=65,  # longer than clients: else one is closed as it is reused
-        timeout_graceful_shutdown=5,  # for what no request of the engine waits for
+        timeout_graceful_shutdown=5,  # to read why a request has ended, and for what is none of the engine's
         server_header=False,
         ws="none",
         access_log=False,  # the application logs each request, with its id

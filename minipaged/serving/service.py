@@ -192,8 +192,7 @@ class Service:
                 task.cancel()
             for request_id in list(self._active):
                 await self.llm.abort(request_id)
-            # (Their clients are notified; clients that do not read are not waited for.)
-            await self._is_idle_within(5)
+            # (uvicorn then gives their clients a few seconds to read why.)
 
     @property
     def _num_open(self) -> int:
