@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from minipaged.engine import Engine
 from minipaged.interrupts import DeferredInterrupts
 from minipaged.prompts import RequestError
 from minipaged.scheduling import Request
+
+TO_FINISH = 10.0
+"""Seconds that the end of the interpreter waits for the step of another thread."""
 
 
 class EngineTurns:
@@ -23,6 +27,7 @@ class EngineTurns:
         self._lock = threading.Lock()
         self._holder: int | None = None  # the thread that has it
         self._left: deque[str] = deque()
+        weakref.finalize(self, _take_the_last, self._lock, self._pid)
 
     @contextmanager
     def turn(self) -> Iterator[Engine]:
@@ -71,3 +76,10 @@ class EngineTurns:
                         self._left.popleft()
                 finally:
                     self._lock.release()
+
+
+def _take_the_last(lock: threading.Lock, pid: int) -> None:
+    """At the end of the interpreter: daemon threads stop before a step, not inside of one, which would abort
+    the process."""
+    if os.getpid() == pid:
+        lock.acquire(timeout=TO_FINISH)

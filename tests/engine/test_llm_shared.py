@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from minipaged import LLM, SamplingParams
+from tests.processes import started
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12)
 PROMPTS = ["The little robot", "Once upon a time", "One day Tom", "The fox"]
@@ -155,3 +156,27 @@ def test_ctrl_c_while_requests_are_added_leaves_none_behind(llm, no_gc_callbacks
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert hits > 30
+
+
+LEFT = """
+import threading
+from minipaged import LLM, SamplingParams
+
+llm = LLM(num_blocks=256, disable_log_stats=True)
+begun = threading.Event()
+llm.engine.on_committed.append(lambda *step: begun.set())
+
+def work():
+    while True:
+        llm.generate(["Once upon a time"] * 8, SamplingParams(max_tokens=50, ignore_eos=True))
+
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+"""
+
+
+def test_a_process_may_end_while_its_daemon_thread_generates():
+    """Catches an abort (exit code 134), mostly: the interpreter ended the thread inside a step."""
+    for _ in range(2):
+        with started("-c", LEFT) as process:
+            assert (process.wait(60), process.stderr.read()) == (0, "")
