@@ -27,7 +27,8 @@ class EngineTurns:
         self._lock = threading.Lock()
         self._holder: int | None = None  # the thread that has it
         self._left: deque[str] = deque()
-        weakref.finalize(self, _take_the_last, self._lock, self._pid)
+        self._is_ending = threading.Event()  # the interpreter
+        weakref.finalize(self, _end, self._lock, self._is_ending)
 
     @contextmanager
     def turn(self) -> Iterator[Engine]:
@@ -48,6 +49,8 @@ class EngineTurns:
             )
         try:
             with self._lock:
+                if self._is_ending.is_set() and threading.current_thread().daemon:
+                    raise SystemExit  # which ends the thread: inside a step, it would abort the process
                 self._holder = threading.get_ident()
                 try:
                     yield self._engine
@@ -78,8 +81,8 @@ class EngineTurns:
                     self._lock.release()
 
 
-def _take_the_last(lock: threading.Lock, pid: int) -> None:
-    """At the end of the interpreter: daemon threads stop before a step, not inside of one, which would abort
-    the process."""
-    if os.getpid() == pid:
-        lock.acquire(timeout=TO_FINISH)
+def _end(lock: threading.Lock, is_ending: threading.Event) -> None:
+    """At the end of the interpreter: wait for the step that a daemon thread is in."""
+    is_ending.set()
+    if lock.acquire(timeout=TO_FINISH):
+        lock.release()
