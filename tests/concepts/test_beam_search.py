@@ -100,6 +100,16 @@ def test_early_stopping_says_what_a_live_beam_may_still_hope_for(early_stopping,
     assert len(request.completions) == 1
 
 
+@pytest.mark.parametrize(("early_stopping", "goes_on"), [(True, False), (False, True)])
+def test_early_stopping_ends_the_search_even_if_a_live_beam_is_better(early_stopping, goes_on):
+    """Catches True read as False: here the best live beam, -0.2 / 2, beats both hypotheses."""
+    request = beam_request(eos={0}, beam_width=2, early_stopping=early_stopping)
+    step(request, {5: -0.1, 0: -3.0, 6: -4.0, 7: -5.0})
+    step(request, {6: -0.1, 0: -0.5, 7: -1.0, 8: -2.0}, {6: -9.0})
+    assert [s.output_token_ids for s in request.completions] == [[0], [5, 0]]
+    assert bool(request.sequences) is goes_on
+
+
 def test_with_a_negative_length_penalty_a_live_beam_counts_at_its_present_length():
     """Catches "never" that judges it by the longest length, which is then its worst: -1.2 * 10 ** 0.5."""
     options = {"early_stopping": "never", "length_penalty": -0.5, "max_num_tokens": 12}
@@ -155,6 +165,14 @@ def test_a_hypothesis_outside_the_best_w_is_not_kept(logprob):
     step(request, {0: logprob, 5: -2.5})
     assert [s.output_token_ids for s in request.completions] == [[0]]
     assert request.sequences
+
+
+def test_a_hypothesis_is_compared_with_those_of_the_same_step_too():
+    """Catches one that is kept although the one before it has just displaced what it beats: -1, -3 / 1."""
+    request = beam_request(eos={0, 1}, beam_width=2, early_stopping="never", max_num_tokens=1000)
+    step(request, {0: -1.0, 1: -3.0, 5: -3.1, 6: -3.2})
+    step(request, {0: -0.1, 7: -9.0}, {0: -0.5, 7: -9.0})  # -3.2 / 2 is the second best, -3.7 / 2 the third
+    assert [s.output_token_ids for s in request.completions] == [[0], [1], [5, 0]]
 
 
 def test_a_hypothesis_that_was_beaten_counts_no_more():
