@@ -69,6 +69,7 @@ def check_run(text, eos=(0,), max_num_tokens=100, tokenizer=ABC, **options):
     [
         ("a|b|<eos>|c", {}, (3, "stop", "a|b")),
         ("a|b|<eos>|c", {"ignore_eos": True}, (4, None, "a|b|c")),
+        ("a|<eos>|c", {"ignore_eos": True, "skip_special_tokens": False}, (3, None, "a|<eos>|c")),
         ("a|<eos>|b|<eos>", {"min_tokens": 2}, (4, "stop", "a|b")),
         ("a|<eos>|b", {"min_tokens": 1}, (2, "stop", "a")),
         ("a|b|c", {"stop_token_ids": [2]}, (2, "stop", "a")),
@@ -122,6 +123,21 @@ def test_checking_changes_nothing_but_the_text_state():
     assert checker.check(sequence, b) is None  # "b", not "ab": `a` was never appended
     sequence.append(Branch(sequence, a, 0.0))
     assert [checker.check(sequence, token) for token in (c, b, c)] == [None, "stop", None]
+
+
+def test_a_check_decodes_only_what_is_new(monkeypatch):
+    """Catches a text that is made again from its first token for every token, or twice for the new one."""
+    params = SamplingParams(stop="END", max_tokens=None)
+    checker = StopChecker(params, [0], Detokenizer(ABC))
+    sequence, counts = make_sequence([1], params=params), []
+    for _ in range(20):
+        with monkeypatch.context() as patch:
+            decoded = []
+            patch.setattr(ABC, "decode", lambda ids, **_: decoded.append(ids) or "a" * len(ids))  # noqa: B023
+            assert checker.check(sequence, 1) is None
+            counts.append(len(decoded))
+        sequence.append(Branch(sequence, 1, 0.0))
+    assert counts[1:] == [2] * 19  # the window with and without the new token
 
 
 def test_samples_that_fork_keep_texts_of_their_own():
