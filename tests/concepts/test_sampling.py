@@ -16,7 +16,14 @@ from transformers.generation import logits_process as hf
 from minipaged.decoding.logits import edit_logits, filter_logits
 from minipaged.decoding.noise import gumbel_noise, noise_key
 from minipaged.decoding.params import BeamSearchParams, SamplingParams
-from minipaged.decoding.sampling import DRAW_ELEMENTS, Sampler, prompt_logprobs, take_memory
+from minipaged.decoding.sampling import (
+    DRAW_ELEMENTS,
+    Sampler,
+    find_errors,
+    prompt_logprobs,
+    rows_at_a_time,
+    take_memory,
+)
 from tests.concepts.decoding_driver import make_sequence, schedule
 
 VOCAB = 200
@@ -69,6 +76,18 @@ def test_filters_equal_those_of_transformers_with_other_settings_in_every_row():
     )
 
 
+@pytest.mark.parametrize(
+    "options", [{"top_k": 100}, {"top_p": 0.7}, {"min_p": 0.1}, {"typical_p": 0.7}], ids=str
+)
+def test_a_filter_needs_no_other_row_that_has_one(options):
+    """Catches a filter that is skipped where no row has top-k or top-p, and top-k past the short list."""
+    rows, params = random_logits(2), [SamplingParams(**options), SamplingParams()]
+    filtered = filter_logits(rows, params)
+    assert_same_logits(filtered, torch.stack([filtered_by_transformers(*pair) for pair in zip(rows, params)]))
+    assert (filtered == NEVER).any(-1).tolist() == [True, False]
+    assert_same_logits(filter_logits(rows[:1], params[:1]), filtered[:1])
+
+
 def test_top_p_of_a_flat_distribution_looks_past_the_shortlist():
     """Catches top-p cut at the short list of likely tokens; the rows beside it need no more."""
     logits = random_logits(4, vocab=3000) * torch.tensor([[0.01], [1.0], [0.05], [3.0]])
@@ -88,6 +107,13 @@ def test_top_k_keeps_as_many_tokens_however_unlikely():
     """Catches a top_p of 1 that cuts where the rounded sum of what is before reaches 1."""
     filtered = filter_logits(torch.tensor([[0.0, -30.0, -40.0]]), [SamplingParams(top_k=2)])
     assert (filtered > NEVER).tolist() == [[True, True, False]]
+
+
+def test_typical_p_just_below_one_may_keep_every_token():
+    """Catches a token looked for past the last one: float32 sums of all probabilities may end below 1."""
+    params = [SamplingParams(typical_p=math.nextafter(1, 0))] * 20
+    kept = filter_logits(random_logits(20), params) > NEVER
+    assert kept.all(-1).any()  # (not of every row: a sum may also reach 1 before its last tokens)
 
 
 def test_filters_leave_their_input_alone():
@@ -429,6 +455,23 @@ def test_a_row_does_not_depend_on_its_batch():
     assert sampler(logits[order], [scheduled[row] for row in order]) == [together[row] for row in order]
 
 
+def test_a_plain_greedy_row_leaves_the_others_their_settings():
+    """Catches the fast path of an all-greedy batch taken when one row is greedy."""
+    greedy, random = SamplingParams(temperature=0), SamplingParams(seed=1)
+    logits, scheduled = (
+        random_logits(2) / 10,
+        [schedule(make_sequence([1], params=p)) for p in (greedy, random)],
+    )
+    likeliest, drawn = Sampler()(logits, scheduled)
+    assert likeliest.token_ids == [logits[0].argmax().item()]
+    assert drawn.token_ids == draw(logits[1:], [(1, 0)]).tolist() != [logits[1].argmax().item()]
+
+
+def test_a_vocabulary_larger_than_a_pass_is_drawn_row_by_row():
+    """Catches passes of zero rows, which never come to an end."""
+    assert rows_at_a_time(torch.zeros(1).expand(2, DRAW_ELEMENTS["cpu"] + 1)) == 1
+
+
 def test_batches_too_large_for_one_pass_are_drawn_the_same():
     """Catches rows mixed up where a large batch is cut: 60 rows of 40,000 tokens are three passes."""
     logits = random_logits(60, vocab=40_000)
@@ -539,6 +582,30 @@ def test_half_precision_logits_are_sampled_in_float32(dtype):
         schedule(make_sequence([1], params=SamplingParams(temperature=t, seed=1))) for t in (0, 1, 0)
     ]
     assert Sampler()(logits, scheduled) == Sampler()(logits.float(), scheduled)
+
+
+def test_prompt_logprobs_of_half_precision_logits_are_those_of_float32():
+    """Catches a log-softmax in half precision here, while `Sampler` has a conversion of its own."""
+    logits = random_logits(3).bfloat16()
+    assert prompt_logprobs(logits, [1, 2, 3], 2) == prompt_logprobs(logits.float(), [1, 2, 3], 2)
+
+
+def test_a_row_that_the_model_left_without_a_token_is_not_blamed_on_parameters():
+    """Catches " forbid every token; relax one of them" when every logit is -inf and nothing forbids any."""
+    logits, scheduled = torch.full((1, 5), NEVER), [schedule(make_sequence([1], params=SamplingParams()))]
+    (error,) = find_errors(Sampler()(logits, scheduled), scheduled, logits).values()
+    assert "the model's logits are not finite" in error
+
+
+@pytest.mark.parametrize("temperatures", [(1, 2), (2, 2), (2, 0.5)])
+def test_beam_rows_have_temperatures_of_their_own(temperatures):
+    """Catches log-probabilities divided by the sum of another temperature: they would not add up to 1."""
+    logits = random_logits(2, vocab=10)
+    params = [BeamSearchParams(beam_width=4, temperature=t) for t in temperatures]
+    scheduled = [schedule(make_sequence([1], params=p), 10) for p in params]
+    for row, sample in enumerate(Sampler()(logits, scheduled)):
+        expected = (logits[row] / temperatures[row]).log_softmax(-1)
+        assert sample.logprobs == pytest.approx(expected[sample.token_ids].tolist(), abs=1e-5)
 
 
 def test_beam_rows_get_their_best_candidates():

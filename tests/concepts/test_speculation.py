@@ -383,6 +383,7 @@ def test_an_error_while_a_draft_is_settled_ends_its_request_and_no_other(monkeyp
         ([1, 2, 3, 4, 9, 1, 2], 3, [3, 4, 9]),
         ([7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 1, [5]),  # three tokens agree there, two in the later place
         ([1, 2, 5, 1, 2, 6, 1, 2], 1, [6]),  # as many agree: the later place
+        ([1, 2, 3, 4, 5, 7, 2, 3, 4, 6, 1, 2, 3, 4], 1, [5]),  # four agree there, three in the later place
         ([9, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 6, 9, 1, 2, 3, 4], 1, [6]),  # four agree: a fifth does not count
         ([4, 4, 4], 4, [4, 4, 4, 4]),
         ([8, 1, 2, 1, 2], 5, [1, 2, 1, 2, 1]),  # it repeats itself to its end
