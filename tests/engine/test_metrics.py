@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +11,9 @@ from minipaged import SamplingParams
 from minipaged.config import config_from
 from minipaged.engine import Engine
 from minipaged.execution.model_runner import ModelRunner
-from minipaged.metrics import draft_summary
+from minipaged.memory.block_table import BlockCopy
+from minipaged.metrics import Metrics, StatsLogger, draft_summary, quantile
+from minipaged.scheduling import StepPlan
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
@@ -111,6 +114,36 @@ def test_waste_is_the_share_of_empty_slots(engine):
     assert engine.metrics.kv_waste == pytest.approx((3 + 2 + 1 + 0) / (4 * 8))
 
 
+def test_what_samples_share_is_saved_and_their_own_tails_are_empty_each(engine):
+    """Catches a saving that is not counted, and two tails taken for one because the first block is shared."""
+    run(engine, [[5, 6, 7, 8, 9]], SamplingParams(n=2, seed=0, max_tokens=3, ignore_eos=True))
+    # Blocks of 4: the prompt's 2, then a shared one and two tails, with 6 and with 7 tokens.
+    assert engine.metrics.kv_waste == pytest.approx((3 + 2 * 2 + 2 * 1) / (4 * (2 + 3 + 3)))
+    assert engine.metrics.sharing_saving == pytest.approx(1 - (2 + 3 + 3) / (2 + 4 + 4))
+
+
+def test_shares_of_nothing_are_zero():
+    """Catches a division by zero in a log line before the first prompt."""
+    metrics = Metrics()
+    assert (metrics.kv_waste, metrics.sharing_saving, metrics.prefix_cache_hit_rate) == (0, 0, 0)
+
+
+def test_moved_and_copied_blocks_are_counted(engine):
+    """Catches a direction that is not counted, or counted as the other."""
+    copy, metrics = BlockCopy(0, 1), Metrics()
+    plan = StepPlan(0, swap_out=[copy] * 3, swap_in=[copy] * 2, copies=[copy])
+    for _ in range(2):
+        metrics.observe(plan, engine.scheduler, 1.0)
+    assert (metrics.blocks_swapped_out, metrics.blocks_swapped_in, metrics.blocks_copied) == (6, 4, 2)
+
+
+def test_a_quantile_is_the_nearest_rank():
+    """Catches a rank that is one too high, and a p99 of no request that ends a report."""
+    assert [quantile([30, 10, 20], share) for share in (0, 1 / 3, 0.5, 1)] == [10, 10, 20, 30]
+    assert quantile(range(1, 101), 0.95) == 95
+    assert quantile([], 0.5) == 0
+
+
 def test_the_waste_of_a_long_run_gives_every_step_the_same_weight(engine):
     """A mean in which the first steps, all of which are looked at, count for more than the later ones."""
     run(engine, [[5, 6, 7, 8]], GREEDY.clone(max_tokens=120))
@@ -128,6 +161,29 @@ def test_the_log_line_comes_every_few_seconds_and_says_what_users_look_for(engin
     for part in ("prompt throughput", "generation throughput", "Running: 2", "Waiting: 0", "Swapped: 0",
                  "KV cache usage: ", "Prefix cache hit rate: 0.0%", "Preemptions: 0"):  # fmt: skip
         assert part in lines[0]
+
+
+def test_throughput_in_the_log_is_that_since_the_last_line(caplog):
+    """Catches an average since the start, and a negative one after the metrics were reset."""
+    caplog.set_level(logging.INFO, "minipaged")
+    kv = SimpleNamespace(num_used=1, allocator=SimpleNamespace(num_blocks=4))
+    scheduler = SimpleNamespace(kv=kv, running=[1], waiting=[], swapped=[])
+    stats, metrics = StatsLogger(5.0), Metrics(prompt_tokens=100, generation_tokens=10)
+    for now in (100.0, 104.9, 105.0):
+        stats.observe(metrics, scheduler, now)
+    metrics.prompt_tokens, metrics.generation_tokens = 150, 40
+    metrics.prefix_cache_hits, metrics.prefix_cache_queries = 1, 2
+    stats.observe(metrics, scheduler, 110.0)
+    stats.observe(Metrics(prompt_tokens=60, generation_tokens=20), scheduler, 120.0)
+    stats.observe(Metrics(prompt_tokens=60, generation_tokens=20), scheduler, 130.0)
+    throughputs = [record.message.split(" tokens/s")[:2] for record in caplog.records]
+    assert [[float(part.split()[-1]) for part in parts] for parts in throughputs] == [
+        [20.0, 2.0],
+        [10.0, 6.0],
+        [6.0, 2.0],
+        [6.0, 2.0],
+    ]
+    assert "KV cache usage: 25.0%, Prefix cache hit rate: 50.0%" in caplog.records[1].message
 
 
 def test_printed_metrics_are_counts(engine):
