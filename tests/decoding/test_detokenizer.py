@@ -129,6 +129,13 @@ def test_a_prompt_that_ends_within_a_character_leaves_the_rest_of_it_to_the_outp
     assert detokenizer.decode_after(ids[:3], ids[3:]) == "\ufffd\ufffdb"
 
 
+def test_the_window_after_a_run_of_bytes_begins_with_a_character():
+    """Catches one that begins inside of a character, whose bytes then spoil those of the next one."""
+    tokenizer = TOKENIZERS["sentencepiece_like"]
+    prompt = tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in "😀😀".encode()])
+    assert Detokenizer(tokenizer).window_after(prompt) == Window(tuple(prompt), 8)
+
+
 def test_special_tokens_at_the_end_of_a_prompt_do_not_hide_its_text():
     """Catches a space that is lost after the markers of a chat template."""
     detokenizer = Detokenizer(TOKENIZERS["sentencepiece_like"])

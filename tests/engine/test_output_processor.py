@@ -51,3 +51,50 @@ def test_the_best_of_several_samples_are_numbered_by_their_rank(engine):
     assert any([best.index for best in r.method.rank(r)] != [0, 1] for r in requests)
     for request in requests:
         assert [output.index for output in engine.output(request).outputs] == [0, 1]
+
+
+def test_the_best_of_several_samples_come_likeliest_first(engine):
+    """Catches outputs in the order of the samples, whose first is then called the best."""
+    requests = [
+        engine.add_request(f"r{i}", [i], SamplingParams(n=2, best_of=4, max_tokens=3)) for i in range(5)
+    ]
+    while engine.has_unfinished:
+        engine.step()
+    for request in requests:
+        best, second = (output.cumulative_logprob for output in engine.output(request).outputs)
+        assert best >= second
+
+
+@pytest.mark.parametrize("kind", [RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA])
+def test_samples_are_in_their_order_whichever_ends_first(engine, kind):
+    """Catches outputs without the samples that still run, or with those first that have ended."""
+    params = SamplingParams(n=3, seed=0, max_tokens=6, ignore_eos=True, output_kind=kind)
+    tried = engine.add_request("tried", [1, 2], params)
+    while engine.has_unfinished:
+        engine.step()
+    firsts = [output.token_ids[0] for output in engine.output(tried).outputs]
+    assert len({*firsts}) == 3
+    request = engine.add_request("r", [1, 2], params.clone(stop_token_ids=[firsts[1]]))
+    progress = OutputProgress(request, None, None)
+    engine.step()
+    assert [sequence.index for sequence in (*request.completions, *request.sequences)] == [1, 0, 2]
+    for output in (progress.next(), engine.output(request)):
+        assert [one.index for one in output.outputs] == [0, 1, 2]
+        assert [one.token_ids for one in output.outputs] == [[first] for first in firsts]
+        assert [one.finish_reason for one in output.outputs] == [None, "stop", None]
+    assert progress.next() is None  # nothing is new
+
+
+@pytest.mark.parametrize("count", [None, 1])
+def test_every_output_has_the_logprobs_of_the_prompt_if_they_were_asked_for(engine, count):
+    """Catches a stream without them, and a list of None where nobody asked."""
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, prompt_logprobs=count)
+    request = engine.add_request("r", [1, 2, 3], params)
+    request.prompt_logprobs = {1: {2: (-1.0, 1)}, 2: {3: (-2.0, 4)}}
+    progress = OutputProgress(request, None, None)
+    while engine.has_unfinished:
+        engine.step()
+        found = progress.next().prompt_logprobs
+        assert found == engine.output(request).prompt_logprobs
+        assert (found is None) == (count is None)
+        assert found is None or [top is None for top in found] == [True, False, False]
