@@ -48,7 +48,7 @@ def make_output(request: Request, prompt: str | None, rules: StopChecker | None)
     outputs = []
     for rank, sequence in enumerate(ranked):
         token_ids, score = sequence.output_token_ids, request.method.score(sequence)
-        text = final_text(rules, token_ids, request.prompt_token_ids) if rules and token_ids else ""
+        text = final_text(rules, token_ids, request.prompt_token_ids) if rules else ""
         # (Of `best_of` samples the n best are renumbered.)
         index = sequence.index if score is None and not request.is_finished else rank
         outputs.append(replace(_completion(sequence, text, rules), index=index, score=score))
