@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from minipaged.decoding.checks import ParamsError
@@ -167,6 +168,20 @@ def test_good_values_on_the_boundary_are_taken():
     assert (
         BeamSearchParams(beam_width=3, num_return_sequences=3, early_stopping=True).num_return_sequences == 3
     )
+
+
+def test_numbers_of_numpy_are_taken_and_become_those_of_python():
+    """Catches a loop over an array refused, and float32 in what is written as JSON or sent to other ranks."""
+    params = SamplingParams(max_tokens=np.int64(5), temperature=np.float32(0.5))
+    assert params == SamplingParams(max_tokens=5, temperature=0.5)
+    assert (type(params.max_tokens), type(params.temperature)) == (int, float)
+
+
+def test_a_count_has_at_most_64_bits_and_a_seed_any_number():
+    """Catches an overflow where a count becomes an element of a tensor, far from the request it came with."""
+    assert SamplingParams(max_tokens=2**63 - 1, seed=2**63).seed == 2**63
+    with pytest.raises(ParamsError, match=f"max_tokens is {2**63}; give an integer of at most 64 bits"):
+        SamplingParams(max_tokens=2**63)
 
 
 def test_defaults_are_those_of_vllm():
