@@ -211,3 +211,12 @@ def test_a_step_that_fails_while_swapping_is_recomputed(moment):
         engine.scheduler.check_invariants()
     assert failed
     assert engine.run() == expected(engine, 8)
+
+
+def test_the_check_finds_a_host_block_that_no_table_holds():
+    """Catches a check that looks at the device alone: a leak would fill the swap space."""
+    space = SwapSpace(4, 4)
+    blocks = space.allocator.allocate(1)
+    space.check_invariants(blocks)
+    with pytest.raises(AssertionError):
+        space.check_invariants([])
