@@ -126,3 +126,22 @@ def test_what_is_exact_is_not_refused(llm):
     assert compiled(llm, choice=[f"choice {i}" for i in range(30_000)]).compiled is not None
     mixed = 'start: "a" %json {"type": "null"} "b" %json {"maximum": 5}'
     assert compiled(llm, grammar=mixed).compiled is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"json": {"format": "postcode", "type": "string"}}, "; leave it out"),
+        ({"json": {"not": {"type": "string"}, "dependencies": {}}}, "; leave it out"),
+        ({"regex": "(a"}, "unclosed group"),
+        ({"regex": "(" + "a" * 79}, "s is '(" + "a" * 79 + "': "),
+        ({"regex": "(" + "a" * 80}, "s is '(" + "a" * 76 + "...': "),
+    ],
+)
+def test_a_refusal_shows_the_source_and_what_to_leave_out(options, told):
+    """Catches a long source that fills a terminal, and advice to leave out what is not a keyword."""
+    with pytest.raises(ParamsError) as refused:
+        StructuredOutputsParams(**options).check("s")
+    message = str(refused.value)
+    assert told in message
+    assert message.endswith("; leave it out") == (told == "; leave it out")
